@@ -1,0 +1,3 @@
+//! The `evermap` command.
+
+fn main() {}

@@ -1,0 +1,16 @@
+//! Concurrent persistent indexes behind one trait.
+//!
+//! An index maps keys to opaque 8-byte words and lives in a [`Pool`](evermap_pm::pool::Pool). One folder
+//! an index; each looks the same inside: `mod.rs` is the public type with its layout drawn, `layout.rs`
+//! the on-media structures, and one file for each structural idea.
+//!
+//! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
+//! [`record`] (variable-length keys in the heap).
+
+pub mod index;
+pub mod key;
+pub mod record;
+
+pub use evermap_pm::{Error, Guard, Result};
+pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+pub use key::{Bytes, Key};

@@ -1,0 +1,72 @@
+//! Variable-length keys in the heap.
+//!
+//! ```text
+//! byte  0  control      changed in place by the owner of the record (expiry, state); not the index's business
+//! byte  8  stamp        the owner's (a CAS id)
+//! byte 16  check        CRC32C of bytes 8..16, 20..end (low half) | flags (high half); the owner's
+//! byte 24  lengths      key length (low half) | value length (high half), bytes
+//! byte 32  key, then value, padded with zeros to 8 bytes
+//! ```
+//!
+//! Everything but `control` is immutable once the record is published.
+
+use evermap_pm::{Medium, PmU64, pod};
+
+/// Longest key, bytes.
+pub const KEY_MAX: usize = 65_536;
+/// Part of a word that is an offset; the high 16 bits are free for the owner of the words.
+pub const OFFSET_MASK: u64 = (1 << 48) - 1;
+/// Bytes before the key.
+pub const HEADER: u64 = 32;
+
+pod! {
+    /// The fixed part of a record.
+    pub struct Header: 32 {
+        /// Mutable state of the owner.
+        pub control: PmU64,
+        /// The owner's identification of this version.
+        pub stamp: PmU64,
+        /// Checksum and flags.
+        pub check: PmU64,
+        /// Key length (low 32 bits) and value length (high 32 bits).
+        pub lengths: PmU64,
+    }
+}
+
+/// Splits a `lengths` word into key and value length.
+#[inline(always)]
+pub fn lengths(word: u64) -> (u64, u64) {
+    (word & 0xffff_ffff, word >> 32)
+}
+
+/// Whether `word` names a record whose key is `key`.
+///
+/// Tolerates any word: one that names no record is unequal to every key.
+#[inline]
+pub fn key_equals<M: Medium>(medium: &M, word: u64, key: &[u8]) -> bool {
+    let offset = word & OFFSET_MASK;
+    let Some(header) = medium.at::<Header>(offset) else {
+        return false;
+    };
+    if lengths(medium.load(&header.lengths)).0 != key.len() as u64 {
+        return false;
+    }
+    let Some(cells) = medium.slice::<PmU64>(offset + HEADER, (key.len() as u64).div_ceil(8)) else {
+        return false;
+    };
+    let mut words = key.chunks_exact(8);
+    let mut cells = cells.iter();
+    for (word, cell) in (&mut words).zip(&mut cells) {
+        if medium.load_relaxed(cell) != u64::from_le_bytes(word.try_into().expect("8 bytes")) {
+            return false;
+        }
+    }
+    let rest = words.remainder();
+    let Some(cell) = cells.next() else {
+        return true;
+    };
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let mask = (1u64 << (8 * rest.len())) - 1;
+    medium.load_relaxed(cell) & mask == u64::from_le_bytes(last)
+}

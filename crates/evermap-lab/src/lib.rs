@@ -1,0 +1,1 @@
+//! Workloads, rivals, experiments and crash campaigns for Evermap's indexes.

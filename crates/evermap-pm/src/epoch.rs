@@ -1,0 +1,351 @@
+//! Grace periods: a block is reused only when nobody can still see it.
+//!
+//! Readers hold a [`Guard`] while they use what they found. A block that was unlinked is
+//! [retired](Domain::retire), and handed to the domain's reclaimer once every guard that was alive at
+//! that moment is gone. This is epoch-based reclamation after Fraser (2004): a guard announces the global
+//! epoch it saw; the epoch advances only when every announced guard has seen the current one; what was
+//! retired in epoch `e` is unreachable by everyone in epoch `e + 2`.
+//!
+//! A guard belongs to a place in a table rather than to a thread, so guards nest, move between threads,
+//! and leave nothing behind when a thread ends. The list of retired blocks is volatile: after a crash,
+//! reachability alone says what is free.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence, fence};
+
+use crate::sync::{Backoff, Mutex};
+
+/// Guards that can be alive at once; one more waits for another to end.
+const PLACES: usize = 512;
+/// Lists of retired blocks, so that threads seldom share one.
+const SHARDS: usize = 16;
+/// Retired blocks in one list that make its owner try to reclaim.
+const COLLECT_AT: usize = 64;
+/// A place without a guard. Epochs start above it.
+const IDLE: u64 = 0;
+
+#[repr(align(128))]
+struct Place(AtomicU64);
+
+#[repr(align(128))]
+struct Shard(Mutex<VecDeque<Retired>>);
+
+struct Retired {
+    token: u64,
+    bytes: usize,
+    epoch: u64,
+}
+
+/// What a domain does with a token whose grace period is over.
+pub type Reclaimer = Box<dyn Fn(u64) + Send + Sync>;
+
+/// A set of guards and retired blocks that wait for each other. One per store.
+pub struct Domain {
+    global: AtomicU64,
+    places: Box<[Place]>,
+    /// Places `0..used` may hold a guard; the rest never did.
+    used: AtomicUsize,
+    shards: Box<[Shard]>,
+    bytes_waiting: AtomicUsize,
+    reclaim: Reclaimer,
+}
+
+/// State of a [`Domain`] at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EpochStats {
+    /// The global epoch.
+    pub epoch: u64,
+    /// Guards alive.
+    pub guards: usize,
+    /// How many epochs the oldest guard lags behind; it holds up reclamation while this is not zero.
+    pub oldest_guard_lag: u64,
+    /// Bytes retired but not yet reclaimed.
+    pub bytes_waiting: usize,
+}
+
+/// Proof that nothing reachable when it was made is reused while it lives.
+///
+/// Cheap (one locked instruction), nests, and may move to another thread. Long-lived guards hold up
+/// the reuse of memory.
+#[must_use = "a guard protects only while it lives"]
+pub struct Guard<'d> {
+    domain: &'d Domain,
+    place: usize,
+}
+
+thread_local! {
+    static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// A small number of the calling thread's own, for spreading threads over tables.
+#[inline]
+pub fn thread_ordinal() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    ORDINAL.with(|own| {
+        if own.get() == usize::MAX {
+            own.set(NEXT.fetch_add(1, Relaxed));
+        }
+        own.get()
+    })
+}
+
+impl Domain {
+    /// A domain that gives tokens to `reclaim` after their grace period.
+    pub fn new(reclaim: Reclaimer) -> Self {
+        Domain {
+            global: AtomicU64::new(IDLE + 1),
+            places: (0..PLACES).map(|_| Place(AtomicU64::new(IDLE))).collect(),
+            used: AtomicUsize::new(0),
+            shards: (0..SHARDS).map(|_| Shard(Mutex::new(VecDeque::new()))).collect(),
+            bytes_waiting: AtomicUsize::new(0),
+            reclaim,
+        }
+    }
+
+    /// Begins to protect everything reachable from now on.
+    ///
+    /// Waits while 512 other guards are alive.
+    #[inline]
+    pub fn pin(&self) -> Guard<'_> {
+        let place = thread_ordinal() % PLACES;
+        let epoch = self.global.load(Relaxed);
+        if self.announce(place, epoch) {
+            return Guard { domain: self, place };
+        }
+        self.pin_elsewhere(place)
+    }
+
+    /// The thread's own place is taken: an outer guard of this thread, or more threads than places.
+    #[cold]
+    fn pin_elsewhere(&self, taken: usize) -> Guard<'_> {
+        let mut backoff = Backoff::new();
+        loop {
+            for step in 1..PLACES {
+                let place = (taken + step) % PLACES;
+                if self.announce(place, self.global.load(Relaxed)) {
+                    return Guard { domain: self, place };
+                }
+            }
+            backoff.wait();
+        }
+    }
+
+    #[inline]
+    fn announce(&self, place: usize, epoch: u64) -> bool {
+        // SeqCst: the announcement must be visible before this thread's first load of shared words, or an
+        // advancing thread could miss it while we still read what it frees. A locked instruction is a full
+        // fence on x86; elsewhere the fence below completes it.
+        if self.places[place].0.compare_exchange(IDLE, epoch, SeqCst, Relaxed).is_err() {
+            return false;
+        }
+        if cfg!(target_arch = "x86_64") {
+            compiler_fence(SeqCst);
+        } else {
+            fence(SeqCst);
+        }
+        // Only this first use of a place can raise `used`; a scan that misses it is ordered before our
+        // announcement by the same fence.
+        if place >= self.used.load(Relaxed) {
+            self.used.fetch_max(place + 1, SeqCst);
+        }
+        true
+    }
+
+    /// Hands `token` to the reclaimer once every guard alive now is gone.
+    ///
+    /// Call it after the block is unlinked and that is durable. `bytes` is for [`stats`](Domain::stats).
+    pub fn retire(&self, token: u64, bytes: usize) {
+        self.bytes_waiting.fetch_add(bytes, Relaxed);
+        let shard = &self.shards[thread_ordinal() % SHARDS];
+        let full = {
+            let mut list = shard.0.lock().expect("no panics while held");
+            // Read under the lock, so that epochs in one list never decrease. SeqCst after the unlink: a
+            // guard that can still see the block announced an epoch of at least this one minus one.
+            fence(SeqCst);
+            list.push_back(Retired { token, bytes, epoch: self.global.load(Relaxed) });
+            list.len() % COLLECT_AT == 0
+        };
+        if full {
+            self.advance();
+            self.collect(shard);
+        }
+    }
+
+    /// Moves the epoch on if every guard has seen the current one.
+    fn advance(&self) -> bool {
+        let epoch = self.global.load(Relaxed);
+        fence(SeqCst);
+        let used = self.used.load(SeqCst);
+        for place in &self.places[..used] {
+            let announced = place.0.load(Relaxed);
+            if announced != IDLE && announced != epoch {
+                return false;
+            }
+        }
+        // Acquire: what the departed guards' owners did happens before any reuse that follows.
+        fence(Acquire);
+        self.global.compare_exchange(epoch, epoch + 1, Release, Relaxed).is_ok()
+    }
+
+    /// Reclaims what is old enough in one list; returns whether anything is left.
+    fn collect(&self, shard: &Shard) -> bool {
+        loop {
+            let retired = {
+                let mut list = shard.0.lock().expect("no panics while held");
+                let now = self.global.load(Acquire);
+                match list.front() {
+                    None => return false,
+                    Some(first) if first.epoch + 2 > now => return true,
+                    Some(_) => list.pop_front().expect("front exists"),
+                }
+            };
+            self.bytes_waiting.fetch_sub(retired.bytes, Relaxed);
+            (self.reclaim)(retired.token);
+        }
+    }
+
+    /// Waits until every guard alive at the call is gone.
+    ///
+    /// Must not be called by a thread that holds a guard of this domain: it would wait for itself.
+    pub fn synchronize(&self) {
+        let target = self.global.load(Relaxed) + 2;
+        let mut backoff = Backoff::new();
+        while self.global.load(Acquire) < target {
+            if !self.advance() {
+                backoff.wait();
+            }
+        }
+    }
+
+    /// Waits until everything retired before the call is reclaimed. The rule of
+    /// [`synchronize`](Domain::synchronize) about guards holds here too.
+    pub fn drain(&self) {
+        self.synchronize();
+        for shard in &self.shards {
+            self.collect(shard);
+        }
+    }
+
+    /// The state of the domain now.
+    pub fn stats(&self) -> EpochStats {
+        let epoch = self.global.load(Relaxed);
+        let announced =
+            self.places.iter().map(|place| place.0.load(Relaxed)).filter(|&seen| seen != IDLE);
+        let (guards, oldest) =
+            announced.fold((0, epoch), |(count, oldest), seen| (count + 1, oldest.min(seen)));
+        EpochStats {
+            epoch,
+            guards,
+            oldest_guard_lag: epoch - oldest,
+            bytes_waiting: self.bytes_waiting.load(Relaxed),
+        }
+    }
+}
+
+impl Guard<'_> {
+    /// The domain that this guard belongs to.
+    #[inline]
+    pub fn domain(&self) -> &Domain {
+        self.domain
+    }
+}
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: our loads happen before any reuse that follows our departure.
+        self.domain.places[self.place].0.store(IDLE, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    fn counting() -> (Domain, Arc<Mutex<Vec<u64>>>) {
+        let freed = Arc::new(Mutex::new(Vec::new()));
+        let log = freed.clone();
+        (Domain::new(Box::new(move |token| log.lock().unwrap().push(token))), freed)
+    }
+
+    #[test]
+    fn a_guard_holds_back_what_was_retired_after_it_began() {
+        let (domain, freed) = counting();
+        let guard = domain.pin();
+        domain.retire(7, 100);
+        for _ in 0..10 {
+            domain.advance();
+            domain.shards.iter().for_each(|shard| {
+                domain.collect(shard);
+            });
+        }
+        assert!(freed.lock().unwrap().is_empty());
+        assert_eq!(domain.stats().bytes_waiting, 100);
+        assert_eq!(domain.stats().guards, 1);
+        drop(guard);
+        domain.drain();
+        assert_eq!(*freed.lock().unwrap(), [7]);
+        assert_eq!(
+            domain.stats(),
+            EpochStats { epoch: domain.stats().epoch, ..Default::default() }
+        );
+    }
+
+    #[test]
+    fn guards_nest_and_outnumber_the_places_only_by_waiting() {
+        let (domain, _) = counting();
+        let guards: Vec<_> = (0..PLACES).map(|_| domain.pin()).collect();
+        assert_eq!(domain.stats().guards, PLACES);
+        let (domain, entered) = (&domain, &AtomicBool::new(false));
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                let _one_more = domain.pin();
+                entered.store(true, Release);
+            });
+            std::thread::yield_now();
+            assert!(!entered.load(Acquire), "no place was free");
+            drop(guards);
+        });
+        assert!(entered.load(Acquire));
+        assert_eq!(domain.stats().guards, 0);
+    }
+
+    /// Readers follow a shared slot and must never see a value that was reclaimed.
+    #[test]
+    fn nothing_is_reclaimed_under_a_reader() {
+        const ROUNDS: u64 = 20_000;
+        let alive: Arc<Vec<AtomicBool>> =
+            Arc::new((0..=ROUNDS).map(|_| AtomicBool::new(true)).collect());
+        let dead = alive.clone();
+        let domain = Domain::new(Box::new(move |token| dead[token as usize].store(false, SeqCst)));
+        let shared = AtomicU64::new(0);
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    loop {
+                        let guard = domain.pin();
+                        let seen = shared.load(Acquire);
+                        for _ in 0..20 {
+                            assert!(alive[seen as usize].load(SeqCst), "reclaimed under a guard");
+                        }
+                        drop(guard);
+                        if seen == ROUNDS {
+                            break;
+                        }
+                    }
+                });
+            }
+            for next in 1..=ROUNDS {
+                let old = shared.swap(next, SeqCst);
+                domain.retire(old, 8);
+            }
+        });
+        domain.drain();
+        assert_eq!(domain.stats().bytes_waiting, 0);
+        assert!((0..ROUNDS).all(|token| !alive[token as usize].load(SeqCst)));
+    }
+}

@@ -1,0 +1,155 @@
+//! What can go wrong, said so that a person can act on it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Result of everything that can fail in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error: one pointer wide, so that results of hot operations stay in registers.
+///
+/// Match on [`Error::kind`].
+pub struct Error(Box<ErrorKind>);
+
+/// What happened, to which file, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The file exists but holds something else.
+    #[error("{}: not an Evermap store ({why})", path.display())]
+    NotAStore {
+        /// The file.
+        path: PathBuf,
+        /// What was found instead.
+        why: String,
+    },
+    /// The file was written by a later version of Evermap.
+    #[error("{}: format {found} is newer than the {known} that this program knows; use a newer evermap", path.display())]
+    NewerFormat {
+        /// The file.
+        path: PathBuf,
+        /// Format version in the file.
+        found: u32,
+        /// Newest version this program reads.
+        known: u32,
+    },
+    /// A word, length or checksum in the region is impossible.
+    #[error("damaged at offset {offset:#x}: {what}; run `evermap check` on the file")]
+    Damaged {
+        /// Offset in the region, bytes.
+        offset: u64,
+        /// What was wrong.
+        what: String,
+    },
+    /// Another process holds the writer's lock.
+    #[error("{}: in use by process {pid} ({})", path.display(), if *pid == 0 { "unknown" } else { "stop it first" })]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// Process id of the holder, 0 where it could not be learned.
+        pid: u32,
+    },
+    /// The medium, the file system or the configured limit is full. Nothing was changed.
+    #[error("no space: {what} (needs {needed} more bytes); existing data is intact")]
+    NoSpace {
+        /// Which limit was reached.
+        what: String,
+        /// Bytes that were asked for.
+        needed: u64,
+    },
+    /// The operating system refused something.
+    #[error("{}: {action}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file lies on a file system that cannot keep the promise.
+    #[error("{}: file system {name} is not supported: {why}", path.display())]
+    FileSystem {
+        /// The file.
+        path: PathBuf,
+        /// Name of the file system.
+        name: String,
+        /// Why it is refused.
+        why: &'static str,
+    },
+    /// The machine may have crashed while the file was open: its pages may be of different ages.
+    #[error("{}: contents are suspect: {why}; open with on_suspect = salvage (keeps what verifies) or discard (starts empty)", path.display())]
+    Suspect {
+        /// The file.
+        path: PathBuf,
+        /// What shows it.
+        why: String,
+    },
+    /// A requested setting cannot be met, or contradicts what the file was created with.
+    #[error("configuration: {0}")]
+    Config(String),
+    /// The calling process is a forked child of the one that opened the store.
+    #[error("this process was forked after the store was opened; open it again in the child")]
+    Forked,
+    /// A thread panicked in the middle of a change. Reopening recovers the store.
+    #[error(
+        "a thread panicked in the middle of a change; close and reopen the store to recover it"
+    )]
+    Poisoned,
+}
+
+impl Error {
+    /// What kind of error this is.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0
+    }
+
+    /// A word or length at `offset` that cannot be right.
+    #[cold]
+    pub fn damaged(offset: u64, what: impl Into<String>) -> Self {
+        ErrorKind::Damaged { offset, what: what.into() }.into()
+    }
+
+    /// A system call on `path` that failed.
+    #[cold]
+    pub fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Self {
+        ErrorKind::Io { action, path: path.to_owned(), source: source.into() }.into()
+    }
+
+    /// A limit that was reached.
+    #[cold]
+    pub fn no_space(what: impl Into<String>, needed: u64) -> Self {
+        ErrorKind::NoSpace { what: what.into(), needed }.into()
+    }
+
+    /// Whether this is [`ErrorKind::NoSpace`].
+    pub fn is_no_space(&self) -> bool {
+        matches!(self.kind(), ErrorKind::NoSpace { .. })
+    }
+}
+
+impl From<ErrorKind> for Error {
+    #[cold]
+    fn from(kind: ErrorKind) -> Self {
+        Error(Box::new(kind))
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}

@@ -1,0 +1,26 @@
+//! Memory that can persist.
+//!
+//! This crate is the ground floor of Evermap. From the bottom up:
+//!
+//! * [`cell`]: the 8-byte words that persistent structures are made of;
+//! * [`medium`]: the only way such words are written, flushed and fenced: plain memory
+//!   ([`medium::Dram`]), a mapped file ([`medium::Mapped`]), or the crash simulator ([`sim`]);
+//! * [`region`]: a medium with a superblock: format, identity, generation, roots;
+//! * [`heap`]: blocks inside a region, whose truth is reachability from the roots;
+//! * [`epoch`]: grace periods, so that a block is reused only when nobody can still see it;
+//! * [`pool`]: the four above as one object, which is what an index is built on.
+//!
+//! Positions in a region are 48-bit *offsets*, never addresses. Every offset, length and count that
+//! was read from a region is checked before it is used.
+
+pub mod cell;
+pub mod epoch;
+pub mod error;
+pub mod medium;
+pub mod pool;
+pub mod sync;
+
+pub use cell::{PmU64, Pod};
+pub use epoch::{Domain, Guard};
+pub use error::{Error, ErrorKind, Result};
+pub use medium::Medium;

@@ -1,0 +1,261 @@
+//! Where persistent words live, and the only way they are written.
+//!
+//! | medium | memory | flush / fence |
+//! |---|---|---|
+//! | [`Dram`] | anonymous pages, gone at exit | nothing / compiler ordering |
+//! | [`Mapped`] | a mapped file | chosen when it is opened: see [`FlushKind`] |
+//! | [`Sim`](crate::sim::Sim) | a buffer with a log of every store, flush and fence | recorded |
+//! | [`Counted`], [`Emulated`] | wrap another medium | counted, or slowed down as persistent memory would be |
+//!
+//! Code that is right on `Sim` is right on all of them: the crash states of a mapped file are a subset
+//! of what the simulator produces.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::{PmU64, Pod, Result};
+
+mod dram;
+
+pub use dram::{Dram, Pages};
+
+/// Bytes in a cache line: the unit that flushes move and within which stores persist in program order.
+pub const LINE: u64 = 64;
+
+/// Largest offset + 1: offsets fit 48 bits, so that a word has 16 bits to spare.
+pub const OFFSET_LIMIT: u64 = 1 << 48;
+
+/// Something the simulator wants to know and every other medium ignores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// An operation with this number begins on the calling thread.
+    Begin(u64),
+    /// The operation with this number was acknowledged.
+    End(u64),
+    /// A named piece of work begins: a split, a merge, a recovery step.
+    Scope(&'static str),
+}
+
+/// Memory made of [`PmU64`] words, with the order in which they become durable.
+///
+/// The rules that make a structure crash-safe on every medium:
+/// * stores to one 64-byte line become durable in program order; across lines only
+///   [`flush`](Medium::flush) followed by [`fence`](Medium::fence) orders them;
+/// * a word is 8 bytes and never torn;
+/// * any stored line may become durable at any moment, flushed or not.
+///
+/// # Safety
+///
+/// An implementor promises, for its whole life:
+/// 1. `base()` never changes and is aligned to 4096 bytes;
+/// 2. bytes `0..len()` from it are mapped, readable and writable, and only ever accessed as
+///    [`PmU64`] words or through this trait;
+/// 3. `len()` never shrinks and never exceeds `capacity()`, which is at most [`OFFSET_LIMIT`].
+#[allow(clippy::len_without_is_empty)] // an empty medium is of no use to anyone
+pub unsafe trait Medium: Send + Sync + Sized + 'static {
+    /// Address of offset 0.
+    fn base(&self) -> NonNull<u8>;
+
+    /// Bytes usable now. A multiple of 4096; never shrinks.
+    fn len(&self) -> u64;
+
+    /// Most bytes that [`grow`](Medium::grow) can reach.
+    fn capacity(&self) -> u64;
+
+    /// Makes at least `len` bytes usable; new bytes read as zero.
+    ///
+    /// # Errors
+    /// `NoSpace` when the file system or the capacity is exhausted; nothing has changed then.
+    fn grow(&self, len: u64) -> Result<()>;
+
+    /// Gives the pages wholly inside `range` back to the system. They read as zero or as before.
+    fn discard(&self, range: Range<u64>);
+
+    /// Makes everything stored so far durable, as far as this medium can.
+    ///
+    /// # Errors
+    /// `Io` when the system reports that data could not be written. The data must then be presumed lost.
+    fn sync(&self) -> Result<()>;
+
+    /// Short name for reports: `dram`, `process`, `forced`, `sim`, ...
+    fn name(&self) -> &'static str;
+
+    /// Makes all stores to the lines of `what` durable at the next [`fence`](Medium::fence) of this thread.
+    #[track_caller]
+    fn flush_bytes(&self, addr: *const u8, len: usize);
+
+    /// Waits until every line that this thread has flushed is durable.
+    #[track_caller]
+    fn fence(&self);
+
+    /// Tells the simulator where the program is. Nothing on other media.
+    #[inline(always)]
+    fn note(&self, _note: Note) {}
+
+    /// Loads a word; what was stored before the store that this reads is visible afterwards (acquire).
+    #[inline(always)]
+    #[track_caller]
+    fn load(&self, cell: &PmU64) -> u64 {
+        cell.atomic().load(Acquire)
+    }
+
+    /// Loads a word without ordering.
+    #[inline(always)]
+    #[track_caller]
+    fn load_relaxed(&self, cell: &PmU64) -> u64 {
+        cell.atomic().load(Relaxed)
+    }
+
+    /// Stores a word. Stores of one thread become visible in program order (release).
+    #[inline(always)]
+    #[track_caller]
+    fn store(&self, cell: &PmU64, value: u64) {
+        cell.atomic().store(value, Release);
+    }
+
+    /// Stores a word that need not persist: a lock, a version, a hint that recovery rebuilds.
+    #[inline(always)]
+    #[track_caller]
+    fn store_transient(&self, cell: &PmU64, value: u64) {
+        cell.atomic().store(value, Release);
+    }
+
+    /// Compares and swaps a word (acquire and release).
+    ///
+    /// # Errors
+    /// The value found where it was not `old`.
+    #[inline(always)]
+    #[track_caller]
+    fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        cell.atomic().compare_exchange(old, new, AcqRel, Acquire)
+    }
+
+    /// [`cas`](Medium::cas) on a word that need not persist.
+    ///
+    /// # Errors
+    /// The value found where it was not `old`.
+    #[inline(always)]
+    #[track_caller]
+    fn cas_transient(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        cell.atomic().compare_exchange(old, new, AcqRel, Acquire)
+    }
+
+    /// Fills freshly allocated, unpublished words from bytes, little-endian, the last word padded with
+    /// zeros. May become durable in any order until flushed and fenced.
+    ///
+    /// # Panics
+    /// If `bytes` is longer than `cells`.
+    #[inline]
+    #[track_caller]
+    fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
+        let mut words = bytes.chunks_exact(8);
+        let mut at = 0;
+        for word in &mut words {
+            let value = u64::from_le_bytes(word.try_into().expect("8 bytes"));
+            cells[at].atomic().store(value, Relaxed);
+            at += 1;
+        }
+        let rest = words.remainder();
+        if !rest.is_empty() {
+            let mut word = [0; 8];
+            word[..rest.len()].copy_from_slice(rest);
+            cells[at].atomic().store(u64::from_le_bytes(word), Relaxed);
+        }
+    }
+
+    /// Copies bytes out of words that other threads may be changing; the caller validates afterwards.
+    ///
+    /// # Panics
+    /// If `out` is longer than `cells`.
+    #[inline]
+    #[track_caller]
+    fn read_bytes(&self, cells: &[PmU64], out: &mut [u8]) {
+        let mut words = out.chunks_exact_mut(8);
+        let mut at = 0;
+        for word in &mut words {
+            word.copy_from_slice(&self.load_relaxed(&cells[at]).to_le_bytes());
+            at += 1;
+        }
+        let rest = words.into_remainder();
+        if !rest.is_empty() {
+            let word = self.load_relaxed(&cells[at]).to_le_bytes();
+            rest.copy_from_slice(&word[..rest.len()]);
+        }
+    }
+
+    /// Makes all stores to the lines of `what` durable at the next fence of this thread.
+    #[inline(always)]
+    #[track_caller]
+    fn flush<T: ?Sized>(&self, what: &T) {
+        self.flush_bytes(std::ptr::from_ref(what).cast(), size_of_val(what));
+    }
+
+    /// [`flush`](Medium::flush) and [`fence`](Medium::fence): one ordered persist.
+    #[inline(always)]
+    #[track_caller]
+    fn persist<T: ?Sized>(&self, what: &T) {
+        self.flush(what);
+        self.fence();
+    }
+
+    /// The structure at `offset`, or nothing where it would not fit or not be aligned.
+    #[inline(always)]
+    fn at<T: Pod>(&self, offset: u64) -> Option<&T> {
+        if !self.contains(offset, size_of::<T>() as u64, align_of::<T>() as u64) {
+            return None;
+        }
+        // SAFETY: inside `0..len()` and aligned (just checked), so mapped for as long as `self` is borrowed
+        // (promises 1 to 3 of this trait); `Pod` accepts every bit pattern and every concurrent change.
+        Some(unsafe { self.base().add(offset as usize).cast().as_ref() })
+    }
+
+    /// `count` words or structures from `offset`, or nothing where they would not fit or not be aligned.
+    #[inline(always)]
+    fn slice<T: Pod>(&self, offset: u64, count: u64) -> Option<&[T]> {
+        let bytes = count.checked_mul(size_of::<T>() as u64)?;
+        if !self.contains(offset, bytes, align_of::<T>() as u64) {
+            return None;
+        }
+        // SAFETY: as in `at`, for `count` consecutive structures.
+        Some(unsafe {
+            std::slice::from_raw_parts(
+                self.base().add(offset as usize).cast().as_ptr(),
+                count as usize,
+            )
+        })
+    }
+
+    /// Whether `bytes` bytes at `offset` are usable and aligned to `align`.
+    #[inline(always)]
+    fn contains(&self, offset: u64, bytes: u64, align: u64) -> bool {
+        let len = self.len();
+        bytes <= len && offset <= len - bytes && offset & (align - 1) == 0
+    }
+
+    /// The offset of something inside this medium.
+    #[inline(always)]
+    fn offset_of<T: ?Sized>(&self, what: &T) -> u64 {
+        let offset = std::ptr::from_ref(what).addr().wrapping_sub(self.base().addr().get()) as u64;
+        debug_assert!(offset < self.len(), "not inside this medium");
+        offset
+    }
+
+    /// Brings the line at `offset` towards the cache. Never faults, whatever the offset.
+    #[inline(always)]
+    fn prefetch(&self, offset: u64) {
+        prefetch(self.base().as_ptr().wrapping_add(offset as usize));
+    }
+}
+
+/// Brings the line at `addr` towards the cache. Never faults.
+#[inline(always)]
+pub fn prefetch(addr: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address has no effect other than on caches.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(addr.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = addr;
+}

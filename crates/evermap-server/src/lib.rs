@@ -1,0 +1,1 @@
+//! A memcached-compatible server over Evermap.

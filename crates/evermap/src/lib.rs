@@ -1,0 +1,1 @@
+//! An embedded, crash-surviving key-value store.
