@@ -18,6 +18,7 @@ pub mod epoch;
 pub mod error;
 pub mod medium;
 pub mod pool;
+pub mod sim;
 pub mod sync;
 
 pub use cell::{PmU64, Pod};
