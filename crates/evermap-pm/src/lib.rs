@@ -16,8 +16,11 @@
 pub mod cell;
 pub mod epoch;
 pub mod error;
+pub mod fork;
+pub mod heap;
 pub mod medium;
 pub mod pool;
+pub mod region;
 pub mod sim;
 pub mod sync;
 
@@ -25,3 +28,4 @@ pub use cell::{PmU64, Pod};
 pub use epoch::{Domain, Guard};
 pub use error::{Error, ErrorKind, Result};
 pub use medium::Medium;
+pub use pool::Pool;

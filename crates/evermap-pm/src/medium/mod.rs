@@ -74,6 +74,18 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     #[track_caller]
     fn discard(&self, range: Range<u64>);
 
+    /// Makes discarded pages usable again without the risk of a full disk: call it before storing to a
+    /// discarded range.
+    ///
+    /// # Errors
+    /// `NoSpace`; the range stays discarded then.
+    fn claim(&self, _range: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    /// A hint that these bytes will soon be written. Returns at once.
+    fn prefault(&self, _range: Range<u64>) {}
+
     /// Makes everything stored so far durable, as far as this medium can.
     ///
     /// # Errors
