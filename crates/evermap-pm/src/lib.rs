@@ -8,6 +8,7 @@
 //! * [`region`]: a medium with a superblock: format, identity, generation, roots;
 //! * [`heap`]: blocks inside a region, whose truth is reachability from the roots;
 //! * [`epoch`]: grace periods, so that a block is reused only when nobody can still see it;
+//! * [`fork`]: noticing that the process is a forked child, which must not write;
 //! * [`pool`]: the four above as one object, which is what an index is built on.
 //!
 //! Positions in a region are 48-bit *offsets*, never addresses. Every offset, length and count that
@@ -16,6 +17,7 @@
 pub mod cell;
 pub mod epoch;
 pub mod error;
+pub mod fork;
 pub mod medium;
 pub mod pool;
 pub mod sync;
