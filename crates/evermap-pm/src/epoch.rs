@@ -165,7 +165,7 @@ impl Domain {
             // guard that can still see the block announced an epoch of at least this one minus one.
             fence(SeqCst);
             list.push_back(Retired { token, bytes, epoch: self.global.load(Relaxed) });
-            list.len() % COLLECT_AT == 0
+            list.len().is_multiple_of(COLLECT_AT)
         };
         if full {
             self.advance();

@@ -8,8 +8,9 @@
 //! * [`region`]: a medium with a superblock: format, identity, generation, roots;
 //! * [`heap`]: blocks inside a region, whose truth is reachability from the roots;
 //! * [`epoch`]: grace periods, so that a block is reused only when nobody can still see it;
-//! * [`fork`]: noticing that the process is a forked child, which must not write;
 //! * [`pool`]: the four above as one object, which is what an index is built on.
+//!
+//! Beside them, [`fork`] notices that the process is a forked child, which must not write.
 //!
 //! Positions in a region are 48-bit *offsets*, never addresses. Every offset, length and count that
 //! was read from a region is checked before it is used.
@@ -18,11 +19,14 @@ pub mod cell;
 pub mod epoch;
 pub mod error;
 pub mod fork;
+pub mod heap;
 pub mod medium;
 pub mod pool;
+pub mod region;
 pub mod sync;
 
 pub use cell::{PmU64, Pod};
 pub use epoch::{Domain, Guard};
 pub use error::{Error, ErrorKind, Result};
 pub use medium::Medium;
+pub use pool::Pool;

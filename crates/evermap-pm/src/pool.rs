@@ -1,23 +1,185 @@
 //! A region, its heap and its epoch domain as one object: what an index is built on.
 
-use crate::{Domain, Guard, Medium};
+use std::sync::Arc;
+
+use crate::epoch::EpochStats;
+use crate::heap::{Heap, HeapStats};
+use crate::region::{Identity, OnSuspect, Opened, Region, RegionConfig};
+use crate::{Domain, Guard, Medium, PmU64, Result};
 
 /// Everything that an index needs, shared by all indexes of one store.
 pub struct Pool<M: Medium> {
-    medium: M,
+    region: Arc<Region<M>>,
+    heap: Arc<Heap<M>>,
     epoch: Domain,
 }
 
 impl<M: Medium> Pool<M> {
+    /// Makes a new region of a blank medium.
+    ///
+    /// # Errors
+    /// `Config` for impossible shapes, `NoSpace`.
+    pub fn create(medium: M, config: &RegionConfig, identity: Identity) -> Result<Arc<Self>> {
+        let region = Region::create(medium, config, identity)?;
+        Ok(Self::assemble(region, false))
+    }
+
+    /// Opens the region in `medium`. After an unclean stop old space is not reused until
+    /// [`sweep`](Pool::sweep) has run.
+    ///
+    /// # Errors
+    /// `NotAStore`, `NewerFormat`, `Damaged`, `Suspect` (unless `on_suspect` allows it).
+    pub fn open(
+        medium: M,
+        identity: Identity,
+        on_suspect: OnSuspect,
+    ) -> Result<(Arc<Self>, Opened)> {
+        let (region, opened) = Region::open(medium, identity, on_suspect)?;
+        Ok((Self::assemble(region, opened.clean), opened))
+    }
+
+    fn assemble(region: Region<M>, restore: bool) -> Arc<Self> {
+        let region = Arc::new(region);
+        let heap = Arc::new(Heap::open(region.clone(), restore));
+        let freer = heap.clone();
+        let epoch = Domain::new(Box::new(move |offset| freer.free(offset)));
+        Arc::new(Pool { region, heap, epoch })
+    }
+
     /// The medium underneath.
     #[inline(always)]
     pub fn medium(&self) -> &M {
-        &self.medium
+        self.region.medium()
+    }
+
+    /// The region underneath.
+    #[inline(always)]
+    pub fn region(&self) -> &Region<M> {
+        &self.region
+    }
+
+    /// The domain in which blocks wait for their grace period.
+    pub fn epoch(&self) -> &Domain {
+        &self.epoch
+    }
+
+    /// Seed of the placement hash.
+    #[inline(always)]
+    pub fn seed(&self) -> u64 {
+        self.region.seed()
+    }
+
+    /// Number of this opener; see [`Region::generation`].
+    #[inline(always)]
+    pub fn generation(&self) -> u64 {
+        self.region.generation()
+    }
+
+    /// Root slot `index`; see [`Region::root`].
+    ///
+    /// # Panics
+    /// If `index` is not below [`ROOTS`](crate::region::ROOTS).
+    pub fn root(&self, index: usize) -> &PmU64 {
+        self.region.root(index)
     }
 
     /// Begins to protect everything reachable from now on.
     #[inline(always)]
     pub fn pin(&self) -> Guard<'_> {
         self.epoch.pin()
+    }
+
+    /// Allocates a block; see [`Heap::allocate`].
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub fn allocate(&self, size: u64) -> Result<u64> {
+        self.heap.allocate(size)
+    }
+
+    /// Allocates a block of exactly `size` bytes; see [`Heap::allocate_exact`].
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub fn allocate_exact(&self, size: u64) -> Result<u64> {
+        self.heap.allocate_exact(size)
+    }
+
+    /// Frees a block whose offset was never stored in anything reachable.
+    pub fn free_unpublished(&self, offset: u64) {
+        self.heap.free(offset);
+    }
+
+    /// Frees a block once nobody can see it any more.
+    ///
+    /// It was unlinked, that is durable, and the guard that protected the unlinking (`guard`) is still alive:
+    /// the sweep relies on that order. `bytes` is for the statistics.
+    pub fn retire(&self, offset: u64, bytes: u64, guard: &Guard<'_>) {
+        debug_assert!(std::ptr::eq(guard.domain(), &self.epoch), "a guard of another pool");
+        self.epoch.retire(offset, bytes as usize);
+    }
+
+    /// Whether space from before an unclean stop waits for a [`sweep`](Pool::sweep).
+    pub fn needs_sweep(&self) -> bool {
+        self.heap.needs_sweep()
+    }
+
+    /// Finds out which old blocks are taken, and makes the others available.
+    ///
+    /// `visit` calls its argument with every block that is reachable throughout. Mutations may go on
+    /// meanwhile; their guards must be short. The calling thread must not hold a guard. Where `visit` fails,
+    /// old space stays unavailable, which is safe.
+    ///
+    /// # Errors
+    /// What `visit` answers.
+    pub fn sweep(&self, visit: impl FnOnce(&mut dyn FnMut(u64)) -> Result<()>) -> Result<()> {
+        visit(&mut |offset| self.heap.mark(offset))?;
+        // What was unlinked before the marking passed it is in nobody's list yet, or in the list of retired
+        // blocks: let both end in the heap's notes before old extents open.
+        self.epoch.drain();
+        self.heap.finish_sweep();
+        Ok(())
+    }
+
+    /// Closes in order: everything retired is freed, occupancy is saved, and the region is marked clean.
+    ///
+    /// Mutations have ended, and no guard is alive.
+    ///
+    /// # Errors
+    /// `Io` if the system could not write, `Poisoned`, `Forked`; the region then counts as not closed.
+    pub fn close(&self) -> Result<()> {
+        self.region.ensure_writable()?;
+        self.epoch.drain();
+        let place = &self.region.words().snapshot;
+        self.medium().store(&place[0], 0);
+        self.medium().persist(place);
+        // Without room for the snapshot, or before the sweep is through, the next open sweeps.
+        if !self.heap.needs_sweep() {
+            match self.heap.save_snapshot() {
+                Err(error) if !error.is_no_space() => return Err(error),
+                _ => {}
+            }
+        }
+        self.region.close()
+    }
+
+    /// Space in use now.
+    pub fn heap_stats(&self) -> HeapStats {
+        self.heap.stats()
+    }
+
+    /// Bytes that a block for `size` bytes really has.
+    pub fn block_size(&self, size: u64) -> u64 {
+        self.heap.block_size(size)
+    }
+
+    /// Every block that is taken, ascending. For checking: call without concurrent changes.
+    pub fn allocated(&self) -> Vec<u64> {
+        self.heap.allocated()
+    }
+
+    /// State of the epoch domain.
+    pub fn epoch_stats(&self) -> EpochStats {
+        self.epoch.stats()
     }
 }

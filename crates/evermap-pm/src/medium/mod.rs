@@ -26,9 +26,7 @@ pub use counted::{Counted, Counts};
 pub use dram::{Dram, Pages};
 pub use emulated::{Delays, Emulated};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
-pub use mapped::{
-    FlushKind, HOLDER_PID_OFFSET, Identity, Mapped, MappedOptions, PageReport, describe_address,
-};
+pub use mapped::{FlushKind, Mapped, MappedOptions, PageReport, describe_address};
 
 /// Bytes in a cache line: the unit that flushes move and within which stores persist in program order.
 pub const LINE: u64 = 64;
@@ -82,16 +80,16 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// Gives the pages wholly inside `range` back to the system. They read as zero or as before.
     fn discard(&self, range: Range<u64>);
 
-    /// Makes discarded pages usable again without the risk of a full disk; must be called before storing
-    /// to a discarded range.
+    /// Makes discarded pages usable again without the risk of a full disk: call it before storing to a
+    /// discarded range.
     ///
     /// # Errors
-    /// `NoSpace` when the file system is full. The range may be claimed in part then.
+    /// `NoSpace`; the range stays discarded then.
     fn claim(&self, _range: Range<u64>) -> Result<()> {
         Ok(())
     }
 
-    /// A hint that these bytes will soon be written; returns at once.
+    /// A hint that these bytes will soon be written. Returns at once.
     fn prefault(&self, _range: Range<u64>) {}
 
     /// Makes everything stored so far durable, as far as this medium can.

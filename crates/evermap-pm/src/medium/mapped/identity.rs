@@ -5,42 +5,27 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
 
+use crate::region::Identity;
 use crate::{Error, Result};
 
-/// What tells a file that only its process left behind from one that was copied, restored, or that
-/// outlived the operating system. Everything is zero for memory without a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
-    /// The running kernel's random boot id; zeros where it cannot be read.
-    pub boot: [u64; 2],
-    /// Number of the file system's device.
-    pub device: u64,
-    /// Number of the file on it.
-    pub inode: u64,
-    /// When the file was created, nanoseconds since 1970; zero where the file system does not say.
-    pub born_ns: u64,
-}
-
-impl Identity {
-    /// The identity of an open file.
-    pub(super) fn of(fd: impl AsFd, path: &Path) -> Result<Self> {
-        let wanted = StatxFlags::INO | StatxFlags::BTIME;
-        let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)
-            .map_err(|errno| Error::io("asking for its identity", path, errno))?;
-        let born_ns = if stat.stx_mask & StatxFlags::BTIME.bits() != 0 {
-            let seconds = u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0);
-            seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(stat.stx_btime.tv_nsec))
-        } else {
-            0
-        };
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Ok(Identity {
-            boot: boot_id(&text),
-            device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
-            inode: stat.stx_ino,
-            born_ns,
-        })
-    }
+/// The identity of an open file. What the system does not tell is zero.
+pub(super) fn of(fd: impl AsFd, path: &Path) -> Result<Identity> {
+    let wanted = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)
+        .map_err(|errno| Error::io("asking for its identity", path, errno))?;
+    let birth = if stat.stx_mask & StatxFlags::BTIME.bits() != 0 {
+        let seconds = u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0);
+        seconds.wrapping_mul(1_000_000_000).wrapping_add(u64::from(stat.stx_btime.tv_nsec))
+    } else {
+        0
+    };
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Ok(Identity {
+        boot: boot_id(&text),
+        device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
+        inode: stat.stx_ino,
+        birth,
+    })
 }
 
 /// The 32 hexadecimal digits of a boot id as two words; zeros for anything else.
@@ -70,7 +55,7 @@ mod tests {
     #[test]
     fn files_differ_and_one_file_stays_itself() {
         let (one, two) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        let identity = |file| Identity::of(file, Path::new("file")).unwrap();
+        let identity = |file| of(file, Path::new("file")).unwrap();
         assert_eq!(identity(&one), identity(&one));
         assert_ne!(identity(&one), identity(&two));
         assert_eq!(identity(&one).boot, identity(&two).boot);

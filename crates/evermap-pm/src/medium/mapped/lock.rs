@@ -13,10 +13,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::region::HOLDER_PID_OFFSET;
 use crate::{Error, ErrorKind, Result};
-
-/// Where the writer keeps its process id: a little-endian word in the file, written by the region.
-pub const HOLDER_PID_OFFSET: u64 = 8192 + 5 * 64;
 
 /// The byte that the writer locks.
 const WRITER_BYTE: i64 = 1 << 62;

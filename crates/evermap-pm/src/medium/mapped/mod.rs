@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
 
 use super::{Medium, OFFSET_LIMIT, Pages, flush};
+use crate::region::Identity;
 use crate::{Error, ErrorKind, Result};
 
 mod address;
@@ -32,8 +33,6 @@ mod pages;
 mod prefault;
 
 pub use address::describe_address;
-pub use identity::Identity;
-pub use lock::HOLDER_PID_OFFSET;
 pub use pages::PageReport;
 
 use address::Named;
@@ -171,7 +170,7 @@ impl Mapped {
             file.claim(0..len)?;
         }
         let name = Named::new(mapping.base().addr().get(), mapping.bytes() as usize, path);
-        let identity = Identity::of(file.fd(), path)?;
+        let identity = identity::of(file.fd(), path)?;
         Ok(Mapped {
             prefaulter: Prefaulter::default(),
             _name: Some(name),
@@ -223,7 +222,7 @@ impl Mapped {
         self.file.as_ref().map(File::path)
     }
 
-    /// Which file this is, read when it was opened.
+    /// Which file this is, read when it was opened; zeros for anonymous memory.
     pub fn identity(&self) -> Identity {
         self.identity
     }

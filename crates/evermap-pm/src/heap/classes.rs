@@ -1,0 +1,79 @@
+//! Block sizes.
+//!
+//! Sizes grow in steps of 12.5 % (eight a doubling), so at most a ninth of a block is wasted, up to an
+//! eighth of an extent. Above that a block is an extent divided by 7, 6, 5, 4, 3, 2 or 1.
+
+/// Granule of block sizes and smallest block, bytes.
+pub(crate) const GRANULE: u64 = 16;
+const SMALLEST: u64 = 32;
+
+/// The block sizes of one heap, ascending.
+pub(crate) struct Classes {
+    sizes: Vec<u64>,
+    /// Class of every size up to `small.len() * GRANULE`, so that common sizes need no search.
+    small: Vec<u8>,
+}
+
+impl Classes {
+    pub(crate) fn new(extent_size: u64) -> Self {
+        let mut sizes = Vec::new();
+        let mut doubling = SMALLEST;
+        while doubling <= extent_size / 8 {
+            for eighth in 0..8 {
+                let size = (doubling + doubling * eighth / 8) / GRANULE * GRANULE;
+                if sizes.last() != Some(&size) && size <= extent_size / 8 {
+                    sizes.push(size);
+                }
+            }
+            doubling *= 2;
+        }
+        for parts in (1..8).rev() {
+            sizes.push(extent_size / parts / GRANULE * GRANULE);
+        }
+        let class_of = |size| sizes.partition_point(|&class| class < size) as u8;
+        let small = (0..=256.min(extent_size / GRANULE)).map(|i| class_of(i * GRANULE)).collect();
+        Classes { sizes, small }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.sizes.len()
+    }
+
+    pub(crate) fn size(&self, class: usize) -> u64 {
+        self.sizes[class]
+    }
+
+    /// The smallest class that holds `size` bytes; `None` above an extent.
+    #[inline]
+    pub(crate) fn of(&self, size: u64) -> Option<usize> {
+        match self.small.get(size.div_ceil(GRANULE) as usize) {
+            Some(&class) => Some(usize::from(class)),
+            None => {
+                let class = self.sizes.partition_point(|&class| class < size);
+                (class < self.sizes.len()).then_some(class)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_fits_its_class_with_little_waste() {
+        for extent in [4096, 16384, 2 << 20] {
+            let classes = Classes::new(extent);
+            assert!(classes.sizes.windows(2).all(|pair| pair[0] < pair[1]));
+            for size in (1..=extent).step_by(if extent > 16384 { 41 } else { 1 }) {
+                let class = classes.of(size).unwrap();
+                let block = classes.size(class);
+                assert!(block >= size);
+                assert!(class == 0 || classes.size(class - 1) < size, "a smaller class would do");
+                let steps = block > 128 && block <= extent / 8;
+                assert!(!steps || block <= size + size / 8 + GRANULE, "{size} in {block}");
+            }
+            assert_eq!(classes.of(extent + 1), None);
+        }
+    }
+}

@@ -1,0 +1,812 @@
+//! Blocks inside a region.
+//!
+//! The heap takes space in *extents*. Each holds blocks of one size, or is part of an object larger than
+//! an extent. All that persists is a table of what each extent is for:
+//!
+//! ```text
+//! bit  0..8   kind: 0 never used, 1 blocks, 2 first extent of a large object, 3 a later one
+//! bit  8..16  map the blocks belong to (reserved)
+//! bit 32..64  kind 1: block size / 16; kind 2: number of extents
+//! ```
+//!
+//! Which blocks are taken is known in ordinary memory only, so allocating flushes nothing (changing what an
+//! extent is for does, once). **Reachability is the truth**: after an unclean open every old extent is
+//! *closed*, which means that nothing is allocated from it, and frees into it are noted. A sweep asks the
+//! indexes which blocks they name; what they do not name becomes free. Meanwhile allocation uses fresh
+//! extents. So a block that was allocated but never published is simply forgotten by a crash, and no record
+//! of intentions is needed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::epoch::thread_ordinal;
+use crate::medium::Medium;
+use crate::region::Region;
+use crate::sync::{Mutex, MutexGuard};
+use crate::{Error, Result};
+
+mod classes;
+mod snapshot;
+
+use classes::{Classes, GRANULE};
+
+/// Shards, so that threads seldom share one.
+const SHARDS: usize = 16;
+/// Largest step by which a region grows ahead of need, bytes.
+const GROWTH_MAX: u64 = 64 << 20;
+/// Free extents kept ready before the memory of others is given back to the system.
+const FREE_EXTENTS_KEPT: usize = 8;
+
+/// What an extent is for, as its table entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Never used.
+    Unused,
+    /// Blocks of this many bytes.
+    Blocks(u64),
+    /// The first of this many extents of one object.
+    Large(u64),
+    /// A later extent of an object.
+    Tail,
+}
+
+impl Use {
+    fn encode(self) -> u64 {
+        match self {
+            Use::Unused => 0,
+            Use::Blocks(size) => 1 | (size / GRANULE) << 32,
+            Use::Large(extents) => 2 | extents << 32,
+            Use::Tail => 3,
+        }
+    }
+
+    /// `None` for an entry that cannot be.
+    fn decode(entry: u64, extent_size: u64, extents_left: u64) -> Option<Use> {
+        let detail = entry >> 32;
+        let used = match entry as u8 {
+            0 => Use::Unused,
+            1 => Use::Blocks(detail * GRANULE),
+            2 => Use::Large(detail),
+            3 => Use::Tail,
+            _ => return None,
+        };
+        let possible = match used {
+            Use::Blocks(size) => (GRANULE..=extent_size).contains(&size),
+            Use::Large(extents) => (1..=extents_left).contains(&extents),
+            Use::Unused | Use::Tail => true,
+        };
+        (possible && used.encode() == entry).then_some(used)
+    }
+}
+
+/// Where an extent is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// Nothing in it.
+    Free,
+    /// In use; `bits` tells which blocks are taken.
+    Open,
+    /// From before an unclean open: `bits` tells which blocks the sweep has seen.
+    Closed,
+}
+
+/// One extent, in ordinary memory. A large object is one block in its first extent.
+struct Extent {
+    used: Use,
+    life: Life,
+    /// Blocks in the extent.
+    blocks: u32,
+    /// Open: blocks not taken.
+    free: u32,
+    /// A bit a block.
+    bits: Vec<u64>,
+    /// Closed: blocks freed since, to be applied after the sweep.
+    noted: Vec<u32>,
+    /// Open: whether a list of extents with room names it.
+    listed: bool,
+}
+
+impl Extent {
+    const UNUSED: Extent = Extent {
+        used: Use::Unused,
+        life: Life::Free,
+        blocks: 0,
+        free: 0,
+        bits: Vec::new(),
+        noted: Vec::new(),
+        listed: false,
+    };
+
+    /// Starts a life as `used`, with no block taken.
+    fn begin(&mut self, used: Use, life: Life, extent_size: u64) {
+        self.used = used;
+        self.life = life;
+        self.blocks = match used {
+            Use::Blocks(size) => (extent_size / size) as u32,
+            Use::Large(_) => 1,
+            Use::Unused | Use::Tail => 0,
+        };
+        self.free = self.blocks;
+        self.bits = vec![0; self.blocks.div_ceil(64) as usize];
+        self.noted = Vec::new();
+        self.listed = false;
+    }
+
+    /// Bits of word `index` that stand for blocks.
+    fn valid_bits(&self, index: usize) -> u64 {
+        let left = self.blocks - index as u32 * 64;
+        if left >= 64 { u64::MAX } else { (1 << left) - 1 }
+    }
+
+    fn bit(block: u32) -> (usize, u64) {
+        (block as usize / 64, 1 << (block % 64))
+    }
+}
+
+/// Blocks claimed from one word of one extent's bits, to be handed out without further locking.
+#[derive(Clone, Copy, Default)]
+struct Hand {
+    extent: u64,
+    /// First block of the word.
+    first: u32,
+    /// Claimed blocks, relative to `first`.
+    mask: u64,
+}
+
+/// The extents of a region, described when first asked for: a region may have room for many more than it uses.
+struct Extents {
+    chunks: Box<[OnceLock<Chunk>]>,
+    len: u64,
+}
+
+type Chunk = Box<[Mutex<Extent>]>;
+
+impl Extents {
+    const CHUNK: u64 = 256;
+
+    fn new(len: u64) -> Self {
+        Extents { chunks: (0..len.div_ceil(Self::CHUNK)).map(|_| OnceLock::new()).collect(), len }
+    }
+
+    /// Locks extent `index`, which must be below `len`.
+    fn hold(&self, index: u64) -> MutexGuard<'_, Extent> {
+        let chunk = self.chunks[(index / Self::CHUNK) as usize]
+            .get_or_init(|| (0..Self::CHUNK).map(|_| Mutex::new(Extent::UNUSED)).collect());
+        hold(&chunk[(index % Self::CHUNK) as usize])
+    }
+}
+
+#[repr(align(128))]
+struct Shard(Mutex<Vec<Hand>>);
+
+/// What all shards share.
+struct Shared {
+    /// Extents with room, by block size. An entry may be out of date; its extent tells.
+    partial: BTreeMap<u64, Vec<u64>>,
+    /// Extents in use for nothing.
+    free: BTreeSet<u64>,
+    /// Free extents whose memory was given back.
+    discarded: BTreeSet<u64>,
+    /// Extents from here on were never used.
+    frontier: u64,
+    /// Hands of sizes that are no class.
+    exact: BTreeMap<u64, Hand>,
+}
+
+/// Space in use, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeapStats {
+    /// Bytes of the medium that are usable now.
+    pub file_bytes: u64,
+    /// Bytes of extents that hold something.
+    pub extent_bytes: u64,
+    /// Bytes of blocks that are taken.
+    pub allocated_bytes: u64,
+    /// Blocks that are taken.
+    pub allocated_blocks: u64,
+    /// Bytes of extents from before an unclean open that wait for the sweep.
+    pub closed_bytes: u64,
+    /// Frees of something that was not taken, and marks of something that is no block: damage, or a bug.
+    pub faults: u64,
+}
+
+/// Allocates blocks in a region. See the [module](self).
+pub struct Heap<M: Medium> {
+    region: Arc<Region<M>>,
+    classes: Classes,
+    extents: Extents,
+    shards: Box<[Shard]>,
+    shared: Mutex<Shared>,
+    faults: AtomicU64,
+}
+
+fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while one of these is held is a bug in this module; the region is poisoned then, and what the
+    // heap does no longer matters: reopening rebuilds it.
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl<M: Medium> Heap<M> {
+    /// The heap of a region. Extents in use are closed until [`finish_sweep`](Heap::finish_sweep), unless
+    /// `snapshot` says to restore what an orderly close saved and that verifies.
+    pub(crate) fn open(region: Arc<Region<M>>, snapshot: bool) -> Self {
+        let limit = region.extent_limit();
+        let classes = Classes::new(region.extent_size());
+        let heap = Heap {
+            extents: Extents::new(limit),
+            shards: (0..SHARDS)
+                .map(|_| Shard(Mutex::new(vec![Hand::default(); classes.len()])))
+                .collect(),
+            shared: Mutex::new(Shared {
+                partial: BTreeMap::new(),
+                free: BTreeSet::new(),
+                discarded: BTreeSet::new(),
+                frontier: 0,
+                exact: BTreeMap::new(),
+            }),
+            faults: AtomicU64::new(0),
+            classes,
+            region,
+        };
+        heap.read_table();
+        if snapshot {
+            heap.restore_snapshot();
+        }
+        heap
+    }
+
+    fn read_table(&self) {
+        let (m, size) = (self.region.medium(), self.region.extent_size());
+        let table = &self.region.table()[..self.extents.len as usize];
+        let used = table.iter().rposition(|entry| m.load(entry) != 0);
+        let frontier = used.map_or(0, |last| last + 1);
+        for (index, entry) in table[..frontier].iter().enumerate() {
+            let left = (frontier - index) as u64;
+            let extent = &mut *self.extents.hold(index as u64);
+            match Use::decode(m.load(entry), size, left) {
+                Some(used) => extent.begin(used, Life::Closed, size),
+                None => {
+                    // A damaged entry: what is in the extent can still be read, but nothing is ever
+                    // allocated from it. Only `Tail` promises exactly that.
+                    self.fault();
+                    extent.begin(Use::Tail, Life::Closed, size);
+                }
+            }
+        }
+        hold(&self.shared).frontier = frontier as u64;
+    }
+
+    fn fault(&self) {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes that a block for `size` bytes really has.
+    pub fn block_size(&self, size: u64) -> u64 {
+        match self.classes.of(size) {
+            Some(class) => self.classes.size(class),
+            None => size.next_multiple_of(self.region.extent_size()),
+        }
+    }
+
+    /// Allocates a block of at least `size` bytes, aligned to 16 bytes, or to its size where that is a power
+    /// of two. Its contents are undefined. Until its offset is published in something reachable, a crash
+    /// frees it.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub fn allocate(&self, size: u64) -> Result<u64> {
+        let Some(class) = self.classes.of(size) else { return self.allocate_large(size) };
+        let mut hands = hold(&self.shards[thread_ordinal() % SHARDS].0);
+        let hand = &mut hands[class];
+        if hand.mask == 0 {
+            self.refill(hand, self.classes.size(class))?;
+        }
+        Ok(self.take(hand, self.classes.size(class)))
+    }
+
+    /// Allocates a block of exactly `size` bytes, a multiple of 16: for large numbers of large structures,
+    /// where rounding up to a size class would cost. Extents are divided without remainder between blocks.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub fn allocate_exact(&self, size: u64) -> Result<u64> {
+        if size > self.region.extent_size() {
+            return self.allocate_large(size);
+        }
+        let mut hand = hold(&self.shared).exact.remove(&size).unwrap_or_default();
+        if hand.mask == 0 {
+            self.refill(&mut hand, size)?;
+        }
+        let offset = self.take(&mut hand, size);
+        let raced = hold(&self.shared).exact.insert(size, hand);
+        // Another thread allocated at the same time and left a hand too: give that one back.
+        if let Some(other) = raced {
+            self.put_back(other);
+        }
+        Ok(offset)
+    }
+
+    fn take(&self, hand: &mut Hand, size: u64) -> u64 {
+        let block = hand.first + hand.mask.trailing_zeros();
+        hand.mask &= hand.mask - 1;
+        self.region.extent_offset(hand.extent) + u64::from(block) * size
+    }
+
+    /// Claims some free blocks of `size` bytes.
+    fn refill(&self, hand: &mut Hand, size: u64) -> Result<()> {
+        // First where the last ones came from: neighbours in time become neighbours in space.
+        if self.claim(hand.extent, size, hand) {
+            return Ok(());
+        }
+        loop {
+            let candidate = hold(&self.shared).partial.get_mut(&size).and_then(Vec::pop);
+            match candidate {
+                Some(extent) => {
+                    self.extents.hold(extent).listed = false;
+                    if self.claim(extent, size, hand) {
+                        self.list_if_room(extent, size);
+                        return Ok(());
+                    }
+                }
+                None => {
+                    let extent = self.take_extents(1)?;
+                    self.assign(extent, Use::Blocks(size));
+                    if self.claim(extent, size, hand) {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Claims all free blocks of one word in `extent`, if it has blocks of `size` and any is free.
+    fn claim(&self, index: u64, size: u64, hand: &mut Hand) -> bool {
+        if index >= self.extents.len {
+            return false;
+        }
+        let extent = &mut *self.extents.hold(index);
+        if extent.life != Life::Open || extent.used != Use::Blocks(size) || extent.free == 0 {
+            return false;
+        }
+        for word in 0..extent.bits.len() {
+            let mask = !extent.bits[word] & extent.valid_bits(word);
+            if mask != 0 {
+                extent.bits[word] |= mask;
+                extent.free -= mask.count_ones();
+                *hand = Hand { extent: index, first: word as u32 * 64, mask };
+                return true;
+            }
+        }
+        false
+    }
+
+    fn list_if_room(&self, index: u64, size: u64) {
+        let listed = {
+            let extent = &mut *self.extents.hold(index);
+            let list = extent.free > 0 && !extent.listed && extent.used == Use::Blocks(size);
+            extent.listed |= list;
+            list
+        };
+        if listed {
+            hold(&self.shared).partial.entry(size).or_default().push(index);
+        }
+    }
+
+    /// Takes `count` neighbouring extents out of the free ones, growing the region if there are none.
+    fn take_extents(&self, count: u64) -> Result<u64> {
+        let shared = &mut *hold(&self.shared);
+        if let Some(first) = run_of(&shared.free, count) {
+            for index in first..first + count {
+                if shared.discarded.contains(&index) {
+                    let start = self.region.extent_offset(index);
+                    self.region.medium().claim(start..start + self.region.extent_size())?;
+                    shared.discarded.remove(&index);
+                }
+            }
+            for index in first..first + count {
+                shared.free.remove(&index);
+            }
+            return Ok(first);
+        }
+        let first = shared.frontier;
+        if first + count > self.extents.len {
+            let missing = (first + count - self.extents.len) * self.region.extent_size();
+            return Err(Error::no_space("capacity of the region", missing));
+        }
+        self.grow_to(self.region.extent_offset(first + count))?;
+        shared.frontier = first + count;
+        Ok(first)
+    }
+
+    /// Makes `end` usable, with some more ahead so that growth is rare.
+    fn grow_to(&self, end: u64) -> Result<()> {
+        let m = self.region.medium();
+        if m.len() >= end {
+            return Ok(());
+        }
+        let ahead =
+            (end / 16).min(GROWTH_MAX) / self.region.extent_size() * self.region.extent_size();
+        let wanted = (end + ahead).min(m.capacity());
+        let old = m.len();
+        if wanted == end || m.grow(wanted).is_err() {
+            m.grow(end)?;
+        }
+        m.prefault(old..m.len());
+        Ok(())
+    }
+
+    /// Makes extents be for `used`, durably, before anything in them can be published.
+    fn assign(&self, first: u64, used: Use) {
+        let (m, size) = (self.region.medium(), self.region.extent_size());
+        let count = if let Use::Large(count) = used { count } else { 1 };
+        let mut changed = false;
+        for index in first..first + count {
+            let used = if index == first { used } else { Use::Tail };
+            let entry = &self.region.table()[index as usize];
+            if m.load(entry) != used.encode() {
+                m.store(entry, used.encode());
+                m.flush(entry);
+                changed = true;
+            }
+            self.extents.hold(index).begin(used, Life::Open, size);
+        }
+        if changed {
+            m.fence();
+        }
+    }
+
+    fn allocate_large(&self, size: u64) -> Result<u64> {
+        let count = size.div_ceil(self.region.extent_size());
+        let first = self.take_extents(count)?;
+        self.assign(first, Use::Large(count));
+        let extent = &mut *self.extents.hold(first);
+        extent.free = 0;
+        extent.bits[0] = 1;
+        Ok(self.region.extent_offset(first))
+    }
+
+    /// The extent and block that `offset` is the first byte of.
+    fn locate(&self, offset: u64) -> Option<(u64, u64)> {
+        let within = offset.checked_sub(self.region.extent_offset(0))?;
+        let (index, rest) =
+            (within / self.region.extent_size(), within % self.region.extent_size());
+        (index < self.extents.len).then_some((index, rest))
+    }
+
+    /// Frees a block that nobody can see: one that was never published, or whose grace period is over.
+    pub(crate) fn free(&self, offset: u64) {
+        let Some((index, rest)) = self.locate(offset) else { return self.fault() };
+        let extent = &mut *self.extents.hold(index);
+        let Some(block) = block_at(extent, rest) else { return self.fault() };
+        let (word, bit) = Extent::bit(block);
+        match extent.life {
+            // The sweep may not have passed yet, and must not find it taken afterwards.
+            Life::Closed => extent.noted.push(block),
+            Life::Open if extent.bits[word] & bit != 0 => {
+                extent.bits[word] &= !bit;
+                extent.free += 1;
+                self.after_free(index, extent);
+            }
+            // Freed twice: the region names the block from two places, which only damage can cause.
+            Life::Open | Life::Free => self.fault(),
+        }
+    }
+
+    /// Offers an extent that gained room for use.
+    fn after_free(&self, index: u64, extent: &mut Extent) {
+        if extent.free == extent.blocks {
+            let count = if let Use::Large(count) = extent.used { count } else { 1 };
+            for tail in index + 1..index + count {
+                self.extents.hold(tail).life = Life::Free;
+            }
+            extent.life = Life::Free;
+            self.offer_extents(index, count);
+        } else if let (false, Use::Blocks(size)) = (extent.listed, extent.used) {
+            extent.listed = true;
+            hold(&self.shared).partial.entry(size).or_default().push(index);
+        }
+    }
+
+    fn offer_extents(&self, first: u64, count: u64) {
+        let shared = &mut *hold(&self.shared);
+        for index in first..first + count {
+            shared.free.insert(index);
+            let keep = FREE_EXTENTS_KEPT.max(shared.frontier as usize / 16);
+            if shared.free.len() - shared.discarded.len() > keep {
+                let start = self.region.extent_offset(index);
+                self.region.medium().discard(start..start + self.region.extent_size());
+                shared.discarded.insert(index);
+            }
+        }
+    }
+
+    /// Gives claimed blocks that were not handed out back.
+    fn put_back(&self, hand: Hand) {
+        if hand.mask == 0 {
+            return;
+        }
+        let extent = &mut *self.extents.hold(hand.extent);
+        extent.bits[hand.first as usize / 64] &= !hand.mask;
+        extent.free += hand.mask.count_ones();
+        self.after_free(hand.extent, extent);
+    }
+
+    fn put_all_back(&self) {
+        for shard in &self.shards {
+            let hands: Vec<_> = hold(&shard.0).iter_mut().map(std::mem::take).collect();
+            hands.into_iter().for_each(|hand| self.put_back(hand));
+        }
+        let exact = std::mem::take(&mut hold(&self.shared).exact);
+        exact.into_values().for_each(|hand| self.put_back(hand));
+    }
+
+    /// Whether a sweep has to tell which old blocks are taken.
+    pub fn needs_sweep(&self) -> bool {
+        self.frontier_extents().any(|index| self.extents.hold(index).life == Life::Closed)
+    }
+
+    /// The extents that were ever used.
+    fn frontier_extents(&self) -> std::ops::Range<u64> {
+        0..hold(&self.shared).frontier
+    }
+
+    /// Notes that something reachable names the block at `offset`.
+    pub(crate) fn mark(&self, offset: u64) {
+        let Some((index, rest)) = self.locate(offset) else { return self.fault() };
+        let extent = &mut *self.extents.hold(index);
+        let Some(block) = block_at(extent, rest) else { return self.fault() };
+        if extent.life == Life::Closed {
+            let (word, bit) = Extent::bit(block);
+            extent.bits[word] |= bit;
+        }
+    }
+
+    /// Opens the closed extents: what was not marked, or freed since, is free.
+    ///
+    /// The caller promises that every block unlinked before the marking ended has been handed to
+    /// [`free`](Heap::free): otherwise one would be freed a second time, after its reuse.
+    pub(crate) fn finish_sweep(&self) {
+        for index in self.frontier_extents() {
+            let extent = &mut *self.extents.hold(index);
+            if extent.life != Life::Closed {
+                continue;
+            }
+            for block in std::mem::take(&mut extent.noted) {
+                let (word, bit) = Extent::bit(block);
+                extent.bits[word] &= !bit;
+            }
+            self.reopen(index, extent);
+        }
+    }
+
+    /// Opens one closed extent whose `bits` are right.
+    fn reopen(&self, index: u64, extent: &mut Extent) {
+        let taken: u32 = extent.bits.iter().map(|word| word.count_ones()).sum();
+        extent.free = extent.blocks - taken;
+        match extent.used {
+            // A tail lives and dies with its first extent. One without a first extent stays closed: see
+            // `read_table`.
+            Use::Tail => {}
+            Use::Unused => {
+                extent.life = Life::Free;
+                self.offer_extents(index, 1);
+            }
+            Use::Blocks(_) | Use::Large(_) => {
+                extent.life = Life::Open;
+                if let Use::Large(count) = extent.used {
+                    for tail in index + 1..index + count {
+                        self.extents.hold(tail).life = Life::Open;
+                    }
+                }
+                if extent.free > 0 {
+                    self.after_free(index, extent);
+                }
+            }
+        }
+    }
+
+    /// Space in use now. O(extents).
+    pub fn stats(&self) -> HeapStats {
+        let mut stats = HeapStats {
+            file_bytes: self.region.medium().len(),
+            faults: self.faults.load(Ordering::Relaxed),
+            ..Default::default()
+        };
+        let extent_size = self.region.extent_size();
+        for index in self.frontier_extents() {
+            let extent = self.extents.hold(index);
+            let bytes = match extent.used {
+                Use::Blocks(size) => size,
+                Use::Large(count) => count * extent_size,
+                Use::Unused | Use::Tail => 0,
+            };
+            if extent.life != Life::Free {
+                stats.extent_bytes += extent_size;
+            }
+            match extent.life {
+                Life::Open => {
+                    let taken = u64::from(extent.blocks - extent.free);
+                    stats.allocated_blocks += taken;
+                    stats.allocated_bytes += taken * bytes;
+                }
+                Life::Closed => stats.closed_bytes += extent_size,
+                Life::Free => {}
+            }
+        }
+        self.subtract_hands(&mut stats);
+        stats
+    }
+
+    /// Blocks in hands are claimed but not taken.
+    fn subtract_hands(&self, stats: &mut HeapStats) {
+        let mut subtract = |hand: &Hand, size: u64| {
+            stats.allocated_blocks -= u64::from(hand.mask.count_ones());
+            stats.allocated_bytes -= u64::from(hand.mask.count_ones()) * size;
+        };
+        for shard in &self.shards {
+            for (class, hand) in hold(&shard.0).iter().enumerate() {
+                subtract(hand, self.classes.size(class));
+            }
+        }
+        for (size, hand) in &hold(&self.shared).exact {
+            subtract(hand, *size);
+        }
+    }
+
+    /// Every block that is taken, ascending. For checking: call without concurrent changes.
+    pub fn allocated(&self) -> Vec<u64> {
+        let mut blocks = Vec::new();
+        for index in self.frontier_extents() {
+            let extent = self.extents.hold(index);
+            if extent.life != Life::Open {
+                continue;
+            }
+            let size = if let Use::Blocks(size) = extent.used { size } else { 0 };
+            for block in (0..extent.blocks).filter(|&block| {
+                let (word, bit) = Extent::bit(block);
+                extent.bits[word] & bit != 0
+            }) {
+                blocks.push(self.region.extent_offset(index) + u64::from(block) * size);
+            }
+        }
+        let mut in_hands = BTreeSet::new();
+        let mut note = |hand: &Hand, size: u64| {
+            for block in (0..64).filter(|block| hand.mask >> block & 1 == 1) {
+                let within = u64::from(hand.first + block) * size;
+                in_hands.insert(self.region.extent_offset(hand.extent) + within);
+            }
+        };
+        for shard in &self.shards {
+            let hands = hold(&shard.0);
+            hands.iter().enumerate().for_each(|(class, hand)| note(hand, self.classes.size(class)));
+        }
+        hold(&self.shared).exact.iter().for_each(|(size, hand)| note(hand, *size));
+        blocks.retain(|block| !in_hands.contains(block));
+        blocks
+    }
+}
+
+/// The block that begins `rest` bytes into an extent.
+fn block_at(extent: &Extent, rest: u64) -> Option<u32> {
+    match extent.used {
+        Use::Blocks(size) if rest.is_multiple_of(size) => {
+            let block = rest / size;
+            (block < u64::from(extent.blocks)).then_some(block as u32)
+        }
+        Use::Large(_) if rest == 0 => Some(0),
+        _ => None,
+    }
+}
+
+/// First of `count` neighbours in a set.
+fn run_of(set: &BTreeSet<u64>, count: u64) -> Option<u64> {
+    let (mut first, mut length) = (0, 0);
+    for &index in set {
+        if length > 0 && index == first + length {
+            length += 1;
+        } else {
+            (first, length) = (index, 1);
+        }
+        if length == count {
+            return Some(first);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::{Dram, Pages};
+    use crate::pool::Pool;
+    use crate::region::{Identity, RegionConfig};
+
+    fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
+        let config = RegionConfig { extent_size, capacity, seed: Some(1) };
+        let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+        Pool::create(medium, &config, Identity::default()).unwrap()
+    }
+
+    /// Random allocations and frees: blocks never overlap, and the accounts agree with a model.
+    #[test]
+    fn blocks_do_not_overlap() {
+        let pool = pool(16384, 8 << 20);
+        let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut random = 12345u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % below
+        };
+        for _ in 0..20_000 {
+            if next(100) < 55 {
+                let size = match next(10) {
+                    0 => 1 + next(60_000),
+                    1 => 17_152,
+                    _ => 1 + next(900),
+                };
+                let exact = size % 3 == 0;
+                let size = if exact { size.next_multiple_of(16) } else { size };
+                let got = if exact { pool.allocate_exact(size) } else { pool.allocate(size) };
+                let Ok(offset) = got else {
+                    assert!(got.unwrap_err().is_no_space());
+                    continue;
+                };
+                let block = if exact { size } else { pool.block_size(size) };
+                assert!(offset + block <= pool.medium().len());
+                let before = live.range(..offset + block).next_back();
+                assert!(before.is_none_or(|(start, len)| start + len <= offset), "overlap");
+                live.insert(offset, block);
+            } else if let Some((&offset, _)) = live.range(next(8 << 20)..).next() {
+                live.remove(&offset);
+                pool.free_unpublished(offset);
+            }
+        }
+        assert_eq!(pool.allocated(), live.keys().copied().collect::<Vec<_>>());
+        assert_eq!(pool.heap_stats().allocated_blocks, live.len() as u64);
+        assert_eq!(pool.heap_stats().faults, 0);
+        for offset in live.into_keys() {
+            pool.free_unpublished(offset);
+        }
+        assert_eq!(pool.heap_stats().allocated_bytes, 0);
+    }
+
+    #[test]
+    fn what_is_freed_twice_or_was_never_a_block_is_noticed() {
+        let pool = pool(16384, 1 << 20);
+        let block = pool.allocate(100).unwrap();
+        let other = pool.allocate(100).unwrap();
+        pool.free_unpublished(block);
+        pool.free_unpublished(block);
+        pool.free_unpublished(other + 16);
+        pool.free_unpublished(3);
+        assert_eq!(pool.heap_stats().faults, 3);
+        assert_eq!(pool.allocated(), [other]);
+    }
+
+    #[test]
+    fn a_full_heap_says_so_and_recovers() {
+        let pool = pool(16384, 1 << 20);
+        let mut blocks = Vec::new();
+        let error = loop {
+            match pool.allocate(5000) {
+                Ok(block) => blocks.push(block),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.is_no_space(), "{error}");
+        let count = blocks.len();
+        blocks.drain(..).for_each(|block| pool.free_unpublished(block));
+        assert_eq!((0..count).filter(|_| pool.allocate(5000).is_ok()).count(), count);
+    }
+
+    #[test]
+    fn emptied_extents_serve_other_sizes_and_large_objects() {
+        let pool = pool(16384, 1 << 20);
+        let small: Vec<_> = std::iter::from_fn(|| pool.allocate(64).ok()).collect();
+        assert!(pool.allocate(40_000).is_err());
+        small.into_iter().for_each(|block| pool.free_unpublished(block));
+        pool.allocate(40_000).unwrap();
+        pool.allocate(700).unwrap();
+    }
+}

@@ -1,0 +1,525 @@
+//! A medium with a superblock: what it is, whose it is, and what changed hands at every open.
+//!
+//! ```text
+//! 0      superblock, first copy     written once, at creation; checksummed
+//! 4096   superblock, second copy    written before the first
+//! 8192   words that change          each group on a line of its own
+//! 12288  extent table               8 bytes an extent, see `heap`
+//! ...    extents                    aligned to their size
+//! ```
+//!
+//! A region comes into being with its superblock: the second copy is written when everything else is
+//! durable, the first copy after it. Before that the file counts as empty, so an interrupted creation is
+//! simply begun again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::medium::{Medium, OFFSET_LIMIT};
+use crate::{Error, ErrorKind, PmU64, Result, pod};
+
+/// First word of a superblock: "EVERMAP" and a zero byte.
+const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
+/// Format written by this version; the low half of the format word.
+pub const FORMAT: u32 = 1;
+/// High half of the format word: reads differently where bytes are swapped.
+const BYTE_ORDER: u32 = 0x0102_0304;
+const SECOND_COPY: u64 = 4096;
+const WORDS: u64 = 8192;
+/// Where the extent table begins.
+pub(crate) const TABLE: u64 = 12288;
+/// Root slots in a region.
+pub const ROOTS: usize = 16;
+/// `state` of a region that was closed with everything durable. Anything else means open.
+const CLEAN: u64 = u64::from_le_bytes(*b"CLEAN\0\0\0");
+/// Smallest and largest extent, bytes.
+const EXTENT_SIZES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+
+pod! {
+    /// One copy of the superblock. Never changes after creation.
+    struct Superblock: 256 {
+        magic: PmU64,
+        /// Format version (low 32 bits) and byte order mark (high 32 bits).
+        format: PmU64,
+        uuid: [PmU64; 2],
+        /// Bytes in an extent, a power of two.
+        extent_size: PmU64,
+        /// Entries in the extent table.
+        extent_count: PmU64,
+        /// Seed of the placement hash.
+        seed: PmU64,
+        /// Durability level the store was created for; 0 until levels with a log exist.
+        durability: PmU64,
+        /// Identity of the log that belongs to this region; 0: none.
+        log_uuid: [PmU64; 2],
+        /// Log sequence number of the last checkpoint; 0: none.
+        checkpoint_lsn: PmU64,
+        /// Random number that region and log share; 0: none.
+        epoch: PmU64,
+        reserved: [PmU64; 19],
+        /// CRC32C of everything before.
+        check: PmU64,
+    }
+}
+
+pod! {
+    /// The words that change, each group on its own line.
+    pub struct Words: 1024 {
+        /// `CLEAN` after an orderly close.
+        state: PmU64,
+        pad0: [PmU64; 7],
+        /// How often the region was opened, and the complement as a check.
+        generation: [PmU64; 2],
+        pad1: [PmU64; 6],
+        /// Boot id (2), device, inode, birth time: see [`Identity`].
+        identity: [PmU64; 5],
+        pad2: [PmU64; 3],
+        /// No stamp (CAS id) at or above this one was ever given out.
+        pub stamp_limit: PmU64,
+        pad3: [PmU64; 7],
+        /// Records with a stamp below the first word are flushed; the second is when a pending flush falls
+        /// due (unix seconds, 0: none).
+        pub flush: [PmU64; 2],
+        pad4: [PmU64; 6],
+        /// Process id of the writer.
+        holder: PmU64,
+        pad5: [PmU64; 7],
+        /// Occupancy of the heap, saved by an orderly close: offset, bytes, CRC32C. Counts only when clean.
+        pub(crate) snapshot: [PmU64; 3],
+        pad6: [PmU64; 5],
+        /// Counters of the owner, exact after an orderly close. Count only when clean.
+        pub counters: [PmU64; 4],
+        pad7: [PmU64; 4],
+        roots: [PmU64; ROOTS],
+        reserved: [PmU64; 48],
+    }
+}
+
+/// Where a process finds the pid of a region's holder before it may read the rest.
+pub const HOLDER_PID_OFFSET: u64 = WORDS + 5 * 64;
+const _: () = assert!(std::mem::offset_of!(Words, holder) as u64 + WORDS == HOLDER_PID_OFFSET);
+
+/// What tells whether the pages of a file can be of different ages: who wrote them, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Identity of the running kernel, zero where unknown.
+    pub boot: [u64; 2],
+    /// Device that holds the file.
+    pub device: u64,
+    /// Inode of the file.
+    pub inode: u64,
+    /// When the file was created, nanoseconds since 1970, 0 where unknown.
+    pub birth: u64,
+}
+
+impl Identity {
+    fn words(&self) -> [u64; 5] {
+        [self.boot[0], self.boot[1], self.device, self.inode, self.birth]
+    }
+}
+
+/// What to do with a region whose pages may be of different ages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnSuspect {
+    /// Say so and leave the file alone.
+    #[default]
+    Refuse,
+    /// Open it; what does not verify is dropped when it is found.
+    Salvage,
+    /// Start empty.
+    Discard,
+}
+
+/// Shape of a new region.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionConfig {
+    /// Bytes in an extent, the unit in which the heap takes space: a power of two, 4 KiB to 1 GiB.
+    pub extent_size: u64,
+    /// Most bytes that the region may ever have.
+    pub capacity: u64,
+    /// Seed of the placement hash; drawn at random where `None`.
+    pub seed: Option<u64>,
+}
+
+impl Default for RegionConfig {
+    /// Extents of 2 MiB in up to 256 GiB.
+    fn default() -> Self {
+        RegionConfig { extent_size: 2 << 20, capacity: 256 << 30, seed: None }
+    }
+}
+
+/// What [`Region::open`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Whether the last close was orderly.
+    pub clean: bool,
+    /// Whether the contents are suspect and were opened all the same.
+    pub suspect: bool,
+    /// Whether old generation stamps cannot be told from new ones, so that everything must be recovered now.
+    pub recover_all: bool,
+}
+
+/// A medium with a superblock.
+pub struct Region<M: Medium> {
+    medium: M,
+    generation: u64,
+    seed: u64,
+    uuid: [u64; 2],
+    extent_size: u64,
+    extent_count: u64,
+    poisoned: AtomicBool,
+    forked: crate::fork::ForkDetector,
+}
+
+impl<M: Medium> Region<M> {
+    /// Whether `medium` holds no region yet: it is empty, or its creation was interrupted.
+    pub fn is_blank(medium: &M) -> bool {
+        if medium.len() < TABLE {
+            return medium.len() == 0
+                || (0..medium.len() / 8)
+                    .all(|i| medium.at::<PmU64>(i * 8).is_some_and(|word| medium.load(word) == 0));
+        }
+        [0, SECOND_COPY].iter().all(|&copy| {
+            let words = medium.slice::<PmU64>(copy, 32).expect("below the table");
+            words.iter().all(|word| medium.load(word) == 0)
+        })
+    }
+
+    /// Makes a region of a blank medium.
+    ///
+    /// # Errors
+    /// `Config` for impossible shapes, `NoSpace`.
+    pub fn create(medium: M, config: &RegionConfig, identity: Identity) -> Result<Self> {
+        let extent_size = config.extent_size;
+        if !extent_size.is_power_of_two() || !EXTENT_SIZES.contains(&extent_size) {
+            let text =
+                format!("extents must be a power of two from 4 KiB to 1 GiB, not {extent_size}");
+            return Err(ErrorKind::Config(text).into());
+        }
+        let extent_count = config.capacity.min(medium.capacity()).min(OFFSET_LIMIT) / extent_size;
+        medium.grow(TABLE + extent_count * 8)?;
+        let region = Region {
+            generation: 1,
+            seed: config.seed.unwrap_or_else(random),
+            uuid: [random(), random()],
+            extent_size,
+            extent_count,
+            poisoned: AtomicBool::new(false),
+            forked: crate::fork::ForkDetector::new()?,
+            medium,
+        };
+        region.clear();
+        region.write_identity(identity);
+        region.write_generation();
+        let m = &region.medium;
+        m.flush(region.words());
+        m.fence();
+        region.write_superblock(SECOND_COPY);
+        region.write_superblock(0);
+        Ok(region)
+    }
+
+    /// Zeroes what an interrupted creation or an older life of the medium may have left.
+    fn clear(&self) {
+        let cells = (TABLE - WORDS) / 8 + self.extent_count;
+        let cells = self.medium.slice::<PmU64>(WORDS, cells).expect("grown to hold the table");
+        for cell in cells {
+            if self.medium.load(cell) != 0 {
+                self.medium.store(cell, 0);
+                self.medium.flush(cell);
+            }
+        }
+        self.medium.fence();
+    }
+
+    fn write_superblock(&self, at: u64) {
+        let m = &self.medium;
+        let copy = m.at::<Superblock>(at).expect("below the table");
+        m.store(&copy.magic, MAGIC);
+        m.store(&copy.format, u64::from(FORMAT) | u64::from(BYTE_ORDER) << 32);
+        m.store(&copy.uuid[0], self.uuid[0]);
+        m.store(&copy.uuid[1], self.uuid[1]);
+        m.store(&copy.extent_size, self.extent_size);
+        m.store(&copy.extent_count, self.extent_count);
+        m.store(&copy.seed, self.seed);
+        m.store(&copy.check, Self::superblock_check(m, at));
+        m.persist(copy);
+    }
+
+    fn superblock_check(medium: &M, at: u64) -> u64 {
+        let mut bytes = [0; 248];
+        medium.read_bytes(medium.slice(at, 31).expect("below the table"), &mut bytes);
+        u64::from(crc32c::crc32c(&bytes))
+    }
+
+    /// Opens the region in `medium`, and makes everything stamped by earlier openers stale.
+    ///
+    /// # Errors
+    /// `NotAStore`, `NewerFormat`, `Damaged`, `Suspect` (unless `on_suspect` allows it).
+    pub fn open(medium: M, identity: Identity, on_suspect: OnSuspect) -> Result<(Self, Opened)> {
+        let at = Self::find_superblock(&medium)?;
+        let copy = medium.at::<Superblock>(at).expect("just read");
+        let load = |cell: &PmU64| medium.load(cell);
+        let (extent_size, extent_count) = (load(&copy.extent_size), load(&copy.extent_count));
+        if !extent_size.is_power_of_two()
+            || !EXTENT_SIZES.contains(&extent_size)
+            || extent_count > OFFSET_LIMIT / extent_size
+        {
+            return Err(Error::damaged(at, "superblock: impossible extents"));
+        }
+        if TABLE + extent_count * 8 > medium.len() {
+            let text = format!("file ends at {} bytes, inside its extent table", medium.len());
+            return Err(Error::damaged(medium.len(), text));
+        }
+        let (seed, uuid) = (load(&copy.seed), [load(&copy.uuid[0]), load(&copy.uuid[1])]);
+        let mut region = Region {
+            generation: 0,
+            seed,
+            uuid,
+            extent_size,
+            extent_count,
+            poisoned: AtomicBool::new(false),
+            forked: crate::fork::ForkDetector::new()?,
+            medium,
+        };
+        region.check_length(on_suspect)?;
+        let opened = region.take_over(identity, on_suspect)?;
+        for copy in [SECOND_COPY, 0] {
+            // A copy that does not verify was damaged, or its write was interrupted: mend it from the other.
+            if !Self::superblock_verifies(&region.medium, copy) {
+                region.write_superblock(copy);
+            }
+        }
+        Ok((region, opened))
+    }
+
+    fn superblock_verifies(medium: &M, at: u64) -> bool {
+        let Some(copy) = medium.at::<Superblock>(at) else { return false };
+        medium.load(&copy.magic) == MAGIC
+            && medium.load(&copy.check) == Self::superblock_check(medium, at)
+    }
+
+    /// The copy to believe.
+    fn find_superblock(medium: &M) -> Result<u64> {
+        let blamed = || ErrorKind::NotAStore { path: "".into(), why: "no superblock".into() };
+        if medium.len() < TABLE {
+            let looks = medium.at::<PmU64>(0).is_some_and(|word| medium.load(word) == MAGIC);
+            let text = format!("file ends at {} bytes, inside its header", medium.len());
+            return Err(if looks { Error::damaged(medium.len(), text) } else { blamed().into() });
+        }
+        for at in [0, SECOND_COPY] {
+            if Self::superblock_verifies(medium, at) {
+                let format = medium.load(&medium.at::<Superblock>(at).expect("verified").format);
+                if format >> 32 != u64::from(BYTE_ORDER) {
+                    return Err(Error::damaged(at, "written on a machine of another byte order"));
+                }
+                if format as u32 > FORMAT {
+                    let (path, found) = ("".into(), format as u32);
+                    return Err(ErrorKind::NewerFormat { path, found, known: FORMAT }.into());
+                }
+                return Ok(at);
+            }
+        }
+        let magic = |at| medium.load(&medium.at::<Superblock>(at).expect("fits").magic) == MAGIC;
+        if magic(0) || magic(SECOND_COPY) {
+            return Err(Error::damaged(0, "both copies of the superblock are damaged"));
+        }
+        Err(blamed().into())
+    }
+
+    /// A file shorter than its extent table says was truncated.
+    fn check_length(&self, on_suspect: OnSuspect) -> Result<()> {
+        let table = self.table();
+        let used = table.iter().rposition(|entry| self.medium.load(entry) != 0);
+        let needed = used.map_or(0, |last| self.extent_offset(last as u64 + 1));
+        if self.medium.len() < needed && on_suspect == OnSuspect::Refuse {
+            let text = format!(
+                "file has {} bytes but its extent table describes {needed}: it was truncated; \
+                 restore it, or open with on_suspect = salvage",
+                self.medium.len()
+            );
+            return Err(Error::damaged(self.medium.len(), text));
+        }
+        Ok(())
+    }
+
+    /// Decides whether the contents can be trusted, then makes this opener the current generation.
+    fn take_over(&mut self, identity: Identity, on_suspect: OnSuspect) -> Result<Opened> {
+        let (m, words) = (&self.medium, self.words());
+        let clean = m.load(&words.state) == CLEAN;
+        let before = std::array::from_fn(|i| m.load(&words.identity[i]));
+        // Not closed, and another kernel or another file than the one that was open: an operating system
+        // crash, or a copy made while the store was open. Pages may be of different ages.
+        let suspect = !clean && identity.words() != before;
+        if suspect && on_suspect == OnSuspect::Refuse {
+            let why = if identity.words()[..2] != before[..2] {
+                "the machine restarted while the store was open"
+            } else {
+                "the file was copied while the store was open"
+            };
+            return Err(ErrorKind::Suspect { path: "".into(), why: why.into() }.into());
+        }
+        let generation = m.load(&words.generation[0]);
+        let reliable = m.load(&words.generation[1]) == !generation;
+        // 0 in the low 16 bits never names a generation: that is where stamps in version words would repeat,
+        // so everything is recovered once at that point.
+        let next = generation.wrapping_add(1);
+        let wrapped = next as u16 == 0;
+        // Nothing is served before these are durable: a second crash must not find the old state again.
+        m.store(&words.state, 0);
+        m.persist(&words.state);
+        self.generation = if wrapped { next.wrapping_add(1) } else { next };
+        self.write_generation();
+        self.write_identity(identity);
+        self.medium.fence();
+        Ok(Opened { clean, suspect, recover_all: !reliable || wrapped })
+    }
+
+    fn write_generation(&self) {
+        let (m, words) = (&self.medium, self.words());
+        // One line, in this order: a crash between the two leaves a mismatch, which means "recover all".
+        m.store(&words.generation[0], self.generation);
+        m.store(&words.generation[1], !self.generation);
+        m.persist(&words.generation);
+    }
+
+    fn write_identity(&self, identity: Identity) {
+        let (m, words) = (&self.medium, self.words());
+        for (cell, value) in words.identity.iter().zip(identity.words()) {
+            m.store(cell, value);
+        }
+        m.store(&words.holder, u64::from(std::process::id()));
+        m.flush(&words.identity);
+    }
+
+    /// Declares everything durable and closed. Call when nothing will change any more.
+    ///
+    /// # Errors
+    /// `Io` if the system could not write; the region then counts as not closed.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.ensure_writable()?;
+        self.medium.sync()?;
+        let state = &self.words().state;
+        self.medium.store(state, CLEAN);
+        self.medium.persist(state);
+        self.medium.sync()
+    }
+
+    /// The medium underneath.
+    #[inline(always)]
+    pub fn medium(&self) -> &M {
+        &self.medium
+    }
+
+    /// Number of this opener: everything stamped otherwise was written by an earlier one.
+    #[inline(always)]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Seed of the placement hash.
+    #[inline(always)]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Identity of the region, which the names of side files carry.
+    pub fn uuid(&self) -> [u64; 2] {
+        self.uuid
+    }
+
+    /// The words that change.
+    pub fn words(&self) -> &Words {
+        self.medium.at(WORDS).expect("checked when opened")
+    }
+
+    /// Root slot `index`: the offset of an index's root, or 0.
+    ///
+    /// # Panics
+    /// If `index` is not below [`ROOTS`].
+    pub fn root(&self, index: usize) -> &PmU64 {
+        &self.words().roots[index]
+    }
+
+    pub(crate) fn table(&self) -> &[PmU64] {
+        self.medium.slice(TABLE, self.extent_count).expect("checked when opened")
+    }
+
+    /// Bytes in an extent.
+    pub fn extent_size(&self) -> u64 {
+        self.extent_size
+    }
+
+    /// Where extent `index` begins. Extents are aligned to their size.
+    #[inline(always)]
+    pub(crate) fn extent_offset(&self, index: u64) -> u64 {
+        (TABLE + self.extent_count * 8).next_multiple_of(self.extent_size)
+            + index * self.extent_size
+    }
+
+    /// Extents that fit the capacity of the medium.
+    pub(crate) fn extent_limit(&self) -> u64 {
+        let room = self.medium.capacity().saturating_sub(self.extent_offset(0));
+        (room / self.extent_size).min(self.extent_count)
+    }
+
+    /// Whether this process may change the region.
+    ///
+    /// # Errors
+    /// `Poisoned` or `Forked`.
+    #[inline(always)]
+    pub fn ensure_writable(&self) -> Result<()> {
+        if self.forked.is_child() {
+            return Err(ErrorKind::Forked.into());
+        }
+        self.ensure_sound()
+    }
+
+    /// Whether no thread has panicked in the middle of a change.
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    #[inline(always)]
+    pub fn ensure_sound(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Relaxed) {
+            return Err(ErrorKind::Poisoned.into());
+        }
+        Ok(())
+    }
+
+    /// Poisons the region if it is dropped by a panic: hold one while structures are between two states.
+    #[inline(always)]
+    pub fn poison_on_panic(&self) -> PoisonOnPanic<'_> {
+        PoisonOnPanic(&self.poisoned)
+    }
+}
+
+/// See [`Region::poison_on_panic`].
+pub struct PoisonOnPanic<'r>(&'r AtomicBool);
+
+impl PoisonOnPanic<'_> {
+    /// The change is complete.
+    #[inline(always)]
+    pub fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A random number from the system.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer is ours and as long as we say.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == 8 {
+        return u64::from_le_bytes(bytes);
+    }
+    // No entropy device in this sandbox: time and process id still differ from store to store.
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id())
+}
