@@ -229,3 +229,31 @@ fn not_a_store(path: &Path, kind: FileType) -> Error {
     };
     ErrorKind::NotAStore { path: path.to_owned(), why: why.into() }.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::ProtFlags;
+
+    /// After a failed write-back the kernel calls the lost pages clean, so trying again would succeed.
+    #[test]
+    fn a_failed_sync_is_not_forgotten() {
+        let file = File {
+            fd: tempfile::tempfile().unwrap().into(),
+            path: "file".into(),
+            filesystem: FileSystem::Ext,
+            granule: 4096,
+            size: Mutex::new(0),
+            sync_failure: Mutex::new(None),
+        };
+        let mapping = Mapping::reserve(4096, 4096, ProtFlags::empty()).unwrap();
+        file.sync(&mapping, 4096).unwrap();
+        // No mapping is that long: the kernel refuses.
+        let first = file.sync(&mapping, u64::MAX - 4095).unwrap_err();
+        assert!(!first.to_string().contains("earlier"), "{first}");
+        for _ in 0..2 {
+            let later = file.sync(&mapping, 4096).unwrap_err();
+            assert!(later.to_string().contains("an earlier sync failed"), "{later}");
+        }
+    }
+}
