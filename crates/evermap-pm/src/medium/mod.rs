@@ -16,9 +16,17 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::{PmU64, Pod, Result};
 
+mod counted;
 mod dram;
+mod emulated;
+mod flush;
+mod mapped;
 
+pub use counted::{Counted, Counts};
 pub use dram::{Dram, Pages};
+pub use emulated::{Delays, Emulated};
+pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
+pub use mapped::{FlushKind, Mapped, MappedOptions, PageReport, describe_address};
 
 /// Bytes in a cache line: the unit that flushes move and within which stores persist in program order.
 pub const LINE: u64 = 64;
