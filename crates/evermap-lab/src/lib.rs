@@ -9,6 +9,7 @@
 
 mod error;
 mod hash;
+mod indexed;
 mod machine;
 mod reference;
 #[cfg(feature = "rivals")]

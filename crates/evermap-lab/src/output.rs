@@ -424,7 +424,7 @@ fn grid(title: &str, columns: &[String], rows: &[Row]) -> String {
 mod tests {
     use super::*;
     use crate::micro::{MicroConfig, run_micro_on};
-    use crate::subject::{subject, subjects};
+    use crate::subject::subject;
     use crate::testing::{Fault, faulty};
     use crate::workload::Phase;
 
@@ -518,7 +518,7 @@ mod tests {
 
     #[test]
     fn tables_show_every_table_phase_and_ratio() {
-        let entries = [faulty(Fault::None), subjects()[0]];
+        let entries = [faulty(Fault::None), subject("reference").unwrap()];
         let config = MicroConfig {
             keys: 1000,
             rounds: 1,

@@ -508,7 +508,7 @@ const RIVALS: &[Entry] = &[];
 
 /// Every table that can be measured.
 pub fn subjects() -> Vec<Entry> {
-    [&[crate::reference::ENTRY], RIVALS].concat()
+    [&crate::indexed::ENTRIES[..], &[crate::reference::ENTRY], RIVALS].concat()
 }
 
 /// The table of that name.
