@@ -166,6 +166,7 @@ pub struct Region<M: Medium> {
     uuid: [u64; 2],
     extent_size: u64,
     extent_count: u64,
+    recover_all: bool,
     poisoned: AtomicBool,
     forked: crate::fork::ForkDetector,
 }
@@ -203,6 +204,7 @@ impl<M: Medium> Region<M> {
             uuid: [random(), random()],
             extent_size,
             extent_count,
+            recover_all: false,
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
@@ -277,12 +279,14 @@ impl<M: Medium> Region<M> {
             uuid,
             extent_size,
             extent_count,
+            recover_all: false,
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
         };
         region.check_length(on_suspect)?;
         let opened = region.take_over(identity, on_suspect)?;
+        region.recover_all = opened.recover_all;
         for copy in [SECOND_COPY, 0] {
             // A copy that does not verify was damaged, or its write was interrupted: mend it from the other.
             if !Self::superblock_verifies(&region.medium, copy) {
@@ -414,6 +418,12 @@ impl<M: Medium> Region<M> {
     #[inline(always)]
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Whether stamps of earlier openers can be taken for this one's: structures then recover everything when
+    /// they are opened. Happens once in 65,535 openings, and when the generation was damaged.
+    pub fn must_recover_all(&self) -> bool {
+        self.recover_all
     }
 
     /// Seed of the placement hash.
