@@ -162,7 +162,7 @@ impl<M: Medium> Store<M> {
         }
         reachable.dedup();
         report.blocks = reachable.len() as u64;
-        if self.pool.needs_sweep() {
+        if !self.pool.is_swept() {
             return;
         }
         let allocated = self.pool.allocated();

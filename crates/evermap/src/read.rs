@@ -78,8 +78,9 @@ impl<M: Medium> Store<M> {
         let Some((record, expires_at)) = self.find(key, &guard)? else { return Ok(None) };
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
+        let item = record.item(key.bytes, &value, expires_at);
         drop(guard);
-        Ok(Some(read(record.item(key.bytes, &value, expires_at))))
+        Ok(Some(read(item)))
     }
 
     /// Whether `key` is present. Does not verify the value.

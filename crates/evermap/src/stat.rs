@@ -103,7 +103,7 @@ impl<M: Medium> Store<M> {
             closed_bytes: heap.closed_bytes,
             file_bytes: heap.file_bytes,
             extent_size: region.extent_size(),
-            max_bytes: self.max_bytes(),
+            max_bytes: Some(self.max_bytes).filter(|&limit| limit != u64::MAX),
             load_factor: index.load_factor(),
             segments: index.segments,
             depth: index.depth,

@@ -10,7 +10,7 @@ use evermap_index::key::BytesRef;
 use evermap_index::record::KEY_MAX;
 use evermap_index::{Action, Bytes, Change, Guard, Index, Intent, Persistent};
 use evermap_pm::medium::Mapped;
-use evermap_pm::region::{Identity, OnSuspect, Opened, Region, RegionConfig};
+use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
 use evermap_pm::{Medium, Pool};
 
 use crate::census::{Count, Counters, Totals};
@@ -51,7 +51,7 @@ pub struct Store<M: Medium = Mapped> {
     pub(crate) counters: Counters,
     pub(crate) clock: Clock,
     pub(crate) verify: bool,
-    max_bytes: u64,
+    pub(crate) max_bytes: u64,
     closed: AtomicBool,
     /// Reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
@@ -139,7 +139,7 @@ impl<M: Medium> Store<M> {
             false => None,
         };
         Ok(Store {
-            upkeep: Upkeep::new(pool.needs_sweep() || known.is_none()),
+            upkeep: Upkeep::new(!pool.is_swept() || known.is_none()),
             index,
             stamps,
             counters: Counters::new(known),

@@ -179,12 +179,12 @@ impl<M: Medium> Store<M> {
             sweeper.count_batch();
             if self.upkeep.is_stopping() { Err(interrupted()) } else { Ok(()) }
         };
-        if self.pool.needs_sweep() {
-            self.pool.sweep(visit)?;
-        } else {
+        if self.pool.is_swept() {
             // An orderly stop, but its counts do not verify: only count.
             visit(&mut |_| {})?;
             self.pool.epoch().synchronize();
+        } else {
+            self.pool.sweep(visit)?;
         }
         self.counters.settle(census);
         Ok(())
