@@ -183,12 +183,12 @@ impl<M: Medium> Store<M> {
     pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
         let guard = self.enter()?;
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        self.index.for_each(&guard, &mut |hash, word| {
-            match self.copy_of(hash, word, &mut key, &mut value) {
-                Ok(None) => true,
-                Ok(Some(item)) => each(Ok(item)),
-                Err(error) => each(Err(error)),
-            }
+        self.index.for_each(&guard, &mut |hash, word| match self
+            .copy_of(hash, word, &mut key, &mut value)
+        {
+            Ok(None) => true,
+            Ok(Some(item)) => each(Ok(item)),
+            Err(error) => each(Err(error)),
         })?;
         Ok(())
     }
