@@ -380,6 +380,10 @@ impl<'t> Walk<'t> {
                 self.items.push(Item { offset, bytes, first, count });
             }
         }
+        self.point()
+    }
+
+    fn point(&self) -> CrashPoint {
         CrashPoint {
             record: self.next,
             begun: self.begun,
@@ -387,6 +391,14 @@ impl<'t> Walk<'t> {
             synced: self.synced,
             ops: self.trace.op_table().clone(),
         }
+    }
+
+    /// Goes on to the crash point before `record`, or stays there.
+    pub(crate) fn go_to(&mut self, record: usize) -> Option<CrashPoint> {
+        while !(self.stopped && self.next == record) {
+            self.next_point()?;
+        }
+        Some(self.point())
     }
 
     fn step(&mut self) {
@@ -633,17 +645,16 @@ pub fn for_each_image(
 ) -> ImageStats {
     let mut seen = HashSet::new();
     let obligations = |point: &CrashPoint| fold(point.begun, point.ended);
-    explore(trace, config, &mut seen, &obligations, &mut |_, image| visit(image))
+    explore(trace, config, &mut seen, &obligations, &mut visit)
 }
 
 /// [`for_each_image`] with a memory of its own of what was seen, for the obligations that `obligations` tells apart.
-/// `visit` also gets that memory.
 pub(crate) fn explore(
     trace: &Trace,
     config: &ImageConfig,
     seen: &mut HashSet<u64>,
     obligations: &dyn Fn(&CrashPoint) -> u64,
-    visit: &mut dyn FnMut(&mut HashSet<u64>, &Image<'_>) -> ControlFlow<()>,
+    visit: &mut dyn FnMut(&Image<'_>) -> ControlFlow<()>,
 ) -> ImageStats {
     let mut walk = Walk::new(trace, config);
     let mut rng = Rng::new(config.seed);
@@ -659,7 +670,7 @@ pub(crate) fn explore(
             walk.apply(&choices);
             if seen.insert(fold(walk.canvas.hash, owed)) {
                 stats.images += 1;
-                let flow = visit(seen, &walk.image(&point, &choices));
+                let flow = visit(&walk.image(&point, &choices));
                 walk.canvas.changed.clear();
                 if flow.is_break() {
                     return stats;

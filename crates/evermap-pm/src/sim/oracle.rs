@@ -101,6 +101,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     }
 
     /// Notes that the calling thread begins `op` on `key`; returns the operation's number.
+    #[track_caller]
     pub fn begin<M: Medium>(&self, medium: &M, key: K, op: MapOp) -> u64 {
         let number = {
             let mut calls = self.calls();
@@ -119,6 +120,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     ///
     /// # Panics
     /// If there is no such operation.
+    #[track_caller]
     pub fn end<M: Medium>(&self, medium: &M, number: u64, seen: Option<u64>) {
         self.returned(number, Outcome::Saw(seen));
         medium.note(Note::End(number));
@@ -128,6 +130,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     ///
     /// # Panics
     /// If there is no such operation.
+    #[track_caller]
     pub fn fail<M: Medium>(&self, medium: &M, number: u64) {
         self.returned(number, Outcome::Failed);
         medium.note(Note::End(number));
