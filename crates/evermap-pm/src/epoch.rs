@@ -48,7 +48,7 @@ struct Retired {
     epoch: u64,
 }
 
-/// What a domain does with a token whose grace period is over.
+/// What a domain does with a token whose grace period is over. Must not use the domain.
 pub type Reclaimer = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A set of guards and retired blocks that wait for each other. One per store.
@@ -252,18 +252,14 @@ impl Domain {
         self.global.compare_exchange(epoch, epoch + 1, Release, Relaxed).is_ok()
     }
 
-    /// Reclaims what is old enough in one list; returns whether anything is left.
-    fn collect(&self, shard: &Shard) -> bool {
-        loop {
-            let retired = {
-                let mut list = shard.0.lock().expect("no panics while held");
-                let now = self.global.load(Acquire);
-                match list.front() {
-                    None => return false,
-                    Some(first) if first.epoch + 2 > now => return true,
-                    Some(_) => list.pop_front().expect("front exists"),
-                }
-            };
+    /// Reclaims what is old enough in one list.
+    fn collect(&self, shard: &Shard) {
+        // Held while reclaiming too: whoever has held every list since knows that nothing taken from one is
+        // still on its way.
+        let mut list = shard.0.lock().expect("no panics while held");
+        let now = self.global.load(Acquire);
+        while list.front().is_some_and(|first| first.epoch + 2 <= now) {
+            let retired = list.pop_front().expect("front exists");
             self.bytes_waiting.fetch_sub(retired.bytes, Relaxed);
             (self.reclaim)(retired.token);
         }
@@ -282,9 +278,11 @@ impl Domain {
         }
     }
 
-    /// Waits until everything retired before the call is reclaimed. The rule of
-    /// [`synchronize`](Domain::synchronize) about guards holds here too.
+    /// Waits until everything is reclaimed that was retired before the call, or under a guard that was alive at
+    /// the call. The rule of [`synchronize`](Domain::synchronize) about guards holds here too.
     pub fn drain(&self) {
+        // Once for those guards, and once for what they have retired.
+        self.synchronize();
         self.synchronize();
         for shard in &self.shards {
             self.collect(shard);
@@ -342,9 +340,7 @@ mod tests {
         domain.retire(7, 100);
         for _ in 0..10 {
             domain.advance();
-            domain.shards.iter().for_each(|shard| {
-                domain.collect(shard);
-            });
+            domain.shards.iter().for_each(|shard| domain.collect(shard));
         }
         assert!(freed.lock().unwrap().is_empty());
         assert_eq!(domain.stats().bytes_waiting, 100);
@@ -396,6 +392,59 @@ mod tests {
         let numbers: std::collections::HashSet<_> =
             (0..1000).map(|_| std::thread::spawn(thread_ordinal).join().unwrap()).collect();
         assert!(numbers.len() < 100, "{} numbers for a thousand threads in turn", numbers.len());
+    }
+
+    /// A block that another thread is just reclaiming is not reclaimed yet.
+    #[test]
+    fn draining_waits_for_reclaiming_threads() {
+        let (entered, go_on, finished) =
+            <(Arc<AtomicBool>, Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+        let seen = (entered.clone(), go_on.clone(), finished.clone());
+        let domain = Domain::new(Box::new(move |_| {
+            entered.store(true, SeqCst);
+            while !go_on.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            finished.store(true, SeqCst);
+        }));
+        let (entered, go_on, finished) = seen;
+        domain.retire(1, 8);
+        std::thread::scope(|threads| {
+            let domain = &domain;
+            threads.spawn(|| domain.drain());
+            while !entered.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            let drained = threads.spawn(|| {
+                domain.drain();
+                finished.load(SeqCst)
+            });
+            (0..1000).for_each(|_| std::thread::yield_now());
+            go_on.store(true, SeqCst);
+            assert!(drained.join().unwrap());
+        });
+    }
+
+    /// A guard that was alive when draining began may retire something while it goes on.
+    #[test]
+    fn draining_covers_what_older_guards_retire_meanwhile() {
+        for _ in 0..20 {
+            let (domain, freed) = counting();
+            std::thread::scope(|threads| {
+                let guard = domain.pin();
+                let before = domain.stats().epoch;
+                let drained = threads.spawn(|| {
+                    domain.drain();
+                    freed.lock().unwrap().clone()
+                });
+                while domain.stats().epoch == before {
+                    std::thread::yield_now();
+                }
+                domain.retire(7, 8);
+                drop(guard);
+                assert_eq!(drained.join().unwrap(), [7]);
+            });
+        }
     }
 
     /// Readers follow a shared slot and must never see a value that was reclaimed.

@@ -86,7 +86,7 @@ fn compare(store: &Store<Kept>, model: &mut Model, keys: u64) {
         })
         .unwrap();
     assert_eq!(shown, model.entries);
-    let pairs: BTreeMap<_, _> = store.iter().unwrap().map(|pair| pair.unwrap()).collect();
+    let pairs: BTreeMap<_, _> = store.iter().map(|pair| pair.unwrap()).collect();
     assert!(pairs.iter().eq(model.entries.iter().map(|(key, entry)| (key, &entry.value))));
     let mut random = Random::new(7);
     let asked: Vec<_> = (0..100).map(|_| key_of(&mut random, keys)).collect();

@@ -372,55 +372,107 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     /// Visits every segment once, in the order of hashes, with all its buckets locked during `copy`; then calls
-    /// `each` with what was copied, without locks. Segments that cannot be read are passed over; the first
-    /// error is answered at the end.
+    /// `each` with what was copied, without locks but under a guard of its own. `copy` is also told the first
+    /// hash that was not visited before: a merge can bring records back that were. Segments that cannot be
+    /// read are passed over; the first error is answered at the end.
     fn walk<T>(
         &self,
-        mut copy: impl FnMut(u64, &Segment<B, S>) -> T,
+        mut copy: impl FnMut(u64, &Segment<B, S>, u64) -> T,
         mut each: impl FnMut(T) -> bool,
     ) -> Result<()> {
-        let mut cursor = 0;
+        let mut cursor = Some(0);
         let mut result = Ok(());
-        loop {
-            let offset = self.directory.locate(cursor)?;
-            let locked = self
-                .segment(offset)
-                .and_then(|segment| Ok(self.lock_all(offset, segment, cursor)?.then_some(segment)));
-            let width = match locked {
-                // It was split or merged before we had it: look again.
-                Ok(None) => continue,
-                Ok(Some(segment)) => {
-                    let shape = Shape::decode(self.medium().load(&segment.header.shape))
-                        .filter(|shape| shape.covers(cursor));
-                    let copied = shape.map(|_| copy(offset, segment));
-                    self.unlock_unchanged(segment);
-                    match (copied, shape) {
-                        (Some(copied), Some(shape)) => {
-                            if !each(copied) {
-                                return result;
-                            }
-                            cursor = shape.first_hash();
-                            shape.depth
-                        }
-                        _ => {
-                            let what = "a directory entry names a segment of another place";
-                            result = result.and(Err(Error::damaged(offset, what)));
-                            self.directory.depth()
-                        }
+        while let Some(from) = cursor {
+            // A segment that is merged away while we wait for it must stay what it is.
+            let _guard = self.pool.pin();
+            let (copied, next) = self.step(from, &mut copy);
+            cursor = next;
+            match copied {
+                Ok(copied) => {
+                    if !each(copied) {
+                        break;
                     }
                 }
                 Err(error) => {
                     self.pool.region().ensure_sound()?;
                     result = result.and(Err(error));
-                    self.directory.depth()
                 }
-            };
-            let step = 1u64.checked_shl(64 - width).unwrap_or(0);
-            match cursor.checked_add(step).filter(|_| step != 0) {
-                Some(next) => cursor = next / step * step,
-                None => return result,
             }
         }
+        result
+    }
+
+    /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the hash
+    /// `from`, and the first hash behind that segment, if there is one.
+    fn step<T>(
+        &self,
+        from: u64,
+        copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
+    ) -> (Result<T>, Option<u64>) {
+        let behind = |depth: u32| {
+            let width = 1u64.checked_shl(64 - depth)?;
+            (from / width * width).checked_add(width)
+        };
+        loop {
+            let offset = match self.directory.locate(from) {
+                Ok(offset) => offset,
+                Err(error) => return (Err(error), behind(self.directory.depth())),
+            };
+            let locked = self
+                .segment(offset)
+                .and_then(|segment| Ok(self.lock_all(offset, segment, from)?.then_some(segment)));
+            match locked {
+                // It was split or merged before we had it: look again.
+                Ok(None) => {}
+                Ok(Some(segment)) => {
+                    let shape = Shape::decode(self.medium().load(&segment.header.shape))
+                        .filter(|shape| shape.covers(from));
+                    let copied = shape.map(|shape| (copy(offset, segment, from), shape.depth));
+                    self.unlock_unchanged(segment);
+                    return match copied {
+                        Some((copied, depth)) => (Ok(copied), behind(depth)),
+                        None => {
+                            let what = "a directory entry names a segment of another place";
+                            let error = Error::damaged(offset, what);
+                            (Err(error), behind(self.directory.depth()))
+                        }
+                    };
+                }
+                Err(error) => return (Err(error), behind(self.directory.depth())),
+            }
+        }
+    }
+
+    /// Calls `each` with slot key and word of the pairs in one segment, the one that serves the hash `from`, as
+    /// far as their hashes are not below it; answers the `from` to go on with, `None` after the last segment.
+    ///
+    /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard for one
+    /// segment at a time, and `each` may use the index. About a thousand pairs a segment.
+    ///
+    /// # Errors
+    /// `Damaged` if the segment cannot be read, beside the `from` to go on with; `Poisoned`.
+    pub fn scan(
+        &self,
+        from: u64,
+        _guard: &Guard<'_>,
+        mut each: impl FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (records, next) =
+            self.step(from, &mut |_, segment, from| self.records_from(segment, from));
+        if let Err(poisoned) = self.pool.region().ensure_sound() {
+            return (Err(poisoned), None);
+        }
+        let shown = records.map(|records| {
+            records.iter().for_each(|record| each(record.slot_key, record.word));
+        });
+        (shown, next)
+    }
+
+    /// The records of a segment with a hash of `from` or more.
+    fn records_from(&self, segment: &Segment<B, S>, from: u64) -> Vec<Record> {
+        let mut records = self.all_records(segment);
+        records.retain(|record| record.hash >= from);
+        records
     }
 }
 
@@ -503,7 +555,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         self.walk(
-            |_, segment| self.all_records(segment),
+            |_, segment, from| self.records_from(segment, from),
             |records| records.iter().all(|record| each(record.slot_key, record.word)),
         )
     }
@@ -513,8 +565,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
         let depth = self.directory.depth();
         let mut stats = Stats { depth, pm_bytes: 64 + (8 << depth), ..Default::default() };
         self.walk(
-            |_, segment| {
-                (self.all_records(segment).len() as u64, self.chain(segment).count() as u64)
+            |_, segment, from| {
+                (self.records_from(segment, from).len() as u64, self.chain(segment).count() as u64)
             },
             |(records, chained)| {
                 stats.len += records;
@@ -597,7 +649,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
         visitor.block(self.directory.block());
         let mut segments = 0;
         let visited = self.walk(
-            |offset, segment| (offset, self.chain_blocks(segment), self.all_records(segment)),
+            |offset, segment, from| {
+                (offset, self.chain_blocks(segment), self.records_from(segment, from))
+            },
             |(offset, chain, records)| {
                 segments += 1;
                 visitor.block(offset);
