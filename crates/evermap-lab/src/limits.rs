@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use evermap_pm::medium::{Dram, LINE, Pages};
+use evermap_pm::medium::{Dram, FlushInstruction, LINE, Pages, fence, flush_lines, line_flush};
 use evermap_pm::{Medium, PmU64};
 
 use crate::LabError;
@@ -26,6 +26,8 @@ const BYTES_PER_KEY: u64 = 32;
 const BYTES_MIN: u64 = 64 << 20;
 /// Loads in the measurement of the dependent chain: each waits for the one before.
 const CHAIN_LOADS: u64 = 1_000_000;
+/// Stores in the measurement of persists.
+const PERSISTS: usize = 250_000;
 
 /// The machine's limits.
 #[derive(Clone, Debug, PartialEq)]
@@ -172,6 +174,19 @@ impl Lines {
         }
         sum
     }
+
+    /// Stores to random lines, each time waiting until the line is written back.
+    fn persist(&self, stores: usize) {
+        let lines = self.order[..self.count].iter();
+        for (value, &line) in lines.cycle().take(stores).enumerate() {
+            // The second word: the first is a link of the chain.
+            let word: &PmU64 =
+                self.memory.at(u64::from(line) * LINE + 8).expect("in a line of ours");
+            self.memory.store(word, value as u64);
+            flush_lines(std::ptr::from_ref(word).cast(), size_of::<PmU64>());
+            fence();
+        }
+    }
 }
 
 /// Measures the limits again and again, on memory that it has set up once.
@@ -202,6 +217,16 @@ impl Probe {
     pub(crate) fn measure(&self, workers: &Workers) -> Result<Limits, LabError> {
         let lines = self.lines.clone();
         let chain = self.one.race(move |_, _| Ok(black_box(lines.chain(CHAIN_LOADS))))?;
+        let persist_ns = if line_flush() == FlushInstruction::None {
+            None
+        } else {
+            let lines = self.lines.clone();
+            let race = self.one.race(move |_, _| {
+                lines.persist(PERSISTS);
+                Ok(())
+            })?;
+            Some(race.seconds * 1e9 / PERSISTS as f64)
+        };
         let mut independent = Vec::new();
         let crews = [Some(&self.one), Some(workers).filter(|workers| workers.count() > 1)];
         for crew in crews.into_iter().flatten() {
@@ -219,7 +244,7 @@ impl Probe {
             page_size: self.page_size,
             dependent_load_ns: chain.seconds * 1e9 / CHAIN_LOADS as f64,
             independent,
-            persist_ns: None,
+            persist_ns,
         })
     }
 }
@@ -237,6 +262,19 @@ mod tests {
             assert!(!std::mem::replace(&mut seen[line], true), "line {line} twice");
         }
         assert_eq!(lines.chain(1000), lines.chain(0));
+    }
+
+    #[test]
+    fn persists_leave_the_chain_alone_and_reach_every_line() {
+        let lines = Lines::new(100, Pages::Base).unwrap();
+        let end = lines.chain(1234);
+        lines.persist(250);
+        assert_eq!(lines.chain(1234), end);
+        let stored = |line| lines.memory.load(lines.memory.at(line * LINE + 8).unwrap());
+        let mut values: Vec<_> = (0..100).map(stored).collect();
+        values.sort();
+        // The last store to each line: half of them in the third time round, half in the second.
+        assert_eq!(values, (150..250).collect::<Vec<_>>());
     }
 
     #[test]

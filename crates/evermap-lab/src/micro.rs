@@ -48,8 +48,12 @@ pub struct MicroConfig {
     pub medium: MediumKind,
     /// The directory for their files; see [`Setup::new`].
     pub location: Option<std::path::PathBuf>,
-    /// Page size to ask for.
+    /// Page size to ask for. Files have the pages that their file system gives.
     pub pages: Pages,
+    /// On the emulated medium, nanoseconds that a fence after a flush takes at least.
+    pub persist_ns: u64,
+    /// On the emulated medium, nanoseconds that a line from outside a small cache takes. 0: as it is.
+    pub read_ns: u64,
     /// How often every table is measured. Fewer than five cannot give an interval of 90 %.
     pub rounds: usize,
     /// Phases to report. `Insert` always runs; they run in the order of [`Phase::ALL`].
@@ -80,6 +84,8 @@ impl Default for MicroConfig {
             medium: MediumKind::Dram,
             location: None,
             pages: Pages::Base,
+            persist_ns: 600,
+            read_ns: 0,
             rounds: 5,
             phases: Phase::ALL.to_vec(),
             batch: 32,
@@ -111,9 +117,9 @@ impl MicroConfig {
         if self.threads > THREADS_MAX {
             return Err(LabError::Config(format!("at most {THREADS_MAX} threads are supported")));
         }
-        let mut setup = Setup::new(self.medium, self.location.clone(), self.pages, self.keys)?;
-        setup.presize = self.presize;
-        Ok(setup)
+        let setup = Setup::new(self.medium, self.location.clone(), self.pages, self.keys)?;
+        let MicroConfig { presize, persist_ns, read_ns, .. } = *self;
+        Ok(Setup { presize, persist_ns, read_ns, ..setup })
     }
 }
 
