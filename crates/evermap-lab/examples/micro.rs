@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::str::FromStr;
+use std::time::Duration;
 
 use evermap_lab::output::{JsonLines, Terminal};
 use evermap_lab::{LabError, MicroConfig, run_micro, subjects};
@@ -30,6 +31,9 @@ fn run() -> Result<(), LabError> {
             "threads" => config.threads = number(name, value)?,
             "rounds" => config.rounds = number(name, value)?,
             "retries" => config.retries = number(name, value)?,
+            "patience" => config.patience = Duration::from_secs(number(name, value)?),
+            "latency" => config.latency = number(name, value)?,
+            "counts" => config.counts = number(name, value)?,
             "seed" => config.seed = number(name, value)?,
             "batch" => config.batch = number(name, value)?,
             "medium" => config.medium = value.parse()?,

@@ -251,6 +251,7 @@ mod tests {
             medium,
             persist_ns: 50,
             foreign_limit: f64::INFINITY,
+            patience: std::time::Duration::ZERO,
             limits: false,
             ..MicroConfig::default()
         }

@@ -64,6 +64,8 @@ pub struct MicroConfig {
     pub presize: bool,
     /// Processors that others may keep busy before a phase is void. Infinite: nothing is void.
     pub foreign_limit: f64,
+    /// How long to wait before each run for others to leave the machine.
+    pub patience: Duration,
     /// How often a round with a void phase is repeated before its figures are taken as they are, marked.
     pub retries: usize,
     /// Whether to measure latencies.
@@ -91,6 +93,7 @@ impl Default for MicroConfig {
             batch: 32,
             presize: false,
             foreign_limit: 0.2,
+            patience: Duration::from_secs(10),
             retries: 3,
             latency: true,
             counts: true,
@@ -237,7 +240,7 @@ impl Driver<'_> {
             }
             if let Some(probe) = &probe {
                 out.step(&format!("the machine, round {} of {}", round + 1, config.rounds));
-                limits.push(probe.measure(&self.workers)?);
+                limits.push(probe.measure(&self.workers, config.foreign_limit)?);
             }
         }
         let mut subjects = Vec::new();
@@ -276,6 +279,7 @@ impl Driver<'_> {
     /// One run through all phases at full speed.
     fn throughput(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         machine::trim();
+        machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
         let mut run = Run::new(self, entry, false)?;
         let mut records = Vec::new();
         let (mut total, mut uses) =
@@ -354,6 +358,7 @@ impl Driver<'_> {
     /// One run through all phases that times single operations.
     fn latencies(&self, entry: &Entry) -> Result<Vec<Latency>, LabError> {
         let clock = clock_cost();
+        machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
         let mut run = Run::new(self, entry, false)?;
         let mut latencies = Vec::new();
         run.phases(|run, phase| {
@@ -694,6 +699,7 @@ mod tests {
             threads,
             rounds: 2,
             foreign_limit: f64::INFINITY,
+            patience: Duration::ZERO,
             limits: false,
             ..MicroConfig::default()
         }
