@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use evermap_lab::output::{JsonLines, Terminal};
 use evermap_lab::{LabError, MicroConfig, run_micro, subjects};
+use evermap_pm::medium::Pages;
 
 fn main() {
     if let Err(error) = run() {
@@ -37,6 +38,7 @@ fn run() -> Result<(), LabError> {
             "seed" => config.seed = number(name, value)?,
             "batch" => config.batch = number(name, value)?,
             "medium" => config.medium = value.parse()?,
+            "pages" => config.pages = if value == "huge" { Pages::Huge } else { Pages::Base },
             "presize" => config.presize = number(name, value)?,
             "json" => json = Some(value.to_owned()),
             _ => return Err(LabError::Config(format!("unknown argument `{argument}`"))),

@@ -227,14 +227,10 @@ impl Driver<'_> {
         let mut tables: Vec<_> = entries.iter().map(|&entry| Rounds::new(entry)).collect();
         for round in 0..config.rounds {
             for table in &mut tables {
-                out.step(&format!(
-                    "{}, round {} of {}",
-                    table.entry.name,
-                    round + 1,
-                    config.rounds
-                ));
+                let name = table.entry.name;
+                out.step(&format!("{name}, round {} of {}", round + 1, config.rounds));
                 self.round(table, round)?;
-                for record in table.rounds[round].iter().flatten() {
+                for record in &table.rounds[round] {
                     out.record(record)?;
                 }
             }
@@ -258,20 +254,19 @@ impl Driver<'_> {
 
     /// Measures one table once, again where that was disturbed, and keeps the best of each phase.
     fn round(&self, table: &mut Rounds, round: usize) -> Result<(), LabError> {
-        let mut best: Vec<Option<Record>> = vec![None; self.phases.len()];
-        for attempt in 0..=self.config.retries {
-            let figures = self.throughput(&table.entry)?;
-            table.repeated += usize::from(attempt > 0);
-            for (best, mut record) in best.iter_mut().zip(figures) {
-                record.round = Some(round);
-                if best.as_ref().is_none_or(|best| best.void && !record.void) {
-                    *best = Some(record);
-                }
-            }
-            if best.iter().flatten().all(|record| !record.void) {
+        let mut best = self.throughput(&table.entry)?;
+        for _ in 0..self.config.retries {
+            if best.iter().all(|record| !record.void) {
                 break;
             }
+            table.repeated += 1;
+            for (best, next) in best.iter_mut().zip(self.throughput(&table.entry)?) {
+                if best.void && !next.void {
+                    *best = next;
+                }
+            }
         }
+        best.iter_mut().for_each(|record| record.round = Some(round));
         table.rounds.push(best);
         Ok(())
     }
@@ -281,9 +276,7 @@ impl Driver<'_> {
         machine::trim();
         machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
         let mut run = Run::new(self, entry, false)?;
-        let mut records = Vec::new();
-        let (mut total, mut uses) =
-            (CpuUse { foreign: Some(0.0), ..CpuUse::default() }, Vec::new());
+        let (mut records, mut uses) = (Vec::new(), Vec::new());
         let mut footprint = Footprint::default();
         run.phases(|run, phase| {
             let (subject, work) = (run.subject.clone(), run.work(phase));
@@ -297,17 +290,19 @@ impl Driver<'_> {
                 footprint.write(&mut record);
                 records.push(record);
                 uses.push(race.used);
-                total += race.used;
             }
             Ok(())
         })?;
         run.verify()?;
-        for (record, used) in records.iter_mut().zip(uses) {
-            let judged = if used.seconds < JUDGED_ALONE { total } else { used };
-            record.foreign_cpu = judged.foreign_share();
-            record.void = record.foreign_cpu.is_some_and(|share| share > self.config.foreign_limit);
+        for (record, share) in records.iter_mut().zip(foreign_shares(&uses)) {
+            record.foreign_cpu = share;
+            record.void = self.is_void(share);
         }
         Ok(records)
+    }
+
+    fn is_void(&self, foreign_share: Option<f64>) -> bool {
+        foreign_share.is_some_and(|share| share > self.config.foreign_limit)
     }
 
     /// The passes that are run once, and the medians.
@@ -329,7 +324,7 @@ impl Driver<'_> {
         };
         let mut phases = Vec::new();
         for (at, &phase) in self.phases.iter().enumerate() {
-            let rounds: Vec<_> = rounds.iter().filter_map(|round| round[at].clone()).collect();
+            let rounds: Vec<_> = rounds.iter().map(|round| round[at].clone()).collect();
             let mut summary = summary(&rounds);
             if let Some(latency) = latencies.get(at) {
                 latency.write(&mut summary);
@@ -360,7 +355,7 @@ impl Driver<'_> {
         let clock = clock_cost();
         machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
         let mut run = Run::new(self, entry, false)?;
-        let mut latencies = Vec::new();
+        let (mut latencies, mut uses) = (Vec::new(), Vec::new());
         run.phases(|run, phase| {
             let (subject, work) = (run.subject.clone(), run.work(phase));
             let race =
@@ -370,15 +365,15 @@ impl Driver<'_> {
                 for one in race.results {
                     all.add(one).expect("equal bounds");
                 }
-                let void = race
-                    .used
-                    .foreign_share()
-                    .is_some_and(|share| share > self.config.foreign_limit);
-                latencies.push(Latency { all, void });
+                latencies.push(Latency { all, void: false });
+                uses.push(race.used);
             }
             Ok(())
         })?;
         run.verify()?;
+        for (latency, share) in latencies.iter_mut().zip(foreign_shares(&uses)) {
+            latency.void = self.is_void(share);
+        }
         Ok(latencies)
     }
 
@@ -434,7 +429,7 @@ impl Driver<'_> {
 struct Rounds {
     entry: Entry,
     repeated: usize,
-    rounds: Vec<Vec<Option<Record>>>,
+    rounds: Vec<Vec<Record>>,
 }
 
 impl Rounds {
@@ -540,6 +535,14 @@ impl<'a> Run<'a> {
         })?;
         Ok(())
     }
+}
+
+/// Processors that others kept busy in each phase. Short phases are given the share of all phases together.
+fn foreign_shares(phases: &[CpuUse]) -> Vec<Option<f64>> {
+    let mut total = CpuUse { foreign: Some(0.0), ..CpuUse::default() };
+    phases.iter().for_each(|used| total += *used);
+    let judged = phases.iter().map(|used| if used.seconds < JUDGED_ALONE { &total } else { used });
+    judged.map(CpuUse::foreign_share).collect()
 }
 
 /// Space that a table takes.
@@ -879,6 +882,16 @@ mod tests {
         assert_eq!(count(Phase::GetMany, &keys), 6);
         assert_eq!(count(Phase::GetMany, &keys[..155]), 1);
         assert_eq!(count(Phase::GetMany, &keys[..150]), 0);
+    }
+
+    #[test]
+    fn short_phases_are_judged_together() {
+        let used = |seconds, foreign| CpuUse { seconds, own: 0.0, foreign };
+        let long = [used(1.0, Some(0.5)), used(0.1, Some(0.1)), used(0.9, Some(0.0))];
+        // The second took ten ticks, which says little of itself: 0.6 s of 2 s together.
+        assert_eq!(foreign_shares(&long), [Some(0.5), Some(0.3), Some(0.0)]);
+        assert_eq!(foreign_shares(&[used(1.0, None), used(0.1, Some(0.0))]), [None, None]);
+        assert_eq!(foreign_shares(&[]), []);
     }
 
     #[test]

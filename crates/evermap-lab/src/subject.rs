@@ -445,7 +445,7 @@ pub struct Setup {
 }
 
 /// Memory that the hungriest table and the driver take for a key, bytes.
-const BYTES_PER_KEY: u64 = 96;
+const BYTES_PER_KEY: u64 = 128;
 
 impl Setup {
     /// A table for `keys` keys; its size is not known to it beforehand, and nothing is counted. The emulated
