@@ -10,6 +10,8 @@
 pub mod index;
 pub mod key;
 pub mod record;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
