@@ -7,6 +7,8 @@
 //! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
 //! [`record`] (variable-length keys in the heap).
 
+pub mod fingerprint;
+pub mod hash;
 pub mod index;
 pub mod key;
 pub mod record;
@@ -14,5 +16,6 @@ pub mod record;
 pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
+pub use hash::dash::DashEh;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key};
