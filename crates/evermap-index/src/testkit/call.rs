@@ -7,9 +7,9 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{Guard, Result};
 
 use super::keys::Numbered;
-use super::random::Random;
-use super::{Instance, Stats};
+use super::{Instance, Stats, chance};
 use crate::{Action, Change, Intent};
+use evermap_pm::sim::rng::Rng;
 
 /// One operation on one key. Keys and words are numbers; see [`Instance::word`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,29 +63,29 @@ impl Verb {
     /// A random verb. `current` is what the key is probably bound to, `grow` the percentage of verbs that may
     /// add it, and `word` makes the words to put.
     pub fn random(
-        random: &mut Random,
+        random: &mut Rng,
         current: Option<u64>,
-        grow: usize,
-        word: &mut impl FnMut(&mut Random) -> u64,
+        grow: u64,
+        word: &mut impl FnMut(&mut Rng) -> u64,
     ) -> Self {
         let (fresh, other) = (word(random), word(random));
         let expected = match current {
-            Some(current) if random.chance(70) => current,
+            Some(current) if chance(random, 70) => current,
             _ => other,
         };
         let choice = random.below(5);
-        if random.chance(20) {
+        if chance(random, 20) {
             Verb::Get
-        } else if random.chance(grow) {
-            let absent = random.pick(&[Action::Keep, Action::Put(other), Action::Remove]);
-            let present = random.pick(&[Action::Keep, Action::Put(fresh), Action::Remove]);
+        } else if chance(random, grow) {
+            let absent = *random.pick(&[Action::Keep, Action::Put(other), Action::Remove]);
+            let present = *random.pick(&[Action::Keep, Action::Put(fresh), Action::Remove]);
             match choice {
                 0 | 1 => Verb::Insert(fresh),
                 2 | 3 => Verb::Upsert(fresh),
                 _ => Verb::Mutate { intent: Intent::MayInsert, absent, present },
             }
         } else {
-            let present = random.pick(&[Action::Keep, Action::Put(fresh), Action::Remove]);
+            let present = *random.pick(&[Action::Keep, Action::Put(fresh), Action::Remove]);
             let absent = Action::Put(fresh);
             match choice {
                 0 => Verb::Update(fresh),
@@ -159,6 +159,9 @@ pub(crate) struct Driver<'a, K: Numbered> {
 #[derive(Default)]
 pub(crate) struct Records(Mutex<HashMap<u64, u64>>);
 
+/// How often a closure was called, and the word it was shown last.
+type Seen = (u32, Option<u64>);
+
 /// A word that no record has.
 const NO_RECORD: u64 = u64::MAX;
 
@@ -196,19 +199,14 @@ impl<'a, K: Numbered> Driver<'a, K> {
             self.forget(old);
             self.instance.retire(old, &guard);
         }
-        match seen {
-            Some((1, shown)) if shown == change.old => {}
-            Some((0, _)) if change == Change::default() => {
-                if !matches!(call.verb, Verb::Mutate { intent: Intent::ExistingOnly, .. }) {
-                    return Err("the closure was not called".into());
-                }
-            }
-            Some((times, shown)) => {
-                return Err(format!(
-                    "the closure was called {times} times, shown {shown:?} last, and the change says {change:?}"
-                ));
-            }
-            None => {}
+        let expected = match (call.verb, change.old) {
+            (Verb::Mutate { intent: Intent::ExistingOnly, .. }, None) => (0, None),
+            (Verb::Mutate { .. }, old) => (1, old),
+            _ => (0, None),
+        };
+        if seen != expected {
+            let ((times, shown), change) = (seen, Told(told));
+            return Err(format!("the closure was called {times} times, shown {shown:?}: {change}"));
         }
         Ok(Some(told))
     }
@@ -220,16 +218,15 @@ impl<'a, K: Numbered> Driver<'a, K> {
         answer.map(|change| change.new).ok_or_else(|| format!("{call}: no space to read"))
     }
 
-    /// The operation itself, on real words; `made` receives the numbers and words it could put. For a mutate
-    /// the answer has also how often the closure ran and what it saw last.
-    #[allow(clippy::type_complexity)] // a pair of pairs, taken apart at once
+    /// The operation itself, on real words; `made` receives the numbers and words it could put. The answer has
+    /// also how often the closure of a mutate was called, and what it was shown last.
     fn on_words(
         &self,
         key: K::Ref<'_>,
         verb: Verb,
         made: &mut Vec<(u64, u64)>,
         guard: &Guard<'_>,
-    ) -> Result<(Change, Option<(u32, Option<u64>)>)> {
+    ) -> Result<(Change, Seen)> {
         let index = self.instance.index();
         let mut make = |tag| -> Result<u64> {
             // A closure may put the same word in both cases: that is one record.
@@ -266,10 +263,10 @@ impl<'a, K: Numbered> Driver<'a, K> {
                     seen = (seen.0 + 1, old);
                     if old.is_some() { present } else { absent }
                 })?;
-                return Ok((change, Some(seen)));
+                return Ok((change, seen));
             }
         };
-        Ok((change, None))
+        Ok((change, (0, None)))
     }
 
     /// The answers of `get_many`, asked for with more room than needed.

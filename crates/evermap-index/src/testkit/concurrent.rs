@@ -9,9 +9,9 @@ use super::call::{Call, Driver, Records, Told, Verb};
 use super::keys::{Numbered, Universe};
 use super::linearizability::{Clock, Event, check};
 use super::model::panicked;
-use super::random::Random;
-use super::{Config, Failure, Subject};
+use super::{Config, Failure, Subject, chance};
 use crate::{Action, Change, Intent};
+use evermap_pm::sim::rng::Rng;
 
 /// Runs `body` for each thread number, all at once, and collects what they answer. A panic is an error.
 pub(crate) fn threads<T: Send>(
@@ -75,8 +75,8 @@ fn unique_word(thread: usize, count: &mut u64) -> u64 {
 }
 
 /// Lets another thread go first now and then, so that few cores still give many interleavings.
-fn maybe_yield(random: &mut Random) {
-    if random.chance(5) {
+fn maybe_yield(random: &mut Rng) {
+    if chance(random, 5) {
         std::thread::yield_now();
     }
 }
@@ -91,14 +91,7 @@ pub fn histories<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Re
         let clock = Clock::default();
         let hot = &universe.keys[..1 + (seed % 4) as usize];
         let mut history: Vec<Event> = threads(config.threads, |thread| {
-            record(
-                driver,
-                universe,
-                hot,
-                &clock,
-                thread,
-                &mut Random::new(thread_seed(seed, thread)),
-            )
+            record(driver, universe, hot, &clock, thread, &mut Rng::new(thread_seed(seed, thread)))
         })?
         .concat();
         // What is there in the end is part of the story.
@@ -115,7 +108,7 @@ fn record<K: Numbered>(
     hot: &[u64],
     clock: &Clock,
     thread: usize,
-    random: &mut Random,
+    random: &mut Rng,
 ) -> Result<Vec<Event>, String> {
     const CALLS: usize = 1000;
     let mut events = Vec::new();
@@ -123,13 +116,13 @@ fn record<K: Numbered>(
     let mut words = 0;
     while events.len() < CALLS {
         maybe_yield(random);
-        if random.chance(5) {
+        if chance(random, 5) {
             let keys: BTreeSet<u64> =
-                hot.iter().copied().chain((0..12).map(|_| random.pick(&universe.keys))).collect();
+                hot.iter().copied().chain((0..12).map(|_| *random.pick(&universe.keys))).collect();
             events.extend(timed_many(driver, clock, thread, keys.into_iter().collect())?);
             continue;
         }
-        let key = if random.chance(60) { random.pick(hot) } else { random.pick(&universe.keys) };
+        let key = if chance(random, 60) { *random.pick(hot) } else { *random.pick(&universe.keys) };
         // Growth and shrinkage in turn.
         let grow = if events.len() % 300 < 180 { 60 } else { 20 };
         let current = known.get(&key).copied();
@@ -180,7 +173,7 @@ pub fn storm<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
     rounds("storm", 6 * config.scale, subject, config, |driver, universe, seed| {
         let keys = &universe.keys[..8];
         let changes = threads(config.threads, |thread| {
-            blow(driver, keys, 8000, thread, &mut Random::new(thread_seed(seed, thread)))
+            blow(driver, keys, 8000, thread, &mut Rng::new(thread_seed(seed, thread)))
         })?;
         settle(driver, keys, &changes.concat())
     })
@@ -192,7 +185,7 @@ pub(crate) fn blow<K: Numbered>(
     keys: &[u64],
     calls: usize,
     thread: usize,
-    random: &mut Random,
+    random: &mut Rng,
 ) -> Result<Vec<(u64, Change)>, String> {
     let mut words = 0;
     let mut seen = 0;
@@ -208,12 +201,12 @@ pub(crate) fn blow<K: Numbered>(
             5 => Verb::Remove,
             6 => Verb::RemoveIf(seen),
             _ => Verb::Mutate {
-                intent: random.pick(&[Intent::MayInsert, Intent::ExistingOnly]),
+                intent: *random.pick(&[Intent::MayInsert, Intent::ExistingOnly]),
                 absent: Action::Put(word),
-                present: random.pick(&[Action::Put(word), Action::Remove]),
+                present: *random.pick(&[Action::Put(word), Action::Remove]),
             },
         };
-        let call = Call { key: random.pick(keys), verb };
+        let call = Call { key: *random.pick(keys), verb };
         let answer = driver.call(&call).map_err(|what| format!("{call}: {what}"))?;
         let change = answer.ok_or_else(|| format!("{call}: no space"))?;
         if change != verb.apply(change.old) {
@@ -270,7 +263,7 @@ pub fn growth<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Resul
         let writers = config.threads.div_ceil(2);
         let writing = AtomicUsize::new(writers);
         threads(config.threads.max(2), |thread| {
-            let random = &mut Random::new(thread_seed(seed, thread));
+            let random = &mut Rng::new(thread_seed(seed, thread));
             if thread < writers {
                 let _done = Done(&writing);
                 let own: Vec<u64> =
@@ -327,7 +320,7 @@ impl Plan {
 
     /// Inserts the stable keys.
     pub(crate) fn settle_stable<K: Numbered>(&self, driver: &Driver<'_, K>) -> Result<(), String> {
-        let mut random = Random::new(0);
+        let mut random = Rng::new(0);
         match self.fill(driver, &self.stable, 0, &mut random)?.len() {
             len if len == self.stable.len() => Ok(()),
             len => Err(format!("no space for key {}", len + 1)),
@@ -340,7 +333,7 @@ impl Plan {
         driver: &Driver<'_, K>,
         keys: &[u64],
         nonce: u64,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> Result<Vec<u64>, String> {
         let mut inserted = Vec::new();
         for &key in keys {
@@ -362,11 +355,11 @@ impl Plan {
         driver: &Driver<'_, K>,
         mut keys: Vec<u64>,
         nonce: u64,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> Result<(), String> {
         while !keys.is_empty() {
             maybe_yield(random);
-            let key = keys.swap_remove(random.below(keys.len()));
+            let key = keys.swap_remove(random.below(keys.len() as u64) as usize);
             let call = Call { key, verb: Verb::Remove };
             let due = call.verb.apply(Some(self.word_of(key, nonce)));
             match driver.call(&call).map_err(|what| format!("{call}: {what}"))? {
@@ -386,7 +379,7 @@ impl Plan {
         driver: &Driver<'_, K>,
         keys: &[u64],
         nonce: u64,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> Result<(), String> {
         const CALLS: usize = 20_000;
         let cycles = (CALLS / 2 / keys.len()).clamp(2, 40) as u64;
@@ -403,10 +396,10 @@ impl Plan {
         &self,
         driver: &Driver<'_, K>,
         nonce: u64,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> Result<(), String> {
         for _ in 0..20 {
-            let key = random.pick(&self.stable);
+            let key = *random.pick(&self.stable);
             let call = Call { key, verb: Verb::Update(self.word_of(key, nonce)) };
             let answer = driver.call(&call).map_err(|what| format!("{call}: {what}"))?;
             let change = answer.ok_or_else(|| format!("{call}: no space"))?;
@@ -420,18 +413,18 @@ impl Plan {
         &self,
         driver: &Driver<'_, K>,
         writing: &AtomicUsize,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> Result<(), String> {
-        let either = |random: &mut Random| {
-            let keys = random.pick(&[&self.stable, &self.passing]);
-            random.pick(keys)
+        let either = |random: &mut Rng| {
+            let keys = *random.pick(&[&self.stable, &self.passing]);
+            *random.pick(keys)
         };
         loop {
             // Acquire: pairs with `Done`, so that the last round reads the final state.
             let last = writing.load(Ordering::Acquire) == 0;
             for _ in 0..300 {
                 maybe_yield(random);
-                let key = random.pick(&self.stable);
+                let key = *random.pick(&self.stable);
                 self.judge(key, driver.get(key)?)?;
             }
             for _ in 0..30 {

@@ -1,6 +1,6 @@
 //! Wrong words in a region.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use evermap_pm::{Medium, PmU64};
@@ -11,10 +11,10 @@ use super::model::panicked;
 use super::persistence::{
     PoolInstance, PoolSubject, image, open, restore, small_pool, spread_keys,
 };
-use super::random::Random;
 use super::{Config, Failure, Instance, Stop};
 use crate::record::OFFSET_MASK;
 use crate::{Index, Persistent};
+use evermap_pm::sim::rng::Rng;
 
 /// Puts wrong values into the words of a small pool, one at a time: zero, all ones, a random number, the
 /// word before it. Opening, reading, writing, sweeping and checking may then answer errors and find less, but
@@ -26,29 +26,35 @@ use crate::{Index, Persistent};
 /// # Errors
 /// The wrong word, and what it led to.
 pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
-    const TRIALS: usize = 1200;
+    const TRIALS: usize = 3000;
     for stop in [Stop::Clean, Stop::Unclean] {
         let name = if stop == Stop::Clean { "closed pool" } else { "pool not closed" };
         let fail = |what| Failure::new::<K>("damage", name, config.seed, what);
         let patient = prepare::<K, P>(subject, stop, config.seed).map_err(fail)?;
         let whole = exercise::<K, P>(&patient, None, u64::MAX)
             .map_err(|what| fail(format!("undamaged: {what}")))?;
-        let random = &mut Random::new(config.seed);
+        let random = &mut Rng::new(config.seed);
         let mut wounds = wounds(&patient.image, &whole.loaded, random);
-        let count = wounds.len().min(TRIALS * config.scale);
-        for place in 0..count {
-            let other = place + random.below(wounds.len() - place);
-            wounds.swap(place, other);
-            // Damage may cost retries and rebuilding, but not without bound.
-            let budget = whole.steps * 20 + 100_000;
-            let wound = &wounds[place];
+        random.shuffle(&mut wounds);
+        // Damage may cost retries and rebuilding, but not without bound.
+        let budget = whole.steps * 20 + 100_000;
+        // One mistake shows in many words: an example of each is enough.
+        let mut mistakes: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        for wound in wounds.iter().take(TRIALS * config.scale) {
             let run = || exercise::<K, P>(&patient, Some(wound), budget);
             let result = catch_unwind(AssertUnwindSafe(run));
-            let result = result.unwrap_or_else(|panic| Err(panicked(panic)));
-            result.map_err(|what| {
+            if let Err(what) = result.unwrap_or_else(|panic| Err(panicked(panic))) {
                 let (offset, was) = (wound.offset, patient.image[wound.offset as usize / 8]);
-                fail(format!("word at {offset:#x} set from {was:#x} to {:#x}: {what}", wound.value))
-            })?;
+                let example =
+                    format!("word at {offset:#x} set from {was:#x} to {:#x}", wound.value);
+                mistakes.entry(what).or_insert((0, example)).0 += 1;
+            }
+        }
+        if !mistakes.is_empty() {
+            let lines = mistakes.iter().map(|(what, (times, example))| {
+                format!("\n  {what} ({times} times, such as {example})")
+            });
+            return Err(fail(lines.collect()));
         }
     }
     Ok(())
@@ -89,13 +95,13 @@ struct Wound {
     value: u64,
 }
 
-fn wounds(image: &[u64], offsets: &[u64], random: &mut Random) -> Vec<Wound> {
+fn wounds(image: &[u64], offsets: &[u64], random: &mut Rng) -> Vec<Wound> {
     let mut wounds = Vec::new();
     for &offset in offsets {
         let place = offset as usize / 8;
         let Some(&word) = image.get(place) else { continue };
         let beside = image[place.saturating_sub(1)];
-        for value in [0, u64::MAX, random.bits(), beside] {
+        for value in [0, u64::MAX, random.draw(), beside] {
             if value != word {
                 wounds.push(Wound { offset, value });
             }
@@ -145,19 +151,18 @@ fn operate<K: Numbered, I: Index<K> + Persistent<Limited>>(
     const STRANGERS: usize = 20;
     let mut words: HashMap<u64, Vec<u64>> =
         patient.pairs.iter().map(|&(number, word)| (number, vec![word])).collect();
+    // A word that is no record cannot be told from a damaged one.
+    let strict = K::WORDS_ARE_RECORDS || undamaged;
     let judge = |number: u64, found: Option<u64>, words: &HashMap<u64, Vec<u64>>| {
         let put = words.get(&number).map_or(&[][..], Vec::as_slice);
+        let known = |word: u64| put.iter().any(|put| (put ^ word) & OFFSET_MASK == 0);
         match found {
-            Some(word) if !put.iter().any(|put| (put ^ word) & OFFSET_MASK == 0) => {
-                // A word that is no record cannot be told from a damaged one.
-                if K::WORDS_ARE_RECORDS || undamaged {
-                    return Err(format!("key {number} answers {word:#x}, never put for it"));
-                }
+            Some(word) if strict && !known(word) => {
+                Err(format!("key {number} answers {word:#x}, never put for it"))
             }
-            None if undamaged && !put.is_empty() => return Err(format!("key {number} is missing")),
-            _ => {}
+            None if undamaged && !put.is_empty() => Err(format!("key {number} is missing")),
+            _ => Ok(()),
         }
-        Ok(())
     };
     let (pool, index) = (&instance.pool, &instance.index);
     let numbers: Vec<u64> = patient
@@ -203,7 +208,7 @@ fn operate<K: Numbered, I: Index<K> + Persistent<Limited>>(
     }
     let _ = index.stats(&pool.pin());
     let wrong = Instance::<K>::audit(instance);
-    if undamaged && !pool.needs_sweep() && !wrong.is_empty() {
+    if undamaged && pool.is_swept() && !wrong.is_empty() {
         return Err(format!("audit: {}", wrong.join("; ")));
     }
     let _ = pool.close();

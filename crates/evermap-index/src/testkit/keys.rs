@@ -2,9 +2,9 @@
 
 use evermap_pm::Medium;
 
-use super::random::Random;
 use crate::Key;
 use crate::key::{Bytes, BytesRef};
+use evermap_pm::sim::rng::Rng;
 
 /// A kind of key of which the kit can make the one with any number.
 pub trait Numbered: Key {
@@ -173,9 +173,9 @@ fn well_hashed() -> Vec<Universe> {
 
 /// For [`Plain`].
 fn chosen_hashes() -> Vec<Universe> {
-    let mut random = Random::new(0x5eed);
+    let mut random = Rng::new(0x5eed);
     let mut draw = |count, keep: u64, base: u64| -> Vec<u64> {
-        (0..count).map(|_| base | random.bits() & keep).collect()
+        (0..count).map(|_| base | random.draw() & keep).collect()
     };
     let base = 0x9a3c_55f0_1e87_b2d4;
     let (top, middle, bottom) = (0xffff_f000_0000_0000, 0x0000_0fff_fff0_0000, 0xf_ffff);
@@ -191,9 +191,9 @@ fn chosen_hashes() -> Vec<Universe> {
 
 /// For [`Coarse`], and for byte strings: so every number is at least [`COARSE_FROM`].
 fn equal_hashes() -> Vec<Universe> {
-    let mut random = Random::new(0xc0a5e);
+    let mut random = Rng::new(0xc0a5e);
     let same = |high: u64, count: u64| (0..count).map(move |i| high << 32 | i);
-    let groups: Vec<u64> = (0..40).map(|_| random.bits() >> 32 | 1 << 31).collect();
+    let groups: Vec<u64> = (0..40).map(|_| random.draw() >> 32 | 1 << 31).collect();
     vec![
         Universe::new("one hash", true, same(0x9a3c_55f0, 100)),
         Universe::new("all-ones hash", true, same(u64::MAX >> 32, 100)),

@@ -271,8 +271,8 @@ fn until(events: &[Event], moment: u64) -> Vec<Event> {
 #[cfg(test)]
 mod tests {
     use super::super::call::Verb;
-    use super::super::random::Random;
     use super::*;
+    use evermap_pm::sim::rng::Rng;
 
     fn event(thread: usize, begin: u64, end: u64, verb: Verb, answer: Change) -> Event {
         Event { thread, call: Call { key: 7, verb }, begin, end, answer: Some(answer) }
@@ -383,16 +383,16 @@ mod tests {
 
     /// A history that `threads` callers of a correct map could have seen: each call takes effect somewhere
     /// between its beginning and its end.
-    fn simulate(random: &mut Random, threads: usize, calls: usize, keys: usize) -> Vec<Event> {
+    fn simulate(random: &mut Rng, threads: usize, calls: usize, keys: usize) -> Vec<Event> {
         let (mut map, mut next_word, mut time) = (BTreeMap::new(), 0, 0);
         let mut running: Vec<Option<Event>> = vec![None; threads];
         let mut history = Vec::new();
         while history.len() < calls {
             time += 1;
-            let thread = random.below(threads);
+            let thread = random.below(threads as u64) as usize;
             match running[thread] {
                 None => {
-                    let key = random.below(keys) as u64;
+                    let key = random.below(keys as u64);
                     let verb = Verb::random(random, map.get(&key).copied(), 50, &mut |_| {
                         next_word += 1;
                         next_word
@@ -421,9 +421,9 @@ mod tests {
 
     #[test]
     fn accepts_every_history_of_a_correct_map() {
-        let mut random = Random::new(1);
+        let mut random = Rng::new(1);
         for round in 0..300 {
-            let (threads, keys) = (1 + random.below(6), 1 + random.below(3));
+            let (threads, keys) = (1 + random.below(6) as usize, 1 + random.below(3) as usize);
             let history = simulate(&mut random, threads, 200, keys);
             if let Err(violation) = check(&history, &BTreeMap::new()) {
                 panic!("round {round}: {violation}");
@@ -434,18 +434,18 @@ mod tests {
     /// One answer in a correct history is replaced by another plausible one.
     #[test]
     fn rejects_nearly_every_history_with_one_wrong_answer() {
-        let mut random = Random::new(2);
+        let mut random = Rng::new(2);
         let (mut tried, mut rejected) = (0, 0);
         while tried < 1000 {
             let mut history = simulate(&mut random, 4, 60, 2);
-            let place = random.below(60);
+            let place = random.below(60) as usize;
             let key = history[place].call.key;
             let words: Vec<Option<u64>> = history
                 .iter()
                 .filter(|event| event.call.key == key)
                 .flat_map(|event| event.answer.map_or([None; 2], |change| [change.old, change.new]))
                 .collect();
-            let old = random.pick(&words);
+            let old = *random.pick(&words);
             if history[place].answer.is_some_and(|answer| answer.old == old) {
                 continue;
             }

@@ -25,6 +25,7 @@
 
 use std::fmt;
 
+use evermap_pm::sim::rng::Rng;
 use evermap_pm::{Guard, Result};
 
 use crate::{Index, Key, Stats};
@@ -38,7 +39,6 @@ mod limited;
 pub mod linearizability;
 pub mod model;
 pub mod persistence;
-pub mod random;
 pub mod reference;
 
 #[cfg(test)]
@@ -172,6 +172,11 @@ impl Config {
     }
 }
 
+/// True in `percent` of 100 cases.
+fn chance(random: &mut Rng, percent: u64) -> bool {
+    random.below(100) < percent
+}
+
 /// What a part of the kit found wrong, in words.
 pub struct Failure(String);
 
@@ -179,6 +184,16 @@ impl Failure {
     fn new<K>(part: &str, universe: &str, seed: u64, what: impl fmt::Display) -> Self {
         let kind = std::any::type_name::<K>();
         Failure(format!("{part}, {kind} keys, {universe}, seed {seed}: {what}"))
+    }
+
+    /// All failures as one.
+    ///
+    /// # Errors
+    /// If there is any.
+    pub fn any(results: impl IntoIterator<Item = Result<(), Failure>>) -> Result<(), Failure> {
+        let failures: Vec<String> =
+            results.into_iter().filter_map(Result::err).map(|failure| failure.0).collect();
+        if failures.is_empty() { Ok(()) } else { Err(Failure(failures.join("\n\n"))) }
     }
 }
 
@@ -245,8 +260,9 @@ macro_rules! conformance {
         #[test]
         fn $part() -> ::std::result::Result<(), $crate::testkit::Failure> {
             let config = $crate::testkit::Config::from_env();
-            $($crate::testkit::$module::$part::<$kind, _>(&$subject, &config)?;)+
-            Ok(())
+            $crate::testkit::Failure::any([
+                $($crate::testkit::$module::$part::<$kind, _>(&$subject, &config)),+
+            ])
         }
     };
 }

@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::call::{Call, Driver, Records, Told, Verb};
 use super::keys::{Numbered, Universe};
-use super::random::Random;
-use super::{Config, Failure, Instance, Stop, Subject};
+use super::{Config, Failure, Instance, Stop, Subject, chance};
 use crate::Change;
+use evermap_pm::sim::rng::Rng;
 
 /// Runs random sequences over each of the kind's [universes](Numbered::universes): growth, churn and
 /// shrinkage in turn, with every operation of the trait, reopening and sweeping, and a comparison of the
@@ -21,7 +21,7 @@ pub fn model<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
     for universe in K::universes() {
         for round in 0..config.scale {
             let seed = config.seed_of(round);
-            let steps = generate(&mut Random::new(seed), &universe, K::WORDS_ARE_RECORDS);
+            let steps = generate(&mut Rng::new(seed), &universe, K::WORDS_ARE_RECORDS);
             let fails = |steps: &[Step]| run(subject, &universe, steps).err();
             if let Some(first) = fails(&steps) {
                 let text = report(&steps, first, fails);
@@ -59,23 +59,23 @@ impl fmt::Display for Step {
 }
 
 /// A percentage of verbs that may add keys, and steps for each key of the universe.
-const PHASES: [(usize, f64); 3] = [(85, 2.5), (45, 0.5), (8, 3.5)];
+const PHASES: [(u64, f64); 3] = [(85, 2.5), (45, 0.5), (8, 3.5)];
 /// How often all phases are gone through: growth after shrinkage differs from the first growth.
 const CYCLES: usize = 2;
 /// Fewest steps in a phase.
 const PHASE_MIN: usize = 200;
 
-fn generate(random: &mut Random, universe: &Universe, unique_words: bool) -> Vec<Step> {
+fn generate(random: &mut Rng, universe: &Universe, unique_words: bool) -> Vec<Step> {
     let mut model: BTreeMap<u64, u64> = BTreeMap::new();
     let mut steps = Vec::new();
     let mut words = 0;
-    let mut word = |random: &mut Random| {
+    let mut word = |random: &mut Rng| {
         words += 1;
         match random.below(8) {
             _ if unique_words => words,
             0 => 0,
             1 => u64::MAX,
-            2 => random.bits(),
+            2 => random.draw(),
             _ => words % 5,
         }
     };
@@ -86,8 +86,8 @@ fn generate(random: &mut Random, universe: &Universe, unique_words: bool) -> Vec
             if at % pause == pause - 1 {
                 steps.extend(interlude(random));
             }
-            if random.chance(3) {
-                let keys = (0..random.below(40)).map(|_| random.pick(&universe.keys)).collect();
+            if chance(random, 3) {
+                let keys = (0..random.below(40)).map(|_| *random.pick(&universe.keys)).collect();
                 steps.push(Step::GetMany(keys));
                 continue;
             }
@@ -103,22 +103,22 @@ fn generate(random: &mut Random, universe: &Universe, unique_words: bool) -> Vec
 }
 
 /// A key, most often one that `suits`.
-fn choose(random: &mut Random, universe: &Universe, suits: impl Fn(u64) -> bool) -> u64 {
-    let tries = if random.chance(70) { 20 } else { 1 };
-    let mut key = random.pick(&universe.keys);
+fn choose(random: &mut Rng, universe: &Universe, suits: impl Fn(u64) -> bool) -> u64 {
+    let tries = if chance(random, 70) { 20 } else { 1 };
+    let mut key = *random.pick(&universe.keys);
     for _ in 1..tries {
         if suits(key) {
             break;
         }
-        key = random.pick(&universe.keys);
+        key = *random.pick(&universe.keys);
     }
     key
 }
 
-fn interlude(random: &mut Random) -> Vec<Step> {
-    let stop = random.pick(&[Stop::Clean, Stop::Unclean]);
+fn interlude(random: &mut Rng) -> Vec<Step> {
+    let stop = *random.pick(&[Stop::Clean, Stop::Unclean]);
     match random.below(5) {
-        0 => vec![Step::Walk(random.below(20)), Step::Compare],
+        0 => vec![Step::Walk(random.below(20) as usize), Step::Compare],
         1 => vec![Step::Reopen(stop), Step::Compare],
         2 => vec![Step::Reopen(stop), Step::Sweep, Step::Compare],
         // Old space is not swept yet when the index is stopped again.
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn sequences_reach_everything() {
         let universe = &u64::universes()[3];
-        let steps = generate(&mut Random::new(1), universe, false);
+        let steps = generate(&mut Rng::new(1), universe, false);
         let mut model = BTreeMap::new();
         let (mut most, mut verbs) = (0, BTreeSet::new());
         let mut least_after_most = usize::MAX;

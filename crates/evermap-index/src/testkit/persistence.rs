@@ -12,10 +12,10 @@ use evermap_pm::{Guard, Medium, PmU64, Result};
 use super::call::{Call, Driver, Records, Told, Verb};
 use super::concurrent::{Done, Plan, blow, settle, thread_seed, threads};
 use super::keys::{Numbered, Universe};
-use super::random::Random;
 use super::{Config, Failure, Instance, Stop, Subject};
 use crate::record::{self, Header, OFFSET_MASK};
 use crate::{Index, Persistent, Visitor};
+use evermap_pm::sim::rng::Rng;
 
 /// How to make an index that lives in a pool.
 pub trait PoolSubject<K: Numbered>: Sync {
@@ -212,7 +212,7 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
             wrong.push(format!("{faults} frees or marks of what is no taken block"));
         }
         // Until the sweep, old blocks are neither taken nor free.
-        if !self.pool.needs_sweep() {
+        if self.pool.is_swept() {
             let mut reachable = Vec::new();
             match self.visit(K::WORDS_ARE_RECORDS, &mut |block| reachable.push(block)) {
                 Ok(()) => wrong.extend(compare_blocks(reachable, self.pool.allocated())),
@@ -279,7 +279,7 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
         let driver = &Driver::new(&instance, &records);
         let (left_over, writing) = (&left, AtomicUsize::new(1));
         let stormy = threads(4, |thread| {
-            let random = &mut Random::new(thread_seed(seed, thread + life as usize * 4));
+            let random = &mut Rng::new(thread_seed(seed, thread + life as usize * 4));
             match thread {
                 0 => instance.sweep().map_err(|error| format!("sweep: {error}"))?,
                 1 => return blow(driver, stormed, 2000, life as usize, random),
@@ -298,7 +298,7 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
             wrong if wrong.is_empty() => {}
             wrong => return Err(format!("audit in life {life}: {}", wrong.join("; "))),
         }
-        left = plan.fill(driver, &plan.passing, (life + 1) * 100, &mut Random::new(seed))?;
+        left = plan.fill(driver, &plan.passing, (life + 1) * 100, &mut Rng::new(seed))?;
         instance = subject
             .reopen(instance, Stop::Unclean)
             .map_err(|error| format!("cannot be opened: {error}"))?;
@@ -308,10 +308,10 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
 
 /// Numbers of keys with hashes that are spread as well as the kind allows.
 pub(crate) fn spread_keys<K: Numbered>(seed: u64) -> impl Iterator<Item = u64> {
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     // The kit's byte strings have bad hashes above.
     let limit = if K::WORDS_ARE_RECORDS { u64::MAX >> 1 } else { u64::MAX };
-    std::iter::repeat_with(move || random.bits() & limit)
+    std::iter::repeat_with(move || random.draw() & limit)
 }
 
 /// Fills a small pool until it is full, and asks that every answer stays right, that no error changes
