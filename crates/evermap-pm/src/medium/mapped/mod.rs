@@ -400,3 +400,25 @@ unsafe impl Medium for Mapped {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a machine with persistent memory the check of its regions passes, and this one must not.
+    #[test]
+    fn a_file_outside_persistent_memory_cannot_be_mapped_as_such() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("file");
+        let file = File::open(&path, true, Duration::ZERO).unwrap();
+        for flush in [FlushKind::Adr, FlushKind::Eadr] {
+            let options = MappedOptions { flush, ..MappedOptions::default() };
+            let error = map_file(&file, 0, &options).map(|_| ()).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Config(why) if why.contains("refused MAP_SYNC")),
+                "{error}"
+            );
+        }
+        map_file(&file, 0, &MappedOptions::default()).map(|_| ()).unwrap();
+    }
+}
