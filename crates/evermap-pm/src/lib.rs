@@ -23,6 +23,7 @@ pub mod heap;
 pub mod medium;
 pub mod pool;
 pub mod region;
+pub mod sim;
 pub mod sync;
 
 pub use cell::{PmU64, Pod};
