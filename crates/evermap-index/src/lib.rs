@@ -7,10 +7,15 @@
 //! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
 //! [`record`] (variable-length keys in the heap).
 
+pub mod fingerprint;
+pub mod hash;
 pub mod index;
 pub mod key;
 pub mod record;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
+pub use hash::dash::DashEh;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key};

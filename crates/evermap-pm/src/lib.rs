@@ -10,6 +10,8 @@
 //! * [`epoch`]: grace periods, so that a block is reused only when nobody can still see it;
 //! * [`pool`]: the four above as one object, which is what an index is built on.
 //!
+//! Beside them, [`fork`] notices that the process is a forked child, which must not write.
+//!
 //! Positions in a region are 48-bit *offsets*, never addresses. Every offset, length and count that
 //! was read from a region is checked before it is used.
 
@@ -21,6 +23,7 @@ pub mod heap;
 pub mod medium;
 pub mod pool;
 pub mod region;
+pub mod sim;
 pub mod sync;
 
 pub use cell::{PmU64, Pod};

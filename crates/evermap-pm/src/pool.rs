@@ -1,6 +1,7 @@
 //! A region, its heap and its epoch domain as one object: what an index is built on.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::epoch::EpochStats;
 use crate::heap::{Heap, HeapStats};
@@ -12,6 +13,7 @@ pub struct Pool<M: Medium> {
     region: Arc<Region<M>>,
     heap: Arc<Heap<M>>,
     epoch: Domain,
+    swept: AtomicBool,
 }
 
 impl<M: Medium> Pool<M> {
@@ -43,7 +45,8 @@ impl<M: Medium> Pool<M> {
         let heap = Arc::new(Heap::open(region.clone(), restore));
         let freer = heap.clone();
         let epoch = Domain::new(Box::new(move |offset| freer.free(offset)));
-        Arc::new(Pool { region, heap, epoch })
+        let swept = AtomicBool::new(!heap.needs_sweep());
+        Arc::new(Pool { region, heap, epoch, swept })
     }
 
     /// The medium underneath.
@@ -119,9 +122,11 @@ impl<M: Medium> Pool<M> {
         self.epoch.retire(offset, bytes as usize);
     }
 
-    /// Whether space from before an unclean stop waits for a [`sweep`](Pool::sweep).
-    pub fn needs_sweep(&self) -> bool {
-        self.heap.needs_sweep()
+    /// Whether all space is accounted for. After an unclean stop it is not, until a [`sweep`](Pool::sweep).
+    #[inline]
+    pub fn is_swept(&self) -> bool {
+        // Acquire: what the sweep recovered is visible to whoever builds on its being through.
+        self.swept.load(Ordering::Acquire)
     }
 
     /// Finds out which old blocks are taken, and makes the others available.
@@ -138,6 +143,7 @@ impl<M: Medium> Pool<M> {
         // blocks: let both end in the heap's notes before old extents open.
         self.epoch.drain();
         self.heap.finish_sweep();
+        self.swept.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -154,7 +160,7 @@ impl<M: Medium> Pool<M> {
         self.medium().store(&place[0], 0);
         self.medium().persist(place);
         // Without room for the snapshot, or before the sweep is through, the next open sweeps.
-        if !self.heap.needs_sweep() {
+        if self.is_swept() {
             match self.heap.save_snapshot() {
                 Err(error) if !error.is_no_space() => return Err(error),
                 _ => {}

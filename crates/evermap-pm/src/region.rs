@@ -31,6 +31,8 @@ pub(crate) const TABLE: u64 = 12288;
 pub const ROOTS: usize = 16;
 /// `state` of a region that was closed with everything durable. Anything else means open.
 const CLEAN: u64 = u64::from_le_bytes(*b"CLEAN\0\0\0");
+/// Longest file of zeros that is taken for a blank one.
+const BLANK_MAX: u64 = 64 << 20;
 /// Smallest and largest extent, bytes.
 const EXTENT_SIZES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
 
@@ -166,22 +168,32 @@ pub struct Region<M: Medium> {
     uuid: [u64; 2],
     extent_size: u64,
     extent_count: u64,
+    recover_all: bool,
     poisoned: AtomicBool,
     forked: crate::fork::ForkDetector,
 }
 
 impl<M: Medium> Region<M> {
-    /// Whether `medium` holds no region yet: it is empty, or its creation was interrupted.
+    /// Whether `medium` holds no region yet: it is empty or all zeros, or its creation was interrupted.
     pub fn is_blank(medium: &M) -> bool {
-        if medium.len() < TABLE {
-            return medium.len() == 0
-                || (0..medium.len() / 8)
-                    .all(|i| medium.at::<PmU64>(i * 8).is_some_and(|word| medium.load(word) == 0));
-        }
-        [0, SECOND_COPY].iter().all(|&copy| {
-            let words = medium.slice::<PmU64>(copy, 32).expect("below the table");
+        let zero = |from: u64, to: u64| {
+            let words = medium.slice::<PmU64>(from, (to - from) / 8).expect("below the length");
             words.iter().all(|word| medium.load(word) == 0)
-        })
+        };
+        let len = medium.len();
+        if len < TABLE {
+            return zero(0, len);
+        }
+        let second = medium.at::<Superblock>(SECOND_COPY).expect("below the table");
+        // The second copy is the first thing to be written that can be told from foreign data, and its
+        // magic word the last of it.
+        let begun = medium.load(&second.magic) == 0
+            && [0, Self::format_word()].contains(&medium.load(&second.format));
+        len <= BLANK_MAX && begun && zero(0, SECOND_COPY) && zero(TABLE, len)
+    }
+
+    fn format_word() -> u64 {
+        u64::from(FORMAT) | u64::from(BYTE_ORDER) << 32
     }
 
     /// Makes a region of a blank medium.
@@ -200,9 +212,11 @@ impl<M: Medium> Region<M> {
         let region = Region {
             generation: 1,
             seed: config.seed.unwrap_or_else(random),
-            uuid: [random(), random()],
+            // A chosen seed makes everything reproducible.
+            uuid: config.seed.map_or_else(|| [random(), random()], |seed| [seed, !seed]),
             extent_size,
             extent_count,
+            recover_all: false,
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
@@ -234,21 +248,31 @@ impl<M: Medium> Region<M> {
     fn write_superblock(&self, at: u64) {
         let m = &self.medium;
         let copy = m.at::<Superblock>(at).expect("below the table");
-        m.store(&copy.magic, MAGIC);
-        m.store(&copy.format, u64::from(FORMAT) | u64::from(BYTE_ORDER) << 32);
+        m.store(&copy.format, Self::format_word());
         m.store(&copy.uuid[0], self.uuid[0]);
         m.store(&copy.uuid[1], self.uuid[1]);
         m.store(&copy.extent_size, self.extent_size);
         m.store(&copy.extent_count, self.extent_count);
         m.store(&copy.seed, self.seed);
-        m.store(&copy.check, Self::superblock_check(m, at));
+        m.store(&copy.check, self.check_with_magic(at));
         m.persist(copy);
+        // Last, because it says that the rest is complete.
+        m.store(&copy.magic, MAGIC);
+        m.persist(&copy.magic);
     }
 
-    fn superblock_check(medium: &M, at: u64) -> u64 {
+    /// The checksum that the copy at `at` will have once its magic word is there.
+    fn check_with_magic(&self, at: u64) -> u64 {
+        let mut bytes = Self::superblock_bytes(&self.medium, at);
+        bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+        u64::from(crc32c::crc32c(&bytes))
+    }
+
+    /// A copy without its checksum.
+    fn superblock_bytes(medium: &M, at: u64) -> [u8; 248] {
         let mut bytes = [0; 248];
         medium.read_bytes(medium.slice(at, 31).expect("below the table"), &mut bytes);
-        u64::from(crc32c::crc32c(&bytes))
+        bytes
     }
 
     /// Opens the region in `medium`, and makes everything stamped by earlier openers stale.
@@ -277,12 +301,14 @@ impl<M: Medium> Region<M> {
             uuid,
             extent_size,
             extent_count,
+            recover_all: false,
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
         };
         region.check_length(on_suspect)?;
         let opened = region.take_over(identity, on_suspect)?;
+        region.recover_all = opened.recover_all;
         for copy in [SECOND_COPY, 0] {
             // A copy that does not verify was damaged, or its write was interrupted: mend it from the other.
             if !Self::superblock_verifies(&region.medium, copy) {
@@ -295,7 +321,8 @@ impl<M: Medium> Region<M> {
     fn superblock_verifies(medium: &M, at: u64) -> bool {
         let Some(copy) = medium.at::<Superblock>(at) else { return false };
         medium.load(&copy.magic) == MAGIC
-            && medium.load(&copy.check) == Self::superblock_check(medium, at)
+            && medium.load(&copy.check)
+                == u64::from(crc32c::crc32c(&Self::superblock_bytes(medium, at)))
     }
 
     /// The copy to believe.
@@ -414,6 +441,12 @@ impl<M: Medium> Region<M> {
     #[inline(always)]
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Whether stamps of earlier openers can be taken for this one's: structures then recover everything when
+    /// they are opened. Happens once in 65,535 openings, and when the generation was damaged.
+    pub fn must_recover_all(&self) -> bool {
+        self.recover_all
     }
 
     /// Seed of the placement hash.

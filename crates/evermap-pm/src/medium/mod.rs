@@ -16,9 +16,17 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::{PmU64, Pod, Result};
 
+mod counted;
 mod dram;
+mod emulated;
+mod flush;
+mod mapped;
 
+pub use counted::{Counted, Counts};
 pub use dram::{Dram, Pages};
+pub use emulated::{Delays, Emulated};
+pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
+pub use mapped::{FlushKind, Mapped, MappedOptions, PageReport, describe_address};
 
 /// Bytes in a cache line: the unit that flushes move and within which stores persist in program order.
 pub const LINE: u64 = 64;
@@ -67,9 +75,11 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// `NoSpace` when the file system or the capacity is exhausted; nothing has changed then.
+    #[track_caller]
     fn grow(&self, len: u64) -> Result<()>;
 
     /// Gives the pages wholly inside `range` back to the system. They read as zero or as before.
+    #[track_caller]
     fn discard(&self, range: Range<u64>);
 
     /// Makes discarded pages usable again without the risk of a full disk: call it before storing to a
@@ -88,6 +98,7 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// `Io` when the system reports that data could not be written. The data must then be presumed lost.
+    #[track_caller]
     fn sync(&self) -> Result<()>;
 
     /// Short name for reports: `dram`, `process`, `forced`, `sim`, ...
@@ -103,6 +114,7 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
 
     /// Tells the simulator where the program is. Nothing on other media.
     #[inline(always)]
+    #[track_caller]
     fn note(&self, _note: Note) {}
 
     /// Loads a word; what was stored before the store that this reads is visible afterwards (acquire).

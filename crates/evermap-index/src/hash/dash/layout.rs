@@ -1,0 +1,428 @@
+//! What Dash keeps in the region. The pictures are in the documentation of the types.
+
+use evermap_pm::{PmU64, pod};
+
+use crate::hash::directory::DEPTH_MAX;
+
+/// Slots that a bucket has room for; a geometry may use fewer.
+pub const SLOTS_MAX: usize = 14;
+/// Bytes in a bucket.
+pub const BUCKET_BYTES: u64 = 256;
+/// Bytes before the first bucket of a segment.
+pub const HEADER_BYTES: u64 = 256;
+
+pod! {
+    /// A record: 16 bytes, within one cache line.
+    pub struct Slot: 16 {
+        /// The key, or its hash.
+        pub key: PmU64,
+        /// The value, or where it is.
+        pub word: PmU64,
+    }
+}
+
+pod! {
+    /// A bucket: a header of half a cache line, and 14 slots.
+    ///
+    /// ```text
+    /// byte   0  version        see `Version`; never flushed
+    /// byte   8  fingerprints   of slots 0 to 13, one byte each;
+    /// byte  22                 then two overflow fingerprints
+    /// byte  24  meta           see `Meta`; storing it commits an insert or a delete
+    /// byte  32  slots 0, 1     in the same line: inserting here takes one flush
+    /// byte  64  slots 2 to 13
+    /// ```
+    ///
+    /// In a bucket of a chain, `version` is the offset of the next one.
+    pub struct Bucket: 256 {
+        /// Lock, version and what readers need to know first.
+        pub version: PmU64,
+        /// A hash byte for each slot, and two for records in the stash.
+        pub fingerprints: [PmU64; 2],
+        /// Which slots hold records.
+        pub meta: PmU64,
+        /// The records.
+        pub slots: [Slot; SLOTS_MAX],
+    }
+}
+
+/// Slots that share the header's cache line.
+pub const HEADER_LINE_SLOTS: usize = 2;
+const _: () = assert!(std::mem::offset_of!(Bucket, slots) + HEADER_LINE_SLOTS * 16 == 64);
+
+pod! {
+    /// The first part of a segment.
+    pub struct Header: 256 {
+        /// `Header::MAGIC`.
+        pub magic: PmU64,
+        /// Which hashes belong here: see [`Shape`].
+        pub shape: PmU64,
+        /// The opener that recovered this segment. Not flushed: every opener begins with all segments stale.
+        pub generation: PmU64,
+        /// First bucket of the chain that takes what the stash cannot: an offset, 0 for none.
+        pub chain: PmU64,
+        reserved: [PmU64; 28],
+    }
+}
+
+impl Header {
+    /// "DASHSEG" and a version byte.
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"DASHSEG\x01");
+}
+
+pod! {
+    /// A segment: `B` normal buckets, then `S` stash buckets. The first stash bucket's lock guards the stash.
+    pub struct Segment<const B: usize, const S: usize> {
+        /// Identity and shape.
+        pub header: Header,
+        /// Where records belong: in their home bucket or the one after it.
+        pub normal: [Bucket; B],
+        /// Where records go when both are full.
+        pub stash: [Bucket; S],
+    }
+}
+
+const _: () = assert!(std::mem::size_of::<Segment<64, 2>>() == 256 + 66 * 256);
+
+pod! {
+    /// What the region's root slot names.
+    pub struct Root: 64 {
+        /// Which index, key format and geometry this is.
+        pub kind: PmU64,
+        /// The directory: see [`hash::directory`](crate::hash::directory).
+        pub directory: PmU64,
+        reserved: [PmU64; 6],
+    }
+}
+
+/// The first word of a bucket.
+///
+/// ```text
+/// bit  0..16  generation   low bits of the opener that wrote it; any other means "recover first"
+/// bit 16..28  filter       a bit for some hash bits of each record that sits in the next bucket
+/// bit 28..31  unlisted     records in the stash without an overflow fingerprint; 7 means "7 or more"
+/// bit 31      overflowed   some record of this bucket is in the stash
+/// bit 32      locked
+/// bit 33..64  version      counts changes
+/// ```
+///
+/// All of it can be rebuilt from the slots, so none of it is ever flushed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Version(pub u64);
+
+impl Version {
+    const OVERFLOWED: u64 = 1 << 31;
+    const LOCKED: u64 = 1 << 32;
+    const ONE: u64 = 1 << 33;
+    const UNLISTED: u64 = 1 << 28;
+    /// `unlisted` stays here until it is counted anew.
+    pub const UNLISTED_MANY: u64 = 7;
+
+    /// An unlocked word without any record elsewhere.
+    pub fn fresh(generation: u64) -> Self {
+        Version(generation & 0xffff)
+    }
+
+    /// Whether the opener `generation` wrote it.
+    #[inline(always)]
+    pub fn is_of(self, generation: u64) -> bool {
+        self.0 as u16 == generation as u16
+    }
+
+    /// Whether some thread holds the bucket.
+    #[inline(always)]
+    pub fn is_locked(self) -> bool {
+        self.0 & Self::LOCKED != 0
+    }
+
+    /// The same, held.
+    #[inline(always)]
+    pub fn locked(self) -> Self {
+        Version(self.0 | Self::LOCKED)
+    }
+
+    /// The same, free, with nothing changed.
+    #[inline(always)]
+    pub fn released(self) -> Self {
+        Version(self.0 & !Self::LOCKED)
+    }
+
+    /// Free again, and a version later.
+    #[inline(always)]
+    pub fn advanced(self) -> Self {
+        // The version is at the top: its carry falls off the end of the word.
+        Version((self.0 & !Self::LOCKED).wrapping_add(Self::ONE))
+    }
+
+    /// The same, at the version of `before`.
+    pub fn following(self, before: Self) -> Self {
+        Version((self.0 % Self::ONE) | (before.0 / Self::ONE * Self::ONE))
+    }
+
+    fn filter_bit(hash: u64) -> u64 {
+        1 << (16 + (((hash >> 14 & 0xff) * 12) >> 8))
+    }
+
+    /// Whether a record with this hash can be in the next bucket.
+    #[inline(always)]
+    pub fn may_be_next(self, hash: u64) -> bool {
+        self.0 & Self::filter_bit(hash) != 0
+    }
+
+    /// Notes that a record with this hash is in the next bucket.
+    #[inline(always)]
+    pub fn note_next(&mut self, hash: u64) {
+        self.0 |= Self::filter_bit(hash);
+    }
+
+    /// Whether a record of this bucket is in the stash.
+    #[inline(always)]
+    pub fn overflowed(self) -> bool {
+        self.0 & Self::OVERFLOWED != 0
+    }
+
+    /// Sets whether a record of this bucket is in the stash.
+    pub fn set_overflowed(&mut self, overflowed: bool) {
+        self.0 = self.0 & !Self::OVERFLOWED | if overflowed { Self::OVERFLOWED } else { 0 };
+    }
+
+    /// Records in the stash that no overflow fingerprint announces.
+    #[inline(always)]
+    pub fn unlisted(self) -> u64 {
+        self.0 / Self::UNLISTED % 8
+    }
+
+    /// Counts one more of them.
+    pub fn add_unlisted(&mut self) {
+        if self.unlisted() < Self::UNLISTED_MANY {
+            self.0 += Self::UNLISTED;
+        }
+    }
+
+    /// Counts one less; "many" stays many, because it is not known how many.
+    pub fn drop_unlisted(&mut self) {
+        if (1..Self::UNLISTED_MANY).contains(&self.unlisted()) {
+            self.0 -= Self::UNLISTED;
+        }
+    }
+}
+
+/// The last word of a bucket's header.
+///
+/// ```text
+/// bit  0..14  allocated    slots that hold a record
+/// bit 14..28  member       of those, which belong to the bucket before this one
+/// bit 28..32  listed       overflow fingerprints in use
+/// bit 32..40  where        for each, 2 bits: which stash bucket
+/// bit 40..44  listed member of those, which announce a record of the bucket before this one
+/// bit 48..64  overflow fingerprints 2 and 3 (0 and 1 are in the fingerprint words)
+/// ```
+///
+/// The lower half persists; the rest is rebuilt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Meta(pub u64);
+
+impl Meta {
+    /// Overflow fingerprints a bucket has.
+    pub const LISTED: usize = 4;
+    const PERSISTENT: u64 = (1 << 28) - 1;
+
+    /// Slots that hold a record.
+    #[inline(always)]
+    pub fn allocated(self) -> u32 {
+        self.0 as u32 & 0x3fff
+    }
+
+    /// Slots whose record belongs to the bucket before this one.
+    #[inline(always)]
+    pub fn members(self) -> u32 {
+        (self.0 >> 14) as u32 & 0x3fff
+    }
+
+    /// Slots whose record belongs here.
+    #[inline(always)]
+    pub fn natives(self) -> u32 {
+        self.allocated() & !self.members()
+    }
+
+    /// Records in the bucket.
+    #[inline(always)]
+    pub fn count(self) -> usize {
+        self.allocated().count_ones() as usize
+    }
+
+    /// With a record in `slot`.
+    #[inline(always)]
+    pub fn with(self, slot: usize, member: bool) -> Self {
+        Meta(self.0 | 1 << slot | u64::from(member) << (14 + slot))
+    }
+
+    /// Without the record in `slot`.
+    #[inline(always)]
+    pub fn without(self, slot: usize) -> Self {
+        Meta(self.0 & !(1 << slot | 1 << (14 + slot)))
+    }
+
+    /// Without anything that is rebuilt.
+    pub fn persistent(self) -> Self {
+        Meta(self.0 & Self::PERSISTENT)
+    }
+
+    /// Whether overflow fingerprint `i` is in use.
+    #[inline(always)]
+    pub fn is_listed(self, i: usize) -> bool {
+        self.0 >> (28 + i) & 1 != 0
+    }
+
+    /// Whether overflow fingerprint `i` announces a record of the bucket before this one.
+    #[inline(always)]
+    pub fn listed_member(self, i: usize) -> bool {
+        self.0 >> (40 + i) & 1 != 0
+    }
+
+    /// The stash bucket that overflow fingerprint `i` points to.
+    #[inline(always)]
+    pub fn listed_where(self, i: usize) -> usize {
+        (self.0 >> (32 + 2 * i) & 3) as usize
+    }
+
+    /// With overflow fingerprint `i` announcing a record in stash bucket `place`.
+    pub fn list(self, i: usize, place: usize, member: bool) -> Self {
+        let cleared = self.unlist(i).0;
+        Meta(
+            cleared
+                | 1 << (28 + i)
+                | (place as u64 & 3) << (32 + 2 * i)
+                | u64::from(member) << (40 + i),
+        )
+    }
+
+    /// With overflow fingerprint `i` unused.
+    pub fn unlist(self, i: usize) -> Self {
+        Meta(self.0 & !(1 << (28 + i) | 3 << (32 + 2 * i) | 1 << (40 + i)))
+    }
+}
+
+/// Which hashes a segment holds: those whose top `depth` bits are `pattern`.
+///
+/// ```text
+/// bit  0..8   local depth, at most 40
+/// bit  8..48  pattern
+/// bit 48..64  check: recovery drops what a segment does not cover, so a damaged shape must not be believed
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Local depth: how many hash bits tell this segment from others.
+    pub depth: u32,
+    /// Those bits.
+    pub pattern: u64,
+}
+
+impl Shape {
+    /// As stored.
+    pub fn encode(self) -> u64 {
+        let fields = u64::from(self.depth) | self.pattern << 8;
+        fields | Self::check(fields) << 48
+    }
+
+    /// As read; `None` for a word that is no shape.
+    pub fn decode(word: u64) -> Option<Self> {
+        let fields = word & ((1 << 48) - 1);
+        let shape = Shape { depth: u32::from(fields as u8), pattern: fields >> 8 };
+        let fits = shape.depth <= DEPTH_MAX && shape.pattern >> shape.depth == 0;
+        (fits && word >> 48 == Self::check(fields)).then_some(shape)
+    }
+
+    fn check(fields: u64) -> u64 {
+        (fields ^ 0x5348_4150).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
+    }
+
+    /// Whether records with this hash belong here.
+    #[inline(always)]
+    pub fn covers(self, hash: u64) -> bool {
+        top_bits(hash, self.depth) == self.pattern
+    }
+
+    /// The lower (0) or upper (1) half.
+    pub fn half(self, upper: u64) -> Self {
+        Shape { depth: self.depth + 1, pattern: self.pattern << 1 | upper }
+    }
+
+    /// What this is a half of.
+    pub fn parent(self) -> Option<Self> {
+        (self.depth > 0).then(|| Shape { depth: self.depth - 1, pattern: self.pattern >> 1 })
+    }
+
+    /// The least hash that belongs here.
+    pub fn first_hash(self) -> u64 {
+        if self.depth == 0 { 0 } else { self.pattern << (64 - self.depth) }
+    }
+}
+
+/// The top `depth` (at most 63) bits of a hash.
+#[inline(always)]
+pub fn top_bits(hash: u64, depth: u32) -> u64 {
+    (hash >> 1) >> (63 - (depth & 63))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_fields_do_not_touch_each_other() {
+        let mut version = Version::fresh(0xffff_1234);
+        assert!(version.is_of(0x1234) && !version.is_locked() && !version.overflowed());
+        for hash in 0..256u64 {
+            version.note_next(hash << 14);
+        }
+        assert_eq!(version.0, 0x0fff_1234);
+        for expected in [1, 2, 3, 4, 5, 6, 7, 7, 7] {
+            version.add_unlisted();
+            assert_eq!(version.unlisted(), expected);
+        }
+        // Once saturated, the number is unknown: it must never count down to "none".
+        version.drop_unlisted();
+        assert_eq!(version.unlisted(), 7);
+        version.set_overflowed(true);
+        assert_eq!(version.0, 0xffff_1234);
+        let held = version.locked();
+        assert!(held.is_locked());
+        assert_eq!(held.released(), version);
+        let last = Version(u64::MAX);
+        assert_eq!(
+            last.advanced().0,
+            0xffff_ffff,
+            "the version wraps without touching the lock bit"
+        );
+    }
+
+    #[test]
+    fn shapes_split_and_rejoin() {
+        let whole = Shape { depth: 0, pattern: 0 };
+        assert!(whole.covers(0) && whole.covers(u64::MAX) && whole.parent().is_none());
+        let upper = whole.half(1).half(0);
+        assert_eq!((upper.depth, upper.pattern), (2, 0b10));
+        assert!(upper.covers(0b10 << 62) && !upper.covers(0b11 << 62));
+        assert_eq!(upper.parent(), Some(whole.half(1)));
+        assert_eq!(upper.first_hash(), 1 << 63);
+        assert_eq!(Shape::decode(upper.encode()), Some(upper));
+        assert_eq!(Shape::decode(u64::MAX), None);
+    }
+
+    #[test]
+    fn overflow_entries_are_independent() {
+        let mut meta = Meta::default().with(13, true).with(0, false);
+        for i in 0..Meta::LISTED {
+            meta = meta.list(i, 3 - i, i % 2 == 0);
+        }
+        for i in 0..Meta::LISTED {
+            assert!(meta.is_listed(i));
+            assert_eq!((meta.listed_where(i), meta.listed_member(i)), (3 - i, i % 2 == 0));
+        }
+        assert_eq!((meta.allocated(), meta.members(), meta.count()), (0x2001, 0x2000, 2));
+        let cleared = (0..Meta::LISTED).fold(meta, Meta::unlist);
+        assert_eq!(cleared, meta.persistent());
+        assert_eq!(meta.without(13).without(0).persistent(), Meta::default());
+    }
+}

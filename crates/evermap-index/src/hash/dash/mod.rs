@@ -1,0 +1,672 @@
+//! Dash-EH: extendible hashing for persistent memory.
+//!
+//! After "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB 2020). The layout is in
+//! [`layout`]; a picture of the whole:
+//!
+//! ```text
+//! root ── directory ─┬─ segment ── 64 buckets of 14 slots, 2 stash buckets (, chain)
+//!                    ├─ segment
+//!                    └─ ...          top hash bits pick the segment, bits 8..14 the bucket,
+//!                                    bits 0..8 are the fingerprint
+//! ```
+//!
+//! What the paper describes is here: fingerprints, balanced insert, displacement, a stash with overflow metadata,
+//! optimistic lookups that store nothing, lazy recovery. What differs, and why:
+//!
+//! * **One version word a lookup.** Every change to a record is made under the lock of its home bucket, so
+//!   readers validate that alone, and skip the next bucket when the home bucket's filter says so.
+//! * **Home first.** The home bucket is filled to six sevenths before the next one is used.
+//! * **Splits are committed by the directory** and never redone. No persistent word names an uncommitted
+//!   segment; moved records are cleared after the commit. The paper's protocol needs a state machine and a redo,
+//!   in which its code loses data (see `recover`).
+//! * **The generation stamp is in the bucket**, next to the lock, so that a lookup learns from the word it reads
+//!   anyway whether the segment was recovered.
+//! * **Keys with equal hashes** go to a chain behind the stash, instead of doubling the directory for ever.
+//! * Merging happens below a quarter of a segment, and builds a new segment rather than changing one.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::sync::{Backoff, Mutex};
+use evermap_pm::{Error, Guard, Medium, Pool, Result};
+
+use crate::hash::directory::{Directory, Found};
+use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::{Bytes, Key};
+
+mod bucket;
+mod check;
+pub mod layout;
+mod rebuild;
+mod recover;
+mod restructure;
+mod segment;
+
+use bucket::{Held, Locking, Probe, Record, fingerprint_of, matching_slots, try_lock};
+use layout::{Root, Segment, Shape, Version};
+use restructure::Split;
+use segment::{Look, MakeRoom};
+
+/// Shape of a new index.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Global depth to begin with: `2^depth` segments of 17 KiB.
+    pub initial_depth: u32,
+}
+
+impl Default for Config {
+    /// Two segments.
+    fn default() -> Self {
+        Config { initial_depth: 1 }
+    }
+}
+
+/// Dash-EH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
+///
+/// See the [module](self). The paper's geometry is the default; [`Tiny`] is for tests.
+pub struct DashEh<
+    K: Key,
+    M: Medium,
+    const B: usize = 64,
+    const S: usize = 2,
+    const N: usize = { layout::SLOTS_MAX },
+> {
+    pool: Arc<Pool<M>>,
+    directory: Directory<M>,
+    root: u64,
+    /// Copies of the pool's, next to where every operation needs them.
+    generation: u64,
+    seed: u64,
+    /// Locks for recovering segments, by offset.
+    recovering: Box<[Mutex<()>]>,
+    segments: AtomicU64,
+    splits: AtomicU64,
+    merges: AtomicU64,
+    recovered: AtomicU64,
+    keys: PhantomData<fn(K) -> K>,
+}
+
+/// Segments so small that a handful of keys makes every structural change happen.
+pub type Tiny<K, M> = DashEh<K, M, 4, 2, 4>;
+/// The geometry of the paper's runs at 90 % load: four stash buckets.
+pub type WideStash<K, M> = DashEh<K, M, 64, 4>;
+/// For stores: variable-length keys.
+pub type DashBytes<M> = DashEh<Bytes, M>;
+
+/// Keys looked up together in [`Index::get_many`].
+const BATCH: usize = 32;
+
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
+    const GEOMETRY_IS_POSSIBLE: () = assert!(
+        B.is_power_of_two()
+            && B >= 4
+            && B <= 64
+            && S >= 1
+            && S <= 4
+            && N >= 2
+            && N <= layout::SLOTS_MAX
+    );
+
+    /// First word of the root: "DASHEH", key format, geometry.
+    fn kind() -> u64 {
+        let () = Self::GEOMETRY_IS_POSSIBLE;
+        let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
+        u64::from_le_bytes(*b"DASHEH\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+    }
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.pool.medium()
+    }
+
+    /// The pool underneath.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.pool
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64, directory: Directory<M>, segments: u64) -> Self {
+        DashEh {
+            generation: pool.generation(),
+            seed: pool.seed(),
+            recovering: (0..64).map(|_| Mutex::new(())).collect(),
+            segments: AtomicU64::new(segments),
+            splits: AtomicU64::new(0),
+            merges: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            keys: PhantomData,
+            pool,
+            directory,
+            root,
+        }
+    }
+
+    fn segments(&self) -> u64 {
+        self.segments.load(Ordering::Relaxed)
+    }
+
+    fn count_split(&self) {
+        self.segments.fetch_add(1, Ordering::Relaxed);
+        self.splits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_merge(&self) {
+        self.segments.fetch_sub(1, Ordering::Relaxed);
+        self.merges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_recovered(&self) {
+        self.recovered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn waiting(&self) -> Waiting<'_, K, M, B, S, N> {
+        Waiting { index: self, backoff: Backoff::new() }
+    }
+
+    #[inline(always)]
+    fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        self.lookup_in(&self.directory.find(probe.hash)?, probe)
+    }
+
+    /// Looks in the segment that the directory named.
+    #[inline(always)]
+    fn lookup_in(&self, found: &Found<'_>, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        match self.look(self.segment(found.segment)?, probe) {
+            // No need to look at the directory again: a record that moved away is cleared before its bucket
+            // is released.
+            Look::Found(word) => Ok(Some(word)),
+            // The segment may have been split between the directory and the bucket.
+            Look::Absent if self.directory.still(found) => Ok(None),
+            _ => self.lookup_again(probe),
+        }
+    }
+
+    /// The same with every case: buckets that are locked or stale, segments that are split meanwhile.
+    #[cold]
+    fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        let mut waiting = self.waiting();
+        loop {
+            let found = self.directory.find(probe.hash)?;
+            let segment = self.segment(found.segment)?;
+            match self.look(segment, probe) {
+                Look::Found(word) => return Ok(Some(word)),
+                Look::Absent if self.directory.still(&found) => return Ok(None),
+                Look::Absent | Look::Again => {}
+                Look::Busy => waiting.wait(segment)?,
+                Look::Stale => self.recover(found.segment)?,
+            }
+        }
+    }
+
+    /// Locks the home bucket of a hash, in the segment that serves it.
+    #[inline(always)]
+    fn lock_home(&self, hash: u64) -> Result<(u64, &Segment<B, S>, Held<'_>)> {
+        let mut waiting = self.waiting();
+        loop {
+            let found = self.directory.find(hash)?;
+            let (offset, segment) = (found.segment, self.segment(found.segment)?);
+            match try_lock(self.medium(), &segment.normal[Self::home_of(hash)], self.generation) {
+                Locking::Held(held) => {
+                    // As long as one bucket is locked, its segment is neither split nor merged.
+                    if self.directory.still(&found) {
+                        return Ok((offset, segment, held));
+                    }
+                    held.release(self.medium());
+                }
+                Locking::Busy => waiting.wait(segment)?,
+                Locking::Stale => self.recover(offset)?,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn apply(
+        &self,
+        key: K::Ref<'_>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        self.pool.region().ensure_writable()?;
+        let poison = self.pool.region().poison_on_panic();
+        let probe = Probe::new(key, self.seed);
+        let mut chain = None;
+        let change = self.apply_probe(&probe, intent, guard, &mut chain, decide);
+        if let Some(unused) = chain {
+            self.pool.free_unpublished(unused);
+        }
+        poison.disarm();
+        change
+    }
+
+    #[inline(always)]
+    fn apply_probe(
+        &self,
+        probe: &Probe<'_, K>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        chain: &mut Option<u64>,
+        mut decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let m = self.medium();
+        let mut waiting = self.waiting();
+        loop {
+            let (offset, segment, mut home) = self.lock_home(probe.hash)?;
+            if let Some(place) = self.find_held(segment, &home, probe) {
+                let locks = match self.lock_for_removal(segment, probe.hash, place.kind)? {
+                    Some(locks) => locks,
+                    // Holding one lock, we only try others: give way, and begin again.
+                    None => {
+                        home.release(m);
+                        waiting.wait(segment)?;
+                        continue;
+                    }
+                };
+                let old = Some(place.word);
+                match decide(old) {
+                    Action::Keep => {
+                        locks.release(m, false);
+                        home.release(m);
+                        return Ok(Change { old, new: old });
+                    }
+                    Action::Put(word) => {
+                        let cell = &place.bucket.slots[place.slot].word;
+                        m.store(cell, word);
+                        m.persist(cell);
+                        locks.release(m, true);
+                        home.release_changed(m);
+                        return Ok(Change { old, new: Some(word) });
+                    }
+                    Action::Remove => {
+                        self.remove_at(segment, &mut home, probe.hash, &place);
+                        let emptied = Self::may_be_sparse(m, &home);
+                        locks.release(m, true);
+                        home.release_changed(m);
+                        if emptied {
+                            self.merge_if_sparse(offset, probe.hash, guard)?;
+                        }
+                        return Ok(Change { old, new: None });
+                    }
+                }
+            }
+            if intent == Intent::ExistingOnly {
+                home.release(m);
+                return Ok(Change::default());
+            }
+            match self.make_room(segment, &mut home, probe.hash, chain)? {
+                MakeRoom::Room(room) => {
+                    let action = decide(None);
+                    if let Action::Put(word) = action {
+                        let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
+                        self.place_in(segment, &mut home, &room, record);
+                    }
+                    // Changed in any case: making room may have moved a record.
+                    room.locks.release(m, true);
+                    home.release_changed(m);
+                    let new = if let Action::Put(word) = action { Some(word) } else { None };
+                    return Ok(Change { old: None, new });
+                }
+                MakeRoom::Busy => {
+                    home.release(m);
+                    waiting.wait(segment)?;
+                }
+                MakeRoom::Full => {
+                    home.release(m);
+                    match self.split(offset, probe.hash, guard)? {
+                        Split::Done => {}
+                        Split::Refused if chain.is_some() => {}
+                        Split::Refused => *chain = Some(self.pool.allocate(layout::BUCKET_BYTES)?),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a removal left its bucket empty: a sign, looked at now and then, that the segment may be sparse.
+    fn may_be_sparse(m: &M, home: &Held<'_>) -> bool {
+        const ONE_IN: u64 = 8;
+        let turn = (home.version.0 >> 33).is_multiple_of(ONE_IN) || B < 64;
+        turn && bucket::meta_of(m, home.bucket).count() == 0
+    }
+
+    /// Looks up to [`BATCH`] keys up with their cache misses overlapped: first all home buckets are fetched, then
+    /// all slots that match, then all keys behind them.
+    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        let m = self.medium();
+        let mut probes: [Option<(Probe<'_, K>, Found<'_>)>; BATCH] = [const { None }; BATCH];
+        for (probe, &key) in probes.iter_mut().zip(keys) {
+            let new = Probe::new(key, self.seed);
+            let found = self.directory.find(new.hash)?;
+            m.prefetch(found.segment + Self::bucket_offset(Self::home_of(new.hash)));
+            *probe = Some((new, found));
+        }
+        for (probe, found) in probes.iter().flatten() {
+            self.prefetch_match(self.segment(found.segment)?, probe);
+        }
+        for ((probe, found), out) in probes.iter().flatten().zip(out) {
+            *out = self.lookup_in(found, probe)?;
+        }
+        Ok(())
+    }
+
+    fn bucket_offset(bucket: usize) -> u64 {
+        layout::HEADER_BYTES + bucket as u64 * layout::BUCKET_BYTES
+    }
+
+    /// Fetches what a look will read after the home bucket's header: the matching slot, or else the next bucket.
+    #[inline(always)]
+    fn prefetch_match(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) {
+        let m = self.medium();
+        let at = Self::home_of(probe.hash);
+        let home = &segment.normal[at];
+        let natives = bucket::meta_of(m, home).natives();
+        let candidates = matching_slots(m, home, fingerprint_of(probe.hash)) & natives;
+        if candidates != 0 {
+            let slot = &home.slots[candidates.trailing_zeros() as usize];
+            evermap_pm::medium::prefetch(std::ptr::from_ref(slot).cast());
+        } else if Version(m.load_relaxed(&home.version)).may_be_next(probe.hash) {
+            let next = &segment.normal[Self::next_of(at)];
+            evermap_pm::medium::prefetch(std::ptr::from_ref(next).cast());
+        }
+    }
+
+    /// Visits every segment once, in the order of hashes, with all its buckets locked during `copy`; then calls
+    /// `each` with what was copied, without locks but under a guard of its own. `copy` is also told the first
+    /// hash that was not visited before: a merge can bring records back that were. Segments that cannot be
+    /// read are passed over; the first error is answered at the end.
+    fn walk<T>(
+        &self,
+        mut copy: impl FnMut(u64, &Segment<B, S>, u64) -> T,
+        mut each: impl FnMut(T) -> bool,
+    ) -> Result<()> {
+        let mut cursor = Some(0);
+        let mut result = Ok(());
+        while let Some(from) = cursor {
+            // A segment that is merged away while we wait for it must stay what it is.
+            let _guard = self.pool.pin();
+            let (copied, next) = self.step(from, &mut copy);
+            cursor = next;
+            match copied {
+                Ok(copied) => {
+                    if !each(copied) {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.pool.region().ensure_sound()?;
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        result
+    }
+
+    /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the hash
+    /// `from`, and the first hash behind that segment, if there is one.
+    fn step<T>(
+        &self,
+        from: u64,
+        copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
+    ) -> (Result<T>, Option<u64>) {
+        let behind = |depth: u32| {
+            let width = 1u64.checked_shl(64 - depth)?;
+            (from / width * width).checked_add(width)
+        };
+        loop {
+            let offset = match self.directory.locate(from) {
+                Ok(offset) => offset,
+                Err(error) => return (Err(error), behind(self.directory.depth())),
+            };
+            let locked = self
+                .segment(offset)
+                .and_then(|segment| Ok(self.lock_all(offset, segment, from)?.then_some(segment)));
+            match locked {
+                // It was split or merged before we had it: look again.
+                Ok(None) => {}
+                Ok(Some(segment)) => {
+                    let shape = Shape::decode(self.medium().load(&segment.header.shape))
+                        .filter(|shape| shape.covers(from));
+                    let copied = shape.map(|shape| (copy(offset, segment, from), shape.depth));
+                    self.unlock_unchanged(segment);
+                    return match copied {
+                        Some((copied, depth)) => (Ok(copied), behind(depth)),
+                        None => {
+                            let what = "a directory entry names a segment of another place";
+                            let error = Error::damaged(offset, what);
+                            (Err(error), behind(self.directory.depth()))
+                        }
+                    };
+                }
+                Err(error) => return (Err(error), behind(self.directory.depth())),
+            }
+        }
+    }
+
+    /// Calls `each` with slot key and word of the pairs in one segment, the one that serves the hash `from`, as
+    /// far as their hashes are not below it; answers the `from` to go on with, `None` after the last segment.
+    ///
+    /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard for one
+    /// segment at a time, and `each` may use the index. About a thousand pairs a segment.
+    ///
+    /// # Errors
+    /// `Damaged` if the segment cannot be read, beside the `from` to go on with; `Poisoned`.
+    pub fn scan(
+        &self,
+        from: u64,
+        _guard: &Guard<'_>,
+        mut each: impl FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (records, next) =
+            self.step(from, &mut |_, segment, from| self.records_from(segment, from));
+        if let Err(poisoned) = self.pool.region().ensure_sound() {
+            return (Err(poisoned), None);
+        }
+        let shown = records.map(|records| {
+            records.iter().for_each(|record| each(record.slot_key, record.word));
+        });
+        (shown, next)
+    }
+
+    /// The records of a segment with a hash of `from` or more.
+    fn records_from(&self, segment: &Segment<B, S>, from: u64) -> Vec<Record> {
+        let mut records = self.all_records(segment);
+        records.retain(|record| record.hash >= from);
+        records
+    }
+}
+
+/// Waits for a locked bucket, with an eye on why it may never be released.
+struct Waiting<'a, K: Key, M: Medium, const B: usize, const S: usize, const N: usize> {
+    index: &'a DashEh<K, M, B, S, N>,
+    backoff: Backoff,
+}
+
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Waiting<'_, K, M, B, S, N> {
+    #[cold]
+    fn wait(&mut self, segment: &Segment<B, S>) -> Result<()> {
+        const LONG: u32 = 1024;
+        // Its holder may have panicked.
+        self.index.pool.region().ensure_sound()?;
+        let rounds = self.backoff.wait();
+        // Damage can make a lock of nobody's look like one of ours. A segment that nobody has recovered cannot
+        // have a holder.
+        let m = self.index.medium();
+        if rounds.is_multiple_of(LONG)
+            && m.load(&segment.header.generation) != self.index.generation
+        {
+            self.index.recover(m.offset_of(segment))?;
+        }
+        Ok(())
+    }
+}
+
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
+    for DashEh<K, M, B, S, N>
+{
+    #[inline]
+    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        self.lookup(&Probe::new(key, self.seed))
+    }
+
+    fn get_many(
+        &self,
+        keys: &[K::Ref<'_>],
+        out: &mut [Option<u64>],
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        let out = &mut out[..keys.len()];
+        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+            self.lookup_batch(keys, out)?;
+        }
+        Ok(())
+    }
+
+    fn mutate(
+        &self,
+        key: K::Ref<'_>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.apply(key, intent, guard, decide)
+    }
+
+    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::MayInsert, guard, |old| match old {
+            None => Action::Put(word),
+            Some(_) => Action::Keep,
+        })
+    }
+
+    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Put(word))
+    }
+
+    fn upsert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::MayInsert, guard, |_| Action::Put(word))
+    }
+
+    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Remove)
+    }
+
+    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        self.walk(
+            |_, segment, from| self.records_from(segment, from),
+            |records| records.iter().all(|record| each(record.slot_key, record.word)),
+        )
+    }
+
+    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
+        let segment_bytes = size_of::<Segment<B, S>>() as u64;
+        let depth = self.directory.depth();
+        let mut stats = Stats { depth, pm_bytes: 64 + (8 << depth), ..Default::default() };
+        self.walk(
+            |_, segment, from| {
+                (self.records_from(segment, from).len() as u64, self.chain(segment).count() as u64)
+            },
+            |(records, chained)| {
+                stats.len += records;
+                stats.segments += 1;
+                stats.capacity += ((B + S) as u64 + chained) * N as u64;
+                stats.pm_bytes += segment_bytes + chained * layout::BUCKET_BYTES;
+                true
+            },
+        )?;
+        stats.dram_bytes =
+            (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;
+        stats.splits = self.splits.load(Ordering::Relaxed);
+        stats.merges = self.merges.load(Ordering::Relaxed);
+        stats.recovered = self.recovered.load(Ordering::Relaxed);
+        Ok(stats)
+    }
+}
+
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persistent<M>
+    for DashEh<K, M, B, S, N>
+{
+    type Config = Config;
+
+    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        let m = pool.medium();
+        let depth = config.initial_depth;
+        let size = size_of::<Segment<B, S>>() as u64;
+        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
+        let block = pool.allocate(size_of::<Root>() as u64)?;
+        let segments: Vec<u64> =
+            (0..1 << depth).map(|_| pool.allocate_exact(size)).collect::<Result<_>>()?;
+        let directory = Directory::create(
+            pool.clone(),
+            block + std::mem::offset_of!(Root, directory) as u64,
+            depth,
+            &segments,
+        )?;
+        let count = segments.len() as u64;
+        let index = Self::assemble(pool.clone(), block, directory, count);
+        for (pattern, offset) in segments.into_iter().enumerate() {
+            let shape = Shape { depth, pattern: pattern as u64 };
+            let headers = index.build(offset, shape, std::iter::empty())?;
+            index.unlock_all(index.segment(offset)?, &headers);
+        }
+        let header = m.at::<Root>(block).expect("just allocated");
+        m.store(&header.kind, Self::kind());
+        m.flush(header);
+        m.fence();
+        m.store(pool.root(root), block);
+        m.persist(pool.root(root));
+        Ok(index)
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+        let m = pool.medium();
+        let block = m.load(pool.root(root));
+        let header = m
+            .at::<Root>(block)
+            .filter(|_| block != 0)
+            .ok_or_else(|| Error::damaged(block, "the root names no index"))?;
+        if m.load(&header.kind) != Self::kind() {
+            return Err(Error::damaged(block, "the root names another kind of index"));
+        }
+        let cell = block + std::mem::offset_of!(Root, directory) as u64;
+        let directory = Directory::open(pool.clone(), cell)?;
+        // Exact once everything has been visited; low until then, which only postpones doubling.
+        let estimate = (1u64 << directory.depth()).div_ceil(4);
+        let everything = pool.region().must_recover_all();
+        let index = Self::assemble(pool, block, directory, estimate);
+        if everything {
+            // Stamps of an earlier opener could be taken for ours: make none be.
+            index.walk_stale()?;
+        }
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        visitor.block(self.root);
+        visitor.block(self.directory.block());
+        let mut segments = 0;
+        let visited = self.walk(
+            |offset, segment, from| {
+                (offset, self.chain_blocks(segment), self.records_from(segment, from))
+            },
+            |(offset, chain, records)| {
+                segments += 1;
+                visitor.block(offset);
+                chain.into_iter().for_each(|block| visitor.block(block));
+                records.iter().for_each(|record| visitor.word(record.word));
+                true
+            },
+        );
+        if visited.is_ok() {
+            self.segments.store(segments, Ordering::Relaxed);
+        }
+        visited
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_everything()
+    }
+}

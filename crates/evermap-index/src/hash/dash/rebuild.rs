@@ -1,0 +1,312 @@
+//! Writing whole segments: a new one from records, an old one from what its slots say.
+//!
+//! Both work on a segment that nobody else can touch, and collect its bucket headers in ordinary memory before
+//! storing them.
+
+use evermap_pm::{Error, Medium, PmU64, Result};
+
+use super::DashEh;
+use super::bucket::{Record, fingerprint_of, free_slot, matching_slots, meta_of, with_byte};
+use super::layout::{BUCKET_BYTES, Bucket, Header, Meta, Segment, Shape, Version};
+use super::segment::CHAIN_MAX;
+use crate::Key;
+
+/// The headers of a segment's buckets.
+pub(super) struct Headers<const B: usize, const S: usize> {
+    /// What the normal buckets' version words say once they are released.
+    pub(super) versions: [Version; B],
+    normal: [Lines; B],
+    stash: [Lines; S],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Lines {
+    fingerprints: [u64; 2],
+    meta: Meta,
+}
+
+impl Lines {
+    fn put(&mut self, slot: usize, hash: u64, member: bool) {
+        let word = &mut self.fingerprints[slot / 8];
+        *word = with_byte(*word, slot % 8, fingerprint_of(hash));
+        self.meta = self.meta.with(slot, member);
+    }
+
+    fn list(&mut self, hash: u64, place: usize, member: bool) -> bool {
+        let Some(i) = (0..Meta::LISTED).find(|&i| !self.meta.is_listed(i)) else { return false };
+        self.meta = self.meta.list(i, place, member);
+        match i {
+            0 | 1 => {
+                self.fingerprints[1] = with_byte(self.fingerprints[1], 6 + i, fingerprint_of(hash));
+            }
+            _ => self.meta = Meta(with_byte(self.meta.0, 6 + i - 2, fingerprint_of(hash))),
+        }
+        true
+    }
+
+    fn store<M: Medium>(&self, m: &M, bucket: &Bucket) {
+        store_changed(m, &bucket.fingerprints[0], self.fingerprints[0]);
+        store_changed(m, &bucket.fingerprints[1], self.fingerprints[1]);
+        store_changed(m, &bucket.meta, self.meta.0);
+        m.flush(&bucket.meta);
+    }
+}
+
+fn store_changed<M: Medium>(m: &M, cell: &PmU64, value: u64) {
+    if m.load_relaxed(cell) != value {
+        m.store(cell, value);
+    }
+}
+
+impl<const B: usize, const S: usize> Headers<B, S> {
+    fn empty(generation: u64) -> Self {
+        Headers {
+            versions: [Version::fresh(generation); B],
+            normal: [Lines::default(); B],
+            stash: [Lines::default(); S],
+        }
+    }
+
+    fn native(&mut self, home: usize, slot: usize, hash: u64) {
+        self.normal[home].put(slot, hash, false);
+    }
+
+    fn member(&mut self, home: usize, slot: usize, hash: u64) {
+        self.normal[(home + 1) % B].put(slot, hash, true);
+        self.versions[home].note_next(hash);
+    }
+
+    fn stashed(&mut self, home: usize, stash: usize, slot: usize, hash: u64) {
+        self.stash[stash].put(slot, hash, false);
+        self.announce(home, Some(stash), hash);
+    }
+
+    /// Notes that a record of `home` is in the stash bucket `place`, or in the chain.
+    fn announce(&mut self, home: usize, place: Option<usize>, hash: u64) {
+        let listed = place.is_some_and(|place| {
+            self.normal[home].list(hash, place, false)
+                || self.normal[(home + 1) % B].list(hash, place, true)
+        });
+        if !listed {
+            self.versions[home].add_unlisted();
+        }
+        self.versions[home].set_overflowed(true);
+    }
+
+    /// Stores and flushes everything but the version words.
+    fn store<M: Medium>(&self, m: &M, segment: &Segment<B, S>) {
+        self.normal.iter().zip(&segment.normal).for_each(|(lines, bucket)| lines.store(m, bucket));
+        self.stash.iter().zip(&segment.stash).for_each(|(lines, bucket)| lines.store(m, bucket));
+    }
+}
+
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
+    /// Writes a segment of this shape with these records into a fresh block, with every bucket locked, and flushes
+    /// it without a fence. Answers its headers, for [`unlock_all`](Self::unlock_all).
+    ///
+    /// # Errors
+    /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
+    pub(super) fn build(
+        &self,
+        offset: u64,
+        shape: Shape,
+        records: impl Iterator<Item = Record>,
+    ) -> Result<Headers<B, S>> {
+        let m = self.medium();
+        let segment = self.segment(offset)?;
+        let mut headers = Headers::empty(self.generation);
+        let mut chained = Vec::new();
+        let mut counts = [0; B];
+        for record in records {
+            let home = Self::home_of(record.hash);
+            let next = Self::next_of(home);
+            let place = |bucket: &Bucket, slot: usize| self.write_slot(bucket, slot, record);
+            if counts[home] < N && (counts[home] <= counts[next] || counts[next] == N) {
+                place(&segment.normal[home], counts[home]);
+                headers.native(home, counts[home], record.hash);
+                counts[home] += 1;
+            } else if counts[next] < N {
+                place(&segment.normal[next], counts[next]);
+                headers.member(home, counts[next], record.hash);
+                counts[next] += 1;
+            } else {
+                let stashes = (0..S).map(|step| (home + step) % S);
+                let free = |i: usize| free_slot(headers.stash[i].meta, N).map(|slot| (i, slot));
+                match stashes.into_iter().find_map(free) {
+                    Some((i, slot)) => {
+                        place(&segment.stash[i], slot);
+                        headers.stashed(home, i, slot, record.hash);
+                    }
+                    None => {
+                        headers.announce(home, None, record.hash);
+                        chained.push(record);
+                    }
+                }
+            }
+        }
+        let chain = self.build_chain(&chained)?;
+        m.store(&segment.header.magic, Header::MAGIC);
+        m.store(&segment.header.shape, shape.encode());
+        m.store(&segment.header.chain, chain);
+        m.store_transient(&segment.header.generation, self.generation);
+        for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
+            m.store_transient(&bucket.version, version.locked().0);
+        }
+        for bucket in &segment.stash {
+            m.store_transient(&bucket.version, Version::fresh(self.generation).0);
+        }
+        headers.store(m, segment);
+        m.flush(&segment.header);
+        Ok(headers)
+    }
+
+    /// Writes a record and flushes its line.
+    fn write_slot(&self, bucket: &Bucket, slot: usize, record: Record) {
+        let (m, cells) = (self.medium(), &bucket.slots[slot]);
+        m.store(&cells.word, record.word);
+        m.store(&cells.key, record.slot_key);
+        m.flush(cells);
+    }
+
+    /// Writes records into fresh chain buckets, flushed without a fence; answers the first bucket's offset, or 0.
+    fn build_chain(&self, records: &[Record]) -> Result<u64> {
+        let m = self.medium();
+        let mut blocks: Vec<u64> = Vec::new();
+        for _ in records.chunks(N) {
+            match self.pool.allocate(BUCKET_BYTES) {
+                Ok(block) => blocks.push(block),
+                Err(error) => {
+                    blocks.into_iter().for_each(|block| self.pool.free_unpublished(block));
+                    return Err(error);
+                }
+            }
+        }
+        for (i, records) in records.chunks(N).enumerate() {
+            let bucket = m.at::<Bucket>(blocks[i]).expect("just allocated");
+            let mut lines = Lines::default();
+            for (slot, &record) in records.iter().enumerate() {
+                self.write_slot(bucket, slot, record);
+                lines.put(slot, record.hash, false);
+            }
+            m.store(&bucket.version, blocks.get(i + 1).copied().unwrap_or(0));
+            lines.store(m, bucket);
+        }
+        Ok(blocks.first().copied().unwrap_or(0))
+    }
+
+    /// Makes a segment's headers say what its slots hold, dropping records that do not belong under `shape`, and
+    /// flushes them without a fence. The version words stay as they are: the answer says what to release them to.
+    ///
+    /// This ends a split (what moved does not belong any more) and it is the whole of recovery: nothing but the
+    /// slots and the lower half of `meta` is believed.
+    pub(super) fn rebuild(&self, segment: &Segment<B, S>, shape: Shape) -> Headers<B, S> {
+        let m = self.medium();
+        let mut headers = Headers::empty(self.generation);
+        for (at, bucket) in segment.normal.iter().enumerate() {
+            for (slot, record) in self.records_of(bucket) {
+                let home = Self::home_of(record.hash);
+                if !shape.covers(record.hash) {
+                    continue;
+                }
+                if home == at {
+                    headers.native(home, slot, record.hash);
+                } else if Self::next_of(home) == at && !self.is_copy(segment, at, record) {
+                    headers.member(home, slot, record.hash);
+                }
+            }
+        }
+        for (i, bucket) in segment.stash.iter().enumerate() {
+            for (slot, record) in self.records_of(bucket) {
+                if shape.covers(record.hash) {
+                    headers.stashed(Self::home_of(record.hash), i, slot, record.hash);
+                }
+            }
+        }
+        self.rebuild_chain(segment, shape, &mut headers);
+        headers.store(m, segment);
+        headers
+    }
+
+    /// The records of a bucket, with their slots.
+    pub(super) fn records_of<'a>(
+        &'a self,
+        bucket: &'a Bucket,
+    ) -> impl Iterator<Item = (usize, Record)> + 'a {
+        let allocated = meta_of(self.medium(), bucket).allocated();
+        (0..N)
+            .filter(move |slot| allocated >> slot & 1 == 1)
+            .map(|slot| (slot, self.record_in(bucket, slot)))
+    }
+
+    /// Whether a member of bucket `at` also sits in its home bucket: a crash interrupted its displacement. The
+    /// two are identical, since nobody could change the record meanwhile; the one at home stays.
+    fn is_copy(&self, segment: &Segment<B, S>, at: usize, record: Record) -> bool {
+        let m = self.medium();
+        let home = &segment.normal[Self::previous_of(at)];
+        let mut candidates = meta_of(m, home).allocated();
+        // A home bucket that verifies has its fingerprints; one that does not is searched wholly.
+        let fast = matching_slots(m, home, fingerprint_of(record.hash)) & candidates;
+        if fast != 0 {
+            candidates = fast;
+        }
+        (0..N).filter(|other| candidates >> other & 1 == 1).any(|other| {
+            let other = self.record_in(home, other);
+            other.slot_key == record.slot_key
+                && (other.word == record.word || !K::WORDS_ARE_RECORDS)
+        })
+    }
+
+    /// The same for the chain. A link that leads nowhere, or back, ends it.
+    fn rebuild_chain(&self, segment: &Segment<B, S>, shape: Shape, headers: &mut Headers<B, S>) {
+        let m = self.medium();
+        let mut seen = std::collections::HashSet::new();
+        let mut link = &segment.header.chain;
+        while seen.len() < CHAIN_MAX {
+            let offset = m.load(link);
+            if offset == 0 {
+                return;
+            }
+            let Some(bucket) = m.at::<Bucket>(offset).filter(|_| seen.insert(offset)) else {
+                m.store(link, 0);
+                m.flush(link);
+                return;
+            };
+            let mut lines = Lines::default();
+            for (slot, record) in self.records_of(bucket) {
+                if shape.covers(record.hash) {
+                    lines.put(slot, record.hash, false);
+                    headers.announce(Self::home_of(record.hash), None, record.hash);
+                }
+            }
+            lines.store(m, bucket);
+            link = &bucket.version;
+        }
+    }
+
+    /// The segment at `offset`.
+    ///
+    /// # Errors
+    /// `Damaged` if there cannot be one.
+    #[inline(always)]
+    pub(super) fn segment(&self, offset: u64) -> Result<&Segment<B, S>> {
+        match self.medium().at(offset) {
+            Some(segment) => Ok(segment),
+            None => Err(no_segment(offset)),
+        }
+    }
+
+    /// Releases every normal bucket of a segment that the caller holds, as its rebuilt headers say.
+    pub(super) fn unlock_all(&self, segment: &Segment<B, S>, headers: &Headers<B, S>) {
+        let m = self.medium();
+        for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
+            // The version itself goes on from where it was: a reader that began before must notice.
+            let before = Version(m.load(&bucket.version)).advanced();
+            m.store_transient(&bucket.version, version.following(before).0);
+        }
+    }
+}
+
+#[cold]
+fn no_segment(offset: u64) -> Error {
+    Error::damaged(offset, "a directory entry leads outside the region")
+}

@@ -1,0 +1,384 @@
+//! Splitting, merging, doubling and halving.
+//!
+//! No persistent word outside the reachable structure ever names a block: a new segment is complete and durable
+//! before the directory names it, and a crash before that forgets it. What a crash can leave half done is only
+//! the other entries of a directory range, and records that no longer belong: recovery sees both from the first
+//! entry of the range and from the segment's shape.
+
+use evermap_pm::{Guard, Medium, Result};
+
+use super::DashEh;
+use super::bucket::{Held, Locking, Record, meta_of, try_lock};
+use super::layout::{BUCKET_BYTES, Bucket, Segment, Shape, Version};
+use super::segment::CHAIN_MAX;
+use crate::Key;
+use crate::hash::directory::{DEPTH_MAX, Reserved};
+
+/// How an attempt to split ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Split {
+    /// It was split, by us or by someone else: try again.
+    Done,
+    /// A split would not help, or its directory would be out of proportion: use the chain.
+    Refused,
+}
+
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
+    /// Bytes of a directory that is always allowed.
+    const FREE_DIRECTORY: u64 = if B < 64 { 256 } else { 64 << 10 };
+
+    /// Splits the segment at `offset`, which serves `hash`.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    #[cold]
+    pub(super) fn split(&self, offset: u64, hash: u64, guard: &Guard<'_>) -> Result<Split> {
+        let m = self.medium();
+        let segment = self.segment(offset)?;
+        let Some(shape) = Shape::decode(m.load(&segment.header.shape)) else {
+            // Being rebuilt, or damaged: the next access decides.
+            return Ok(Split::Done);
+        };
+        // Everything is reserved before anything is locked.
+        let doubles = shape.depth >= self.directory.depth();
+        if doubles && !self.may_double() {
+            return Ok(Split::Refused);
+        }
+        let mut room = SplitRoom { block: Some(self.allocate_segment()?), directory: None };
+        if doubles {
+            match self.directory.reserve_double(shape.depth) {
+                Ok(reserved) => room.directory = Some(reserved),
+                Err(error) => {
+                    self.give_back(room);
+                    return Err(error);
+                }
+            }
+        }
+        let result = if self.lock_all(offset, segment, hash)? {
+            self.split_locked(segment, shape, &mut room, guard)
+        } else {
+            Ok(Split::Done)
+        };
+        self.give_back(room);
+        result
+    }
+
+    fn give_back(&self, room: SplitRoom) {
+        room.directory.into_iter().for_each(|reserved| self.directory.cancel(reserved));
+        room.block.into_iter().for_each(|block| self.pool.free_unpublished(block));
+    }
+
+    pub(super) fn allocate_segment(&self) -> Result<u64> {
+        self.pool.allocate_exact(size_of::<Segment<B, S>>() as u64)
+    }
+
+    /// Whether a directory of twice the size is in proportion: at most a quarter of the segments' bytes. Without
+    /// this bound, keys with equal hash prefixes would double it for ever.
+    fn may_double(&self) -> bool {
+        let depth = self.directory.depth() + 1;
+        let segments = self.segments() * size_of::<Segment<B, S>>() as u64;
+        depth <= DEPTH_MAX && 8 << depth <= Self::FREE_DIRECTORY.max(segments / 4)
+    }
+
+    /// With every bucket of the segment locked; releases them.
+    fn split_locked(
+        &self,
+        segment: &Segment<B, S>,
+        shape: Shape,
+        room: &mut SplitRoom,
+        guard: &Guard<'_>,
+    ) -> Result<Split> {
+        let m = self.medium();
+        if m.load(&segment.header.shape) != shape.encode() {
+            // Someone else split it while we reserved.
+            self.unlock_unchanged(segment);
+            return Ok(Split::Done);
+        }
+        let (lower, upper) = (shape.half(0), shape.half(1));
+        let records = self.all_records(segment);
+        let moving = records.iter().filter(|record| upper.covers(record.hash)).count();
+        if (moving == 0 || moving == records.len()) && room.directory.is_some() {
+            // No key would be separated from another, but the directory would double: this is how equal
+            // hashes look.
+            self.unlock_unchanged(segment);
+            return Ok(Split::Refused);
+        }
+        let block = room.block.take().expect("reserved");
+        let moved = records.into_iter().filter(|record| upper.covers(record.hash));
+        let headers = match self.build(block, upper, moved) {
+            Ok(headers) => headers,
+            Err(error) => {
+                room.block = Some(block);
+                self.unlock_unchanged(segment);
+                return Err(error);
+            }
+        };
+        m.fence();
+        // The new segment is complete and durable, with all its buckets locked: others may reach it as soon as
+        // the directory names it, but act on it only once that is durable too.
+        if !self.publish_upper(upper, block, room, guard) {
+            // The directory was halved meanwhile, and there is no room for doubling it: begin again.
+            self.drop_unpublished(block);
+            self.unlock_unchanged(segment);
+            return Ok(Split::Done);
+        }
+        m.store(&segment.header.shape, lower.encode());
+        m.flush(&segment.header.shape);
+        m.fence();
+        // Only now, with the move durable, do the moved records go from here.
+        let remaining = self.rebuild(segment, lower);
+        m.fence();
+        self.trim_chain(segment, guard);
+        self.count_split();
+        self.unlock_all(self.segment(block)?, &headers);
+        self.unlock_all(segment, &remaining);
+        Ok(Split::Done)
+    }
+
+    /// Makes the directory name the upper half. `false` if it is too shallow and no larger one was reserved.
+    fn publish_upper(
+        &self,
+        upper: Shape,
+        block: u64,
+        room: &mut SplitRoom,
+        guard: &Guard<'_>,
+    ) -> bool {
+        loop {
+            {
+                let latch = self.directory.share();
+                if upper.depth <= self.directory.depth() {
+                    self.directory.point(upper, block, &latch);
+                    return true;
+                }
+            }
+            let Some(reserved) = room.directory.take() else { return false };
+            match self.directory.double(reserved, upper, block, guard) {
+                Ok(()) => return true,
+                // Another split doubled the directory while we looked.
+                Err(reserved) => self.directory.cancel(reserved),
+            }
+        }
+    }
+
+    /// Frees a built segment that was never named, with its chain.
+    fn drop_unpublished(&self, block: u64) {
+        if let Ok(segment) = self.segment(block) {
+            let m = self.medium();
+            let mut link = m.load(&segment.header.chain);
+            while link != 0 {
+                let Some(bucket) = m.at::<Bucket>(link) else { break };
+                let next = m.load(&bucket.version);
+                self.pool.free_unpublished(link);
+                link = next;
+            }
+        }
+        self.pool.free_unpublished(block);
+    }
+
+    /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
+    fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
+        let m = self.medium();
+        let mut link = &segment.header.chain;
+        for _ in 0..CHAIN_MAX {
+            let offset = m.load(link);
+            let Some(bucket) = (offset != 0).then(|| m.at::<Bucket>(offset)).flatten() else {
+                return;
+            };
+            if meta_of(m, bucket).count() == 0 {
+                m.store(link, m.load(&bucket.version));
+                m.persist(link);
+                self.pool.retire(offset, BUCKET_BYTES, guard);
+            } else {
+                link = &bucket.version;
+            }
+        }
+    }
+
+    /// Every record of a segment that the caller holds.
+    pub(super) fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
+        let buckets = segment.normal.iter().chain(&segment.stash).chain(self.chain(segment));
+        let mut records = Vec::with_capacity((B + S) * N);
+        for bucket in buckets {
+            records.extend(self.records_of(bucket).map(|(_, record)| record));
+        }
+        records
+    }
+
+    /// Locks every normal bucket of the segment that serves `hash`; `false`, holding nothing, if that is not this
+    /// one any more.
+    ///
+    /// Buckets are locked in order, and whoever holds a bucket only ever tries to lock others, so this cannot
+    /// deadlock. A segment that was merged away stays locked for ever, which the directory tells.
+    pub(super) fn lock_all(&self, offset: u64, segment: &Segment<B, S>, hash: u64) -> Result<bool> {
+        for at in 0..B {
+            match self.lock_in_turn(offset, segment, at, hash) {
+                Ok(true) => {}
+                other => {
+                    segment.normal[..at].iter().for_each(|bucket| self.unlock_bucket(bucket));
+                    return other;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits for one bucket; `false`, not holding it, if the segment does not serve `hash` any more.
+    fn lock_in_turn(
+        &self,
+        offset: u64,
+        segment: &Segment<B, S>,
+        at: usize,
+        hash: u64,
+    ) -> Result<bool> {
+        let m = self.medium();
+        let bucket = &segment.normal[at];
+        let mut waiting = self.waiting();
+        loop {
+            match try_lock(m, bucket, self.generation) {
+                // Stays locked until `unlock_all` or `unlock_unchanged`.
+                Locking::Held(Held { .. }) => {
+                    let serves = at > 0 || self.directory.locate(hash)? == offset;
+                    if !serves {
+                        self.unlock_bucket(bucket);
+                    }
+                    return Ok(serves);
+                }
+                Locking::Stale => self.recover(offset)?,
+                Locking::Busy => waiting.wait(segment)?,
+            }
+            // Whoever holds the first bucket keeps the segment in the directory.
+            if at == 0 && self.directory.locate(hash)? != offset {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn unlock_bucket(&self, bucket: &Bucket) {
+        let m = self.medium();
+        m.store_transient(&bucket.version, Version(m.load(&bucket.version)).released().0);
+    }
+
+    /// Releases every normal bucket as it was.
+    pub(super) fn unlock_unchanged(&self, segment: &Segment<B, S>) {
+        segment.normal.iter().for_each(|bucket| self.unlock_bucket(bucket));
+    }
+
+    /// Merges the segment that serves `hash` with its sibling if together they would be nearly empty, and halves
+    /// the directory when that has become possible. Called after removals.
+    #[cold]
+    pub(super) fn merge_if_sparse(&self, offset: u64, hash: u64, guard: &Guard<'_>) -> Result<()> {
+        // Before the sweep is through, segments may be stale and ranges unfinished.
+        if !self.pool.is_swept() {
+            return Ok(());
+        }
+        let m = self.medium();
+        let segment = self.segment(offset)?;
+        let Some(shape) = Shape::decode(m.load(&segment.header.shape)) else { return Ok(()) };
+        let Some(parent) = shape.parent() else { return Ok(()) };
+        let (lower, upper) = (parent.half(0).first_hash(), parent.half(1).first_hash());
+        let (left, right) = (self.directory.locate(lower)?, self.directory.locate(upper)?);
+        if left == right || !shape.covers(hash) {
+            return Ok(());
+        }
+        let (first, second) = (self.segment(left)?, self.segment(right)?);
+        if self.count(first) + self.count(second) > Self::MERGE_BELOW {
+            return Ok(());
+        }
+        let block = match self.allocate_segment() {
+            Ok(block) => block,
+            // Merging is for saving space; without any, things stay as they are.
+            Err(error) if error.is_no_space() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // In the order of their hashes, as every merge does: no deadlock.
+        let merged = if !self.lock_all(left, first, lower)? {
+            false
+        } else if !self.lock_all(right, second, upper)? {
+            self.unlock_unchanged(first);
+            false
+        } else {
+            self.merge_locked(parent, [left, right], [first, second], block, guard)?
+        };
+        if !merged {
+            self.pool.free_unpublished(block);
+            return Ok(());
+        }
+        self.halve_if_worthwhile(guard)
+    }
+
+    /// Records in two siblings together at which they are merged: a quarter of one segment.
+    const MERGE_BELOW: usize = (B + S) * N / 4;
+
+    /// Records in a segment, roughly if it is not locked.
+    fn count(&self, segment: &Segment<B, S>) -> usize {
+        let buckets = segment.normal.iter().chain(&segment.stash);
+        buckets.map(|bucket| meta_of(self.medium(), bucket).count()).sum()
+    }
+
+    /// With both siblings locked; releases them unless it merges them, which leaves them locked for ever.
+    fn merge_locked(
+        &self,
+        parent: Shape,
+        offsets: [u64; 2],
+        segments: [&Segment<B, S>; 2],
+        block: u64,
+        guard: &Guard<'_>,
+    ) -> Result<bool> {
+        let m = self.medium();
+        let siblings =
+            (0..2).all(|i| m.load(&segments[i].header.shape) == parent.half(i as u64).encode());
+        let records: Vec<_> =
+            segments.iter().flat_map(|segment| self.all_records(segment)).collect();
+        let built = if siblings && records.len() <= Self::MERGE_BELOW {
+            Some(self.build(block, parent, records.into_iter()))
+        } else {
+            None
+        };
+        let Some(Ok(headers)) = built else {
+            segments.iter().for_each(|segment| self.unlock_unchanged(segment));
+            return Ok(false);
+        };
+        m.fence();
+        {
+            let latch = self.directory.share();
+            // The commit is the first entry of the *right* sibling: a shape of the parent's depth there cannot
+            // be mistaken for a split that was not finished.
+            self.directory.point(parent.half(1), block, &latch);
+            m.fence();
+            self.directory.point(parent, block, &latch);
+            m.fence();
+        }
+        self.count_merge();
+        self.unlock_all(self.segment(block)?, &headers);
+        for (offset, segment) in offsets.into_iter().zip(segments) {
+            self.chain_blocks(segment).into_iter().for_each(|bucket| {
+                self.pool.retire(bucket, BUCKET_BYTES, guard);
+            });
+            self.pool.retire(offset, size_of::<Segment<B, S>>() as u64, guard);
+        }
+        Ok(true)
+    }
+
+    /// Offsets of a segment's chain buckets.
+    pub(super) fn chain_blocks(&self, segment: &Segment<B, S>) -> Vec<u64> {
+        self.chain(segment).map(|bucket| self.medium().offset_of(bucket)).collect()
+    }
+
+    /// Tries to halve the directory once enough merges have happened to make it likely.
+    fn halve_if_worthwhile(&self, guard: &Guard<'_>) -> Result<()> {
+        let likely = 8 * self.segments() < 1 << self.directory.depth();
+        if likely {
+            match self.directory.halve(guard) {
+                Err(error) if !error.is_no_space() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a split took before it locked anything.
+struct SplitRoom {
+    block: Option<u64>,
+    directory: Option<Reserved>,
+}

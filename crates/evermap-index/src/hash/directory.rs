@@ -1,0 +1,257 @@
+//! The directory of an extendible hash index: which segment holds which hashes.
+//!
+//! ```text
+//! root cell   bit 0..48 offset of the entries, bit 48..56 global depth
+//! entries     2^depth words, each the offset of a segment; entry i serves the hashes whose top bits are i
+//! ```
+//!
+//! A segment of local depth `l` is named by `2^(depth - l)` neighbouring entries, its *range*. Changing a
+//! range is committed by its first entry, which is made durable before the others are touched: after a crash
+//! the first entry tells what the others should say. Doubling and halving write a new directory and are
+//! committed by the root cell.
+//!
+//! Lookups go by a copy of the root cell in ordinary memory, which changes only once the cell is durable: so
+//! nobody acts on a directory that a crash could take back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::sync::RwLock;
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
+
+use super::dash::layout::{Shape, top_bits};
+
+/// Deepest directory that is believed: 2^40 entries.
+pub(crate) const DEPTH_MAX: u32 = 40;
+const OFFSET: u64 = (1 << 48) - 1;
+
+/// See the [module](self).
+pub(crate) struct Directory<M: Medium> {
+    pool: Arc<Pool<M>>,
+    /// Offset of the root cell.
+    root: u64,
+    /// Copy of the root cell.
+    current: AtomicU64,
+    /// Shared by those who change entries, exclusive for those who replace the directory.
+    latch: RwLock<()>,
+}
+
+/// Where a directory led a search.
+pub(crate) struct Found<'a> {
+    word: u64,
+    entry: &'a PmU64,
+    pub(crate) segment: u64,
+}
+
+/// Room for a directory of twice the size, taken before any lock.
+pub(crate) struct Reserved {
+    offset: u64,
+    depth: u32,
+}
+
+/// Proof that the directory is not being replaced.
+pub(crate) type Shared<'a> = std::sync::RwLockReadGuard<'a, ()>;
+
+impl<M: Medium> Directory<M> {
+    /// Writes the entries of a new directory, and flushes them and the root cell without a fence.
+    pub(crate) fn create(
+        pool: Arc<Pool<M>>,
+        root: u64,
+        depth: u32,
+        segments: &[u64],
+    ) -> Result<Self> {
+        let offset = pool.allocate(8 << depth)?;
+        let m = pool.medium();
+        let entries = m.slice::<PmU64>(offset, 1 << depth).expect("just allocated");
+        entries.iter().zip(segments).for_each(|(entry, &segment)| m.store(entry, segment));
+        m.flush(entries);
+        let cell = m.at::<PmU64>(root).expect("the caller's root");
+        m.store(cell, encode(offset, depth));
+        m.flush(cell);
+        let current = AtomicU64::new(encode(offset, depth));
+        Ok(Directory { pool, root, current, latch: RwLock::new(()) })
+    }
+
+    /// Opens the directory that the cell at offset `root` names.
+    pub(crate) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
+        let m = pool.medium();
+        let word = m.load(m.at::<PmU64>(root).expect("the caller's root"));
+        let (offset, depth) = decode(word);
+        let fits = depth <= DEPTH_MAX && m.slice::<PmU64>(offset, 1 << depth).is_some();
+        if !fits || offset == 0 || encode(offset, depth) != word {
+            return Err(Error::damaged(root, format!("impossible directory {word:#x}")));
+        }
+        let current = AtomicU64::new(word);
+        Ok(Directory { pool, root, current, latch: RwLock::new(()) })
+    }
+
+    /// The segment that serves `hash`.
+    #[inline(always)]
+    pub(crate) fn locate(&self, hash: u64) -> Result<u64> {
+        Ok(self.find(hash)?.segment)
+    }
+
+    /// The segment that serves `hash`, with what it takes to ask again cheaply.
+    #[inline(always)]
+    pub(crate) fn find(&self, hash: u64) -> Result<Found<'_>> {
+        let m = self.pool.medium();
+        // Acquire: pairs with the release in `replace`, so that the entries are there.
+        let word = self.current.load(Ordering::Acquire);
+        let (offset, depth) = decode(word);
+        match m.at::<PmU64>(offset + top_bits(hash, depth) * 8) {
+            Some(entry) => Ok(Found { word, entry, segment: m.load(entry) }),
+            None => Err(outside(offset)),
+        }
+    }
+
+    /// Whether a search that began with `found` would still be led to the same segment.
+    #[inline(always)]
+    pub(crate) fn still(&self, found: &Found<'_>) -> bool {
+        self.pool.medium().load(found.entry) == found.segment
+            && self.current.load(Ordering::Acquire) == found.word
+    }
+
+    /// Global depth.
+    #[inline(always)]
+    pub(crate) fn depth(&self) -> u32 {
+        decode(self.current.load(Ordering::Acquire)).1
+    }
+
+    /// Offset of the entries.
+    pub(crate) fn block(&self) -> u64 {
+        decode(self.current.load(Ordering::Acquire)).0
+    }
+
+    /// Holds off replacement of the directory.
+    pub(crate) fn share(&self) -> Shared<'_> {
+        // A panic under the latch poisons the region, which every caller checks.
+        self.latch.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn entries(&self) -> &[PmU64] {
+        let (offset, depth) = decode(self.current.load(Ordering::Acquire));
+        self.pool.medium().slice(offset, 1 << depth).expect("checked when it became current")
+    }
+
+    /// The entries of `shape`'s range, which must not be deeper than the directory.
+    pub(crate) fn range(&self, shape: Shape, _latch: &Shared<'_>) -> &[PmU64] {
+        let entries = self.entries();
+        let width = entries.len() >> shape.depth;
+        let first = shape.pattern as usize * width;
+        &entries[first..first + width]
+    }
+
+    /// The segment that the first entry of `shape`'s range names: the one that counts.
+    pub(crate) fn first(&self, shape: Shape, latch: &Shared<'_>) -> u64 {
+        self.pool.medium().load(&self.range(shape, latch)[0])
+    }
+
+    /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's
+    /// fence.
+    pub(crate) fn point(&self, shape: Shape, segment: u64, latch: &Shared<'_>) {
+        let m = self.pool.medium();
+        let range = self.range(shape, latch);
+        // The commit: from here on a crash leads to the new segment.
+        m.store(&range[0], segment);
+        m.persist(&range[0]);
+        if range.len() > 1 {
+            range[1..].iter().for_each(|entry| m.store(entry, segment));
+            m.flush(&range[1..]);
+        }
+    }
+
+    /// Takes room for a directory of depth `depth + 1`.
+    pub(crate) fn reserve_double(&self, depth: u32) -> Result<Reserved> {
+        let offset = self.pool.allocate(8 << (depth + 1))?;
+        Ok(Reserved { offset, depth: depth + 1 })
+    }
+
+    /// Gives the room back.
+    pub(crate) fn cancel(&self, reserved: Reserved) {
+        self.pool.free_unpublished(reserved.offset);
+    }
+
+    /// Replaces the directory by one twice as large, in which the range of `shape` (one entry) is `segment`.
+    /// Gives the room back where the directory has been replaced meanwhile.
+    ///
+    /// # Errors
+    /// The reserved room, to be used otherwise, where the directory does not have the depth it was made for.
+    pub(crate) fn double(
+        &self,
+        reserved: Reserved,
+        shape: Shape,
+        segment: u64,
+        guard: &Guard<'_>,
+    ) -> Result<(), Reserved> {
+        let exclusive = self.latch.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if self.depth() + 1 != reserved.depth {
+            return Err(reserved);
+        }
+        let m = self.pool.medium();
+        let new = m.slice::<PmU64>(reserved.offset, 1 << reserved.depth).expect("just allocated");
+        for (i, entry) in self.entries().iter().enumerate() {
+            let old = m.load(entry);
+            m.store(&new[2 * i], old);
+            m.store(&new[2 * i + 1], old);
+        }
+        m.store(&new[shape.pattern as usize], segment);
+        m.persist(new);
+        let old = self.replace(reserved.offset, reserved.depth);
+        drop(exclusive);
+        self.retire(old, guard);
+        Ok(())
+    }
+
+    /// Replaces the directory by one half as large, if no segment needs its full depth. Everything must have
+    /// been recovered.
+    pub(crate) fn halve(&self, guard: &Guard<'_>) -> Result<bool> {
+        let depth = self.depth();
+        if depth == 0 {
+            return Ok(false);
+        }
+        let reserved = self.pool.allocate(8 << (depth - 1))?;
+        let exclusive = self.latch.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let m = self.pool.medium();
+        let (now, pairs) = (self.depth(), self.entries().chunks_exact(2));
+        if now != depth || !pairs.clone().all(|pair| m.load(&pair[0]) == m.load(&pair[1])) {
+            drop(exclusive);
+            self.pool.free_unpublished(reserved);
+            return Ok(false);
+        }
+        let new = m.slice::<PmU64>(reserved, 1 << (depth - 1)).expect("just allocated");
+        new.iter().zip(pairs).for_each(|(entry, pair)| m.store(entry, m.load(&pair[0])));
+        m.persist(new);
+        let old = self.replace(reserved, depth - 1);
+        drop(exclusive);
+        self.retire(old, guard);
+        Ok(true)
+    }
+
+    /// Makes a complete, durable directory the current one; returns the word of the old one.
+    fn replace(&self, offset: u64, depth: u32) -> u64 {
+        let m = self.pool.medium();
+        let cell = m.at::<PmU64>(self.root).expect("checked when opened");
+        m.store(cell, encode(offset, depth));
+        m.persist(cell);
+        self.current.swap(encode(offset, depth), Ordering::AcqRel)
+    }
+
+    fn retire(&self, word: u64, guard: &Guard<'_>) {
+        let (offset, depth) = decode(word);
+        self.pool.retire(offset, 8 << depth, guard);
+    }
+}
+
+#[cold]
+fn outside(offset: u64) -> Error {
+    Error::damaged(offset, "directory outside the region")
+}
+
+fn encode(offset: u64, depth: u32) -> u64 {
+    offset | u64::from(depth) << 48
+}
+
+#[inline(always)]
+fn decode(word: u64) -> (u64, u32) {
+    (word & OFFSET, (word >> 48) as u32 & 0xff)
+}

@@ -1,0 +1,4 @@
+//! Hash indexes.
+
+pub mod dash;
+pub(crate) mod directory;

@@ -1,0 +1,346 @@
+//! A medium slowed down to the speed of persistent memory.
+//!
+//! Two delays stand for the device, as is usual in the field:
+//!
+//! * **persist**: a fence that ends at least one flush of its thread lasts at least `persist_ns`, the work
+//!   of the medium inside included. Flushes before the same fence overlap, as they do on hardware.
+//! * **read**: a line that the thread's cache does not hold is there `read_ns` after its load or prefetch
+//!   began; a load waits for it, a prefetch does not. The cache is a model: 512 lines per thread, each
+//!   with one possible place (32 KiB, as a first level has), and no end to how many may be under way.
+//!   Stores and swaps take their line at no cost: a store buffer hides it.
+//!
+//! Delays are spun, so a slowed thread keeps its processor, as a stalled one does.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::{LINE, Medium, Note};
+use crate::{PmU64, Result};
+
+/// Lines in the model of a thread's cache.
+const CACHED_LINES: usize = 512;
+
+/// Delays the persists and reads of another medium, so that a program meets the costs of persistent
+/// memory on a machine without any.
+///
+/// A fence after a flush lasts at least `persist_ns`; a load from outside a small per-thread cache waits
+/// `read_ns`, less what a prefetch saved.
+pub struct Emulated<M: Medium> {
+    inner: M,
+    persist_ticks: u64,
+    read_ticks: u64,
+    persists: AtomicU64,
+    reads: AtomicU64,
+}
+
+/// How often an [`Emulated`] medium has applied its delays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delays {
+    /// Fences that waited.
+    pub persists: u64,
+    /// Lines that came from outside the cache; not counted while `read_ns` is zero.
+    pub reads: u64,
+}
+
+/// A place of the cache model.
+struct CachedLine {
+    /// Number of the line; that of a real address is never zero.
+    line: Cell<usize>,
+    /// Tick at which it is there; zero once somebody has waited for it.
+    ready: Cell<u64>,
+}
+
+thread_local! {
+    /// Whether this thread has flushed since its last fence.
+    static FLUSHED: Cell<bool> = const { Cell::new(false) };
+    static CACHE: [CachedLine; CACHED_LINES] =
+        const { [const { CachedLine { line: Cell::new(0), ready: Cell::new(0) } }; CACHED_LINES] };
+}
+
+impl<M: Medium> Emulated<M> {
+    /// What a persist costs in most of the literature, nanoseconds.
+    pub const PERSIST_NS: u64 = 600;
+
+    /// Slows `inner` down by these delays; zero switches one off.
+    ///
+    /// The first call in a process takes some milliseconds, to learn how fast the clock ticks.
+    pub fn new(inner: M, persist_ns: u64, read_ns: u64) -> Self {
+        Emulated {
+            inner,
+            persist_ticks: ticks(persist_ns),
+            read_ticks: ticks(read_ns),
+            persists: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+        }
+    }
+
+    /// The medium inside, at its own speed.
+    pub fn inner(&self) -> &M {
+        &self.inner
+    }
+
+    /// How often the delays have applied so far.
+    pub fn delays(&self) -> Delays {
+        Delays { persists: self.persists.load(Relaxed), reads: self.reads.load(Relaxed) }
+    }
+
+    /// Begins to bring in every line of `words` words at `cell`, and passes each to `then`.
+    fn bring_in(&self, cell: *const PmU64, words: usize, then: impl Fn(&CachedLine)) {
+        if self.read_ticks == 0 {
+            return;
+        }
+        for line in lines(cell, words) {
+            CACHE.with(|cache| {
+                let place = &cache[line % CACHED_LINES];
+                if place.line.replace(line) != line {
+                    self.reads.fetch_add(1, Relaxed);
+                    place.ready.set(now() + self.read_ticks);
+                }
+                then(place);
+            });
+        }
+    }
+
+    /// The calling thread loads these words.
+    fn reads(&self, cell: *const PmU64, words: usize) {
+        self.bring_in(cell, words, |place| spin_until(place.ready.replace(0)));
+    }
+
+    /// The calling thread stores to these words.
+    fn writes(&self, cell: *const PmU64, words: usize) {
+        if self.read_ticks == 0 {
+            return;
+        }
+        for line in lines(cell, words) {
+            CACHE.with(|cache| {
+                let place = &cache[line % CACHED_LINES];
+                if place.line.replace(line) != line {
+                    place.ready.set(0);
+                }
+            });
+        }
+    }
+}
+
+/// Numbers of the lines that hold these words.
+fn lines(cell: *const PmU64, words: usize) -> Range<usize> {
+    let line = LINE as usize;
+    if words == 0 { 0..0 } else { cell.addr() / line..(cell.addr() + words * 8).div_ceil(line) }
+}
+
+/// The finest clock there is, in ticks of its own.
+#[inline(always)]
+fn now() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads a counter that every x86-64 has.
+    unsafe {
+        std::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    }
+}
+
+fn spin_until(tick: u64) {
+    while now() < tick {}
+}
+
+/// How many ticks `ns` nanoseconds are, by comparing the clocks once per process.
+fn ticks(ns: u64) -> u64 {
+    static TICKS_PER_NS: OnceLock<f64> = OnceLock::new();
+    if ns == 0 {
+        return 0;
+    }
+    let ticks_per_ns = TICKS_PER_NS.get_or_init(|| {
+        let (first_tick, start) = (now(), Instant::now());
+        while start.elapsed() < Duration::from_millis(5) {}
+        (now() - first_tick) as f64 / start.elapsed().as_nanos() as f64
+    });
+    (ns as f64 * ticks_per_ns).ceil() as u64
+}
+
+// SAFETY: 1 to 3 are promised by `inner`, which answers for all memory.
+unsafe impl<M: Medium> Medium for Emulated<M> {
+    fn base(&self) -> NonNull<u8> {
+        self.inner.base()
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.inner.capacity()
+    }
+
+    fn grow(&self, len: u64) -> Result<()> {
+        self.inner.grow(len)
+    }
+
+    fn discard(&self, range: Range<u64>) {
+        self.inner.discard(range);
+    }
+
+    fn claim(&self, range: Range<u64>) -> Result<()> {
+        self.inner.claim(range)
+    }
+
+    fn prefault(&self, range: Range<u64>) {
+        self.inner.prefault(range);
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    fn name(&self) -> &'static str {
+        "emulated"
+    }
+
+    #[track_caller]
+    fn flush_bytes(&self, addr: *const u8, len: usize) {
+        FLUSHED.set(FLUSHED.get() || len > 0);
+        self.inner.flush_bytes(addr, len);
+    }
+
+    #[track_caller]
+    fn fence(&self) {
+        let start = now();
+        self.inner.fence();
+        if FLUSHED.replace(false) && self.persist_ticks > 0 {
+            self.persists.fetch_add(1, Relaxed);
+            spin_until(start + self.persist_ticks);
+        }
+    }
+
+    fn note(&self, note: Note) {
+        self.inner.note(note);
+    }
+
+    #[track_caller]
+    fn load(&self, cell: &PmU64) -> u64 {
+        self.reads(cell, 1);
+        self.inner.load(cell)
+    }
+
+    #[track_caller]
+    fn load_relaxed(&self, cell: &PmU64) -> u64 {
+        self.reads(cell, 1);
+        self.inner.load_relaxed(cell)
+    }
+
+    #[track_caller]
+    fn store(&self, cell: &PmU64, value: u64) {
+        self.writes(cell, 1);
+        self.inner.store(cell, value);
+    }
+
+    #[track_caller]
+    fn store_transient(&self, cell: &PmU64, value: u64) {
+        self.writes(cell, 1);
+        self.inner.store_transient(cell, value);
+    }
+
+    #[track_caller]
+    fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        self.writes(cell, 1);
+        self.inner.cas(cell, old, new)
+    }
+
+    #[track_caller]
+    fn cas_transient(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        self.writes(cell, 1);
+        self.inner.cas_transient(cell, old, new)
+    }
+
+    #[track_caller]
+    fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
+        self.writes(cells.as_ptr(), bytes.len().div_ceil(8));
+        self.inner.write_bytes(cells, bytes);
+    }
+
+    #[track_caller]
+    fn read_bytes(&self, cells: &[PmU64], out: &mut [u8]) {
+        self.reads(cells.as_ptr(), out.len().div_ceil(8));
+        self.inner.read_bytes(cells, out);
+    }
+
+    fn prefetch(&self, offset: u64) {
+        let cell = self.base().as_ptr().wrapping_add(offset as usize).cast();
+        self.bring_in(cell, 1, |_| ());
+        self.inner.prefetch(offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::{Dram, Pages};
+
+    fn medium(persist_ns: u64, read_ns: u64) -> Emulated<Dram> {
+        let dram = Dram::reserve(1 << 20, Pages::Base).unwrap();
+        dram.grow(1 << 18).unwrap();
+        Emulated::new(dram, persist_ns, read_ns)
+    }
+
+    #[test]
+    fn only_a_fence_that_ends_flushes_waits() {
+        let medium = medium(50, 0);
+        let cells: &[PmU64] = medium.slice(0, 64).unwrap();
+        medium.fence();
+        assert_eq!(medium.delays().persists, 0);
+        medium.flush(&cells[0]);
+        medium.flush(&cells[32]);
+        medium.fence();
+        medium.fence();
+        assert_eq!(medium.delays().persists, 1);
+        medium.flush(&cells[0..0]);
+        medium.fence();
+        assert_eq!(medium.delays().persists, 1, "nothing was flushed");
+        medium.flush(&cells[0]);
+        std::thread::scope(|threads| {
+            threads.spawn(|| medium.fence());
+        });
+        assert_eq!(medium.delays().persists, 1, "another thread's fence");
+        medium.fence();
+        assert_eq!(medium.delays(), Delays { persists: 2, reads: 0 });
+    }
+
+    #[test]
+    fn a_line_is_waited_for_until_it_is_cached() {
+        let medium = medium(0, 50);
+        // Lines 0 and 512 share a place.
+        let cells: &[PmU64] = medium.slice(0, 8 * 600).unwrap();
+        medium.load(&cells[0]);
+        medium.load_relaxed(&cells[7]);
+        assert_eq!(medium.delays().reads, 1);
+        medium.load(&cells[8 * 512]);
+        medium.load(&cells[0]);
+        assert_eq!(medium.delays().reads, 3);
+        medium.store(&cells[8], 1);
+        medium.load(&cells[8]);
+        assert_eq!(medium.delays().reads, 3, "a store brings its line in");
+        medium.read_bytes(&cells[8..], &mut [0; 128]);
+        assert_eq!(medium.delays().reads, 4);
+        medium.prefetch(5 * LINE);
+        medium.load(&cells[5 * 8]);
+        assert_eq!(medium.delays(), Delays { persists: 0, reads: 5 });
+    }
+
+    #[test]
+    fn a_delay_of_zero_is_off() {
+        let medium = medium(0, 0);
+        let cell: &PmU64 = medium.at(0).unwrap();
+        medium.store(cell, 1);
+        medium.persist(cell);
+        assert_eq!(medium.load(cell), 1);
+        assert_eq!(medium.delays(), Delays::default());
+    }
+}

@@ -1,0 +1,259 @@
+//! The file under a mapping: opening, growing, giving back, and making durable.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, fallocate, ftruncate, open};
+use rustix::io::Errno;
+use rustix::mm::{MsyncFlags, msync};
+
+use super::filesystem::FileSystem;
+use super::mapping::Mapping;
+use super::{lock, round_down};
+use crate::sync::Mutex;
+use crate::{Error, ErrorKind, Result};
+
+/// Most bytes that one system call sets aside. On tmpfs a signal makes the call start over, so that one
+/// large call might never end under a profiler.
+const PIECE: u64 = 64 << 20;
+/// Where halving the piece stops.
+const SMALLEST_PIECE: u64 = 2 << 20;
+
+/// An open, locked file.
+pub(super) struct File {
+    fd: OwnedFd,
+    path: PathBuf,
+    filesystem: FileSystem,
+    /// Unit of its length: 4096, or the size of a huge page on hugetlbfs.
+    granule: u64,
+    /// Length in the file system; held while it grows.
+    size: Mutex<u64>,
+    /// The first failure to write back; held while syncing.
+    sync_failure: Mutex<Option<Errno>>,
+}
+
+impl File {
+    /// Opens or creates `path` and takes the writer's lock.
+    pub(super) fn open(path: &Path, create: bool, lock_wait: Duration) -> Result<Self> {
+        let fd = match open_existing(path) {
+            Err(Errno::NOENT) if create => create_new(path),
+            Err(Errno::ISDIR) => Err(not_a_store(path, FileType::Directory)),
+            opened => opened.map_err(|errno| Error::io("opening", path, errno)),
+        }?;
+        let kind = FileType::from_raw_mode(status(&fd, path)?.st_mode);
+        if kind != FileType::RegularFile {
+            return Err(not_a_store(path, kind));
+        }
+        let filesystem = FileSystem::of(&fd, path)?;
+        lock::acquire(&fd, path, lock_wait)?;
+        // Whoever held the lock before may have replaced the file: then we have locked a deleted one.
+        let (ours, named) = (status(&fd, path)?, rustix::fs::stat(path));
+        if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)) {
+            let replaced = std::io::Error::other("the file was replaced meanwhile; open it again");
+            return Err(Error::io("opening", path, replaced));
+        }
+        let size = ours.st_size as u64;
+        let granule =
+            if filesystem == FileSystem::Hugetlbfs { ours.st_blksize as u64 } else { 4096 };
+        Ok(File {
+            fd,
+            path: path.to_owned(),
+            filesystem,
+            granule,
+            size: Mutex::new(size),
+            sync_failure: Mutex::new(None),
+        })
+    }
+
+    pub(super) fn fd(&self) -> impl AsFd {
+        &self.fd
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn filesystem(&self) -> FileSystem {
+        self.filesystem
+    }
+
+    pub(super) fn granule(&self) -> u64 {
+        self.granule
+    }
+
+    /// Length in whole granules: what lies behind them is not usable yet.
+    pub(super) fn whole_bytes(&self) -> u64 {
+        round_down(*self.size.lock().expect("no panics while held"), self.granule)
+    }
+
+    /// Makes the file `target` bytes long with all its new space set aside, then calls `publish`.
+    ///
+    /// `target` is in whole granules. Does nothing if the file is that long already. On failure the file
+    /// is as it was.
+    pub(super) fn grow(&self, target: u64, publish: impl FnOnce(u64)) -> Result<()> {
+        let mut size = self.size.lock().expect("no panics while held");
+        let usable = round_down(*size, self.granule);
+        if target <= usable {
+            return Ok(());
+        }
+        // The kernel answers a file above this limit with a signal that ends the process.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if limit.is_some_and(|limit| target > limit) {
+            return Err(
+                self.no_space("would pass the file size limit (ulimit -f)", target - usable)
+            );
+        }
+        self.set_aside(usable..target, FallocateFlags::empty()).inspect_err(|_| {
+            // Part of it may have been set aside before the disk was full. Nobody has used it yet.
+            let _ = ftruncate(&self.fd, *size);
+        })?;
+        if *size > usable {
+            // The file had been cut off inside a page: the rest of that page is old contents, not zeros.
+            let remains = *size - usable;
+            fallocate(&self.fd, PUNCH, usable, remains).map_err(|errno| {
+                Error::io("zeroing the end of a truncated file", &self.path, errno)
+            })?;
+        }
+        *size = target;
+        publish(target);
+        Ok(())
+    }
+
+    /// Sets space aside for `range`, so that storing to it cannot fail; existing bytes stay.
+    pub(super) fn claim(&self, range: Range<u64>) -> Result<()> {
+        self.set_aside(range, FallocateFlags::KEEP_SIZE)
+    }
+
+    fn set_aside(&self, range: Range<u64>, flags: FallocateFlags) -> Result<()> {
+        let mut piece = PIECE.max(self.granule);
+        let mut at = range.start;
+        while at < range.end {
+            let bytes = piece.min(range.end - at);
+            match fallocate(&self.fd, flags, at, bytes) {
+                Ok(()) => at += bytes,
+                Err(Errno::INTR) => piece = (piece / 2).max(SMALLEST_PIECE).max(self.granule),
+                Err(errno) => return Err(self.allocation_error(errno, range.end - at)),
+            }
+        }
+        Ok(())
+    }
+
+    fn allocation_error(&self, errno: Errno, needed: u64) -> Error {
+        match errno {
+            Errno::NOSPC | Errno::NOMEM => self.no_space("file system is full", needed),
+            Errno::DQUOT => self.no_space("disk quota is used up", needed),
+            Errno::FBIG => self.no_space("too large for the file system", needed),
+            _ => Error::io("setting space aside", &self.path, errno),
+        }
+    }
+
+    fn no_space(&self, why: &str, needed: u64) -> Error {
+        let (path, filesystem) = (self.path.display(), self.filesystem.name());
+        Error::no_space(format!("{path} on {filesystem}: {why}"), needed)
+    }
+
+    /// Gives the whole granules inside `range` back to the file system.
+    pub(super) fn discard(&self, range: Range<u64>) {
+        let start = range.start.next_multiple_of(self.granule);
+        let end = round_down(range.end, self.granule);
+        if start < end {
+            // A refusal leaves the bytes as they were, which the caller must expect anyway.
+            let _ = fallocate(&self.fd, PUNCH, start, end - start);
+        }
+    }
+
+    /// Waits until the first `bytes` of the mapping are on the device.
+    pub(super) fn sync(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
+        if self.filesystem.in_memory() {
+            return Ok(());
+        }
+        // Held throughout: the kernel reports a failed write once, and drops the data. A sync that ran
+        // beside the failing one would find nothing left to write and succeed.
+        let mut failure = self.sync_failure.lock().expect("no panics while held");
+        if let Some(errno) = *failure {
+            let action = "syncing (an earlier sync failed, so data is lost; reopen the store)";
+            return Err(Error::io(action, &self.path, errno));
+        }
+        // SAFETY: writes pages of our own mapping to its file; changes no byte of them.
+        unsafe { msync(mapping.address(0), bytes as usize, MsyncFlags::SYNC) }
+            .and_then(|()| rustix::fs::fdatasync(&self.fd))
+            .map_err(|errno| {
+                *failure = Some(errno);
+                Error::io("syncing", &self.path, errno)
+            })
+    }
+}
+
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+
+fn open_existing(path: &Path) -> Result<OwnedFd, Errno> {
+    // NONBLOCK and NOCTTY: opening a device by mistake must neither hang nor take a terminal over.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    open(path, flags, Mode::empty())
+}
+
+/// Creates a file that survives a crash of the machine, if the file system is one we take.
+fn create_new(path: &Path) -> Result<OwnedFd> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let directory =
+        open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| Error::io("opening the directory", parent, errno))?;
+    // Asked before anything is created, so that a refusal leaves nothing behind.
+    let filesystem = FileSystem::of(&directory, path)?;
+    // Not exclusive: if two processes create it at once, the lock decides.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let fd = open(path, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| Error::io("creating", path, errno))?;
+    if !filesystem.in_memory() {
+        // A file is durable only together with its name.
+        rustix::fs::fsync(&directory)
+            .map_err(|errno| Error::io("syncing the directory", parent, errno))?;
+    }
+    Ok(fd)
+}
+
+fn status(fd: &OwnedFd, path: &Path) -> Result<rustix::fs::Stat> {
+    rustix::fs::fstat(fd).map_err(|errno| Error::io("asking for its size", path, errno))
+}
+
+fn not_a_store(path: &Path, kind: FileType) -> Error {
+    let why = match kind {
+        FileType::Directory => "it is a directory; name a file inside it",
+        FileType::CharacterDevice | FileType::BlockDevice => "it is a device; name a regular file",
+        _ => "it is not a regular file",
+    };
+    ErrorKind::NotAStore { path: path.to_owned(), why: why.into() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::ProtFlags;
+
+    /// After a failed write-back the kernel calls the lost pages clean, so trying again would succeed.
+    #[test]
+    fn a_failed_sync_is_not_forgotten() {
+        let file = File {
+            fd: tempfile::tempfile().unwrap().into(),
+            path: "file".into(),
+            filesystem: FileSystem::Ext,
+            granule: 4096,
+            size: Mutex::new(0),
+            sync_failure: Mutex::new(None),
+        };
+        let mapping = Mapping::reserve(4096, 4096, ProtFlags::empty()).unwrap();
+        file.sync(&mapping, 4096).unwrap();
+        // No mapping is that long: the kernel refuses.
+        let first = file.sync(&mapping, u64::MAX - 4095).unwrap_err();
+        assert!(!first.to_string().contains("earlier"), "{first}");
+        for _ in 0..2 {
+            let later = file.sync(&mapping, 4096).unwrap_err();
+            assert!(later.to_string().contains("an earlier sync failed"), "{later}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! One writer at a time.
+//!
+//! The writer holds a byte-range lock that belongs to its open file description: it conflicts with every
+//! other opening of the file, in the same process too, and ends by itself when the last descriptor and
+//! the last mapping are gone. That is not at once: the kernel takes tens of milliseconds per GiB to tear
+//! down the mapping of a killed process. So an opener that finds the file locked asks whether the holder
+//! is dying, and waits for it if so.
+//!
+//! The lock covers one byte at 2^62, far behind any file's end. Readers that run beside the writer may
+//! use the bytes after it.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::region::HOLDER_PID_OFFSET;
+use crate::{Error, ErrorKind, Result};
+
+/// The byte that the writer locks.
+const WRITER_BYTE: i64 = 1 << 62;
+
+/// How long a living holder may take to leave: one that was told to stop is often just closing.
+const ALIVE_WAIT: Duration = Duration::from_millis(100);
+
+/// Takes the writer's lock, waiting up to `wait` for a holder that is dying.
+///
+/// # Errors
+/// `InUse` when the holder lives, or is still not gone after `wait`.
+pub(super) fn acquire(file: &OwnedFd, path: &Path, wait: Duration) -> Result<()> {
+    let start = Instant::now();
+    let mut alive_since = None;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if try_lock(file, path)? {
+            return Ok(());
+        }
+        let pid = holder(file);
+        let out_of_patience = if pid.is_some_and(is_dying) {
+            alive_since = None;
+            start.elapsed() >= wait
+        } else {
+            // Alive, or nobody knows: a writer that has only just begun has not left its id yet.
+            alive_since.get_or_insert_with(Instant::now).elapsed() >= ALIVE_WAIT.min(wait)
+        };
+        if out_of_patience {
+            let pid = pid.unwrap_or(0);
+            return Err(ErrorKind::InUse { path: path.to_owned(), pid }.into());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+fn try_lock(file: &OwnedFd, path: &Path) -> Result<bool> {
+    // SAFETY: all fields are plain integers, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = WRITER_BYTE;
+    lock.l_len = 1;
+    // SAFETY: `lock` is valid for the call, which only reads it.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(true);
+    }
+    let error = std::io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(Error::io("taking the writer's lock", path, error)),
+    }
+}
+
+/// The process id in the file, if it can be one.
+fn holder(file: &OwnedFd) -> Option<u32> {
+    let mut word = [0; 8];
+    match rustix::io::pread(file, &mut word, HOLDER_PID_OFFSET) {
+        Ok(8) => u32::try_from(u64::from_le_bytes(word))
+            .ok()
+            .filter(|&pid| pid != 0 && i32::try_from(pid).is_ok()),
+        _ => None,
+    }
+}
+
+/// Whether a process is gone or on its way out.
+fn is_dying(pid: u32) -> bool {
+    // Signal 0 asks for existence only, and works where /proc hides the processes of others.
+    // SAFETY: sends nothing.
+    let missing = unsafe { libc::kill(pid as i32, 0) } != 0
+        && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+    let read = |what| std::fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap_or_default();
+    missing || stat_says_dying(&read("stat")) || status_says_dying(&read("status"))
+}
+
+/// Whether `/proc/PID/stat` shows a zombie, or a process inside its exit.
+fn stat_says_dying(stat: &str) -> bool {
+    const PF_EXITING: u64 = 0x4;
+    // The second field is the program's name in parentheses, which may itself contain some.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return false };
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next().unwrap_or_default();
+    // After the state come parent, group, session, terminal and its group; then the flags.
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
+    matches!(state, "Z" | "X" | "x") || flags & PF_EXITING != 0
+}
+
+/// Whether `/proc/PID/status` shows a kill that was not acted on yet, or a core dump being written.
+fn status_says_dying(status: &str) -> bool {
+    const SIGKILL_BIT: u64 = 1 << (libc::SIGKILL - 1);
+    status.lines().filter_map(|line| line.split_once(':')).any(|(name, value)| match name {
+        "SigPnd" | "ShdPnd" => {
+            u64::from_str_radix(value.trim(), 16).is_ok_and(|pending| pending & SIGKILL_BIT != 0)
+        }
+        "CoreDumping" => value.trim() == "1",
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_process_is_read_behind_its_name() {
+        let alive = "7 (a) Z 4) (b) S 1 7 7 0 -1 4194560 100 0 0 0 1 2";
+        assert!(!stat_says_dying(alive));
+        assert!(stat_says_dying(&alive.replace(" S 1", " Z 1")));
+        assert!(stat_says_dying(&alive.replace(" S 1", " X 1")));
+        assert!(stat_says_dying(&alive.replace("4194560", "4194564")));
+        for damaged in ["", "7 (a", "7 (a)", "7 (a) S 1 7", "7 (a) S 1 7 7 0 -1 x"] {
+            assert!(!stat_says_dying(damaged), "{damaged:?}");
+        }
+    }
+
+    #[test]
+    fn a_pending_kill_or_a_core_dump_is_death() {
+        let alive =
+            "Name:\ta\nCoreDumping:\t0\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000004002\n";
+        assert!(!status_says_dying(alive));
+        assert!(status_says_dying(&alive.replace("4002", "4102")));
+        assert!(status_says_dying(
+            &alive.replace("SigPnd:\t0000000000000000", "SigPnd:\t0000000000000100")
+        ));
+        assert!(status_says_dying(&alive.replace("Dumping:\t0", "Dumping:\t1")));
+        assert!(!status_says_dying("SigPnd\nSigPnd:\nShdPnd:\tzz\n"));
+    }
+
+    #[test]
+    fn this_process_lives_and_a_reaped_one_does_not() {
+        assert!(!is_dying(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        assert!(is_dying(pid));
+    }
+}

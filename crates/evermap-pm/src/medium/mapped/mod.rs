@@ -1,0 +1,402 @@
+//! A mapped file: words that outlive the process, and the power where the hardware keeps them.
+//!
+//! The address space is reserved once, so that the base never moves; the file grows inside it, and every
+//! page is set aside in the file system before it may be touched. One writer opens a file at a time.
+//!
+//! What is *not* guarded against: another program that cuts the file off or writes into it, a bad sector,
+//! and on xfs a reflink copy of the file, whose pages need new space when they are next stored to. All
+//! but the second program's writes raise SIGBUS; [`describe_address`] names the place.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
+
+use super::{Medium, OFFSET_LIMIT, Pages, flush};
+use crate::region::Identity;
+use crate::{Error, ErrorKind, Result};
+
+mod address;
+mod domain;
+mod file;
+mod filesystem;
+mod identity;
+mod lock;
+mod mapping;
+mod pages;
+mod prefault;
+
+pub use address::describe_address;
+pub use pages::PageReport;
+
+use address::Named;
+use file::File;
+use mapping::Mapping;
+use prefault::Prefaulter;
+
+/// Alignment of the mapping: with it the system can use huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+/// A reservation that the system refuses is halved, but not below this.
+const SMALLEST_CAPACITY: u64 = 1 << 30;
+
+/// What flushes and fences do, and so what a written-back store survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FlushKind {
+    /// Nothing but compiler ordering. Survives the death of the process at any instruction.
+    #[default]
+    Process,
+    /// Lines are written back to a memory controller that survives power loss; needs DAX.
+    Adr,
+    /// Stores survive power loss in the cache already and only need order; needs DAX and batteries.
+    Eadr,
+    /// Lines are written back as with `Adr`, whatever the memory is. Survives what `Process` survives:
+    /// for measuring.
+    Forced,
+}
+
+impl FlushKind {
+    fn as_str(self) -> &'static str {
+        match self {
+            FlushKind::Process => "process",
+            FlushKind::Adr => "adr",
+            FlushKind::Eadr => "eadr",
+            FlushKind::Forced => "forced",
+        }
+    }
+
+    #[inline(always)]
+    fn writes_lines_back(self) -> bool {
+        matches!(self, FlushKind::Adr | FlushKind::Forced)
+    }
+
+    /// Whether the mapping must prove that its pages are persistent memory themselves.
+    fn needs_dax(self) -> bool {
+        matches!(self, FlushKind::Adr | FlushKind::Eadr)
+    }
+}
+
+impl fmt::Display for FlushKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for FlushKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        [FlushKind::Process, FlushKind::Adr, FlushKind::Eadr, FlushKind::Forced]
+            .into_iter()
+            .find(|kind| kind.as_str() == name)
+            .ok_or_else(|| {
+                let known = "process, adr, eadr or forced";
+                ErrorKind::Config(format!("flush kind `{name}` is unknown; use {known}")).into()
+            })
+    }
+}
+
+/// How to open a [`Mapped`] file.
+#[derive(Clone, Debug)]
+pub struct MappedOptions {
+    /// Most bytes that the file can grow to: address space, not memory. Where the system refuses that
+    /// much (`ulimit -v`), less is reserved, down to 1 GiB. 256 GiB unless told otherwise.
+    pub capacity: u64,
+    /// What flushes and fences do. Checked when the file is opened, never silently lowered.
+    pub flush: FlushKind,
+    /// Whether a missing file is created, empty, readable by its owner only.
+    pub create: bool,
+    /// How long to wait for a writer that is dying. 30 s unless told otherwise.
+    pub lock_wait: Duration,
+    /// Whether holes in the file are filled with space of their own at once, so that no later store can
+    /// find the disk full. Otherwise discarded ranges must be [claimed](Medium::claim) before use.
+    pub allocate_holes: bool,
+}
+
+impl Default for MappedOptions {
+    fn default() -> Self {
+        MappedOptions {
+            capacity: 256 << 30,
+            flush: FlushKind::Process,
+            create: false,
+            lock_wait: Duration::from_secs(30),
+            allocate_holes: false,
+        }
+    }
+}
+
+/// A file mapped into memory, held by one writer; or anonymous memory with the same interface.
+///
+/// Dropping it neither syncs nor shortens the file. A forked child inherits the mapping and, as long as
+/// it lives, keeps the writer's lock: see [`ForkDetector`](crate::fork::ForkDetector).
+pub struct Mapped {
+    // Dropped in this order: the helper stops touching pages, the addresses lose their name, the pages
+    // are unmapped, and at last the file is closed, which ends the lock.
+    prefaulter: Prefaulter,
+    _name: Option<Named>,
+    mapping: Mapping,
+    file: Option<File>,
+    len: AtomicU64,
+    flush: FlushKind,
+    identity: Identity,
+}
+
+impl Mapped {
+    /// Opens `path`, takes the writer's lock and maps the file.
+    ///
+    /// Its usable length is the file's, in whole pages. Takes about a millisecond, and longer while a
+    /// previous writer is dying.
+    ///
+    /// # Errors
+    /// * `Io` where the file cannot be opened; `NotAStore` for a directory or device;
+    /// * `FileSystem` where its file system cannot keep the promise;
+    /// * `InUse` while another writer lives, in this process or another. A holder of another process id
+    ///   namespace cannot be told from a dying one, and is waited for;
+    /// * `Config` where `flush` needs what this machine or file has not, or the capacity is impossible;
+    /// * `NoSpace` where address space is short, or `allocate_holes` finds the disk full.
+    pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
+        let path = path.as_ref();
+        domain::check(options.flush)?;
+        let file = File::open(path, options.create, options.lock_wait)?;
+        let len = file.whole_bytes();
+        let mapping = map_file(&file, len, options)?;
+        mapping.advise(Advice::LinuxDontDump);
+        if options.allocate_holes {
+            file.claim(0..len)?;
+        }
+        let name = Named::new(mapping.base().addr().get(), mapping.bytes() as usize, path);
+        let identity = identity::of(file.fd(), path)?;
+        Ok(Mapped {
+            prefaulter: Prefaulter::default(),
+            _name: Some(name),
+            mapping,
+            file: Some(file),
+            len: AtomicU64::new(len),
+            flush: options.flush,
+            identity,
+        })
+    }
+
+    /// Memory without a file, gone at exit, for stores that need not last. Its name is `volatile`.
+    ///
+    /// # Errors
+    /// `Config` if `capacity` is zero or above 48 bits, or `flush` is for persistent memory; `NoSpace` if
+    /// the system refuses the reservation.
+    pub fn anonymous(capacity: u64, pages: Pages, flush: FlushKind) -> Result<Self> {
+        if flush.needs_dax() {
+            let why = format!("flush kind `{flush}` needs a file; use `process` or `forced`");
+            return Err(ErrorKind::Config(why).into());
+        }
+        let capacity = checked_capacity(capacity, 4096)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let mapping = Mapping::reserve(capacity, HUGE_PAGE, access)
+            .map_err(|_| Error::no_space("address space", capacity))?;
+        mapping.advise(match pages {
+            Pages::Base => Advice::LinuxNoHugepage,
+            Pages::Huge => Advice::LinuxHugepage,
+        });
+        mapping.advise(Advice::LinuxDontDump);
+        Ok(Mapped {
+            prefaulter: Prefaulter::default(),
+            _name: None,
+            mapping,
+            file: None,
+            len: AtomicU64::new(0),
+            flush,
+            identity: Identity::default(),
+        })
+    }
+
+    /// What flushes and fences do.
+    pub fn flush_kind(&self) -> FlushKind {
+        self.flush
+    }
+
+    /// The file, as it was named when it was opened; nothing for anonymous memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(File::path)
+    }
+
+    /// Which file this is, read when it was opened; zeros for anonymous memory.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Name of the file system: `tmpfs`, `hugetlbfs`, `ext4` (also for ext2 and ext3), `xfs`,
+    /// `overlayfs`, or `memory` without a file.
+    pub fn filesystem(&self) -> &'static str {
+        self.file.as_ref().map_or("memory", |file| file.filesystem().name())
+    }
+
+    /// Which pages the mapping has got so far. Costs a walk through the process's page tables:
+    /// milliseconds per GiB.
+    pub fn page_report(&self) -> PageReport {
+        let base = self.mapping.base().addr().get();
+        pages::report(base..base + self.mapping.bytes() as usize)
+    }
+
+    fn granule(&self) -> u64 {
+        self.file.as_ref().map_or(4096, File::granule)
+    }
+}
+
+/// Reserves as much of the wanted capacity as the system grants, and maps `file` there.
+fn map_file(file: &File, len: u64, options: &MappedOptions) -> Result<Mapping> {
+    let granule = file.granule();
+    let mut capacity = checked_capacity(options.capacity, granule)?;
+    if capacity < len {
+        return Err(ErrorKind::Config(format!(
+            "{} has {len} bytes, more than the capacity of {capacity}; raise the capacity",
+            file.path().display()
+        ))
+        .into());
+    }
+    let least = SMALLEST_CAPACITY.min(capacity).max(len).next_multiple_of(granule);
+    let mut mapping = loop {
+        match Mapping::reserve(capacity, HUGE_PAGE.max(granule), ProtFlags::empty()) {
+            Ok(mapping) => break mapping,
+            Err(_) if capacity > least => {
+                capacity = (capacity / 2).next_multiple_of(granule).max(least);
+            }
+            Err(_) => return Err(Error::no_space("address space (ulimit -v)", least)),
+        }
+    };
+    let flags = if options.flush.needs_dax() {
+        MapFlags::SHARED_VALIDATE | MapFlags::SYNC
+    } else {
+        MapFlags::SHARED | MapFlags::NORESERVE
+    };
+    mapping.attach(file.fd(), flags).map_err(|errno| match errno {
+        Errno::OPNOTSUPP | Errno::INVAL if options.flush.needs_dax() => ErrorKind::Config(format!(
+            "flush kind `{}`: {} on {} refused MAP_SYNC ({errno}); mount a DAX file system or use `process`",
+            options.flush,
+            file.path().display(),
+            file.filesystem().name(),
+        ))
+        .into(),
+        _ => Error::io("mapping", file.path(), errno),
+    })?;
+    Ok(mapping)
+}
+
+fn checked_capacity(capacity: u64, granule: u64) -> Result<u64> {
+    if capacity == 0 || capacity > OFFSET_LIMIT {
+        return Err(ErrorKind::Config(format!("cannot reserve {capacity} bytes")).into());
+    }
+    Ok(capacity.next_multiple_of(granule))
+}
+
+fn round_down(bytes: u64, unit: u64) -> u64 {
+    bytes - bytes % unit
+}
+
+// SAFETY: 1. the mapping is page-aligned and stays until drop. 2. `len` covers only bytes that the file
+// had when it was opened or that `grow` has set aside; they are mapped readable and writable, and other
+// processes that keep to the lock do not write them. 3. `grow` only raises `len`, up to `capacity`.
+unsafe impl Medium for Mapped {
+    #[inline(always)]
+    fn base(&self) -> NonNull<u8> {
+        self.mapping.base()
+    }
+
+    #[inline(always)]
+    fn len(&self) -> u64 {
+        // Relaxed: a thread learns of an offset through a word stored after the growth that made it usable.
+        self.len.load(Ordering::Relaxed)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.mapping.bytes()
+    }
+
+    fn grow(&self, len: u64) -> Result<()> {
+        if len <= self.len() {
+            return Ok(());
+        }
+        let capacity = self.capacity();
+        if len > capacity {
+            let what = self.path().map_or("memory".into(), |path| path.display().to_string());
+            return Err(Error::no_space(format!("capacity of {what}"), len - capacity));
+        }
+        let target = len.next_multiple_of(self.granule());
+        match &self.file {
+            Some(file) => file.grow(target, |grown| self.len.store(grown, Ordering::Release)),
+            None => {
+                self.len.fetch_max(target, Ordering::Release);
+                Ok(())
+            }
+        }
+    }
+
+    fn discard(&self, range: Range<u64>) {
+        if range.start >= range.end || range.end > self.len() {
+            return;
+        }
+        match &self.file {
+            Some(file) => file.discard(range),
+            None => {
+                let start = range.start.next_multiple_of(4096);
+                let end = round_down(range.end, 4096);
+                if start < end {
+                    let bytes = (end - start) as usize;
+                    // SAFETY: whole pages of our own mapping, which read as zero afterwards.
+                    let _ = unsafe {
+                        madvise(self.mapping.address(start), bytes, Advice::LinuxDontNeed)
+                    };
+                }
+            }
+        }
+    }
+
+    fn claim(&self, range: Range<u64>) -> Result<()> {
+        let range = range.start..range.end.min(self.len());
+        match &self.file {
+            Some(file) if range.start < range.end => file.claim(range),
+            _ => Ok(()),
+        }
+    }
+
+    fn prefault(&self, range: Range<u64>) {
+        let page = rustix::param::page_size() as u64;
+        let start = round_down(range.start, page);
+        let end = range.end.min(self.len()).next_multiple_of(page).min(self.capacity());
+        if start < end {
+            let base = self.mapping.base().as_ptr().expose_provenance();
+            self.prefaulter.request(base + start as usize..base + end as usize);
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        match &self.file {
+            Some(file) => file.sync(&self.mapping, self.len()),
+            None => Ok(()),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        if self.file.is_some() { self.flush.as_str() } else { "volatile" }
+    }
+
+    #[inline(always)]
+    fn flush_bytes(&self, addr: *const u8, len: usize) {
+        if self.flush.writes_lines_back() {
+            flush::flush_lines(addr, len);
+        }
+    }
+
+    #[inline(always)]
+    fn fence(&self) {
+        if self.flush == FlushKind::Process {
+            // The kernel keeps whatever the process has stored, in the order in which it was stored, so
+            // it is enough that the compiler keeps that order.
+            compiler_fence(Ordering::Release);
+        } else {
+            flush::fence();
+        }
+    }
+}

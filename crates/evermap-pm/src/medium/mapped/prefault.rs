@@ -1,0 +1,90 @@
+//! Touching new pages before anyone needs them.
+//!
+//! The first store to a page costs microseconds: the kernel finds or zeroes memory and maps it. A helper
+//! thread pays that ahead of use.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use rustix::mm::{Advice, madvise};
+
+use crate::fork::ForkDetector;
+
+/// Requests that may wait; more are dropped, because they are only hints.
+const QUEUE: usize = 64;
+/// Bytes touched by one system call: a huge page, and about a millisecond of the mapping's lock.
+const PIECE: usize = 2 << 20;
+
+/// The helper of one mapping. Must be dropped before the mapping is.
+#[derive(Default)]
+pub(super) struct Prefaulter {
+    /// Started by the first request; nothing where the system refused.
+    helper: OnceLock<Option<Helper>>,
+}
+
+struct Helper {
+    requests: SyncSender<Range<usize>>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+    fork: ForkDetector,
+}
+
+impl Prefaulter {
+    /// Asks for the pages at these addresses; returns at once. The addresses must belong to the mapping,
+    /// in whole pages.
+    pub(super) fn request(&self, addresses: Range<usize>) {
+        if let Some(helper) = self.helper.get_or_init(Helper::start) {
+            let _ = helper.requests.try_send(addresses);
+        }
+    }
+}
+
+impl Drop for Prefaulter {
+    fn drop(&mut self) {
+        let Some(Some(helper)) = self.helper.take() else { return };
+        // In a forked child the thread does not exist, and waiting for it would never end.
+        if helper.fork.is_child() {
+            return;
+        }
+        helper.stop.store(true, Relaxed);
+        drop(helper.requests);
+        let _ = helper.thread.join();
+    }
+}
+
+impl Helper {
+    fn start() -> Option<Self> {
+        let fork = ForkDetector::new().ok()?;
+        let (requests, queue) = sync_channel(QUEUE);
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen_by_thread = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("evermap-touch".into())
+            .spawn(move || serve(&queue, &seen_by_thread))
+            .ok()?;
+        Some(Helper { requests, stop, thread, fork })
+    }
+}
+
+fn serve(queue: &Receiver<Range<usize>>, stop: &AtomicBool) {
+    for addresses in queue {
+        for start in addresses.clone().step_by(PIECE) {
+            // Relaxed: only says that the work is no longer wanted; joining the thread orders the rest.
+            if stop.load(Relaxed) {
+                return;
+            }
+            let bytes = PIECE.min(addresses.end - start);
+            let page = std::ptr::with_exposed_provenance_mut(start);
+            // SAFETY: the mapping outlives this thread, which its owner joins first. Populating maps
+            // pages without changing a byte, and reports what a store would be killed for.
+            if unsafe { madvise(page, bytes, Advice::LinuxPopulateWrite) }.is_err() {
+                // The file is shorter by now, the disk is full, or the kernel is older than 5.14.
+                break;
+            }
+        }
+    }
+}

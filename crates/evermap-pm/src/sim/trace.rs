@@ -1,0 +1,269 @@
+//! What a recording holds: every store, flush and fence in the order in which they took effect.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::medium::{Note, OFFSET_LIMIT};
+
+/// The length of the medium is recorded as a word at this offset, which no real word has.
+pub(crate) const LENGTH: u64 = OFFSET_LIMIT;
+
+/// A place in the program: where a store, flush or fence was called.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Site(&'static Location<'static>);
+
+impl Site {
+    /// Where the calling function was called.
+    #[track_caller]
+    #[inline(always)]
+    pub fn caller() -> Self {
+        Site(Location::caller())
+    }
+
+    /// The source file, as the compiler names it.
+    pub fn file(&self) -> &'static str {
+        self.0.file()
+    }
+
+    /// The line in it.
+    pub fn line(&self) -> u32 {
+        self.0.line()
+    }
+
+    /// The column in it.
+    pub fn column(&self) -> u32 {
+        self.0.column()
+    }
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One word that changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// Where, in bytes.
+    pub offset: u64,
+    /// The value before.
+    pub old: u64,
+    /// The value after.
+    pub new: u64,
+}
+
+/// Consecutive words of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A word was stored, or several at once by a bulk write: until all of these are durable, any
+    /// subset of them may be.
+    Store {
+        /// What changed.
+        words: Span,
+        /// Whether the program declared that it need not persist.
+        transient: bool,
+    },
+    /// Lines were flushed: what their words hold now is durable at this thread's next fence.
+    Flush {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// What this thread has flushed is durable.
+    Fence,
+    /// Everything is durable.
+    Sync,
+    /// The system refused to make everything durable.
+    FailedSync,
+    /// The medium grew.
+    Grow {
+        /// The length as a word.
+        words: Span,
+    },
+    /// Pages were given back and read as zero.
+    Discard {
+        /// What changed.
+        words: Span,
+    },
+    /// Where the program is.
+    Note(Note),
+}
+
+/// One thing that happened, who did it and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What.
+    pub event: Event,
+    /// By which thread: 0 is the first that touched the medium.
+    pub thread: u16,
+    /// Where in the program.
+    pub site: Site,
+}
+
+/// An operation of the workload: the part of the trace between its two notes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// Its number.
+    pub number: u64,
+    /// The thread that ran it.
+    pub thread: u16,
+    /// Index of the record that began it.
+    pub begin: usize,
+    /// Index of the record that acknowledged it.
+    pub end: Option<usize>,
+}
+
+/// All operations of a trace, in the order in which they began.
+#[derive(Debug, Default)]
+pub(crate) struct Ops {
+    pub(crate) list: Vec<Op>,
+    index: HashMap<u64, usize>,
+}
+
+impl Ops {
+    fn of(records: &[Record]) -> Self {
+        let mut ops = Ops::default();
+        for (at, record) in records.iter().enumerate() {
+            match record.event {
+                Event::Note(Note::Begin(number)) => {
+                    let thread = record.thread;
+                    let again = ops.index.insert(number, ops.list.len());
+                    assert!(again.is_none(), "operation {number} began twice in one recording");
+                    ops.list.push(Op { number, thread, begin: at, end: None });
+                }
+                Event::Note(Note::End(number)) => {
+                    let place = ops.index.get(&number);
+                    let place = place.unwrap_or_else(|| {
+                        panic!("operation {number} ended but never began in this recording")
+                    });
+                    ops.list[*place].end = Some(at);
+                }
+                _ => {}
+            }
+        }
+        ops
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<&Op> {
+        // Numbers usually count from zero.
+        match self.list.get(number as usize) {
+            Some(op) if op.number == number => Some(op),
+            _ => self.index.get(&number).map(|&at| &self.list[at]),
+        }
+    }
+}
+
+/// A recording: the contents at its beginning and everything that happened since.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    base: Vec<u8>,
+    records: Vec<Record>,
+    words: Vec<Word>,
+    ops: Arc<Ops>,
+}
+
+impl Trace {
+    /// `now` holds the contents after all `records`; `words` are what they changed.
+    ///
+    /// # Panics
+    /// If an operation began twice, or ended without having begun.
+    pub(crate) fn new(now: Vec<u8>, records: Vec<Record>, words: Vec<Word>) -> Self {
+        let mut base = now;
+        for word in words.iter().rev() {
+            if word.offset == LENGTH {
+                base.truncate(word.old as usize);
+            } else {
+                put(&mut base, word.offset, word.old);
+            }
+        }
+        let ops = Arc::new(Ops::of(&records));
+        Trace { base, records, words, ops }
+    }
+
+    /// The contents before the first record.
+    pub fn base(&self) -> &[u8] {
+        &self.base
+    }
+
+    /// Everything that happened, in order.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The words that a store, growth or discard changed.
+    pub fn words(&self, span: Span) -> &[Word] {
+        &self.words[span.first as usize..(span.first + span.count) as usize]
+    }
+
+    /// The word at index `at` of all words.
+    pub(crate) fn word(&self, at: u32) -> &Word {
+        &self.words[at as usize]
+    }
+
+    /// The operations, in the order in which they began.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops.list
+    }
+
+    pub(crate) fn op_table(&self) -> &Arc<Ops> {
+        &self.ops
+    }
+
+    /// Where flushes were called: each can be dropped or delayed by a [`Mutation`](super::Mutation).
+    pub fn flush_sites(&self) -> BTreeSet<Site> {
+        self.sites(|event| matches!(event, Event::Flush { .. }))
+    }
+
+    /// Where fences were called: each can be dropped by a [`Mutation`](super::Mutation).
+    pub fn fence_sites(&self) -> BTreeSet<Site> {
+        self.sites(|event| matches!(event, Event::Fence))
+    }
+
+    fn sites(&self, wanted: impl Fn(&Event) -> bool) -> BTreeSet<Site> {
+        self.records.iter().filter(|r| wanted(&r.event)).map(|r| r.site).collect()
+    }
+
+    /// The last named piece of work that `thread` was in before record `at`, since its operation began.
+    pub(crate) fn scope(&self, thread: u16, at: usize) -> Option<&'static str> {
+        let notes = self.records[..at].iter().rev().filter(|r| r.thread == thread);
+        notes
+            .filter_map(|record| match record.event {
+                Event::Note(note) => Some(note),
+                _ => None,
+            })
+            .map(|note| match note {
+                Note::Scope(name) => Some(name),
+                Note::Begin(_) | Note::End(_) => None,
+            })
+            .next()
+            .flatten()
+    }
+}
+
+/// Writes a word into an image; images are little-endian on every machine.
+pub(crate) fn put(bytes: &mut [u8], offset: u64, value: u64) {
+    bytes[offset as usize..offset as usize + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Reads a word of an image.
+pub(crate) fn get(bytes: &[u8], offset: u64) -> u64 {
+    let word = &bytes[offset as usize..offset as usize + 8];
+    u64::from_le_bytes(word.try_into().expect("8 bytes"))
+}

@@ -1,0 +1,112 @@
+//! What the tests of mapped files share: places to put them, and processes that die on request.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use evermap_pm::medium::{Mapped, MappedOptions, Medium};
+use evermap_pm::region::HOLDER_PID_OFFSET;
+use evermap_pm::{ErrorKind, PmU64};
+use tempfile::TempDir;
+
+/// Options that create a missing file.
+pub(crate) fn creating() -> MappedOptions {
+    MappedOptions { create: true, ..MappedOptions::default() }
+}
+
+/// A new directory on a disk, or on tmpfs where the disk's file system is not one that stores accept.
+pub(crate) fn directory() -> TempDir {
+    let on_disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    match Mapped::open(on_disk.path().join("probe"), &creating()) {
+        Err(error) if matches!(error.kind(), ErrorKind::FileSystem { .. }) => in_memory(),
+        _ => on_disk,
+    }
+}
+
+/// A new directory on tmpfs.
+pub(crate) fn in_memory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+/// The word at `offset`, which is usable.
+pub(crate) fn word(medium: &impl Medium, offset: u64) -> &PmU64 {
+    medium.at(offset).expect("usable")
+}
+
+/// Stores this process's id where openers look for the holder's.
+pub(crate) fn leave_pid(medium: &impl Medium) {
+    medium.store(word(medium, HOLDER_PID_OFFSET), u64::from(std::process::id()));
+}
+
+const PATH: &str = "EVERMAP_TEST_PATH";
+
+/// The file to work on, if this process was started by [`spawn`] to play the other part of a test.
+pub(crate) fn other_part() -> Option<PathBuf> {
+    std::env::var_os(PATH).map(PathBuf::from)
+}
+
+/// Runs one test of this program in a process of its own, where [`other_part`] is `path`.
+pub(crate) fn spawn(test: &str, path: &Path) -> Other {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env(PATH, path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap());
+    Other { child, lines }
+}
+
+/// A process that plays the other part; killed when dropped.
+pub(crate) struct Other {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Other {
+    /// Waits for it to [`say`] something; returns the rest of that line.
+    pub(crate) fn hear(&mut self, what: &str) -> String {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, rest)) = line.split_once(&format!("#{what} ")) {
+                return rest.trim_end().to_owned();
+            }
+            line.clear();
+        }
+        panic!("the other process ended without saying {what:?}");
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends SIGKILL and returns at once, while the process is dying.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// Waits for its end; returns its exit code, if it was not killed.
+    pub(crate) fn wait(mut self) -> Option<i32> {
+        // Its standard input closes with this, which is what `listen` waits for.
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Tells the process that spawned this one. The test harness prints to the same stream.
+pub(crate) fn say(what: &str, rest: impl std::fmt::Display) {
+    println!("#{what} {rest}");
+}
+
+/// Waits until the process that spawned this one closes its end, or dies.
+pub(crate) fn listen() {
+    let _ = std::io::stdin().read_line(&mut String::new());
+}

@@ -1,0 +1,54 @@
+//! What a forked child may do with what it inherits.
+
+use crate::common::{creating, in_memory};
+use evermap_pm::fork::ForkDetector;
+use evermap_pm::medium::{Mapped, MappedOptions, Medium};
+
+/// Runs `child` in a forked child; returns its answer. A child that hangs is ended by an alarm.
+///
+/// Other threads of this program may hold locks at that moment, so `child` must not need any.
+fn in_child(child: impl FnOnce() -> bool) -> bool {
+    // SAFETY: see above; the child ends without running anything of the test harness.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::alarm(20);
+                libc::_exit(if child() { 1 } else { 0 })
+            }
+            pid => {
+                let mut status = 0;
+                assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+                assert!(libc::WIFEXITED(status), "the child hung or crashed");
+                libc::WEXITSTATUS(status) == 1
+            }
+        }
+    }
+}
+
+#[test]
+fn a_child_knows_that_it_is_one() {
+    let detector = ForkDetector::new().unwrap();
+    assert!(!detector.is_child());
+    assert!(in_child(|| detector.is_child()));
+    assert!(in_child(|| in_child(|| detector.is_child())), "in the second generation too");
+    assert!(!in_child(|| ForkDetector::new().is_ok_and(|own| own.is_child())), "its own is new");
+    assert!(!detector.is_child());
+}
+
+#[test]
+fn a_child_may_drop_what_it_inherits_and_the_parent_keeps_its_lock() {
+    let directory = in_memory();
+    let path = directory.path().join("file");
+    let medium = Mapped::open(&path, &creating()).unwrap();
+    medium.grow(1 << 20).unwrap();
+    medium.prefault(0..1 << 20); // starts the helper thread, which the child does not have
+    let mut inherited = Some(medium);
+    assert!(in_child(|| {
+        drop(inherited.take());
+        true
+    }));
+    let error = Mapped::open(&path, &MappedOptions::default()).map(|_| ()).unwrap_err();
+    assert!(matches!(error.kind(), evermap_pm::ErrorKind::InUse { .. }), "{error}");
+    drop(inherited);
+    Mapped::open(&path, &MappedOptions::default()).unwrap();
+}
