@@ -1,7 +1,7 @@
 //! Runs a structure, crashes it everywhere, and crashes its recovery too.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -74,8 +74,8 @@ pub struct Config {
     pub mutation: Option<Mutation>,
 }
 
-/// Which recoveries to crash in turn: the first eight of each shape (the call sites of its stores, flushes and
-/// fences), and a sample of the rest.
+/// Which recoveries to crash in turn: the first eight of each shape (the call sites of their stores, flushes and
+/// fences, whatever the order), and a sample of the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested {
     /// How many crashes may follow on the first.
@@ -84,6 +84,8 @@ pub struct Nested {
     pub per_point: u64,
     /// One in so many recoveries of a known shape.
     pub every: u64,
+    /// Crash points after each recovery, in the probe.
+    pub probe_points: u64,
 }
 
 impl Default for Config {
@@ -91,7 +93,7 @@ impl Default for Config {
         Config {
             capacity: 256 << 10,
             images: ImageConfig::default(),
-            nested: Nested { depth: 1, per_point: 4, every: 64 },
+            nested: Nested { depth: 1, per_point: 4, every: 64, probe_points: 16 },
             max_images: 100_000,
             max_failed: 4,
             steps: 1_000_000,
@@ -214,7 +216,7 @@ impl<'l, H> Level<'l, H> {
     /// what the recovered structure has shown, and what it did since.
     fn owed<'p>(&'p self, point: &'p CrashPoint) -> Owed<'p, H> {
         match self.recovery {
-            Some((complete, owed)) if point.record() <= complete => {
+            Some((_, owed)) if !self.is_after_recovery(point) => {
                 Owed { history: owed.history, point: owed.point, id: owed.id }
             }
             _ => {
@@ -234,12 +236,17 @@ impl<'l, H> Level<'l, H> {
         self.path.iter().chain([step]).cloned().collect()
     }
 
+    /// Whether a crash at `point` hits the probe after a recovery.
+    fn is_after_recovery(&self, point: &CrashPoint) -> bool {
+        self.recovery.is_some_and(|(complete, _)| point.record() > complete)
+    }
+
     /// What was running when the crash at `point` came, for the story.
     fn phase(&self, point: &CrashPoint) -> &'static str {
         match self.recovery {
             None => "",
-            Some((complete, _)) if point.record() <= complete => "while recovering: ",
-            Some(_) => "after recovering: ",
+            Some(_) if self.is_after_recovery(point) => "after recovering: ",
+            Some(_) => "while recovering: ",
         }
     }
 }
@@ -460,7 +467,14 @@ impl<'r, S: Subject> Run<'r, S> {
         let mut seen = std::mem::take(&mut self.seen);
         let (mut filter, mut chosen) = (ReadFilter::default(), Vec::new());
         let owed = |point: &CrashPoint| level.owed(point).id;
+        let mut probed = BTreeSet::new();
         let stats = explore(level.trace, images, &mut seen, &owed, &mut |image| {
+            if level.is_after_recovery(image.point) {
+                probed.insert(image.point.record());
+                if probed.len() as u64 > self.campaign.config.nested.probe_points {
+                    return ControlFlow::Break(());
+                }
+            }
             self.visit(level, image, &mut filter, &mut chosen)
         });
         self.seen = seen;
@@ -602,13 +616,12 @@ impl<'r, S: Subject> Run<'r, S> {
     }
 }
 
-/// Hashes where the records come from.
+/// Hashes the set of places that the records come from.
 fn shape(records: &[Record]) -> u64 {
     let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
-    changes.fold(0, |hash, record| {
-        let (line, column) = (record.site.line(), record.site.column());
-        fold(hash, u64::from(line) << 32 | u64::from(column))
-    })
+    let sites =
+        changes.map(|record| u64::from(record.site.line()) << 32 | u64::from(record.site.column()));
+    sites.collect::<BTreeSet<_>>().into_iter().fold(0, fold)
 }
 
 /// Runs `code`; a panic in it is an error in words.
