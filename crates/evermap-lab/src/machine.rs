@@ -1,0 +1,196 @@
+//! What the system knows about this process and about everybody else on the machine.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Processors that this process may use, in order. Empty where the system does not tell.
+pub(crate) fn processors() -> Vec<usize> {
+    let Ok(allowed) = sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()
+}
+
+/// Ties the calling thread to one processor. A refusal only costs precision, so it is not an error.
+pub(crate) fn pin(processor: usize) {
+    let mut only = CpuSet::new();
+    only.set(processor);
+    let _ = sched_setaffinity(None, &only);
+}
+
+/// Processor time used by this process and by the whole machine, at one moment.
+pub(crate) struct CpuClock {
+    at: Instant,
+    own: Duration,
+    /// Everybody's, in steps of a scheduler tick, time stolen by the hypervisor included. Nothing where
+    /// the system does not tell.
+    all: Option<Duration>,
+}
+
+/// Processor time used between two moments.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CpuUse {
+    /// Wall-clock seconds.
+    pub(crate) seconds: f64,
+    /// Processor seconds of this process.
+    pub(crate) own: f64,
+    /// Processor seconds of everybody else, at a resolution of a scheduler tick.
+    pub(crate) foreign: Option<f64>,
+}
+
+impl CpuClock {
+    pub(crate) fn now() -> Self {
+        let own = clock_gettime(ClockId::ProcessCPUTime);
+        CpuClock {
+            at: Instant::now(),
+            own: Duration::new(own.tv_sec as u64, own.tv_nsec as u32),
+            all: fs::read_to_string("/proc/stat").ok().and_then(|stat| busy(&stat)),
+        }
+    }
+
+    /// What was used since `self`.
+    pub(crate) fn elapsed(&self) -> CpuUse {
+        let now = CpuClock::now();
+        let own = (now.own - self.own).as_secs_f64();
+        let all = now.all.zip(self.all).map(|(now, then)| now.saturating_sub(then).as_secs_f64());
+        CpuUse {
+            seconds: (now.at - self.at).as_secs_f64(),
+            own,
+            foreign: all.map(|all| (all - own).max(0.0)),
+        }
+    }
+}
+
+impl CpuUse {
+    /// Processors kept busy by everybody else, on average.
+    pub(crate) fn foreign_share(&self) -> Option<f64> {
+        Some(self.foreign? / self.seconds)
+    }
+}
+
+/// Waits until others keep no more than `limit` processors busy, but no longer than `patience` (or a look more).
+pub(crate) fn wait_for_quiet(limit: f64, patience: Duration) {
+    /// Long enough for a few scheduler ticks.
+    const LOOK: Duration = Duration::from_millis(250);
+    let begin = Instant::now();
+    while begin.elapsed() < patience {
+        let clock = CpuClock::now();
+        std::thread::sleep(LOOK);
+        if clock.elapsed().foreign_share().is_none_or(|share| share <= limit) {
+            return;
+        }
+    }
+}
+
+impl std::ops::AddAssign for CpuUse {
+    fn add_assign(&mut self, other: CpuUse) {
+        self.seconds += other.seconds;
+        self.own += other.own;
+        self.foreign = self.foreign.zip(other.foreign).map(|(one, other)| one + other);
+    }
+}
+
+/// Time that processors were busy, from the text of `/proc/stat`: everything but idle and waiting for disks.
+/// The guest columns are contained in the first two.
+fn busy(stat: &str) -> Option<Duration> {
+    let mut fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+    let mut ticks = [0u64; 8];
+    for tick in &mut ticks {
+        *tick = fields.next()?.parse().ok()?;
+    }
+    let [user, nice, system, _idle, _iowait, irq, softirq, steal] = ticks;
+    let busy = user + nice + system + irq + softirq + steal;
+    Some(Duration::from_secs_f64(busy as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+/// Memory that is really there for this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Resident {
+    /// Bytes.
+    pub(crate) bytes: u64,
+    /// Of these, bytes in huge pages.
+    pub(crate) huge: u64,
+}
+
+/// What is resident now; nothing where the system does not tell. Walks all page tables: about 10 ms for a GiB.
+pub(crate) fn resident() -> Option<Resident> {
+    let rollup = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+    let huge = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"];
+    Some(Resident {
+        bytes: kibibytes(&rollup, "Rss")?,
+        huge: huge.iter().filter_map(|name| kibibytes(&rollup, name)).sum(),
+    })
+}
+
+/// What has become resident since `before`.
+pub(crate) fn growth(before: Option<Resident>) -> Option<Resident> {
+    let (now, before) = resident().zip(before)?;
+    Some(Resident {
+        bytes: now.bytes.saturating_sub(before.bytes),
+        huge: now.huge.saturating_sub(before.huge),
+    })
+}
+
+/// The page size that most of `memory` has, bytes: the base page, or the huge page of x86-64 and most others.
+pub(crate) fn page_size(memory: Resident) -> u64 {
+    if memory.huge * 2 > memory.bytes { 2 << 20 } else { rustix::param::page_size() as u64 }
+}
+
+/// Bytes that can still be used without swapping.
+pub(crate) fn available() -> Option<u64> {
+    kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+}
+
+/// The value of `name: 123 kB` in a text of such lines, in bytes.
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Gives memory that earlier tables have freed back to the system, so that the next one starts as the first did.
+pub(crate) fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: `malloc_trim` may be called at any time, and only returns free memory.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_time_leaves_out_idle_and_guests() {
+        let tick = 1.0 / rustix::param::clock_ticks_per_second() as f64;
+        let stat = "cpu  10 20 30 4000 5000 6 7 8 10 20\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
+        let seconds = busy(stat).unwrap().as_secs_f64();
+        assert!((seconds - 81.0 * tick).abs() < 1e-9, "{seconds}");
+        assert_eq!(busy("cpu  10 20 30"), None);
+        assert_eq!(busy("intr 1"), None);
+    }
+
+    #[test]
+    fn sizes_in_kibibytes() {
+        let text = "Rss:      12 kB\nRssAnon:  7 kB\nOdd:  x kB\n";
+        assert_eq!(kibibytes(text, "Rss"), Some(12 * 1024));
+        assert_eq!(kibibytes(text, "Odd"), None);
+        assert_eq!(kibibytes(text, "Pss"), None);
+    }
+
+    #[test]
+    fn the_system_tells_about_this_process() {
+        let before = CpuClock::now();
+        let mut sum = 0u64;
+        while before.elapsed().own < 0.02 {
+            sum = sum.wrapping_mul(31).wrapping_add(1);
+        }
+        let used = before.elapsed();
+        assert!(used.own >= 0.02 && sum > 0);
+        assert!(resident().unwrap().bytes > 0 && available().unwrap() > 0);
+        assert!(!processors().is_empty());
+    }
+}
