@@ -16,21 +16,25 @@ use super::trace::{Event, Record, Trace};
 /// Must be deterministic: the same seed, or the same memory, must lead to the same accesses. A workload
 /// with several free-running threads still works, but its violations may not replay.
 pub trait Subject {
-    /// What the users of the structure asked and were told: usually a [`MapHistory`](super::oracle::MapHistory).
+    /// What the users of the structure asked and were told: usually a
+    /// [`MapHistory`](super::oracle::MapHistory).
     type History;
 
     /// The open structure. It may own a clone of the medium.
     type Live;
 
-    /// Builds the structure on the empty medium `sim` and runs the workload of `seed`, noting the begin and the end of every operation.
-    /// Crashes happen from the first access on, unless it calls [`Sim::checkpoint`] later.
+    /// Builds the structure on the empty medium `sim` and runs the workload of `seed`, noting the begin and
+    /// the end of every operation. Crashes happen from the first access on, unless it calls
+    /// [`Sim::checkpoint`] later.
     ///
     /// # Errors
     /// Whatever goes wrong without a crash, in words.
     fn run(&self, sim: &Sim, seed: u64) -> Result<Self::History, String>;
 
-    /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds what
-    /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there may be nothing to open.
+    /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds
+    /// what
+    /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there
+    /// may be nothing to open.
     ///
     /// # Errors
     /// What is wrong, in words. A panic counts as well.
@@ -41,8 +45,9 @@ pub trait Subject {
         point: &CrashPoint,
     ) -> Result<Self::Live, String>;
 
-    /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history since
-    /// recovery, which begins with the state that was found then; its operations are numbered from zero again.
+    /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history
+    /// since recovery, which begins with the state that was found then; its operations are numbered from
+    /// zero again.
     ///
     /// # Errors
     /// What is wrong, in words. A panic counts as well.
@@ -74,8 +79,8 @@ pub struct Config {
     pub mutation: Option<Mutation>,
 }
 
-/// Which recoveries to crash in turn: the first eight of each shape (the call sites of their stores, flushes and
-/// fences, whatever the order), and a sample of the rest.
+/// Which recoveries to crash in turn: the first eight of each shape (the call sites of their stores,
+/// flushes and fences, whatever the order), and a sample of the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested {
     /// How many crashes may follow on the first.
@@ -108,6 +113,8 @@ const FIRST_OF_SHAPE: u64 = 8;
 const TOGETHER: usize = 64;
 
 /// Runs the workloads of `seeds` and verifies the structure after every crash.
+///
+/// Panics of the subject are caught and reported; the process's panic hook sees them first.
 pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
     for seed in seeds {
@@ -220,13 +227,14 @@ impl<'l, H> Level<'l, H> {
                 Owed { history: owed.history, point: owed.point, id: owed.id }
             }
             _ => {
-                let id = fold(fold(self.id, point.begun()), point.ended());
+                let id = fold(self.id, point.promises());
                 Owed { history: self.history, point, id }
             }
         }
     }
 
-    /// The same for all images of one point, so that images which differ only where nothing reads behave alike.
+    /// The same for all images of one point, so that images which differ only where nothing reads behave
+    /// alike.
     fn probe_seed(&self, point: &CrashPoint) -> u64 {
         fold(self.probe_seed, point.record() as u64)
     }
@@ -369,7 +377,8 @@ impl Sandbox {
 
 /// Which choices at one crash point are known to make no difference.
 ///
-/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they hold.
+/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they
+/// hold.
 #[derive(Default)]
 struct ReadFilter {
     record: usize,
