@@ -16,7 +16,9 @@ use crate::{Error, Item, Result, Store};
 /// Keys that are looked up together by `get_many`.
 const BATCH: usize = 32;
 /// Lines of each record that are fetched ahead.
-const LINES_AHEAD: u64 = 4;
+const LINES_AHEAD: u64 = 3;
+/// Records that a walk fetches ahead.
+const RECORDS_AHEAD: usize = 8;
 
 const MISMATCH: &str = "its checksum does not match";
 
@@ -137,8 +139,7 @@ impl<M: Medium> Store<M> {
             let mut words = [None; BATCH];
             self.index.get_many(refs, &mut words[..keys.len()], &guard)?;
             for word in words.iter().flatten() {
-                let offset = word & evermap_index::record::OFFSET_MASK;
-                (1..LINES_AHEAD).for_each(|line| self.pool.medium().prefetch(offset + line * 64));
+                self.prefetch(*word);
             }
             for (within, (key, word)) in refs.iter().zip(words).enumerate() {
                 let found = match word.map(|word| self.readable(*key, word)) {
@@ -158,13 +159,12 @@ impl<M: Medium> Store<M> {
         Ok(())
     }
 
-    /// Calls `each` with every record, copied and verified, in no particular order, or with the error where
-    /// one is damaged. Stops when `each` answers `false`. O(n).
+    /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a
+    /// record or a part of the index is damaged. Stops when `each` answers `false`. O(n).
     ///
     /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile, at
-    /// most once. Each is current at some moment. A guard is held meanwhile, which holds up the reuse of
-    /// space; and `each` **must not use the store**: it runs in the midst of the index. [`iter`](Store::iter)
-    /// has neither restriction, for 16 bytes of memory a record.
+    /// most once. Each is current at some moment. `each` may use the store; it runs under a guard for about a
+    /// thousand records at a time.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -179,43 +179,46 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]; damaged records are reported to `each` instead.
+    /// [`Error::Closed`]; the rest is shown to `each`.
     pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
-        let guard = self.enter()?;
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        self.index.for_each(&guard, &mut |hash, word| {
-            match self.copy_of(hash, word, &mut key, &mut value) {
-                Ok(None) => true,
-                Ok(Some(item)) => each(Ok(item)),
-                Err(error) => each(Err(error)),
+        let mut walk = Walk::new();
+        while let Some((pairs, _guard)) = walk.next(self)? {
+            if let Err(error) = walk.take_error()
+                && !each(Err(error))
+            {
+                return Ok(());
             }
-        })?;
+            for (at, &(hash, word)) in pairs.iter().enumerate() {
+                if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
+                    self.prefetch(*ahead);
+                }
+                let go_on = match self.copy_of(hash, word, &mut key, &mut value) {
+                    Ok(None) => true,
+                    Ok(Some(item)) => each(Ok(item)),
+                    Err(error) => each(Err(error)),
+                };
+                if !go_on {
+                    return Ok(());
+                }
+            }
+        }
         Ok(())
     }
 
-    /// All keys and values, as [`for_each`](Store::for_each) shows them. First notes where they all are, 16
-    /// bytes a record, and then copies one at a time; holds a guard while it lives.
+    /// All keys and values, as [`for_each`](Store::for_each) shows them.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
     /// map.put(b"key", b"value")?;
-    /// for pair in map.iter()? {
+    /// for pair in map.iter() {
     ///     let (key, value) = pair?;
     ///     assert_eq!((&key[..], &value[..]), (&b"key"[..], &b"value"[..]));
     /// }
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See [`Store`]; damaged records are errors of the iterator instead.
-    pub fn iter(&self) -> Result<Iter<'_, M>> {
-        let guard = self.enter()?;
-        let mut pairs = Vec::new();
-        self.index.for_each(&guard, &mut |hash, word| {
-            pairs.push((hash, word));
-            true
-        })?;
-        Ok(Iter { store: self, _guard: guard, pairs: pairs.into_iter() })
+    pub fn iter(&self) -> Iter<'_, M> {
+        Iter { store: self, walk: Walk::new(), pairs: Vec::new().into_iter(), _guard: None }
     }
 
     /// Begins to read without copying; see [`Reader`].
@@ -224,6 +227,13 @@ impl<M: Medium> Store<M> {
     /// [`Error::Closed`].
     pub fn reader(&self) -> Result<Reader<'_, M>> {
         Ok(Reader { store: self, guard: self.enter()? })
+    }
+
+    /// Brings the first lines of a record towards the cache.
+    #[inline]
+    pub(crate) fn prefetch(&self, word: u64) {
+        let offset = word & evermap_index::record::OFFSET_MASK;
+        (0..LINES_AHEAD).for_each(|line| self.pool.medium().prefetch(offset + line * 64));
     }
 
     /// The live record of `key`, and when it expires.
@@ -297,12 +307,46 @@ impl<M: Medium> Store<M> {
     }
 }
 
+/// A walk through the index, one segment at a time.
+pub(crate) struct Walk {
+    /// The hash to go on with.
+    from: Option<u64>,
+    error: Option<Error>,
+}
+
+/// Slot keys and words of one segment, and the guard that keeps the records.
+pub(crate) type Pairs<'s> = (Vec<(u64, u64)>, Guard<'s>);
+
+impl Walk {
+    pub(crate) fn new() -> Self {
+        Walk { from: Some(0), error: None }
+    }
+
+    /// The next segment; nothing at the end. A segment that cannot be read is empty, and its error is
+    /// [taken](Walk::take_error) separately.
+    pub(crate) fn next<'s, M: Medium>(&mut self, store: &'s Store<M>) -> Result<Option<Pairs<'s>>> {
+        let Some(from) = self.from else { return Ok(None) };
+        let guard = store.enter()?;
+        let mut pairs = Vec::new();
+        let (shown, next) = store.index.scan(from, &guard, |hash, word| pairs.push((hash, word)));
+        self.from = next;
+        self.error = shown.err().map(Error::from);
+        Ok(Some((pairs, guard)))
+    }
+
+    /// What was wrong with the last segment.
+    pub(crate) fn take_error(&mut self) -> Result<()> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+}
+
 /// All keys and values of a store: see [`Store::iter`].
 pub struct Iter<'s, M: Medium = Mapped> {
     store: &'s Store<M>,
-    /// Keeps the records from being reused.
-    _guard: Guard<'s>,
+    walk: Walk,
     pairs: std::vec::IntoIter<(u64, u64)>,
+    /// Keeps the records of `pairs` from being reused.
+    _guard: Option<Guard<'s>>,
 }
 
 impl<M: Medium> Iterator for Iter<'_, M> {
@@ -310,7 +354,23 @@ impl<M: Medium> Iterator for Iter<'_, M> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let (hash, word) = self.pairs.next()?;
+            if let Err(error) = self.walk.take_error() {
+                return Some(Err(error));
+            }
+            let Some((hash, word)) = self.pairs.next() else {
+                match self.walk.next(self.store) {
+                    Ok(None) => return None,
+                    Ok(Some((pairs, guard))) => {
+                        (self.pairs, self._guard) = (pairs.into_iter(), Some(guard));
+                        continue;
+                    }
+                    Err(error) => {
+                        // The store was closed: there is nothing to go on with.
+                        self.walk.from = None;
+                        return Some(Err(error));
+                    }
+                }
+            };
             let (mut key, mut value) = (Vec::new(), Vec::new());
             match self.store.copy_of(hash, word, &mut key, &mut value) {
                 Ok(None) => {}

@@ -6,19 +6,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Guard, Index, Intent, Persistent, Visitor};
+use evermap_index::{Guard, Intent, Persistent, Visitor};
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::census::Census;
+use crate::read::Walk;
 use crate::record::Record;
 use crate::store::Verdict;
 use crate::{Result, Store};
 
 /// Records that a sweep fetches ahead.
 const SWEEP_BATCH: usize = 64;
-/// Dead records that a purge collects before it removes them.
-const PURGE_BATCH: usize = 1 << 20;
 /// Shortest time between two purges of expired records.
 const PURGE_PAUSE: Duration = Duration::from_secs(60);
 /// A purge takes at most about one part in this many of the time.
@@ -135,9 +134,7 @@ impl Upkeep {
             if self.is_stopping() {
                 return false;
             }
-            if std::mem::take(&mut *purge)
-                || waited.timed_out() && self.expiring.load(Relaxed)
-            {
+            if std::mem::take(&mut *purge) || waited.timed_out() && self.expiring.load(Relaxed) {
                 return true;
             }
         }
@@ -205,54 +202,38 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn purge(&self) -> Result<u64> {
+        self.pool.region().ensure_writable()?;
+        // From here on whoever stores a record that expires says so again; this pass may miss it.
+        self.upkeep.expiring.store(false, Relaxed);
         let mut purged = 0;
-        let mut may_expire = false;
-        loop {
-            let dead = self.collect_dead(&mut may_expire)?;
-            for &word in &dead {
-                if self.upkeep.is_stopping() {
-                    return Ok(purged);
+        let mut walk = Walk::new();
+        while let Some((pairs, guard)) = walk.next(self)? {
+            // A segment that cannot be read has nothing that could be removed.
+            let _ = walk.take_error();
+            pairs.iter().for_each(|(_, word)| self.pool.medium().prefetch(word & OFFSET_MASK));
+            let mark = self.stamps.mark();
+            for (_, word) in pairs {
+                let Ok(record) = Record::at(self.pool.medium(), word) else { continue };
+                match self.is_dead(&record, mark) {
+                    Some(true) => purged += u64::from(self.purge_one(&record, &guard)?),
+                    Some(false) if record.expires_at() != Some(0) => self.upkeep.expect_expiry(),
+                    _ => {}
                 }
-                purged += u64::from(self.purge_one(word)?);
             }
-            // Where nothing could be removed another round would not find anything else.
-            if dead.len() < PURGE_BATCH || purged == 0 {
-                self.upkeep.expiring.fetch_and(may_expire, Relaxed);
-                return Ok(purged);
+            if self.upkeep.is_stopping() {
+                break;
             }
         }
+        Ok(purged)
     }
 
-    /// Words of dead records, as many as a batch holds.
-    fn collect_dead(&self, may_expire: &mut bool) -> Result<Vec<u64>> {
-        let guard = self.enter_writing()?;
-        let mark = self.stamps.mark();
-        let mut dead = Vec::new();
-        self.index.for_each(&guard, &mut |_, word| {
-            if let Ok(record) = Record::at(self.pool.medium(), word) {
-                match self.is_dead(&record, mark) {
-                    Some(true) => dead.push(word),
-                    Some(false) => *may_expire |= record.expires_at() != Some(0),
-                    None => {}
-                }
-            }
-            dead.len() < PURGE_BATCH && !self.upkeep.is_stopping()
-        })?;
-        Ok(dead)
-    }
-
-    /// Removes the record of the key that `word` leads to, if it is dead.
-    ///
-    /// The word was noted under another guard: what it names may be something else by now. Then the key
-    /// found there is as good as any other, since only what is dead is removed.
-    fn purge_one(&self, word: u64) -> Result<bool> {
+    /// Removes what the key of `record` is bound to, if it is dead.
+    fn purge_one(&self, record: &Record<'_, M>, guard: &Guard<'_>) -> Result<bool> {
         let mut key = Vec::new();
-        let guard = self.enter_writing()?;
-        let Ok(record) = Record::at(self.pool.medium(), word) else { return Ok(false) };
         record.append_key(&mut key)?;
         let key = self.key(&key)?;
         let keep = &mut |_: Option<Record<'_, M>>| Verdict::Keep;
-        Ok(self.commit(key, Intent::ExistingOnly, &guard, None, keep)?.removed())
+        Ok(self.commit(key, Intent::ExistingOnly, guard, None, keep)?.removed())
     }
 
     /// The background thread: sweeps, then purges when there is something to purge, until the store is
