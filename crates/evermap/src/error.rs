@@ -34,7 +34,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was changed.
-    #[error("memory limit of {limit} bytes reached (needs {needed} more); remove something or raise it")]
+    #[error(
+        "memory limit of {limit} bytes reached (needs {needed} more); remove something or raise it"
+    )]
     Full {
         /// The limit, bytes.
         limit: u64,
@@ -42,7 +44,9 @@ pub enum Error {
         needed: u64,
     },
     /// The record of this key does not verify. Its value is lost; other keys are not affected.
-    #[error("record of key \"{key}\" at offset {offset:#x} is damaged ({what}); put or remove the key to repair it")]
+    #[error(
+        "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); put or remove the key to repair it"
+    )]
     Damaged {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
         key: String,
@@ -79,8 +83,7 @@ impl Error {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Error::Full { .. })
-            || matches!(self.kind(), Some(ErrorKind::NoSpace { .. }))
+        matches!(self, Error::Full { .. }) || matches!(self.kind(), Some(ErrorKind::NoSpace { .. }))
     }
 
     /// Whether something in the file is damaged.

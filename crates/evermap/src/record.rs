@@ -423,7 +423,7 @@ mod tests {
         let word = draft.word();
         let m = pool.medium();
         assert!(Record::at(m, word).is_ok());
-        for wrong in [word + 1, word + 4, word ^ 1 << 50, 42 << 48 | m.len() - 8, u64::MAX] {
+        for wrong in [word + 1, word + 4, word ^ 1 << 50, (42 << 48) | (m.len() - 8), u64::MAX] {
             assert!(Record::at(m, wrong).is_err(), "{wrong:#x}");
         }
     }

@@ -153,7 +153,8 @@ impl fmt::Display for Stat {
         };
         line("opened", &format!("{last}, generation {}", self.generation))?;
         line("sweep", &format!("{}, {} segments recovered", self.sweep, self.recovered))?;
-        let guards = format!("{} (oldest {} behind)", self.epoch.guards, self.epoch.oldest_guard_lag);
+        let guards =
+            format!("{} (oldest {} behind)", self.epoch.guards, self.epoch.oldest_guard_lag);
         line("guards", &guards)?;
         line("awaiting reuse", &self.epoch.bytes_waiting)?;
         line("next CAS id", &self.next_cas)?;

@@ -134,9 +134,7 @@ impl Upkeep {
             if self.is_stopping() {
                 return false;
             }
-            if std::mem::take(&mut *purge)
-                || waited.timed_out() && self.expiring.load(Relaxed)
-            {
+            if std::mem::take(&mut *purge) || waited.timed_out() && self.expiring.load(Relaxed) {
                 return true;
             }
         }

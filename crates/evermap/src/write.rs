@@ -303,7 +303,8 @@ impl<M: Medium> Store<M> {
                 cas: seen.cas,
                 expires_at: seen.control as u32,
             });
-            let kept = seen.as_ref().map_or(Outcome::Absent, |seen| Outcome::Kept { cas: seen.cas });
+            let kept =
+                seen.as_ref().map_or(Outcome::Absent, |seen| Outcome::Kept { cas: seen.cas });
             let flags = seen.as_ref().map_or(0, |seen| seen.flags);
             let edit = edit(item);
             let (new, meta, keeps_expiry) = match &edit {

@@ -128,9 +128,8 @@ impl Live {
     fn flush(&self, history: &History, at: Option<u32>) -> Result<(), String> {
         let before: Vec<_> =
             (0..self.keys).map(|key| self.version(key)).collect::<Result<_, _>>()?;
-        let numbers: Vec<_> = (0..self.keys)
-            .map(|key| history.map.begin(&self.sim, key, MapOp::Remove))
-            .collect();
+        let numbers: Vec<_> =
+            (0..self.keys).map(|key| history.map.begin(&self.sim, key, MapOp::Remove)).collect();
         self.store.flush_all(at).map_err(text)?;
         for (number, before) in numbers.into_iter().zip(before) {
             history.map.end(&self.sim, number, before);
@@ -184,7 +183,7 @@ impl Subject for Workload {
         let mut live = Live::open(sim, self.keys)?;
         let acknowledged = |(cas, number): (&u64, &u64)| (*number < point.ended()).then_some(*cas);
         live.ids = history.ids.lock().unwrap().iter().filter_map(acknowledged).collect();
-        if point.record() % 2 == 0 {
+        if point.record().is_multiple_of(2) {
             live.store.recover().map_err(text)?;
         }
         for key in 0..self.keys {

@@ -171,7 +171,8 @@ fn step(store: &Store<Kept>, model: &mut Model, random: &mut Random, clock: &Clo
         }
         _ => {
             let found = store.get_with(key, |item| (item.value.to_vec(), item.flags, item.cas));
-            let expected = before.as_ref().map(|entry| (entry.value.clone(), entry.flags, entry.cas));
+            let expected =
+                before.as_ref().map(|entry| (entry.value.clone(), entry.flags, entry.cas));
             assert_eq!(found.unwrap(), expected);
         }
     }
@@ -192,7 +193,8 @@ fn modify(
     let before = model.entries.get(key).cloned();
     let outcome = store
         .modify(key, |item| {
-            let item = item.map(|item| (item.key, item.value, item.flags, item.expires_at, item.cas));
+            let item =
+                item.map(|item| (item.key, item.value, item.flags, item.expires_at, item.cas));
             let expected = before
                 .as_ref()
                 .map(|entry| (key, &entry.value[..], entry.flags, entry.expires_at, entry.cas));
