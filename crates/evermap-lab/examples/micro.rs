@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::str::FromStr;
+use std::time::Duration;
 
 use evermap_lab::output::{JsonLines, Terminal};
 use evermap_lab::{LabError, MicroConfig, run_micro, subjects};
+use evermap_pm::medium::Pages;
 
 fn main() {
     if let Err(error) = run() {
@@ -30,9 +32,13 @@ fn run() -> Result<(), LabError> {
             "threads" => config.threads = number(name, value)?,
             "rounds" => config.rounds = number(name, value)?,
             "retries" => config.retries = number(name, value)?,
+            "patience" => config.patience = Duration::from_secs(number(name, value)?),
+            "latency" => config.latency = number(name, value)?,
+            "counts" => config.counts = number(name, value)?,
             "seed" => config.seed = number(name, value)?,
             "batch" => config.batch = number(name, value)?,
             "medium" => config.medium = value.parse()?,
+            "pages" => config.pages = if value == "huge" { Pages::Huge } else { Pages::Base },
             "presize" => config.presize = number(name, value)?,
             "json" => json = Some(value.to_owned()),
             _ => return Err(LabError::Config(format!("unknown argument `{argument}`"))),

@@ -1,15 +1,21 @@
 //! Evermap's own indexes as subjects, on every medium.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::hash::dash;
 use evermap_index::{DashEh, Index, Persistent, Result};
-use evermap_pm::medium::{Dram, Note};
+use evermap_pm::medium::{
+    self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
+};
 use evermap_pm::region::{Identity, RegionConfig};
-use evermap_pm::{Guard, Medium, Pool};
+use evermap_pm::{Error, Guard, Medium, Pool};
 
 use crate::LabError;
-use crate::subject::{Entry, Found, Guards, Measured, Place, Setup, Size, Subject, Table};
+use crate::subject::{
+    Counts, Entry, Found, Guards, Measured, MediumKind, Place, Setup, Size, Subject, Table,
+};
 
 /// Every index of ours.
 pub(crate) const ENTRIES: [Entry; 2] = [
@@ -62,31 +68,109 @@ fn build<K: Kind>(
     guards: Guards,
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
-    let capacity = ADDRESSES_MIN.saturating_add(setup.keys.saturating_mul(ADDRESSES_PER_KEY));
-    on::<K, Dram>(Dram::reserve(capacity, setup.pages), setup)
-        .map(|table| Box::new(Measured { name, table, guards }) as Box<dyn Subject>)
-        .map_err(|source| LabError::Index { index: name, source })
+    let stage = Stage { name, guards, setup };
+    let built = if setup.counted {
+        // Calls are counted before they reach the medium inside, so it need not do what they ask for.
+        stage.memory().and_then(|medium| {
+            stage.put::<K, _>(Counted::new(medium), |medium| Some(medium.counts().into()))
+        })
+    } else {
+        match setup.medium {
+            MediumKind::Dram => {
+                stage.memory().and_then(|medium| stage.put::<K, _>(medium, |_| None))
+            }
+            MediumKind::Process => {
+                let medium = stage.file(FlushKind::Process);
+                medium.and_then(|medium| stage.put::<K, _>(medium, |_| None))
+            }
+            MediumKind::Forced => {
+                let medium = stage.file(FlushKind::Forced);
+                medium.and_then(|medium| stage.put::<K, _>(medium, |_| None))
+            }
+            MediumKind::Emulated => stage.file(FlushKind::Forced).and_then(|medium| {
+                let medium = Emulated::new(medium, setup.persist_ns, setup.read_ns);
+                stage.put::<K, _>(medium, |_| None)
+            }),
+        }
+    };
+    built.map_err(|source| LabError::Index { index: name, source })
 }
 
-/// Puts an empty index into `medium`.
-fn on<K: Kind, M: Medium>(medium: Result<M>, setup: &Setup) -> Result<Indexed<M, K::On<M>>> {
-    let medium = medium?;
-    // The rivals hash without a seed, too.
-    let config = RegionConfig { capacity: medium.capacity(), seed: Some(0), ..Default::default() };
-    let pool = Pool::create(medium, &config, Identity::default())?;
-    let index = K::create(&pool, setup)?;
-    Ok(Indexed { pool, index })
+/// What an index is built on.
+struct Stage<'a> {
+    name: &'static str,
+    guards: Guards,
+    setup: &'a Setup,
+}
+
+impl Stage<'_> {
+    fn capacity(&self) -> u64 {
+        ADDRESSES_MIN.saturating_add(self.setup.keys.saturating_mul(ADDRESSES_PER_KEY))
+    }
+
+    fn memory(&self) -> Result<Dram> {
+        Dram::reserve(self.capacity(), self.setup.pages)
+    }
+
+    /// A file that is gone when it is closed, or when the process dies.
+    fn file(&self, flush: FlushKind) -> Result<Mapped> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let name = format!("evermap-lab-{}-{number}", std::process::id());
+        let path = self.setup.location.join(name);
+        let options =
+            MappedOptions { capacity: self.capacity(), flush, create: true, ..Default::default() };
+        let medium = Mapped::open(&path, &options)?;
+        std::fs::remove_file(&path).map_err(|error| Error::io("removing", &path, error))?;
+        Ok(medium)
+    }
+
+    fn place(&self) -> Place {
+        let medium = self.setup.medium;
+        let flushes = matches!(medium, MediumKind::Forced | MediumKind::Emulated);
+        Place {
+            medium: medium.name().to_owned(),
+            flush_kind: flushes.then(|| line_flush().to_string()),
+            location: (medium != MediumKind::Dram).then(|| self.setup.location.clone()),
+        }
+    }
+
+    /// Puts an empty index into `medium`.
+    fn put<K: Kind, M: Medium>(
+        &self,
+        medium: M,
+        counts: fn(&M) -> Option<Counts>,
+    ) -> Result<Box<dyn Subject>> {
+        // The rivals hash without a seed, too.
+        let config =
+            RegionConfig { capacity: medium.capacity(), seed: Some(0), ..Default::default() };
+        let pool = Pool::create(medium, &config, Identity::default())?;
+        let index = K::create(&pool, self.setup)?;
+        let table = Indexed { pool, index, counts, place: self.place() };
+        Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
+    }
 }
 
 /// An index in a pool of its own.
 ///
 /// Each operation is announced to the medium, which costs nothing on media that do not listen: that is how a
 /// counting medium knows which lines belong together.
-pub(crate) struct Indexed<M: Medium, I> {
-    /// The pool that the index lives in.
-    pub(crate) pool: Arc<Pool<M>>,
-    /// The index.
-    pub(crate) index: I,
+struct Indexed<M: Medium, I> {
+    pool: Arc<Pool<M>>,
+    index: I,
+    counts: fn(&M) -> Option<Counts>,
+    place: Place,
+}
+
+impl From<medium::Counts> for Counts {
+    fn from(counts: medium::Counts) -> Self {
+        Counts {
+            flushes: counts.lines_flushed,
+            fences: counts.fences,
+            lines_read: counts.lines_read,
+            lines_written: counts.lines_written,
+        }
+    }
 }
 
 impl<M: Medium, I: Index<u64>> Indexed<M, I> {
@@ -142,7 +226,80 @@ impl<M: Medium, I: Index<u64> + 'static> Table for Indexed<M, I> {
         })
     }
 
+    fn counts(&self) -> Option<Counts> {
+        (self.counts)(self.pool.medium())
+    }
+
     fn place(&self) -> Place {
-        Place { medium: self.pool.medium().name().to_owned(), ..Place::default() }
+        self.place.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::micro::{MicroConfig, run_micro};
+    use crate::testing::Kept;
+    use crate::workload::Phase;
+
+    fn config(medium: MediumKind) -> MicroConfig {
+        MicroConfig {
+            indexes: ENTRIES.map(|entry| entry.name.to_owned()).to_vec(),
+            keys: 10_000,
+            threads: 2,
+            rounds: 1,
+            medium,
+            persist_ns: 50,
+            foreign_limit: f64::INFINITY,
+            patience: std::time::Duration::ZERO,
+            limits: false,
+            ..MicroConfig::default()
+        }
+    }
+
+    #[test]
+    fn our_indexes_pass_on_every_medium_and_leave_no_file() {
+        let directory = std::env::temp_dir().join(format!("lab-media-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        for medium in MediumKind::ALL {
+            let config = MicroConfig { location: Some(directory.clone()), ..config(medium) };
+            let report = run_micro(&config, &mut Kept::default()).unwrap();
+            for subject in report.subjects {
+                for phase in subject.phases {
+                    let record = phase.summary;
+                    let flushes = matches!(medium, MediumKind::Forced | MediumKind::Emulated);
+                    assert_eq!(record.medium, medium.name());
+                    assert_eq!(record.flush_kind.is_some(), flushes, "{}", medium.name());
+                    assert_eq!(record.location.is_some(), medium != MediumKind::Dram);
+                    assert!(record.load_factor.is_some() && record.pm_bytes.is_some());
+                }
+            }
+        }
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        std::fs::remove_dir(&directory).unwrap();
+    }
+
+    /// Counts are the same on every machine: more of them would be a regression of the index or of the counting.
+    #[test]
+    fn counters_of_dash_are_in_their_bounds() {
+        let config = MicroConfig { threads: 1, latency: false, ..config(MediumKind::Dram) };
+        let report = run_micro(&config, &mut Kept::default()).unwrap();
+        for phase in &report.subjects[0].phases {
+            let record = &phase.summary;
+            let (flushes, fences) = (record.flushes_per_op.unwrap(), record.fences_per_op.unwrap());
+            let (read, written) =
+                (record.lines_read_per_op.unwrap(), record.lines_written_per_op.unwrap());
+            match phase.phase {
+                Phase::Positive | Phase::Negative | Phase::GetMany => {
+                    assert_eq!((flushes, fences, written), (0.0, 0.0, 0.0), "{}", phase.phase);
+                    assert!(read > 0.9, "{}: {read}", phase.phase);
+                }
+                Phase::Update | Phase::Delete | Phase::Insert => {
+                    assert!(flushes >= 1.0 && fences >= 1.0 && written >= 1.0, "{}", phase.phase);
+                    assert!(flushes < 8.0 && fences < 4.0, "{}: {flushes} {fences}", phase.phase);
+                }
+                Phase::Mixed => assert!(flushes > 0.2 && flushes < 2.0, "{flushes}"),
+            }
+        }
     }
 }

@@ -8,12 +8,12 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use evermap_pm::medium::{Dram, LINE, Pages};
+use evermap_pm::medium::{Dram, FlushInstruction, LINE, Pages, fence, flush_lines, line_flush};
 use evermap_pm::{Medium, PmU64};
 
 use crate::LabError;
 use crate::interval::median;
-use crate::machine;
+use crate::machine::{self, CpuClock};
 use crate::output::Record;
 use crate::workers::Workers;
 use crate::workload::{Permutation, Phase};
@@ -26,6 +26,8 @@ const BYTES_PER_KEY: u64 = 32;
 const BYTES_MIN: u64 = 64 << 20;
 /// Loads in the measurement of the dependent chain: each waits for the one before.
 const CHAIN_LOADS: u64 = 1_000_000;
+/// Stores in the measurement of persists.
+const PERSISTS: usize = 250_000;
 
 /// The machine's limits.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +43,10 @@ pub struct Limits {
     /// Nanoseconds from a store to its being ordered in memory: store, write the line back, fence. Nothing
     /// where the processor cannot write lines back.
     pub persist_ns: Option<f64>,
+    /// Processors that others kept busy meanwhile, on average.
+    pub foreign_cpu: Option<f64>,
+    /// Whether that was too much for the figures to be trusted.
+    pub void: bool,
 }
 
 /// Independent random reads of lines.
@@ -55,11 +61,14 @@ pub struct Independent {
 }
 
 impl Limits {
-    /// The medians of several measurements; nothing where there are none.
+    /// The medians of those measurements that are not void; of all, and void, where all are. Nothing where
+    /// there are none.
     pub fn median(all: &[Limits]) -> Option<Limits> {
-        let first = all.first()?;
+        let void = all.iter().all(|limits| limits.void);
+        let used: Vec<_> = all.iter().filter(|limits| void || !limits.void).collect();
+        let first = used.first()?;
         let over = |figure: &dyn Fn(&Limits) -> Option<f64>| {
-            median(&all.iter().filter_map(figure).collect::<Vec<_>>())
+            median(&used.iter().filter_map(|limits| figure(limits)).collect::<Vec<_>>())
         };
         let independent = first.independent.iter().enumerate().map(|(at, one)| Independent {
             mlines: over(&|limits| Some(limits.independent[at].mlines)).unwrap_or(one.mlines),
@@ -71,6 +80,8 @@ impl Limits {
             dependent_load_ns: over(&|limits| Some(limits.dependent_load_ns))?,
             independent: independent.collect(),
             persist_ns: over(&|limits| limits.persist_ns),
+            foreign_cpu: over(&|limits| limits.foreign_cpu),
+            void,
         })
     }
 
@@ -105,6 +116,8 @@ impl Limits {
             mops: Some(mops),
             page_size: self.page_size,
             seed,
+            foreign_cpu: self.foreign_cpu,
+            void: self.void,
             ..Record::default()
         };
         let mut records = vec![record("dependent_load".into(), 1, 1e3 / self.dependent_load_ns)];
@@ -172,6 +185,19 @@ impl Lines {
         }
         sum
     }
+
+    /// Stores to random lines, each time waiting until the line is written back.
+    fn persist(&self, stores: usize) {
+        let lines = self.order[..self.count].iter();
+        for (value, &line) in lines.cycle().take(stores).enumerate() {
+            // The second word: the first is a link of the chain.
+            let word: &PmU64 =
+                self.memory.at(u64::from(line) * LINE + 8).expect("in a line of ours");
+            self.memory.store(word, value as u64);
+            flush_lines(std::ptr::from_ref(word).cast(), size_of::<PmU64>());
+            fence();
+        }
+    }
 }
 
 /// Measures the limits again and again, on memory that it has set up once.
@@ -195,13 +221,28 @@ impl Probe {
         Ok(Probe { lines, one: Workers::start(1)?, page_size })
     }
 
-    /// Measures with one thread and with `workers`.
+    /// Measures with one thread and with `workers`. Void if others kept more than `foreign_limit` processors busy.
     ///
     /// # Errors
     /// `Panicked`.
-    pub(crate) fn measure(&self, workers: &Workers) -> Result<Limits, LabError> {
+    pub(crate) fn measure(
+        &self,
+        workers: &Workers,
+        foreign_limit: f64,
+    ) -> Result<Limits, LabError> {
+        let clock = CpuClock::now();
         let lines = self.lines.clone();
         let chain = self.one.race(move |_, _| Ok(black_box(lines.chain(CHAIN_LOADS))))?;
+        let persist_ns = if line_flush() == FlushInstruction::None {
+            None
+        } else {
+            let lines = self.lines.clone();
+            let race = self.one.race(move |_, _| {
+                lines.persist(PERSISTS);
+                Ok(())
+            })?;
+            Some(race.seconds * 1e9 / PERSISTS as f64)
+        };
         let mut independent = Vec::new();
         let crews = [Some(&self.one), Some(workers).filter(|workers| workers.count() > 1)];
         for crew in crews.into_iter().flatten() {
@@ -214,12 +255,15 @@ impl Probe {
                 independent.push(Independent { threads, distance, mlines });
             }
         }
+        let foreign_cpu = clock.elapsed().foreign_share();
         Ok(Limits {
             bytes: self.lines.count as u64 * LINE,
             page_size: self.page_size,
             dependent_load_ns: chain.seconds * 1e9 / CHAIN_LOADS as f64,
             independent,
-            persist_ns: None,
+            persist_ns,
+            foreign_cpu,
+            void: foreign_cpu.is_some_and(|share| share > foreign_limit),
         })
     }
 }
@@ -237,6 +281,19 @@ mod tests {
             assert!(!std::mem::replace(&mut seen[line], true), "line {line} twice");
         }
         assert_eq!(lines.chain(1000), lines.chain(0));
+    }
+
+    #[test]
+    fn persists_leave_the_chain_alone_and_reach_every_line() {
+        let lines = Lines::new(100, Pages::Base).unwrap();
+        let end = lines.chain(1234);
+        lines.persist(250);
+        assert_eq!(lines.chain(1234), end);
+        let stored = |line| lines.memory.load(lines.memory.at(line * LINE + 8).unwrap());
+        let mut values: Vec<_> = (0..100).map(stored).collect();
+        values.sort();
+        // The last store to each line: half of them in the third time round, half in the second.
+        assert_eq!(values, (150..250).collect::<Vec<_>>());
     }
 
     #[test]
@@ -259,6 +316,8 @@ mod tests {
             dependent_load_ns: 100.0,
             independent: vec![one(1, 0, 40.0), one(1, 32, 80.0), one(2, 32, 150.0)],
             persist_ns: Some(200.0),
+            foreign_cpu: None,
+            void: false,
         };
         let figures = |threads, mops, flush_kind: Option<&str>| Record {
             threads,
@@ -278,16 +337,21 @@ mod tests {
     }
 
     #[test]
-    fn medians_of_measurements() {
-        let of = |load, lines, persist| Limits {
+    fn medians_of_measurements_leave_out_void_ones() {
+        let of = |load, lines, persist, void| Limits {
             bytes: 64,
             page_size: None,
             dependent_load_ns: load,
             independent: vec![Independent { threads: 1, distance: 8, mlines: lines }],
             persist_ns: persist,
+            foreign_cpu: None,
+            void,
         };
         assert_eq!(Limits::median(&[]), None);
-        let all = [of(1.0, 9.0, None), of(3.0, 7.0, Some(5.0)), of(2.0, 8.0, None)];
-        assert_eq!(Limits::median(&all), Some(of(2.0, 8.0, Some(5.0))));
+        let (first, last) = (of(1.0, 9.0, None, false), of(2.0, 8.0, None, false));
+        let all = [first.clone(), of(3.0, 7.0, Some(5.0), false), of(99.0, 99.0, None, true), last];
+        assert_eq!(Limits::median(&all), Some(of(2.0, 8.0, Some(5.0), false)));
+        let all = [of(1.0, 9.0, None, true), of(3.0, 7.0, None, true)];
+        assert_eq!(Limits::median(&all), Some(of(2.0, 8.0, None, true)));
     }
 }

@@ -71,6 +71,20 @@ impl CpuUse {
     }
 }
 
+/// Waits until others keep no more than `limit` processors busy, but no longer than `patience` (or a look more).
+pub(crate) fn wait_for_quiet(limit: f64, patience: Duration) {
+    /// Long enough for a few scheduler ticks.
+    const LOOK: Duration = Duration::from_millis(250);
+    let begin = Instant::now();
+    while begin.elapsed() < patience {
+        let clock = CpuClock::now();
+        std::thread::sleep(LOOK);
+        if clock.elapsed().foreign_share().is_none_or(|share| share <= limit) {
+            return;
+        }
+    }
+}
+
 impl std::ops::AddAssign for CpuUse {
     fn add_assign(&mut self, other: CpuUse) {
         self.seconds += other.seconds;

@@ -48,8 +48,12 @@ pub struct MicroConfig {
     pub medium: MediumKind,
     /// The directory for their files; see [`Setup::new`].
     pub location: Option<std::path::PathBuf>,
-    /// Page size to ask for.
+    /// Page size to ask for. Files have the pages that their file system gives.
     pub pages: Pages,
+    /// On the emulated medium, nanoseconds that a fence after a flush takes at least.
+    pub persist_ns: u64,
+    /// On the emulated medium, nanoseconds that a line from outside a small cache takes. 0: as it is.
+    pub read_ns: u64,
     /// How often every table is measured. Fewer than five cannot give an interval of 90 %.
     pub rounds: usize,
     /// Phases to report. `Insert` always runs; they run in the order of [`Phase::ALL`].
@@ -60,6 +64,8 @@ pub struct MicroConfig {
     pub presize: bool,
     /// Processors that others may keep busy before a phase is void. Infinite: nothing is void.
     pub foreign_limit: f64,
+    /// How long to wait before each run for others to leave the machine.
+    pub patience: Duration,
     /// How often a round with a void phase is repeated before its figures are taken as they are, marked.
     pub retries: usize,
     /// Whether to measure latencies.
@@ -80,11 +86,14 @@ impl Default for MicroConfig {
             medium: MediumKind::Dram,
             location: None,
             pages: Pages::Base,
+            persist_ns: 600,
+            read_ns: 0,
             rounds: 5,
             phases: Phase::ALL.to_vec(),
             batch: 32,
             presize: false,
             foreign_limit: 0.2,
+            patience: Duration::from_secs(10),
             retries: 3,
             latency: true,
             counts: true,
@@ -111,9 +120,9 @@ impl MicroConfig {
         if self.threads > THREADS_MAX {
             return Err(LabError::Config(format!("at most {THREADS_MAX} threads are supported")));
         }
-        let mut setup = Setup::new(self.medium, self.location.clone(), self.pages, self.keys)?;
-        setup.presize = self.presize;
-        Ok(setup)
+        let setup = Setup::new(self.medium, self.location.clone(), self.pages, self.keys)?;
+        let MicroConfig { presize, persist_ns, read_ns, .. } = *self;
+        Ok(Setup { presize, persist_ns, read_ns, ..setup })
     }
 }
 
@@ -218,20 +227,16 @@ impl Driver<'_> {
         let mut tables: Vec<_> = entries.iter().map(|&entry| Rounds::new(entry)).collect();
         for round in 0..config.rounds {
             for table in &mut tables {
-                out.step(&format!(
-                    "{}, round {} of {}",
-                    table.entry.name,
-                    round + 1,
-                    config.rounds
-                ));
+                let name = table.entry.name;
+                out.step(&format!("{name}, round {} of {}", round + 1, config.rounds));
                 self.round(table, round)?;
-                for record in table.rounds[round].iter().flatten() {
+                for record in &table.rounds[round] {
                     out.record(record)?;
                 }
             }
             if let Some(probe) = &probe {
                 out.step(&format!("the machine, round {} of {}", round + 1, config.rounds));
-                limits.push(probe.measure(&self.workers)?);
+                limits.push(probe.measure(&self.workers, config.foreign_limit)?);
             }
         }
         let mut subjects = Vec::new();
@@ -249,20 +254,19 @@ impl Driver<'_> {
 
     /// Measures one table once, again where that was disturbed, and keeps the best of each phase.
     fn round(&self, table: &mut Rounds, round: usize) -> Result<(), LabError> {
-        let mut best: Vec<Option<Record>> = vec![None; self.phases.len()];
-        for attempt in 0..=self.config.retries {
-            let figures = self.throughput(&table.entry)?;
-            table.repeated += usize::from(attempt > 0);
-            for (best, mut record) in best.iter_mut().zip(figures) {
-                record.round = Some(round);
-                if best.as_ref().is_none_or(|best| best.void && !record.void) {
-                    *best = Some(record);
-                }
-            }
-            if best.iter().flatten().all(|record| !record.void) {
+        let mut best = self.throughput(&table.entry)?;
+        for _ in 0..self.config.retries {
+            if best.iter().all(|record| !record.void) {
                 break;
             }
+            table.repeated += 1;
+            for (best, next) in best.iter_mut().zip(self.throughput(&table.entry)?) {
+                if best.void && !next.void {
+                    *best = next;
+                }
+            }
         }
+        best.iter_mut().for_each(|record| record.round = Some(round));
         table.rounds.push(best);
         Ok(())
     }
@@ -270,10 +274,9 @@ impl Driver<'_> {
     /// One run through all phases at full speed.
     fn throughput(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         machine::trim();
+        machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
         let mut run = Run::new(self, entry, false)?;
-        let mut records = Vec::new();
-        let (mut total, mut uses) =
-            (CpuUse { foreign: Some(0.0), ..CpuUse::default() }, Vec::new());
+        let (mut records, mut uses) = (Vec::new(), Vec::new());
         let mut footprint = Footprint::default();
         run.phases(|run, phase| {
             let (subject, work) = (run.subject.clone(), run.work(phase));
@@ -287,17 +290,19 @@ impl Driver<'_> {
                 footprint.write(&mut record);
                 records.push(record);
                 uses.push(race.used);
-                total += race.used;
             }
             Ok(())
         })?;
         run.verify()?;
-        for (record, used) in records.iter_mut().zip(uses) {
-            let judged = if used.seconds < JUDGED_ALONE { total } else { used };
-            record.foreign_cpu = judged.foreign_share();
-            record.void = record.foreign_cpu.is_some_and(|share| share > self.config.foreign_limit);
+        for (record, share) in records.iter_mut().zip(foreign_shares(&uses)) {
+            record.foreign_cpu = share;
+            record.void = self.is_void(share);
         }
         Ok(records)
+    }
+
+    fn is_void(&self, foreign_share: Option<f64>) -> bool {
+        foreign_share.is_some_and(|share| share > self.config.foreign_limit)
     }
 
     /// The passes that are run once, and the medians.
@@ -319,7 +324,7 @@ impl Driver<'_> {
         };
         let mut phases = Vec::new();
         for (at, &phase) in self.phases.iter().enumerate() {
-            let rounds: Vec<_> = rounds.iter().filter_map(|round| round[at].clone()).collect();
+            let rounds: Vec<_> = rounds.iter().map(|round| round[at].clone()).collect();
             let mut summary = summary(&rounds);
             if let Some(latency) = latencies.get(at) {
                 latency.write(&mut summary);
@@ -348,8 +353,9 @@ impl Driver<'_> {
     /// One run through all phases that times single operations.
     fn latencies(&self, entry: &Entry) -> Result<Vec<Latency>, LabError> {
         let clock = clock_cost();
+        machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
         let mut run = Run::new(self, entry, false)?;
-        let mut latencies = Vec::new();
+        let (mut latencies, mut uses) = (Vec::new(), Vec::new());
         run.phases(|run, phase| {
             let (subject, work) = (run.subject.clone(), run.work(phase));
             let race =
@@ -359,15 +365,15 @@ impl Driver<'_> {
                 for one in race.results {
                     all.add(one).expect("equal bounds");
                 }
-                let void = race
-                    .used
-                    .foreign_share()
-                    .is_some_and(|share| share > self.config.foreign_limit);
-                latencies.push(Latency { all, void });
+                latencies.push(Latency { all, void: false });
+                uses.push(race.used);
             }
             Ok(())
         })?;
         run.verify()?;
+        for (latency, share) in latencies.iter_mut().zip(foreign_shares(&uses)) {
+            latency.void = self.is_void(share);
+        }
         Ok(latencies)
     }
 
@@ -423,7 +429,7 @@ impl Driver<'_> {
 struct Rounds {
     entry: Entry,
     repeated: usize,
-    rounds: Vec<Vec<Option<Record>>>,
+    rounds: Vec<Vec<Record>>,
 }
 
 impl Rounds {
@@ -529,6 +535,14 @@ impl<'a> Run<'a> {
         })?;
         Ok(())
     }
+}
+
+/// Processors that others kept busy in each phase. Short phases are given the share of all phases together.
+fn foreign_shares(phases: &[CpuUse]) -> Vec<Option<f64>> {
+    let mut total = CpuUse { foreign: Some(0.0), ..CpuUse::default() };
+    phases.iter().for_each(|used| total += *used);
+    let judged = phases.iter().map(|used| if used.seconds < JUDGED_ALONE { &total } else { used });
+    judged.map(CpuUse::foreign_share).collect()
 }
 
 /// Space that a table takes.
@@ -688,6 +702,7 @@ mod tests {
             threads,
             rounds: 2,
             foreign_limit: f64::INFINITY,
+            patience: Duration::ZERO,
             limits: false,
             ..MicroConfig::default()
         }
@@ -867,6 +882,16 @@ mod tests {
         assert_eq!(count(Phase::GetMany, &keys), 6);
         assert_eq!(count(Phase::GetMany, &keys[..155]), 1);
         assert_eq!(count(Phase::GetMany, &keys[..150]), 0);
+    }
+
+    #[test]
+    fn short_phases_are_judged_together() {
+        let used = |seconds, foreign| CpuUse { seconds, own: 0.0, foreign };
+        let long = [used(1.0, Some(0.5)), used(0.1, Some(0.1)), used(0.9, Some(0.0))];
+        // The second took ten ticks, which says little of itself: 0.6 s of 2 s together.
+        assert_eq!(foreign_shares(&long), [Some(0.5), Some(0.3), Some(0.0)]);
+        assert_eq!(foreign_shares(&[used(1.0, None), used(0.1, Some(0.0))]), [None, None]);
+        assert_eq!(foreign_shares(&[]), []);
     }
 
     #[test]

@@ -351,7 +351,8 @@ fn notes(report: &MicroReport) -> String {
     if let Some(limits) = &report.limits {
         let _ = write!(
             text,
-            "\nThe machine, on {} MiB: a dependent load {:.0} ns; ",
+            "\nThe machine{}, on {} MiB: a dependent load {:.0} ns; ",
+            mark(limits.void),
             limits.bytes >> 20,
             limits.dependent_load_ns
         );
@@ -370,8 +371,9 @@ fn notes(report: &MicroReport) -> String {
                 writeln!(text, "{}: {} disturbed runs repeated", subject.name, subject.repeated);
         }
     }
-    let void = report.subjects.iter().flat_map(|subject| &subject.phases);
-    if void.into_iter().any(|phase| phase.summary.void) {
+    let mut phases = report.subjects.iter().flat_map(|subject| &subject.phases);
+    let void = report.limits.as_ref().is_some_and(|limits| limits.void);
+    if void || phases.any(|phase| phase.summary.void) {
         text.push_str("* others used the processors in every attempt: do not trust this figure\n");
     }
     text
@@ -482,6 +484,7 @@ mod tests {
             keys: 1000,
             rounds: 1,
             foreign_limit: f64::INFINITY,
+            patience: std::time::Duration::ZERO,
             ..MicroConfig::default()
         };
         let mut out = JsonLines(Vec::new());
@@ -523,6 +526,7 @@ mod tests {
             keys: 1000,
             rounds: 1,
             foreign_limit: f64::INFINITY,
+            patience: std::time::Duration::ZERO,
             ..MicroConfig::default()
         };
         let mut out = (Terminal::new(Vec::new()), Some(JsonLines(Vec::new())));

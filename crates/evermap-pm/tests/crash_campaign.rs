@@ -1,6 +1,9 @@
 //! The crash simulator at work on a small structure: it must find nothing in the right one, and every
 //! mistake in the wrong ones.
 
+use std::sync::Barrier;
+use std::thread;
+
 use evermap_pm::medium::{LINE, Note};
 use evermap_pm::sim::detect::detect;
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
@@ -268,11 +271,14 @@ fn campaigns_are_deterministic() {
 }
 
 #[test]
-fn a_small_budget_is_kept_and_admitted() {
-    let config = Config { max_images: 100, ..config() };
-    let report = campaign::run(&Bug::None, &config, 0..1);
-    assert!(report.images <= 100, "{report}");
-    assert!(report.truncated, "{report}");
+fn a_budget_is_spread_over_all_crash_points_and_its_end_admitted() {
+    let run = |max_images| campaign::run(&Bug::None, &Config { max_images, ..config() }, 0..1);
+    let (plenty, some, few) = (run(100_000), run(100), run(20));
+    assert_eq!(plenty.nested_traces, plenty.nested_chosen);
+    assert_eq!((some.images, some.points, some.truncated), (100, plenty.points, false), "{some}");
+    assert!(some.exhaustive_points < some.points, "{some}");
+    assert!(some.nested_traces < some.nested_chosen, "{some}");
+    assert!(few.images <= 20 && few.truncated, "{few}");
 }
 
 /// Every flush and every fence that the structure makes is needed: dropping any one must be noticed.
@@ -344,4 +350,75 @@ fn detectors_tell_waste_from_the_wrong_line() {
     assert_eq!(findings.never_persisted.len(), 1);
     let text = findings.to_string();
     assert!(text.contains("probably the wrong line") && text.contains("redundant"), "{text}");
+}
+
+/// A register that one thread writes while another reads it before it is durable.
+struct Register {
+    /// Whether the reader makes sure that what it answers is durable.
+    helps: bool,
+}
+
+impl Register {
+    fn get(&self, sim: &Sim, history: &MapHistory<u64>) -> Option<u64> {
+        let cell: &PmU64 = sim.at(0).unwrap();
+        let op = history.begin(sim, 0, MapOp::Get);
+        let seen = Some(sim.load(cell)).filter(|word| *word != 0);
+        if self.helps {
+            sim.persist(cell);
+        }
+        history.end(sim, op, seen);
+        seen
+    }
+}
+
+impl Subject for Register {
+    type History = MapHistory<u64>;
+    type Live = Sim;
+
+    fn run(&self, sim: &Sim, _seed: u64) -> Result<Self::History, String> {
+        sim.grow(4096).map_err(|error| error.to_string())?;
+        let (history, turn) = (MapHistory::new([]), Barrier::new(2));
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                let cell: &PmU64 = sim.at(0).unwrap();
+                let op = history.begin(sim, 0, MapOp::Insert(5));
+                sim.store(cell, 5);
+                turn.wait();
+                turn.wait();
+                sim.persist(cell);
+                history.end(sim, op, None);
+            });
+            turn.wait();
+            assert_eq!(self.get(sim, &history), Some(5));
+            turn.wait();
+        });
+        Ok(history)
+    }
+
+    fn recover(
+        &self,
+        sim: &Sim,
+        history: &Self::History,
+        point: &CrashPoint,
+    ) -> Result<Sim, String> {
+        let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
+        history.check(&0, point, Some(found).filter(|word| *word != 0))?;
+        Ok(sim.clone())
+    }
+
+    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, String> {
+        let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
+        Ok(MapHistory::new((found != 0).then_some((0, found))))
+    }
+
+    fn op_name(&self, history: &Self::History, op: u64) -> String {
+        history.name(op)
+    }
+}
+
+#[test]
+fn what_a_reader_was_told_must_survive() {
+    campaign::run(&Register { helps: true }, &config(), 0..1).assert_clean();
+    let report = campaign::run(&Register { helps: false }, &config(), 0..1);
+    assert_eq!(report.violations[0].message, "recovery: key 0: found absent, allowed: 0x5");
 }

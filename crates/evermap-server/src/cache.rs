@@ -177,7 +177,7 @@ pub enum CacheError {
 /// or nothing where `old` is not a decimal number below 2^64.
 ///
 /// Up wraps around at 2^64; down stops at 0. A number shorter than the old value is padded with spaces on
-/// the right, and spaces on the right of the old value are ignored: so the length never shrinks.
+/// the right, and white space on the right of the old value is ignored: so the length never shrinks.
 pub fn apply_delta(old: &[u8], delta: u64, up: bool, new: &mut Vec<u8>) -> Option<u64> {
     let before = crate::number::parse_u64(old.trim_ascii_end())?;
     let after = if up { before.wrapping_add(delta) } else { before.saturating_sub(delta) };

@@ -32,6 +32,10 @@ pub(crate) fn parse_i64(text: &[u8]) -> Option<i64> {
 /// Appends the digits of `number`.
 pub(crate) fn append(mut number: u64, out: &mut Vec<u8>) {
     const LONGEST: usize = 20;
+    // Flags are mostly 0.
+    if number < 10 {
+        return out.push(b'0' + number as u8);
+    }
     let mut digits = [0; LONGEST];
     let mut at = LONGEST;
     loop {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::image::{CrashPoint, Image, ImageConfig, Walk, explore};
+use super::image::{CrashPoint, Image, ImageConfig, Walk, explore, fair_share};
 use super::medium::{Mutation, Sim};
 use super::report::{Replay, Report, Step, Violation};
 use super::rng::{Rng, fold};
@@ -471,6 +471,7 @@ impl<'r, S: Subject> Run<'r, S> {
         }
         // Should the budget run out, what it was spent on has no pattern.
         Rng::new(images.seed).shuffle(&mut chosen);
+        self.report.nested_chosen += chosen.len() as u64;
         for steps in chosen.chunks_mut(TOGETHER) {
             steps.sort_by_key(|step| step.record);
             let mut walk = Walk::new(level.trace, images);
@@ -496,7 +497,7 @@ impl<'r, S: Subject> Run<'r, S> {
             return ControlFlow::Continue(());
         }
         if self.images >= config.max_images {
-            self.report.truncated = true;
+            self.report.truncated |= depth == 0;
             return ControlFlow::Break(());
         }
         self.images += 1;
@@ -549,7 +550,6 @@ impl<'r, S: Subject> Run<'r, S> {
         step: &Step,
     ) -> ControlFlow<()> {
         if self.images >= self.campaign.config.max_images {
-            self.report.truncated = true;
             return ControlFlow::Break(());
         }
         self.flow()?;
@@ -609,25 +609,6 @@ fn shape(records: &[Record]) -> u64 {
         let (line, column) = (record.site.line(), record.site.column());
         fold(hash, u64::from(line) << 32 | u64::from(column))
     })
-}
-
-/// The most images at one point with which all points together have no more than `budget`.
-fn fair_share(trace: &Trace, config: &ImageConfig, budget: u64) -> u64 {
-    let mut walk = Walk::new(trace, config);
-    let mut wanted = Vec::new();
-    while walk.next_point().is_some() {
-        wanted.push(walk.possible().min(config.per_point));
-    }
-    wanted.sort_unstable();
-    let mut left = budget;
-    for (at, &images) in wanted.iter().enumerate() {
-        let share = left / (wanted.len() - at) as u64;
-        if images > share {
-            return share.max(2);
-        }
-        left -= images;
-    }
-    config.per_point
 }
 
 /// Runs `code`; a panic in it is an error in words.

@@ -192,7 +192,9 @@ impl<'t> Durability<'t> {
             let mask = changed.fold(0, |mask, (bit, _)| mask | 1 << bit);
             let entry = Entry { record, first: span.first + at, mask, transient };
             let granule = self.granule_of(line[0].offset);
-            self.pending.entry(granule).or_default().push(entry);
+            let entries = self.pending.entry(granule).or_default();
+            entries.push(entry);
+            thin_out(self.trace, entries);
             at += line.len() as u32;
         }
     }
@@ -241,6 +243,21 @@ impl<'t> Durability<'t> {
             self.captured.resize_with(thread + 1, Vec::new);
         }
         &mut self.captured[thread]
+    }
+}
+
+/// Where nothing needs to persist, as in a line of locks that is never flushed, forgets stores that the next
+/// one overwrites: the state before all of them and the last few states are what can matter.
+fn thin_out(trace: &Trace, entries: &mut Vec<Entry>) {
+    const KEPT: usize = 8;
+    if entries.len() <= KEPT || !entries.iter().all(|entry| entry.transient) {
+        return;
+    }
+    let middle = KEPT / 2;
+    let [old, next] =
+        [entries[middle], entries[middle + 1]].map(|entry| trace.word(entry.first).offset);
+    if old == next {
+        entries.remove(middle);
     }
 }
 

@@ -22,8 +22,10 @@ pub struct ImageConfig {
     pub model: Model,
     /// What becomes of the file's length.
     pub length: Length,
-    /// Most images at one point. Where there are no more than that, each is built; else a choice that
-    /// finds what the loss or the survival of any one granule can break.
+    /// Most images at one point. Where there are no more than that, each is built. Else granules with nothing
+    /// but transient stores are varied less: all newest, all oldest, mixed. Where even the combinations of the
+    /// other granules are too many, it is a choice that finds what the loss or the survival of any one
+    /// granule can break.
     pub per_point: u64,
     /// Random images at a point that has more than `per_point`.
     pub random: u64,
@@ -58,7 +60,7 @@ impl ImageConfig {
 pub struct ImageStats {
     /// Crash points.
     pub points: u64,
-    /// Crash points at which every possible image was built.
+    /// Crash points at which every combination of stores that need to persist was built.
     pub exhaustive: u64,
     /// Images shown.
     pub images: u64,
@@ -147,6 +149,8 @@ pub(crate) struct Item {
     bytes: u64,
     first: usize,
     count: usize,
+    /// Whether nothing in it needs to persist.
+    idle: bool,
 }
 
 impl Item {
@@ -187,11 +191,15 @@ impl Image<'_> {
     pub fn describe(&self, name: &dyn Fn(u64) -> String) -> String {
         let mut text = self.walk.place(self.point, name);
         let (mut lost, mut kept) = (String::new(), String::new());
-        for (item, choice) in self.walk.items.iter().zip(self.choices) {
-            for (at, entry) in self.walk.entries_of(item).iter().enumerate() {
-                let chosen = choice.of(at, entry);
-                self.walk.tell(&mut kept, "persisted:    ", entry, chosen);
-                self.walk.tell(&mut lost, "NOT persisted:", entry, entry.mask & !chosen);
+        // What need not persist comes last: it seldom explains anything.
+        for transient in [false, true] {
+            for (item, choice) in self.walk.items.iter().zip(self.choices) {
+                let entries = self.walk.entries_of(item).iter().enumerate();
+                for (at, entry) in entries.filter(|(_, entry)| entry.transient == transient) {
+                    let there = choice.of(at, entry);
+                    self.walk.tell(&mut kept, "persisted:    ", entry, there);
+                    self.walk.tell(&mut lost, "NOT persisted:", entry, entry.mask & !there);
+                }
             }
         }
         text.push_str(&shorten(&lost));
@@ -236,6 +244,15 @@ impl Choice {
             number -= ways(entry.mask);
         }
         Choice { taken: entries.len() as u32, partial: 0 }
+    }
+
+    /// A uniform choice would hardly ever be none or all where a granule has many stores: these get a third each.
+    fn random(entries: &[Entry], rng: &mut Rng) -> Self {
+        match rng.below(3) {
+            0 => Choice::default(),
+            1 => Choice::all(entries),
+            _ => Choice::nth(entries, rng.below(Choice::count(entries))),
+        }
     }
 
     fn all(entries: &[Entry]) -> Self {
@@ -377,7 +394,8 @@ impl<'t> Walk<'t> {
             let (offset, count) = (self.state.offset_of(granule), self.entries.len() - first);
             if count > 0 {
                 let bytes = self.state.granule_bytes();
-                self.items.push(Item { offset, bytes, first, count });
+                let idle = self.entries[first..].iter().all(|entry| entry.transient);
+                self.items.push(Item { offset, bytes, first, count, idle });
             }
         }
         self.point()
@@ -428,9 +446,10 @@ impl<'t> Walk<'t> {
         &self.items
     }
 
-    /// How many images there are at this point, equal ones included.
-    pub(crate) fn possible(&self) -> u64 {
-        let counts = self.items.iter().map(|item| Choice::count(self.entries_of(item)));
+    /// How many ways there are to choose for the granules that `wanted` picks.
+    fn ways(&self, wanted: impl Fn(&Item) -> bool) -> u64 {
+        let items = self.items.iter().filter(|item| wanted(item));
+        let counts = items.map(|item| Choice::count(self.entries_of(item)));
         counts.fold(1, u64::saturating_mul)
     }
 
@@ -553,21 +572,39 @@ enum Shape {
     Random,
 }
 
+/// What the granules hold in which nothing needs to persist.
+#[derive(Clone, Copy)]
+enum Idle {
+    Newest,
+    Oldest,
+    Mixed,
+}
+
 /// The images to build at one point.
 enum Plan {
+    /// All of them.
     Every(u64),
+    /// All combinations of stores that need to persist, each with some states of the others.
+    EveryStore { combinations: u64, rounds: u64 },
+    /// A choice.
     Some(Vec<Shape>),
 }
 
 impl Plan {
     fn of(walk: &Walk<'_>, config: &ImageConfig, rng: &mut Rng) -> Self {
-        if walk.possible() <= config.per_point {
-            return Plan::Every(walk.possible());
+        let every = walk.ways(|_| true);
+        if every <= config.per_point {
+            return Plan::Every(every);
+        }
+        let combinations = walk.ways(|item| !item.idle);
+        if combinations <= config.per_point {
+            let rounds = (config.per_point / combinations).min(IDLE.len() as u64);
+            return Plan::EveryStore { combinations, rounds };
         }
         let mut shapes = vec![Shape::Nothing, Shape::Everything];
         shapes.extend([true, false].map(|first| Shape::Commits { first }));
         shapes.extend((0..config.random).map(|_| Shape::Random));
-        for (at, item) in walk.items.iter().enumerate() {
+        for (at, item) in walk.items.iter().enumerate().filter(|(_, item)| !item.idle) {
             shapes.extend([Shape::AllBut(at), Shape::Only(at)]);
             for taken in 1..item.count as u32 {
                 shapes.extend([true, false].map(|rest| Shape::Prefix { item: at, taken, rest }));
@@ -587,7 +624,8 @@ impl Plan {
 
     fn len(&self) -> u64 {
         match self {
-            Plan::Every(product) => *product,
+            Plan::Every(combinations) => *combinations,
+            Plan::EveryStore { combinations, rounds } => combinations * rounds,
             Plan::Some(shapes) => shapes.len() as u64,
         }
     }
@@ -596,10 +634,17 @@ impl Plan {
     fn choose(&self, number: u64, walk: &Walk<'_>, rng: &mut Rng, choices: &mut Vec<Choice>) {
         choices.clear();
         let mut digits = number;
+        // Each combination meets another state in each round; in a single round, its neighbours do.
+        let turn = match self {
+            Plan::EveryStore { combinations, .. } => number % combinations + number / combinations,
+            _ => number,
+        };
+        let idle = IDLE[turn as usize % IDLE.len()];
         for (at, item) in walk.items.iter().enumerate() {
             let entries = walk.entries_of(item);
             choices.push(match self {
-                Plan::Every(_) => {
+                Plan::EveryStore { .. } | Plan::Some(_) if item.idle => idle.choice(entries, rng),
+                Plan::Every(_) | Plan::EveryStore { .. } => {
                     let count = Choice::count(entries);
                     let choice = Choice::nth(entries, digits % count);
                     digits /= count;
@@ -607,6 +652,18 @@ impl Plan {
                 }
                 Plan::Some(shapes) => shapes[number as usize].choice(at, entries, rng),
             });
+        }
+    }
+}
+
+const IDLE: [Idle; 3] = [Idle::Newest, Idle::Oldest, Idle::Mixed];
+
+impl Idle {
+    fn choice(self, entries: &[Entry], rng: &mut Rng) -> Choice {
+        match self {
+            Idle::Newest => Choice::all(entries),
+            Idle::Oldest => Choice::default(),
+            Idle::Mixed => Choice::random(entries, rng),
         }
     }
 }
@@ -625,14 +682,30 @@ impl Shape {
                     entries.last().is_some_and(|e| e.mask.is_power_of_two() && !e.transient);
                 commits == first
             }
-            // A uniform choice would hardly ever be none or all where a granule has many stores.
-            Shape::Random => match rng.below(3) {
-                0 => return Choice::nth(entries, rng.below(Choice::count(entries))),
-                coin => coin == 1,
-            },
+            Shape::Random => return Choice::random(entries, rng),
         };
         if whole { Choice::all(entries) } else { Choice::default() }
     }
+}
+
+/// The most images at one point with which all points together have no more than `budget`.
+pub(crate) fn fair_share(trace: &Trace, config: &ImageConfig, budget: u64) -> u64 {
+    let mut walk = Walk::new(trace, config);
+    let mut rng = Rng::new(config.seed);
+    let mut wanted = Vec::new();
+    while walk.next_point().is_some() {
+        wanted.push(Plan::of(&walk, config, &mut rng).len());
+    }
+    wanted.sort_unstable();
+    let mut left = budget;
+    for (at, &images) in wanted.iter().enumerate() {
+        let share = left / (wanted.len() - at) as u64;
+        if images > share {
+            return share.max(2);
+        }
+        left -= images;
+    }
+    config.per_point
 }
 
 /// Shows `visit` the possible images at every crash point of `trace`, each once for the same obligations.
@@ -663,7 +736,7 @@ pub(crate) fn explore(
     while let Some(point) = walk.next_point() {
         let plan = Plan::of(&walk, config, &mut rng);
         stats.points += 1;
-        stats.exhaustive += u64::from(matches!(plan, Plan::Every(_)));
+        stats.exhaustive += u64::from(!matches!(plan, Plan::Some(_)));
         let owed = obligations(&point);
         for number in 0..plan.len() {
             plan.choose(number, &walk, &mut rng, &mut choices);

@@ -162,9 +162,8 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
             .iter()
             .filter_map(|call| {
                 let span = point.op(call.number)?;
-                let end = if point.completed(call.number) { span.end } else { None };
-                let (op, outcome) = (call.op, call.outcome);
-                Some(Interval { begin: span.begin, end: end.unwrap_or(usize::MAX), op, outcome })
+                let end = span.end.filter(|end| *end < point.record()).unwrap_or(usize::MAX);
+                Some(Interval { begin: span.begin, end, op: call.op, outcome: call.outcome })
             })
             .collect();
         intervals.sort_by_key(|interval| interval.begin);
@@ -208,7 +207,15 @@ fn show(state: Option<u64>) -> String {
 
 /// The states that some legal order of the completed intervals and any of the others ends in.
 /// `intervals` are sorted by their begin.
-fn outcomes(start: Option<u64>, intervals: &[Interval]) -> BTreeSet<Option<u64>> {
+fn outcomes(mut start: Option<u64>, mut intervals: &[Interval]) -> BTreeSet<Option<u64>> {
+    // Whatever ended before everything else began needs no search.
+    while let [first, rest @ ..] = intervals {
+        if first.end == usize::MAX || rest.first().is_some_and(|next| next.begin <= first.end) {
+            break;
+        }
+        let Some(next) = first.take(start) else { return BTreeSet::new() };
+        (start, intervals) = (next, rest);
+    }
     let mut search = Search { intervals, visited: HashSet::new(), results: BTreeSet::new() };
     search.visit(vec![false; intervals.len()], start);
     search.results

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
-use crate::hash::directory::Directory;
+use crate::hash::directory::{Directory, Found};
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
@@ -165,13 +165,18 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let offset = self.directory.locate(probe.hash)?;
-        match self.look(self.segment(offset)?, probe) {
+        self.lookup_in(&self.directory.find(probe.hash)?, probe)
+    }
+
+    /// Looks in the segment that the directory named.
+    #[inline(always)]
+    fn lookup_in(&self, found: &Found<'_>, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        match self.look(self.segment(found.segment)?, probe) {
             // No need to look at the directory again: a record that moved away is cleared before its bucket
             // is released.
             Look::Found(word) => Ok(Some(word)),
             // The segment may have been split between the directory and the bucket.
-            Look::Absent if self.directory.locate(probe.hash)? == offset => Ok(None),
+            Look::Absent if self.directory.still(found) => Ok(None),
             _ => self.lookup_again(probe),
         }
     }
@@ -181,14 +186,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let mut waiting = self.waiting();
         loop {
-            let offset = self.directory.locate(probe.hash)?;
-            let segment = self.segment(offset)?;
+            let found = self.directory.find(probe.hash)?;
+            let segment = self.segment(found.segment)?;
             match self.look(segment, probe) {
                 Look::Found(word) => return Ok(Some(word)),
-                Look::Absent if self.directory.locate(probe.hash)? == offset => return Ok(None),
+                Look::Absent if self.directory.still(&found) => return Ok(None),
                 Look::Absent | Look::Again => {}
                 Look::Busy => waiting.wait(segment)?,
-                Look::Stale => self.recover(offset)?,
+                Look::Stale => self.recover(found.segment)?,
             }
         }
     }
@@ -198,12 +203,12 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     fn lock_home(&self, hash: u64) -> Result<(u64, &Segment<B, S>, Held<'_>)> {
         let mut waiting = self.waiting();
         loop {
-            let offset = self.directory.locate(hash)?;
-            let segment = self.segment(offset)?;
+            let found = self.directory.find(hash)?;
+            let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match try_lock(self.medium(), &segment.normal[Self::home_of(hash)], self.generation) {
                 Locking::Held(held) => {
                     // As long as one bucket is locked, its segment is neither split nor merged.
-                    if self.directory.locate(hash)? == offset {
+                    if self.directory.still(&found) {
                         return Ok((offset, segment, held));
                     }
                     held.release(self.medium());
@@ -329,21 +334,18 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// all slots that match, then all keys behind them.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
-        let mut probes: [Option<(Probe<'_, K>, u64)>; BATCH] = [const { None }; BATCH];
+        let mut probes: [Option<(Probe<'_, K>, Found<'_>)>; BATCH] = [const { None }; BATCH];
         for (probe, &key) in probes.iter_mut().zip(keys) {
             let new = Probe::new(key, self.seed);
-            let offset = self.directory.locate(new.hash)?;
-            m.prefetch(offset + Self::bucket_offset(Self::home_of(new.hash)));
-            *probe = Some((new, offset));
+            let found = self.directory.find(new.hash)?;
+            m.prefetch(found.segment + Self::bucket_offset(Self::home_of(new.hash)));
+            *probe = Some((new, found));
         }
-        for (probe, offset) in probes.iter().flatten() {
-            self.prefetch_match(self.segment(*offset)?, probe);
+        for (probe, found) in probes.iter().flatten() {
+            self.prefetch_match(self.segment(found.segment)?, probe);
         }
-        for ((probe, offset), out) in probes.iter().flatten().zip(out) {
-            *out = match self.look(self.segment(*offset)?, probe) {
-                Look::Found(word) => Some(word),
-                _ => self.lookup_again(probe)?,
-            };
+        for ((probe, found), out) in probes.iter().flatten().zip(out) {
+            *out = self.lookup_in(found, probe)?;
         }
         Ok(())
     }

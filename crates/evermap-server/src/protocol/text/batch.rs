@@ -6,9 +6,9 @@ use crate::cache::CacheError;
 use crate::protocol::{Context, reply};
 use crate::stats::Count;
 
-/// Most keys in one lookup: enough to overlap every miss a core can have under way, few enough for the
-/// answers to be used while they are in the cache.
-const KEYS_MAX: usize = 64;
+/// Most keys in one lookup: more than a core can have misses under way, few enough for the answers to be
+/// used while they are in the cache.
+const KEYS_MAX: usize = 32;
 
 /// The keys that wait, and what belongs to each.
 pub(super) struct Batch<'a> {

@@ -152,9 +152,10 @@ impl<'a> Pass<'a, '_> {
         // Lookups only gather keys. Everything else has to wait until those gathered before it are answered.
         if let Ok(Request::Lookup { exptime, with_cas, keys_at }) = request {
             let touch = exptime.map(|exptime| expiry(exptime, self.context.now));
-            self.text.state = State::Keys(Lookup { with_cas, touch });
+            let lookup = Lookup { with_cas, touch };
+            self.text.state = State::Keys(lookup);
             self.at += keys_at;
-            return ON;
+            return self.look_up(&line[keys_at..], len - keys_at, lookup);
         }
         self.answer_batch()?;
         self.at += len;
@@ -193,12 +194,17 @@ impl<'a> Pass<'a, '_> {
         ON
     }
 
-    /// The keys that are left of a checked line.
+    /// The keys that were left of a checked line when the replies were full.
     fn keys(&mut self, lookup: Lookup) -> Step {
-        let Line::Whole { line, len } = line_at(&self.input[self.at..], 0) else {
+        match line_at(&self.input[self.at..], 0) {
+            Line::Whole { line, len } => self.look_up(line, len, lookup),
             // Not reached: a line is checked only when it is whole, and then stays in the input.
-            return ControlFlow::Break(Next::Receive);
-        };
+            _ => ControlFlow::Break(Next::Receive),
+        }
+    }
+
+    /// The keys in `line`; `len` counts its end too.
+    fn look_up(&mut self, line: &'a [u8], len: usize, lookup: Lookup) -> Step {
         let (start, mut words) = (self.at, Words::new(line));
         while let Some(key) = words.next() {
             let last = words.is_done();

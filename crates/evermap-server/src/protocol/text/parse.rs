@@ -94,6 +94,8 @@ type Parsed<'a> = Result<Request<'a>, Refused>;
 
 const ERROR: &[u8] = b"ERROR\r\n";
 const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
+const BAD_DELETE: &[u8] =
+    b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
 const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
 const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
 const NO_SHUTDOWN: &[u8] = b"ERROR: shutdown not enabled\r\n";
@@ -101,8 +103,8 @@ const NO_SHUTDOWN: &[u8] = b"ERROR: shutdown not enabled\r\n";
 /// Longest value that a line can announce, bytes: lengths are signed 32-bit and count the line end.
 const LEN_MAX: u64 = i32::MAX as u64 - 2;
 
-/// Reads a line, given without its end. Words beyond those a command takes mean nothing, except that a last
-/// one `noreply` is obeyed.
+/// Reads a line, given without its end. Words beyond those that a command takes mean nothing, except that a
+/// last one `noreply` is obeyed, and that delete takes no others.
 pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
     let mut words = Words::new(line);
     match words.next().ok_or(ERROR)? {
@@ -163,14 +165,15 @@ fn lookup(mut words: Words<'_>, touching: bool, with_cas: bool) -> Parsed<'_> {
     let mut exptime = None;
     if touching {
         let word = words.next().ok_or(BAD_FORMAT)?;
-        words.clone().next().ok_or(BAD_FORMAT)?;
         exptime = Some(parse_i64(word).ok_or(BAD_EXPTIME)?);
     }
+    if words.is_done() {
+        return Err(BAD_FORMAT.into());
+    }
     let keys_at = words.at;
-    // Every key is checked before the first is looked up, so that a bad one gets a clean refusal.
-    let mut keys = words.peekable();
-    keys.peek().ok_or(BAD_FORMAT)?;
-    if keys.any(|key| key.len() > KEY_MAX) {
+    // Every key is checked before the first is looked up, so that a bad one gets a clean refusal. In a list
+    // shorter than the longest key, all are fine.
+    if words.left() > KEY_MAX && words.any(|key| key.len() > KEY_MAX) {
         return Err(BAD_FORMAT.into());
     }
     Ok(Request::Lookup { exptime, with_cas, keys_at })
@@ -208,7 +211,14 @@ fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
 
 fn delete(mut words: Words<'_>) -> Parsed<'_> {
     let key = key(&mut words)?;
-    Ok(Request::Delete { key, noreply: words.says_noreply() })
+    let noreply = words.says_noreply();
+    // Once there was a time here, of which only 0 ("now") is still understood. Deleting at once what was to
+    // be deleted later would be wrong.
+    let more = words.find(|&word| word != b"0" && word != b"noreply");
+    match more {
+        None => Ok(Request::Delete { key, noreply }),
+        Some(_) => Err(refusal(BAD_DELETE, noreply)),
+    }
 }
 
 fn arithmetic(mut words: Words<'_>, up: bool) -> Parsed<'_> {
@@ -273,12 +283,17 @@ impl<'a> Words<'a> {
         while self.line.get(self.at) == Some(&b' ') {
             self.at += 1;
         }
-        self.at == self.line.len()
+        self.left() == 0
+    }
+
+    /// Bytes from where the next word is looked for to the end of the line.
+    fn left(&self) -> usize {
+        self.line.len() - self.at
     }
 
     /// Whether the last of the words that are left is `noreply`.
     fn says_noreply(&self) -> bool {
-        self.at < self.line.len() && self.clone().last() == Some(b"noreply")
+        self.left() > 0 && self.clone().last() == Some(b"noreply")
     }
 }
 
