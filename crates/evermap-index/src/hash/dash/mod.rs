@@ -646,7 +646,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
 
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
-        visitor.block(self.directory.block());
+        {
+            // A directory that is replaced meanwhile must stay what it is while the visitor looks at it.
+            let _guard = self.pool.pin();
+            visitor.block(self.directory.block());
+        }
         let mut segments = 0;
         let visited = self.walk(
             |offset, segment, from| {
