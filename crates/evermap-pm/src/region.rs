@@ -232,7 +232,7 @@ impl<M: Medium> Region<M> {
         Ok(region)
     }
 
-    /// Zeroes what an interrupted creation or an older life of the medium may have left.
+    /// Zeroes what an interrupted creation may have left, flushed without a fence.
     fn clear(&self) {
         let cells = (TABLE - WORDS) / 8 + self.extent_count;
         let cells = self.medium.slice::<PmU64>(WORDS, cells).expect("grown to hold the table");
@@ -242,7 +242,6 @@ impl<M: Medium> Region<M> {
                 self.medium.flush(cell);
             }
         }
-        self.medium.fence();
     }
 
     fn write_superblock(&self, at: u64) {
