@@ -338,7 +338,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         for (probe, &key) in probes.iter_mut().zip(keys) {
             let new = Probe::new(key, self.seed);
             let found = self.directory.find(new.hash)?;
-            m.prefetch(found.segment + Self::bucket_offset(Self::home_of(new.hash)));
+            // A hint only: whether there is a segment is checked below.
+            let bucket = Self::bucket_offset(Self::home_of(new.hash));
+            m.prefetch(found.segment.wrapping_add(bucket));
             *probe = Some((new, found));
         }
         for (probe, found) in probes.iter().flatten() {
