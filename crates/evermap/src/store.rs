@@ -277,6 +277,20 @@ impl<M: Medium> Store<M> {
         Draft::new(&self.pool, key.bytes, value, meta, stamp)
     }
 
+    /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep.
+    ///
+    /// `attempt` must not hold a guard when it returns.
+    pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+        match attempt() {
+            Err(Error::Pm(error)) if error.is_no_space() => {
+                self.pool.epoch().try_drain();
+                self.upkeep.wait_for_sweep();
+                attempt()
+            }
+            answer => answer,
+        }
+    }
+
     fn ensure_room(&self, bytes: u64) -> Result<()> {
         let block = self.pool.block_size(bytes);
         if self.bytes().value + block > self.max_bytes {
