@@ -12,6 +12,8 @@ pub mod hash;
 pub mod index;
 pub mod key;
 pub mod record;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
 pub use hash::dash::DashEh;

@@ -196,7 +196,7 @@ impl Subject for Dash {
         let index = Index64::open(pool.clone(), 0).map_err(text)?;
         let live = Live { pool, index, universe: self.universe };
         // Half of the crashes meet lookups first, half the sweep.
-        if point.record() % 2 == 0 {
+        if point.record().is_multiple_of(2) {
             live.sweep()?;
         }
         let guard = live.pool.pin();

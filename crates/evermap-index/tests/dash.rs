@@ -31,7 +31,7 @@ fn model<const B: usize, const S: usize, const N: usize>(
         let guard = pool.pin();
         let key = next(universe);
         // Grows for a third of the time, then shrinks, then grows again.
-        let inserts = if (round / (rounds / 6 + 1)) % 2 == 0 { 70 } else { 20 };
+        let inserts = if (round / (rounds / 6 + 1)).is_multiple_of(2) { 70 } else { 20 };
         if next(100) < inserts {
             let change = index.upsert(key, round, &guard).unwrap();
             assert_eq!(change.old, model.insert(key, round), "round {round}");

@@ -6,9 +6,17 @@
 //! epoch it saw; the epoch advances only when every announced guard has seen the current one; what was
 //! retired in epoch `e` is unreachable by everyone in epoch `e + 2`.
 //!
-//! A guard belongs to a place in a table rather than to a thread, so guards nest, move between threads,
-//! and leave nothing behind when a thread ends. The list of retired blocks is volatile: after a crash,
-//! reachability alone says what is free.
+//! A guard is a place in a table. Each of the first 256 threads has a place of its own, so that a guard costs
+//! two ordinary stores; guards of other threads, and guards inside guards, take any of 256 shared ones. So
+//! guards nest, and may end on another thread.
+//!
+//! An announcement must be visible before the loads it protects. Instead of a fence in every guard there is one
+//! *process-wide* fence ([`membarrier`]) whenever the epoch is to advance, which is once in hundreds of
+//! retirements. Where the system has none, guards fence for themselves.
+//!
+//! The list of retired blocks is volatile: after a crash, reachability alone says what is free.
+//!
+//! [`membarrier`]: https://man7.org/linux/man-pages/man2/membarrier.2.html
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -17,12 +25,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence, fence};
 
 use crate::sync::{Backoff, Mutex};
 
+/// Places that belong to one thread each.
+const OWN: usize = 256;
 /// Guards that can be alive at once; one more waits for another to end.
-const PLACES: usize = 512;
+const PLACES: usize = OWN + 256;
 /// Lists of retired blocks, so that threads seldom share one.
 const SHARDS: usize = 16;
 /// Retired blocks in one list that make its owner try to reclaim.
-const COLLECT_AT: usize = 64;
+const COLLECT_AT: usize = 256;
 /// A place without a guard. Epochs start above it.
 const IDLE: u64 = 0;
 
@@ -38,7 +48,7 @@ struct Retired {
     epoch: u64,
 }
 
-/// What a domain does with a token whose grace period is over.
+/// What a domain does with a token whose grace period is over. Must not use the domain.
 pub type Reclaimer = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A set of guards and retired blocks that wait for each other. One per store.
@@ -49,6 +59,8 @@ pub struct Domain {
     used: AtomicUsize,
     shards: Box<[Shard]>,
     bytes_waiting: AtomicUsize,
+    /// Whether the advancing thread fences for everyone.
+    asymmetric: bool,
     reclaim: Reclaimer,
 }
 
@@ -77,19 +89,50 @@ pub struct Guard<'d> {
 
 thread_local! {
     static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
+    static RETURN_ORDINAL: ReturnOrdinal = const { ReturnOrdinal };
 }
 
-/// A small number of the calling thread's own, for spreading threads over tables.
+/// Numbers of threads that have ended.
+static RETURNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// Gives a thread's number back when the thread ends.
+struct ReturnOrdinal;
+
+impl Drop for ReturnOrdinal {
+    fn drop(&mut self) {
+        // A guard that outlives its thread keeps the place busy, which its next owner notices.
+        let number = ORDINAL.replace(usize::MAX);
+        RETURNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(number);
+    }
+}
+
+/// A small number that no other living thread has.
 #[inline]
 pub fn thread_ordinal() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    ORDINAL.with(|own| {
-        if own.get() == usize::MAX {
-            own.set(NEXT.fetch_add(1, Relaxed));
-        }
-        own.get()
-    })
+    let number = ORDINAL.get();
+    if number == usize::MAX { new_ordinal() } else { number }
 }
+
+#[cold]
+fn new_ordinal() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let returned = RETURNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+    let number = returned.unwrap_or_else(|| NEXT.fetch_add(1, Relaxed));
+    ORDINAL.set(number);
+    // Late in the end of a thread its number can no longer be given back: it is then never used again.
+    let _ = RETURN_ORDINAL.try_with(|_| {});
+    number
+}
+
+/// Whether the kernel can run a fence on all threads of this process.
+fn register_process_fence() -> bool {
+    // SAFETY: this system call takes numbers only and touches no memory.
+    unsafe { libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0 }
+}
+
+// From linux/membarrier.h.
+const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
 impl Domain {
     /// A domain that gives tokens to `reclaim` after their grace period.
@@ -100,31 +143,42 @@ impl Domain {
             used: AtomicUsize::new(0),
             shards: (0..SHARDS).map(|_| Shard(Mutex::new(VecDeque::new()))).collect(),
             bytes_waiting: AtomicUsize::new(0),
+            asymmetric: register_process_fence(),
             reclaim,
         }
     }
 
     /// Begins to protect everything reachable from now on.
     ///
-    /// Waits while 512 other guards are alive.
+    /// Waits while hundreds of other guards are alive.
     #[inline]
     pub fn pin(&self) -> Guard<'_> {
-        let place = thread_ordinal() % PLACES;
-        let epoch = self.global.load(Relaxed);
-        if self.announce(place, epoch) {
-            return Guard { domain: self, place };
+        let own = thread_ordinal();
+        if own < OWN {
+            let place = &self.places[own].0;
+            // Only this thread makes its place busy, so that needs no atomic exchange. It is busy already under
+            // an outer guard. Acquire: a guard of ours that ended on another thread has ended.
+            if place.load(Acquire) == IDLE {
+                self.reach(own);
+                place.store(self.global.load(Relaxed), Relaxed);
+                self.fence_announcement();
+                return Guard { domain: self, place: own };
+            }
         }
-        self.pin_elsewhere(place)
+        self.pin_shared(own)
     }
 
-    /// The thread's own place is taken: an outer guard of this thread, or more threads than places.
     #[cold]
-    fn pin_elsewhere(&self, taken: usize) -> Guard<'_> {
+    fn pin_shared(&self, from: usize) -> Guard<'_> {
         let mut backoff = Backoff::new();
         loop {
-            for step in 1..PLACES {
-                let place = (taken + step) % PLACES;
-                if self.announce(place, self.global.load(Relaxed)) {
+            for step in 0..PLACES - OWN {
+                let place = OWN + (from + step) % (PLACES - OWN);
+                self.reach(place);
+                let epoch = self.global.load(Relaxed);
+                let cell = &self.places[place].0;
+                if cell.compare_exchange(IDLE, epoch, Acquire, Relaxed).is_ok() {
+                    self.fence_announcement();
                     return Guard { domain: self, place };
                 }
             }
@@ -132,25 +186,34 @@ impl Domain {
         }
     }
 
-    #[inline]
-    fn announce(&self, place: usize, epoch: u64) -> bool {
-        // SeqCst: the announcement must be visible before this thread's first load of shared words, or an
-        // advancing thread could miss it while we still read what it frees. A locked instruction is a full
-        // fence on x86; elsewhere the fence below completes it.
-        if self.places[place].0.compare_exchange(IDLE, epoch, SeqCst, Relaxed).is_err() {
-            return false;
+    /// Makes scans include a place, before it is first announced in.
+    #[inline(always)]
+    fn reach(&self, place: usize) {
+        if place >= self.used.load(Relaxed) {
+            self.used.fetch_max(place + 1, SeqCst);
         }
-        if cfg!(target_arch = "x86_64") {
+    }
+
+    /// The announcement must be visible before this thread's first load of shared words, or an advancing thread
+    /// could miss it while we still read what it frees.
+    #[inline(always)]
+    fn fence_announcement(&self) {
+        if self.asymmetric {
+            // The advancing thread makes this thread fence; the compiler must keep the order too.
             compiler_fence(SeqCst);
         } else {
             fence(SeqCst);
         }
-        // Only this first use of a place can raise `used`; a scan that misses it is ordered before our
-        // announcement by the same fence.
-        if place >= self.used.load(Relaxed) {
-            self.used.fetch_max(place + 1, SeqCst);
+    }
+
+    /// The advancing thread's side of [`fence_announcement`](Self::fence_announcement).
+    fn fence_everyone(&self) {
+        if self.asymmetric {
+            // SAFETY: as in `register_process_fence`, which said that this works.
+            let done = unsafe { libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) };
+            assert_eq!(done, 0, "a registered membarrier does not fail");
         }
-        true
+        fence(SeqCst);
     }
 
     /// Hands `token` to the reclaimer once every guard alive now is gone.
@@ -176,7 +239,7 @@ impl Domain {
     /// Moves the epoch on if every guard has seen the current one.
     fn advance(&self) -> bool {
         let epoch = self.global.load(Relaxed);
-        fence(SeqCst);
+        self.fence_everyone();
         let used = self.used.load(SeqCst);
         for place in &self.places[..used] {
             let announced = place.0.load(Relaxed);
@@ -189,18 +252,14 @@ impl Domain {
         self.global.compare_exchange(epoch, epoch + 1, Release, Relaxed).is_ok()
     }
 
-    /// Reclaims what is old enough in one list; returns whether anything is left.
-    fn collect(&self, shard: &Shard) -> bool {
-        loop {
-            let retired = {
-                let mut list = shard.0.lock().expect("no panics while held");
-                let now = self.global.load(Acquire);
-                match list.front() {
-                    None => return false,
-                    Some(first) if first.epoch + 2 > now => return true,
-                    Some(_) => list.pop_front().expect("front exists"),
-                }
-            };
+    /// Reclaims what is old enough in one list.
+    fn collect(&self, shard: &Shard) {
+        // Held while reclaiming too: whoever has held every list since knows that nothing taken from one is
+        // still on its way.
+        let mut list = shard.0.lock().expect("no panics while held");
+        let now = self.global.load(Acquire);
+        while list.front().is_some_and(|first| first.epoch + 2 <= now) {
+            let retired = list.pop_front().expect("front exists");
             self.bytes_waiting.fetch_sub(retired.bytes, Relaxed);
             (self.reclaim)(retired.token);
         }
@@ -219,9 +278,11 @@ impl Domain {
         }
     }
 
-    /// Waits until everything retired before the call is reclaimed. The rule of
-    /// [`synchronize`](Domain::synchronize) about guards holds here too.
+    /// Waits until everything is reclaimed that was retired before the call, or under a guard that was alive at
+    /// the call. The rule of [`synchronize`](Domain::synchronize) about guards holds here too.
     pub fn drain(&self) {
+        // Once for those guards, and once for what they have retired.
+        self.synchronize();
         self.synchronize();
         for shard in &self.shards {
             self.collect(shard);
@@ -279,9 +340,7 @@ mod tests {
         domain.retire(7, 100);
         for _ in 0..10 {
             domain.advance();
-            domain.shards.iter().for_each(|shard| {
-                domain.collect(shard);
-            });
+            domain.shards.iter().for_each(|shard| domain.collect(shard));
         }
         assert!(freed.lock().unwrap().is_empty());
         assert_eq!(domain.stats().bytes_waiting, 100);
@@ -298,11 +357,12 @@ mod tests {
     #[test]
     fn guards_nest_and_outnumber_the_places_only_by_waiting() {
         let (domain, _) = counting();
-        let guards: Vec<_> = (0..PLACES).map(|_| domain.pin()).collect();
-        assert_eq!(domain.stats().guards, PLACES);
+        let guards: Vec<_> = (0..=PLACES - OWN).map(|_| domain.pin()).collect();
+        assert_eq!(domain.stats().guards, PLACES - OWN + 1);
         let (domain, entered) = (&domain, &AtomicBool::new(false));
         std::thread::scope(|threads| {
             threads.spawn(move || {
+                let _own = domain.pin();
                 let _one_more = domain.pin();
                 entered.store(true, Release);
             });
@@ -312,6 +372,79 @@ mod tests {
         });
         assert!(entered.load(Acquire));
         assert_eq!(domain.stats().guards, 0);
+    }
+
+    #[test]
+    fn a_guard_may_end_on_another_thread() {
+        let (domain, freed) = counting();
+        let guard = domain.pin();
+        domain.retire(1, 1);
+        std::thread::scope(|threads| {
+            threads.spawn(move || drop(guard));
+        });
+        domain.drain();
+        assert_eq!(*freed.lock().unwrap(), [1]);
+        drop(domain.pin());
+    }
+
+    #[test]
+    fn numbers_of_ended_threads_are_used_again() {
+        let numbers: std::collections::HashSet<_> =
+            (0..1000).map(|_| std::thread::spawn(thread_ordinal).join().unwrap()).collect();
+        assert!(numbers.len() < 100, "{} numbers for a thousand threads in turn", numbers.len());
+    }
+
+    /// A block that another thread is just reclaiming is not reclaimed yet.
+    #[test]
+    fn draining_waits_for_reclaiming_threads() {
+        let (entered, go_on, finished) =
+            <(Arc<AtomicBool>, Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+        let seen = (entered.clone(), go_on.clone(), finished.clone());
+        let domain = Domain::new(Box::new(move |_| {
+            entered.store(true, SeqCst);
+            while !go_on.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            finished.store(true, SeqCst);
+        }));
+        let (entered, go_on, finished) = seen;
+        domain.retire(1, 8);
+        std::thread::scope(|threads| {
+            let domain = &domain;
+            threads.spawn(|| domain.drain());
+            while !entered.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            let drained = threads.spawn(|| {
+                domain.drain();
+                finished.load(SeqCst)
+            });
+            (0..1000).for_each(|_| std::thread::yield_now());
+            go_on.store(true, SeqCst);
+            assert!(drained.join().unwrap());
+        });
+    }
+
+    /// A guard that was alive when draining began may retire something while it goes on.
+    #[test]
+    fn draining_covers_what_older_guards_retire_meanwhile() {
+        for _ in 0..20 {
+            let (domain, freed) = counting();
+            std::thread::scope(|threads| {
+                let guard = domain.pin();
+                let before = domain.stats().epoch;
+                let drained = threads.spawn(|| {
+                    domain.drain();
+                    freed.lock().unwrap().clone()
+                });
+                while domain.stats().epoch == before {
+                    std::thread::yield_now();
+                }
+                domain.retire(7, 8);
+                drop(guard);
+                assert_eq!(drained.join().unwrap(), [7]);
+            });
+        }
     }
 
     /// Readers follow a shared slot and must never see a value that was reclaimed.

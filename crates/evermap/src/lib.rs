@@ -1,1 +1,72 @@
-//! An embedded, crash-surviving key-value store.
+//! An embedded key-value store whose maps outlive the process.
+//!
+//! ```
+//! use evermap::{Evermap, Options};
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("map");
+//! let map = Evermap::open(&path, Options::new())?;
+//! map.put(b"apple", b"red")?;
+//! assert_eq!(map.get(b"apple")?, Some(b"red".to_vec()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Evermap`] is a concurrent hash map from byte strings to byte strings that lives in a mapped file. It
+//! runs at memory speed, every acknowledged write survives the death of the process at any instruction, and
+//! it opens in about a millisecond whatever its size and however it was stopped.
+//!
+//! # What is promised
+//!
+//! | event | what is there afterwards |
+//! |---|---|
+//! | [`close`](Evermap::close), or the last handle dropped | everything |
+//! | death of the process (`kill -9`, a panic, `abort`) | every acknowledged write; each one wholly or not at all |
+//! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](evermap_pm::ErrorKind::Suspect), and [`Options::on_suspect`] decides |
+//! | a damaged file | an answer may be lost, and most losses are reported as [`Error::Damaged`]; no wrong value, no crash, no hang |
+//!
+//! # What is safe Rust under which assumption
+//!
+//! Everything except [`Entry::bytes`] copies what it reads out of the mapping with atomic loads, checks every
+//! offset and length before it uses it, and verifies checksums (unless [`Options::verify_reads`] is off). That
+//! needs no assumption about what the file contains. [`Entry::bytes`] lends bytes where they are, which is
+//! sound only while nobody else writes the file and it is not damaged; so it is `unsafe`.
+//!
+//! One thing cannot be made safe: whoever cuts a mapped file off, or a disk that cannot be read, ends the
+//! process by SIGBUS. [`describe_address`](evermap_pm::medium::describe_address) lets a signal handler say
+//! which file it was.
+//!
+//! # Limits
+//!
+//! Keys up to [`KEY_MAX`] (64 KiB), values up to [`VALUE_MAX`] (1 GiB), as long as neighbouring free extents
+//! can be found for those beyond [`Options::extent_size`]. A file up to its [`Options::capacity`].
+//! 2^56 mutations. One process at a time.
+
+mod census;
+mod check;
+mod clock;
+mod error;
+mod evermap;
+mod item;
+mod options;
+mod read;
+mod record;
+mod sealed;
+mod stamps;
+mod stat;
+mod store;
+mod upkeep;
+mod write;
+
+pub use census::Count;
+pub use check::CheckReport;
+pub use clock::Clock;
+pub use error::{Error, Result};
+pub use evermap::Evermap;
+pub use evermap_index::record::KEY_MAX;
+pub use evermap_pm::region::OnSuspect;
+pub use item::{Edit, Item, Meta, Outcome};
+pub use options::{Durability, Options};
+pub use read::{Entry, Iter, Reader};
+pub use record::VALUE_MAX;
+pub use stat::Stat;
+pub use store::Store;
+pub use upkeep::SweepState;

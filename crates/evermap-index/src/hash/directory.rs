@@ -36,6 +36,13 @@ pub(crate) struct Directory<M: Medium> {
     latch: RwLock<()>,
 }
 
+/// Where a directory led a search.
+pub(crate) struct Found<'a> {
+    word: u64,
+    entry: &'a PmU64,
+    pub(crate) segment: u64,
+}
+
 /// Room for a directory of twice the size, taken before any lock.
 pub(crate) struct Reserved {
     offset: u64,
@@ -81,16 +88,30 @@ impl<M: Medium> Directory<M> {
     /// The segment that serves `hash`.
     #[inline(always)]
     pub(crate) fn locate(&self, hash: u64) -> Result<u64> {
+        Ok(self.find(hash)?.segment)
+    }
+
+    /// The segment that serves `hash`, with what it takes to ask again cheaply.
+    #[inline(always)]
+    pub(crate) fn find(&self, hash: u64) -> Result<Found<'_>> {
         let m = self.pool.medium();
         // Acquire: pairs with the release in `replace`, so that the entries are there.
-        let (offset, depth) = decode(self.current.load(Ordering::Acquire));
+        let word = self.current.load(Ordering::Acquire);
+        let (offset, depth) = decode(word);
         match m.at::<PmU64>(offset + top_bits(hash, depth) * 8) {
-            Some(entry) => Ok(m.load(entry)),
-            None => Err(Error::damaged(offset, "directory outside the region")),
+            Some(entry) => Ok(Found { word, entry, segment: m.load(entry) }),
+            None => Err(outside(offset)),
         }
     }
 
-    /// Prefetches the entry for `hash`.
+    /// Whether a search that began with `found` would still be led to the same segment.
+    #[inline(always)]
+    pub(crate) fn still(&self, found: &Found<'_>) -> bool {
+        self.pool.medium().load(found.entry) == found.segment
+            && self.current.load(Ordering::Acquire) == found.word
+    }
+
+    /// Global depth.
     #[inline(always)]
     pub(crate) fn depth(&self) -> u32 {
         decode(self.current.load(Ordering::Acquire)).1
@@ -219,6 +240,11 @@ impl<M: Medium> Directory<M> {
         let (offset, depth) = decode(word);
         self.pool.retire(offset, 8 << depth, guard);
     }
+}
+
+#[cold]
+fn outside(offset: u64) -> Error {
+    Error::damaged(offset, "directory outside the region")
 }
 
 fn encode(offset: u64, depth: u32) -> u64 {

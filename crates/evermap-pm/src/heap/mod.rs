@@ -261,18 +261,32 @@ impl<M: Medium> Heap<M> {
         let table = &self.region.table()[..self.extents.len as usize];
         let used = table.iter().rposition(|entry| m.load(entry) != 0);
         let frontier = used.map_or(0, |last| last + 1);
-        for (index, entry) in table[..frontier].iter().enumerate() {
-            let left = (frontier - index) as u64;
-            let extent = &mut *self.extents.hold(index as u64);
-            match Use::decode(m.load(entry), size, left) {
-                Some(used) => extent.begin(used, Life::Closed, size),
-                None => {
-                    // A damaged entry: what is in the extent can still be read, but nothing is ever
-                    // allocated from it. Only `Tail` promises exactly that.
-                    self.fault();
-                    extent.begin(Use::Tail, Life::Closed, size);
-                }
+        let entry = |index: usize| match Use::decode(m.load(&table[index]), size, self.extents.len)
+        {
+            Some(used) => used,
+            None => {
+                self.fault();
+                Use::Unused
             }
+        };
+        let mut index = 0;
+        while index < frontier {
+            let used = entry(index);
+            let count = if let Use::Large(count) = used { count as usize } else { 1 };
+            let tails = index + 1..index + count;
+            let whole = tails.end <= frontier && tails.clone().all(|tail| entry(tail) == Use::Tail);
+            // A large object that lacks a tail, and a tail that follows no such object, are what an interrupted
+            // change leaves, or what reuse of some of the extents of a freed object does: nothing names them.
+            let (used, count) = match used {
+                Use::Tail => (Use::Unused, 1),
+                Use::Large(_) if !whole => (Use::Unused, 1),
+                used => (used, count),
+            };
+            self.extents.hold(index as u64).begin(used, Life::Closed, size);
+            for tail in index + 1..index + count {
+                self.extents.hold(tail as u64).begin(Use::Tail, Life::Closed, size);
+            }
+            index += count;
         }
         hold(&self.shared).frontier = frontier as u64;
     }
@@ -555,7 +569,14 @@ impl<M: Medium> Heap<M> {
     pub(crate) fn mark(&self, offset: u64) {
         let Some((index, rest)) = self.locate(offset) else { return self.fault() };
         let extent = &mut *self.extents.hold(index);
-        let Some(block) = block_at(extent, rest) else { return self.fault() };
+        let Some(block) = block_at(extent, rest) else {
+            // Damage. If it is the table's entry that is wrong, what is there can still be read, so that nothing
+            // may be allocated from it: only `Tail` promises that.
+            if (extent.life, extent.used) == (Life::Closed, Use::Unused) {
+                extent.begin(Use::Tail, Life::Closed, self.region.extent_size());
+            }
+            return self.fault();
+        };
         if extent.life == Life::Closed {
             let (word, bit) = Extent::bit(block);
             extent.bits[word] |= bit;
@@ -585,8 +606,7 @@ impl<M: Medium> Heap<M> {
         let taken: u32 = extent.bits.iter().map(|word| word.count_ones()).sum();
         extent.free = extent.blocks - taken;
         match extent.used {
-            // A tail lives and dies with its first extent. One without a first extent stays closed: see
-            // `read_table`.
+            // A tail lives and dies with its first extent. One without a first extent stays closed: see `mark`.
             Use::Tail => {}
             Use::Unused => {
                 extent.life = Life::Free;
@@ -798,6 +818,52 @@ mod tests {
         let count = blocks.len();
         blocks.drain(..).for_each(|block| pool.free_unpublished(block));
         assert_eq!((0..count).filter(|_| pool.allocate(5000).is_ok()).count(), count);
+    }
+
+    fn region(extent_size: u64, capacity: u64) -> Arc<Region<Dram>> {
+        let config = RegionConfig { extent_size, capacity, seed: Some(1) };
+        let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+        Arc::new(Region::create(medium, &config, Identity::default()).unwrap())
+    }
+
+    /// The extents of a freed large object are reused one by one, and a crash comes: those that still look like
+    /// parts of it must not be lost.
+    #[test]
+    fn parts_of_freed_large_objects_come_back_after_a_crash() {
+        for reused in 0..4u64 {
+            let region = region(16384, 1 << 20);
+            let before = Heap::open(region.clone(), false);
+            let large = before.allocate(60_000).unwrap();
+            before.free(large);
+            hold(&before.shared).free.retain(|&index| index == reused);
+            let block = before.allocate(100).unwrap();
+            let after = Heap::open(region, false);
+            assert_eq!(after.stats().closed_bytes, 4 * 16384);
+            after.mark(block);
+            after.finish_sweep();
+            assert_eq!((after.stats().faults, after.stats().closed_bytes), (0, 0));
+            assert_eq!(after.allocated(), [block]);
+            let others = std::iter::from_fn(|| after.allocate(16384).ok()).count() as u64;
+            assert_eq!(others, after.extents.len - 1);
+        }
+    }
+
+    /// Every order in which the table's entries of a large object become durable.
+    #[test]
+    fn an_interrupted_large_allocation_leaves_nothing() {
+        for durable in 0..8u32 {
+            let region = region(16384, 1 << 20);
+            Heap::open(region.clone(), false).allocate(40_000).unwrap();
+            for (index, entry) in region.table()[..3].iter().enumerate() {
+                if durable >> index & 1 == 0 {
+                    region.medium().store(entry, 0);
+                }
+            }
+            let heap = Heap::open(region, false);
+            heap.finish_sweep();
+            let stats = heap.stats();
+            assert_eq!((stats.faults, stats.extent_bytes, stats.allocated_bytes), (0, 0, 0));
+        }
     }
 
     #[test]

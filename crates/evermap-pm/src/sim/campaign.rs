@@ -1,14 +1,14 @@
 //! Runs a structure, crashes it everywhere, and crashes its recovery too.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::image::{CrashPoint, Image, ImageConfig, ImageStats, Walk, explore};
+use super::image::{CrashPoint, Image, ImageConfig, Walk, explore, fair_share};
 use super::medium::{Mutation, Sim};
 use super::report::{Replay, Report, Step, Violation};
-use super::rng::fold;
+use super::rng::{Rng, fold};
 use super::trace::{Event, Record, Trace};
 
 /// A structure under test.
@@ -16,21 +16,25 @@ use super::trace::{Event, Record, Trace};
 /// Must be deterministic: the same seed, or the same memory, must lead to the same accesses. A workload
 /// with several free-running threads still works, but its violations may not replay.
 pub trait Subject {
-    /// What the users of the structure asked and were told: usually a [`MapHistory`](super::oracle::MapHistory).
+    /// What the users of the structure asked and were told: usually a
+    /// [`MapHistory`](super::oracle::MapHistory).
     type History;
 
     /// The open structure. It may own a clone of the medium.
     type Live;
 
-    /// Builds the structure on the empty medium `sim` and runs the workload of `seed`, noting the begin and the end of every operation.
-    /// Crashes happen from the first access on, unless it calls [`Sim::checkpoint`] later.
+    /// Builds the structure on the empty medium `sim` and runs the workload of `seed`, noting the begin and
+    /// the end of every operation. Crashes happen from the first access on, unless it calls
+    /// [`Sim::checkpoint`] later.
     ///
     /// # Errors
     /// Whatever goes wrong without a crash, in words.
     fn run(&self, sim: &Sim, seed: u64) -> Result<Self::History, String>;
 
-    /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds what
-    /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there may be nothing to open.
+    /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds
+    /// what
+    /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there
+    /// may be nothing to open.
     ///
     /// # Errors
     /// What is wrong, in words. A panic counts as well.
@@ -41,8 +45,9 @@ pub trait Subject {
         point: &CrashPoint,
     ) -> Result<Self::Live, String>;
 
-    /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history since
-    /// recovery, which begins with the state that was found then; its operations are numbered from zero again.
+    /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history
+    /// since recovery, which begins with the state that was found then; its operations are numbered from
+    /// zero again.
     ///
     /// # Errors
     /// What is wrong, in words. A panic counts as well.
@@ -63,18 +68,19 @@ pub struct Config {
     pub images: ImageConfig,
     /// Crashes of recoveries.
     pub nested: Nested,
-    /// Most images verified for one seed. Crash points share it evenly.
+    /// Most images verified for one seed. The crash points of the workload share one half of it evenly (all
+    /// of it without nested crashes); crashes of recoveries get the rest.
     pub max_images: u64,
-    /// Violations after which to stop.
-    pub max_violations: usize,
+    /// Images that failed after which to stop.
+    pub max_failed: u64,
     /// Accesses after which a recovery with its probe counts as hanging.
     pub steps: u64,
     /// A deliberate mistake.
     pub mutation: Option<Mutation>,
 }
 
-/// Which recoveries to crash in turn: the first eight of each shape (the call sites of its stores, flushes and
-/// fences), and a sample of the rest. At most half of all images are of such crashes.
+/// Which recoveries to crash in turn: the first eight of each shape (the call sites of their stores,
+/// flushes and fences, whatever the order), and a sample of the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested {
     /// How many crashes may follow on the first.
@@ -83,6 +89,8 @@ pub struct Nested {
     pub per_point: u64,
     /// One in so many recoveries of a known shape.
     pub every: u64,
+    /// Crash points after each recovery, in the probe.
+    pub probe_points: u64,
 }
 
 impl Default for Config {
@@ -90,9 +98,9 @@ impl Default for Config {
         Config {
             capacity: 256 << 10,
             images: ImageConfig::default(),
-            nested: Nested { depth: 1, per_point: 4, every: 64 },
+            nested: Nested { depth: 1, per_point: 4, every: 64, probe_points: 16 },
             max_images: 100_000,
-            max_violations: 4,
+            max_failed: 4,
             steps: 1_000_000,
             mutation: None,
         }
@@ -101,26 +109,29 @@ impl Default for Config {
 
 /// Recoveries of one shape that are all crashed.
 const FIRST_OF_SHAPE: u64 = 8;
+/// Recoveries that are crashed in one walk through the recording that they follow on.
+const TOGETHER: usize = 64;
 
 /// Runs the workloads of `seeds` and verifies the structure after every crash.
+///
+/// Panics of the subject are caught and reported; the process's panic hook sees them first.
 pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
     for seed in seeds {
-        if report.violations.len() >= config.max_violations {
+        if report.failed_images >= config.max_failed {
             break;
         }
         let campaign = &Campaign { subject, config, seed };
         report.seeds += 1;
         match record(subject, config, seed) {
             Ok((trace, history)) => {
-                let (root, report) = (&Level::root(seed, &trace, &history), &mut report);
-                let sandboxes = (0..=config.nested.depth).map(|_| Sandbox::default()).collect();
-                let (shapes, images, nested) = Default::default();
-                Run { campaign, root, report, sandboxes, shapes, images, nested }.crash_all();
+                let root = Level::root(seed, &trace, &history);
+                Run::new(campaign, &root, &mut report).crash_all();
             }
             Err(message) => {
                 let (story, replay) =
                     ("without any crash\n".into(), Replay { seed, steps: vec![] });
+                report.failed_images += 1;
                 report.violations.push(Violation { message, story, replay });
             }
         }
@@ -212,32 +223,38 @@ impl<'l, H> Level<'l, H> {
     /// what the recovered structure has shown, and what it did since.
     fn owed<'p>(&'p self, point: &'p CrashPoint) -> Owed<'p, H> {
         match self.recovery {
-            Some((complete, owed)) if point.record() <= complete => {
+            Some((_, owed)) if !self.is_after_recovery(point) => {
                 Owed { history: owed.history, point: owed.point, id: owed.id }
             }
             _ => {
-                let id = fold(fold(self.id, point.begun()), point.ended());
+                let id = fold(self.id, point.promises());
                 Owed { history: self.history, point, id }
             }
         }
     }
 
-    /// The same for all images of one point, so that images which differ only where nothing reads behave alike.
+    /// The same for all images of one point, so that images which differ only where nothing reads behave
+    /// alike.
     fn probe_seed(&self, point: &CrashPoint) -> u64 {
         fold(self.probe_seed, point.record() as u64)
     }
 
     /// The crashes that led here and one more.
-    fn path_with(&self, step: Step) -> Vec<Step> {
-        self.path.iter().cloned().chain([step]).collect()
+    fn path_with(&self, step: &Step) -> Vec<Step> {
+        self.path.iter().chain([step]).cloned().collect()
+    }
+
+    /// Whether a crash at `point` hits the probe after a recovery.
+    fn is_after_recovery(&self, point: &CrashPoint) -> bool {
+        self.recovery.is_some_and(|(complete, _)| point.record() > complete)
     }
 
     /// What was running when the crash at `point` came, for the story.
     fn phase(&self, point: &CrashPoint) -> &'static str {
         match self.recovery {
             None => "",
-            Some((complete, _)) if point.record() <= complete => "while recovering: ",
-            Some(_) => "after recovering: ",
+            Some(_) if self.is_after_recovery(point) => "after recovering: ",
+            Some(_) => "while recovering: ",
         }
     }
 }
@@ -250,6 +267,9 @@ struct Survived<H> {
     history: H,
 }
 
+/// What came of a recovery.
+type Recovery<S> = Result<Survived<<S as Subject>::History>, String>;
+
 /// The workload of one seed and how to recover from its crashes.
 struct Campaign<'c, S> {
     subject: &'c S,
@@ -259,12 +279,7 @@ struct Campaign<'c, S> {
 
 impl<S: Subject> Campaign<'_, S> {
     /// Recovers what is on `sim` and goes on using it.
-    fn recover(
-        &self,
-        sim: &Sim,
-        owed: &Owed<'_, S::History>,
-        probe_seed: u64,
-    ) -> Result<Survived<S::History>, String> {
+    fn recover(&self, sim: &Sim, owed: &Owed<'_, S::History>, probe_seed: u64) -> Recovery<S> {
         sim.mutate(self.config.mutation);
         sim.set_budget(self.config.steps);
         let live = catch("recovery", || self.subject.recover(sim, owed.history, owed.point))?;
@@ -278,22 +293,19 @@ impl<S: Subject> Campaign<'_, S> {
         format!("{}{}", level.phase(image.point), image.describe(&name))
     }
 
-    /// Crashes `level` at the first of `steps`, the recovery from it at the second, and so on.
-    /// Answers what goes wrong after the last, or an error where the steps do not fit the recordings.
-    fn follow(
+    /// Crashes `level` exactly as `step` says, recovers, and shows `then` the image, what was owed, the
+    /// medium and the result. `walk` is one through `level`, not past the step.
+    ///
+    /// An error if `level` has no such crash.
+    fn crash_at<R>(
         &self,
         level: &Level<'_, S::History>,
-        steps: &[Step],
-    ) -> Result<Option<Violation>, String> {
-        let Some((step, rest)) = steps.split_first() else { return Ok(None) };
-        let mut walk = Walk::new(level.trace, &self.config.images);
+        walk: &mut Walk<'_>,
+        step: &Step,
+        then: impl FnOnce(&Image<'_>, &Owed<'_, S::History>, &Sim, Recovery<S>) -> R,
+    ) -> Result<R, String> {
         let misfit = || format!("the recording has no such crash before record {}", step.record);
-        let point = loop {
-            let point = walk.next_point().ok_or_else(misfit)?;
-            if point.record() == step.record {
-                break point;
-            }
-        };
+        let point = walk.go_to(step.record).ok_or_else(misfit)?;
         let choices: Vec<_> = walk.items().iter().map(|item| step.choice(item.offset)).collect();
         let known = |(offset, _): &(u64, _)| walk.items().iter().any(|item| item.offset == *offset);
         let possible = choices.iter().enumerate().all(|(at, &choice)| walk.allows(at, choice));
@@ -304,22 +316,37 @@ impl<S: Subject> Campaign<'_, S> {
         let image = walk.image(&point, &choices);
         let sim = Sim::from_image(image.bytes, self.config.capacity).map_err(|e| e.to_string())?;
         let owed = level.owed(&point);
-        let story = self.describe(level, &image);
-        let path = level.path_with(step.clone());
-        match self.recover(&sim, &owed, level.probe_seed(&point)) {
-            Err(message) => Ok(Some(Violation {
-                message,
-                story,
-                replay: Replay { seed: self.seed, steps: path },
-            })),
-            Ok(survived) => {
-                let trace = sim.trace();
-                let nested = level.nested((&trace, &survived), &owed, image.hash, &path);
-                let found = self.follow(&nested, rest)?;
-                Ok(found
-                    .map(|violation| Violation { story: story + &violation.story, ..violation }))
+        let result = self.recover(&sim, &owed, level.probe_seed(&point));
+        let answer = then(&image, &owed, &sim, result);
+        walk.revert();
+        Ok(answer)
+    }
+
+    /// Crashes `level` at the first of `steps`, the recovery from it at the second, and so on.
+    /// Answers what goes wrong after the last, or an error where the steps do not fit the recordings.
+    fn follow(
+        &self,
+        level: &Level<'_, S::History>,
+        steps: &[Step],
+    ) -> Result<Option<Violation>, String> {
+        let Some((step, rest)) = steps.split_first() else { return Ok(None) };
+        let path = level.path_with(step);
+        let mut walk = Walk::new(level.trace, &self.config.images);
+        self.crash_at(level, &mut walk, step, |image, owed, sim, result| {
+            let story = self.describe(level, image);
+            match result {
+                Err(message) => {
+                    let replay = Replay { seed: self.seed, steps: path };
+                    Ok(Some(Violation { message, story, replay }))
+                }
+                Ok(survived) => {
+                    let trace = sim.trace();
+                    let nested = level.nested((&trace, &survived), owed, image.hash, &path);
+                    let found = self.follow(&nested, rest)?;
+                    Ok(found.map(|later| Violation { story: story + &later.story, ..later }))
+                }
             }
-        }
+        })?
     }
 }
 
@@ -350,7 +377,8 @@ impl Sandbox {
 
 /// Which choices at one crash point are known to make no difference.
 ///
-/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they hold.
+/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they
+/// hold.
 #[derive(Default)]
 struct ReadFilter {
     record: usize,
@@ -393,24 +421,34 @@ struct Run<'r, S: Subject> {
     root: &'r Level<'r, S::History>,
     report: &'r mut Report,
     sandboxes: Vec<Sandbox>,
+    /// Images that were verified, with what was owed.
+    seen: HashSet<u64>,
     /// Recoveries of each shape.
     shapes: HashMap<u64, u64>,
-    /// Images of crashes of the workload.
+    /// Images verified.
     images: u64,
-    /// Images of crashes of recoveries.
-    nested: u64,
 }
 
-impl<S: Subject> Run<'_, S> {
+impl<'r, S: Subject> Run<'r, S> {
+    fn new(
+        campaign: &'r Campaign<'r, S>,
+        root: &'r Level<'r, S::History>,
+        report: &'r mut Report,
+    ) -> Self {
+        let sandboxes = (0..=campaign.config.nested.depth).map(|_| Sandbox::default()).collect();
+        let (seen, shapes) = Default::default();
+        Run { campaign, root, report, sandboxes, seen, shapes, images: 0 }
+    }
+
     fn crash_all(mut self) {
         let (config, trace) = (self.campaign.config, self.root.trace);
         self.count(trace);
+        // Crashes of recoveries get what is left over, at least half.
+        let halves = if config.nested.depth > 0 { 2 } else { 1 };
+        let per_point = fair_share(trace, &config.images, config.max_images / halves);
         let seed = fold(config.images.seed, self.campaign.seed);
-        let per_point = fair_share(trace, &config.images, self.budget(0));
         let images = ImageConfig { per_point, seed, ..config.images };
-        let stats = self.crash(self.root, &images, &mut HashSet::new());
-        self.report.points += stats.points;
-        self.report.exhaustive_points += stats.exhaustive;
+        self.crash(self.root, &images);
     }
 
     fn count(&mut self, trace: &Trace) {
@@ -423,80 +461,95 @@ impl<S: Subject> Run<'_, S> {
                 _ => {}
             }
         }
+        self.see_sites(trace);
+    }
+
+    fn see_sites(&mut self, trace: &Trace) {
         self.report.flush_sites.extend(trace.flush_sites());
         self.report.fence_sites.extend(trace.fence_sites());
     }
 
-    /// Images that may be verified of the workload's crashes (depth 0) or of later ones.
-    fn budget(&self, depth: usize) -> u64 {
-        let Config { max_images, nested, .. } = self.campaign.config;
-        let later = if nested.depth > 0 { max_images / 2 } else { 0 };
-        if depth == 0 { max_images - later } else { later }
-    }
-
-    /// Counts an image against the budget, if there is any left.
-    fn spend(&mut self, depth: usize) -> bool {
-        let budget = self.budget(depth);
-        let spent = if depth == 0 { &mut self.images } else { &mut self.nested };
-        if *spent >= budget {
-            self.report.truncated |= depth == 0;
-            return false;
-        }
-        *spent += 1;
-        self.report.images += 1;
-        self.report.nested_images += u64::from(depth > 0);
-        true
-    }
-
-    /// Crashes one recording at all its points.
-    fn crash(
-        &mut self,
-        level: &Level<'_, S::History>,
-        images: &ImageConfig,
-        seen: &mut HashSet<u64>,
-    ) -> ImageStats {
-        self.sandboxes[level.path.len()].follows = false;
-        let mut filter = ReadFilter::default();
+    /// Crashes one recording at all its points, and then the recoveries that are worth it.
+    fn crash(&mut self, level: &Level<'_, S::History>, images: &ImageConfig) {
+        let depth = level.path.len();
+        self.sandboxes[depth].follows = false;
+        let mut seen = std::mem::take(&mut self.seen);
+        let (mut filter, mut chosen) = (ReadFilter::default(), Vec::new());
         let owed = |point: &CrashPoint| level.owed(point).id;
-        let stats = explore(level.trace, images, seen, &owed, &mut |seen, image| {
-            self.visit(level, image, &mut filter, seen)
+        let mut probed = BTreeSet::new();
+        let stats = explore(level.trace, images, &mut seen, &owed, &mut |image| {
+            if level.is_after_recovery(image.point) {
+                probed.insert(image.point.record());
+                if probed.len() as u64 > self.campaign.config.nested.probe_points {
+                    return ControlFlow::Break(());
+                }
+            }
+            self.visit(level, image, &mut filter, &mut chosen)
         });
+        self.seen = seen;
         self.report.repeated += stats.repeated;
-        stats
+        if depth == 0 {
+            self.report.points += stats.points;
+            self.report.exhaustive_points += stats.exhaustive;
+        }
+        // Should the budget run out, what it was spent on has no pattern.
+        Rng::new(images.seed).shuffle(&mut chosen);
+        self.report.nested_chosen += chosen.len() as u64;
+        for steps in chosen.chunks_mut(TOGETHER) {
+            steps.sort_by_key(|step| step.record);
+            let mut walk = Walk::new(level.trace, images);
+            let more = |step: &Step| self.crash_recovery(level, &mut walk, step);
+            if steps.iter().try_for_each(more).is_break() {
+                return;
+            }
+        }
     }
 
-    /// Recovers and verifies one image, and crashes that recovery if it is worth it.
+    /// Recovers and verifies one image; `chosen` learns of recoveries that are worth a crash.
     fn visit(
         &mut self,
         level: &Level<'_, S::History>,
         image: &Image<'_>,
         filter: &mut ReadFilter,
-        seen: &mut HashSet<u64>,
+        chosen: &mut Vec<Step>,
     ) -> ControlFlow<()> {
-        let depth = level.path.len();
+        let (depth, config) = (level.path.len(), self.campaign.config);
         self.sandboxes[depth].stale.extend_from_slice(image.changed);
         if filter.covers(image) {
             self.report.unread += 1;
             return ControlFlow::Continue(());
         }
-        if !self.spend(depth) {
+        if self.images >= config.max_images {
+            self.report.truncated |= depth == 0;
             return ControlFlow::Break(());
         }
-        let sim = self.sandboxes[depth].load(image, self.campaign.config.capacity).clone();
+        self.images += 1;
+        self.report.images += 1;
+        self.report.nested_images += u64::from(depth > 0);
+        let sim = self.sandboxes[depth].load(image, config.capacity).clone();
         let owed = level.owed(image.point);
         match self.campaign.recover(&sim, &owed, level.probe_seed(image.point)) {
             Err(message) => {
                 let violation = self.violation(level, image, message);
-                self.report.violations.push(violation);
+                self.report.failed_images += 1;
+                // Several crashes often come down to the same one.
+                if !self.report.violations.contains(&violation) {
+                    self.report.violations.push(violation);
+                }
             }
             Ok(survived) => {
                 filter.add(image, &sim);
-                if self.worth_crashing(depth, &sim, survived.recovered) {
-                    self.crash_recovery(level, image, &owed, (&sim, &survived), seen);
+                if depth < config.nested.depth && self.is_sample(&sim, survived.recovered) {
+                    chosen.push(Step::of(image));
                 }
             }
         }
-        if self.report.violations.len() < self.campaign.config.max_violations {
+        self.flow()
+    }
+
+    /// Stops when enough has gone wrong.
+    fn flow(&self) -> ControlFlow<()> {
+        if self.report.failed_images < self.campaign.config.max_failed {
             ControlFlow::Continue(())
         } else {
             ControlFlow::Break(())
@@ -504,35 +557,39 @@ impl<S: Subject> Run<'_, S> {
     }
 
     /// Whether this recovery is one of the first of its shape, or in the sample of the others.
-    fn worth_crashing(&mut self, depth: usize, sim: &Sim, recovered: usize) -> bool {
-        let Nested { depth: deepest, every, .. } = self.campaign.config.nested;
-        if depth >= deepest || self.nested >= self.budget(depth + 1) {
-            return false;
-        }
+    fn is_sample(&mut self, sim: &Sim, recovered: usize) -> bool {
         let shape = sim.with_records(|records| shape(&records[..recovered]));
         let count = self.shapes.entry(shape).or_default();
         *count += 1;
-        *count <= FIRST_OF_SHAPE || count.is_multiple_of(every.max(1))
+        let every = self.campaign.config.nested.every.max(1);
+        *count <= FIRST_OF_SHAPE || count.is_multiple_of(every)
     }
 
+    /// Records the recovery from the crash that `step` tells once more, and crashes it.
     fn crash_recovery(
         &mut self,
         level: &Level<'_, S::History>,
-        image: &Image<'_>,
-        owed: &Owed<'_, S::History>,
-        (sim, survived): (&Sim, &Survived<S::History>),
-        seen: &mut HashSet<u64>,
-    ) {
-        let config = self.campaign.config;
-        let trace = sim.trace();
-        let path = level.path_with(Step::of(image));
-        let nested = level.nested((&trace, survived), owed, image.hash, &path);
-        let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, image.hash));
-        let images = ImageConfig { per_point, seed, ..config.images };
-        self.report.nested_traces += 1;
-        self.report.flush_sites.extend(trace.flush_sites());
-        self.report.fence_sites.extend(trace.fence_sites());
-        self.crash(&nested, &images, seen);
+        walk: &mut Walk<'_>,
+        step: &Step,
+    ) -> ControlFlow<()> {
+        if self.images >= self.campaign.config.max_images {
+            return ControlFlow::Break(());
+        }
+        self.flow()?;
+        let path = level.path_with(step);
+        let done = self.campaign.crash_at(level, walk, step, |image, owed, sim, result| {
+            // It has succeeded before; only a subject that is not deterministic fails now.
+            let Ok(survived) = result else { return };
+            let trace = sim.trace();
+            let nested = level.nested((&trace, &survived), owed, image.hash, &path);
+            let config = self.campaign.config;
+            let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, image.hash));
+            self.report.nested_traces += 1;
+            self.see_sites(&trace);
+            self.crash(&nested, &ImageConfig { per_point, seed, ..config.images });
+        });
+        done.expect("the step came from this recording");
+        ControlFlow::Continue(())
     }
 
     /// Reports what recovery from `image` said, for the crash that loses as little as possible.
@@ -544,7 +601,7 @@ impl<S: Subject> Run<'_, S> {
     ) -> Violation {
         const TRIES: usize = 64;
         let seed = self.campaign.seed;
-        let mut steps = level.path_with(Step::of(image));
+        let mut steps = level.path_with(&Step::of(image));
         let Ok(Some(mut found)) = self.campaign.follow(self.root, &steps) else {
             let message =
                 format!("{message} (did not happen again: the subject is not deterministic)");
@@ -568,32 +625,12 @@ impl<S: Subject> Run<'_, S> {
     }
 }
 
-/// Hashes where the records come from.
+/// Hashes the set of places that the records come from.
 fn shape(records: &[Record]) -> u64 {
     let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
-    changes.fold(0, |hash, record| {
-        let (line, column) = (record.site.line(), record.site.column());
-        fold(hash, u64::from(line) << 32 | u64::from(column))
-    })
-}
-
-/// The most images at one point with which all points together have no more than `budget`.
-fn fair_share(trace: &Trace, config: &ImageConfig, budget: u64) -> u64 {
-    let mut walk = Walk::new(trace, config);
-    let mut wanted = Vec::new();
-    while walk.next_point().is_some() {
-        wanted.push(walk.possible().min(config.per_point));
-    }
-    wanted.sort_unstable();
-    let mut left = budget;
-    for (at, &images) in wanted.iter().enumerate() {
-        let share = left / (wanted.len() - at) as u64;
-        if images > share {
-            return share.max(2);
-        }
-        left -= images;
-    }
-    config.per_point
+    let sites =
+        changes.map(|record| u64::from(record.site.line()) << 32 | u64::from(record.site.column()));
+    sites.collect::<BTreeSet<_>>().into_iter().fold(0, fold)
 }
 
 /// Runs `code`; a panic in it is an error in words.

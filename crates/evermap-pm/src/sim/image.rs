@@ -22,8 +22,10 @@ pub struct ImageConfig {
     pub model: Model,
     /// What becomes of the file's length.
     pub length: Length,
-    /// Most images at one point. Where there are no more than that, each is built; else a choice that
-    /// finds what the loss or the survival of any one granule can break.
+    /// Most images at one point. Where there are no more than that, each is built. Else granules with nothing
+    /// but transient stores are varied less: all newest, all oldest, mixed. Where even the combinations of
+    /// the other granules are too many, it is a choice that finds what the loss or the survival of any one
+    /// granule can break.
     pub per_point: u64,
     /// Random images at a point that has more than `per_point`.
     pub random: u64,
@@ -58,7 +60,7 @@ impl ImageConfig {
 pub struct ImageStats {
     /// Crash points.
     pub points: u64,
-    /// Crash points at which every possible image was built.
+    /// Crash points at which every combination of stores that need to persist was built.
     pub exhaustive: u64,
     /// Images shown.
     pub images: u64,
@@ -107,7 +109,8 @@ impl CrashPoint {
         self.ended_before(number, self.synced)
     }
 
-    /// Whether operation `number` had begun but was not acknowledged: its effect may be there, wholly or not at all.
+    /// Whether operation `number` had begun but was not acknowledged: its effect may be there, wholly or
+    /// not at all.
     pub fn in_flight(&self, number: u64) -> bool {
         self.op(number).is_some() && !self.completed(number)
     }
@@ -116,6 +119,11 @@ impl CrashPoint {
     pub fn ops_in_flight(&self) -> impl Iterator<Item = &Op> {
         let begun = self.ops.list.iter().take_while(|op| op.begin < self.record);
         begun.filter(|op| !self.completed(op.number))
+    }
+
+    /// Differs where what was promised differs.
+    pub(crate) fn promises(&self) -> u64 {
+        fold(fold(self.begun, self.ended), self.synced as u64)
     }
 
     fn ended_before(&self, number: u64, record: usize) -> bool {
@@ -147,6 +155,8 @@ pub(crate) struct Item {
     bytes: u64,
     first: usize,
     count: usize,
+    /// Whether nothing in it needs to persist.
+    idle: bool,
 }
 
 impl Item {
@@ -187,11 +197,15 @@ impl Image<'_> {
     pub fn describe(&self, name: &dyn Fn(u64) -> String) -> String {
         let mut text = self.walk.place(self.point, name);
         let (mut lost, mut kept) = (String::new(), String::new());
-        for (item, choice) in self.walk.items.iter().zip(self.choices) {
-            for (at, entry) in self.walk.entries_of(item).iter().enumerate() {
-                let chosen = choice.of(at, entry);
-                self.walk.tell(&mut kept, "persisted:    ", entry, chosen);
-                self.walk.tell(&mut lost, "NOT persisted:", entry, entry.mask & !chosen);
+        // What need not persist comes last: it seldom explains anything.
+        for transient in [false, true] {
+            for (item, choice) in self.walk.items.iter().zip(self.choices) {
+                let entries = self.walk.entries_of(item).iter().enumerate();
+                for (at, entry) in entries.filter(|(_, entry)| entry.transient == transient) {
+                    let there = choice.of(at, entry);
+                    self.walk.tell(&mut kept, "persisted:    ", entry, there);
+                    self.walk.tell(&mut lost, "NOT persisted:", entry, entry.mask & !there);
+                }
             }
         }
         text.push_str(&shorten(&lost));
@@ -238,6 +252,16 @@ impl Choice {
         Choice { taken: entries.len() as u32, partial: 0 }
     }
 
+    /// A uniform choice would hardly ever be none or all where a granule has many stores: these get a third
+    /// each.
+    fn random(entries: &[Entry], rng: &mut Rng) -> Self {
+        match rng.below(3) {
+            0 => Choice::default(),
+            1 => Choice::all(entries),
+            _ => Choice::nth(entries, rng.below(Choice::count(entries))),
+        }
+    }
+
     fn all(entries: &[Entry]) -> Self {
         Choice { taken: entries.len() as u32, partial: 0 }
     }
@@ -259,7 +283,6 @@ fn deposit(mut bits: u8, mask: u8) -> u8 {
 }
 
 /// An image under construction.
-#[derive(Default)]
 struct Canvas {
     bytes: Vec<u8>,
     len: u64,
@@ -377,9 +400,14 @@ impl<'t> Walk<'t> {
             let (offset, count) = (self.state.offset_of(granule), self.entries.len() - first);
             if count > 0 {
                 let bytes = self.state.granule_bytes();
-                self.items.push(Item { offset, bytes, first, count });
+                let idle = self.entries[first..].iter().all(|entry| entry.transient);
+                self.items.push(Item { offset, bytes, first, count, idle });
             }
         }
+        self.point()
+    }
+
+    fn point(&self) -> CrashPoint {
         CrashPoint {
             record: self.next,
             begun: self.begun,
@@ -387,6 +415,14 @@ impl<'t> Walk<'t> {
             synced: self.synced,
             ops: self.trace.op_table().clone(),
         }
+    }
+
+    /// Goes on to the crash point before `record`, or stays there.
+    pub(crate) fn go_to(&mut self, record: usize) -> Option<CrashPoint> {
+        while !(self.stopped && self.next == record) {
+            self.next_point()?;
+        }
+        Some(self.point())
     }
 
     fn step(&mut self) {
@@ -416,9 +452,10 @@ impl<'t> Walk<'t> {
         &self.items
     }
 
-    /// How many images there are at this point, equal ones included.
-    pub(crate) fn possible(&self) -> u64 {
-        let counts = self.items.iter().map(|item| Choice::count(self.entries_of(item)));
+    /// How many ways there are to choose for the granules that `wanted` picks.
+    fn ways(&self, wanted: impl Fn(&Item) -> bool) -> u64 {
+        let items = self.items.iter().filter(|item| wanted(item));
+        let counts = items.map(|item| Choice::count(self.entries_of(item)));
         counts.fold(1, u64::saturating_mul)
     }
 
@@ -541,21 +578,39 @@ enum Shape {
     Random,
 }
 
+/// What the granules hold in which nothing needs to persist.
+#[derive(Clone, Copy)]
+enum Idle {
+    Newest,
+    Oldest,
+    Mixed,
+}
+
 /// The images to build at one point.
 enum Plan {
+    /// All of them.
     Every(u64),
+    /// All combinations of stores that need to persist, each with some states of the others.
+    EveryStore { combinations: u64, rounds: u64 },
+    /// A choice.
     Some(Vec<Shape>),
 }
 
 impl Plan {
     fn of(walk: &Walk<'_>, config: &ImageConfig, rng: &mut Rng) -> Self {
-        if walk.possible() <= config.per_point {
-            return Plan::Every(walk.possible());
+        let every = walk.ways(|_| true);
+        if every <= config.per_point {
+            return Plan::Every(every);
+        }
+        let combinations = walk.ways(|item| !item.idle);
+        if combinations <= config.per_point {
+            let rounds = (config.per_point / combinations).min(IDLE.len() as u64);
+            return Plan::EveryStore { combinations, rounds };
         }
         let mut shapes = vec![Shape::Nothing, Shape::Everything];
         shapes.extend([true, false].map(|first| Shape::Commits { first }));
         shapes.extend((0..config.random).map(|_| Shape::Random));
-        for (at, item) in walk.items.iter().enumerate() {
+        for (at, item) in walk.items.iter().enumerate().filter(|(_, item)| !item.idle) {
             shapes.extend([Shape::AllBut(at), Shape::Only(at)]);
             for taken in 1..item.count as u32 {
                 shapes.extend([true, false].map(|rest| Shape::Prefix { item: at, taken, rest }));
@@ -575,7 +630,8 @@ impl Plan {
 
     fn len(&self) -> u64 {
         match self {
-            Plan::Every(product) => *product,
+            Plan::Every(combinations) => *combinations,
+            Plan::EveryStore { combinations, rounds } => combinations * rounds,
             Plan::Some(shapes) => shapes.len() as u64,
         }
     }
@@ -584,10 +640,17 @@ impl Plan {
     fn choose(&self, number: u64, walk: &Walk<'_>, rng: &mut Rng, choices: &mut Vec<Choice>) {
         choices.clear();
         let mut digits = number;
+        // Each combination meets another state in each round; in a single round, its neighbours do.
+        let turn = match self {
+            Plan::EveryStore { combinations, .. } => number % combinations + number / combinations,
+            _ => number,
+        };
+        let idle = IDLE[turn as usize % IDLE.len()];
         for (at, item) in walk.items.iter().enumerate() {
             let entries = walk.entries_of(item);
             choices.push(match self {
-                Plan::Every(_) => {
+                Plan::EveryStore { .. } | Plan::Some(_) if item.idle => idle.choice(entries, rng),
+                Plan::Every(_) | Plan::EveryStore { .. } => {
                     let count = Choice::count(entries);
                     let choice = Choice::nth(entries, digits % count);
                     digits /= count;
@@ -595,6 +658,18 @@ impl Plan {
                 }
                 Plan::Some(shapes) => shapes[number as usize].choice(at, entries, rng),
             });
+        }
+    }
+}
+
+const IDLE: [Idle; 3] = [Idle::Newest, Idle::Oldest, Idle::Mixed];
+
+impl Idle {
+    fn choice(self, entries: &[Entry], rng: &mut Rng) -> Choice {
+        match self {
+            Idle::Newest => Choice::all(entries),
+            Idle::Oldest => Choice::default(),
+            Idle::Mixed => Choice::random(entries, rng),
         }
     }
 }
@@ -613,37 +688,53 @@ impl Shape {
                     entries.last().is_some_and(|e| e.mask.is_power_of_two() && !e.transient);
                 commits == first
             }
-            // A uniform choice would hardly ever be none or all where a granule has many stores.
-            Shape::Random => match rng.below(3) {
-                0 => return Choice::nth(entries, rng.below(Choice::count(entries))),
-                coin => coin == 1,
-            },
+            Shape::Random => return Choice::random(entries, rng),
         };
         if whole { Choice::all(entries) } else { Choice::default() }
     }
 }
 
+/// The most images at one point with which all points together have no more than `budget`.
+pub(crate) fn fair_share(trace: &Trace, config: &ImageConfig, budget: u64) -> u64 {
+    let mut walk = Walk::new(trace, config);
+    let mut rng = Rng::new(config.seed);
+    let mut wanted = Vec::new();
+    while walk.next_point().is_some() {
+        wanted.push(Plan::of(&walk, config, &mut rng).len());
+    }
+    wanted.sort_unstable();
+    let mut left = budget;
+    for (at, &images) in wanted.iter().enumerate() {
+        let share = left / (wanted.len() - at) as u64;
+        if images > share {
+            return share.max(2);
+        }
+        left -= images;
+    }
+    config.per_point
+}
+
 /// Shows `visit` the possible images at every crash point of `trace`, each once for the same obligations.
 ///
-/// Stops early when `visit` answers `Break`. Deterministic: the same trace and configuration show the same images.
+/// Stops early when `visit` answers `Break`. Deterministic: the same trace and configuration show the same
+/// images.
 pub fn for_each_image(
     trace: &Trace,
     config: &ImageConfig,
     mut visit: impl FnMut(&Image<'_>) -> ControlFlow<()>,
 ) -> ImageStats {
     let mut seen = HashSet::new();
-    let obligations = |point: &CrashPoint| fold(point.begun, point.ended);
-    explore(trace, config, &mut seen, &obligations, &mut |_, image| visit(image))
+    explore(trace, config, &mut seen, &CrashPoint::promises, &mut visit)
 }
 
-/// [`for_each_image`] with a memory of its own of what was seen, for the obligations that `obligations` tells apart.
-/// `visit` also gets that memory.
+/// [`for_each_image`] with a memory of its own of what was seen, for the obligations that `obligations`
+/// tells apart.
 pub(crate) fn explore(
     trace: &Trace,
     config: &ImageConfig,
     seen: &mut HashSet<u64>,
     obligations: &dyn Fn(&CrashPoint) -> u64,
-    visit: &mut dyn FnMut(&mut HashSet<u64>, &Image<'_>) -> ControlFlow<()>,
+    visit: &mut dyn FnMut(&Image<'_>) -> ControlFlow<()>,
 ) -> ImageStats {
     let mut walk = Walk::new(trace, config);
     let mut rng = Rng::new(config.seed);
@@ -652,14 +743,14 @@ pub(crate) fn explore(
     while let Some(point) = walk.next_point() {
         let plan = Plan::of(&walk, config, &mut rng);
         stats.points += 1;
-        stats.exhaustive += u64::from(matches!(plan, Plan::Every(_)));
+        stats.exhaustive += u64::from(!matches!(plan, Plan::Some(_)));
         let owed = obligations(&point);
         for number in 0..plan.len() {
             plan.choose(number, &walk, &mut rng, &mut choices);
             walk.apply(&choices);
             if seen.insert(fold(walk.canvas.hash, owed)) {
                 stats.images += 1;
-                let flow = visit(seen, &walk.image(&point, &choices));
+                let flow = visit(&walk.image(&point, &choices));
                 walk.canvas.changed.clear();
                 if flow.is_break() {
                     return stats;

@@ -696,3 +696,44 @@ fn points_with_too_many_images_show_the_telling_ones() {
     let few = show(4);
     assert!(few.len() <= 4 && few.contains(&vec![]) && few.contains(&lines), "{few:?}");
 }
+
+#[test]
+fn transient_stores_do_not_crowd_out_the_others() {
+    let sim = Sim::new(1 << 16).unwrap();
+    sim.grow(1 << 13).unwrap();
+    sim.checkpoint();
+    let lines: Vec<u64> = (0..20).map(|line| line * LINE).collect();
+    let (locks, data) = lines.split_at(17);
+    locks.iter().for_each(|&line| sim.store_transient(cell(&sim, line), 1));
+    data.iter().for_each(|&line| set(&sim, line, 1));
+    let mut found = BTreeSet::new();
+    let config = ImageConfig { per_point: 64, ..ImageConfig::default() };
+    let stats = for_each_image(&sim.trace(), &config, |image| {
+        let held =
+            |lines: &[u64]| lines.iter().map(|&line| get(image.bytes, line)).collect::<Vec<_>>();
+        found.insert((held(data), held(locks)));
+        ControlFlow::Continue(())
+    });
+    assert_eq!((stats.points, stats.exhaustive, stats.images), (1, 1, 3 * 8));
+    let states: BTreeSet<_> = found.iter().map(|(data, _)| data.clone()).collect();
+    assert_eq!(states.len(), 8, "every combination of the stores that need to persist");
+    for state in states {
+        for locks in [vec![0; 17], vec![1; 17]] {
+            assert!(found.contains(&(state.clone(), locks)));
+        }
+    }
+}
+
+#[test]
+fn a_lock_that_was_taken_often_is_as_good_as_fresh_or_as_any_of_the_last_states() {
+    let found = at_end(&[X, X2], |sim| {
+        (1..=100).for_each(|value| sim.store_transient(cell(sim, X), value));
+        set(sim, X2, 1);
+    });
+    assert!(found.contains(&vec![0, 0]) && found.contains(&vec![100, 1]), "{found:?}");
+    assert!(found.contains(&vec![99, 0]) && found.len() < 12, "{found:?}");
+    let [_, data] = crash(ImageConfig::default(), &[X], |sim| {
+        (1..=100).for_each(|value| set(sim, X, value));
+    });
+    assert_eq!(data.len(), 101, "stores that need to persist are all remembered");
+}

@@ -1,4 +1,95 @@
 //! A crash simulator for persistent structures: record once, crash everywhere.
+//!
+//! A crash does not change what happened before it. So a structure runs its workload once, on a
+//! [`Sim`], which records every store, flush and fence; and all contents that a crash may leave behind
+//! are derived from that [`Trace`] afterwards:
+//!
+//! * A [`Model`] says how memory loses data: line by line when power fails, everything or nothing of what
+//!   comes after some store when the process dies, page by page above the kernel's page cache.
+//! * [`for_each_image`] goes through the crash points and builds the [`Image`]s.
+//! * A [`campaign`] recovers a [`Subject`] from each image, verifies it, goes on using it, and crashes
+//!   recoveries in turn. It reports violations in words, with a [`Replay`] to see each again.
+//! * [`oracle`] knows what a map may hold after a crash.
+//! * [`detect`] finds mistakes and waste that show without any crash.
+//! * A [`Mutation`] drops or delays a flush or a fence: whoever tests a structure should see that dropping
+//!   any one of them is noticed.
+//!
+//! What the simulator assumes: accesses of all threads happen one after the other, in some order that each
+//! agrees with (a weaker memory is the business of other tools); read-modify-writes are no fences; a word of
+//! 8 bytes never tears. Structures must reach persistent bytes through [`Medium`](crate::Medium) only.
+//!
+//! # Example
+//!
+//! Two counters that must never differ by more than one. Both lie on lines of their own.
+//!
+//! ```
+//! use evermap_pm::sim::{campaign, Config, CrashPoint, Sim, Subject};
+//! use evermap_pm::medium::Note;
+//! use evermap_pm::{Medium, PmU64};
+//!
+//! struct Counters {
+//!     flushes: bool,
+//! }
+//!
+//! fn counters(sim: &Sim) -> Result<[&PmU64; 2], String> {
+//!     sim.grow(4096).map_err(|error| error.to_string())?;
+//!     Ok([sim.at(0).ok_or("no space")?, sim.at(64).ok_or("no space")?])
+//! }
+//!
+//! impl Counters {
+//!     fn count(&self, sim: &Sim) -> Result<(), String> {
+//!         for counter in counters(sim)? {
+//!             sim.store(counter, sim.load(counter) + 1);
+//!             if self.flushes {
+//!                 sim.flush(counter);
+//!             }
+//!             sim.fence();
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! impl Subject for Counters {
+//!     /// What the counters were when the history began.
+//!     type History = u64;
+//!     type Live = (Sim, u64);
+//!
+//!     fn run(&self, sim: &Sim, _seed: u64) -> Result<u64, String> {
+//!         for op in 0..10 {
+//!             sim.note(Note::Begin(op));
+//!             self.count(sim)?;
+//!             sim.note(Note::End(op));
+//!         }
+//!         Ok(0)
+//!     }
+//!
+//!     fn recover(&self, sim: &Sim, start: &u64, point: &CrashPoint) -> Result<Self::Live, String> {
+//!         let [first, second] = counters(sim)?.map(|counter| sim.load(counter));
+//!         // Recovery takes back a count that was only half done.
+//!         if first != second {
+//!             sim.store(counters(sim)?[0], second);
+//!             sim.persist(counters(sim)?[0]);
+//!         }
+//!         let allowed = start + point.ended()..=start + point.begun();
+//!         if !allowed.contains(&second) || first < second || first > second + 1 {
+//!             return Err(format!("counted {first} and {second}, allowed {allowed:?}"));
+//!         }
+//!         Ok((sim.clone(), second))
+//!     }
+//!
+//!     fn probe(&self, (sim, start): Self::Live, _seed: u64) -> Result<u64, String> {
+//!         sim.note(Note::Begin(0));
+//!         self.count(&sim)?;
+//!         sim.note(Note::End(0));
+//!         Ok(start)
+//!     }
+//! }
+//!
+//! let config = Config { capacity: 4096, ..Config::default() };
+//! campaign::run(&Counters { flushes: true }, &config, 0..1).assert_clean();
+//! let report = campaign::run(&Counters { flushes: false }, &config, 0..1);
+//! assert!(report.violations[0].message.contains("counted 1 and 0"), "{report}");
+//! ```
 
 pub mod campaign;
 pub mod detect;

@@ -101,6 +101,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     }
 
     /// Notes that the calling thread begins `op` on `key`; returns the operation's number.
+    #[track_caller]
     pub fn begin<M: Medium>(&self, medium: &M, key: K, op: MapOp) -> u64 {
         let number = {
             let mut calls = self.calls();
@@ -119,6 +120,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     ///
     /// # Panics
     /// If there is no such operation.
+    #[track_caller]
     pub fn end<M: Medium>(&self, medium: &M, number: u64, seen: Option<u64>) {
         self.returned(number, Outcome::Saw(seen));
         medium.note(Note::End(number));
@@ -128,6 +130,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     ///
     /// # Panics
     /// If there is no such operation.
+    #[track_caller]
     pub fn fail<M: Medium>(&self, medium: &M, number: u64) {
         self.returned(number, Outcome::Failed);
         medium.note(Note::End(number));
@@ -151,7 +154,8 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         }
     }
 
-    /// The states in which a crash at `point` may leave `key`. Empty if what the operations answered is impossible already.
+    /// The states in which a crash at `point` may leave `key`. Empty if what the operations answered is
+    /// impossible already.
     pub fn allowed(&self, key: &K, point: &CrashPoint) -> BTreeSet<Option<u64>> {
         let calls = self.calls();
         let list = calls.by_key.get(key).map_or(&[][..], |list| list);
@@ -159,9 +163,8 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
             .iter()
             .filter_map(|call| {
                 let span = point.op(call.number)?;
-                let end = if point.completed(call.number) { span.end } else { None };
-                let (op, outcome) = (call.op, call.outcome);
-                Some(Interval { begin: span.begin, end: end.unwrap_or(usize::MAX), op, outcome })
+                let end = span.end.filter(|end| *end < point.record()).unwrap_or(usize::MAX);
+                Some(Interval { begin: span.begin, end, op: call.op, outcome: call.outcome })
             })
             .collect();
         intervals.sort_by_key(|interval| interval.begin);
@@ -205,7 +208,15 @@ fn show(state: Option<u64>) -> String {
 
 /// The states that some legal order of the completed intervals and any of the others ends in.
 /// `intervals` are sorted by their begin.
-fn outcomes(start: Option<u64>, intervals: &[Interval]) -> BTreeSet<Option<u64>> {
+fn outcomes(mut start: Option<u64>, mut intervals: &[Interval]) -> BTreeSet<Option<u64>> {
+    // Whatever ended before everything else began needs no search.
+    while let [first, rest @ ..] = intervals {
+        if first.end == usize::MAX || rest.first().is_some_and(|next| next.begin <= first.end) {
+            break;
+        }
+        let Some(next) = first.take(start) else { return BTreeSet::new() };
+        (start, intervals) = (next, rest);
+    }
     let mut search = Search { intervals, visited: HashSet::new(), results: BTreeSet::new() };
     search.visit(vec![false; intervals.len()], start);
     search.results

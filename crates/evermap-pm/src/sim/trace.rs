@@ -162,7 +162,11 @@ impl Ops {
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<&Op> {
-        self.index.get(&number).map(|&at| &self.list[at])
+        // Numbers usually count from zero.
+        match self.list.get(number as usize) {
+            Some(op) if op.number == number => Some(op),
+            _ => self.index.get(&number).map(|&at| &self.list[at]),
+        }
     }
 }
 

@@ -33,7 +33,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let mut problems = Vec::new();
         let mut places: HashMap<u64, u64> = HashMap::new();
         let walked = self.walk(
-            |offset, segment| (offset, self.check_segment(offset, segment)),
+            |offset, segment, _| (offset, self.check_segment(offset, segment)),
             |(offset, (found, shape))| {
                 problems.extend(found);
                 if let Some(first) = places.insert(offset, shape) {

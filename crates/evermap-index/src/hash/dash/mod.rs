@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
-use crate::hash::directory::Directory;
+use crate::hash::directory::{Directory, Found};
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
@@ -165,13 +165,18 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let offset = self.directory.locate(probe.hash)?;
-        match self.look(self.segment(offset)?, probe) {
+        self.lookup_in(&self.directory.find(probe.hash)?, probe)
+    }
+
+    /// Looks in the segment that the directory named.
+    #[inline(always)]
+    fn lookup_in(&self, found: &Found<'_>, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        match self.look(self.segment(found.segment)?, probe) {
             // No need to look at the directory again: a record that moved away is cleared before its bucket
             // is released.
             Look::Found(word) => Ok(Some(word)),
             // The segment may have been split between the directory and the bucket.
-            Look::Absent if self.directory.locate(probe.hash)? == offset => Ok(None),
+            Look::Absent if self.directory.still(found) => Ok(None),
             _ => self.lookup_again(probe),
         }
     }
@@ -181,14 +186,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let mut waiting = self.waiting();
         loop {
-            let offset = self.directory.locate(probe.hash)?;
-            let segment = self.segment(offset)?;
+            let found = self.directory.find(probe.hash)?;
+            let segment = self.segment(found.segment)?;
             match self.look(segment, probe) {
                 Look::Found(word) => return Ok(Some(word)),
-                Look::Absent if self.directory.locate(probe.hash)? == offset => return Ok(None),
+                Look::Absent if self.directory.still(&found) => return Ok(None),
                 Look::Absent | Look::Again => {}
                 Look::Busy => waiting.wait(segment)?,
-                Look::Stale => self.recover(offset)?,
+                Look::Stale => self.recover(found.segment)?,
             }
         }
     }
@@ -198,12 +203,12 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     fn lock_home(&self, hash: u64) -> Result<(u64, &Segment<B, S>, Held<'_>)> {
         let mut waiting = self.waiting();
         loop {
-            let offset = self.directory.locate(hash)?;
-            let segment = self.segment(offset)?;
+            let found = self.directory.find(hash)?;
+            let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match try_lock(self.medium(), &segment.normal[Self::home_of(hash)], self.generation) {
                 Locking::Held(held) => {
                     // As long as one bucket is locked, its segment is neither split nor merged.
-                    if self.directory.locate(hash)? == offset {
+                    if self.directory.still(&found) {
                         return Ok((offset, segment, held));
                     }
                     held.release(self.medium());
@@ -329,21 +334,18 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// all slots that match, then all keys behind them.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
-        let mut probes: [Option<(Probe<'_, K>, u64)>; BATCH] = [const { None }; BATCH];
+        let mut probes: [Option<(Probe<'_, K>, Found<'_>)>; BATCH] = [const { None }; BATCH];
         for (probe, &key) in probes.iter_mut().zip(keys) {
             let new = Probe::new(key, self.seed);
-            let offset = self.directory.locate(new.hash)?;
-            m.prefetch(offset + Self::bucket_offset(Self::home_of(new.hash)));
-            *probe = Some((new, offset));
+            let found = self.directory.find(new.hash)?;
+            m.prefetch(found.segment + Self::bucket_offset(Self::home_of(new.hash)));
+            *probe = Some((new, found));
         }
-        for (probe, offset) in probes.iter().flatten() {
-            self.prefetch_match(self.segment(*offset)?, probe);
+        for (probe, found) in probes.iter().flatten() {
+            self.prefetch_match(self.segment(found.segment)?, probe);
         }
-        for ((probe, offset), out) in probes.iter().flatten().zip(out) {
-            *out = match self.look(self.segment(*offset)?, probe) {
-                Look::Found(word) => Some(word),
-                _ => self.lookup_again(probe)?,
-            };
+        for ((probe, found), out) in probes.iter().flatten().zip(out) {
+            *out = self.lookup_in(found, probe)?;
         }
         Ok(())
     }
@@ -370,55 +372,107 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     /// Visits every segment once, in the order of hashes, with all its buckets locked during `copy`; then calls
-    /// `each` with what was copied, without locks. Segments that cannot be read are passed over; the first
-    /// error is answered at the end.
+    /// `each` with what was copied, without locks but under a guard of its own. `copy` is also told the first
+    /// hash that was not visited before: a merge can bring records back that were. Segments that cannot be
+    /// read are passed over; the first error is answered at the end.
     fn walk<T>(
         &self,
-        mut copy: impl FnMut(u64, &Segment<B, S>) -> T,
+        mut copy: impl FnMut(u64, &Segment<B, S>, u64) -> T,
         mut each: impl FnMut(T) -> bool,
     ) -> Result<()> {
-        let mut cursor = 0;
+        let mut cursor = Some(0);
         let mut result = Ok(());
-        loop {
-            let offset = self.directory.locate(cursor)?;
-            let locked = self
-                .segment(offset)
-                .and_then(|segment| Ok(self.lock_all(offset, segment, cursor)?.then_some(segment)));
-            let width = match locked {
-                // It was split or merged before we had it: look again.
-                Ok(None) => continue,
-                Ok(Some(segment)) => {
-                    let shape = Shape::decode(self.medium().load(&segment.header.shape))
-                        .filter(|shape| shape.covers(cursor));
-                    let copied = shape.map(|_| copy(offset, segment));
-                    self.unlock_unchanged(segment);
-                    match (copied, shape) {
-                        (Some(copied), Some(shape)) => {
-                            if !each(copied) {
-                                return result;
-                            }
-                            cursor = shape.first_hash();
-                            shape.depth
-                        }
-                        _ => {
-                            let what = "a directory entry names a segment of another place";
-                            result = result.and(Err(Error::damaged(offset, what)));
-                            self.directory.depth()
-                        }
+        while let Some(from) = cursor {
+            // A segment that is merged away while we wait for it must stay what it is.
+            let _guard = self.pool.pin();
+            let (copied, next) = self.step(from, &mut copy);
+            cursor = next;
+            match copied {
+                Ok(copied) => {
+                    if !each(copied) {
+                        break;
                     }
                 }
                 Err(error) => {
                     self.pool.region().ensure_sound()?;
                     result = result.and(Err(error));
-                    self.directory.depth()
                 }
-            };
-            let step = 1u64.checked_shl(64 - width).unwrap_or(0);
-            match cursor.checked_add(step).filter(|_| step != 0) {
-                Some(next) => cursor = next / step * step,
-                None => return result,
             }
         }
+        result
+    }
+
+    /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the hash
+    /// `from`, and the first hash behind that segment, if there is one.
+    fn step<T>(
+        &self,
+        from: u64,
+        copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
+    ) -> (Result<T>, Option<u64>) {
+        let behind = |depth: u32| {
+            let width = 1u64.checked_shl(64 - depth)?;
+            (from / width * width).checked_add(width)
+        };
+        loop {
+            let offset = match self.directory.locate(from) {
+                Ok(offset) => offset,
+                Err(error) => return (Err(error), behind(self.directory.depth())),
+            };
+            let locked = self
+                .segment(offset)
+                .and_then(|segment| Ok(self.lock_all(offset, segment, from)?.then_some(segment)));
+            match locked {
+                // It was split or merged before we had it: look again.
+                Ok(None) => {}
+                Ok(Some(segment)) => {
+                    let shape = Shape::decode(self.medium().load(&segment.header.shape))
+                        .filter(|shape| shape.covers(from));
+                    let copied = shape.map(|shape| (copy(offset, segment, from), shape.depth));
+                    self.unlock_unchanged(segment);
+                    return match copied {
+                        Some((copied, depth)) => (Ok(copied), behind(depth)),
+                        None => {
+                            let what = "a directory entry names a segment of another place";
+                            let error = Error::damaged(offset, what);
+                            (Err(error), behind(self.directory.depth()))
+                        }
+                    };
+                }
+                Err(error) => return (Err(error), behind(self.directory.depth())),
+            }
+        }
+    }
+
+    /// Calls `each` with slot key and word of the pairs in one segment, the one that serves the hash `from`, as
+    /// far as their hashes are not below it; answers the `from` to go on with, `None` after the last segment.
+    ///
+    /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard for one
+    /// segment at a time, and `each` may use the index. About a thousand pairs a segment.
+    ///
+    /// # Errors
+    /// `Damaged` if the segment cannot be read, beside the `from` to go on with; `Poisoned`.
+    pub fn scan(
+        &self,
+        from: u64,
+        _guard: &Guard<'_>,
+        mut each: impl FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (records, next) =
+            self.step(from, &mut |_, segment, from| self.records_from(segment, from));
+        if let Err(poisoned) = self.pool.region().ensure_sound() {
+            return (Err(poisoned), None);
+        }
+        let shown = records.map(|records| {
+            records.iter().for_each(|record| each(record.slot_key, record.word));
+        });
+        (shown, next)
+    }
+
+    /// The records of a segment with a hash of `from` or more.
+    fn records_from(&self, segment: &Segment<B, S>, from: u64) -> Vec<Record> {
+        let mut records = self.all_records(segment);
+        records.retain(|record| record.hash >= from);
+        records
     }
 }
 
@@ -501,7 +555,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         self.walk(
-            |_, segment| self.all_records(segment),
+            |_, segment, from| self.records_from(segment, from),
             |records| records.iter().all(|record| each(record.slot_key, record.word)),
         )
     }
@@ -511,8 +565,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
         let depth = self.directory.depth();
         let mut stats = Stats { depth, pm_bytes: 64 + (8 << depth), ..Default::default() };
         self.walk(
-            |_, segment| {
-                (self.all_records(segment).len() as u64, self.chain(segment).count() as u64)
+            |_, segment, from| {
+                (self.records_from(segment, from).len() as u64, self.chain(segment).count() as u64)
             },
             |(records, chained)| {
                 stats.len += records;
@@ -592,10 +646,16 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
 
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
-        visitor.block(self.directory.block());
+        {
+            // A directory that is replaced meanwhile must stay what it is while the visitor looks at it.
+            let _guard = self.pool.pin();
+            visitor.block(self.directory.block());
+        }
         let mut segments = 0;
         let visited = self.walk(
-            |offset, segment| (offset, self.chain_blocks(segment), self.all_records(segment)),
+            |offset, segment, from| {
+                (offset, self.chain_blocks(segment), self.records_from(segment, from))
+            },
             |(offset, chain, records)| {
                 segments += 1;
                 visitor.block(offset);

@@ -1,0 +1,389 @@
+//! The operations of an index as data: what they are, what they must answer, and how to carry them out.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use evermap_pm::sync::Mutex;
+use evermap_pm::{Guard, Result};
+
+use super::keys::Numbered;
+use super::{Instance, Stats, chance};
+use crate::{Action, Change, Intent};
+use evermap_pm::sim::rng::Rng;
+
+/// One operation on one key. Keys and words are numbers; see [`Instance::word`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Number of the key.
+    pub key: u64,
+    /// What to do with it.
+    pub verb: Verb,
+}
+
+/// What an operation does, named as in [`Index`](crate::Index).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the methods of `Index` say it
+pub enum Verb {
+    Get,
+    Insert(u64),
+    Update(u64),
+    Upsert(u64),
+    CompareExchange {
+        expected: u64,
+        new: u64,
+    },
+    Remove,
+    RemoveIf(u64),
+    /// A closure that answers `absent` or `present` according to what it is shown.
+    Mutate {
+        intent: Intent,
+        absent: Action,
+        present: Action,
+    },
+}
+
+impl Verb {
+    /// What the operation must answer where the key is bound to `old`: the whole specification of a key.
+    /// A get answers as a change that changes nothing.
+    pub fn apply(self, old: Option<u64>) -> Change {
+        let new = match (self, old) {
+            (Verb::Insert(word), None) => Some(word),
+            (Verb::Upsert(word), _) => Some(word),
+            (Verb::Update(word), Some(_)) => Some(word),
+            (Verb::CompareExchange { expected, new }, Some(old)) if old == expected => Some(new),
+            (Verb::Remove, _) => None,
+            (Verb::RemoveIf(expected), Some(old)) if old == expected => None,
+            (Verb::Mutate { present, .. }, Some(old)) => decided(present, Some(old)),
+            (Verb::Mutate { intent: Intent::MayInsert, absent, .. }, None) => decided(absent, None),
+            _ => old,
+        };
+        Change { old, new }
+    }
+
+    /// A random verb. `current` is what the key is probably bound to, `grow` the percentage of verbs that may
+    /// add it, and `word` makes the words to put.
+    pub fn random(
+        random: &mut Rng,
+        current: Option<u64>,
+        grow: u64,
+        word: &mut impl FnMut(&mut Rng) -> u64,
+    ) -> Self {
+        let (fresh, other) = (word(random), word(random));
+        let expected = match current {
+            Some(current) if chance(random, 70) => current,
+            _ => other,
+        };
+        let choice = random.below(5);
+        if chance(random, 20) {
+            Verb::Get
+        } else if chance(random, grow) {
+            let absent = *random.pick(&[Action::Keep, Action::Put(other), Action::Remove]);
+            let present = *random.pick(&[Action::Keep, Action::Put(fresh), Action::Remove]);
+            match choice {
+                0 | 1 => Verb::Insert(fresh),
+                2 | 3 => Verb::Upsert(fresh),
+                _ => Verb::Mutate { intent: Intent::MayInsert, absent, present },
+            }
+        } else {
+            let present = *random.pick(&[Action::Keep, Action::Put(fresh), Action::Remove]);
+            let absent = Action::Put(fresh);
+            match choice {
+                0 => Verb::Update(fresh),
+                1 => Verb::CompareExchange { expected, new: fresh },
+                2 => Verb::Remove,
+                3 => Verb::RemoveIf(expected),
+                _ => Verb::Mutate { intent: Intent::ExistingOnly, absent, present },
+            }
+        }
+    }
+}
+
+fn decided(action: Action, old: Option<u64>) -> Option<u64> {
+    match action {
+        Action::Keep => old,
+        Action::Put(word) => Some(word),
+        Action::Remove => None,
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.key;
+        match self.verb {
+            Verb::Get => write!(f, "get({key})"),
+            Verb::Insert(word) => write!(f, "insert({key}, {word})"),
+            Verb::Update(word) => write!(f, "update({key}, {word})"),
+            Verb::Upsert(word) => write!(f, "upsert({key}, {word})"),
+            Verb::CompareExchange { expected, new } => {
+                write!(f, "compare_exchange({key}, {expected}, {new})")
+            }
+            Verb::Remove => write!(f, "remove({key})"),
+            Verb::RemoveIf(word) => write!(f, "remove_if({key}, {word})"),
+            Verb::Mutate { intent, absent, present } => {
+                write!(f, "mutate({key}, {intent:?}, None => {absent:?}, Some(_) => {present:?})")
+            }
+        }
+    }
+}
+
+/// A change or a word in words.
+pub(crate) struct Told<T>(pub T);
+
+impl fmt::Display for Told<Option<u64>> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(word) => write!(f, "{word}"),
+            None => f.write_str("absent"),
+        }
+    }
+}
+
+impl fmt::Display for Told<Change> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.changed() {
+            write!(f, "{} became {}", Told(self.0.old), Told(self.0.new))
+        } else {
+            write!(f, "{}", Told(self.0.old))
+        }
+    }
+}
+
+/// Carries out calls on an instance, translates words to their numbers, and checks on the way what must hold
+/// for each call by itself. Messages of errors describe a violation.
+pub(crate) struct Driver<'a, K: Numbered> {
+    instance: &'a dyn Instance<K>,
+    records: &'a Records,
+}
+
+/// Where words are records: the word of each number that is or may come to be in the index.
+#[derive(Default)]
+pub(crate) struct Records(Mutex<HashMap<u64, u64>>);
+
+/// How often a closure was called, and the word it was shown last.
+type Seen = (u32, Option<u64>);
+
+/// A word that no record has.
+const NO_RECORD: u64 = u64::MAX;
+
+impl<'a, K: Numbered> Driver<'a, K> {
+    pub(crate) fn new(instance: &'a dyn Instance<K>, records: &'a Records) -> Self {
+        Driver { instance, records }
+    }
+
+    /// Carries out `call`. Answers nothing where the index had no space.
+    pub(crate) fn call(&self, call: &Call) -> Result<Option<Change>, String> {
+        let owned = K::owned(call.key, self.instance.seed());
+        let key = K::lend(&owned);
+        let guard = self.instance.pin();
+        let mut made = Vec::new();
+        let result = self.on_words(key, call.verb, &mut made, &guard);
+        let (change, seen) = match result {
+            Ok(done) => done,
+            Err(error) => {
+                made.iter().for_each(|&(_, word)| self.discard(word));
+                return if error.is_no_space() { Ok(None) } else { Err(format!("error: {error}")) };
+            }
+        };
+        let told = Change {
+            old: change.old.map(|word| self.instance.tag(word)),
+            new: change.new.map(|word| self.instance.tag(word)),
+        };
+        for (_, word) in made {
+            if change.new != Some(word) {
+                self.discard(word);
+            }
+        }
+        if let Some(old) = change.old
+            && change.changed()
+        {
+            self.forget(old);
+            self.instance.retire(old, &guard);
+        }
+        let expected = match (call.verb, change.old) {
+            (Verb::Mutate { intent: Intent::ExistingOnly, .. }, None) => (0, None),
+            (Verb::Mutate { .. }, old) => (1, old),
+            _ => (0, None),
+        };
+        if seen != expected {
+            let ((times, shown), change) = (seen, Told(told));
+            return Err(format!("the closure was called {times} times, shown {shown:?}: {change}"));
+        }
+        Ok(Some(told))
+    }
+
+    /// What `key` is bound to.
+    pub(crate) fn get(&self, key: u64) -> Result<Option<u64>, String> {
+        let call = Call { key, verb: Verb::Get };
+        let answer = self.call(&call).map_err(|what| format!("{call}: {what}"))?;
+        answer.map(|change| change.new).ok_or_else(|| format!("{call}: no space to read"))
+    }
+
+    /// The operation itself, on real words; `made` receives the numbers and words it could put. The answer has
+    /// also how often the closure of a mutate was called, and what it was shown last.
+    fn on_words(
+        &self,
+        key: K::Ref<'_>,
+        verb: Verb,
+        made: &mut Vec<(u64, u64)>,
+        guard: &Guard<'_>,
+    ) -> Result<(Change, Seen)> {
+        let index = self.instance.index();
+        let mut make = |tag| -> Result<u64> {
+            // A closure may put the same word in both cases: that is one record.
+            if let Some(&(_, word)) = made.iter().find(|(other, _)| *other == tag) {
+                return Ok(word);
+            }
+            let word = self.make(key, tag)?;
+            made.push((tag, word));
+            Ok(word)
+        };
+        let change = match verb {
+            Verb::Get => {
+                let word = index.get(key, guard)?;
+                Change { old: word, new: word }
+            }
+            Verb::Insert(tag) => index.insert(key, make(tag)?, guard)?,
+            Verb::Update(tag) => index.update(key, make(tag)?, guard)?,
+            Verb::Upsert(tag) => index.upsert(key, make(tag)?, guard)?,
+            Verb::CompareExchange { expected, new } => {
+                index.compare_exchange(key, self.word_of(expected), make(new)?, guard)?
+            }
+            Verb::Remove => index.remove(key, guard)?,
+            Verb::RemoveIf(expected) => index.remove_if(key, self.word_of(expected), guard)?,
+            Verb::Mutate { intent, absent, present } => {
+                let mut real = |action| -> Result<Action> {
+                    Ok(match action {
+                        Action::Put(tag) => Action::Put(make(tag)?),
+                        other => other,
+                    })
+                };
+                let (absent, present) = (real(absent)?, real(present)?);
+                let mut seen = (0, None);
+                let change = index.mutate(key, intent, guard, &mut |old| {
+                    seen = (seen.0 + 1, old);
+                    if old.is_some() { present } else { absent }
+                })?;
+                return Ok((change, seen));
+            }
+        };
+        Ok((change, (0, None)))
+    }
+
+    /// The answers of `get_many`, asked for with more room than needed.
+    pub(crate) fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<u64>>, String> {
+        const UNTOUCHED: Option<u64> = Some(0xdead_beef_dead_beef);
+        let seed = self.instance.seed();
+        let owned: Vec<K::Owned> = keys.iter().map(|&key| K::owned(key, seed)).collect();
+        let refs: Vec<K::Ref<'_>> = owned.iter().map(K::lend).collect();
+        let mut out = vec![UNTOUCHED; keys.len() + 3];
+        let guard = self.instance.pin();
+        self.instance.index().get_many(&refs, &mut out, &guard).map_err(|e| e.to_string())?;
+        if out.split_off(keys.len()).iter().any(|&rest| rest != UNTOUCHED) {
+            return Err("get_many wrote beyond the answers it owes".into());
+        }
+        Ok(out.into_iter().map(|word| word.map(|word| self.instance.tag(word))).collect())
+    }
+
+    /// What `for_each` shows, slot keys and numbers of words, up to `limit` pairs.
+    pub(crate) fn pairs(&self, limit: usize) -> Result<Vec<(u64, u64)>, String> {
+        let guard = self.instance.pin();
+        let mut shown = Vec::new();
+        let mut over = false;
+        let result = self.instance.index().for_each(&guard, &mut |slot_key, word| {
+            over |= shown.len() == limit;
+            shown.push((slot_key, self.instance.tag(word)));
+            shown.len() < limit
+        });
+        result.map_err(|error| error.to_string())?;
+        if over { Err("for_each went on after it was told to stop".into()) } else { Ok(shown) }
+    }
+
+    /// The slot key under which `for_each` shows the key with this number.
+    pub(crate) fn slot_key(&self, number: u64) -> u64 {
+        let seed = self.instance.seed();
+        let owned = K::owned(number, seed);
+        K::slot_key(K::lend(&owned), K::hash(K::lend(&owned), seed))
+    }
+
+    pub(crate) fn stats(&self) -> Result<Stats, String> {
+        let guard = self.instance.pin();
+        self.instance.index().stats(&guard).map_err(|error| error.to_string())
+    }
+
+    fn make(&self, key: K::Ref<'_>, tag: u64) -> Result<u64> {
+        let word = self.instance.word(key, tag)?;
+        // Before the word is published: from then on others may expect it.
+        if K::WORDS_ARE_RECORDS {
+            self.records.0.lock().expect("no panics while held").insert(tag, word);
+        }
+        Ok(word)
+    }
+
+    /// The word with this number. While the caller's guard lives, its block is not reused: it is forgotten
+    /// before it is retired.
+    fn word_of(&self, tag: u64) -> u64 {
+        if !K::WORDS_ARE_RECORDS {
+            return tag;
+        }
+        let records = self.records.0.lock().expect("no panics while held");
+        records.get(&tag).copied().unwrap_or(NO_RECORD)
+    }
+
+    fn forget(&self, word: u64) {
+        if K::WORDS_ARE_RECORDS {
+            let tag = self.instance.tag(word);
+            self.records.0.lock().expect("no panics while held").remove(&tag);
+        }
+    }
+
+    fn discard(&self, word: u64) {
+        self.forget(word);
+        self.instance.discard(word);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_specification() {
+        let (absent, present) = (None, Some(1));
+        let to = |verb: Verb, old| {
+            let change = verb.apply(old);
+            assert_eq!(change.old, old);
+            change.new
+        };
+        assert_eq!(to(Verb::Get, present), Some(1));
+        assert_eq!((to(Verb::Insert(2), absent), to(Verb::Insert(2), present)), (Some(2), Some(1)));
+        assert_eq!((to(Verb::Update(2), absent), to(Verb::Update(2), present)), (None, Some(2)));
+        assert_eq!((to(Verb::Upsert(2), absent), to(Verb::Upsert(2), present)), (Some(2), Some(2)));
+        let swap = |expected| Verb::CompareExchange { expected, new: 2 };
+        assert_eq!((to(swap(1), absent), to(swap(1), present)), (None, Some(2)));
+        assert_eq!(to(swap(7), present), Some(1));
+        assert_eq!((to(Verb::Remove, absent), to(Verb::Remove, present)), (None, None));
+        assert_eq!(to(Verb::RemoveIf(1), present), None);
+        assert_eq!(to(Verb::RemoveIf(7), present), Some(1));
+        let mutate = |intent, absent, present| Verb::Mutate { intent, absent, present };
+        let put = mutate(Intent::ExistingOnly, Action::Put(2), Action::Put(3));
+        assert_eq!((to(put, absent), to(put, present)), (None, Some(3)));
+        let put = mutate(Intent::MayInsert, Action::Put(2), Action::Remove);
+        assert_eq!((to(put, absent), to(put, present)), (Some(2), None));
+        let keep = mutate(Intent::MayInsert, Action::Remove, Action::Keep);
+        assert_eq!((to(keep, absent), to(keep, present)), (None, Some(1)));
+    }
+
+    #[test]
+    fn calls_read_like_code() {
+        let verb = Verb::Mutate {
+            intent: Intent::MayInsert,
+            absent: Action::Put(4),
+            present: Action::Remove,
+        };
+        assert_eq!(
+            Call { key: 3, verb }.to_string(),
+            "mutate(3, MayInsert, None => Put(4), Some(_) => Remove)"
+        );
+        assert_eq!(Told(Change { old: None, new: Some(4) }).to_string(), "absent became 4");
+    }
+}

@@ -1,0 +1,328 @@
+//! A persistent index that is as simple as one can be, for testing the kit itself.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use evermap_pm::pool::Pool;
+use evermap_pm::sync::RwLock;
+use evermap_pm::{Error, Guard, Medium, PmU64, Result, pod};
+
+use super::{Numbered, PoolSubject};
+use crate::{Action, Change, Index, Intent, Key, Persistent, Stats, Visitor};
+
+/// Pairs in a node.
+const PLACES: usize = 14;
+const NODE_BYTES: u64 = 256;
+const ROOT_BYTES: u64 = 64;
+
+pod! {
+    struct Root: 64 {
+        /// [`mark`] of its own offset and the format of its keys.
+        own: PmU64,
+        first: PmU64,
+        reserved: [PmU64; 6],
+    }
+}
+
+pod! {
+    struct Pair: 16 {
+        slot_key: PmU64,
+        word: PmU64,
+    }
+}
+
+pod! {
+    struct Node: 256 {
+        /// [`mark`] of its own offset and the format of its keys.
+        own: PmU64,
+        next: PmU64,
+        /// A bit for each pair that counts.
+        used: PmU64,
+        reserved: PmU64,
+        pairs: [Pair; 14],
+    }
+}
+
+/// What a block of this index begins with, so that a damaged offset is noticed before anything is changed there.
+fn mark<K: Key>(offset: u64) -> u64 {
+    !offset ^ u64::from(K::FORMAT) << 48
+}
+
+/// An unordered chain of nodes under one lock: every operation is O(n).
+///
+/// ```text
+/// root slot -> root -> node -> node -> ... -> 0
+/// ```
+///
+/// A pair counts when its bit in `used` is set, which is the one word that commits an insert or remove. A node
+/// counts when it is linked. Nothing needs recovery.
+pub struct Chain<K, M: Medium> {
+    pool: Arc<Pool<M>>,
+    root: u64,
+    lock: RwLock<()>,
+    kind: PhantomData<fn() -> K>,
+}
+
+/// A node, where it is, and the word that links it.
+struct Linked<'m> {
+    node: &'m Node,
+    offset: u64,
+    link: &'m PmU64,
+}
+
+/// Where a key is, or where there is room for it.
+#[derive(Default)]
+struct Found<'m> {
+    pair: Option<(Linked<'m>, usize, u64)>,
+    room: Option<(&'m Node, usize)>,
+}
+
+impl<K: Key, M: Medium> Chain<K, M> {
+    fn root(&self) -> Result<&Root> {
+        Self::root_at(&self.pool, self.root)
+    }
+
+    fn root_at(pool: &Pool<M>, offset: u64) -> Result<&Root> {
+        let root = pool.medium().at::<Root>(offset);
+        root.filter(|root| pool.medium().load(&root.own) == mark::<K>(offset))
+            .ok_or_else(|| Error::damaged(offset, "no root of a chain"))
+    }
+
+    /// Every node. Bounded: a chain longer than the medium is a circle.
+    fn nodes(&self) -> Result<Vec<Linked<'_>>> {
+        let m = self.pool.medium();
+        let mut nodes = Vec::new();
+        let mut link = &self.root()?.first;
+        loop {
+            let offset = m.load(link);
+            if offset == 0 {
+                return Ok(nodes);
+            }
+            let node = m.at::<Node>(offset).filter(|node| {
+                m.load(&node.own) == mark::<K>(offset) && m.load(&node.used) >> PLACES == 0
+            });
+            let node = node.ok_or_else(|| Error::damaged(offset, "no node of a chain"))?;
+            if nodes.len() as u64 > m.len() / NODE_BYTES {
+                return Err(Error::damaged(offset, "the chain is a circle"));
+            }
+            nodes.push(Linked { node, offset, link });
+            link = &node.next;
+        }
+    }
+
+    fn find(&self, key: K::Ref<'_>) -> Result<Found<'_>> {
+        let m = self.pool.medium();
+        let slot_key = K::slot_key(key, K::hash(key, self.pool.seed()));
+        let mut found = Found::default();
+        for linked in self.nodes()? {
+            let used = m.load(&linked.node.used);
+            for (place, pair) in linked.node.pairs.iter().enumerate() {
+                let word = m.load(&pair.word);
+                if used >> place & 1 == 0 {
+                    found.room = found.room.or(Some((linked.node, place)));
+                } else if m.load(&pair.slot_key) == slot_key && K::matches(m, word, key) {
+                    found.pair = Some((linked, place, word));
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn put_in(&self, node: &Node, place: usize, slot_key: u64, word: u64) {
+        let m = self.pool.medium();
+        let pair = &node.pairs[place];
+        m.store(&pair.slot_key, slot_key);
+        m.store(&pair.word, word);
+        m.persist(pair);
+        // The pair is durable before it counts.
+        m.store(&node.used, m.load(&node.used) | 1 << place);
+        m.persist(&node.used);
+    }
+
+    /// Links the node at `offset`, which nobody sees yet, with one pair in it.
+    fn link(&self, offset: u64, slot_key: u64, word: u64) -> Result<()> {
+        let m = self.pool.medium();
+        let root = self.root()?;
+        let node = m.at::<Node>(offset).expect("just allocated");
+        m.store(&node.own, mark::<K>(offset));
+        m.store(&node.next, m.load(&root.first));
+        m.store(&node.used, 0);
+        m.flush(node);
+        self.put_in(node, 0, slot_key, word);
+        m.store(&root.first, offset);
+        m.persist(&root.first);
+        Ok(())
+    }
+
+    fn take_out(&self, linked: &Linked<'_>, place: usize, guard: &Guard<'_>) {
+        let m = self.pool.medium();
+        let used = m.load(&linked.node.used) & !(1 << place);
+        m.store(&linked.node.used, used);
+        m.persist(&linked.node.used);
+        if used == 0 {
+            m.store(linked.link, m.load(&linked.node.next));
+            m.persist(linked.link);
+            self.pool.retire(linked.offset, NODE_BYTES, guard);
+        }
+    }
+
+    /// The right to read, while what it answers lives.
+    fn share(&self) -> Result<impl Sized> {
+        self.pool.region().ensure_sound()?;
+        Ok(self.lock.read().expect("panics poison the region"))
+    }
+
+    /// The right to write, while what it answers lives.
+    fn own(&self) -> Result<impl Sized> {
+        self.pool.region().ensure_writable()?;
+        Ok(self.lock.write().expect("panics poison the region"))
+    }
+
+    /// Pairs that count, in all nodes.
+    fn pairs(&self) -> Result<Vec<(u64, u64)>> {
+        let m = self.pool.medium();
+        let mut pairs = Vec::new();
+        for linked in self.nodes()? {
+            let used = m.load(&linked.node.used);
+            let counting = (0..PLACES).filter(|place| used >> place & 1 == 1);
+            pairs.extend(counting.map(|place| {
+                let pair = &linked.node.pairs[place];
+                (m.load(&pair.slot_key), m.load(&pair.word))
+            }));
+        }
+        Ok(pairs)
+    }
+}
+
+impl<K: Key, M: Medium> Index<K> for Chain<K, M> {
+    fn get(&self, key: K::Ref<'_>, _guard: &Guard<'_>) -> Result<Option<u64>> {
+        let _shared = self.share()?;
+        Ok(self.find(key)?.pair.map(|(.., word)| word))
+    }
+
+    fn mutate(
+        &self,
+        key: K::Ref<'_>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let _owned = self.own()?;
+        let slot_key = K::slot_key(key, K::hash(key, self.pool.seed()));
+        let found = self.find(key)?;
+        if let Some((linked, place, old)) = found.pair {
+            let new = match decide(Some(old)) {
+                Action::Keep => Some(old),
+                Action::Put(word) => {
+                    let cell = &linked.node.pairs[place].word;
+                    self.pool.medium().store(cell, word);
+                    self.pool.medium().persist(cell);
+                    Some(word)
+                }
+                Action::Remove => {
+                    self.take_out(&linked, place, guard);
+                    None
+                }
+            };
+            return Ok(Change { old: Some(old), new });
+        }
+        if intent == Intent::ExistingOnly {
+            return Ok(Change::default());
+        }
+        // Room first: what the closure decides must be possible.
+        let fresh = match found.room {
+            Some(_) => None,
+            None => Some(self.pool.allocate(NODE_BYTES)?),
+        };
+        match (decide(None), found.room, fresh) {
+            (Action::Put(word), Some((node, place)), _) => {
+                self.put_in(node, place, slot_key, word);
+                Ok(Change { old: None, new: Some(word) })
+            }
+            (Action::Put(word), None, Some(offset)) => {
+                self.link(offset, slot_key, word)?;
+                Ok(Change { old: None, new: Some(word) })
+            }
+            (_, _, fresh) => {
+                fresh.into_iter().for_each(|offset| self.pool.free_unpublished(offset));
+                Ok(Change::default())
+            }
+        }
+    }
+
+    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        let _shared = self.share()?;
+        self.pairs()?.into_iter().all(|(slot_key, word)| each(slot_key, word));
+        Ok(())
+    }
+
+    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
+        let _shared = self.share()?;
+        let (len, segments) = (self.pairs()?.len() as u64, self.nodes()?.len() as u64);
+        let (capacity, pm_bytes) = (segments * PLACES as u64, ROOT_BYTES + segments * NODE_BYTES);
+        Ok(Stats { len, capacity, segments, pm_bytes, ..Stats::default() })
+    }
+}
+
+impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
+    type Config = ();
+
+    fn create(pool: Arc<Pool<M>>, root: usize, (): ()) -> Result<Self> {
+        let offset = pool.allocate(ROOT_BYTES)?;
+        let m = pool.medium();
+        let block = m.at::<Root>(offset).expect("just allocated");
+        m.store(&block.own, mark::<K>(offset));
+        m.store(&block.first, 0);
+        m.persist(block);
+        m.store(pool.root(root), offset);
+        m.persist(pool.root(root));
+        Self::open(pool, root)
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+        let offset = pool.medium().load(pool.root(root));
+        Self::root_at(&pool, offset)?;
+        Ok(Chain { pool, root: offset, lock: RwLock::new(()), kind: PhantomData })
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        let _shared = self.share()?;
+        visitor.block(self.root);
+        self.nodes()?.iter().for_each(|linked| visitor.block(linked.offset));
+        self.pairs()?.into_iter().for_each(|(_, word)| visitor.word(word));
+        Ok(())
+    }
+
+    fn check(&self) -> Vec<String> {
+        let pairs = match self.pairs() {
+            Ok(pairs) => pairs,
+            Err(error) => return vec![error.to_string()],
+        };
+        let mut keys: Vec<u64> = pairs.iter().map(|&(slot_key, _)| slot_key).collect();
+        keys.sort_unstable();
+        let twice = keys.windows(2).filter(|pair| pair[0] == pair[1] && !K::WORDS_ARE_RECORDS);
+        twice.map(|pair| format!("slot key {} counts twice", pair[0])).collect()
+    }
+}
+
+/// Makes [`Chain`] indexes.
+pub struct MakeChain;
+
+impl<K: Numbered> PoolSubject<K> for MakeChain {
+    type Index<M: Medium> = Chain<K, M>;
+
+    fn config<M: Medium>(&self) {}
+
+    /// Small, because filling a pool takes quadratic time.
+    fn extent_size(&self) -> u64 {
+        4096
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    crate::conformance!(chain, MakeChain, [u64, crate::Bytes]);
+}

@@ -1,0 +1,483 @@
+//! Threads on one index.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
+
+use super::call::{Call, Driver, Records, Told, Verb};
+use super::hooked::be_unsteady;
+use super::keys::{Numbered, Universe};
+use super::linearizability::{Clock, Event, check};
+use super::model::panicked;
+use super::{Config, Failure, Subject, chance};
+use crate::{Action, Change, Intent};
+use evermap_pm::sim::rng::Rng;
+
+/// Runs `body` for each thread number, all at once, and collects what they answer. A panic is an error.
+pub(crate) fn threads<T: Send>(
+    count: usize,
+    body: impl Fn(usize) -> Result<T, String> + Sync,
+) -> Result<Vec<T>, String> {
+    let start = Barrier::new(count);
+    std::thread::scope(|scope| {
+        let run = |thread| {
+            let (start, body) = (&start, &body);
+            scope.spawn(move || {
+                be_unsteady(thread_seed(0x0bad_5eed, thread));
+                start.wait();
+                body(thread)
+            })
+        };
+        let handles: Vec<_> = (0..count).map(run).collect();
+        let join = |handle: ScopedJoinHandle<'_, Result<T, String>>| {
+            handle.join().unwrap_or_else(|panic| Err(panicked(panic)))
+        };
+        // All of them first: a scope panics over a panic that nobody has joined.
+        let results: Vec<_> = handles.into_iter().map(join).collect();
+        results.into_iter().collect()
+    })
+}
+
+/// Makes an index, and runs `body` on it with a seed of its own; `rounds` times, over the universes in turn.
+fn rounds<K: Numbered, S: Subject<K>>(
+    part: &str,
+    rounds: usize,
+    subject: &S,
+    config: &Config,
+    body: impl Fn(&Driver<'_, K>, &Universe, u64) -> Result<(), String>,
+) -> Result<(), Failure> {
+    for (round, universe) in K::universes().iter().cycle().take(rounds).enumerate() {
+        let seed = config.seed_of(round);
+        let fail = |what| Failure::new::<K>(part, universe.name, seed, what);
+        let instance = subject.fresh().map_err(|error| fail(error.to_string()))?;
+        let records = Records::default();
+        body(&Driver::new(&instance, &records), universe, seed).map_err(fail)?;
+        audit(&instance).map_err(fail)?;
+    }
+    Ok(())
+}
+
+fn audit<K: Numbered>(instance: &dyn super::Instance<K>) -> Result<(), String> {
+    match instance.audit() {
+        found if found.is_empty() => Ok(()),
+        found => Err(format!("audit: {}", found.join("; "))),
+    }
+}
+
+/// Seed of one thread.
+pub(crate) fn thread_seed(seed: u64, thread: usize) -> u64 {
+    seed.rotate_left(20) ^ thread as u64
+}
+
+/// A word that no other thread puts: the thread's number above its own count.
+fn unique_word(thread: usize, count: &mut u64) -> u64 {
+    *count += 1;
+    (thread as u64 + 1) << 40 | *count
+}
+
+/// Lets another thread go first now and then, so that few cores still give many interleavings.
+fn maybe_yield(random: &mut Rng) {
+    if chance(random, 5) {
+        std::thread::yield_now();
+    }
+}
+
+/// Records what threads see that work on a few hot keys, while others make the index grow and shrink, and
+/// [checks](check) it.
+///
+/// # Errors
+/// Calls that no order explains.
+pub fn histories<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    rounds("histories", 80 * config.scale, subject, config, |driver, universe, seed| {
+        let clock = Clock::default();
+        let hot = &universe.keys[..1 + (seed % 4) as usize];
+        let mut history: Vec<Event> = threads(config.threads, |thread| {
+            record(driver, universe, hot, &clock, thread, &mut Rng::new(thread_seed(seed, thread)))
+        })?
+        .concat();
+        // What is there in the end is part of the story.
+        let keys = universe.keys.clone();
+        history.extend(timed_many(driver, &clock, config.threads, keys)?);
+        check(&history, &BTreeMap::new()).map_err(|violation| violation.to_string())
+    })
+}
+
+/// What one thread of [`histories`] does, and sees.
+fn record<K: Numbered>(
+    driver: &Driver<'_, K>,
+    universe: &Universe,
+    hot: &[u64],
+    clock: &Clock,
+    thread: usize,
+    random: &mut Rng,
+) -> Result<Vec<Event>, String> {
+    const CALLS: usize = 1000;
+    let mut events = Vec::new();
+    let mut known: HashMap<u64, u64> = HashMap::new();
+    let mut words = 0;
+    while events.len() < CALLS {
+        maybe_yield(random);
+        if chance(random, 5) {
+            let keys: BTreeSet<u64> =
+                hot.iter().copied().chain((0..12).map(|_| *random.pick(&universe.keys))).collect();
+            events.extend(timed_many(driver, clock, thread, keys.into_iter().collect())?);
+            continue;
+        }
+        let key = if chance(random, 60) { *random.pick(hot) } else { *random.pick(&universe.keys) };
+        // Growth and shrinkage in turn.
+        let grow = if events.len() % 300 < 180 { 60 } else { 20 };
+        let current = known.get(&key).copied();
+        let verb = Verb::random(random, current, grow, &mut |_| unique_word(thread, &mut words));
+        let call = Call { key, verb };
+        let begin = clock.tick();
+        let answer = driver.call(&call).map_err(|what| format!("{call}: {what}"))?;
+        let end = clock.tick();
+        match answer {
+            Some(Change { new, .. }) => {
+                new.map(|word| known.insert(key, word));
+                events.push(Event { thread, call, begin, end, answer });
+            }
+            // Nothing has happened, so there is nothing to explain.
+            None if universe.hostile => {}
+            None => return Err(format!("{call}: no space")),
+        }
+    }
+    Ok(events)
+}
+
+/// One `get_many` as the gets that it stands for.
+fn timed_many<K: Numbered>(
+    driver: &Driver<'_, K>,
+    clock: &Clock,
+    thread: usize,
+    keys: Vec<u64>,
+) -> Result<Vec<Event>, String> {
+    let begin = clock.tick();
+    let found = driver.get_many(&keys)?;
+    let end = clock.tick();
+    let event = |(&key, word)| Event {
+        thread,
+        call: Call { key, verb: Verb::Get },
+        begin,
+        end,
+        answer: Some(Change { old: word, new: word }),
+    };
+    Ok(keys.iter().zip(found).map(event).collect())
+}
+
+/// Lets threads put and remove unique words on a few keys, and keeps account: every word that was put
+/// is seen as old exactly once, or is there in the end.
+///
+/// # Errors
+/// A word that was lost, or seen as old twice.
+pub fn storm<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    rounds("storm", 6 * config.scale, subject, config, |driver, universe, seed| {
+        let keys = &universe.keys[..8];
+        let changes = threads(config.threads, |thread| {
+            blow(driver, keys, 8000, thread, &mut Rng::new(thread_seed(seed, thread)))
+        })?;
+        settle(driver, keys, &changes.concat())
+    })
+}
+
+/// What one thread of a storm does: changes on random keys.
+pub(crate) fn blow<K: Numbered>(
+    driver: &Driver<'_, K>,
+    keys: &[u64],
+    calls: usize,
+    thread: usize,
+    random: &mut Rng,
+) -> Result<Vec<(u64, Change)>, String> {
+    let mut words = 0;
+    let mut seen = 0;
+    let mut changes = Vec::new();
+    for _ in 0..calls {
+        maybe_yield(random);
+        let word = unique_word(thread, &mut words);
+        let verb = match random.below(8) {
+            0 => Verb::Insert(word),
+            1 => Verb::Update(word),
+            2 | 3 => Verb::Upsert(word),
+            4 => Verb::CompareExchange { expected: seen, new: word },
+            5 => Verb::Remove,
+            6 => Verb::RemoveIf(seen),
+            _ => Verb::Mutate {
+                intent: *random.pick(&[Intent::MayInsert, Intent::ExistingOnly]),
+                absent: Action::Put(word),
+                present: *random.pick(&[Action::Put(word), Action::Remove]),
+            },
+        };
+        let call = Call { key: *random.pick(keys), verb };
+        let answer = driver.call(&call).map_err(|what| format!("{call}: {what}"))?;
+        let change = answer.ok_or_else(|| format!("{call}: no space"))?;
+        if change != verb.apply(change.old) {
+            return Err(format!("{call}: {} is none of its answers", Told(change)));
+        }
+        seen = change.new.unwrap_or(seen);
+        if change.changed() {
+            changes.push((call.key, change));
+        }
+    }
+    Ok(changes)
+}
+
+/// Checks the account of a storm.
+pub(crate) fn settle<K: Numbered>(
+    driver: &Driver<'_, K>,
+    keys: &[u64],
+    changes: &[(u64, Change)],
+) -> Result<(), String> {
+    for &key in keys {
+        let mut put = BTreeSet::new();
+        let mut gone = BTreeSet::new();
+        let last = driver.get(key)?;
+        let of_key = changes.iter().filter(|(of, _)| *of == key).map(|(_, change)| change);
+        let end = Change { old: last, new: None };
+        for change in of_key.chain([&end]) {
+            put.extend(change.new);
+            if let Some(old) = change.old
+                && !gone.insert(old)
+            {
+                return Err(format!("key {key}: word {old} was seen as old twice"));
+            }
+        }
+        if let Some(lost) = put.difference(&gone).next() {
+            return Err(format!("key {key}: word {lost} was put and then lost"));
+        }
+        if let Some(strange) = gone.difference(&put).next() {
+            return Err(format!("key {key}: word {strange} was seen as old but never put"));
+        }
+    }
+    Ok(())
+}
+
+/// Lets some threads insert and remove keys, so that the index splits and merges, while others look for keys
+/// that nobody touches.
+///
+/// # Errors
+/// A key or word that a reader missed, saw twice, or cannot have seen.
+pub fn growth<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    let count = K::universes().len() * config.scale;
+    rounds("growth", count, subject, config, |driver, universe, seed| {
+        let plan = Plan::new(universe, subject.always_holds());
+        plan.settle_stable(driver)?;
+        let writers = config.threads.div_ceil(2);
+        let writing = AtomicUsize::new(writers);
+        threads(config.threads.max(2), |thread| {
+            let random = &mut Rng::new(thread_seed(seed, thread));
+            if thread < writers {
+                let _done = Done(&writing);
+                let own: Vec<u64> =
+                    plan.passing.iter().skip(thread).step_by(writers).copied().collect();
+                plan.write(driver, &own, 1, random)
+            } else {
+                plan.read_while(driver, &writing, random)
+            }
+        })?;
+        Ok(())
+    })
+}
+
+/// Counts a writer off, even if it panics: readers wait for zero.
+pub(crate) struct Done<'a>(pub &'a AtomicUsize);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        // Release: a reader that sees zero has seen all that was written.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Which keys stay, and which come and go.
+pub(crate) struct Plan {
+    stable: Vec<u64>,
+    pub(crate) passing: Vec<u64>,
+    /// Place of each key in the universe, from 1.
+    places: HashMap<u64, u64>,
+    hostile: bool,
+}
+
+/// Bits of a word below the place of its key.
+const NONCE_BITS: u32 = 20;
+
+impl Plan {
+    pub(crate) fn new(universe: &Universe, always_holds: usize) -> Self {
+        // Where hashes are bad, no more must stay than the index has promised to hold.
+        let most = if universe.hostile { always_holds / 2 } else { usize::MAX };
+        let every = if universe.keys.len() > 100 { 8 } else { 3 };
+        let (mut stable, mut passing, mut places) = (Vec::new(), Vec::new(), HashMap::new());
+        for (place, &key) in universe.keys.iter().enumerate() {
+            places.insert(key, place as u64 + 1);
+            let stays = place % every == 0 && stable.len() < most;
+            if stays { stable.push(key) } else { passing.push(key) }
+        }
+        Plan { stable, passing, places, hostile: universe.hostile }
+    }
+
+    /// A word of a key, unique for the key and `nonce`.
+    fn word_of(&self, key: u64, nonce: u64) -> u64 {
+        self.places[&key] << NONCE_BITS | nonce
+    }
+
+    /// Inserts the stable keys.
+    pub(crate) fn settle_stable<K: Numbered>(&self, driver: &Driver<'_, K>) -> Result<(), String> {
+        let mut random = Rng::new(0);
+        match self.fill(driver, &self.stable, 0, &mut random)?.len() {
+            len if len == self.stable.len() => Ok(()),
+            len => Err(format!("no space for key {}", len + 1)),
+        }
+    }
+
+    /// Inserts keys that are absent. Answers those that found room.
+    pub(crate) fn fill<K: Numbered>(
+        &self,
+        driver: &Driver<'_, K>,
+        keys: &[u64],
+        nonce: u64,
+        random: &mut Rng,
+    ) -> Result<Vec<u64>, String> {
+        let mut inserted = Vec::new();
+        for &key in keys {
+            maybe_yield(random);
+            let call = Call { key, verb: Verb::Insert(self.word_of(key, nonce)) };
+            match driver.call(&call).map_err(|what| format!("{call}: {what}"))? {
+                Some(change) if change == call.verb.apply(None) => inserted.push(key),
+                None if self.hostile => {}
+                None => return Err(format!("{call}: no space")),
+                Some(change) => return Err(format!("{call}: {} is impossible", Told(change))),
+            }
+        }
+        Ok(inserted)
+    }
+
+    /// Removes keys that were inserted with `nonce`, in random order.
+    pub(crate) fn clear<K: Numbered>(
+        &self,
+        driver: &Driver<'_, K>,
+        mut keys: Vec<u64>,
+        nonce: u64,
+        random: &mut Rng,
+    ) -> Result<(), String> {
+        while !keys.is_empty() {
+            maybe_yield(random);
+            let key = keys.swap_remove(random.below(keys.len() as u64) as usize);
+            let call = Call { key, verb: Verb::Remove };
+            let due = call.verb.apply(Some(self.word_of(key, nonce)));
+            match driver.call(&call).map_err(|what| format!("{call}: {what}"))? {
+                Some(change) if change == due => {}
+                Some(other) => {
+                    return Err(format!("{call}: answers {}, must {}", Told(other), Told(due)));
+                }
+                None => return Err(format!("{call}: no space")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Inserts keys and removes them again, a few times, with nonces from `nonce` on.
+    pub(crate) fn write<K: Numbered>(
+        &self,
+        driver: &Driver<'_, K>,
+        keys: &[u64],
+        nonce: u64,
+        random: &mut Rng,
+    ) -> Result<(), String> {
+        const CALLS: usize = 20_000;
+        let cycles = (CALLS / 2 / keys.len()).clamp(2, 40) as u64;
+        for nonce in nonce..nonce + cycles {
+            let inserted = self.fill(driver, keys, nonce, random)?;
+            self.touch(driver, nonce, random)?;
+            self.clear(driver, inserted, nonce, random)?;
+        }
+        Ok(())
+    }
+
+    /// Gives some of the stable keys another word.
+    fn touch<K: Numbered>(
+        &self,
+        driver: &Driver<'_, K>,
+        nonce: u64,
+        random: &mut Rng,
+    ) -> Result<(), String> {
+        for _ in 0..20 {
+            let key = *random.pick(&self.stable);
+            let call = Call { key, verb: Verb::Update(self.word_of(key, nonce)) };
+            let answer = driver.call(&call).map_err(|what| format!("{call}: {what}"))?;
+            let change = answer.ok_or_else(|| format!("{call}: no space"))?;
+            self.judge(key, change.old).map_err(|what| format!("{call}: {what}"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads until nobody writes any more.
+    pub(crate) fn read_while<K: Numbered>(
+        &self,
+        driver: &Driver<'_, K>,
+        writing: &AtomicUsize,
+        random: &mut Rng,
+    ) -> Result<(), String> {
+        let either = |random: &mut Rng| {
+            let keys = *random.pick(&[&self.stable, &self.passing]);
+            *random.pick(keys)
+        };
+        loop {
+            // Acquire: pairs with `Done`, so that the last round reads the final state.
+            let last = writing.load(Ordering::Acquire) == 0;
+            for _ in 0..300 {
+                maybe_yield(random);
+                let key = *random.pick(&self.stable);
+                self.judge(key, driver.get(key)?)?;
+            }
+            for _ in 0..30 {
+                maybe_yield(random);
+                let keys: Vec<u64> = (0..random.below(24)).map(|_| either(random)).collect();
+                for (&key, word) in keys.iter().zip(driver.get_many(&keys)?) {
+                    self.judge(key, word).map_err(|what| format!("get_many: {what}"))?;
+                }
+            }
+            self.walk(driver)?;
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether a reader may find `word` at `key`.
+    fn judge(&self, key: u64, word: Option<u64>) -> Result<(), String> {
+        let possible = match word {
+            None => self.passing.binary_search(&key).is_ok(),
+            Some(word) => word >> NONCE_BITS == self.places[&key],
+        };
+        match possible {
+            true => Ok(()),
+            false => Err(format!(
+                "key {key}: found {}, its words begin at {}",
+                Told(word),
+                self.word_of(key, 0)
+            )),
+        }
+    }
+
+    /// Walks, and looks at how often each key was shown: a passing one may come twice, but not with one word.
+    fn walk<K: Numbered>(&self, driver: &Driver<'_, K>) -> Result<(), String> {
+        let mut shown = HashSet::new();
+        for (slot_key, word) in driver.pairs(usize::MAX)? {
+            if !shown.insert(word) {
+                return Err(format!("for_each shows slot key {slot_key}, word {word} twice"));
+            }
+        }
+        let mut times: HashMap<u64, u32> = HashMap::new();
+        shown.iter().for_each(|word| *times.entry(word >> NONCE_BITS).or_default() += 1);
+        for key in &self.stable {
+            match times.get(&self.places[key]) {
+                Some(1) => {}
+                times => {
+                    let times = times.copied().unwrap_or(0);
+                    return Err(format!("for_each shows key {key}, always there, {times} times"));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+//! Wrong words in a region.
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use evermap_pm::{Medium, PmU64};
+
+use super::hooked::{Budget, Hooked};
+use super::keys::Numbered;
+use super::model::panicked;
+use super::persistence::{
+    PoolInstance, PoolSubject, image, open, restore, small_pool, spread_keys,
+};
+use super::{Config, Failure, Instance, Stop};
+use crate::record::OFFSET_MASK;
+use crate::{Index, Persistent};
+use evermap_pm::sim::rng::Rng;
+
+/// Puts wrong values into the words of a small pool, one at a time: zero, all ones, a random number, the
+/// word before it. Opening, reading, writing, sweeping and checking may then answer errors and find less, but
+/// must neither panic nor run on and on; and where words are records, no key may get a word that was never
+/// put for it. Words that the same run over the undamaged pool never loads cannot matter, and are skipped.
+///
+/// At scale 1 a sample of the words is tried.
+///
+/// # Errors
+/// The wrong word, and what it led to.
+pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    const TRIALS: usize = 3000;
+    for stop in [Stop::Clean, Stop::Unclean] {
+        let name = if stop == Stop::Clean { "closed pool" } else { "pool not closed" };
+        let fail = |what| Failure::new::<K>("damage", name, config.seed, what);
+        let patient = prepare::<K, P>(subject, stop, config.seed).map_err(fail)?;
+        let whole = exercise::<K, P>(&patient, None, u64::MAX)
+            .map_err(|what| fail(format!("undamaged: {what}")))?;
+        let random = &mut Rng::new(config.seed);
+        let mut wounds = wounds(&patient.image, &whole.loaded, random);
+        random.shuffle(&mut wounds);
+        // Damage may cost retries and rebuilding, but not without bound.
+        let budget = whole.steps * 20 + 100_000;
+        // One mistake shows in many words: an example of each is enough.
+        let mut mistakes: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        for wound in wounds.iter().take(TRIALS * config.scale) {
+            let run = || exercise::<K, P>(&patient, Some(wound), budget);
+            let result = catch_unwind(AssertUnwindSafe(run));
+            if let Err(what) = result.unwrap_or_else(|panic| Err(panicked(panic))) {
+                let (offset, was) = (wound.offset, patient.image[wound.offset as usize / 8]);
+                let example =
+                    format!("word at {offset:#x} set from {was:#x} to {:#x}", wound.value);
+                mistakes.entry(what).or_insert((0, example)).0 += 1;
+            }
+        }
+        if !mistakes.is_empty() {
+            let lines = mistakes.iter().map(|(what, (times, example))| {
+                format!("\n  {what} ({times} times, such as {example})")
+            });
+            return Err(fail(lines.collect()));
+        }
+    }
+    Ok(())
+}
+
+/// A pool to damage.
+struct Patient {
+    image: Vec<u64>,
+    /// Numbers of the keys in it, and the word put for each.
+    pairs: Vec<(u64, u64)>,
+}
+
+fn prepare<K: Numbered, P: PoolSubject<K>>(
+    subject: &P,
+    stop: Stop,
+    seed: u64,
+) -> Result<Patient, String> {
+    const KEYS: usize = 80;
+    let instance = small_pool(subject).map_err(|error| error.to_string())?;
+    let mut pairs = Vec::new();
+    for number in spread_keys::<K>(seed).take(KEYS) {
+        let owned = K::owned(number, instance.pool.seed());
+        let (key, guard) = (K::lend(&owned), instance.pool.pin());
+        let word = Instance::<K>::word(&instance, key, pairs.len() as u64 + 1);
+        let word = word.and_then(|word| instance.index.upsert(key, word, &guard));
+        let change = word.map_err(|error| error.to_string())?;
+        pairs.push((number, change.new.ok_or("an upsert left the key absent")?));
+    }
+    if stop == Stop::Clean {
+        instance.pool.close().map_err(|error| error.to_string())?;
+    }
+    Ok(Patient { image: image(instance.pool.medium()), pairs })
+}
+
+/// A word to set.
+struct Wound {
+    offset: u64,
+    value: u64,
+}
+
+fn wounds(image: &[u64], offsets: &[u64], random: &mut Rng) -> Vec<Wound> {
+    let mut wounds = Vec::new();
+    for &offset in offsets {
+        let place = offset as usize / 8;
+        let Some(&word) = image.get(place) else { continue };
+        let beside = image[place.saturating_sub(1)];
+        for value in [0, u64::MAX, random.draw(), beside] {
+            if value != word {
+                wounds.push(Wound { offset, value });
+            }
+        }
+    }
+    wounds
+}
+
+/// What a run took.
+#[derive(Default)]
+struct Effort {
+    steps: u64,
+    /// Offsets of the words that it loaded.
+    loaded: Vec<u64>,
+}
+
+/// Opens the pool and does everything with it, whatever it answers, short of `budget` loads and stores.
+fn exercise<K: Numbered, P: PoolSubject<K>>(
+    patient: &Patient,
+    wound: Option<&Wound>,
+    budget: u64,
+) -> Result<Effort, String> {
+    let capacity = patient.image.len() as u64 * 8 + (1 << 20);
+    let medium = Hooked::reserve(capacity, Budget::new(budget, capacity))
+        .map_err(|error| error.to_string())?;
+    restore(&medium, &patient.image).map_err(|error| error.to_string())?;
+    if let Some(wound) = wound {
+        let cell = medium.at::<PmU64>(wound.offset).expect("inside the image");
+        medium.store(cell, wound.value);
+    }
+    medium.hook.reset();
+    let instance = match open::<K, P, _>(medium) {
+        Ok(instance) => instance,
+        Err(error) if wound.is_none() => return Err(error.to_string()),
+        Err(_) => return Ok(Effort::default()),
+    };
+    operate::<K, _>(&instance, patient, wound.is_none())?;
+    let hook = &instance.pool.medium().hook;
+    Ok(Effort { steps: hook.steps(), loaded: hook.loaded() })
+}
+
+/// Every operation, on the keys in the pool and on others. Answers are judged as far as they can be.
+fn operate<K: Numbered, I: Index<K> + Persistent<Hooked<Budget>>>(
+    instance: &PoolInstance<Hooked<Budget>, I>,
+    patient: &Patient,
+    undamaged: bool,
+) -> Result<(), String> {
+    const STRANGERS: usize = 20;
+    let mut words: HashMap<u64, Vec<u64>> =
+        patient.pairs.iter().map(|&(number, word)| (number, vec![word])).collect();
+    // A word that is no record cannot be told from a damaged one.
+    let strict = K::WORDS_ARE_RECORDS || undamaged;
+    let judge = |number: u64, found: Option<u64>, words: &HashMap<u64, Vec<u64>>| {
+        let put = words.get(&number).map_or(&[][..], Vec::as_slice);
+        let known = |word: u64| put.iter().any(|put| (put ^ word) & OFFSET_MASK == 0);
+        match found {
+            Some(word) if strict && !known(word) => {
+                Err(format!("key {number} answers {word:#x}, never put for it"))
+            }
+            None if undamaged && !put.is_empty() => Err(format!("key {number} is missing")),
+            _ => Ok(()),
+        }
+    };
+    let (pool, index) = (&instance.pool, &instance.index);
+    let numbers: Vec<u64> = patient
+        .pairs
+        .iter()
+        .map(|pair| pair.0)
+        .chain(spread_keys::<K>(!0).take(STRANGERS))
+        .collect();
+    let owned: Vec<K::Owned> =
+        numbers.iter().map(|&number| K::owned(number, pool.seed())).collect();
+    let refs: Vec<K::Ref<'_>> = owned.iter().map(K::lend).collect();
+    for (&number, &key) in numbers.iter().zip(&refs) {
+        if let Ok(found) = index.get(key, &pool.pin()) {
+            judge(number, found, &words)?;
+        }
+    }
+    let mut found = vec![None; numbers.len()];
+    if index.get_many(&refs, &mut found, &pool.pin()).is_ok() {
+        for (&number, &word) in numbers.iter().zip(&found) {
+            judge(number, word, &words)?;
+        }
+    }
+    // Whether these succeed is open; that they come back is not.
+    let _ = Instance::<K>::sweep(instance);
+    let _ = index.for_each(&pool.pin(), &mut |_, _| true);
+    for (at, (&number, &key)) in numbers.iter().zip(&refs).enumerate() {
+        let guard = pool.pin();
+        let Ok(word) = Instance::<K>::word(instance, key, 1000 + at as u64) else { continue };
+        words.entry(number).or_default().push(word);
+        let changed = match at % 4 {
+            0 => index.remove(key, &guard),
+            1 => index.insert(key, word, &guard),
+            _ => index.upsert(key, word, &guard),
+        };
+        let change = changed.unwrap_or_default();
+        if change.new != Some(word) {
+            Instance::<K>::discard(instance, word);
+        }
+        judge(number, change.old.or(words[&number].first().copied()), &words)?;
+        if let Some(old) = change.old.filter(|_| change.changed()) {
+            Instance::<K>::retire(instance, old, &guard);
+        }
+    }
+    let _ = index.stats(&pool.pin());
+    let wrong = Instance::<K>::audit(instance);
+    if undamaged && pool.is_swept() && !wrong.is_empty() {
+        return Err(format!("audit: {}", wrong.join("; ")));
+    }
+    let _ = pool.close();
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Keys for tests: every kind by number, kinds whose hash a test can choose, and sets that hurt.
+
+use evermap_pm::Medium;
+
+use crate::Key;
+use crate::key::{Bytes, BytesRef};
+use evermap_pm::sim::rng::Rng;
+
+/// A kind of key of which the kit can make the one with any number.
+pub trait Numbered: Key {
+    /// What a key borrows from.
+    type Owned: Send + Sync;
+
+    /// The key with this number. Different numbers give different keys.
+    fn owned(number: u64, seed: u64) -> Self::Owned;
+
+    /// The key as operations take it.
+    fn lend(owned: &Self::Owned) -> Self::Ref<'_>;
+
+    /// What a record for the key holds; nothing where words are no records.
+    fn record_key<'a>(_key: Self::Ref<'a>) -> &'a [u8] {
+        &[]
+    }
+
+    /// The sets of keys that the kit runs through.
+    fn universes() -> Vec<Universe>;
+}
+
+/// A set of keys to test with.
+#[derive(Clone, Debug)]
+pub struct Universe {
+    /// For reports.
+    pub name: &'static str,
+    /// Numbers of the keys, all different.
+    pub keys: Vec<u64>,
+    /// Whether the hashes are so bad that an index may answer `NoSpace` beyond
+    /// [`Subject::always_holds`](super::Subject::always_holds).
+    pub hostile: bool,
+}
+
+impl Universe {
+    fn new(name: &'static str, hostile: bool, keys: impl IntoIterator<Item = u64>) -> Self {
+        let mut keys: Vec<u64> = keys.into_iter().collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Universe { name, keys, hostile }
+    }
+}
+
+impl Numbered for u64 {
+    type Owned = u64;
+
+    fn owned(number: u64, _seed: u64) -> u64 {
+        number
+    }
+
+    fn lend(owned: &u64) -> u64 {
+        *owned
+    }
+
+    fn universes() -> Vec<Universe> {
+        well_hashed()
+    }
+}
+
+/// A key of 8 bytes that is its own hash, so that a test chooses directory, bucket and fingerprint.
+pub type Plain = Placed<false>;
+
+/// A key of 8 bytes whose hash is its upper half, twice: 2^32 keys share each hash.
+pub type Coarse = Placed<true>;
+
+/// A key of 8 bytes whose hash a test chooses: see [`Plain`] and [`Coarse`].
+#[derive(Clone, Copy, Debug)]
+pub enum Placed<const COARSE: bool> {}
+
+impl<const COARSE: bool> Key for Placed<COARSE> {
+    type Ref<'a> = u64;
+    const FORMAT: u16 = if COARSE { 0xfff1 } else { 0xfff0 };
+    const WORDS_ARE_RECORDS: bool = false;
+
+    fn hash(key: u64, _seed: u64) -> u64 {
+        if COARSE { key >> 32 << 32 | key >> 32 } else { key }
+    }
+
+    fn slot_key(key: u64, _hash: u64) -> u64 {
+        key
+    }
+
+    fn slot_hash(slot_key: u64, seed: u64) -> u64 {
+        Self::hash(slot_key, seed)
+    }
+
+    fn matches<M: Medium>(_medium: &M, _word: u64, _key: u64) -> bool {
+        true
+    }
+
+    fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
+}
+
+impl<const COARSE: bool> Numbered for Placed<COARSE> {
+    type Owned = u64;
+
+    fn owned(number: u64, _seed: u64) -> u64 {
+        number
+    }
+
+    fn lend(owned: &u64) -> u64 {
+        *owned
+    }
+
+    fn universes() -> Vec<Universe> {
+        if COARSE { equal_hashes() } else { chosen_hashes() }
+    }
+}
+
+/// Bytes of a key, and its hash.
+#[derive(Clone, Debug)]
+pub struct OwnedBytes(Vec<u8>, u64);
+
+/// Numbers from here up give byte strings whose hash is as coarse as that of [`Coarse`].
+const COARSE_FROM: u64 = 1 << 63;
+
+impl Numbered for Bytes {
+    type Owned = OwnedBytes;
+
+    /// Number 0 is the empty key; the others have 1 to 8 bytes of number and up to 250 bytes of padding.
+    fn owned(number: u64, seed: u64) -> OwnedBytes {
+        let mut bytes = number.to_le_bytes().to_vec();
+        bytes.truncate(8 - number.leading_zeros() as usize / 8);
+        // A long tail on a tenth of the keys. It ends in where the number ends, and a byte that no number
+        // ends in, so that keys stay different.
+        if number % 10 == 7 {
+            let end = bytes.len() as u8;
+            bytes.resize(bytes.len() + (number % 250) as usize, b'.');
+            bytes.extend([end, 0]);
+        }
+        let hash = if number >= COARSE_FROM {
+            Coarse::hash(number, seed)
+        } else {
+            BytesRef::new(&bytes, seed).hash
+        };
+        OwnedBytes(bytes, hash)
+    }
+
+    fn lend(owned: &OwnedBytes) -> BytesRef<'_> {
+        BytesRef { bytes: &owned.0, hash: owned.1 }
+    }
+
+    fn record_key<'a>(key: Self::Ref<'a>) -> &'a [u8] {
+        key.bytes
+    }
+
+    fn universes() -> Vec<Universe> {
+        let mut all = well_hashed();
+        all.iter_mut().for_each(|universe| universe.keys.retain(|&key| key < COARSE_FROM));
+        all.extend(equal_hashes());
+        all
+    }
+}
+
+/// For kinds with a hash function of their own.
+fn well_hashed() -> Vec<Universe> {
+    let structured = (0..64u64).flat_map(|i| {
+        [i * 64, i << 44, 0x7f00_0000_0000 + i * 4096, i.reverse_bits() >> 1, i << 32 | i]
+    });
+    vec![
+        Universe::new("a dozen", false, 0..12),
+        Universe::new("extremes", false, extremes()),
+        Universe::new("structured", false, structured),
+        Universe::new("counting", false, 0..3000),
+    ]
+}
+
+/// For [`Plain`].
+fn chosen_hashes() -> Vec<Universe> {
+    let mut random = Rng::new(0x5eed);
+    let mut draw = |count, keep: u64, base: u64| -> Vec<u64> {
+        (0..count).map(|_| base | random.draw() & keep).collect()
+    };
+    let base = 0x9a3c_55f0_1e87_b2d4;
+    let (top, middle, bottom) = (0xffff_f000_0000_0000, 0x0000_0fff_fff0_0000, 0xf_ffff);
+    vec![
+        Universe::new("uniform hashes", false, draw(3000, u64::MAX, 0)),
+        Universe::new("extreme hashes", true, extremes()),
+        Universe::new("equal prefixes", true, draw(300, middle | bottom, base & top)),
+        Universe::new("equal suffixes", true, draw(300, top, base & !top)),
+        Universe::new("only the middle differs", true, draw(300, middle, base & !middle)),
+        Universe::new("only the suffix differs", true, (0..300).map(|i| base & !0xfff | i)),
+    ]
+}
+
+/// For [`Coarse`], and for byte strings: so every number is at least [`COARSE_FROM`].
+fn equal_hashes() -> Vec<Universe> {
+    let mut random = Rng::new(0xc0a5e);
+    let same = |high: u64, count: u64| (0..count).map(move |i| high << 32 | i);
+    let groups: Vec<u64> = (0..40).map(|_| random.draw() >> 32 | 1 << 31).collect();
+    vec![
+        Universe::new("one hash", true, same(0x9a3c_55f0, 100)),
+        Universe::new("all-ones hash", true, same(u64::MAX >> 32, 100)),
+        Universe::new("few hashes", true, groups.into_iter().flat_map(|high| same(high, 12))),
+    ]
+}
+
+/// Zero, all ones, single bits and their neighbours.
+fn extremes() -> impl Iterator<Item = u64> {
+    let bits = (0..64).map(|bit| 1u64 << bit);
+    bits.flat_map(|bit| [bit, !bit, bit - 1]).chain([0, u64::MAX, 0x5555_5555_5555_5555])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn distinct<K: Numbered<Owned: Clone + std::fmt::Debug>>() {
+        for universe in K::universes() {
+            let keys: HashSet<String> =
+                universe.keys.iter().map(|&key| format!("{:?}", K::owned(key, 3))).collect();
+            assert_eq!(keys.len(), universe.keys.len(), "{}", universe.name);
+            assert!(universe.keys.len() >= 12, "{}", universe.name);
+        }
+    }
+
+    #[test]
+    fn different_numbers_are_different_keys() {
+        distinct::<u64>();
+        distinct::<Plain>();
+        distinct::<Coarse>();
+        distinct::<Bytes>();
+    }
+
+    #[test]
+    fn chosen_hashes_are_what_they_say() {
+        assert_eq!(Plain::hash(77, 5), 77);
+        assert_eq!(Coarse::hash(0x1234_5678_0000_0009, 5), 0x1234_5678_1234_5678);
+        assert_eq!(Coarse::slot_hash(0x1234_5678_0000_0009, 5), 0x1234_5678_1234_5678);
+        let one = Bytes::owned(COARSE_FROM | 1, 5);
+        let other = Bytes::owned(COARSE_FROM | 2, 5);
+        assert_eq!(one.1, other.1);
+        assert_ne!(one.0, other.0);
+        assert!(Bytes::owned(0, 5).0.is_empty());
+    }
+}

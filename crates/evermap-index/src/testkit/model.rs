@@ -1,0 +1,394 @@
+//! Sequences of operations against an ordered map of the standard library.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::call::{Call, Driver, Records, Told, Verb};
+use super::keys::{Numbered, Universe};
+use super::{Config, Failure, Instance, Stop, Subject, chance};
+use crate::Change;
+use evermap_pm::sim::rng::Rng;
+
+/// Runs random sequences over each of the kind's [universes](Numbered::universes): growth, churn and
+/// shrinkage in turn, with every operation of the trait, reopening and sweeping, and a comparison of the
+/// whole contents now and then.
+///
+/// # Errors
+/// The shortest failing sequence that was found, as lines of code.
+pub fn model<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    for universe in K::universes() {
+        for round in 0..config.scale {
+            let seed = config.seed_of(round);
+            let steps = generate(&mut Rng::new(seed), &universe, K::WORDS_ARE_RECORDS);
+            let fails = |steps: &[Step]| run(subject, &universe, steps).err();
+            if let Some(first) = fails(&steps) {
+                let text = report(&steps, first, fails);
+                return Err(Failure::new::<K>("model", universe.name, seed, text));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One line of a sequence.
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    Call(Call),
+    GetMany(Vec<u64>),
+    /// A walk that stops after so many pairs.
+    Walk(usize),
+    /// Everything there is against everything there must be, and an audit.
+    Compare,
+    Reopen(Stop),
+    Sweep,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Call(call) => write!(f, "{call};"),
+            Step::GetMany(keys) => write!(f, "get_many({keys:?});"),
+            Step::Walk(pairs) => write!(f, "for_each(stop after {pairs});"),
+            Step::Compare => f.write_str("compare();"),
+            Step::Reopen(stop) => write!(f, "reopen({stop:?});"),
+            Step::Sweep => f.write_str("sweep();"),
+        }
+    }
+}
+
+/// A percentage of verbs that may add keys, and steps for each key of the universe.
+const PHASES: [(u64, f64); 3] = [(85, 2.5), (45, 0.5), (8, 3.5)];
+/// How often all phases are gone through: growth after shrinkage differs from the first growth.
+const CYCLES: usize = 2;
+/// Fewest steps in a phase.
+const PHASE_MIN: usize = 200;
+
+fn generate(random: &mut Rng, universe: &Universe, unique_words: bool) -> Vec<Step> {
+    let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut steps = Vec::new();
+    let mut words = 0;
+    let mut word = |random: &mut Rng| {
+        words += 1;
+        match random.below(8) {
+            _ if unique_words => words,
+            0 => 0,
+            1 => u64::MAX,
+            2 => random.draw(),
+            _ => words % 5,
+        }
+    };
+    for (grow, steps_per_key) in [PHASES; CYCLES].concat() {
+        let count = PHASE_MIN.max((universe.keys.len() as f64 * steps_per_key) as usize);
+        let pause = count / 5;
+        for at in 0..count {
+            if at % pause == pause - 1 {
+                steps.extend(interlude(random));
+            }
+            if chance(random, 3) {
+                let keys = (0..random.below(40)).map(|_| *random.pick(&universe.keys)).collect();
+                steps.push(Step::GetMany(keys));
+                continue;
+            }
+            let key = choose(random, universe, |key| model.contains_key(&key) == (grow < 50));
+            let current = model.get(&key).copied();
+            let call = Call { key, verb: Verb::random(random, current, grow, &mut word) };
+            bind(&mut model, key, call.verb.apply(current).new);
+            steps.push(Step::Call(call));
+        }
+    }
+    steps.push(Step::Compare);
+    steps
+}
+
+/// A key, most often one that `suits`.
+fn choose(random: &mut Rng, universe: &Universe, suits: impl Fn(u64) -> bool) -> u64 {
+    let tries = if chance(random, 70) { 20 } else { 1 };
+    let mut key = *random.pick(&universe.keys);
+    for _ in 1..tries {
+        if suits(key) {
+            break;
+        }
+        key = *random.pick(&universe.keys);
+    }
+    key
+}
+
+fn interlude(random: &mut Rng) -> Vec<Step> {
+    let stop = *random.pick(&[Stop::Clean, Stop::Unclean]);
+    match random.below(5) {
+        0 => vec![Step::Walk(random.below(20) as usize), Step::Compare],
+        1 => vec![Step::Reopen(stop), Step::Compare],
+        2 => vec![Step::Reopen(stop), Step::Sweep, Step::Compare],
+        // Old space is not swept yet when the index is stopped again.
+        3 => vec![Step::Reopen(Stop::Unclean), Step::Reopen(stop)],
+        _ => vec![Step::Sweep, Step::Compare],
+    }
+}
+
+fn bind(model: &mut BTreeMap<u64, u64>, key: u64, word: Option<u64>) {
+    match word {
+        Some(word) => model.insert(key, word),
+        None => model.remove(&key),
+    };
+}
+
+/// Runs a sequence on a fresh index. Answers which step failed, and how.
+fn run<K: Numbered, S: Subject<K>>(
+    subject: &S,
+    universe: &Universe,
+    steps: &[Step],
+) -> Result<(), (usize, String)> {
+    let mut at = 0;
+    // A panic is a failure like others: it must name its sequence too, and a short one.
+    let result = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
+        let instance = subject.fresh().map_err(|error| format!("cannot be made: {error}"))?;
+        let mut world = World {
+            subject,
+            universe,
+            instance: Some(instance),
+            records: Records::default(),
+            model: BTreeMap::new(),
+        };
+        for step in steps {
+            world.step(step)?;
+            at += 1;
+        }
+        Ok(())
+    }));
+    match result {
+        Ok(done) => done.map_err(|what| (at, what)),
+        Err(panic) => Err((at, panicked(panic))),
+    }
+}
+
+/// A caught panic in words.
+pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("panicked: {}", text.unwrap_or("without a text"))
+}
+
+/// The index and what it must hold.
+struct World<'s, K: Numbered, S: Subject<K>> {
+    subject: &'s S,
+    universe: &'s Universe,
+    /// Always there between steps.
+    instance: Option<S::Instance>,
+    records: Records,
+    model: BTreeMap<u64, u64>,
+}
+
+impl<K: Numbered, S: Subject<K>> World<'_, K, S> {
+    fn instance(&self) -> &S::Instance {
+        self.instance.as_ref().expect("there between steps")
+    }
+
+    fn driver(&self) -> Driver<'_, K> {
+        Driver::new(self.instance(), &self.records)
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), String> {
+        match step {
+            Step::Call(call) => self.call(call),
+            Step::GetMany(keys) => self.get_many(keys),
+            Step::Walk(limit) => self.walk(*limit),
+            Step::Compare => self.compare(),
+            Step::Reopen(stop) => self.reopen(*stop),
+            Step::Sweep => self.instance().sweep().map_err(|error| error.to_string()),
+        }
+    }
+
+    fn call(&mut self, call: &Call) -> Result<(), String> {
+        let due = call.verb.apply(self.model.get(&call.key).copied());
+        match self.driver().call(call)? {
+            Some(change) if change == due => bind(&mut self.model, call.key, due.new),
+            Some(change) => return Err(differs(Told(change), Told(due))),
+            None if self.universe.hostile && self.model.len() >= self.subject.always_holds() => {
+                // No space is an answer here, provided that nothing has changed.
+                let get = Call { key: call.key, verb: Verb::Get };
+                let found = self.driver().call(&get)?;
+                if found != Some(Change { old: due.old, new: due.old }) {
+                    return Err("no space, and yet the key has changed".into());
+                }
+            }
+            None => return Err(format!("no space for key {}", self.model.len() + 1)),
+        }
+        Ok(())
+    }
+
+    fn get_many(&self, keys: &[u64]) -> Result<(), String> {
+        let found = self.driver().get_many(keys)?;
+        for (key, word) in keys.iter().zip(found) {
+            let due = self.model.get(key).copied();
+            if word != due {
+                return Err(format!("key {key}: {}", differs(Told(word), Told(due))));
+            }
+        }
+        Ok(())
+    }
+
+    fn walk(&self, limit: usize) -> Result<(), String> {
+        // A walk must show a pair before it can be told to stop.
+        let limit = limit.max(1);
+        let shown = self.driver().pairs(limit)?;
+        let due = limit.min(self.model.len());
+        if shown.len() != due { Err(differs(shown.len(), due)) } else { Ok(()) }
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        let driver = self.driver();
+        let mut shown = driver.pairs(usize::MAX)?;
+        let mut due: Vec<_> =
+            self.model.iter().map(|(&key, &word)| (driver.slot_key(key), word)).collect();
+        shown.sort_unstable();
+        due.sort_unstable();
+        if shown != due {
+            return Err(format!("for_each: {}", difference(&shown, &due)));
+        }
+        let len = driver.stats()?.len;
+        if len != due.len() as u64 {
+            return Err(format!("stats().len: {}", differs(len, due.len())));
+        }
+        self.get_many(&self.universe.keys)?;
+        for &key in &self.universe.keys {
+            let (found, due) = (driver.get(key)?, self.model.get(&key).copied());
+            if found != due {
+                return Err(format!("get({key}): {}", differs(Told(found), Told(due))));
+            }
+        }
+        match self.instance().audit() {
+            found if found.is_empty() => Ok(()),
+            found => Err(format!("audit: {}", found.join("; "))),
+        }
+    }
+
+    fn reopen(&mut self, stop: Stop) -> Result<(), String> {
+        let instance = self.instance.take().expect("there between steps");
+        let reopened = self.subject.reopen(instance, stop);
+        self.instance = Some(reopened.map_err(|error| format!("cannot be opened: {error}"))?);
+        Ok(())
+    }
+}
+
+fn differs(found: impl fmt::Display, due: impl fmt::Display) -> String {
+    format!("answers {found}, must answer {due}")
+}
+
+/// The first few differences between two sorted lists of slot keys and words.
+fn difference(shown: &[(u64, u64)], due: &[(u64, u64)]) -> String {
+    let mut counts: BTreeMap<(u64, u64), (usize, usize)> = BTreeMap::new();
+    shown.iter().for_each(|&pair| counts.entry(pair).or_default().0 += 1);
+    due.iter().for_each(|&pair| counts.entry(pair).or_default().1 += 1);
+    let wrong: Vec<String> = counts
+        .into_iter()
+        .filter(|(_, (shown, due))| shown != due)
+        .take(5)
+        .map(|((slot_key, word), (shown, due))| {
+            format!("slot key {slot_key} with word {word} shown {shown} times, must be {due}")
+        })
+        .collect();
+    wrong.join(", ")
+}
+
+/// Steps that a report shows. Where more are needed, the failure depends on how often something happened.
+const SHOWN: usize = 60;
+/// Runs that shortening may take.
+const TRIALS: usize = 600;
+
+/// Shortens a failing sequence and prints it, the failure behind its last line.
+fn report(
+    steps: &[Step],
+    first: (usize, String),
+    fails: impl Fn(&[Step]) -> Option<(usize, String)>,
+) -> String {
+    let mut trials = 0;
+    let (steps, what) = shorten(steps, first, |steps| {
+        trials += 1;
+        if trials <= TRIALS { fails(steps) } else { None }
+    });
+    let hidden = steps.len().saturating_sub(SHOWN);
+    let mut lines: Vec<String> = steps[hidden..].iter().map(|step| format!("    {step}")).collect();
+    if hidden > 0 {
+        lines.insert(0, format!("    // ... {hidden} steps that the seed repeats ..."));
+    }
+    format!("{} steps fail\n{}  // {what}", steps.len(), lines.join("\n"))
+}
+
+/// Delta debugging: drops halves, quarters and so on for as long as the rest still fails.
+fn shorten<T: Clone>(
+    steps: &[T],
+    (at, mut what): (usize, String),
+    mut fails: impl FnMut(&[T]) -> Option<(usize, String)>,
+) -> (Vec<T>, String) {
+    let mut steps = steps[..steps.len().min(at + 1)].to_vec();
+    let mut chunk = steps.len().div_ceil(2);
+    loop {
+        let before = steps.len();
+        let mut start = 0;
+        while start < steps.len() {
+            let mut rest = steps.clone();
+            rest.drain(start..(start + chunk).min(steps.len()));
+            match fails(&rest) {
+                Some((at, how)) => {
+                    rest.truncate(at + 1);
+                    (steps, what) = (rest, how);
+                }
+                None => start += chunk,
+            }
+        }
+        if chunk > 1 {
+            chunk = chunk.div_ceil(2);
+        } else if steps.len() == before {
+            return (steps, what);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn sequences_reach_everything() {
+        let universe = &u64::universes()[3];
+        let steps = generate(&mut Rng::new(1), universe, false);
+        let mut model = BTreeMap::new();
+        let (mut most, mut verbs) = (0, BTreeSet::new());
+        let mut least_after_most = usize::MAX;
+        for step in &steps {
+            if let Step::Call(call) = step {
+                let change = call.verb.apply(model.get(&call.key).copied());
+                bind(&mut model, call.key, change.new);
+                let name = call.to_string();
+                verbs.insert((name[..4].to_string(), change.inserted(), change.removed()));
+                if model.len() > most {
+                    (most, least_after_most) = (model.len(), usize::MAX);
+                }
+                least_after_most = least_after_most.min(model.len());
+            }
+        }
+        assert!(most > 2700, "grows to {most} of 3000");
+        assert!(least_after_most < 300, "shrinks to {least_after_most}");
+        let names: BTreeSet<&str> = verbs.iter().map(|(name, ..)| name.as_str()).collect();
+        assert_eq!(names.len(), 7, "{names:?}"); // remove and remove_if begin alike
+        assert!(verbs.contains(&("muta".into(), true, false)));
+        assert!(verbs.contains(&("muta".into(), false, true)));
+        assert!(steps.contains(&Step::Reopen(Stop::Clean)) && steps.contains(&Step::Sweep));
+    }
+
+    /// Fails where a 3 comes after a 7: two steps are enough to show it.
+    #[test]
+    fn shortening_finds_the_core() {
+        let fails = |steps: &[u32]| {
+            let seven = steps.iter().position(|&step| step == 7)?;
+            let three = steps[seven..].iter().position(|&step| step == 3)?;
+            Some((seven + three, "3 after 7".to_string()))
+        };
+        let steps: Vec<u32> = (0..1000).map(|i| (i * 37) % 101).collect();
+        let (core, what) = shorten(&steps, fails(&steps).unwrap(), fails);
+        assert_eq!((core, what.as_str()), (vec![7, 3], "3 after 7"));
+    }
+}

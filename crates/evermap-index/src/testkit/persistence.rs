@@ -1,0 +1,412 @@
+//! Indexes in pools: reopening, sweeping, running out of space, and damage.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use evermap_pm::pool::Pool;
+use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::{Guard, Medium, PmU64, Result};
+
+use super::call::{Call, Driver, Records, Told, Verb};
+use super::concurrent::{Done, Plan, blow, settle, thread_seed, threads};
+use super::hooked::{Hooked, Jitter};
+use super::keys::{Numbered, Universe};
+use super::{Config, Failure, Instance, Stop, Subject};
+use crate::record::{self, Header, OFFSET_MASK};
+use crate::{Index, Persistent, Visitor};
+use evermap_pm::sim::rng::Rng;
+
+/// How to make an index that lives in a pool.
+pub trait PoolSubject<K: Numbered>: Sync {
+    /// The index, on any medium.
+    type Index<M: Medium>: Index<K> + Persistent<M>;
+
+    /// A geometry so small that a few dozen keys make the index split, double, merge or whatever it does.
+    fn config<M: Medium>(&self) -> <Self::Index<M> as Persistent<M>>::Config;
+
+    /// See [`Subject::always_holds`].
+    fn always_holds(&self) -> usize {
+        32
+    }
+
+    /// Bytes in an extent of the kit's pools.
+    fn extent_size(&self) -> u64 {
+        16 << 10
+    }
+}
+
+/// A [`PoolSubject`] as a [`Subject`]: pools in plain memory, and a copy of that memory to reopen.
+pub struct Pooled<P>(pub P);
+
+impl<K: Numbered, P: PoolSubject<K>> PoolSubject<K> for &P {
+    type Index<M: Medium> = P::Index<M>;
+
+    fn config<M: Medium>(&self) -> <Self::Index<M> as Persistent<M>>::Config {
+        (**self).config::<M>()
+    }
+
+    fn always_holds(&self) -> usize {
+        (**self).always_holds()
+    }
+
+    fn extent_size(&self) -> u64 {
+        (**self).extent_size()
+    }
+}
+
+impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
+    type Instance = PoolInstance<Hooked<Jitter>, P::Index<Hooked<Jitter>>>;
+
+    fn fresh(&self) -> Result<Self::Instance> {
+        create(&self.0, Hooked::reserve(CAPACITY, Jitter)?)
+    }
+
+    fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
+        if stop == Stop::Clean {
+            instance.pool.close()?;
+        }
+        let medium = Hooked::reserve(CAPACITY, Jitter)?;
+        restore(&medium, &image(instance.pool.medium()))?;
+        drop(instance);
+        open::<K, P, _>(medium)
+    }
+
+    fn always_holds(&self) -> usize {
+        self.0.always_holds()
+    }
+}
+
+/// Bytes that a pool of the kit may have.
+const CAPACITY: u64 = 64 << 20;
+/// Root slot of the index under test.
+const ROOT: usize = 3;
+
+/// A pool with an index in it.
+fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
+    subject: &P,
+    medium: M,
+) -> Result<PoolInstance<M, P::Index<M>>> {
+    let shape = RegionConfig {
+        extent_size: subject.extent_size(),
+        capacity: medium.capacity(),
+        seed: Some(7),
+    };
+    let pool = Pool::create(medium, &shape, Identity::default())?;
+    let index = Persistent::create(pool.clone(), ROOT, subject.config::<M>())?;
+    Ok(PoolInstance { pool, index })
+}
+
+/// Opens what [`create`] made.
+pub(crate) fn open<K: Numbered, P: PoolSubject<K>, M: Medium>(
+    medium: M,
+) -> Result<PoolInstance<M, P::Index<M>>> {
+    let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
+    let index = Persistent::open(pool.clone(), ROOT)?;
+    Ok(PoolInstance { pool, index })
+}
+
+/// Every word of a medium. Nothing changes meanwhile.
+pub(crate) fn image<M: Medium>(medium: &M) -> Vec<u64> {
+    let cells = medium.slice::<PmU64>(0, medium.len() / 8).expect("all of it");
+    cells.iter().map(|cell| medium.load_relaxed(cell)).collect()
+}
+
+/// Fills a blank medium.
+pub(crate) fn restore<M: Medium>(medium: &M, image: &[u64]) -> Result<()> {
+    medium.grow(image.len() as u64 * 8)?;
+    let cells = medium.slice::<PmU64>(0, image.len() as u64).expect("just grown");
+    // Blank memory is zero: untouched pages stay untouched.
+    for (cell, &word) in cells.iter().zip(image).filter(|&(_, &word)| word != 0) {
+        medium.store(cell, word);
+    }
+    Ok(())
+}
+
+/// An index in a pool.
+pub struct PoolInstance<M: Medium, I> {
+    pub(crate) pool: Arc<Pool<M>>,
+    pub(crate) index: I,
+}
+
+impl<M: Medium, I: Persistent<M>> PoolInstance<M, I> {
+    /// Shows every reachable block, as often as it is named.
+    fn visit(&self, words_are_records: bool, mark: &mut dyn FnMut(u64)) -> Result<()> {
+        struct Marker<'a>(bool, &'a mut dyn FnMut(u64));
+        impl Visitor for Marker<'_> {
+            fn block(&mut self, offset: u64) {
+                (self.1)(offset);
+            }
+            fn word(&mut self, word: u64) {
+                if self.0 {
+                    (self.1)(word & OFFSET_MASK);
+                }
+            }
+        }
+        self.index.visit(&mut Marker(words_are_records, mark))
+    }
+}
+
+impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolInstance<M, I> {
+    fn index(&self) -> &dyn Index<K> {
+        &self.index
+    }
+
+    fn pin(&self) -> Guard<'_> {
+        self.pool.pin()
+    }
+
+    fn seed(&self) -> u64 {
+        self.pool.seed()
+    }
+
+    fn word(&self, key: K::Ref<'_>, tag: u64) -> Result<u64> {
+        if !K::WORDS_ARE_RECORDS {
+            return Ok(tag);
+        }
+        let bytes = K::record_key(key);
+        let (m, len) = (self.pool.medium(), bytes.len() as u64);
+        let offset = self.pool.allocate(record::HEADER + len)?;
+        let header = m.at::<Header>(offset).expect("just allocated");
+        m.store(&header.control, 0);
+        m.store(&header.stamp, tag);
+        m.store(&header.check, 0);
+        m.store(&header.lengths, len);
+        let cells = m.slice(offset + record::HEADER, len.div_ceil(8)).expect("just allocated");
+        m.write_bytes(cells, bytes);
+        m.flush(header);
+        m.flush(cells);
+        m.fence();
+        Ok(offset)
+    }
+
+    fn tag(&self, word: u64) -> u64 {
+        if !K::WORDS_ARE_RECORDS {
+            return word;
+        }
+        let m = self.pool.medium();
+        m.at::<Header>(word & OFFSET_MASK).map_or(u64::MAX, |header| m.load(&header.stamp))
+    }
+
+    fn discard(&self, word: u64) {
+        if K::WORDS_ARE_RECORDS {
+            self.pool.free_unpublished(word);
+        }
+    }
+
+    fn retire(&self, word: u64, guard: &Guard<'_>) {
+        if K::WORDS_ARE_RECORDS {
+            self.pool.retire(word & OFFSET_MASK, record::HEADER, guard);
+        }
+    }
+
+    fn sweep(&self) -> Result<()> {
+        self.pool.sweep(|mark| self.visit(K::WORDS_ARE_RECORDS, mark))
+    }
+
+    fn audit(&self) -> Vec<String> {
+        let mut wrong = self.index.check();
+        self.pool.epoch().drain();
+        let faults = self.pool.heap_stats().faults;
+        if faults > 0 {
+            wrong.push(format!("{faults} frees or marks of what is no taken block"));
+        }
+        // Until the sweep, old blocks are neither taken nor free.
+        if self.pool.is_swept() {
+            let mut reachable = Vec::new();
+            match self.visit(K::WORDS_ARE_RECORDS, &mut |block| reachable.push(block)) {
+                Ok(()) => wrong.extend(compare_blocks(reachable, self.pool.allocated())),
+                Err(error) => wrong.push(format!("visit: {error}")),
+            }
+        }
+        wrong
+    }
+}
+
+/// What is wrong if these blocks are reachable and those taken.
+fn compare_blocks(mut reachable: Vec<u64>, taken: Vec<u64>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    reachable.sort_unstable();
+    let twice = reachable.windows(2).filter(|pair| pair[0] == pair[1]);
+    wrong.extend(twice.map(|pair| format!("block {:#x} is named twice", pair[0])));
+    let (reachable, taken): (BTreeSet<u64>, BTreeSet<u64>) =
+        (reachable.into_iter().collect(), taken.into_iter().collect());
+    for (these, those, what) in [
+        (&taken, &reachable, "taken but not reachable"),
+        (&reachable, &taken, "reachable but not taken"),
+    ] {
+        let odd: Vec<u64> = these.difference(those).copied().collect();
+        if let Some(first) = odd.first() {
+            wrong.push(format!("{} blocks are {what}, {first:#x} first", odd.len()));
+        }
+    }
+    wrong
+}
+
+/// Stops an index uncleanly again and again, and lets mutations and readers run beside the sweep each time.
+///
+/// # Errors
+/// A block that was lost, leaked or given out twice; a word or key that went astray.
+pub fn sweep<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    for universe in K::universes() {
+        for round in 0..config.scale {
+            let seed = config.seed_of(round);
+            live_and_sweep(&Pooled(subject), &universe, seed)
+                .map_err(|what| Failure::new::<K>("sweep", universe.name, seed, what))?;
+        }
+    }
+    Ok(())
+}
+
+/// Several lives of one index. In each, one thread sweeps, one storms on a few keys, one removes what the
+/// life before left and then makes the index grow and shrink, and one reads.
+fn live_and_sweep<K: Numbered, S: Subject<K>>(
+    subject: &S,
+    universe: &Universe,
+    seed: u64,
+) -> Result<(), String> {
+    const LIVES: u64 = 4;
+    const STORMED: usize = 4;
+    let stormed = &universe.keys[..STORMED];
+    let rest = Universe { keys: universe.keys[STORMED..].to_vec(), ..universe.clone() };
+    let plan = Plan::new(&rest, subject.always_holds());
+    let records = Records::default();
+    let mut changes = Vec::new();
+    let mut instance = subject.fresh().map_err(|error| error.to_string())?;
+    plan.settle_stable(&Driver::new(&instance, &records))?;
+    let mut left = Vec::new();
+    for life in 0..LIVES {
+        let driver = &Driver::new(&instance, &records);
+        let (left_over, writing) = (&left, AtomicUsize::new(1));
+        let stormy = threads(4, |thread| {
+            let random = &mut Rng::new(thread_seed(seed, thread + life as usize * 4));
+            match thread {
+                0 => instance.sweep().map_err(|error| format!("sweep: {error}"))?,
+                1 => return blow(driver, stormed, 2000, life as usize, random),
+                2 => {
+                    let _done = Done(&writing);
+                    plan.clear(driver, Vec::clone(left_over), life * 100, random)?;
+                    plan.write(driver, &plan.passing, life * 100 + 1, random)?;
+                }
+                _ => plan.read_while(driver, &writing, random)?,
+            }
+            Ok(Vec::new())
+        })?;
+        changes.extend(stormy.concat());
+        settle(driver, stormed, &changes)?;
+        match instance.audit() {
+            wrong if wrong.is_empty() => {}
+            wrong => return Err(format!("audit in life {life}: {}", wrong.join("; "))),
+        }
+        left = plan.fill(driver, &plan.passing, (life + 1) * 100, &mut Rng::new(seed))?;
+        instance = subject
+            .reopen(instance, Stop::Unclean)
+            .map_err(|error| format!("cannot be opened: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Numbers of keys with hashes that are spread as well as the kind allows.
+pub(crate) fn spread_keys<K: Numbered>(seed: u64) -> impl Iterator<Item = u64> {
+    let mut random = Rng::new(seed);
+    // The kit's byte strings have bad hashes above.
+    let limit = if K::WORDS_ARE_RECORDS { u64::MAX >> 1 } else { u64::MAX };
+    std::iter::repeat_with(move || random.draw() & limit)
+}
+
+/// Fills a small pool until it is full, and asks that every answer stays right, that no error changes
+/// anything, and that removing makes room again.
+///
+/// # Errors
+/// Where one of these does not hold.
+pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    for round in 0..config.scale {
+        let seed = config.seed_of(round);
+        fill_up(subject, seed).map_err(|what| Failure::new::<K>("full", "spread", seed, what))?;
+    }
+    Ok(())
+}
+
+/// Extents that small pools have room for.
+pub(crate) const FEW_EXTENTS: u64 = 40;
+
+/// An index in a pool that is soon full.
+pub(crate) fn small_pool<K: Numbered, P: PoolSubject<K>>(
+    subject: &P,
+) -> Result<PoolInstance<Hooked<Jitter>, P::Index<Hooked<Jitter>>>> {
+    create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Jitter)?)
+}
+
+fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(), String> {
+    let mut instance = small_pool(subject).map_err(|error| error.to_string())?;
+    let records = Records::default();
+    let put = |driver: &Driver<'_, K>, keys: &[u64], tag: u64| -> Result<usize, String> {
+        for (place, &key) in keys.iter().enumerate() {
+            let call = Call { key, verb: Verb::Insert(tag + place as u64) };
+            match driver.call(&call)? {
+                None => return Ok(place),
+                Some(change) if change.inserted() => {}
+                Some(change) => return Err(format!("{call}: {} is impossible", Told(change))),
+            }
+        }
+        Ok(keys.len())
+    };
+    let holds = |driver: &Driver<'_, K>, keys: &[u64], tag: u64| -> Result<(), String> {
+        for (place, &key) in keys.iter().enumerate() {
+            let (found, due) = (driver.get(key)?, Some(tag + place as u64));
+            if found != due {
+                return Err(format!("get({key}) answers {}, must {}", Told(found), Told(due)));
+            }
+        }
+        let len = driver.stats()?.len;
+        if len == keys.len() as u64 {
+            Ok(())
+        } else {
+            Err(format!("{len} pairs, not {}", keys.len()))
+        }
+    };
+    let sound = |instance: &dyn Instance<K>| match instance.audit() {
+        wrong if wrong.is_empty() => Ok(()),
+        wrong => Err(format!("audit: {}", wrong.join("; "))),
+    };
+    // No pair takes less than 8 bytes, so this is more than fits.
+    let most = FEW_EXTENTS * subject.extent_size() / 8;
+    let mut keys: Vec<u64> = spread_keys::<K>(seed).take(most as usize).collect();
+    let driver = Driver::new(&instance, &records);
+    let fitted = put(&driver, &keys, 1)?;
+    if fitted == keys.len() {
+        return Err(format!("{fitted} pairs in {most} words"));
+    }
+    keys.truncate(fitted);
+    holds(&driver, &keys, 1)?;
+    sound(&instance)?;
+    // What adds no key needs no room.
+    for &key in keys.iter().filter(|_| !K::WORDS_ARE_RECORDS) {
+        let call = Call { key, verb: Verb::Update(7) };
+        if driver.call(&call)?.is_none() {
+            return Err(format!("{call}: no space"));
+        }
+    }
+    for &key in &keys {
+        let call = Call { key, verb: Verb::Remove };
+        if !driver.call(&call)?.is_some_and(|change| change.removed()) {
+            return Err(format!("{call}: did not remove"));
+        }
+    }
+    sound(&instance)?;
+    // Half of the keys, so that words, records and structure have found the room that there must be again.
+    keys.truncate(fitted / 2);
+    let again = put(&driver, &keys, most)?;
+    if again < keys.len() {
+        return Err(format!("only {again} of {fitted} pairs fit again after all were removed"));
+    }
+    holds(&driver, &keys, most)?;
+    sound(&instance)?;
+    for stop in [Stop::Clean, Stop::Unclean] {
+        instance = Pooled(subject).reopen(instance, stop).map_err(|error| error.to_string())?;
+        Instance::<K>::sweep(&instance).map_err(|error| error.to_string())?;
+        holds(&Driver::new(&instance, &records), &keys, most)?;
+        sound(&instance)?;
+    }
+    Ok(())
+}

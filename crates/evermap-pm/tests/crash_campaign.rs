@@ -1,0 +1,424 @@
+//! The crash simulator at work on a small structure: it must find nothing in the right one, and every
+//! mistake in the wrong ones.
+
+use std::sync::Barrier;
+use std::thread;
+
+use evermap_pm::medium::{LINE, Note};
+use evermap_pm::sim::detect::detect;
+use evermap_pm::sim::oracle::{MapHistory, MapOp};
+use evermap_pm::sim::rng::Rng;
+use evermap_pm::sim::{
+    Config, CrashPoint, ImageConfig, Model, Mutation, Nested, Replay, Sim, Subject, campaign,
+};
+use evermap_pm::{Medium, PmU64, pod};
+
+const KEYS: u64 = 4;
+
+pod! {
+    /// A word with a line of its own.
+    struct Line: 64 {
+        word: PmU64,
+        rest: [PmU64; 7],
+    }
+}
+
+pod! {
+    /// A table of pairs whose halves are always equal, although they lie on different lines: an update
+    /// first saves the old value.
+    struct Table {
+        /// Not zero while the saved value counts.
+        armed: Line,
+        /// Key and old value.
+        saved: [PmU64; 8],
+        halves: [[Line; KEYS as usize]; 2],
+    }
+}
+
+/// A mistake in the structure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bug {
+    None,
+    /// The saved value is not flushed.
+    MissingFlush,
+    /// The saved value is not fenced before it counts.
+    MissingFence,
+    /// The saved value counts before it is written.
+    CommitBeforeData,
+    /// Recovery lets go of the saved value before what it restored is durable.
+    RecoveryForgets,
+    /// Recovery waits for a lock that nobody holds any more.
+    RecoveryWaits,
+}
+
+struct Pairs {
+    sim: Sim,
+    bug: Bug,
+}
+
+impl Pairs {
+    fn table(&self) -> Result<&Table, String> {
+        self.sim.at(0).ok_or_else(|| "there is no table".into())
+    }
+
+    fn put(&self, key: u64, value: u64) -> Result<u64, String> {
+        let (m, table) = (&self.sim, self.table()?);
+        let [first, second] = table.halves.each_ref().map(|half| &half[key as usize].word);
+        let old = m.load(first);
+        if self.bug == Bug::CommitBeforeData {
+            m.store(&table.armed.word, 1);
+            m.persist(&table.armed);
+        }
+        let saved: Vec<u8> = [key, old].iter().flat_map(|word| word.to_le_bytes()).collect();
+        m.write_bytes(&table.saved[..2], &saved);
+        if self.bug != Bug::MissingFlush {
+            m.flush(&table.saved);
+        }
+        if self.bug != Bug::MissingFence {
+            m.fence();
+        }
+        if self.bug != Bug::CommitBeforeData {
+            m.store(&table.armed.word, 1);
+            m.persist(&table.armed);
+        }
+        m.store(first, value);
+        m.flush(first);
+        m.store(second, value);
+        m.flush(second);
+        m.fence();
+        m.store(&table.armed.word, 0);
+        m.persist(&table.armed);
+        Ok(old)
+    }
+
+    fn recover(&self) -> Result<(), String> {
+        let (m, table) = (&self.sim, self.table()?);
+        if m.load(&table.armed.word) == 0 {
+            return Ok(());
+        }
+        while self.bug == Bug::RecoveryWaits && m.load(&table.armed.word) != 0 {}
+        let [key, old] = [0, 1].map(|at| m.load(&table.saved[at]));
+        for half in &table.halves {
+            let half = half.get(key as usize).ok_or_else(|| format!("saved key {key}"))?;
+            m.store(&half.word, old);
+            if self.bug != Bug::RecoveryForgets {
+                m.flush(&half.word);
+            }
+        }
+        m.fence();
+        m.store(&table.armed.word, 0);
+        m.persist(&table.armed);
+        Ok(())
+    }
+
+    fn get(&self, key: u64) -> Result<Option<u64>, String> {
+        let table = self.table()?;
+        let words = table.halves.each_ref().map(|half| self.sim.load(&half[key as usize].word));
+        match words {
+            [0, 0] => Ok(None),
+            [first, second] if first == second => Ok(Some(first)),
+            [first, second] => Err(format!("key {key} is half {first} and half {second}")),
+        }
+    }
+
+    fn puts(&self, count: u64, seed: u64, history: &MapHistory<u64>) -> Result<(), String> {
+        let mut rng = Rng::new(seed);
+        for _ in 0..count {
+            let (key, value) = (rng.below(KEYS), 1 + rng.below(1 << 32));
+            let op = history.begin(&self.sim, key, MapOp::Upsert(value));
+            let old = self.put(key, value)?;
+            history.end(&self.sim, op, (old != 0).then_some(old));
+        }
+        Ok(())
+    }
+}
+
+impl Subject for Bug {
+    type History = MapHistory<u64>;
+    type Live = Pairs;
+
+    fn run(&self, sim: &Sim, seed: u64) -> Result<Self::History, String> {
+        sim.grow(4096).map_err(|error| error.to_string())?;
+        let history = MapHistory::new([]);
+        Pairs { sim: sim.clone(), bug: *self }.puts(12, seed, &history)?;
+        Ok(history)
+    }
+
+    fn recover(
+        &self,
+        sim: &Sim,
+        history: &Self::History,
+        point: &CrashPoint,
+    ) -> Result<Pairs, String> {
+        let pairs = Pairs { sim: sim.clone(), bug: *self };
+        if sim.len() == 0 {
+            sim.grow(4096).map_err(|error| error.to_string())?;
+        }
+        pairs.recover()?;
+        for key in 0..KEYS {
+            history.check(&key, point, pairs.get(key)?)?;
+        }
+        Ok(pairs)
+    }
+
+    fn probe(&self, pairs: Pairs, seed: u64) -> Result<Self::History, String> {
+        let mut found = Vec::new();
+        for key in 0..KEYS {
+            found.extend(pairs.get(key)?.map(|word| (key, word)));
+        }
+        let history = MapHistory::new(found);
+        pairs.puts(2, seed, &history)?;
+        Ok(history)
+    }
+
+    fn op_name(&self, history: &Self::History, op: u64) -> String {
+        history.name(op)
+    }
+}
+
+fn config() -> Config {
+    Config { capacity: 1 << 16, ..Config::default() }
+}
+
+#[test]
+fn the_right_structure_survives_every_crash() {
+    for model in [Model::Adr, Model::ProcessDeath] {
+        let config = Config { images: ImageConfig::of(model), ..config() };
+        let report = campaign::run(&Bug::None, &config, 0..3);
+        report.assert_clean();
+        assert_eq!((report.seeds, report.ops), (3, 36));
+        assert_eq!(report.points, report.exhaustive_points);
+        assert!(!report.truncated);
+        assert!(report.images > 300 && report.nested_images > 100, "{report}");
+    }
+}
+
+#[test]
+fn without_syncs_the_page_cache_loses_acknowledged_operations() {
+    let images = ImageConfig::of(Model::PageCache { granule: 512 });
+    let report = campaign::run(&Bug::None, &Config { images, ..config() }, 0..1);
+    assert!(!report.is_clean());
+}
+
+#[test]
+fn every_planted_mistake_is_found_and_replays() {
+    let bugs = [
+        Bug::MissingFlush,
+        Bug::MissingFence,
+        Bug::CommitBeforeData,
+        Bug::RecoveryForgets,
+        Bug::RecoveryWaits,
+    ];
+    for bug in bugs {
+        let config = Config { steps: 10_000, ..config() };
+        let report = campaign::run(&bug, &config, 0..3);
+        assert!(!report.is_clean(), "{bug:?} was not found");
+        assert!(report.failed_images <= config.max_failed);
+        for violation in &report.violations {
+            let written: Replay = violation.replay.to_string().parse().unwrap();
+            let again = campaign::replay(&bug, &config, &written).unwrap();
+            assert_eq!(again.as_ref(), Some(violation), "{bug:?}");
+            // Where the right structure has such a crash at all, it survives it.
+            if let Ok(violation) = campaign::replay(&Bug::None, &config, &written) {
+                assert_eq!(violation, None, "{bug:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_report_says_what_was_lost() {
+    let report = campaign::run(&Bug::MissingFlush, &config(), 0..1);
+    let text = report.to_string();
+    let parts = [
+        "just before the fence at",
+        "crash_campaign.rs:",
+        "by thread 0, in operation ",
+        "Upsert(",
+        "NOT persisted: store at",
+        "replay: seed=0 ",
+    ];
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+    let hung = campaign::run(&Bug::RecoveryWaits, &Config { steps: 10_000, ..config() }, 0..1);
+    assert!(hung.to_string().contains("stuck"), "{hung}");
+}
+
+#[test]
+fn only_a_second_crash_shows_that_recovery_forgets() {
+    let nested = Nested { depth: 0, ..config().nested };
+    campaign::run(&Bug::RecoveryForgets, &Config { nested, ..config() }, 0..3).assert_clean();
+    let report = campaign::run(&Bug::RecoveryForgets, &config(), 0..3);
+    let story = &report.violations[0].story;
+    assert!(story.contains("while recovering: crash"), "{report}");
+    assert_eq!(story.matches("crash just before").count(), 2, "{report}");
+}
+
+#[test]
+fn a_third_crash_is_tried_where_asked() {
+    let nested = Nested { depth: 2, ..config().nested };
+    let deep = campaign::run(&Bug::None, &Config { nested, ..config() }, 0..1);
+    deep.assert_clean();
+    let flat = campaign::run(&Bug::None, &config(), 0..1);
+    assert!(deep.nested_images > flat.nested_images, "{deep}{flat}");
+}
+
+#[test]
+fn campaigns_are_deterministic() {
+    let run = || campaign::run(&Bug::RecoveryForgets, &config(), 0..2).to_string();
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn a_budget_is_spread_over_all_crash_points_and_its_end_admitted() {
+    let run = |max_images| campaign::run(&Bug::None, &Config { max_images, ..config() }, 0..1);
+    let (plenty, some, few) = (run(100_000), run(100), run(20));
+    assert_eq!(plenty.nested_traces, plenty.nested_chosen);
+    assert_eq!((some.images, some.points, some.truncated), (100, plenty.points, false), "{some}");
+    assert!(some.exhaustive_points < some.points, "{some}");
+    assert!(some.nested_traces < some.nested_chosen, "{some}");
+    assert!(few.images <= 20 && few.truncated, "{few}");
+}
+
+/// Every flush and every fence that the structure makes is needed: dropping any one must be noticed.
+#[test]
+fn every_dropped_flush_and_fence_is_noticed() {
+    let sites = campaign::run(&Bug::None, &config(), 0..1);
+    // In `put` and `recover` together; the two halves share a flush there.
+    assert_eq!((sites.flush_sites.len(), sites.fence_sites.len()), (7, 6), "{sites:#?}");
+    let drop_flush = sites.flush_sites.iter().copied().map(Mutation::DropFlush);
+    let drop_fence = sites.fence_sites.iter().copied().map(Mutation::DropFence);
+    for mutation in drop_flush.chain(drop_fence) {
+        let config = Config { mutation: Some(mutation), max_failed: 1, ..config() };
+        let report = campaign::run(&Bug::None, &config, 0..3);
+        assert!(!report.is_clean(), "{mutation:?} was not noticed");
+    }
+}
+
+#[test]
+fn a_delayed_flush_is_noticed() {
+    let (trace, _) = campaign::record(&Bug::None, &config(), 0).unwrap();
+    let saved = *trace.flush_sites().first().unwrap();
+    let config = Config { mutation: Some(Mutation::DelayFlush(saved)), ..config() };
+    assert!(!campaign::run(&Bug::None, &config, 0..1).is_clean());
+}
+
+#[test]
+fn detectors_find_mistakes_and_count_costs_without_a_crash() {
+    let (trace, _) = campaign::record(&Bug::None, &config(), 0).unwrap();
+    let findings = detect(&trace, |_| "put".into());
+    assert!(findings.is_clean() && findings.never_persisted.is_empty(), "{findings}");
+    assert!(findings.wrong_line.is_empty());
+    assert!(findings.flushes.values().all(|flush| flush.redundant == 0), "{findings}");
+    assert!(findings.fences.values().all(|fence| fence.redundant == 0), "{findings}");
+    let cost = findings.costs["put"];
+    assert_eq!((cost.ops, cost.fences, cost.most_fences), (12, 48, 4));
+    assert_eq!((cost.flushes, cost.most_flushes, cost.stores), (60, 5, 60));
+
+    let (trace, _) = campaign::record(&Bug::MissingFlush, &config(), 0).unwrap();
+    let findings = detect(&trace, |_| "put".into());
+    assert_eq!(findings.unpersisted.len(), 1, "{findings}");
+    // The fence that followed the flush has nothing to wait for.
+    assert_eq!(findings.fences.values().filter(|fence| fence.redundant == 12).count(), 1);
+}
+
+#[test]
+fn detectors_tell_waste_from_the_wrong_line() {
+    let sim = Sim::new(4096).unwrap();
+    sim.grow(4096).unwrap();
+    let at = |offset| sim.at::<PmU64>(offset).unwrap();
+    sim.note(Note::Begin(0));
+    sim.store(at(0), 1);
+    sim.persist(at(0));
+    sim.persist(at(0));
+    sim.note(Note::End(0));
+    sim.note(Note::Begin(1));
+    sim.store(at(LINE), 1);
+    sim.persist(at(2 * LINE));
+    sim.note(Note::End(1));
+    let findings = detect(&sim.trace(), |op| op.to_string());
+    let wasted: Vec<_> =
+        findings.flushes.values().map(|flush| (flush.redundant, flush.never_stored)).collect();
+    assert_eq!(wasted, [(0, 0), (1, 0), (1, 1)]);
+    let fences: Vec<_> = findings.fences.values().map(|fence| fence.redundant).collect();
+    assert_eq!(fences, [0, 1, 1]);
+    // The second operation flushed a clean line while its own store was left.
+    assert_eq!(findings.wrong_line.len(), 1);
+    let unpersisted: Vec<_> = findings.unpersisted.values().map(|found| found.op).collect();
+    assert_eq!(unpersisted, [Some(1)]);
+    assert_eq!(findings.never_persisted.len(), 1);
+    let text = findings.to_string();
+    assert!(text.contains("probably the wrong line") && text.contains("redundant"), "{text}");
+}
+
+/// A register that one thread writes while another reads it before it is durable.
+struct Register {
+    /// Whether the reader makes sure that what it answers is durable.
+    helps: bool,
+}
+
+impl Register {
+    fn get(&self, sim: &Sim, history: &MapHistory<u64>) -> Option<u64> {
+        let cell: &PmU64 = sim.at(0).unwrap();
+        let op = history.begin(sim, 0, MapOp::Get);
+        let seen = Some(sim.load(cell)).filter(|word| *word != 0);
+        if self.helps {
+            sim.persist(cell);
+        }
+        history.end(sim, op, seen);
+        seen
+    }
+}
+
+impl Subject for Register {
+    type History = MapHistory<u64>;
+    type Live = Sim;
+
+    fn run(&self, sim: &Sim, _seed: u64) -> Result<Self::History, String> {
+        sim.grow(4096).map_err(|error| error.to_string())?;
+        let (history, turn) = (MapHistory::new([]), Barrier::new(2));
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                let cell: &PmU64 = sim.at(0).unwrap();
+                let op = history.begin(sim, 0, MapOp::Insert(5));
+                sim.store(cell, 5);
+                turn.wait();
+                turn.wait();
+                sim.persist(cell);
+                history.end(sim, op, None);
+            });
+            turn.wait();
+            assert_eq!(self.get(sim, &history), Some(5));
+            turn.wait();
+        });
+        Ok(history)
+    }
+
+    fn recover(
+        &self,
+        sim: &Sim,
+        history: &Self::History,
+        point: &CrashPoint,
+    ) -> Result<Sim, String> {
+        let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
+        history.check(&0, point, Some(found).filter(|word| *word != 0))?;
+        Ok(sim.clone())
+    }
+
+    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, String> {
+        let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
+        Ok(MapHistory::new((found != 0).then_some((0, found))))
+    }
+
+    fn op_name(&self, history: &Self::History, op: u64) -> String {
+        history.name(op)
+    }
+}
+
+#[test]
+fn what_a_reader_was_told_must_survive() {
+    campaign::run(&Register { helps: true }, &config(), 0..1).assert_clean();
+    let report = campaign::run(&Register { helps: false }, &config(), 0..1);
+    assert_eq!(report.violations[0].message, "recovery: key 0: found absent, allowed: 0x5");
+}

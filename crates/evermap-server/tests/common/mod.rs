@@ -1,0 +1,111 @@
+//! A client without sockets: a session over a model cache, with every bound checked on the way.
+#![allow(dead_code)] // each test binary uses a part
+
+use std::fmt::Display;
+
+use evermap_server::ModelCache;
+use evermap_server::protocol::{Context, Host, KEY_LIST_MAX, Next, Session};
+use evermap_server::stats::Counters;
+
+/// The clock of the model cache and of the sessions, seconds since 1970.
+pub(crate) const NOW: u32 = 1_800_000_000;
+
+/// One conversation.
+pub(crate) struct Talk {
+    pub(crate) cache: ModelCache,
+    pub(crate) counters: Counters,
+    item_size_max: usize,
+    output_limit: usize,
+    session: Session,
+    next: Next,
+    /// Most bytes that the session has held.
+    pub(crate) held_max: usize,
+    /// Times that the session waited for room.
+    pub(crate) resumed: usize,
+}
+
+impl Default for Talk {
+    fn default() -> Self {
+        Talk::new(1 << 20, 1 << 16)
+    }
+}
+
+impl Talk {
+    /// A conversation with these limits, bytes.
+    pub(crate) fn new(item_size_max: usize, output_limit: usize) -> Self {
+        Talk {
+            cache: ModelCache::new(NOW),
+            counters: Counters::default(),
+            item_size_max,
+            output_limit,
+            session: Session::new(),
+            next: Next::Receive,
+            held_max: 0,
+            resumed: 0,
+        }
+    }
+
+    /// Sends one piece; answers the replies to it.
+    pub(crate) fn send(&mut self, piece: &[u8]) -> Vec<u8> {
+        let (mut replies, mut out) = (Vec::new(), Vec::new());
+        if self.is_closed() {
+            return replies;
+        }
+        let Talk { cache, counters, session, .. } = self;
+        let context = Context {
+            cache,
+            counters,
+            host: &FixedHost,
+            now: NOW,
+            item_size_max: self.item_size_max,
+            output_limit: self.output_limit,
+        };
+        self.next = session.receive(piece, &context, &mut out);
+        loop {
+            // At most one value beyond the limit, and the lines of one batch of keys.
+            assert!(out.len() < self.output_limit + self.item_size_max + 4096, "{}", out.len());
+            // A piece that waits for room, or what has arrived of a line or value; a growing buffer may double.
+            let arrived = KEY_LIST_MAX.max(self.item_size_max) + piece.len();
+            assert!(session.held_bytes() <= 2 * arrived, "{}", session.held_bytes());
+            self.held_max = self.held_max.max(session.held_bytes());
+            replies.append(&mut out);
+            if self.next != Next::Resume {
+                return replies;
+            }
+            self.resumed += 1;
+            self.next = session.resume(&context, &mut out);
+        }
+    }
+
+    /// Sends `bytes` cut at every multiple of `piece`; answers all replies.
+    pub(crate) fn send_in_pieces(&mut self, bytes: &[u8], piece: usize) -> Vec<u8> {
+        bytes.chunks(piece).flat_map(|piece| self.send(piece)).collect()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.next == Next::Close
+    }
+
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.session.held_bytes()
+    }
+}
+
+/// A server about which there is little to tell.
+struct FixedHost;
+
+impl Host for FixedHost {
+    fn version(&self) -> &str {
+        "1.2.3 test"
+    }
+
+    fn general(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        each("threads", &1);
+    }
+
+    fn settings(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        each("maxconns", &1024);
+    }
+
+    fn reset(&self) {}
+}

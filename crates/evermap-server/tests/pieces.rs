@@ -1,0 +1,112 @@
+//! How bytes are cut into pieces on their way never shows in the replies.
+
+mod common;
+
+use common::Talk;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// Keys that collide often, with one of the longest and one too long.
+fn key() -> impl Strategy<Value = String> {
+    let keys = ["a", "b", "c", "key", "noreply", "0"].map(String::from);
+    let long = [250, 251].map(|len| "k".repeat(len));
+    select([&keys[..], &keys, &keys, &long].concat())
+}
+
+fn number() -> impl Strategy<Value = String> {
+    let odd = ["-1", "", "x", "99999999999", "18446744073709551616", "2592001", "noreply"];
+    prop_oneof![4 => (0u64..20).prop_map(|n| n.to_string()), 1 => select(odd.to_vec()).prop_map(String::from)]
+}
+
+fn line_end() -> impl Strategy<Value = &'static str> {
+    select(&["\r\n", "\r\n", "\r\n", "\n", "\r\r\n"][..])
+}
+
+fn tail() -> impl Strategy<Value = &'static str> {
+    select(&["", "", "", " noreply", " ", " extra", " 0 noreply"][..])
+}
+
+/// A storage command, most of the time with the data block it announces.
+fn store() -> impl Strategy<Value = Vec<u8>> {
+    let verb = select(&["set", "set", "add", "replace", "append", "prepend", "cas"][..]);
+    let value =
+        prop_oneof![vec(any::<u8>(), 0..40), Just(b"12".to_vec()), vec(any::<u8>(), 900..1100)];
+    let data_end = select(&["\r\n", "\r\n", "\r\n", "\n", "xx", ""][..]);
+    (verb, key(), number(), value, number(), (tail(), line_end(), data_end)).prop_map(
+        |(verb, key, exptime, value, cas, (tail, line_end, data_end))| {
+            let cas = if verb == "cas" { format!(" {cas}") } else { String::new() };
+            let line = format!("{verb} {key} 7 {exptime} {}{cas}{tail}{line_end}", value.len());
+            [line.as_bytes(), &value, data_end.as_bytes()].concat()
+        },
+    )
+}
+
+fn lookup() -> impl Strategy<Value = Vec<u8>> {
+    let verb = select(&["get", "get", "gets", "gat 0", "gats 5", "gat -1", "gat"][..]);
+    let keys = prop_oneof![vec(key(), 0..4), vec(key(), 60..70), vec(Just("a".into()), 900..1200)];
+    (verb, keys, line_end()).prop_map(|(verb, keys, line_end)| {
+        format!("{verb} {}{line_end}", keys.join(" ")).into_bytes()
+    })
+}
+
+fn other() -> impl Strategy<Value = Vec<u8>> {
+    let verbs = [
+        "delete",
+        "incr",
+        "decr",
+        "touch",
+        "flush_all",
+        "verbosity",
+        "version",
+        "stats",
+        "",
+        "foo",
+    ];
+    (select(verbs.to_vec()), key(), number(), tail(), line_end()).prop_map(
+        |(verb, key, number, tail, line_end)| {
+            format!("{verb} {key} {number}{tail}{line_end}").into_bytes()
+        },
+    )
+}
+
+fn rare() -> impl Strategy<Value = Vec<u8>> {
+    let line = |bytes: &[u8]| bytes.to_vec();
+    prop_oneof![
+        vec(any::<u8>(), 0..60),
+        Just(line(b"stats\r\nstats settings\nstats reset\n")),
+        Just(line(b"flush_all\r\n")),
+        Just(line(b"quit\r\n")),
+        Just(line(b"GET / HTTP/1.1\r\n")),
+        (2040usize..2060).prop_map(|len| [vec![b'x'; len], b"\n".to_vec()].concat()),
+    ]
+}
+
+fn conversation() -> impl Strategy<Value = Vec<u8>> {
+    let request = prop_oneof![10 => store(), 10 => lookup(), 6 => other(), 1 => rare()];
+    vec(request, 1..30).prop_map(|requests| requests.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn pieces_do_not_show(bytes in conversation(), cuts in vec(any::<prop::sample::Index>(), 0..20)) {
+        let mut whole = Talk::new(1000, usize::MAX / 2);
+        let expected = whole.send(&bytes);
+
+        let mut bytewise = Talk::new(1000, 100);
+        prop_assert_eq!(&bytewise.send_in_pieces(&bytes, 1), &expected);
+        prop_assert_eq!(bytewise.is_closed(), whole.is_closed());
+
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+        cuts.extend([0, bytes.len()]);
+        cuts.sort_unstable();
+        let mut cut = Talk::new(1000, 1);
+        let replies: Vec<u8> =
+            cuts.windows(2).flat_map(|cuts| cut.send(&bytes[cuts[0]..cuts[1]])).collect();
+        prop_assert_eq!(&replies, &expected);
+        prop_assert_eq!(cut.is_closed(), whole.is_closed());
+        prop_assert_eq!(cut.held_bytes() == 0, whole.held_bytes() == 0);
+    }
+}

@@ -1,0 +1,380 @@
+//! The server over real sockets.
+
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+use evermap_server::cache::{Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome};
+use evermap_server::{Config, ModelCache, Server};
+
+/// A server over a model cache, on a free port.
+fn serve(adjust: impl FnOnce(&mut Config)) -> (Server, Arc<ModelCache>) {
+    let cache = Arc::new(ModelCache::new(1_800_000_000));
+    let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
+    adjust(&mut config);
+    (Server::start(cache.clone(), config).unwrap(), cache)
+}
+
+fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.local_addr()).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// Sends a request and reads exactly the reply that is expected.
+#[track_caller]
+fn ask(stream: &mut TcpStream, request: impl AsRef<[u8]>, reply: impl AsRef<[u8]>) {
+    stream.write_all(request.as_ref()).unwrap();
+    expect(stream, reply);
+}
+
+#[track_caller]
+fn expect(stream: &mut TcpStream, reply: impl AsRef<[u8]>) {
+    let mut read = vec![0; reply.as_ref().len()];
+    stream.read_exact(&mut read).unwrap();
+    assert!(read == reply.as_ref(), "{}", read[..read.len().min(200)].escape_ascii());
+}
+
+/// Reads to the end, which has to come.
+fn read_to_end(mut stream: TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// One line of `stats`, asked over a connection of its own.
+fn stat(server: &Server, name: &str) -> u64 {
+    stat_over(&mut connect(server), name)
+}
+
+/// One line of `stats`.
+fn stat_over(stream: &mut TcpStream, name: &str) -> u64 {
+    stream.write_all(b"stats\r\n").unwrap();
+    let prefix = format!("STAT {name} ");
+    let lines = BufReader::new(stream).lines().map(|line| line.unwrap());
+    let stats: Vec<_> = lines.take_while(|line| line != "END").collect();
+    let value = stats.iter().find_map(|line| line.strip_prefix(&prefix));
+    value.unwrap_or_else(|| panic!("stats knows no {name}")).parse().unwrap()
+}
+
+#[test]
+fn small_cases() {
+    let (server, _) = serve(|_| {});
+    let mut one = connect(&server);
+    let mut two = connect(&server);
+    ask(&mut one, "set a 1 0 1\r\nx\r\n", "STORED\r\n");
+    ask(&mut two, "gets a\r\n", "VALUE a 1 1 1\r\nx\r\nEND\r\n");
+    ask(&mut two, "cas a 2 0 1 1\r\ny\r\n", "STORED\r\n");
+    ask(&mut one, "cas a 3 0 1 1\r\nz\r\n", "EXISTS\r\n");
+    ask(&mut one, "delete a noreply\r\nget a\r\n", "END\r\n");
+    ask(&mut one, "set n 0 0 1 noreply\r\n5\r\nincr n 7 noreply\r\ndecr n 2\r\n", "10\r\n");
+    ask(&mut one, "nonsense\r\n", "ERROR\r\n");
+    ask(&mut one, "version\r\n", format!("VERSION {}\r\n", Config::default().version));
+    for byte in b"set a 0 0 3\r\nxyz\r\nget a\r\n" {
+        one.write_all(&[*byte]).unwrap();
+    }
+    expect(&mut one, "STORED\r\nVALUE a 0 3\r\nxyz\r\nEND\r\n");
+    one.write_all(b"quit\r\n").unwrap();
+    assert_eq!(read_to_end(one), b"");
+    ask(&mut two, "get a\r\n", "VALUE a 0 3\r\nxyz\r\nEND\r\n");
+}
+
+#[test]
+fn a_client_that_says_no_more_still_gets_its_replies() {
+    let (server, _) = serve(|_| {});
+    let mut stream = connect(&server);
+    stream.write_all(b"set a 0 0 1\r\nx\r\nget a\r\nget a").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_to_end(stream), b"STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
+    while server.connections() > 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn ten_thousand_gets_in_a_row() {
+    let (server, cache) = serve(|_| {});
+    let mut stream = connect(&server);
+    ask(&mut stream, "set a 0 0 1\r\nx\r\n", "STORED\r\n");
+    let mut writer = stream.try_clone().unwrap();
+    let requests = b"get a\r\nget b\r\n".repeat(5000);
+    let writing = std::thread::spawn(move || writer.write_all(&requests).unwrap());
+    expect(&mut stream, b"VALUE a 0 1\r\nx\r\nEND\r\nEND\r\n".repeat(5000));
+    writing.join().unwrap();
+    assert_eq!(stat(&server, "cmd_get"), 10_000);
+    assert_eq!(stat(&server, "get_hits"), 5_000);
+    assert_eq!(stat(&server, "get_misses"), 5_000);
+    // How many keys share a lookup depends on how the bytes travel; that they share does not.
+    assert!(cache.lookups() < 10_000, "{}", cache.lookups());
+}
+
+#[test]
+fn large_values() {
+    let (server, _) = serve(|config| config.item_size_max = 64 << 20);
+    let mut stream = connect(&server);
+    for len in [0, 1, 65_535, 65_536, 1 << 20, (64 << 20) - 51] {
+        let value: Vec<u8> = (0..len).map(|i: usize| (i % 251) as u8).collect();
+        let request = [format!("set a 0 0 {len}\r\n").as_bytes(), &value, b"\r\n"].concat();
+        ask(&mut stream, request, "STORED\r\n");
+        let reply = [format!("VALUE a 0 {len}\r\n").as_bytes(), &value, b"\r\nEND\r\n"].concat();
+        ask(&mut stream, "get a\r\n", reply);
+    }
+    let len = (64 << 20) - 50;
+    let request =
+        [format!("set a 0 0 {len}\r\n").as_bytes(), &vec![0; len], b"\r\nget a\r\n"].concat();
+    ask(&mut stream, request, "SERVER_ERROR object too large for cache\r\nEND\r\n");
+}
+
+/// A client asks for far more than it reads. The server must stop serving it, and nobody else.
+#[test]
+fn a_client_that_does_not_read_is_not_read_from() {
+    let (server, _) = serve(|config| config.threads = 1);
+    let mut other = connect(&server);
+    let value = "v".repeat(100_000);
+    ask(&mut other, format!("set a 0 0 100000\r\n{value}\r\n"), "STORED\r\n");
+
+    const GETS: usize = 2000;
+    let mut lazy = connect(&server);
+    lazy.write_all(&b"get a\r\n".repeat(GETS)).unwrap();
+    let reply = format!("VALUE a 0 100000\r\n{value}\r\nEND\r\n");
+    // The other client is served all the while, and sees the counters stand still, since the sockets' own
+    // buffers are full long before 200 MB have been sent.
+    let mut answered = stat(&server, "cmd_get");
+    loop {
+        for _ in 0..100 {
+            ask(&mut other, "get b\r\n", "END\r\n");
+        }
+        let now = stat(&server, "cmd_get");
+        if now == answered + 100 {
+            break;
+        }
+        answered = now;
+    }
+    let for_the_lazy = stat(&server, "get_hits");
+    assert!(for_the_lazy < GETS as u64 / 2, "{for_the_lazy}");
+    // Once it reads, everything comes.
+    for _ in 0..GETS {
+        expect(&mut lazy, &reply);
+    }
+    assert_eq!(stat(&server, "get_hits"), GETS as u64);
+}
+
+#[test]
+fn endless_lines_and_web_browsers_are_cut_off() {
+    let (server, _) = serve(|_| {});
+    let mut stream = connect(&server);
+    let mut writer = stream.try_clone().unwrap();
+    let writing = std::thread::spawn(move || {
+        let mut sent = 0usize;
+        // Ends when the server has closed.
+        while writer.write_all(&[b'x'; 4096]).is_ok() {
+            sent += 4096;
+        }
+        sent
+    });
+    expect(&mut stream, "CLIENT_ERROR line too long\r\n");
+    assert!(writing.join().unwrap() >= 2048);
+
+    let mut stream = connect(&server);
+    stream.write_all(b"POST / HTTP/1.1\r\nset a 0 0 1\r\nx\r\n\r\n").unwrap();
+    assert_eq!(read_to_end(stream), b"");
+    ask(&mut connect(&server), "get a\r\n", "END\r\n");
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let (server, _) = serve(|config| config.max_connections = 3);
+    let mut clients: Vec<_> = (0..3).map(|_| connect(&server)).collect();
+    for client in &mut clients {
+        ask(client, "get a\r\n", "END\r\n");
+    }
+    for _ in 0..5 {
+        assert_eq!(read_to_end(connect(&server)), b"ERROR Too many open connections\r\n");
+    }
+    assert_eq!(stat_over(&mut clients[0], "rejected_connections"), 5);
+    assert_eq!(stat_over(&mut clients[0], "curr_connections"), 3);
+    assert_eq!(stat_over(&mut clients[0], "max_connections"), 3);
+    drop(clients.pop());
+    while server.connections() > 2 {
+        std::thread::yield_now();
+    }
+    ask(&mut connect(&server), "get a\r\n", "END\r\n");
+}
+
+#[test]
+fn many_connections_are_spread_and_leave_nothing_behind() {
+    const CLIENTS: usize = 200;
+    let (server, _) = serve(|config| config.threads = 4);
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect(&server)).collect();
+    for (i, client) in clients.iter_mut().enumerate() {
+        ask(client, format!("set k{i} 0 0 1\r\nx\r\n"), "STORED\r\n");
+    }
+    for (i, client) in clients.iter_mut().enumerate() {
+        client.write_all(format!("get k{} k{i}\r\n", CLIENTS - 1 - i).as_bytes()).unwrap();
+    }
+    for (i, client) in clients.iter_mut().enumerate() {
+        expect(
+            client,
+            format!("VALUE k{} 0 1\r\nx\r\nVALUE k{i} 0 1\r\nx\r\nEND\r\n", CLIENTS - 1 - i),
+        );
+    }
+    assert_eq!(server.connections(), CLIENTS);
+    assert_eq!(stat(&server, "total_connections"), CLIENTS as u64 + 1);
+    drop(clients);
+    while server.connections() > 0 {
+        std::thread::yield_now();
+    }
+    ask(&mut connect(&server), "get k0\r\n", "VALUE k0 0 1\r\nx\r\nEND\r\n");
+}
+
+#[test]
+fn counters_start_anew_after_a_reset() {
+    let (server, _) = serve(|_| {});
+    let mut stream = connect(&server);
+    ask(&mut stream, "get a\r\nget b\r\nset a 0 0 1\r\nx\r\n", "END\r\nEND\r\nSTORED\r\n");
+    assert_eq!(stat(&server, "get_misses"), 2);
+    ask(&mut stream, "stats reset\r\n", "RESET\r\n");
+    assert_eq!(stat(&server, "get_misses"), 0);
+    assert_eq!(stat(&server, "total_items"), 1);
+    ask(&mut stream, "get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n");
+    assert_eq!(stat(&server, "get_hits"), 1);
+    assert!(stat(&server, "bytes_written") > 0);
+}
+
+#[test]
+fn stopping_finishes_what_is_answered() {
+    let (server, cache) = serve(|config| config.threads = 1);
+    cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
+    let mut idle = connect(&server);
+    ask(&mut idle, "get b\r\n", "END\r\n");
+    let mut reading = connect(&server);
+    reading.write_all(&b"get a\r\n".repeat(100)).unwrap();
+    // Once replies arrive the server is waiting for this client to read on.
+    let mut first = [0; 1];
+    reading.read_exact(&mut first).unwrap();
+    server.stop();
+    assert_eq!(read_to_end(idle), b"");
+    let replies = [&first[..], &read_to_end(reading)].concat();
+    let reply = [b"VALUE a 0 1048576\r\n", &[b'v'; 1 << 20][..], b"\r\nEND\r\n"].concat();
+    assert!(replies.chunks(reply.len()).all(|chunk| chunk == reply), "replies are whole");
+    server.join();
+    assert!(TcpStream::connect(server.local_addr()).is_err());
+}
+
+#[test]
+fn a_client_that_never_reads_does_not_hold_up_the_stop() {
+    let (server, cache) = serve(|_| {});
+    cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
+    let mut lazy = connect(&server);
+    lazy.write_all(&b"get a\r\n".repeat(100)).unwrap();
+    lazy.read_exact(&mut [0; 1]).unwrap();
+    server.stop();
+    server.join();
+}
+
+#[test]
+fn settings_that_cannot_be_met_are_named() {
+    let start = |adjust: fn(&mut Config)| {
+        let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
+        adjust(&mut config);
+        let cache = Arc::new(ModelCache::new(0));
+        Server::start(cache, config).err().expect("refused").to_string()
+    };
+    assert!(start(|config| config.threads = 0).contains("threads"));
+    assert!(start(|config| config.max_connections = 0).contains("max_connections"));
+    assert!(start(|config| config.item_size_max = (64 << 20) + 1).contains("item_size_max"));
+    assert!(start(|config| config.output_limit = 0).contains("output_limit"));
+    assert!(start(|config| config.version = "a\r\nb".into()).contains("version"));
+    let (server, cache) = serve(|_| {});
+    let config = Config { listen: server.local_addr(), ..Config::default() };
+    let error = Server::start(cache, config).err().expect("refused").to_string();
+    assert!(error.contains(&server.local_addr().to_string()), "{error}");
+}
+
+/// A store with a bug: looking up `bomb` panics.
+struct Bomb(ModelCache);
+
+type Result<T> = std::result::Result<T, CacheError>;
+
+impl Cache for Bomb {
+    fn get_many(&self, keys: &[&[u8]], hit: &mut dyn FnMut(usize, Item<'_>) -> bool) -> Result<()> {
+        assert!(!keys.contains(&&b"bomb"[..]), "this panic is part of a test");
+        self.0.get_many(keys, hit)
+    }
+
+    fn get_and_touch(
+        &self,
+        key: &[u8],
+        expiry: u32,
+        hit: &mut dyn FnMut(Item<'_>),
+    ) -> Result<bool> {
+        self.0.get_and_touch(key, expiry, hit)
+    }
+
+    fn store(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        flags: u32,
+        expiry: u32,
+        mode: StoreMode,
+    ) -> Result<StoreOutcome> {
+        self.0.store(key, value, flags, expiry, mode)
+    }
+
+    fn concat(
+        &self,
+        key: &[u8],
+        data: &[u8],
+        side: Side,
+        value_max: usize,
+    ) -> Result<StoreOutcome> {
+        self.0.concat(key, data, side, value_max)
+    }
+
+    fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic> {
+        self.0.arithmetic(key, delta, up)
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<bool> {
+        self.0.delete(key)
+    }
+
+    fn touch(&self, key: &[u8], expiry: u32) -> Result<bool> {
+        self.0.touch(key, expiry)
+    }
+
+    fn flush_all(&self, at: Option<u32>) -> Result<()> {
+        self.0.flush_all(at)
+    }
+
+    fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.0.stats(each);
+    }
+}
+
+#[test]
+fn a_panic_takes_only_the_clients_of_its_worker() {
+    let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
+    let server = Server::start(Arc::new(Bomb(ModelCache::new(0))), config).unwrap();
+    // Clients are dealt in turn: the first and the third have the same worker.
+    let mut clients: Vec<_> = (0..4).map(|_| connect(&server)).collect();
+    for client in &mut clients {
+        ask(client, "set a 0 0 1\r\nx\r\n", "STORED\r\n");
+    }
+    clients[0].write_all(b"get bomb\r\n").unwrap();
+    for client in [0, 2] {
+        assert_eq!(clients[client].read(&mut [0]).unwrap_or(0), 0, "closed");
+    }
+    while server.connections() > 2 {
+        std::thread::yield_now();
+    }
+    clients.extend((0..4).map(|_| connect(&server)));
+    for client in [1, 3, 4, 5, 6, 7] {
+        ask(&mut clients[client], "get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n");
+    }
+    server.stop();
+    let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.join()));
+    assert!(joined.is_err(), "the panic is reported to who joins");
+}

@@ -1,0 +1,515 @@
+//! The text protocol, request by request.
+
+mod common;
+
+use common::{NOW, Talk};
+use evermap_server::CacheError;
+use evermap_server::protocol::{KEY_LIST_MAX, LINE_MAX};
+use evermap_server::stats::Count;
+
+const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
+const BAD_DELETE: &str = "CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]";
+const NON_NUMERIC: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
+const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
+
+/// Writes a line end for each `|` and one at the end.
+fn lines(text: &str) -> Vec<u8> {
+    if text.is_empty() { Vec::new() } else { (text.replace('|', "\r\n") + "\r\n").into_bytes() }
+}
+
+/// What a fresh server replies to some lines, with `$F` and `$D` for complaints about the format.
+#[track_caller]
+fn check(request: &str, reply: &str) {
+    let mut talk = Talk::default();
+    let (request, reply) =
+        (lines(request), lines(&reply.replace("$F", BAD_FORMAT).replace("$D", BAD_DELETE)));
+    let replied = talk.send(&request);
+    let show = |bytes: &[u8]| bytes.escape_ascii().to_string();
+    assert_eq!(show(&replied), show(&reply), "to {}", show(&request));
+    assert!(!talk.is_closed());
+    assert_eq!(talk.held_bytes(), 0);
+}
+
+/// What a line that says `request` makes a fresh server do: say nothing and close.
+#[track_caller]
+fn check_closes(request: &str) {
+    let mut talk = Talk::default();
+    assert_eq!(talk.send(&lines(request)), b"", "{request}");
+    assert!(talk.is_closed(), "{request}");
+    assert_eq!(talk.held_bytes(), 0);
+}
+
+#[test]
+fn storage() {
+    for (request, reply) in [
+        ("set a 0 0 1|x|get a", "STORED|VALUE a 0 1|x|END"),
+        ("set a 4294967295 0 0||get a", "STORED|VALUE a 4294967295 0||END"),
+        ("set a 0 0 2|\r\n|get a", "STORED|VALUE a 0 2|\r\n|END"),
+        ("set a 0 0 1 noreply|x|get a", "VALUE a 0 1|x|END"),
+        ("set a 0 0 1  noreply |x|get a", "VALUE a 0 1|x|END"),
+        ("set a 0 0 1 more|x", "STORED"),
+        ("  set  a  0  0  1  |x", "STORED"),
+        ("add a 0 0 1|x|add a 0 0 1|y|get a", "STORED|NOT_STORED|VALUE a 0 1|x|END"),
+        ("replace a 0 0 1|x", "NOT_STORED"),
+        ("set a 0 0 1|x|replace a 7 0 2|yy|get a", "STORED|STORED|VALUE a 7 2|yy|END"),
+        ("append a 0 0 1|x", "NOT_STORED"),
+        ("prepend a 0 0 1|x", "NOT_STORED"),
+        (
+            "set a 5 0 2|bc|append a 9 0 1|d|prepend a 8 0 1|a|get a",
+            "STORED|STORED|STORED|VALUE a 5 4|abcd|END",
+        ),
+        ("add a 0 0 1 noreply|x|replace b 0 0 1 noreply|y|append c 0 0 1 noreply|z", ""),
+    ] {
+        check(request, reply);
+    }
+}
+
+#[test]
+fn cas() {
+    for (request, reply) in [
+        ("cas a 0 0 1 1|x", "NOT_FOUND"),
+        ("set a 0 0 1|x|gets a", "STORED|VALUE a 0 1 1|x|END"),
+        ("set a 0 0 1|x|cas a 0 0 1 1|y|gets a", "STORED|STORED|VALUE a 0 1 2|y|END"),
+        ("set a 0 0 1|x|cas a 0 0 1 2|y|gets a", "STORED|EXISTS|VALUE a 0 1 1|x|END"),
+        ("set a 0 0 1|x|cas a 0 0 1 0|y", "STORED|EXISTS"),
+        ("set a 0 0 1|x|cas a 0 0 1 18446744073709551615|y", "STORED|EXISTS"),
+        ("set a 0 0 1|x|cas a 0 0 1 1 noreply|y|gets a", "STORED|VALUE a 0 1 2|y|END"),
+        ("set a 0 0 1|x|append a 0 0 1|y|gets a", "STORED|STORED|VALUE a 0 2 2|xy|END"),
+        ("set a 0 0 1|1|incr a 1|gets a", "STORED|2|VALUE a 0 1 2|2|END"),
+        ("set a 0 0 1|1|touch a 9|gets a", "STORED|TOUCHED|VALUE a 0 1 1|1|END"),
+    ] {
+        check(request, reply);
+    }
+}
+
+#[test]
+fn retrieval() {
+    for (request, reply) in [
+        ("get a", "END"),
+        ("gets a b c", "END"),
+        ("set a 0 0 1|x|get b a a c", "STORED|VALUE a 0 1|x|VALUE a 0 1|x|END"),
+        (
+            "set a 0 0 1|x|get b|get a|gets a|get c",
+            "STORED|END|VALUE a 0 1|x|END|VALUE a 0 1 1|x|END|END",
+        ),
+        ("set a 0 0 1|x|get  a |get\ta", "STORED|VALUE a 0 1|x|END|ERROR"),
+        ("set \u{e9} 0 0 1|x|get \u{e9}", "STORED|VALUE \u{e9} 0 1|x|END"),
+        ("get a noreply", "END"),
+        ("gat 0 a", "END"),
+        ("set a 3 0 1|x|gat 9 b a|gats 9 a", "STORED|VALUE a 3 1|x|END|VALUE a 3 1 1|x|END"),
+        ("set a 0 0 1|x|gat -1 a|get a", "STORED|VALUE a 0 1|x|END|END"),
+        (
+            "set a 0 0 1|x|get a|gats -1 a a|get a",
+            "STORED|VALUE a 0 1|x|END|VALUE a 0 1 1|x|END|END",
+        ),
+    ] {
+        check(request, reply);
+    }
+}
+
+#[test]
+fn delete_arithmetic_and_touch() {
+    for (request, reply) in [
+        ("delete a", "NOT_FOUND"),
+        ("set a 0 0 1|x|delete a|get a", "STORED|DELETED|END"),
+        ("set a 0 0 1|x|delete a 0", "STORED|DELETED"),
+        (
+            "set a 0 0 1|x|delete a 10|delete a b c d e|delete a 1 noreply|get a",
+            "STORED|$D|$D|VALUE a 0 1|x|END",
+        ),
+        ("set a 0 0 1|x|delete a noreply|get a", "STORED|END"),
+        ("set a 0 0 1|x|delete a 0 noreply|get a", "STORED|END"),
+        ("incr a 1|decr a 1", "NOT_FOUND|NOT_FOUND"),
+        ("set a 7 0 2|10|incr a 1|decr a 2|get a", "STORED|11|9|VALUE a 7 2|9 |END"),
+        ("set a 0 0 2|99|incr a 1|incr a 1 noreply|get a", "STORED|100|VALUE a 0 3|101|END"),
+        ("set a 0 0 1|5|decr a 9|get a", "STORED|0|VALUE a 0 1|0|END"),
+        ("set a 0 0 20|18446744073709551615|incr a 3", "STORED|2"),
+        ("set a 0 0 1|1|incr a 18446744073709551615", "STORED|0"),
+        ("touch a 0", "NOT_FOUND"),
+        (
+            "set a 0 0 1|x|touch a 10|get a|touch a -1|get a",
+            "STORED|TOUCHED|VALUE a 0 1|x|END|TOUCHED|END",
+        ),
+        ("set a 0 0 1|x|touch a -1 noreply|get a", "STORED|END"),
+    ] {
+        check(request, reply);
+    }
+    for value in ["x", "", "-1", "1x", "18446744073709551616"] {
+        let request =
+            format!("set a 0 0 {}|{value}|incr a 1|decr a 1|incr a 1 noreply|get a", value.len());
+        check(
+            &request,
+            &format!("STORED|{NON_NUMERIC}|{NON_NUMERIC}|VALUE a 0 {}|{value}|END", value.len()),
+        );
+    }
+}
+
+#[test]
+fn the_rest() {
+    for (request, reply) in [
+        ("set a 0 0 1|x|flush_all|get a", "STORED|OK|END"),
+        ("set a 0 0 1|x|flush_all 0|get a", "STORED|OK|END"),
+        ("set a 0 0 1|x|flush_all -1|get a", "STORED|OK|END"),
+        ("set a 0 0 1|x|flush_all noreply|get a", "STORED|END"),
+        ("set a 0 0 1|x|flush_all 0 noreply|get a", "STORED|END"),
+        ("set a 0 0 1|x|flush_all 5|get a", "STORED|OK|VALUE a 0 1|x|END"),
+        ("flush_all x", "CLIENT_ERROR invalid exptime argument"),
+        ("flush_all x noreply", ""),
+        ("version", "VERSION 1.2.3 test"),
+        ("version x", "VERSION 1.2.3 test"),
+        ("verbosity 1", "OK"),
+        ("verbosity 1 noreply", ""),
+        ("verbosity noreply", ""),
+        ("verbosity", "$F"),
+        ("verbosity x", "$F"),
+        ("stats settings", "STAT maxconns 1024|END"),
+        ("stats reset", "RESET"),
+        ("stats sizes", "STAT sizes_status disabled|END"),
+        ("stats items|stats slabs|stats conns", "END|END|END"),
+        ("stats noreply|stats foo", "ERROR|ERROR"),
+        (
+            "set a 0 0 3|xyz|stats",
+            "STORED|STAT threads 1|STAT curr_items 1|STAT total_items 1|STAT bytes 4|END",
+        ),
+        ("shutdown|shutdown graceful", "ERROR: shutdown not enabled|ERROR: shutdown not enabled"),
+    ] {
+        check(request, reply);
+    }
+    for request in ["quit", "quit noreply", "quit|get a"] {
+        check_closes(request);
+    }
+    for method in ["GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE"] {
+        check_closes(&format!("{method} / HTTP/1.1|Host: a||set a 0 0 1|x|"));
+    }
+    check("get / HTTP/1.1", "END");
+}
+
+#[test]
+fn malformed_lines() {
+    for (request, reply) in [
+        ("|", "ERROR|ERROR"),
+        (" ", "ERROR"),
+        (
+            "foo|foo noreply|noreply|GET a|Get a|getx a|ge",
+            "ERROR|ERROR|ERROR|ERROR|ERROR|ERROR|ERROR",
+        ),
+        ("get|get |gets", "$F|$F|$F"),
+        ("gat|gat 0|gats 10", "$F|$F|$F"),
+        ("gat x a", "CLIENT_ERROR invalid exptime argument"),
+        ("set|set a|set a 0|set a 0 0|cas a 0 0", "$F|$F|$F|$F|$F"),
+        ("set a 0 0 noreply|get a", "$F|END"),
+        ("delete", "$F"),
+        ("incr|incr a", "$F|$F"),
+        (
+            "incr a x|decr a -1",
+            "CLIENT_ERROR invalid numeric delta argument|CLIENT_ERROR invalid numeric delta argument",
+        ),
+        ("incr a 18446744073709551616", "CLIENT_ERROR invalid numeric delta argument"),
+        ("incr a x noreply", ""),
+        ("touch|touch a", "$F|$F"),
+        ("touch a x", "CLIENT_ERROR invalid exptime argument"),
+        ("touch a x noreply", ""),
+        // Numbers that are none: the next line is a command again.
+        ("set a 0 0 -1|version", "$F|VERSION 1.2.3 test"),
+        ("set a x 0 1|x", "$F|ERROR"),
+        ("set a -1 0 1|x", "$F|ERROR"),
+        ("set a 4294967296 0 1|x", "$F|ERROR"),
+        ("set a 0 x 1|x", "$F|ERROR"),
+        ("set a 0 0 x|x", "$F|ERROR"),
+        ("set my key 0 3600 5|hello", "$F|ERROR"),
+        ("set a 0 0 2147483646|version", "$F|VERSION 1.2.3 test"),
+        ("set a 0 0 99999999999999999999|version", "$F|VERSION 1.2.3 test"),
+        ("set a x 0 1 noreply|x", "ERROR"),
+        // Only the CAS id is wrong: the data block is known and swallowed.
+        ("cas a 0 0 1|x|get a", "$F|END"),
+        ("cas a 0 0 1 x|x", "$F"),
+        ("cas a 0 0 1 -1|x", "$F"),
+        ("cas a 0 0 1 18446744073709551616|x", "$F"),
+        ("cas a 0 0 1 noreply|x", "$F"),
+        // A data block that does not end where it should.
+        ("set a 0 0 1|xyz|get a", "CLIENT_ERROR bad data chunk|ERROR|END"),
+        (
+            "set a 0 0 1|x|set a 0 0 1|xyz|get a",
+            "STORED|CLIENT_ERROR bad data chunk|ERROR|VALUE a 0 1|x|END",
+        ),
+        ("set a 0 0 1 noreply|xyz", "ERROR"),
+        ("set a 0 0 3|x|et a", "CLIENT_ERROR bad data chunk|ERROR"),
+    ] {
+        check(request, reply);
+    }
+}
+
+#[test]
+fn line_feeds_alone_end_lines_but_not_data() {
+    let mut talk = Talk::default();
+    assert_eq!(
+        talk.send(b"set a 0 0 1\nx\r\nget a\nfoo\n\n"),
+        lines("STORED|VALUE a 0 1|x|END|ERROR|ERROR")
+    );
+    assert_eq!(talk.send(b"set a 0 0 1\nx\nget a\n"), lines("CLIENT_ERROR bad data chunk|ERROR"));
+}
+
+#[test]
+fn keys_have_at_most_250_bytes() {
+    let (long, longer) = ("k".repeat(250), "k".repeat(251));
+    check(&format!("set {long} 0 0 1|x|get {long}"), &format!("STORED|VALUE {long} 0 1|x|END"));
+    check(&format!("delete {long}|touch {long} 0|incr {long} 1"), "NOT_FOUND|NOT_FOUND|NOT_FOUND");
+    for request in ["get K", "gets a K b", "gat 0 K", "delete K", "incr K 1", "touch K 1"] {
+        check(
+            &format!("set a 0 0 1|x|{}|get a", request.replace('K', &longer)),
+            "STORED|$F|VALUE a 0 1|x|END",
+        );
+    }
+    for request in ["set K 0 0 3|get", "cas K 0 0 3 1|get", "append K 0 0 3|get"] {
+        check(&format!("{}|get a", request.replace('K', &longer)), "$F|END");
+    }
+    check(&format!("set {longer} 0 0 1 noreply|x|delete {longer} noreply|get a"), "END");
+}
+
+#[test]
+fn exptimes() {
+    for (exptime, seconds_alive) in [
+        ("0", None),
+        ("-1", Some(0)),
+        ("-9223372036854775808", Some(0)),
+        ("1", Some(1)),
+        ("2592000", Some(2_592_000)),
+        ("2592001", Some(0)),
+        (&(NOW + 5).to_string(), Some(5)),
+        (&NOW.to_string(), Some(0)),
+        ("9223372036854775807", Some(u32::MAX - NOW)),
+    ] {
+        for storing in ["set a 0 E 1|x", "set a 0 0 1|x|touch a E", "set a 0 0 1|x|gat E a"] {
+            let mut talk = Talk::default();
+            talk.send(&lines(&storing.replace('E', exptime)));
+            let mut alive = |now| {
+                talk.cache.set_now(now);
+                talk.send(b"get a\r\n") == lines("VALUE a 0 1|x|END")
+            };
+            match seconds_alive {
+                None => assert!(alive(u32::MAX), "{storing} {exptime}"),
+                Some(0) => assert!(!alive(NOW), "{storing} {exptime}"),
+                Some(seconds) => {
+                    assert!(alive(NOW + (seconds - 1)), "{storing} {exptime}");
+                    assert!(!alive(NOW + seconds), "{storing} {exptime}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_delayed_flush_spares_what_comes_later() {
+    let mut talk = Talk::default();
+    talk.send(b"set a 0 0 1\r\nx\r\nflush_all 10\r\n");
+    talk.cache.set_now(NOW + 9);
+    assert_eq!(talk.send(b"get a\r\n"), lines("VALUE a 0 1|x|END"));
+    talk.cache.set_now(NOW + 10);
+    assert_eq!(talk.send(b"set b 0 0 1\r\ny\r\nget a b\r\n"), lines("STORED|VALUE b 0 1|y|END"));
+}
+
+#[test]
+fn a_too_large_item_is_swallowed_and_only_set_deletes_the_old_one() {
+    let mut talk = Talk::new(1024, 1 << 16);
+    let value = "v".repeat(1024 - 50 - 1);
+    let fits = format!("set a 0 0 {}|{value}", value.len());
+    let too_large = format!("C a 0 0 {}|{value}v|get b", value.len() + 1);
+    for (command, deletes) in
+        [("set", true), ("add", false), ("replace", false), ("append", false), ("prepend", false)]
+    {
+        assert_eq!(talk.send(&lines(&fits)), lines("STORED"));
+        let request = too_large.replacen('C', command, 1);
+        assert_eq!(talk.send(&lines(&request)), lines(&format!("{TOO_LARGE}|END")), "{request}");
+        let hit = format!("VALUE a 0 {}|{value}|END", value.len());
+        let left = if deletes { "END" } else { &hit };
+        assert_eq!(talk.send(b"get a\r\n"), lines(left), "{command}");
+    }
+    assert_eq!(talk.counters.get(Count::StoreTooLarge), 5);
+    // Without a reply it is refused all the same.
+    talk.send(b"set a 0 0 1\r\nx\r\n");
+    assert_eq!(talk.send(b"set a 0 0 9999 noreply\r\n"), b"");
+    assert_eq!(talk.send(&lines(&"v".repeat(9999))), b"");
+    assert_eq!(talk.send(b"get a\r\n"), lines("END"));
+    // A value must not grow beyond the limit piece by piece either.
+    talk.send(&lines(&fits));
+    assert_eq!(talk.send(b"append a 0 0 1\r\nx\r\n"), lines(TOO_LARGE));
+}
+
+#[test]
+fn failures_of_the_store_are_told() {
+    let all =
+        "get a|gat 0 a b|set a 0 0 1|x|append a 0 0 1|x|delete a|incr a 1|touch a 0|flush_all";
+    let silent = "set a 0 0 1 noreply|x|delete a noreply|incr a 1 noreply|touch a 0 noreply|flush_all noreply";
+    for (error, text) in [
+        (CacheError::OutOfMemory, "out of memory storing object"),
+        (CacheError::TooLarge, "object too large for cache"),
+        (CacheError::ReadOnly, "the store is read-only"),
+        (
+            CacheError::Poisoned,
+            "the store is poisoned by a failed change; restart the server to recover it",
+        ),
+        (CacheError::Other("a\r\nSTORED\r\nb".into()), "a  STORED  b"),
+    ] {
+        let mut talk = Talk::default();
+        talk.cache.fail_with(Some(error));
+        let reply = [&*format!("SERVER_ERROR {text}"); 8].join("|");
+        assert_eq!(talk.send(&lines(all)), lines(&reply));
+        assert_eq!(talk.send(&lines(silent)), b"");
+        talk.cache.fail_with(None);
+        assert_eq!(talk.send(b"get a\r\n"), lines("END"));
+    }
+}
+
+#[test]
+fn out_of_memory_deletes_what_was_to_be_replaced() {
+    let mut talk = Talk::default();
+    talk.cache.limit_bytes(100);
+    talk.send(b"set a 0 0 1\r\nx\r\nset b 0 0 1\r\nx\r\n");
+    let large = "v".repeat(200);
+    let no_room = lines("SERVER_ERROR out of memory storing object");
+    assert_eq!(talk.send(&lines(&format!("set a 0 0 200|{large}"))), no_room);
+    assert_eq!(talk.send(&lines(&format!("replace b 0 0 200|{large}"))), no_room);
+    assert_eq!(talk.send(b"get a b\r\n"), lines("VALUE b 0 1|x|END"));
+    assert_eq!(talk.counters.get(Count::StoreNoMemory), 2);
+}
+
+#[test]
+fn a_failing_lookup_voids_the_rest_of_its_line_only() {
+    // 100 keys: the first batch fails in the middle of the line.
+    let mut talk = Talk::default();
+    talk.cache.fail_with(Some(CacheError::ReadOnly));
+    let keys = " k".repeat(100);
+    let error = "SERVER_ERROR the store is read-only";
+    assert_eq!(
+        talk.send(&lines(&format!("get{keys}|version"))),
+        lines(&format!("{error}|VERSION 1.2.3 test"))
+    );
+    assert_eq!(talk.send(&lines(&format!("get a|get{keys}|get b"))), lines(&[error; 3].join("|")));
+    assert_eq!(talk.send(&lines(&format!("gat 0{keys}|gets b"))), lines(&[error; 2].join("|")));
+}
+
+#[test]
+fn too_long_lines_are_refused_and_key_lists_may_be_longer() {
+    let too_long = lines("CLIENT_ERROR line too long");
+    for piece in [usize::MAX, 1000] {
+        let mut talk = Talk::default();
+        let line = [&vec![b'a'; LINE_MAX][..], b"\n"].concat();
+        assert_eq!(talk.send_in_pieces(&line, piece), lines("ERROR"));
+        let line = [&vec![b'a'; LINE_MAX + 1][..], b"\n"].concat();
+        assert_eq!(talk.send_in_pieces(&line, piece), too_long);
+        assert!(talk.is_closed());
+        for command in ["get ", "  gets ", "gat 0 ", "gats 0 "] {
+            let mut line = command.as_bytes().to_vec();
+            line.resize(KEY_LIST_MAX, b' ');
+            line[command.len()..].fill_with({
+                let mut odd = false;
+                move || {
+                    odd = !odd;
+                    if odd { b'k' } else { b' ' }
+                }
+            });
+            line.push(b'\n');
+            let mut talk = Talk::default();
+            assert_eq!(talk.send_in_pieces(&line, piece), lines("END"), "{command}");
+            line.insert(command.len(), b' ');
+            assert_eq!(talk.send_in_pieces(&line, piece), too_long, "{command}");
+            assert!(talk.is_closed());
+        }
+        // Too many spaces in front of it, and it is no key list.
+        let mut talk = Talk::default();
+        let line = [" ".repeat(101), "get".into(), " k".repeat(LINE_MAX), "\n".into()].concat();
+        assert_eq!(talk.send_in_pieces(line.as_bytes(), piece), too_long);
+    }
+}
+
+#[test]
+fn consecutive_gets_share_lookups() {
+    let mut talk = Talk::default();
+    talk.send(b"set a 0 0 1\r\nx\r\n");
+    let lookups = talk.cache.lookups();
+    let replies = talk.send(&b"get a\r\ngets b a\r\n".repeat(100));
+    assert_eq!(replies, lines("VALUE a 0 1|x|END|VALUE a 0 1 1|x|END").repeat(100));
+    assert_eq!(talk.cache.lookups() - lookups, 300u64.div_ceil(32));
+    // A command in between ends the batch: order is kept.
+    let replies = talk.send(b"get a\r\ndelete a\r\nget a\r\n");
+    assert_eq!(replies, lines("VALUE a 0 1|x|END|DELETED|END"));
+}
+
+/// The first batch ends the first command and so fills the replies; keys of the second are still waiting.
+#[test]
+fn full_replies_do_not_lose_gathered_keys() {
+    let mut talk = Talk::new(1024, 1);
+    let requests = format!("get a|get{}|get a", " a".repeat(100));
+    assert_eq!(talk.send(&lines(&requests)), lines("END|END|END"));
+}
+
+#[test]
+fn lookups_are_counted_by_key() {
+    let mut talk = Talk::new(1024, 50);
+    talk.send(b"set a 0 0 9\r\n123456789\r\n");
+    talk.send(b"get a b a\r\nget c\r\ngat 0 a b\r\ngets a\r\ntouch a 0\r\ntouch b 0\r\n");
+    assert!(talk.resumed > 0, "the limit was meant to be reached");
+    for (count, expected) in [
+        (Count::CmdGet, 7),
+        (Count::GetHits, 4),
+        (Count::GetMisses, 3),
+        (Count::CmdTouch, 4),
+        (Count::TouchHits, 2),
+        (Count::TouchMisses, 2),
+        (Count::CmdSet, 1),
+    ] {
+        assert_eq!(talk.counters.get(count), expected, "{}", count.name());
+    }
+    talk.send(b"delete a\r\ndelete a\r\nincr a 1\r\ndecr a 1\r\nset a 0 0 1\r\n1\r\nincr a 1\r\ndecr a 1\r\n");
+    talk.send(b"cas b 0 0 1 9\r\nx\r\ncas a 0 0 1 9\r\nx\r\nset c 0 0 1\r\nx\r\nflush_all\r\n");
+    for count in [
+        Count::DeleteHits,
+        Count::DeleteMisses,
+        Count::IncrHits,
+        Count::IncrMisses,
+        Count::DecrHits,
+        Count::DecrMisses,
+        Count::CasMisses,
+        Count::CasBadval,
+        Count::CmdFlush,
+    ] {
+        assert_eq!(talk.counters.get(count), 1, "{}", count.name());
+    }
+}
+
+#[test]
+fn a_large_value_takes_memory_only_as_it_arrives() {
+    let mut talk = Talk::new(64 << 20, 1 << 16);
+    let len = 60 << 20;
+    assert_eq!(talk.send(&lines(&format!("set a 0 0 {len}"))), b"");
+    assert!(talk.held_bytes() < 1024);
+    let piece = vec![b'v'; 64 << 10];
+    for arrived in (1..=len / piece.len()).map(|pieces| pieces * piece.len()) {
+        assert_eq!(talk.send(&piece), b"");
+        assert!(talk.held_bytes() <= (2 * arrived).min(len + 1024), "{arrived}");
+    }
+    assert_eq!(talk.send(b"\r\n"), lines("STORED"));
+    assert_eq!(talk.held_bytes(), 0);
+    assert_eq!(talk.send(b"get a\r\n").len(), len + "VALUE a 0 62914560\r\n\r\nEND\r\n".len());
+}
+
+/// One small request can ask for any amount of replies; what waits for room stays small.
+#[test]
+fn replies_never_exceed_the_limit_by_more_than_a_value() {
+    let mut talk = Talk::new(1 << 20, 10_000);
+    let value = "v".repeat(100_000);
+    talk.send(&lines(&format!("set a 0 0 100000|{value}")));
+    let hit = lines(&format!("VALUE a 0 100000|{value}"));
+    for (request, cas) in [("get", ""), ("gets", " 1"), ("gat 0", ""), ("gats 0", " 1")] {
+        let request = format!("{request}{}\r\n", " a".repeat(200));
+        let hit = lines(&format!("VALUE a 0 100000{cas}|{value}"));
+        let expected = [hit.repeat(200), lines("END")].concat();
+        let resumed = talk.resumed;
+        // `send` checks the bounds.
+        assert!(talk.send(request.as_bytes()) == expected);
+        assert!(talk.resumed >= resumed + 199);
+    }
+    let expected = [hit, lines("END")].concat().repeat(100);
+    assert!(talk.send(&b"get a\r\n".repeat(100)) == expected);
+    assert_eq!(talk.held_bytes(), 0);
+}

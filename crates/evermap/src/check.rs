@@ -1,0 +1,213 @@
+//! Looking at everything, and saying what is wrong.
+
+use std::fmt;
+
+use evermap_index::key::BytesRef;
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{Persistent, Visitor};
+use evermap_pm::Medium;
+
+use crate::read::Walk;
+use crate::record::Record;
+use crate::upkeep::SweepState;
+use crate::{Result, Store};
+
+/// Problems that are described; the rest are counted.
+const DESCRIBED: usize = 1000;
+
+/// What [`Store::check`] found.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// Each problem in words, the first thousand of them.
+    pub problems: Vec<String>,
+    /// Problems beyond those.
+    pub more_problems: u64,
+    /// Whether checksums were verified.
+    pub deep: bool,
+    /// Records that the index names, dead ones included.
+    pub records: u64,
+    /// Records that are expired or flushed.
+    pub dead: u64,
+    /// Bytes of the blocks that hold records.
+    pub bytes: u64,
+    /// Blocks that can be reached from the index, its own included.
+    pub blocks: u64,
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong.
+    pub fn is_sound(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn problem(&mut self, text: impl Into<String>) {
+        if self.problems.len() < DESCRIBED {
+            self.problems.push(text.into());
+        } else {
+            self.more_problems += 1;
+        }
+    }
+}
+
+impl fmt::Display for CheckReport {
+    /// A line for each problem, then a summary.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.problems {
+            writeln!(f, "{problem}")?;
+        }
+        if self.more_problems > 0 {
+            writeln!(f, "and {} more", self.more_problems)?;
+        }
+        let verified = if self.deep { ", checksums verified" } else { "" };
+        let verdict = match self.problems.len() as u64 + self.more_problems {
+            0 => "sound".to_owned(),
+            1 => "1 problem".to_owned(),
+            count => format!("{count} problems"),
+        };
+        write!(
+            f,
+            "{verdict}: {} records ({} dead) in {} bytes, {} blocks{verified}",
+            self.records, self.dead, self.bytes, self.blocks
+        )
+    }
+}
+
+impl<M: Medium> Store<M> {
+    /// Looks at the whole store and describes everything that is wrong: the index, every record (with its
+    /// checksum if `deep`), that exactly the reachable blocks are allocated, and the counts. Changes nothing.
+    ///
+    /// Waits for the sweep after an unclean stop. Call it while nobody changes the store, or changes may look
+    /// like problems; and not while holding a [`Reader`](crate::Reader). O(n) time, 16 bytes of memory a record.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// let report = map.check(true)?;
+    /// assert!(report.is_sound(), "{report}");
+    /// assert_eq!(report.records, 1);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed). What is damaged is in the report.
+    pub fn check(&self, deep: bool) -> Result<CheckReport> {
+        drop(self.enter()?);
+        let mut report = CheckReport { deep, ..Default::default() };
+        if let Err(error) = self.recover() {
+            report.problem(format!("sweep: {error}"));
+        } else if let SweepState::Failed(why) = self.upkeep.sweep_state() {
+            report.problem(format!("sweep: {why}"));
+        }
+        // What waits to be reused is allocated but not reachable.
+        self.pool.epoch().drain();
+        for problem in self.index.check() {
+            report.problem(format!("index: {problem}"));
+        }
+        self.check_records(&mut report)?;
+        self.check_blocks(&mut report);
+        self.check_counts(&mut report);
+        Ok(report)
+    }
+
+    fn check_records(&self, report: &mut CheckReport) -> Result<()> {
+        let mark = self.stamps.mark();
+        let mut walk = Walk::new();
+        while let Some((pairs, _guard)) = walk.next(self)? {
+            if let Err(error) = walk.take_error() {
+                report.problem(format!("index: {error}"));
+            }
+            pairs.iter().for_each(|(_, word)| self.prefetch(*word));
+            for (hash, word) in pairs {
+                report.records += 1;
+                match self.check_record(hash, word, report.deep) {
+                    Ok(record) => {
+                        report.bytes += self.pool.block_size(record.bytes());
+                        report.dead += u64::from(self.is_dead(&record, mark) == Some(true));
+                    }
+                    Err(problem) => report.problem(problem),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_record(&self, hash: u64, word: u64, deep: bool) -> Result<Record<'_, M>, String> {
+        let place = word & OFFSET_MASK;
+        let record = Record::at(self.pool.medium(), word)
+            .map_err(|what| format!("record at offset {place:#x}: {what}"))?;
+        let describe = |what| record.damaged(what).to_string();
+        let mut key = Vec::new();
+        record.append_key(&mut key).map_err(|error| error.to_string())?;
+        if BytesRef::new(&key, self.pool.seed()).hash != hash {
+            return Err(describe("it is not where its key belongs"));
+        }
+        if record.expires_at().is_none() {
+            return Err(describe("its expiry is unreadable"));
+        }
+        if deep && !record.verify() {
+            return Err(describe("its checksum does not match"));
+        }
+        Ok(record)
+    }
+
+    /// Compares what is reachable with what is allocated.
+    fn check_blocks(&self, report: &mut CheckReport) {
+        let mut reachable = Reachable(Vec::new());
+        if let Err(error) = self.index.visit(&mut reachable) {
+            report.problem(format!("index: {error}"));
+            return;
+        }
+        let mut reachable = reachable.0;
+        reachable.sort_unstable();
+        for pair in reachable.windows(2).filter(|pair| pair[0] == pair[1]) {
+            report.problem(format!("block at offset {:#x}: reachable twice", pair[0]));
+        }
+        reachable.dedup();
+        report.blocks = reachable.len() as u64;
+        if !self.pool.is_swept() {
+            return;
+        }
+        let allocated = self.pool.allocated();
+        let missing = |from: &[u64], of: &[u64]| -> Vec<u64> {
+            of.iter().copied().filter(|block| from.binary_search(block).is_err()).collect()
+        };
+        for block in missing(&allocated, &reachable) {
+            report.problem(format!("block at offset {block:#x}: in use but free for reuse"));
+        }
+        for block in missing(&reachable, &allocated) {
+            report.problem(format!("block at offset {block:#x}: not in use but not free either"));
+        }
+        let faults = self.pool.heap_stats().faults;
+        if faults > 0 {
+            report.problem(format!("heap: {faults} frees or marks of what is no block"));
+        }
+    }
+
+    fn check_counts(&self, report: &mut CheckReport) {
+        let (totals, exact) = self.counters.totals();
+        if !exact {
+            return;
+        }
+        for (what, counted, found) in
+            [("records", totals.records, report.records), ("bytes", totals.bytes, report.bytes)]
+        {
+            if counted != found {
+                report.problem(format!("{counted} {what} were counted but {found} found"));
+            }
+        }
+    }
+}
+
+/// Everything that the index names.
+struct Reachable(Vec<u64>);
+
+impl Visitor for Reachable {
+    fn block(&mut self, offset: u64) {
+        self.0.push(offset);
+    }
+
+    fn word(&mut self, word: u64) {
+        self.0.push(word & OFFSET_MASK);
+    }
+}

@@ -1,0 +1,149 @@
+//! What can go wrong, said so that a person can act on it.
+
+use std::path::{Path, PathBuf};
+
+use evermap_pm::ErrorKind;
+
+/// Result of everything that can fail in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What happened, to which file, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A key is longer than [`KEY_MAX`](crate::KEY_MAX).
+    #[error("key of {len} bytes is too long; the limit is {max}")]
+    KeyTooLong {
+        /// Its length, bytes.
+        len: usize,
+        /// The limit, bytes.
+        max: usize,
+    },
+    /// A value is longer than [`VALUE_MAX`](crate::VALUE_MAX).
+    #[error("value of {len} bytes is too long; the limit is {max}")]
+    ValueTooLong {
+        /// Its length, bytes.
+        len: usize,
+        /// The limit, bytes.
+        max: usize,
+    },
+    /// There is no store at this path, and [`Options::create`](crate::Options::create) was off.
+    #[error("{}: no store here; open it with create to make one", path.display())]
+    NotFound {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was changed.
+    #[error(
+        "memory limit of {limit} bytes reached (needs {needed} more); remove something or raise it"
+    )]
+    Full {
+        /// The limit, bytes.
+        limit: u64,
+        /// Bytes that were asked for.
+        needed: u64,
+    },
+    /// The record of this key does not verify. Its value is lost; other keys are not affected.
+    #[error(
+        "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); put or remove the key to repair it"
+    )]
+    Damaged {
+        /// The key, up to 64 bytes, with unprintable bytes escaped.
+        key: String,
+        /// Where the record is, bytes from the start of the file.
+        offset: u64,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The store was closed through another handle.
+    #[error("the store was closed")]
+    Closed,
+    /// The file could not be opened.
+    #[error("{}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: evermap_pm::Error,
+    },
+    /// The memory underneath answered an error.
+    #[error(transparent)]
+    Pm(evermap_pm::Error),
+}
+
+impl Error {
+    /// Whether something is full: the disk, the file's capacity or the memory limit. Nothing was changed.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::open("", Options::volatile().max_bytes(10_000))?;
+    /// let error = map.put(b"key", &[0; 20_000]).unwrap_err();
+    /// assert!(error.is_no_space());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Error::Full { .. }) || matches!(self.kind(), Some(ErrorKind::NoSpace { .. }))
+    }
+
+    /// Whether something in the file is damaged.
+    pub fn is_damaged(&self) -> bool {
+        matches!(self, Error::Damaged { .. })
+            || matches!(self.kind(), Some(ErrorKind::Damaged { .. }))
+    }
+
+    /// The kind of error that the memory underneath answered, if it was that.
+    pub fn kind(&self) -> Option<&ErrorKind> {
+        match self {
+            Error::Pm(error) | Error::Open { source: error, .. } => Some(error.kind()),
+            _ => None,
+        }
+    }
+
+    #[cold]
+    pub(crate) fn damaged(key: &[u8], offset: u64, what: &'static str) -> Self {
+        const SHOWN: usize = 64;
+        let mut shown = key[..key.len().min(SHOWN)].escape_ascii().to_string();
+        if key.len() > SHOWN {
+            shown.push_str("...");
+        }
+        Error::Damaged { key: shown, offset, what }
+    }
+
+    /// Names the file in an error from below that does not.
+    #[cold]
+    pub(crate) fn at(self, file: &Path) -> Self {
+        let Error::Pm(source) = self else { return self };
+        let path = file.to_owned();
+        let named = match source.kind() {
+            ErrorKind::NotAStore { path: empty, why } if empty.as_os_str().is_empty() => {
+                ErrorKind::NotAStore { path, why: why.clone() }
+            }
+            ErrorKind::NewerFormat { path: empty, found, known }
+                if empty.as_os_str().is_empty() =>
+            {
+                ErrorKind::NewerFormat { path, found: *found, known: *known }
+            }
+            ErrorKind::Suspect { path: empty, why } if empty.as_os_str().is_empty() => {
+                ErrorKind::Suspect { path, why: why.clone() }
+            }
+            ErrorKind::Damaged { .. } | ErrorKind::NoSpace { .. } | ErrorKind::Config(_) => {
+                return Error::Open { path, source };
+            }
+            _ => return Error::Pm(source),
+        };
+        Error::Pm(named.into())
+    }
+}
+
+impl From<evermap_pm::Error> for Error {
+    #[cold]
+    fn from(error: evermap_pm::Error) -> Self {
+        Error::Pm(error)
+    }
+}
+
+/// The memory under a store answered this.
+pub(crate) fn pm(kind: ErrorKind) -> Error {
+    Error::Pm(kind.into())
+}

@@ -1,0 +1,198 @@
+//! How a store is opened.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use evermap_pm::ErrorKind;
+use evermap_pm::region::{OnSuspect, RegionConfig};
+
+use crate::error::pm;
+use crate::{Clock, Error};
+
+/// What a store survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// Nothing: memory without a file, gone at exit.
+    Volatile,
+    /// Every acknowledged write survives the death of the process at any instruction. After a crash of the
+    /// operating system the store knows that its pages may be of different ages, and says so.
+    #[default]
+    Process,
+}
+
+impl Durability {
+    fn as_str(self) -> &'static str {
+        match self {
+            Durability::Volatile => "volatile",
+            Durability::Process => "process",
+        }
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Durability {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        [Durability::Volatile, Durability::Process]
+            .into_iter()
+            .find(|level| level.as_str() == name)
+            .ok_or_else(|| {
+                let known = "volatile or process";
+                pm(ErrorKind::Config(format!("durability `{name}` is unknown; use {known}")))
+            })
+    }
+}
+
+/// How to open a store.
+///
+/// ```
+/// use evermap::{Evermap, Options};
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("map");
+/// let map = Evermap::open(path, Options::new().capacity(64 << 30))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Options {
+    pub(crate) create: bool,
+    pub(crate) durability: Durability,
+    pub(crate) capacity: u64,
+    pub(crate) extent_size: u64,
+    pub(crate) max_bytes: u64,
+    pub(crate) on_suspect: OnSuspect,
+    pub(crate) verify_reads: bool,
+    pub(crate) lock_wait: Duration,
+    pub(crate) seed: Option<u64>,
+    pub(crate) clock: Clock,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options::new()
+    }
+}
+
+impl Options {
+    /// Opens the store, or makes one where there is none.
+    pub fn new() -> Self {
+        let RegionConfig { extent_size, capacity, seed } = RegionConfig::default();
+        Options {
+            create: true,
+            durability: Durability::Process,
+            capacity,
+            extent_size,
+            max_bytes: u64::MAX,
+            on_suspect: OnSuspect::Refuse,
+            verify_reads: true,
+            lock_wait: Duration::from_secs(30),
+            seed,
+            clock: Clock::system(),
+        }
+    }
+
+    /// A new store in memory without a file. The path is ignored.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::open("", Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn volatile() -> Self {
+        Options::new().durability(Durability::Volatile)
+    }
+
+    /// Options for a new store of at most `bytes`, small enough that the usual 2 MiB extents would not fit
+    /// well. From about 64 KiB on; the largest value is then what fits in neighbouring free extents of 4 KiB.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(&path, Options::small(256 << 10))?;
+    /// map.put(b"key", b"value")?;
+    /// assert!(std::fs::metadata(&path)?.len() <= 256 << 10);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn small(bytes: u64) -> Self {
+        Options::new().capacity(bytes).extent_size(4096)
+    }
+
+    /// Whether a store is made where there is none. On unless told otherwise.
+    pub fn create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// What the store is to survive. Checked when it is opened, never silently lowered.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
+    /// Most bytes that the file may grow to: address space, not memory. 256 GiB unless told otherwise. A
+    /// store cannot outgrow the capacity that it was created with.
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = bytes;
+        self
+    }
+
+    /// The unit in which a *new* store takes space for records of similar size: a power of two from 4 KiB
+    /// to 1 GiB, 2 MiB unless told otherwise. Smaller ones suit small stores: see [`small`](Options::small).
+    pub fn extent_size(mut self, bytes: u64) -> Self {
+        self.extent_size = bytes;
+        self
+    }
+
+    /// Most bytes that records may take together; beyond it, mutations answer [`Error::Full`]. No limit
+    /// unless told otherwise. May be exceeded by one record per thread.
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.max_bytes = bytes;
+        self
+    }
+
+    /// What to do with a file whose pages may be of different ages, after a crash of the operating system.
+    /// Refused unless told otherwise.
+    pub fn on_suspect(mut self, on_suspect: OnSuspect) -> Self {
+        self.on_suspect = on_suspect;
+        self
+    }
+
+    /// Whether every read verifies the record's checksum, so that nothing wrong is ever returned from a
+    /// damaged file. On unless told otherwise. When off, records are verified by [`check`] only, and on
+    /// reads where the file was suspect when it was opened.
+    ///
+    /// [`check`]: crate::Store::check
+    pub fn verify_reads(mut self, verify: bool) -> Self {
+        self.verify_reads = verify;
+        self
+    }
+
+    /// How long to wait for another process that holds the file but is dying. 30 s unless told otherwise.
+    pub fn lock_wait(mut self, wait: Duration) -> Self {
+        self.lock_wait = wait;
+        self
+    }
+
+    /// Seed of a new store's hash function; drawn at random unless told otherwise. Fixed seeds make runs
+    /// repeatable, but whoever knows the seed can choose keys that collide.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Where the store gets the time from. The system unless told otherwise.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+}

@@ -1,0 +1,460 @@
+//! Reading.
+//!
+//! There are two ways to read. Most methods *copy*: they load the record's words one by one, and verify the
+//! checksum of the copy. That is safe Rust under no assumption at all, whatever the file contains and
+//! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
+//! hold.
+
+use evermap_index::key::BytesRef;
+use evermap_index::{Guard, Index};
+use evermap_pm::Medium;
+use evermap_pm::medium::Mapped;
+
+use crate::record::Record;
+use crate::{Error, Item, Result, Store};
+
+/// Keys that are looked up together by `get_many`.
+const BATCH: usize = 32;
+/// Lines of each record that are fetched ahead.
+const LINES_AHEAD: u64 = 3;
+/// Records that a walk fetches ahead.
+const RECORDS_AHEAD: usize = 8;
+
+const MISMATCH: &str = "its checksum does not match";
+
+impl<M: Medium> Store<M> {
+    /// The value of `key`, copied and verified. Expected O(1); takes no lock and stores to no shared memory
+    /// but the guard's own line.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.get(b"key")?, Some(b"value".to_vec()));
+    /// assert_eq!(map.get(b"other")?, None);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut value = Vec::new();
+        Ok(self.get_into(key, &mut value)?.then_some(value))
+    }
+
+    /// Appends the value of `key` to `out`; answers whether it is present. Nothing is appended in case of an
+    /// error.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// let mut out = b"> ".to_vec();
+    /// assert!(map.get_into(b"key", &mut out)?);
+    /// assert_eq!(out, b"> value");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn get_into(&self, key: &[u8], out: &mut Vec<u8>) -> Result<bool> {
+        let key = self.key(key)?;
+        let guard = self.enter()?;
+        let Some((record, _)) = self.find(key, &guard)? else { return Ok(false) };
+        self.copy(key.bytes, &record, out)?;
+        Ok(true)
+    }
+
+    /// Calls `read` with the whole record of `key`, copied and verified; answers what it answers.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put_with(b"key", b"value", evermap::Meta { flags: 7, expires_at: 0 })?;
+    /// assert_eq!(map.get_with(b"key", |item| item.flags)?, Some(7));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
+        let key = self.key(key)?;
+        let guard = self.enter()?;
+        let Some((record, expires_at)) = self.find(key, &guard)? else { return Ok(None) };
+        let mut value = Vec::new();
+        self.copy(key.bytes, &record, &mut value)?;
+        let item = record.item(key.bytes, &value, expires_at);
+        drop(guard);
+        Ok(Some(read(item)))
+    }
+
+    /// Whether `key` is present. Does not verify the value.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// assert!(!map.contains(b"key")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn contains(&self, key: &[u8]) -> Result<bool> {
+        let key = self.key(key)?;
+        let guard = self.enter()?;
+        Ok(self.find(key, &guard)?.is_some())
+    }
+
+    /// Looks up many keys with their cache misses overlapped: faster than one [`get`](Store::get) after the
+    /// other as soon as the store is larger than the cache.
+    ///
+    /// Calls `each` with the position in `keys` and the record for each key that is present, in order, or
+    /// with the error where a record is damaged. Stops when `each` answers `false`. A guard is held
+    /// meanwhile, so `each` should be quick.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"a", b"1")?;
+    /// map.put(b"c", b"3")?;
+    /// let mut found = Vec::new();
+    /// map.get_many(&[b"a", b"b", b"c"], |at, item| {
+    ///     found.push((at, item.unwrap().value.to_vec()));
+    ///     true
+    /// })?;
+    /// assert_eq!(found, [(0, b"1".to_vec()), (2, b"3".to_vec())]);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`]; damaged records are reported to `each` instead.
+    pub fn get_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
+    ) -> Result<()> {
+        let guard = self.enter()?;
+        let mut value = Vec::new();
+        for (batch, keys) in keys.chunks(BATCH).enumerate() {
+            let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH];
+            for (slot, key) in refs.iter_mut().zip(keys) {
+                *slot = self.key(key.as_ref())?;
+            }
+            let refs = &refs[..keys.len()];
+            let mut words = [None; BATCH];
+            self.index.get_many(refs, &mut words[..keys.len()], &guard)?;
+            for word in words.iter().flatten() {
+                self.prefetch(*word);
+            }
+            for (within, (key, word)) in refs.iter().zip(words).enumerate() {
+                let found = match word.map(|word| self.readable(*key, word)) {
+                    None | Some(Ok(None)) => continue,
+                    Some(Ok(Some((record, expires_at)))) => {
+                        value.clear();
+                        self.copy(key.bytes, &record, &mut value)
+                            .map(|()| record.item(key.bytes, &value, expires_at))
+                    }
+                    Some(Err(error)) => Err(error),
+                };
+                if !each(batch * BATCH + within, found) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a
+    /// record or a part of the index is damaged. Stops when `each` answers `false`. O(n).
+    ///
+    /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile, at
+    /// most once. Each is current at some moment. `each` may use the store; it runs under a guard for about a
+    /// thousand records at a time.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// let mut bytes = 0;
+    /// map.for_each(|item| {
+    ///     bytes += item.map_or(0, |item| item.value.len());
+    ///     true
+    /// })?;
+    /// assert_eq!(bytes, 5);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; the rest is shown to `each`.
+    pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let mut walk = Walk::new();
+        while let Some((pairs, _guard)) = walk.next(self)? {
+            if let Err(error) = walk.take_error()
+                && !each(Err(error))
+            {
+                return Ok(());
+            }
+            for (at, &(hash, word)) in pairs.iter().enumerate() {
+                if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
+                    self.prefetch(*ahead);
+                }
+                let go_on = match self.copy_of(hash, word, &mut key, &mut value) {
+                    Ok(None) => true,
+                    Ok(Some(item)) => each(Ok(item)),
+                    Err(error) => each(Err(error)),
+                };
+                if !go_on {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All keys and values, as [`for_each`](Store::for_each) shows them.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// for pair in map.iter() {
+    ///     let (key, value) = pair?;
+    ///     assert_eq!((&key[..], &value[..]), (&b"key"[..], &b"value"[..]));
+    /// }
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn iter(&self) -> Iter<'_, M> {
+        Iter { store: self, walk: Walk::new(), pairs: Vec::new().into_iter(), _guard: None }
+    }
+
+    /// Begins to read without copying; see [`Reader`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn reader(&self) -> Result<Reader<'_, M>> {
+        Ok(Reader { store: self, guard: self.enter()? })
+    }
+
+    /// Brings the first lines of a record towards the cache.
+    #[inline]
+    pub(crate) fn prefetch(&self, word: u64) {
+        let offset = word & evermap_index::record::OFFSET_MASK;
+        (0..LINES_AHEAD).for_each(|line| self.pool.medium().prefetch(offset + line * 64));
+    }
+
+    /// The live record of `key`, and when it expires.
+    #[inline]
+    pub(crate) fn find<'g>(
+        &'g self,
+        key: BytesRef<'_>,
+        guard: &'g Guard<'_>,
+    ) -> Result<Option<(Record<'g, M>, u32)>> {
+        match self.index.get(key, guard)? {
+            None => Ok(None),
+            Some(word) => self.readable(key, word),
+        }
+    }
+
+    /// The record that `word` names, unless it is dead, and when it expires.
+    #[inline]
+    fn readable(&self, key: BytesRef<'_>, word: u64) -> Result<Option<(Record<'_, M>, u32)>> {
+        let damaged = |what| {
+            self.met_damage();
+            Error::damaged(key.bytes, word & evermap_index::record::OFFSET_MASK, what)
+        };
+        let record = Record::at(self.pool.medium(), word).map_err(damaged)?;
+        if record.stamp() < self.stamps.mark() {
+            return Ok(None);
+        }
+        let expires_at = record.expires_at().ok_or_else(|| damaged("its expiry is unreadable"))?;
+        let expired = expires_at != 0 && expires_at <= self.clock.now();
+        Ok((!expired).then_some((record, expires_at)))
+    }
+
+    /// Appends the value to `out`, and verifies the copy if reads are to be verified.
+    #[inline]
+    pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
+        let start = out.len();
+        record.append_value(out)?;
+        if self.verify && !record.verifies(key, &out[start..]) {
+            out.truncate(start);
+            self.met_damage();
+            return Err(Error::damaged(key, record.offset(), MISMATCH));
+        }
+        Ok(())
+    }
+
+    /// A verified copy of the record of a pair in the index, unless it is dead.
+    fn copy_of<'a>(
+        &self,
+        hash: u64,
+        word: u64,
+        key: &'a mut Vec<u8>,
+        value: &'a mut Vec<u8>,
+    ) -> Result<Option<Item<'a>>> {
+        key.clear();
+        value.clear();
+        let named = match Record::at(self.pool.medium(), word) {
+            // Of a pair whose record is unreadable nobody knows the key.
+            Err(_) => self.readable(BytesRef { bytes: &[], hash }, word)?,
+            Ok(record) => {
+                record.append_key(key)?;
+                let named = self.key(key)?;
+                if named.hash != hash {
+                    self.met_damage();
+                    return Err(record.damaged("it is not where its key belongs"));
+                }
+                self.readable(named, word)?
+            }
+        };
+        let Some((record, expires_at)) = named else { return Ok(None) };
+        self.copy(key, &record, value)?;
+        Ok(Some(record.item(key, value, expires_at)))
+    }
+}
+
+/// A walk through the index, one segment at a time.
+pub(crate) struct Walk {
+    /// The hash to go on with.
+    from: Option<u64>,
+    error: Option<Error>,
+}
+
+/// Slot keys and words of one segment, and the guard that keeps the records.
+pub(crate) type Pairs<'s> = (Vec<(u64, u64)>, Guard<'s>);
+
+impl Walk {
+    pub(crate) fn new() -> Self {
+        Walk { from: Some(0), error: None }
+    }
+
+    /// The next segment; nothing at the end. A segment that cannot be read is empty, and its error is
+    /// [taken](Walk::take_error) separately.
+    pub(crate) fn next<'s, M: Medium>(&mut self, store: &'s Store<M>) -> Result<Option<Pairs<'s>>> {
+        let Some(from) = self.from else { return Ok(None) };
+        let guard = store.enter()?;
+        let mut pairs = Vec::new();
+        let (shown, next) = store.index.scan(from, &guard, |hash, word| pairs.push((hash, word)));
+        self.from = next;
+        self.error = shown.err().map(Error::from);
+        Ok(Some((pairs, guard)))
+    }
+
+    /// What was wrong with the last segment.
+    pub(crate) fn take_error(&mut self) -> Result<()> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+}
+
+/// All keys and values of a store: see [`Store::iter`].
+pub struct Iter<'s, M: Medium = Mapped> {
+    store: &'s Store<M>,
+    walk: Walk,
+    pairs: std::vec::IntoIter<(u64, u64)>,
+    /// Keeps the records of `pairs` from being reused.
+    _guard: Option<Guard<'s>>,
+}
+
+impl<M: Medium> Iterator for Iter<'_, M> {
+    type Item = Result<(Vec<u8>, Vec<u8>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Err(error) = self.walk.take_error() {
+                return Some(Err(error));
+            }
+            let Some((hash, word)) = self.pairs.next() else {
+                match self.walk.next(self.store) {
+                    Ok(None) => return None,
+                    Ok(Some((pairs, guard))) => {
+                        (self.pairs, self._guard) = (pairs.into_iter(), Some(guard));
+                        continue;
+                    }
+                    Err(error) => {
+                        // The store was closed: there is nothing to go on with.
+                        self.walk.from = None;
+                        return Some(Err(error));
+                    }
+                }
+            };
+            let (mut key, mut value) = (Vec::new(), Vec::new());
+            match self.store.copy_of(hash, word, &mut key, &mut value) {
+                Ok(None) => {}
+                Ok(Some(_)) => return Some(Ok((key, value))),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+/// Reads without copying. While it lives, nothing that it has seen is reused, so it should be short-lived.
+///
+/// ```
+/// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+/// map.put(b"key", b"value")?;
+/// let reader = map.reader()?;
+/// let entry = reader.get(b"key")?.unwrap();
+/// // SAFETY: the store has no file that others could write, and it is not damaged.
+/// let value: &[u8] = unsafe { entry.bytes() };
+/// assert_eq!(value, b"value");
+/// # Ok::<(), evermap::Error>(())
+/// ```
+pub struct Reader<'s, M: Medium = Mapped> {
+    store: &'s Store<M>,
+    guard: Guard<'s>,
+}
+
+impl<M: Medium> Reader<'_, M> {
+    /// The record of `key`, verified where it is. Expected O(1).
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Entry<'_, M>>> {
+        let key = self.store.key(key)?;
+        let Some((record, expires_at)) = self.store.find(key, &self.guard)? else {
+            return Ok(None);
+        };
+        if self.store.verify && !record.verify() {
+            self.store.met_damage();
+            return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
+        }
+        Ok(Some(Entry { record, expires_at }))
+    }
+}
+
+/// A record in its place.
+pub struct Entry<'r, M: Medium = Mapped> {
+    record: Record<'r, M>,
+    expires_at: u32,
+}
+
+impl<'r, M: Medium> Entry<'r, M> {
+    /// Length of the value, bytes.
+    pub fn value_len(&self) -> usize {
+        self.record.value_len()
+    }
+
+    /// The caller's own 32 bits.
+    pub fn flags(&self) -> u32 {
+        self.record.flags()
+    }
+
+    /// Identifies this version of the record.
+    pub fn cas(&self) -> u64 {
+        self.record.stamp()
+    }
+
+    /// When it expires, in seconds since 1970; 0: never.
+    pub fn expires_at(&self) -> u32 {
+        self.expires_at
+    }
+
+    /// The bytes of the value, where they are.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes those bytes while the slice lives. The store itself does not: a published record is
+    /// immutable, and the reader keeps its block from being reused. What the caller has to answer for:
+    /// * no other program writes to the file, or cuts it off;
+    /// * the file is not damaged in such a way that another record or a part of the index overlaps this one.
+    ///   Checksums make that very unlikely, but cannot rule out a file whose pages are of different ages.
+    ///   Both hold for a [volatile](crate::Durability::Volatile) store.
+    pub unsafe fn bytes(&self) -> &'r [u8] {
+        // SAFETY: the caller's promise.
+        unsafe { self.record.value_slice() }
+    }
+}

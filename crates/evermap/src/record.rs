@@ -1,0 +1,430 @@
+//! Records in the heap: writing them, and reading them without believing them.
+//!
+//! The layout is drawn in [`evermap_index::record`]. What the store adds:
+//!
+//! * `control` is a [sealed](crate::sealed) word; its low 32 bits are the expiry in seconds since 1970 (0:
+//!   never), the rest is reserved. It is changed by a single store under the key's lock;
+//! * `stamp` is the CAS id;
+//! * the high 16 bits of the index word repeat the low 16 bits of the stamp. A word and a record of
+//!   different ages (a page that went back in time) seldom agree.
+
+use std::cell::Cell;
+
+use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths};
+use evermap_pm::{Medium, PmU64, Pool};
+
+use crate::sealed::{Place, seal, unseal};
+use crate::{Error, Item, Meta, Result};
+
+/// Longest value, bytes: 1 GiB. A value beyond an extent takes neighbouring extents of its own.
+pub const VALUE_MAX: usize = 1 << 30;
+
+const TAG_SHIFT: u32 = 48;
+
+/// Bytes of a record with a key and a value of these lengths.
+pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
+    HEADER + ((key + value) as u64).next_multiple_of(8)
+}
+
+fn word_of(offset: u64, stamp: u64) -> u64 {
+    offset | stamp << TAG_SHIFT
+}
+
+fn control_of(expires_at: u32) -> u64 {
+    seal(Place::Control, u64::from(expires_at))
+}
+
+/// CRC32C of the header fields that it covers, to be continued with key and value.
+fn check_begin(stamp: u64, flags: u32, lengths: u64) -> u32 {
+    let mut bytes = [0; 20];
+    bytes[..8].copy_from_slice(&stamp.to_le_bytes());
+    bytes[8..12].copy_from_slice(&flags.to_le_bytes());
+    bytes[12..].copy_from_slice(&lengths.to_le_bytes());
+    crc32c::crc32c(&bytes)
+}
+
+/// A record that was written but is not published. Dropping it frees it.
+pub(crate) struct Draft<'d, M: Medium> {
+    pool: &'d Pool<M>,
+    offset: u64,
+    key: &'d [u8],
+    value: &'d [u8],
+    flags: u32,
+    stamp: Cell<u64>,
+    control: Cell<u64>,
+    published: Cell<bool>,
+}
+
+impl<'d, M: Medium> Draft<'d, M> {
+    /// Writes a record and makes it durable: one ordered persist.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub(crate) fn new(
+        pool: &'d Pool<M>,
+        key: &'d [u8],
+        value: &'d [u8],
+        meta: Meta,
+        stamp: u64,
+    ) -> Result<Self> {
+        let offset = pool.allocate(record_bytes(key.len(), value.len()))?;
+        let draft = Draft {
+            pool,
+            offset,
+            key,
+            value,
+            flags: meta.flags,
+            stamp: Cell::new(stamp),
+            control: Cell::new(control_of(meta.expires_at)),
+            published: Cell::new(false),
+        };
+        draft.write_header();
+        draft.write_body();
+        let m = pool.medium();
+        m.flush(draft.cells(0));
+        m.fence();
+        Ok(draft)
+    }
+
+    /// Gives it another CAS id, durably.
+    pub(crate) fn restamp(&self, stamp: u64) {
+        self.stamp.set(stamp);
+        self.write_header();
+        self.pool.medium().persist(&self.cells(0)[..HEADER as usize / 8]);
+    }
+
+    /// Gives it another control word, durably.
+    pub(crate) fn set_control(&self, control: u64) {
+        if control != self.control.replace(control) {
+            let m = self.pool.medium();
+            let cell = &self.cells(0)[0];
+            m.store(cell, control);
+            m.persist(cell);
+        }
+    }
+
+    pub(crate) fn stamp(&self) -> u64 {
+        self.stamp.get()
+    }
+
+    /// What the index is to bind the key to.
+    pub(crate) fn word(&self) -> u64 {
+        word_of(self.offset, self.stamp())
+    }
+
+    /// Bytes of the block that it occupies.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.pool.block_size(record_bytes(self.key.len(), self.value.len()))
+    }
+
+    /// The index names it now: it is no longer ours to free.
+    pub(crate) fn set_published(&self) {
+        self.published.set(true);
+    }
+
+    fn cells(&self, from: u64) -> &'d [PmU64] {
+        let words = (record_bytes(self.key.len(), self.value.len()) - from) / 8;
+        self.pool.medium().slice(self.offset + from, words).expect("just allocated")
+    }
+
+    fn write_header(&self) {
+        let lengths = self.key.len() as u64 | (self.value.len() as u64) << 32;
+        let check = check_begin(self.stamp(), self.flags, lengths);
+        let check = crc32c::crc32c_append(crc32c::crc32c_append(check, self.key), self.value);
+        let words = [
+            self.control.get(),
+            self.stamp(),
+            u64::from(check) | u64::from(self.flags) << 32,
+            lengths,
+        ];
+        let mut bytes = [0; HEADER as usize];
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        self.pool.medium().write_bytes(self.cells(0), &bytes);
+    }
+
+    fn write_body(&self) {
+        let (m, cells) = (self.pool.medium(), self.cells(HEADER));
+        let (whole, rest) = self.key.split_at(self.key.len() / 8 * 8);
+        m.write_bytes(cells, whole);
+        let cells = &cells[whole.len() / 8..];
+        if rest.is_empty() {
+            m.write_bytes(cells, self.value);
+            return;
+        }
+        // The word in which the key ends and the value begins.
+        let taken = self.value.len().min(8 - rest.len());
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        word[rest.len()..rest.len() + taken].copy_from_slice(&self.value[..taken]);
+        m.write_bytes(cells, &word);
+        m.write_bytes(&cells[1..], &self.value[taken..]);
+    }
+}
+
+impl<M: Medium> Drop for Draft<'_, M> {
+    fn drop(&mut self) {
+        if !self.published.get() {
+            self.pool.free_unpublished(self.offset);
+        }
+    }
+}
+
+/// A record that an index word names. Everything in it lies inside the medium; whether it is what was
+/// once written, only [`verify`](Record::verify) tells.
+pub(crate) struct Record<'m, M: Medium> {
+    medium: &'m M,
+    header: &'m Header,
+    /// Key and value.
+    cells: &'m [PmU64],
+    word: u64,
+    stamp: u64,
+    key_len: usize,
+    value_len: usize,
+}
+
+impl<M: Medium> Clone for Record<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Medium> Copy for Record<'_, M> {}
+
+impl<'m, M: Medium> Record<'m, M> {
+    /// The record that `word` names, or why there cannot be one.
+    #[inline]
+    pub(crate) fn at(medium: &'m M, word: u64) -> Result<Self, &'static str> {
+        let offset = word & OFFSET_MASK;
+        let header = medium.at::<Header>(offset).ok_or("it lies outside the file")?;
+        let stamp = medium.load_relaxed(&header.stamp);
+        if stamp << TAG_SHIFT != word & !OFFSET_MASK {
+            return Err("index and record are of different ages");
+        }
+        let (key_len, value_len) = lengths(medium.load_relaxed(&header.lengths));
+        if key_len > KEY_MAX as u64 || value_len > VALUE_MAX as u64 {
+            return Err("impossible length");
+        }
+        let cells = medium
+            .slice(offset + HEADER, (key_len + value_len).div_ceil(8))
+            .ok_or("it ends outside the file")?;
+        let (key_len, value_len) = (key_len as usize, value_len as usize);
+        Ok(Record { medium, header, cells, word, stamp, key_len, value_len })
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.word & OFFSET_MASK
+    }
+
+    pub(crate) fn word(&self) -> u64 {
+        self.word
+    }
+
+    pub(crate) fn stamp(&self) -> u64 {
+        self.stamp
+    }
+
+    pub(crate) fn value_len(&self) -> usize {
+        self.value_len
+    }
+
+    /// Bytes, as they were asked for when it was allocated.
+    pub(crate) fn bytes(&self) -> u64 {
+        record_bytes(self.key_len, self.value_len)
+    }
+
+    /// The control word, as it is now.
+    pub(crate) fn control(&self) -> u64 {
+        self.medium.load(&self.header.control)
+    }
+
+    /// When it expires; nothing if the control word is damaged.
+    #[inline]
+    pub(crate) fn expires_at(&self) -> Option<u32> {
+        unseal(Place::Control, self.control()).map(|value| value as u32)
+    }
+
+    /// Changes the expiry, durably. The caller holds the key's lock.
+    pub(crate) fn set_expires_at(&self, expires_at: u32) {
+        self.medium.store(&self.header.control, control_of(expires_at));
+        self.medium.persist(&self.header.control);
+    }
+
+    pub(crate) fn flags(&self) -> u32 {
+        (self.medium.load_relaxed(&self.header.check) >> 32) as u32
+    }
+
+    fn check_begin(&self) -> u32 {
+        let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
+        check_begin(self.stamp, self.flags(), lengths)
+    }
+
+    fn check_is(&self, found: u32) -> bool {
+        self.medium.load_relaxed(&self.header.check) as u32 == found
+    }
+
+    /// Copies bytes from `from` on, counted from the beginning of the key.
+    fn read(&self, from: usize, out: &mut [u8]) {
+        let (first, within) = (from / 8, from % 8);
+        if within == 0 || out.is_empty() {
+            return self.medium.read_bytes(&self.cells[first..], out);
+        }
+        let word = self.medium.load_relaxed(&self.cells[first]).to_le_bytes();
+        let taken = out.len().min(8 - within);
+        out[..taken].copy_from_slice(&word[within..within + taken]);
+        self.medium.read_bytes(&self.cells[first + 1..], &mut out[taken..]);
+    }
+
+    /// Appends the value.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is no memory for it.
+    pub(crate) fn append_value(&self, out: &mut Vec<u8>) -> Result<()> {
+        self.append(self.key_len, self.value_len, out)
+    }
+
+    /// Appends the key.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is no memory for it.
+    pub(crate) fn append_key(&self, out: &mut Vec<u8>) -> Result<()> {
+        self.append(0, self.key_len, out)
+    }
+
+    fn append(&self, from: usize, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        // A damaged length must not end the process for want of memory.
+        out.try_reserve(len)
+            .map_err(|_| evermap_pm::Error::no_space("memory for a copy", len as u64))?;
+        let start = out.len();
+        out.resize(start + len, 0);
+        self.read(from, &mut out[start..]);
+        Ok(())
+    }
+
+    /// Whether this copy of the value is what was written under `key`.
+    pub(crate) fn verifies(&self, key: &[u8], value: &[u8]) -> bool {
+        let check = crc32c::crc32c_append(self.check_begin(), key);
+        self.check_is(crc32c::crc32c_append(check, value))
+    }
+
+    /// Whether the record is what was written. Reads all of it.
+    pub(crate) fn verify(&self) -> bool {
+        let mut buffer = [0; 512];
+        let mut check = self.check_begin();
+        let bytes = self.key_len + self.value_len;
+        for from in (0..bytes).step_by(buffer.len()) {
+            let part = &mut buffer[..(bytes - from).min(512)];
+            self.read(from, part);
+            check = crc32c::crc32c_append(check, part);
+        }
+        self.check_is(check)
+    }
+
+    /// The value's bytes where they are.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    pub(crate) unsafe fn value_slice(&self) -> &'m [u8] {
+        let start = self.cells.as_ptr().cast::<u8>();
+        // SAFETY: `cells` spans key and value and lives as long as the medium is borrowed; that nobody
+        // writes the bytes is the caller's promise.
+        unsafe { std::slice::from_raw_parts(start.add(self.key_len), self.value_len) }
+    }
+
+    /// An item around copies of key and value.
+    pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], expires_at: u32) -> Item<'a> {
+        Item { key, value, flags: self.flags(), cas: self.stamp, expires_at }
+    }
+
+    /// The error that says that this record is damaged.
+    #[cold]
+    pub(crate) fn damaged(&self, what: &'static str) -> Error {
+        let mut key = Vec::new();
+        // Without memory for the key the error names none.
+        let _ = self.append_key(&mut key);
+        Error::damaged(&key, self.offset(), what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evermap_pm::medium::{Dram, Pages};
+    use evermap_pm::region::{Identity, RegionConfig};
+    use std::sync::Arc;
+
+    fn pool() -> Arc<Pool<Dram>> {
+        let capacity = 1 << 20;
+        let config = RegionConfig { extent_size: 16384, capacity, seed: Some(1) };
+        Pool::create(Dram::reserve(capacity, Pages::Base).unwrap(), &config, Identity::default())
+            .unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_at_every_alignment() {
+        let pool = pool();
+        let bytes: Vec<u8> = (0..100).map(|i| (i * 7 + 1) as u8).collect();
+        for key_len in 0..20 {
+            for value_len in (0..20).chain([80]) {
+                let (key, value) = (&bytes[..key_len], &bytes[20..20 + value_len]);
+                let meta = Meta { flags: 0xdead_beef, expires_at: 77 };
+                let draft = Draft::new(&pool, key, value, meta, 0x1_2345).unwrap();
+                let record = Record::at(pool.medium(), draft.word()).unwrap();
+                let (mut key_copy, mut value_copy) = (Vec::new(), b"before".to_vec());
+                record.append_key(&mut key_copy).unwrap();
+                record.append_value(&mut value_copy).unwrap();
+                assert_eq!((&*key_copy, &value_copy[6..]), (key, value));
+                assert!(record.verify() && record.verifies(key, value));
+                assert_eq!((record.flags(), record.stamp()), (0xdead_beef, 0x1_2345));
+                assert_eq!(record.expires_at(), Some(77));
+                assert!(evermap_index::record::key_equals(pool.medium(), draft.word(), key));
+                // SAFETY: nobody writes this pool.
+                assert_eq!(unsafe { record.value_slice() }, value);
+            }
+        }
+        assert_eq!(pool.heap_stats().allocated_blocks, 0, "drafts free themselves");
+    }
+
+    /// The checksum is part of the format: these values must never change.
+    #[test]
+    fn golden() {
+        let pool = pool();
+        let meta = Meta { flags: 7, expires_at: 0 };
+        let draft = Draft::new(&pool, b"key", b"value", meta, 42).unwrap();
+        let record = Record::at(pool.medium(), draft.word()).unwrap();
+        assert_eq!(pool.medium().load(&record.header.check), 7 << 32 | 0xb895_98cf);
+        let expected = crc32c::crc32c(b"\x2a\0\0\0\0\0\0\0\x07\0\0\0\x03\0\0\0\x05\0\0\0keyvalue");
+        assert_eq!(expected, 0xb895_98cf);
+    }
+
+    #[test]
+    fn every_changed_bit_is_noticed() {
+        let pool = pool();
+        let value: Vec<u8> = (0..61).collect();
+        let draft = Draft::new(&pool, b"some key", &value, Meta::default(), 42).unwrap();
+        let cells = draft.cells(0);
+        for bit in 0..cells.len() * 64 {
+            let (cell, flip) = (&cells[bit / 64], 1 << (bit % 64));
+            let padding = bit / 8 >= 32 + 8 + 61;
+            let before = pool.medium().load(cell);
+            pool.medium().store(cell, before ^ flip);
+            let sound = Record::at(pool.medium(), draft.word())
+                .is_ok_and(|record| record.verify() && record.expires_at() == Some(0));
+            pool.medium().store(cell, before);
+            assert_eq!(sound, padding, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_names_no_record_is_refused() {
+        let pool = pool();
+        let draft = Draft::new(&pool, b"k", b"v", Meta::default(), 42).unwrap();
+        let word = draft.word();
+        let m = pool.medium();
+        assert!(Record::at(m, word).is_ok());
+        for wrong in [word + 1, word + 4, word ^ 1 << 50, (42 << 48) | (m.len() - 8), u64::MAX] {
+            assert!(Record::at(m, wrong).is_err(), "{wrong:#x}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! What has to be done that no operation waits for: sweeping after an unclean stop, and removing what is
+//! expired or flushed.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{Guard, Intent, Persistent, Visitor};
+use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
+use evermap_pm::{ErrorKind, Medium};
+
+use crate::census::Census;
+use crate::read::Walk;
+use crate::record::Record;
+use crate::store::Verdict;
+use crate::{Result, Store};
+
+/// Records that a sweep fetches ahead.
+const SWEEP_BATCH: usize = 64;
+/// Shortest time between two purges of expired records.
+const PURGE_PAUSE: Duration = Duration::from_secs(60);
+/// A purge takes at most about one part in this many of the time.
+const PURGE_SHARE: u32 = 100;
+
+/// Where the sweep after an unclean stop is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SweepState {
+    /// The last stop was orderly.
+    NotNeeded,
+    /// It has not begun.
+    Pending,
+    /// It is running.
+    Running,
+    /// It took this long.
+    Done(Duration),
+    /// It could not be completed: space from before stays unused, and counts stay inexact.
+    Failed(String),
+}
+
+impl std::fmt::Display for SweepState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SweepState::NotNeeded => f.pad("not needed"),
+            SweepState::Pending => f.pad("pending"),
+            SweepState::Running => f.pad("running"),
+            SweepState::Done(took) => write!(f, "done in {:.1} ms", took.as_secs_f64() * 1e3),
+            SweepState::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+/// State of the upkeep of one store.
+pub(crate) struct Upkeep {
+    sweep: Mutex<SweepState>,
+    /// Held by whoever sweeps.
+    sweeping: Mutex<()>,
+    stop: AtomicBool,
+    /// Whether a purge has something to do at once.
+    purge: Mutex<bool>,
+    changed: Condvar,
+    /// Whether some record may expire.
+    expiring: AtomicBool,
+}
+
+impl Upkeep {
+    pub(crate) fn new(needs_sweep: bool) -> Self {
+        Upkeep {
+            sweep: Mutex::new(if needs_sweep {
+                SweepState::Pending
+            } else {
+                SweepState::NotNeeded
+            }),
+            sweeping: Mutex::new(()),
+            stop: AtomicBool::new(false),
+            purge: Mutex::new(false),
+            changed: Condvar::new(),
+            // Nobody knows what earlier openings stored.
+            expiring: AtomicBool::new(true),
+        }
+    }
+
+    /// Waits until nobody sweeps, and keeps it so.
+    pub(crate) fn sweeping(&self) -> MutexGuard<'_, ()> {
+        // A sweep that panicked has poisoned the store.
+        self.sweeping.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn sweep_state(&self) -> SweepState {
+        self.sweep.lock().expect("no panics while held").clone()
+    }
+
+    fn set_sweep_state(&self, state: SweepState) {
+        *self.sweep.lock().expect("no panics while held") = state;
+    }
+
+    /// Ends all upkeep soon.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Relaxed);
+        let _purge = self.purge.lock().expect("no panics while held");
+        self.changed.notify_all();
+    }
+
+    fn is_stopping(&self) -> bool {
+        // Relaxed: only says that the work is no longer wanted.
+        self.stop.load(Relaxed)
+    }
+
+    /// A flush has left something to remove.
+    pub(crate) fn want_purge(&self) {
+        *self.purge.lock().expect("no panics while held") = true;
+        self.changed.notify_all();
+    }
+
+    /// A record that will expire is being stored.
+    #[inline]
+    pub(crate) fn expect_expiry(&self) {
+        if !self.expiring.load(Relaxed) {
+            self.expiring.store(true, Relaxed);
+        }
+    }
+
+    /// Waits until there is something to purge; looks for expired records every `pause`. Answers whether to
+    /// go on at all.
+    fn wait(&self, pause: Duration) -> bool {
+        let mut purge = self.purge.lock().expect("no panics while held");
+        loop {
+            let (guard, waited) = self
+                .changed
+                .wait_timeout_while(purge, pause, |wanted| !*wanted && !self.is_stopping())
+                .expect("no panics while held");
+            purge = guard;
+            if self.is_stopping() {
+                return false;
+            }
+            if std::mem::take(&mut *purge) || waited.timed_out() && self.expiring.load(Relaxed) {
+                return true;
+            }
+        }
+    }
+}
+
+impl<M: Medium> Store<M> {
+    /// After an unclean stop: finds out which space is in use, so that the rest can be reused, repairs every
+    /// part of the index on the way, and counts records. Does nothing if that is done or not needed.
+    ///
+    /// Other operations may go on meanwhile. O(n), about 20 ns a record. The calling thread must not hold a
+    /// [`Reader`](crate::Reader). [`Evermap`](crate::Evermap) calls it in the background.
+    ///
+    /// # Errors
+    /// [`Error::Pm`](crate::Error::Pm) with `Damaged` where a part of the index cannot be read: space from
+    /// before stays unused then.
+    pub fn recover(&self) -> Result<()> {
+        let _sweeping = self.upkeep.sweeping();
+        if !matches!(self.upkeep.sweep_state(), SweepState::Pending) || self.is_closed() {
+            return Ok(());
+        }
+        self.pool.region().ensure_writable()?;
+        self.upkeep.set_sweep_state(SweepState::Running);
+        let began = Instant::now();
+        let swept = self.sweep();
+        self.upkeep.set_sweep_state(match &swept {
+            Ok(()) => SweepState::Done(began.elapsed()),
+            Err(_) if self.upkeep.is_stopping() => SweepState::Pending,
+            Err(error) => SweepState::Failed(error.to_string()),
+        });
+        swept
+    }
+
+    fn sweep(&self) -> Result<()> {
+        let mut census = Census::default();
+        let mut visit = |mark: &mut dyn FnMut(u64)| {
+            let mut sweeper = Sweeper::new(self, mark, &mut census);
+            self.index.visit(&mut sweeper)?;
+            sweeper.count_batch();
+            if self.upkeep.is_stopping() { Err(interrupted()) } else { Ok(()) }
+        };
+        if self.pool.is_swept() {
+            // An orderly stop, but its counts do not verify: only count.
+            visit(&mut |_| {})?;
+            self.pool.epoch().synchronize();
+        } else {
+            self.pool.sweep(visit)?;
+        }
+        self.counters.settle(census);
+        Ok(())
+    }
+
+    /// Removes the records that are expired or flushed; answers how many. Other operations may go on
+    /// meanwhile. O(n). [`Evermap`](crate::Evermap) calls it in the background.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// map.touch(b"key", 1)?;
+    /// map.purge()?;
+    /// assert_eq!(map.len().value, 0);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn purge(&self) -> Result<u64> {
+        self.pool.region().ensure_writable()?;
+        // From here on whoever stores a record that expires says so again; this pass may miss it.
+        self.upkeep.expiring.store(false, Relaxed);
+        let mut purged = 0;
+        let mut walk = Walk::new();
+        while let Some((pairs, guard)) = walk.next(self)? {
+            // A segment that cannot be read has nothing that could be removed.
+            let _ = walk.take_error();
+            pairs.iter().for_each(|(_, word)| self.pool.medium().prefetch(word & OFFSET_MASK));
+            let mark = self.stamps.mark();
+            for (_, word) in pairs {
+                let Ok(record) = Record::at(self.pool.medium(), word) else { continue };
+                match self.is_dead(&record, mark) {
+                    Some(true) => purged += u64::from(self.purge_one(&record, &guard)?),
+                    Some(false) if record.expires_at() != Some(0) => self.upkeep.expect_expiry(),
+                    _ => {}
+                }
+            }
+            if self.upkeep.is_stopping() {
+                break;
+            }
+        }
+        Ok(purged)
+    }
+
+    /// Removes what the key of `record` is bound to, if it is dead.
+    fn purge_one(&self, record: &Record<'_, M>, guard: &Guard<'_>) -> Result<bool> {
+        let mut key = Vec::new();
+        record.append_key(&mut key)?;
+        let key = self.key(&key)?;
+        let keep = &mut |_: Option<Record<'_, M>>| Verdict::Keep;
+        Ok(self.commit(key, Intent::ExistingOnly, guard, None, keep)?.removed())
+    }
+
+    /// The background thread: sweeps, then purges when there is something to purge, until the store is
+    /// closed. A panic in it poisons the store.
+    pub(crate) fn keep_up(&self) {
+        let poison = self.pool.region().poison_on_panic();
+        // Whatever goes wrong here is in `stat`, or every operation that meets it says so.
+        let _ = self.recover();
+        let mut pause = PURGE_PAUSE;
+        while self.upkeep.wait(pause) {
+            let began = Instant::now();
+            let _ = self.purge();
+            pause = PURGE_PAUSE.max(began.elapsed() * PURGE_SHARE);
+        }
+        poison.disarm();
+    }
+}
+
+/// What a sweep answers that closing the store cut short.
+fn interrupted() -> evermap_pm::Error {
+    ErrorKind::Config("the store is being closed".into()).into()
+}
+
+/// Marks every block that the index names, and counts the records of earlier openings.
+struct Sweeper<'s, M: Medium> {
+    store: &'s Store<M>,
+    mark: &'s mut dyn FnMut(u64),
+    census: &'s mut Census,
+    /// Words whose records are on their way to the cache, and a guard that keeps them.
+    batch: Vec<u64>,
+    guard: Option<Guard<'s>>,
+}
+
+impl<'s, M: Medium> Sweeper<'s, M> {
+    fn new(store: &'s Store<M>, mark: &'s mut dyn FnMut(u64), census: &'s mut Census) -> Self {
+        Sweeper { store, mark, census, batch: Vec::with_capacity(SWEEP_BATCH), guard: None }
+    }
+
+    fn count_batch(&mut self) {
+        for word in self.batch.drain(..) {
+            let (offset, pool) = (word & OFFSET_MASK, &self.store.pool);
+            match Record::at(pool.medium(), word) {
+                // Stored since the store was opened: counted when it was.
+                Ok(record) if record.stamp() >= self.store.stamps.first() => {}
+                Ok(record) => self.census.count(offset, pool.block_size(record.bytes())),
+                Err(_) if offset < pool.medium().len() => self.census.count(offset, 0),
+                Err(_) => {}
+            }
+        }
+        self.guard = None;
+    }
+}
+
+impl<M: Medium> Visitor for Sweeper<'_, M> {
+    fn block(&mut self, offset: u64) {
+        (self.mark)(offset);
+    }
+
+    fn word(&mut self, word: u64) {
+        if self.store.upkeep.is_stopping() {
+            return;
+        }
+        (self.mark)(word & OFFSET_MASK);
+        // The index protects the record during this call only, so from the first of a batch on we do.
+        let store = self.store;
+        self.guard.get_or_insert_with(|| store.pool.pin());
+        store.pool.medium().prefetch(word & OFFSET_MASK);
+        self.batch.push(word);
+        if self.batch.len() == SWEEP_BATCH {
+            self.count_batch();
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Mutations.
+
+use evermap_index::Intent;
+use evermap_pm::Medium;
+
+use crate::record::Record;
+use crate::store::Verdict;
+use crate::{Edit, Item, Meta, Outcome, Result, Store};
+
+/// What [`Store::modify`] found before it asked what to do.
+struct Seen {
+    word: u64,
+    cas: u64,
+    control: u64,
+    flags: u32,
+}
+
+impl<M: Medium> Store<M> {
+    /// Binds `key` to `value`, whatever was there. Expected O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.get(b"key")?.as_deref(), Some(&b"value"[..]));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let _ = self.put_with(key, value, Meta::default())?;
+        Ok(())
+    }
+
+    /// [`put`](Store::put) with flags and expiry. Answers `Inserted` or `Updated`.
+    ///
+    /// ```
+    /// use evermap::{Meta, Outcome};
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// let meta = Meta { flags: 7, expires_at: 0 };
+    /// assert!(matches!(map.put_with(b"key", b"value", meta)?, Outcome::Inserted { .. }));
+    /// assert!(matches!(map.put_with(b"key", b"other", meta)?, Outcome::Updated { .. }));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn put_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
+        self.store(key, value, meta, Intent::MayInsert, |_| true)
+    }
+
+    /// Binds `key` to `value` if it is absent. Answers `Inserted` or `Kept`. Expected O(1).
+    ///
+    /// ```
+    /// use evermap::{Meta, Outcome};
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// assert!(matches!(map.insert(b"key", b"value", Meta::default())?, Outcome::Inserted { .. }));
+    /// assert!(matches!(map.insert(b"key", b"other", Meta::default())?, Outcome::Kept { .. }));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn insert(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
+        self.store(key, value, meta, Intent::MayInsert, |cas| cas.is_none())
+    }
+
+    /// Binds `key` to `value` if it is present. Answers `Updated` or `Absent`. Expected O(1).
+    ///
+    /// ```
+    /// use evermap::{Meta, Outcome};
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// assert_eq!(map.update(b"key", b"value", Meta::default())?, Outcome::Absent);
+    /// map.put(b"key", b"value")?;
+    /// assert!(map.update(b"key", b"other", Meta::default())?.stored().is_some());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn update(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
+        self.store(key, value, meta, Intent::ExistingOnly, |cas| cas.is_some())
+    }
+
+    /// Binds `key` to `value` if its record has this CAS id. Answers `Updated`, `Kept` with the CAS id that is
+    /// there, or `Absent`. Expected O(1).
+    ///
+    /// ```
+    /// use evermap::Meta;
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// let cas = map.put_with(b"key", b"value", Meta::default())?.stored().unwrap();
+    /// assert!(map.compare_exchange(b"key", cas, b"next", Meta::default())?.stored().is_some());
+    /// assert!(map.compare_exchange(b"key", cas, b"late", Meta::default())?.stored().is_none());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn compare_exchange(
+        &self,
+        key: &[u8],
+        cas: u64,
+        value: &[u8],
+        meta: Meta,
+    ) -> Result<Outcome> {
+        self.store(key, value, meta, Intent::ExistingOnly, |found| found == Some(cas))
+    }
+
+    /// Stores a record if `allowed`, given the CAS id of the live one.
+    fn store(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        meta: Meta,
+        intent: Intent,
+        allowed: impl Fn(Option<u64>) -> bool,
+    ) -> Result<Outcome> {
+        let key = self.key(key)?;
+        let guard = self.enter_writing()?;
+        let draft = self.draft(key, value, meta)?;
+        let mut found = None;
+        let mut stored = false;
+        self.commit(key, intent, &guard, Some(&draft), &mut |live| {
+            found = live.map(|record| record.stamp());
+            stored = allowed(found);
+            if stored { Verdict::Publish } else { Verdict::Keep }
+        })?;
+        let cas = draft.stamp();
+        Ok(match (found, stored) {
+            (None, true) => Outcome::Inserted { cas },
+            (Some(_), true) => Outcome::Updated { cas },
+            (Some(cas), false) => Outcome::Kept { cas },
+            (None, false) => Outcome::Absent,
+        })
+    }
+
+    /// Removes `key`; answers whether it was present. Expected O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// assert!(map.remove(b"key")?);
+    /// assert!(!map.remove(b"key")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`]. A damaged record is removed too.
+    pub fn remove(&self, key: &[u8]) -> Result<bool> {
+        Ok(self.take_away(key, |_| true)? == Outcome::Removed)
+    }
+
+    /// Removes `key` if its record has this CAS id. Answers `Removed`, `Kept` with the CAS id that is there, or
+    /// `Absent`. Expected O(1).
+    ///
+    /// ```
+    /// use evermap::{Meta, Outcome};
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// let cas = map.put_with(b"key", b"value", Meta::default())?.stored().unwrap();
+    /// assert_eq!(map.remove_if(b"key", cas + 1)?, Outcome::Kept { cas });
+    /// assert_eq!(map.remove_if(b"key", cas)?, Outcome::Removed);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn remove_if(&self, key: &[u8], cas: u64) -> Result<Outcome> {
+        self.take_away(key, |found| found == cas)
+    }
+
+    fn take_away(&self, key: &[u8], allowed: impl Fn(u64) -> bool) -> Result<Outcome> {
+        let key = self.key(key)?;
+        let guard = self.enter_writing()?;
+        let mut outcome = Outcome::Absent;
+        self.commit(key, Intent::ExistingOnly, &guard, None, &mut |live| match live {
+            Some(record) if allowed(record.stamp()) => {
+                outcome = Outcome::Removed;
+                Verdict::Remove
+            }
+            Some(record) => {
+                outcome = Outcome::Kept { cas: record.stamp() };
+                Verdict::Keep
+            }
+            None => Verdict::Keep,
+        })?;
+        Ok(outcome)
+    }
+
+    /// Changes the expiry of `key` (seconds since 1970; 0: never) and nothing else; answers whether it is
+    /// present. The CAS id stays. Expected O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// assert!(map.touch(b"key", 1)?);
+    /// assert_eq!(map.get(b"key")?, None, "1970 is over");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn touch(&self, key: &[u8], expires_at: u32) -> Result<bool> {
+        let key = self.key(key)?;
+        let guard = self.enter_writing()?;
+        Ok(self.touch_under(key, expires_at, &guard)?.is_some())
+    }
+
+    /// [`touch`](Store::touch), and `read` of the record whose expiry was changed.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// let length = map.get_and_touch(b"key", 0, |item| item.value.len())?;
+    /// assert_eq!(length, Some(5));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn get_and_touch<R>(
+        &self,
+        key: &[u8],
+        expires_at: u32,
+        read: impl FnOnce(Item<'_>) -> R,
+    ) -> Result<Option<R>> {
+        let key = self.key(key)?;
+        let guard = self.enter_writing()?;
+        let Some(record) = self.touch_under(key, expires_at, &guard)? else { return Ok(None) };
+        let mut value = Vec::new();
+        self.copy(key.bytes, &record, &mut value)?;
+        Ok(Some(read(record.item(key.bytes, &value, expires_at))))
+    }
+
+    fn touch_under<'g>(
+        &'g self,
+        key: evermap_index::key::BytesRef<'_>,
+        expires_at: u32,
+        guard: &'g evermap_pm::Guard<'_>,
+    ) -> Result<Option<Record<'g, M>>> {
+        if expires_at != 0 {
+            self.upkeep.expect_expiry();
+        }
+        let mut word = None;
+        self.commit(key, Intent::ExistingOnly, guard, None, &mut |live| {
+            if let Some(record) = live {
+                record.set_expires_at(expires_at);
+                word = Some(record.word());
+            }
+            Verdict::Keep
+        })?;
+        Ok(word.and_then(|word| Record::at(self.pool.medium(), word).ok()))
+    }
+
+    /// The general atomic read-modify-write: shows `edit` the current record and does what it decides.
+    ///
+    /// `edit` runs without any lock, and again with the newer record where another thread was faster, so it
+    /// should be short and without effects of its own. Answers any [`Outcome`]. Expected O(1) while threads do
+    /// not compete for the key; some thread always succeeds.
+    ///
+    /// ```
+    /// use evermap::Edit;
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// for _ in 0..3 {
+    ///     map.modify(b"visits", |current| {
+    ///         let count = current.map_or(0, |item| item.value[0]);
+    ///         Edit::Value(vec![count + 1])
+    ///     })?;
+    /// }
+    /// assert_eq!(map.get(b"visits")?, Some(vec![3]));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn modify(
+        &self,
+        key: &[u8],
+        mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
+    ) -> Result<Outcome> {
+        let key = self.key(key)?;
+        let mut value = Vec::new();
+        loop {
+            // The guard keeps the record that was seen from being reused, so that its word means the same
+            // record as long as it is compared.
+            let guard = self.enter_writing()?;
+            let seen = match self.find(key, &guard)? {
+                None => None,
+                Some((record, _)) => {
+                    value.clear();
+                    self.copy(key.bytes, &record, &mut value)?;
+                    Some(Seen {
+                        word: record.word(),
+                        cas: record.stamp(),
+                        control: record.control(),
+                        flags: record.flags(),
+                    })
+                }
+            };
+            let item = seen.as_ref().map(|seen| Item {
+                key: key.bytes,
+                value: &value,
+                flags: seen.flags,
+                cas: seen.cas,
+                expires_at: seen.control as u32,
+            });
+            let kept =
+                seen.as_ref().map_or(Outcome::Absent, |seen| Outcome::Kept { cas: seen.cas });
+            let flags = seen.as_ref().map_or(0, |seen| seen.flags);
+            let edit = edit(item);
+            let (new, meta, keeps_expiry) = match &edit {
+                Edit::Keep => return Ok(kept),
+                Edit::Remove if seen.is_none() => return Ok(Outcome::Absent),
+                Edit::Remove => (None, Meta::default(), false),
+                Edit::Value(new) => (Some(new), Meta { flags, expires_at: 0 }, true),
+                Edit::Record(new, meta) => (Some(new), *meta, false),
+            };
+            let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
+            let mut done = false;
+            self.commit(key, Intent::MayInsert, &guard, draft.as_ref(), &mut |live| {
+                done = live.map(|record| record.word()) == seen.as_ref().map(|seen| seen.word);
+                match (done, live) {
+                    (false, _) => Verdict::Keep,
+                    (true, _) if draft.is_none() => Verdict::Remove,
+                    // The expiry may have been touched since it was seen: what is there now counts.
+                    (true, Some(record)) if keeps_expiry => Verdict::PublishWith(record.control()),
+                    (true, _) => Verdict::Publish,
+                }
+            })?;
+            if done {
+                return Ok(match (&seen, &draft) {
+                    (_, None) => Outcome::Removed,
+                    (None, Some(draft)) => Outcome::Inserted { cas: draft.stamp() },
+                    (Some(_), Some(draft)) => Outcome::Updated { cas: draft.stamp() },
+                });
+            }
+        }
+    }
+
+    /// Makes everything absent that was stored so far: at once, or at the first operation at or after `at`
+    /// (seconds since 1970). A later call replaces one that is pending. Survives a crash like any other
+    /// mutation. O(1); the space comes back in the background.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// map.flush_all(None)?;
+    /// assert_eq!(map.get(b"key")?, None);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`].
+    pub fn flush_all(&self, at: Option<u32>) -> Result<()> {
+        let _guard = self.enter_writing()?;
+        if self.stamps.flush(self.pool.region(), at, self.clock.now()) {
+            self.upkeep.want_purge();
+        }
+        Ok(())
+    }
+}

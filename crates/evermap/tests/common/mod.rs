@@ -1,0 +1,102 @@
+//! What several test programs share.
+#![allow(dead_code, unreachable_pub)] // every program uses a part of it
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use evermap::{Options, Store};
+use evermap_pm::medium::{Dram, Medium, Pages};
+use evermap_pm::region::Identity;
+
+/// Memory that outlives the stores in it: dropping a store without closing it is the death of its process
+/// between two operations.
+#[derive(Clone)]
+pub struct Kept(Arc<Dram>);
+
+impl Kept {
+    pub fn new(capacity: u64) -> Self {
+        Kept(Arc::new(Dram::reserve(capacity, Pages::Base).unwrap()))
+    }
+
+    pub fn open(&self, options: &Options) -> evermap::Result<Store<Kept>> {
+        Store::open(self.clone(), Identity::default(), options)
+    }
+}
+
+// SAFETY: all promises are kept by the medium inside.
+unsafe impl Medium for Kept {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn grow(&self, len: u64) -> evermap_pm::Result<()> {
+        self.0.grow(len)
+    }
+
+    fn discard(&self, range: Range<u64>) {
+        self.0.discard(range);
+    }
+
+    fn sync(&self) -> evermap_pm::Result<()> {
+        self.0.sync()
+    }
+
+    fn name(&self) -> &'static str {
+        "kept"
+    }
+
+    fn flush_bytes(&self, addr: *const u8, len: usize) {
+        self.0.flush_bytes(addr, len);
+    }
+
+    fn fence(&self) {
+        self.0.fence();
+    }
+}
+
+/// A generator whose numbers are the same in every run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        (self.next() >> 16) % limit
+    }
+}
+
+/// A value that tells which key it belongs to and which version it is.
+pub fn value_of(key: &[u8], version: u64, len: usize) -> Vec<u8> {
+    let mut value = key.to_vec();
+    value.extend_from_slice(&version.to_le_bytes());
+    let mut random = Random::new(version ^ key.len() as u64);
+    while value.len() < len {
+        value.push(random.next() as u8);
+    }
+    value
+}
+
+/// Whether `value` is some version of what [`value_of`] makes for `key`.
+pub fn is_value_of(key: &[u8], value: &[u8]) -> bool {
+    let Some(rest) = value.strip_prefix(key) else { return false };
+    let Some(version) = rest.first_chunk::<8>() else { return false };
+    value_of(key, u64::from_le_bytes(*version), value.len()) == value
+}

@@ -1,0 +1,301 @@
+//! Random operations on a store and on a model of it, with orderly and unclean stops in between.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Kept, Random, value_of};
+use evermap::{Clock, Edit, Meta, Options, Outcome, Store};
+
+#[derive(Clone, Debug, PartialEq)]
+struct Entry {
+    value: Vec<u8>,
+    flags: u32,
+    expires_at: u32,
+    cas: u64,
+}
+
+/// What the store should contain.
+#[derive(Default)]
+struct Model {
+    entries: BTreeMap<Vec<u8>, Entry>,
+    flush_due: Option<u32>,
+    now: u32,
+    /// Every CAS id that was ever given out.
+    ids: std::collections::HashSet<u64>,
+}
+
+impl Model {
+    /// Removes what is dead by now, as any operation would notice.
+    fn settle(&mut self) {
+        if self.flush_due.is_some_and(|due| due <= self.now) {
+            self.flush_due = None;
+            self.entries.clear();
+        }
+        let now = self.now;
+        self.entries.retain(|_, entry| entry.expires_at == 0 || entry.expires_at > now);
+    }
+
+    fn set(&mut self, key: &[u8], value: Vec<u8>, meta: Meta, cas: u64) {
+        assert!(self.ids.insert(cas), "CAS id {cas} was given out twice");
+        let Meta { flags, expires_at } = meta;
+        self.entries.insert(key.to_vec(), Entry { value, flags, expires_at, cas });
+    }
+
+    /// Checks an outcome of storing `value` under a condition that held if `stores`.
+    fn stored(&mut self, key: &[u8], value: Vec<u8>, meta: Meta, stores: bool, outcome: Outcome) {
+        let before = self.entries.get(key).map(|entry| entry.cas);
+        match (outcome, before) {
+            (Outcome::Inserted { cas }, None) | (Outcome::Updated { cas }, Some(_)) if stores => {
+                self.set(key, value, meta, cas);
+            }
+            (Outcome::Kept { cas }, Some(before)) if !stores => assert_eq!(cas, before),
+            (Outcome::Absent, None) if !stores => {}
+            _ => panic!("{outcome:?} with {before:?} before, stores: {stores}"),
+        }
+    }
+}
+
+fn key_of(random: &mut Random, keys: u64) -> Vec<u8> {
+    let number = random.below(keys);
+    let mut key = format!("k{number}").into_bytes();
+    if number == 0 {
+        key.clear();
+    }
+    if number % 50 == 7 {
+        key.resize(300 + number as usize, b'x');
+    }
+    key
+}
+
+/// The model after any operation must be what every way of reading shows.
+fn compare(store: &Store<Kept>, model: &mut Model, keys: u64) {
+    model.settle();
+    let mut shown = BTreeMap::new();
+    store
+        .for_each(|item| {
+            let item = item.unwrap();
+            let entry = Entry {
+                value: item.value.to_vec(),
+                flags: item.flags,
+                expires_at: item.expires_at,
+                cas: item.cas,
+            };
+            assert!(shown.insert(item.key.to_vec(), entry).is_none(), "shown twice");
+            true
+        })
+        .unwrap();
+    assert_eq!(shown, model.entries);
+    let pairs: BTreeMap<_, _> = store.iter().map(|pair| pair.unwrap()).collect();
+    assert!(pairs.iter().eq(model.entries.iter().map(|(key, entry)| (key, &entry.value))));
+    let mut random = Random::new(7);
+    let asked: Vec<_> = (0..100).map(|_| key_of(&mut random, keys)).collect();
+    let mut found = vec![None; asked.len()];
+    store
+        .get_many(&asked, |at, item| {
+            found[at] = Some(item.unwrap().value.to_vec());
+            true
+        })
+        .unwrap();
+    for (key, found) in asked.iter().zip(found) {
+        let expected = model.entries.get(key).map(|entry| entry.value.clone());
+        assert_eq!(found, expected);
+        assert_eq!(store.get(key).unwrap(), expected);
+        assert_eq!(store.contains(key).unwrap(), expected.is_some());
+        let reader = store.reader().unwrap();
+        let entry = reader.get(key).unwrap();
+        // SAFETY: this is the only thread, and nothing damages the memory.
+        let lent = entry.as_ref().map(|entry| unsafe { entry.bytes() }.to_vec());
+        assert_eq!(lent, expected);
+    }
+}
+
+fn step(store: &Store<Kept>, model: &mut Model, random: &mut Random, clock: &Clock, keys: u64) {
+    let key = &key_of(random, keys)[..];
+    let len = if random.below(100) == 0 { 20_000 } else { random.below(200) as usize };
+    let value = value_of(key, random.next(), len);
+    let expires_at = if random.below(4) == 0 { model.now + random.below(40) as u32 } else { 0 };
+    let meta = Meta { flags: random.next() as u32, expires_at };
+    model.settle();
+    let before = model.entries.get(key).cloned();
+    match random.below(16) {
+        0..=3 => {
+            let outcome = store.put_with(key, &value, meta).unwrap();
+            model.stored(key, value, meta, true, outcome);
+        }
+        4 => {
+            let outcome = store.insert(key, &value, meta).unwrap();
+            model.stored(key, value, meta, before.is_none(), outcome);
+        }
+        5 => {
+            let outcome = store.update(key, &value, meta).unwrap();
+            model.stored(key, value, meta, before.is_some(), outcome);
+        }
+        6 => {
+            let right = random.below(2) == 0;
+            let cas = before.as_ref().map_or(99, |entry| entry.cas) + u64::from(!right);
+            let outcome = store.compare_exchange(key, cas, &value, meta).unwrap();
+            model.stored(key, value, meta, right && before.is_some(), outcome);
+        }
+        7 | 8 => {
+            assert_eq!(store.remove(key).unwrap(), before.is_some());
+            model.entries.remove(key);
+        }
+        9 => {
+            let right = random.below(2) == 0;
+            let cas = before.as_ref().map_or(99, |entry| entry.cas) + u64::from(!right);
+            let expected = match &before {
+                None => Outcome::Absent,
+                Some(_) if right => Outcome::Removed,
+                Some(entry) => Outcome::Kept { cas: entry.cas },
+            };
+            assert_eq!(store.remove_if(key, cas).unwrap(), expected);
+            if expected == Outcome::Removed {
+                model.entries.remove(key);
+            }
+        }
+        10 | 11 => modify(store, model, key, value, meta, random.below(4)),
+        12 => {
+            let found = store.get_and_touch(key, expires_at, |item| item.value.to_vec()).unwrap();
+            assert_eq!(found, before.as_ref().map(|entry| entry.value.clone()));
+            model.entries.entry(key.to_vec()).and_modify(|entry| entry.expires_at = expires_at);
+        }
+        13 => {
+            assert_eq!(store.touch(key, expires_at).unwrap(), before.is_some());
+            model.entries.entry(key.to_vec()).and_modify(|entry| entry.expires_at = expires_at);
+        }
+        14 if random.below(200) == 0 => {
+            let at = (random.below(2) == 0).then(|| model.now + random.below(20) as u32);
+            store.flush_all(at).unwrap();
+            model.flush_due = Some(at.unwrap_or(model.now));
+        }
+        _ => {
+            let found = store.get_with(key, |item| (item.value.to_vec(), item.flags, item.cas));
+            let expected =
+                before.as_ref().map(|entry| (entry.value.clone(), entry.flags, entry.cas));
+            assert_eq!(found.unwrap(), expected);
+        }
+    }
+    if random.below(10) == 0 {
+        model.now += random.below(3) as u32;
+        clock.set(model.now);
+    }
+}
+
+fn modify(
+    store: &Store<Kept>,
+    model: &mut Model,
+    key: &[u8],
+    value: Vec<u8>,
+    meta: Meta,
+    how: u64,
+) {
+    let before = model.entries.get(key).cloned();
+    let outcome = store
+        .modify(key, |item| {
+            let item =
+                item.map(|item| (item.key, item.value, item.flags, item.expires_at, item.cas));
+            let expected = before
+                .as_ref()
+                .map(|entry| (key, &entry.value[..], entry.flags, entry.expires_at, entry.cas));
+            assert_eq!(item, expected);
+            match how {
+                0 => Edit::Keep,
+                1 => Edit::Remove,
+                2 => Edit::Value([item.map_or(&b""[..], |item| item.1), &value[..]].concat()),
+                _ => Edit::Record(value.clone(), meta),
+            }
+        })
+        .unwrap();
+    match (how, before) {
+        (0, Some(entry)) => assert_eq!(outcome, Outcome::Kept { cas: entry.cas }),
+        (0 | 1, None) => assert_eq!(outcome, Outcome::Absent),
+        (1, Some(_)) => {
+            assert_eq!(outcome, Outcome::Removed);
+            model.entries.remove(key);
+        }
+        (2, before) => {
+            let (old, flags, expires_at) = before
+                .map_or((Vec::new(), 0, 0), |entry| (entry.value, entry.flags, entry.expires_at));
+            let meta = Meta { flags, expires_at };
+            model.stored(key, [old, value].concat(), meta, true, outcome);
+        }
+        (_, _) => model.stored(key, value, meta, true, outcome),
+    }
+}
+
+/// How a store is stopped before it is opened again.
+#[derive(Clone, Copy, PartialEq)]
+enum Stop {
+    Orderly,
+    Unclean,
+    /// Unclean again, before the sweep of the stop before has run.
+    UncleanTwice,
+}
+
+fn run(seed: u64, keys: u64, steps: u64, rounds: u64) {
+    let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
+    let options =
+        Options::new().capacity(64 << 20).extent_size(64 << 10).seed(seed).clock(clock.clone());
+    let mut random = Random::new(seed);
+    let mut model = Model { now: 1000, ..Default::default() };
+    let mut store = memory.open(&options).unwrap();
+    for _ in 0..rounds {
+        for _ in 0..random.below(steps) {
+            step(&store, &mut model, &mut random, &clock, keys);
+        }
+        compare(&store, &mut model, keys);
+        let stop = match random.below(3) {
+            0 => Stop::Orderly,
+            1 => Stop::Unclean,
+            _ => Stop::UncleanTwice,
+        };
+        if stop == Stop::Orderly {
+            // Whether or not the sweep of an earlier stop has run.
+            store.close().unwrap();
+        }
+        drop(store);
+        store = memory.open(&options).unwrap();
+        if stop == Stop::UncleanTwice {
+            for _ in 0..20 {
+                step(&store, &mut model, &mut random, &clock, keys);
+            }
+            drop(store);
+            store = memory.open(&options).unwrap();
+        }
+        if random.below(2) == 0 {
+            store.recover().unwrap();
+            assert!(store.len().exact);
+        }
+        compare(&store, &mut model, keys);
+        if random.below(3) == 0 {
+            let report = store.check(true).unwrap();
+            assert!(report.is_sound(), "{report}");
+            store.purge().unwrap();
+            assert_eq!(store.len().value, model.entries.len() as u64);
+            assert!(store.check(true).unwrap().is_sound());
+        }
+    }
+    for key in model.entries.keys() {
+        assert!(store.remove(key).unwrap());
+    }
+    store.purge().unwrap();
+    store.recover().unwrap();
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+    assert_eq!((report.records, store.len().value, store.bytes().value), (0, 0, 0));
+}
+
+#[test]
+fn few_keys_and_many_stops() {
+    for seed in 1..=8 {
+        run(seed, 60, 400, 25);
+    }
+}
+
+#[test]
+fn many_keys_and_few_stops() {
+    for seed in 11..=13 {
+        run(seed, 20_000, 40_000, 4);
+    }
+}
