@@ -380,12 +380,12 @@ impl<M: Medium> Store<M> {
 
     /// Retires a record that was unlinked; returns the bytes that it was counted with.
     fn retire(&self, word: u64, guard: &Guard<'_>) -> u64 {
-        let record = Record::at(self.pool.medium(), word);
-        let bytes = record.as_ref().map_or(0, |record| self.pool.block_size(record.bytes()));
-        let offset = word & evermap_index::record::OFFSET_MASK;
-        if self.counters.is_counting()
-            && record.is_ok_and(|record| record.stamp() < self.stamps.first())
-        {
+        let Ok(record) = Record::at(self.pool.medium(), word) else {
+            // Damage: its block may be part of something else by now. Better to lose it than to free that.
+            return 0;
+        };
+        let (offset, bytes) = (record.offset(), self.pool.block_size(record.bytes()));
+        if self.counters.is_counting() && record.stamp() < self.stamps.first() {
             self.counters.departed(offset, bytes);
         }
         self.pool.retire(offset, bytes, guard);
