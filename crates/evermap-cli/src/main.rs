@@ -1,6 +1,11 @@
 //! The `evermap` command.
 
+mod dump;
 mod failure;
+mod format;
+mod inspect;
+mod lab;
+mod load;
 mod open;
 mod serve;
 mod sigbus;
@@ -32,6 +37,11 @@ enum Command {
     Get(single::Get),
     Put(single::Put),
     Del(single::Del),
+    Load(load::Load),
+    Dump(dump::Dump),
+    Stat(inspect::StatCommand),
+    Check(inspect::Check),
+    Lab(lab::Lab),
 }
 
 impl Command {
@@ -41,6 +51,11 @@ impl Command {
             Command::Get(arguments) => arguments.run(),
             Command::Put(arguments) => arguments.run(),
             Command::Del(arguments) => arguments.run(),
+            Command::Load(arguments) => arguments.run(),
+            Command::Dump(arguments) => arguments.run(),
+            Command::Stat(arguments) => arguments.run(),
+            Command::Check(arguments) => arguments.run(),
+            Command::Lab(arguments) => arguments.run(),
         }
     }
 }
