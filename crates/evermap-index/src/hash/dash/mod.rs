@@ -151,7 +151,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     fn count_merge(&self) {
-        self.segments.fetch_sub(1, Ordering::Relaxed);
+        // An estimate until everything was visited: more may be merged away than it counts.
+        let less = |segments: u64| Some(segments.saturating_sub(1));
+        let _ = self.segments.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         self.merges.fetch_add(1, Ordering::Relaxed);
     }
 
