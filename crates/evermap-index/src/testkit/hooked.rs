@@ -108,8 +108,8 @@ pub(crate) fn step_aside() {
     UNSTEADY.set(state);
     // Mostly a short pause; seldom one in which others get many operations done.
     let turns = match state >> 40 {
-        draw if draw % 128 == 0 => 1,
-        draw if draw % 2048 == 1 => 40,
+        draw if draw % 512 == 0 => 1,
+        draw if draw % 8192 == 1 => 20,
         _ => 0,
     };
     for _ in 0..turns {

@@ -83,7 +83,7 @@ const CAPACITY: u64 = 64 << 20;
 const ROOT: usize = 3;
 
 /// A pool with an index in it.
-fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
+pub(crate) fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
     subject: &P,
     medium: M,
 ) -> Result<PoolInstance<M, P::Index<M>>> {
