@@ -1,5 +1,4 @@
 //! Every index passes the conformance kit.
-#![cfg(feature = "testkit")]
 
 use evermap_index::hash::dash::{Config, Tiny};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};

@@ -20,6 +20,7 @@ mod number;
 pub mod protocol;
 pub mod server;
 pub mod stats;
+mod store;
 
 pub use cache::{Cache, CacheError};
 pub use model::ModelCache;

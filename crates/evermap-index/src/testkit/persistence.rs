@@ -330,10 +330,14 @@ pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Res
 /// Extents that small pools have room for.
 pub(crate) const FEW_EXTENTS: u64 = 40;
 
+/// An index whose medium lets other threads in at any access.
+type JitteryInstance<K, P> =
+    PoolInstance<Hooked<Jitter>, <P as PoolSubject<K>>::Index<Hooked<Jitter>>>;
+
 /// An index in a pool that is soon full.
 pub(crate) fn small_pool<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
-) -> Result<PoolInstance<Hooked<Jitter>, P::Index<Hooked<Jitter>>>> {
+) -> Result<JitteryInstance<K, P>> {
     create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Jitter)?)
 }
 

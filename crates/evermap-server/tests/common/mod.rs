@@ -1,18 +1,20 @@
-//! A client without sockets: a session over a model cache, with every bound checked on the way.
+//! A client without sockets: a session over a cache, with every bound checked on the way.
 #![allow(dead_code)] // each test binary uses a part
 
 use std::fmt::Display;
 
-use evermap_server::ModelCache;
 use evermap_server::protocol::{Context, Host, KEY_LIST_MAX, Next, Session};
 use evermap_server::stats::Counters;
+use evermap_server::{Cache, ModelCache};
 
 /// The clock of the model cache and of the sessions, seconds since 1970.
 pub(crate) const NOW: u32 = 1_800_000_000;
 
 /// One conversation.
-pub(crate) struct Talk {
-    pub(crate) cache: ModelCache,
+pub(crate) struct Talk<C = ModelCache> {
+    pub(crate) cache: C,
+    /// The time, as the session sees it.
+    pub(crate) now: u32,
     pub(crate) counters: Counters,
     item_size_max: usize,
     output_limit: usize,
@@ -33,8 +35,16 @@ impl Default for Talk {
 impl Talk {
     /// A conversation with these limits, bytes.
     pub(crate) fn new(item_size_max: usize, output_limit: usize) -> Self {
+        Talk::with(ModelCache::new(NOW), item_size_max, output_limit)
+    }
+}
+
+impl<C: Cache> Talk<C> {
+    /// A conversation about what is in `cache`.
+    pub(crate) fn with(cache: C, item_size_max: usize, output_limit: usize) -> Self {
         Talk {
-            cache: ModelCache::new(NOW),
+            cache,
+            now: NOW,
             counters: Counters::default(),
             item_size_max,
             output_limit,
@@ -56,7 +66,7 @@ impl Talk {
             cache,
             counters,
             host: &FixedHost,
-            now: NOW,
+            now: self.now,
             item_size_max: self.item_size_max,
             output_limit: self.output_limit,
         };

@@ -1,0 +1,160 @@
+//! The store as a cache.
+//!
+//! Every operation of [`Cache`] is one operation of the store, so each is atomic and durable as that one is.
+//! Nothing is evicted: a full store refuses what would not fit.
+
+use std::fmt::Display;
+
+use evermap::{Edit, Error, Evermap, Meta, Outcome};
+use evermap_pm::ErrorKind;
+
+use crate::cache::{
+    Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome, apply_delta,
+};
+
+impl Cache for Evermap {
+    fn get_many(
+        &self,
+        keys: &[&[u8]],
+        hit: &mut dyn FnMut(usize, Item<'_>) -> bool,
+    ) -> Result<(), CacheError> {
+        let mut failed = None;
+        (**self).get_many(keys, |i, found| match found {
+            Ok(item) => show(&item, |item| hit(i, item)),
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        })?;
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn get_and_touch(
+        &self,
+        key: &[u8],
+        expiry: u32,
+        hit: &mut dyn FnMut(Item<'_>),
+    ) -> Result<bool, CacheError> {
+        Ok((**self).get_and_touch(key, expiry, |item| show(&item, hit))?.is_some())
+    }
+
+    fn store(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        flags: u32,
+        expiry: u32,
+        mode: StoreMode,
+    ) -> Result<StoreOutcome, CacheError> {
+        let meta = Meta { flags, expires_at: expiry };
+        let outcome = match mode {
+            StoreMode::Set => self.put_with(key, value, meta),
+            StoreMode::Add => self.insert(key, value, meta),
+            StoreMode::Replace => self.update(key, value, meta),
+            StoreMode::Cas(cas) => self.compare_exchange(key, cas, value, meta),
+        }?;
+        Ok(match (outcome, mode) {
+            (Outcome::Inserted { .. } | Outcome::Updated { .. }, _) => StoreOutcome::Stored,
+            (Outcome::Kept { .. }, StoreMode::Cas(_)) => StoreOutcome::Exists,
+            (_, StoreMode::Cas(_)) => StoreOutcome::NotFound,
+            _ => StoreOutcome::NotStored,
+        })
+    }
+
+    fn concat(
+        &self,
+        key: &[u8],
+        data: &[u8],
+        side: Side,
+        value_max: usize,
+    ) -> Result<StoreOutcome, CacheError> {
+        let mut too_large = false;
+        let outcome = self.modify(key, |item| {
+            // Asked again where another thread was faster, so the answer of before means nothing.
+            too_large = false;
+            let Some(item) = item else { return Edit::Keep };
+            if item.value.len() + data.len() > value_max {
+                too_large = true;
+                return Edit::Keep;
+            }
+            Edit::Value(match side {
+                Side::Append => [item.value, data].concat(),
+                Side::Prepend => [data, item.value].concat(),
+            })
+        })?;
+        match outcome {
+            _ if too_large => Err(CacheError::TooLarge),
+            Outcome::Updated { .. } => Ok(StoreOutcome::Stored),
+            _ => Ok(StoreOutcome::NotStored),
+        }
+    }
+
+    fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError> {
+        let mut answer = Arithmetic::NotFound;
+        let _ = self.modify(key, |item| {
+            let Some(item) = item else {
+                answer = Arithmetic::NotFound;
+                return Edit::Keep;
+            };
+            let mut value = Vec::new();
+            match apply_delta(item.value, delta, up, &mut value) {
+                Some(number) => {
+                    answer = Arithmetic::Value(number);
+                    Edit::Value(value)
+                }
+                None => {
+                    answer = Arithmetic::NonNumeric;
+                    Edit::Keep
+                }
+            }
+        })?;
+        Ok(answer)
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<bool, CacheError> {
+        Ok(self.remove(key)?)
+    }
+
+    fn touch(&self, key: &[u8], expiry: u32) -> Result<bool, CacheError> {
+        Ok((**self).touch(key, expiry)?)
+    }
+
+    fn flush_all(&self, at: Option<u32>) -> Result<(), CacheError> {
+        Ok((**self).flush_all(at)?)
+    }
+
+    /// Under memcached's names where it has them; `limit_maxbytes` is 0 where there is no limit.
+    fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let summary = self.summary();
+        each("curr_items", &summary.records.value);
+        each("bytes", &summary.record_bytes.value);
+        each("limit_maxbytes", &summary.max_bytes.unwrap_or(0));
+        each("evictions", &0);
+        each("evermap_file_bytes", &summary.file_bytes);
+        each("evermap_durability", &summary.durability);
+        each("evermap_generation", &summary.generation);
+        each("evermap_clean_open", &u8::from(summary.clean_open));
+        each("evermap_counts_exact", &u8::from(summary.records.exact));
+        each("evermap_sweep", &summary.sweep);
+        each("evermap_damage_met", &summary.damage_met);
+    }
+}
+
+/// Shows a record of the store as an item of the cache.
+fn show<R>(item: &evermap::Item<'_>, show: impl FnOnce(Item<'_>) -> R) -> R {
+    show(Item { flags: item.flags, cas: item.cas, value: &item.value })
+}
+
+impl From<Error> for CacheError {
+    #[cold]
+    fn from(error: Error) -> Self {
+        match error {
+            Error::KeyTooLong { .. } | Error::ValueTooLong { .. } => CacheError::TooLarge,
+            error if error.is_no_space() => CacheError::OutOfMemory,
+            error => match error.kind() {
+                Some(ErrorKind::Poisoned) => CacheError::Poisoned,
+                _ => CacheError::Other(error.to_string()),
+            },
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The store gives the same replies as the model of a cache.
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use common::{NOW, Talk};
+use evermap::{Clock, Evermap, Options};
+use evermap_server::cache::{Cache, StoreMode};
+use evermap_server::{CacheError, Config, ModelCache, Server};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+const ITEM_SIZE_MAX: usize = 1100;
+
+/// What a client does next.
+#[derive(Clone, Debug)]
+enum Step {
+    Send(Vec<u8>),
+    /// A cas command with the id that the last gets of the key showed.
+    Cas {
+        key: &'static str,
+        value: Vec<u8>,
+    },
+    /// Lets seconds pass.
+    Wait(u32),
+}
+
+fn key() -> impl Strategy<Value = &'static str> {
+    select(&["a", "b", "c", "d", "e"][..])
+}
+
+/// Anything, numbers, and what is too long together or on its own.
+fn value() -> impl Strategy<Value = Vec<u8>> {
+    let number = any::<u64>().prop_map(|n| n.to_string().into_bytes());
+    let near_wrap = Just(u64::MAX.to_string().into_bytes());
+    prop_oneof![
+        4 => vec(any::<u8>(), 0..40),
+        4 => (0u64..200).prop_map(|n| n.to_string().into_bytes()),
+        1 => number,
+        1 => near_wrap,
+        1 => vec(any::<u8>(), 400..700),
+        1 => vec(any::<u8>(), 1000..1100),
+    ]
+}
+
+fn exptime() -> impl Strategy<Value = i64> {
+    let absolute = i64::from(NOW);
+    select(vec![0, 0, 0, 0, -1, 1, 2, 5, 1_000_000, absolute + 3, absolute - 3])
+}
+
+fn send(text: String) -> Step {
+    Step::Send(text.into_bytes())
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let verb = select(&["set", "set", "set", "add", "replace", "append", "prepend"][..]);
+    let noreply = select(&["", "", "", " noreply"][..]);
+    let store = (verb, key(), 0u32..5, exptime(), value(), noreply).prop_map(
+        |(verb, key, flags, exptime, value, noreply)| {
+            let line = format!("{verb} {key} {flags} {exptime} {}{noreply}\r\n", value.len());
+            Step::Send([line.as_bytes(), &value, b"\r\n"].concat())
+        },
+    );
+    let delta = prop_oneof![0u64..300, Just(u64::MAX)];
+    prop_oneof![
+        10 => store,
+        4 => (key(), value()).prop_map(|(key, value)| Step::Cas { key, value }),
+        4 => key().prop_map(|key| send(format!("gets {key}\r\n"))),
+        6 => vec(key(), 1..40).prop_map(|keys| send(format!("get {}\r\n", keys.join(" ")))),
+        2 => (key(), exptime()).prop_map(|(key, t)| send(format!("gats {t} {key}\r\n"))),
+        2 => (key(), exptime()).prop_map(|(key, t)| send(format!("touch {key} {t}\r\n"))),
+        3 => (key(), delta, select(&["incr", "decr"][..]))
+            .prop_map(|(key, delta, verb)| send(format!("{verb} {key} {delta}\r\n"))),
+        3 => key().prop_map(|key| send(format!("delete {key}\r\n"))),
+        1 => select(&["", " 0", " 2", " 4", " -1"][..])
+            .prop_map(|delay| send(format!("flush_all{delay}\r\n"))),
+        2 => (0u32..4).prop_map(Step::Wait),
+    ]
+}
+
+/// One of the two sides that are compared.
+struct Client<F> {
+    /// Sends a request and answers the reply.
+    ask: F,
+    /// The CAS id that the last gets or gats of a key showed.
+    seen: HashMap<Vec<u8>, u64>,
+    /// Numbers CAS ids in the order of their appearance: the sides need not give out the same ids, only the
+    /// same and different ones at the same times.
+    ordinals: HashMap<u64, usize>,
+}
+
+impl<F: FnMut(&[u8]) -> Vec<u8>> Client<F> {
+    fn new(ask: F) -> Self {
+        Client { ask, seen: HashMap::new(), ordinals: HashMap::new() }
+    }
+
+    fn step(&mut self, step: &Step) -> String {
+        let reply = match step {
+            Step::Send(request) => (self.ask)(request),
+            Step::Cas { key, value } => {
+                let id = self.seen.get(key.as_bytes()).copied().unwrap_or(0);
+                let line = format!("cas {key} 9 0 {} {id}\r\n", value.len());
+                (self.ask)(&[line.as_bytes(), value, b"\r\n"].concat())
+            }
+            Step::Wait(_) => return String::new(),
+        };
+        let shown = reply.escape_ascii().to_string();
+        // VALUE key flags length id, in a reply to one key.
+        let words: Vec<_> = reply.split(|&byte| byte == b' ' || byte == b'\r').take(5).collect();
+        let id = match words[..] {
+            [b"VALUE", key, _, _, id] if !id.starts_with(b"\n") => {
+                let id: u64 = std::str::from_utf8(id).unwrap().parse().unwrap();
+                self.seen.insert(key.to_vec(), id);
+                id
+            }
+            _ => return shown,
+        };
+        let next = self.ordinals.len();
+        let ordinal = *self.ordinals.entry(id).or_insert(next);
+        shown.replacen(&format!(" {id}\\r"), &format!(" #{ordinal}\\r"), 1)
+    }
+}
+
+fn ask<C: Cache>(talk: &mut Talk<C>, request: &[u8]) -> Vec<u8> {
+    let reply = talk.send(request);
+    assert!(!talk.is_closed());
+    reply
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_store_replies_as_the_model_does(steps in vec(step(), 1..120)) {
+        let clock = Clock::manual(NOW);
+        let map = Evermap::open("", Options::volatile().capacity(4 << 30).clock(clock.clone())).unwrap();
+        let model = std::cell::RefCell::new(Talk::new(ITEM_SIZE_MAX, 2000));
+        let store = std::cell::RefCell::new(Talk::with(map, ITEM_SIZE_MAX, 2000));
+        let mut at_model = Client::new(|request| ask(&mut model.borrow_mut(), request));
+        let mut at_store = Client::new(|request| ask(&mut store.borrow_mut(), request));
+        for step in &steps {
+            if let Step::Wait(seconds) = step {
+                let now = model.borrow().now + seconds;
+                model.borrow().cache.set_now(now);
+                clock.set(now);
+                model.borrow_mut().now = now;
+                store.borrow_mut().now = now;
+            }
+            prop_assert_eq!(at_store.step(step), at_model.step(step), "{:?}", step);
+        }
+    }
+}
+
+/// Asks, and one thing more, so that the end of the reply is known.
+fn ask_socket(stream: &mut TcpStream, request: &[u8]) -> Vec<u8> {
+    let end = format!("VERSION {}\r\n", Config::default().version);
+    stream.write_all(&[request, b"version\r\n"].concat()).unwrap();
+    let (mut reply, mut piece) = (Vec::new(), [0; 4096]);
+    while !reply.ends_with(end.as_bytes()) {
+        let len = stream.read(&mut piece).unwrap();
+        assert!(len > 0, "closed after {}", reply.escape_ascii());
+        reply.extend_from_slice(&piece[..len]);
+    }
+    reply.truncate(reply.len() - end.len());
+    reply
+}
+
+#[test]
+fn the_store_replies_as_the_model_does_over_sockets() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
+    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let config = Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        threads: 2,
+        item_size_max: ITEM_SIZE_MAX,
+        output_limit: 2000,
+        ..Config::default()
+    };
+    let store = Server::start(Arc::new(map), config.clone()).unwrap();
+    let model = Server::start(Arc::new(ModelCache::new(now)), config).unwrap();
+    let connect = |server: &Server| TcpStream::connect(server.local_addr()).unwrap();
+    let (mut to_store, mut to_model) = (connect(&store), connect(&model));
+    let mut at_store = Client::new(|request| ask_socket(&mut to_store, request));
+    let mut at_model = Client::new(|request| ask_socket(&mut to_model, request));
+    // What depends on the passing of seconds is left to the test above.
+    let timeless = step().prop_filter("seconds do not matter", |step| match step {
+        Step::Send(request) => {
+            let line: &[u8] = request.split(|&byte| byte == b'\r').next().unwrap();
+            let line = std::str::from_utf8(line).unwrap();
+            let verb = line.split(' ').next().unwrap();
+            match verb {
+                "get" | "gets" | "delete" | "incr" | "decr" => true,
+                "touch" | "gats" => false,
+                "flush_all" => !line.ends_with(['2', '4']),
+                _ => matches!(line.split(' ').nth(3), Some("0" | "-1" | "1000000")),
+            }
+        }
+        Step::Cas { .. } => true,
+        Step::Wait(_) => false,
+    });
+    let mut runner = TestRunner::deterministic();
+    for step in vec(timeless, 3000).new_tree(&mut runner).unwrap().current() {
+        assert_eq!(at_store.step(&step), at_model.step(&step), "{step:?}");
+    }
+}
+
+#[test]
+fn a_full_store_says_so_and_drops_what_was_to_be_replaced() {
+    let map = Evermap::open("", Options::volatile().capacity(4 << 30).max_bytes(100_000)).unwrap();
+    let mut talk = Talk::with(map, 1 << 20, 1 << 20);
+    let set = |key: &str, len: usize| {
+        [format!("set {key} 0 0 {len}\r\n").as_bytes(), &vec![b'x'; len], b"\r\n"].concat()
+    };
+    assert_eq!(ask(&mut talk, &set("a", 60_000)), b"STORED\r\n");
+    let full = b"SERVER_ERROR out of memory storing object\r\n";
+    assert_eq!(ask(&mut talk, &set("b", 60_000)), full);
+    assert_eq!(ask(&mut talk, &set("c", 10)), b"STORED\r\n");
+    assert_eq!(ask(&mut talk, &set("a", 90_000)), full);
+    assert_eq!(ask(&mut talk, b"get a b c\r\n"), b"VALUE c 0 10\r\nxxxxxxxxxx\r\nEND\r\n");
+    assert_eq!(ask(&mut talk, &set("b", 60_000)), b"STORED\r\n");
+    let stats = ask(&mut talk, b"stats\r\n");
+    let stats = String::from_utf8(stats).unwrap();
+    for line in ["curr_items 2", "limit_maxbytes 100000", "evictions 0", "evermap_clean_open 1"] {
+        assert!(stats.contains(&format!("STAT {line}\r\n")), "{line} in {stats}");
+    }
+}
+
+#[test]
+fn errors_of_the_store_are_errors_of_the_cache() {
+    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let other = map.clone();
+    assert_eq!(
+        Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
+        Err(CacheError::TooLarge)
+    );
+    other.close().unwrap();
+    let closed = CacheError::Other("the store was closed".into());
+    assert_eq!(Cache::get_many(&map, &[b"a"], &mut |_, _| true), Err(closed.clone()));
+    assert_eq!(Cache::delete(&map, b"a"), Err(closed));
+}
+
+/// Each client adds to one number and to one list; nothing may get lost between them.
+#[test]
+fn changes_of_one_item_by_many_clients_are_atomic() {
+    const CLIENTS: usize = 4;
+    const ROUNDS: usize = 500;
+    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    for (key, value) in [("number", "0"), ("list", "")] {
+        map.put(key.as_bytes(), value.as_bytes()).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let map = &map;
+            scope.spawn(move || {
+                let mut talk = Talk::with(map.clone(), 1 << 20, 1 << 20);
+                for _ in 0..ROUNDS {
+                    let reply = ask(&mut talk, b"incr number 1\r\n");
+                    assert!(reply[0].is_ascii_digit(), "{}", reply.escape_ascii());
+                    let append = format!("append list 0 0 1\r\n{client}\r\n");
+                    assert_eq!(ask(&mut talk, append.as_bytes()), b"STORED\r\n");
+                }
+            });
+        }
+    });
+    let number = map.get(b"number").unwrap().unwrap();
+    assert_eq!(number, (CLIENTS * ROUNDS).to_string().as_bytes());
+    let list = map.get(b"list").unwrap().unwrap();
+    for client in 0..CLIENTS {
+        let digit = b'0' + client as u8;
+        assert_eq!(list.iter().filter(|&&byte| byte == digit).count(), ROUNDS);
+    }
+}
