@@ -36,6 +36,7 @@ pub mod call;
 pub mod chain;
 pub mod concurrent;
 pub mod counters;
+mod crowd;
 pub mod damage;
 pub mod hooked;
 pub mod keys;
