@@ -125,18 +125,18 @@ impl Cache for Evermap {
 
     /// Under memcached's names where it has them; `limit_maxbytes` is 0 where there is no limit.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
-        each("curr_items", &self.len().value);
-        each("bytes", &self.bytes().value);
+        let summary = self.summary();
+        each("curr_items", &summary.records.value);
+        each("bytes", &summary.record_bytes.value);
+        each("limit_maxbytes", &summary.max_bytes.unwrap_or(0));
         each("evictions", &0);
-        let Ok(stat) = self.stat() else { return };
-        each("limit_maxbytes", &stat.max_bytes.unwrap_or(0));
-        each("evermap_file_bytes", &stat.file_bytes);
-        each("evermap_allocated_bytes", &stat.allocated_bytes);
-        each("evermap_durability", &stat.durability);
-        each("evermap_generation", &stat.generation);
-        each("evermap_clean_open", &u8::from(stat.clean_open));
-        each("evermap_sweep", &stat.sweep);
-        each("evermap_damage_met", &stat.damage_met);
+        each("evermap_file_bytes", &summary.file_bytes);
+        each("evermap_durability", &summary.durability);
+        each("evermap_generation", &summary.generation);
+        each("evermap_clean_open", &u8::from(summary.clean_open));
+        each("evermap_counts_exact", &u8::from(summary.records.exact));
+        each("evermap_sweep", &summary.sweep);
+        each("evermap_damage_met", &summary.damage_met);
     }
 }
 

@@ -53,6 +53,7 @@ mod sealed;
 mod stamps;
 mod stat;
 mod store;
+mod summary;
 mod upkeep;
 mod write;
 
@@ -69,4 +70,5 @@ pub use read::{Entry, Iter, Reader};
 pub use record::VALUE_MAX;
 pub use stat::Stat;
 pub use store::Store;
+pub use summary::Summary;
 pub use upkeep::SweepState;

@@ -1,0 +1,51 @@
+//! Why a command did not do what it was asked.
+
+use std::io;
+
+use evermap_lab::LabError;
+
+/// What the process answers after a failure. 1 is a plain "no": no such key, problems found.
+pub(crate) const EXIT_CODE: u8 = 2;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Store(evermap::Error),
+    #[error(transparent)]
+    Lab(#[from] LabError),
+    /// Standard output did not take what was written.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[source] io::Error),
+    #[error("{what}: {source}")]
+    Io { what: String, source: io::Error },
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    pub(crate) fn other(text: impl Into<String>) -> Self {
+        Failure::Other(text.into())
+    }
+
+    /// Whether the reader of our standard output has left.
+    pub(crate) fn is_closed_output(&self) -> bool {
+        match self {
+            Failure::Output(source) | Failure::Lab(LabError::Io { source, .. }) => {
+                source.kind() == io::ErrorKind::BrokenPipe
+            }
+            _ => false,
+        }
+    }
+}
+
+impl From<evermap::Error> for Failure {
+    fn from(error: evermap::Error) -> Self {
+        match error {
+            evermap::Error::NotFound { path } => Failure::Other(format!(
+                "{}: no store here; `evermap put`, `load` or `serve` makes one",
+                path.display()
+            )),
+            error => Failure::Store(error),
+        }
+    }
+}

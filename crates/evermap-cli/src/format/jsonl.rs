@@ -1,0 +1,113 @@
+//! One JSON object in each line.
+
+use std::borrow::Cow;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use evermap::{Item, Meta};
+use serde::{Deserialize, Serialize};
+
+use super::Record;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line<'a> {
+    key: Bytes<'a>,
+    value: Bytes<'a>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    flags: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    expires_at: u32,
+}
+
+/// Bytes, which JSON has no strings for unless they are text.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "a key or value is a string, or {\"base64\": \"...\"}")]
+enum Bytes<'a> {
+    Text(Cow<'a, str>),
+    Base64 { base64: Cow<'a, str> },
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl<'a> Bytes<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Bytes::Text(text.into()),
+            Err(_) => Bytes::Base64 { base64: STANDARD.encode(bytes).into() },
+        }
+    }
+
+    fn decode(self) -> Result<Vec<u8>, String> {
+        match self {
+            Bytes::Text(text) => Ok(text.into_owned().into_bytes()),
+            Bytes::Base64 { base64 } => {
+                STANDARD.decode(&*base64).map_err(|error| format!("base64: {error}"))
+            }
+        }
+    }
+}
+
+pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
+    let Line { key, value, flags, expires_at } = serde_json::from_slice(line).map_err(|error| {
+        // The line that serde counts is always the first.
+        error.to_string().replace(" at line 1 column ", " at column ")
+    })?;
+    Ok(Record { key: key.decode()?, value: value.decode()?, meta: Meta { flags, expires_at } })
+}
+
+pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
+    let Item { key, value, flags, expires_at, .. } = *item;
+    let line = Line { key: Bytes::new(key), value: Bytes::new(value), flags, expires_at };
+    serde_json::to_writer(&mut *out, &line).expect("strings and numbers, into a vector");
+    out.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_lines() {
+        for (line, key, value, meta) in [
+            (r#"{"key":"k","value":"v"}"#, &b"k"[..], &b"v"[..], (0, 0)),
+            (r#" { "value" : "v\n\u00e9" , "key" : "" } "#, b"", "v\n\u{e9}".as_bytes(), (0, 0)),
+            (r#"{"key":{"base64":"/w=="},"value":{"base64":""}}"#, b"\xff", b"", (0, 0)),
+            (r#"{"key":"k","value":"v","flags":7,"expires_at":9}"#, b"k", b"v", (7, 9)),
+        ] {
+            let meta = Meta { flags: meta.0, expires_at: meta.1 };
+            let expected = Record { key: key.into(), value: value.into(), meta };
+            assert_eq!(parse(line.as_bytes()), Ok(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn bad_lines() {
+        for (line, reason) in [
+            ("", "EOF"),
+            ("k\tv", "expected"),
+            (r#"{"key":"k"}"#, "missing field `value`"),
+            (r#"{"key":1,"value":"v"}"#, "a string, or {\"base64\""),
+            (r#"{"key":"k","value":{"base64":"?"}}"#, "base64: "),
+            (r#"{"key":"k","value":{"base32":"A"}}"#, "a string, or {\"base64\""),
+            (r#"{"key":"k","value":"v","flag":1}"#, "unknown field `flag`"),
+            (r#"{"key":"k","value":"v","flags":-1}"#, "invalid value"),
+            (r#"{"key":"k","value":"v"} {}"#, "trailing characters at column"),
+        ] {
+            let error = parse(line.as_bytes()).unwrap_err();
+            assert!(error.contains(reason), "{line}: {error}");
+        }
+        assert!(parse(b"{\"key\":\"\xff\",\"value\":\"\"}").is_err());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_base64() {
+        let mut out = Vec::new();
+        append(&Item { key: b"k", value: b"\xff", flags: 1, cas: 1, expires_at: 0 }, &mut out);
+        let expected = "{\"key\":\"k\",\"value\":{\"base64\":\"/w==\"},\"flags\":1}\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+}

@@ -1,0 +1,164 @@
+//! Tab-separated values with backslash escapes.
+
+use std::io::Write;
+
+use evermap::{Item, Meta};
+
+use super::Record;
+
+/// Reads `key TAB value [TAB flags [TAB expiry]]`. A carriage return at the end belongs to the line's end.
+pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let mut fields = line.split(|&byte| byte == b'\t');
+    let key = unescape(fields.next().unwrap_or_default())?;
+    let Some(value) = fields.next() else { return Err("there is no tab after the key".into()) };
+    let mut number = |name| fields.next().map_or(Ok(0), |field| parse_number(name, field));
+    let meta = Meta { flags: number("flags")?, expires_at: number("expiry")? };
+    if fields.next().is_some() {
+        return Err(
+            "there is something after the expiry; a tab within a value is written \\t".into()
+        );
+    }
+    Ok(Record { key, value: unescape(value)?, meta })
+}
+
+fn parse_number(name: &str, field: &[u8]) -> Result<u32, String> {
+    let number = std::str::from_utf8(field).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| {
+        let shown = shown(field);
+        format!("{name} `{shown}` is no number below 2^32; a tab within a value is written \\t")
+    })
+}
+
+pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
+    escape(item.key, out);
+    out.push(b'\t');
+    escape(item.value, out);
+    let mut number = |number| write!(out, "\t{number}").expect("a vector takes everything");
+    match (item.flags, item.expires_at) {
+        (0, 0) => {}
+        (flags, 0) => number(flags),
+        (flags, expires_at) => {
+            number(flags);
+            number(expires_at);
+        }
+    }
+    out.push(b'\n');
+}
+
+/// Text stays readable; control characters and what is no UTF-8 become escapes.
+fn escape(bytes: &[u8], out: &mut Vec<u8>) {
+    for chunk in bytes.utf8_chunks() {
+        for &byte in chunk.valid().as_bytes() {
+            match byte {
+                b'\t' => out.extend_from_slice(b"\\t"),
+                b'\n' => out.extend_from_slice(b"\\n"),
+                b'\r' => out.extend_from_slice(b"\\r"),
+                b'\\' => out.extend_from_slice(b"\\\\"),
+                0..0x20 | 0x7f => escape_byte(byte, out),
+                _ => out.push(byte),
+            }
+        }
+        chunk.invalid().iter().for_each(|&byte| escape_byte(byte, out));
+    }
+}
+
+fn escape_byte(byte: u8, out: &mut Vec<u8>) {
+    write!(out, "\\x{byte:02x}").expect("a vector takes everything");
+}
+
+fn unescape(field: &[u8]) -> Result<Vec<u8>, String> {
+    let mut pieces = field.split(|&byte| byte == b'\\');
+    let mut bytes = pieces.next().unwrap_or_default().to_vec();
+    while let Some(piece) = pieces.next() {
+        let rest = match piece.split_first() {
+            Some((b't', rest)) => (b'\t', rest),
+            Some((b'n', rest)) => (b'\n', rest),
+            Some((b'r', rest)) => (b'\r', rest),
+            Some((b'x', rest)) => parse_byte(rest)?,
+            // Two backslashes: nothing lies between them, and what follows is as it is.
+            None => (b'\\', pieces.next().ok_or("a backslash ends the field; write \\\\ for one")?),
+            Some(_) => {
+                let shown = shown(piece);
+                return Err(format!("unknown escape `\\{shown}`; write \\\\ for a backslash"));
+            }
+        };
+        bytes.push(rest.0);
+        bytes.extend_from_slice(rest.1);
+    }
+    Ok(bytes)
+}
+
+/// The byte that two hexadecimal digits mean, and what follows them.
+fn parse_byte(text: &[u8]) -> Result<(u8, &[u8]), String> {
+    let digit = |at: usize| text.get(at).and_then(|&byte| char::from(byte).to_digit(16));
+    match (digit(0), digit(1)) {
+        (Some(high), Some(low)) => Ok(((16 * high + low) as u8, &text[2..])),
+        _ => Err(format!("`\\x{}` should have two hexadecimal digits", shown(text))),
+    }
+}
+
+/// The beginning of some bytes, for people.
+fn shown(bytes: &[u8]) -> String {
+    const SHOWN: usize = 20;
+    let mut shown = bytes[..bytes.len().min(SHOWN)].escape_ascii().to_string();
+    if bytes.len() > SHOWN {
+        shown.push_str("...");
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(key: &str, value: &[u8], flags: u32, expires_at: u32) -> Result<Record, String> {
+        Ok(Record { key: key.into(), value: value.into(), meta: Meta { flags, expires_at } })
+    }
+
+    #[test]
+    fn good_lines() {
+        for (line, expected) in [
+            ("k\tv", record("k", b"v", 0, 0)),
+            ("k\tv\r", record("k", b"v", 0, 0)),
+            ("k\tv\t7", record("k", b"v", 7, 0)),
+            ("k\tv\t0\t4294967295", record("k", b"v", 0, u32::MAX)),
+            ("\t", record("", b"", 0, 0)),
+            ("k\t\\t\\n\\r\\\\\\x00\\xFf", record("k", b"\t\n\r\\\0\xff", 0, 0)),
+            ("k\t\\\\n", record("k", b"\\n", 0, 0)),
+            ("k\t\\\\\\\\", record("k", b"\\\\", 0, 0)),
+            ("k\u{e9}\tv\u{2019}", record("k\u{e9}", "v\u{2019}".as_bytes(), 0, 0)),
+        ] {
+            assert_eq!(parse(line.as_bytes()), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn bad_lines() {
+        for (line, reason) in [
+            ("", "no tab"),
+            ("key", "no tab"),
+            ("k\tv\tx", "flags `x` is no number"),
+            ("k\tv\t4294967296", "no number below 2^32"),
+            ("k\tv\t1\t-1", "expiry `-1` is no number"),
+            ("k\tv\t1\t2\t3", "something after the expiry"),
+            ("k\t\\", "a backslash ends the field"),
+            ("k\t\\\\\\", "a backslash ends the field"),
+            ("k\t\\q", "unknown escape `\\q`"),
+            ("k\t\\x0", "`\\x0` should have two"),
+            ("k\t\\xg0", "should have two"),
+            ("\\x\tv", "should have two"),
+        ] {
+            let error = parse(line.as_bytes()).unwrap_err();
+            assert!(error.contains(reason), "{line:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn text_stays_readable() {
+        let mut out = Vec::new();
+        let value = b"caf\xc3\xa9 \xff\x1b\n";
+        append(&Item { key: b"k", value, flags: 0, cas: 1, expires_at: 9 }, &mut out);
+        assert_eq!(String::from_utf8(out).unwrap(), "k\tcaf\u{e9} \\xff\\x1b\\n\t0\t9\n");
+    }
+}

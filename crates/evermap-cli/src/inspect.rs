@@ -1,0 +1,116 @@
+//! `evermap stat` and `evermap check`: what there is to know about a store.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use evermap::{CheckReport, Stat};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::open::StoreArguments;
+use crate::{DONE, NO};
+
+/// Tell the state of a store in figures
+///
+/// Looks at the whole index, but at no record.
+#[derive(clap::Args)]
+pub(crate) struct StatCommand {
+    #[command(flatten)]
+    store: StoreArguments,
+    /// As a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl StatCommand {
+    pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
+        let map = self.store.open()?;
+        let stat = map.stat()?;
+        map.close()?;
+        match self.json {
+            true => say(&stat_as_json(&stat))?,
+            false => say(&stat.to_string().trim_end())?,
+        }
+        Ok(DONE)
+    }
+}
+
+/// Look at everything in a store, and tell what is wrong
+///
+/// Changes nothing that is stored. Answers 1 if anything is wrong.
+#[derive(clap::Args)]
+pub(crate) struct Check {
+    #[command(flatten)]
+    store: StoreArguments,
+    /// Verify the checksum of every record too
+    #[arg(long)]
+    deep: bool,
+    /// As a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Check {
+    pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
+        let map = self.store.open()?;
+        let report = map.check(self.deep)?;
+        map.close()?;
+        match self.json {
+            true => say(&report_as_json(&report))?,
+            false => say(&report)?,
+        }
+        Ok(if report.is_sound() { DONE } else { NO })
+    }
+}
+
+/// Writes a line to standard output.
+fn say(text: &dyn Display) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
+}
+
+fn stat_as_json(stat: &Stat) -> Value {
+    json!({
+        "path": stat.path.as_ref().map(|path| path.to_string_lossy()),
+        "file_system": stat.file_system,
+        "durability": stat.durability.to_string(),
+        "medium": stat.medium,
+        "records": stat.records.value,
+        "record_bytes": stat.record_bytes.value,
+        "counts_exact": stat.records.exact,
+        "allocated_bytes": stat.allocated_bytes,
+        "extent_bytes": stat.extent_bytes,
+        "closed_bytes": stat.closed_bytes,
+        "file_bytes": stat.file_bytes,
+        "extent_size": stat.extent_size,
+        "load_factor": stat.load_factor,
+        "segments": stat.segments,
+        "depth": stat.depth,
+        "splits": stat.splits,
+        "merges": stat.merges,
+        "recovered": stat.recovered,
+        "generation": stat.generation,
+        "clean_open": stat.clean_open,
+        "suspect": stat.suspect,
+        "sweep": stat.sweep.to_string(),
+        "next_cas": stat.next_cas,
+        "flush_mark": stat.flush_mark,
+        "flush_due": stat.flush_due,
+        "damage_met": stat.damage_met,
+        "heap_faults": stat.heap_faults,
+    })
+}
+
+fn report_as_json(report: &CheckReport) -> Value {
+    json!({
+        "sound": report.is_sound(),
+        "deep": report.deep,
+        "problems": report.problems,
+        "more_problems": report.more_problems,
+        "records": report.records,
+        "dead": report.dead,
+        "bytes": report.bytes,
+        "blocks": report.blocks,
+    })
+}

@@ -1,0 +1,103 @@
+//! Opening a store as the command line says.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use evermap::{Evermap, Options};
+
+use crate::failure::Failure;
+
+/// Which store, for commands that use one and end.
+#[derive(clap::Args)]
+pub(crate) struct StoreArguments {
+    /// File of the store
+    pub(crate) path: PathBuf,
+    #[command(flatten)]
+    suspect: SuspectArguments,
+}
+
+/// What to do about a file that an operating system's crash may have torn.
+#[derive(clap::Args)]
+pub(crate) struct SuspectArguments {
+    /// What to do if the machine crashed while the file was in use, so that its pages may be of different
+    /// ages
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    on_suspect: OnSuspect,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum OnSuspect {
+    /// Say so and leave the file alone
+    #[default]
+    Refuse,
+    /// Open it; records that do not verify are dropped when they are found
+    Salvage,
+    /// Start empty
+    Discard,
+}
+
+impl SuspectArguments {
+    pub(crate) fn apply(&self, options: Options) -> Options {
+        options.on_suspect(match self.on_suspect {
+            OnSuspect::Refuse => evermap::OnSuspect::Refuse,
+            OnSuspect::Salvage => evermap::OnSuspect::Salvage,
+            OnSuspect::Discard => evermap::OnSuspect::Discard,
+        })
+    }
+}
+
+impl StoreArguments {
+    /// Opens a store that must be there.
+    pub(crate) fn open(&self) -> Result<Evermap, Failure> {
+        self.open_with(Options::new().create(false))
+    }
+
+    /// Opens a store, or makes it.
+    pub(crate) fn open_or_create(&self) -> Result<Evermap, Failure> {
+        self.open_with(Options::new())
+    }
+
+    fn open_with(&self, options: Options) -> Result<Evermap, Failure> {
+        Ok(Evermap::open(&self.path, self.suspect.apply(options))?)
+    }
+}
+
+/// A number of bytes, with a unit of 1024 if any.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    const UNITS: [(char, u32); 4] = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
+    let lower = text.to_ascii_lowercase();
+    let number = lower.strip_suffix("ib").unwrap_or(&lower);
+    let (number, shift) = UNITS
+        .iter()
+        .find_map(|&(unit, shift)| Some((number.strip_suffix(unit)?, shift)))
+        .unwrap_or((&lower, 0));
+    number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift))
+        .filter(|&bytes| bytes > 0)
+        .ok_or_else(|| "a size is a number of bytes, or of K, M, G or T, as 512M".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("65536", 65536),
+            ("64K", 64 << 10),
+            ("512m", 512 << 20),
+            ("4G", 4 << 30),
+            ("4GiB", 4 << 30),
+            ("2Tib", 2 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "0", "G", "1.5G", "-1", "1 G", "4GB", "1iB", "99999999999T", "0x10"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+}
