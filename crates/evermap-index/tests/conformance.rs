@@ -1,5 +1,4 @@
 //! Every index passes the conformance kit.
-#![cfg(feature = "testkit")]
 
 use evermap_index::conformance;
 use evermap_index::hash::dash::{Config, Tiny};

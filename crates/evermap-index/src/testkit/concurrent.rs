@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
 use super::call::{Call, Driver, Records, Told, Verb};
+use super::hooked::be_unsteady;
 use super::keys::{Numbered, Universe};
 use super::linearizability::{Clock, Event, check};
 use super::model::panicked;
@@ -23,6 +24,7 @@ pub(crate) fn threads<T: Send>(
         let run = |thread| {
             let (start, body) = (&start, &body);
             scope.spawn(move || {
+                be_unsteady(thread_seed(0x0bad_5eed, thread));
                 start.wait();
                 body(thread)
             })

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::pool::Pool;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::call::{Call, Driver, Records, Told, Verb};
 use super::concurrent::{Done, Plan, blow, settle, thread_seed, threads};
+use super::hooked::{Hooked, Jitter};
 use super::keys::{Numbered, Universe};
 use super::{Config, Failure, Instance, Stop, Subject};
 use crate::record::{self, Header, OFFSET_MASK};
@@ -56,17 +56,17 @@ impl<K: Numbered, P: PoolSubject<K>> PoolSubject<K> for &P {
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
-    type Instance = PoolInstance<Dram, P::Index<Dram>>;
+    type Instance = PoolInstance<Hooked<Jitter>, P::Index<Hooked<Jitter>>>;
 
     fn fresh(&self) -> Result<Self::Instance> {
-        create(&self.0, Dram::reserve(CAPACITY, Pages::Base)?)
+        create(&self.0, Hooked::reserve(CAPACITY, Jitter)?)
     }
 
     fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
         if stop == Stop::Clean {
             instance.pool.close()?;
         }
-        let medium = Dram::reserve(CAPACITY, Pages::Base)?;
+        let medium = Hooked::reserve(CAPACITY, Jitter)?;
         restore(&medium, &image(instance.pool.medium()))?;
         drop(instance);
         open::<K, P, _>(medium)
@@ -330,11 +330,15 @@ pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Res
 /// Extents that small pools have room for.
 pub(crate) const FEW_EXTENTS: u64 = 40;
 
+/// An index whose medium lets other threads in at any access.
+type JitteryInstance<K, P> =
+    PoolInstance<Hooked<Jitter>, <P as PoolSubject<K>>::Index<Hooked<Jitter>>>;
+
 /// An index in a pool that is soon full.
 pub(crate) fn small_pool<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
-) -> Result<PoolInstance<Dram, P::Index<Dram>>> {
-    create(subject, Dram::reserve(FEW_EXTENTS * subject.extent_size(), Pages::Base)?)
+) -> Result<JitteryInstance<K, P>> {
+    create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Jitter)?)
 }
 
 fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(), String> {

@@ -338,7 +338,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         for (probe, &key) in probes.iter_mut().zip(keys) {
             let new = Probe::new(key, self.seed);
             let found = self.directory.find(new.hash)?;
-            m.prefetch(found.segment + Self::bucket_offset(Self::home_of(new.hash)));
+            // A hint only: whether there is a segment is checked below.
+            let bucket = Self::bucket_offset(Self::home_of(new.hash));
+            m.prefetch(found.segment.wrapping_add(bucket));
             *probe = Some((new, found));
         }
         for (probe, found) in probes.iter().flatten() {
@@ -646,7 +648,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
 
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
-        visitor.block(self.directory.block());
+        {
+            // A directory that is replaced meanwhile must stay what it is while the visitor looks at it.
+            let _guard = self.pool.pin();
+            visitor.block(self.directory.block());
+        }
         let mut segments = 0;
         let visited = self.walk(
             |offset, segment, from| {
