@@ -23,7 +23,7 @@ struct Dash {
     ops: u64,
     /// Closes and reopens in between, with and without order.
     reopen: bool,
-    /// All keys have the same hash: exercises the chain.
+    /// Bytes of the pool.
     capacity: u64,
 }
 
@@ -251,20 +251,28 @@ fn campaign(dash: &Dash, model: Model, seeds: std::ops::Range<u64>, max_images: 
     assert!(report.images > 1000);
 }
 
+/// So many keys that ranges of several entries are split, not only directories doubled.
 #[test]
 fn adr_growing_and_shrinking() {
-    let dash = Dash { universe: 60, ops: 240, reopen: false, capacity: 128 << 10 };
-    campaign(&dash, Model::Adr, 0..6, 20_000);
+    let dash = Dash { universe: 300, ops: 700, reopen: false, capacity: 256 << 10 };
+    campaign(&dash, Model::Adr, 0..3, 12_000);
 }
 
 #[test]
 fn adr_with_reopening_and_sweeps() {
+    let dash = Dash { universe: 200, ops: 500, reopen: true, capacity: 256 << 10 };
+    campaign(&dash, Model::Adr, 100..103, 12_000);
+}
+
+/// So few keys that every crash point gets its share of images.
+#[test]
+fn adr_with_few_keys() {
     let dash = Dash { universe: 40, ops: 160, reopen: true, capacity: 128 << 10 };
-    campaign(&dash, Model::Adr, 100..106, 20_000);
+    campaign(&dash, Model::Adr, 300..304, 12_000);
 }
 
 #[test]
 fn process_death_at_every_store() {
-    let dash = Dash { universe: 60, ops: 200, reopen: true, capacity: 128 << 10 };
-    campaign(&dash, Model::ProcessDeath, 200..204, 20_000);
+    let dash = Dash { universe: 200, ops: 400, reopen: true, capacity: 256 << 10 };
+    campaign(&dash, Model::ProcessDeath, 200..202, 12_000);
 }

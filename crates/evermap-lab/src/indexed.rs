@@ -69,28 +69,18 @@ fn build<K: Kind>(
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
     let stage = Stage { name, guards, setup };
-    let built = if setup.counted {
+    let built = match setup.medium {
         // Calls are counted before they reach the medium inside, so it need not do what they ask for.
-        stage.memory().and_then(|medium| {
-            stage.put::<K, _>(Counted::new(medium), |medium| Some(medium.counts().into()))
-        })
-    } else {
-        match setup.medium {
-            MediumKind::Dram => {
-                stage.memory().and_then(|medium| stage.put::<K, _>(medium, |_| None))
-            }
-            MediumKind::Process => {
-                let medium = stage.file(FlushKind::Process);
-                medium.and_then(|medium| stage.put::<K, _>(medium, |_| None))
-            }
-            MediumKind::Forced => {
-                let medium = stage.file(FlushKind::Forced);
-                medium.and_then(|medium| stage.put::<K, _>(medium, |_| None))
-            }
-            MediumKind::Emulated => stage.file(FlushKind::Forced).and_then(|medium| {
-                let medium = Emulated::new(medium, setup.persist_ns, setup.read_ns);
-                stage.put::<K, _>(medium, |_| None)
-            }),
+        _ if setup.counted => {
+            let counts = |medium: &Counted<Dram>| Some(medium.counts().into());
+            stage.put::<K, _>(stage.memory().map(Counted::new), counts)
+        }
+        MediumKind::Dram => stage.put::<K, _>(stage.memory(), |_| None),
+        MediumKind::Process => stage.put::<K, _>(stage.file(FlushKind::Process), |_| None),
+        MediumKind::Forced => stage.put::<K, _>(stage.file(FlushKind::Forced), |_| None),
+        MediumKind::Emulated => {
+            let slowed = |medium| Emulated::new(medium, setup.persist_ns, setup.read_ns);
+            stage.put::<K, _>(stage.file(FlushKind::Forced).map(slowed), |_| None)
         }
     };
     built.map_err(|source| LabError::Index { index: name, source })
@@ -138,9 +128,10 @@ impl Stage<'_> {
     /// Puts an empty index into `medium`.
     fn put<K: Kind, M: Medium>(
         &self,
-        medium: M,
+        medium: Result<M>,
         counts: fn(&M) -> Option<Counts>,
     ) -> Result<Box<dyn Subject>> {
+        let medium = medium?;
         // The rivals hash without a seed, too.
         let config =
             RegionConfig { capacity: medium.capacity(), seed: Some(0), ..Default::default() };

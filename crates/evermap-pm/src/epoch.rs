@@ -33,6 +33,8 @@ const PLACES: usize = OWN + 256;
 const SHARDS: usize = 16;
 /// Retired blocks in one list that make its owner try to reclaim.
 const COLLECT_AT: usize = 256;
+/// A retired block of so many bytes makes its owner try at once.
+const COLLECT_AT_BYTES: usize = 64 << 10;
 /// A place without a guard. Epochs start above it.
 const IDLE: u64 = 0;
 
@@ -228,7 +230,7 @@ impl Domain {
             // guard that can still see the block announced an epoch of at least this one minus one.
             fence(SeqCst);
             list.push_back(Retired { token, bytes, epoch: self.global.load(Relaxed) });
-            list.len().is_multiple_of(COLLECT_AT)
+            list.len().is_multiple_of(COLLECT_AT) || bytes >= COLLECT_AT_BYTES
         };
         if full {
             self.advance();
@@ -284,6 +286,17 @@ impl Domain {
         // Once for those guards, and once for what they have retired.
         self.synchronize();
         self.synchronize();
+        for shard in &self.shards {
+            self.collect(shard);
+        }
+    }
+
+    /// Reclaims what can be reclaimed without waiting for any guard.
+    pub fn try_drain(&self) {
+        // What was retired last is reclaimed two epochs later.
+        for _ in 0..2 {
+            self.advance();
+        }
         for shard in &self.shards {
             self.collect(shard);
         }
@@ -392,6 +405,19 @@ mod tests {
         let numbers: std::collections::HashSet<_> =
             (0..1000).map(|_| std::thread::spawn(thread_ordinal).join().unwrap()).collect();
         assert!(numbers.len() < 100, "{} numbers for a thousand threads in turn", numbers.len());
+    }
+
+    #[test]
+    fn what_no_guard_holds_back_is_reclaimed_without_waiting() {
+        let (domain, freed) = counting();
+        let old = domain.pin();
+        domain.retire(1, 8);
+        domain.try_drain();
+        assert!(freed.lock().unwrap().is_empty());
+        drop(old);
+        domain.retire(2, 8);
+        domain.try_drain();
+        assert_eq!(*freed.lock().unwrap(), [1, 2]);
     }
 
     /// A block that another thread is just reclaiming is not reclaimed yet.

@@ -232,7 +232,7 @@ impl<M: Medium> Region<M> {
         Ok(region)
     }
 
-    /// Zeroes what an interrupted creation or an older life of the medium may have left.
+    /// Zeroes what an interrupted creation may have left, flushed without a fence.
     fn clear(&self) {
         let cells = (TABLE - WORDS) / 8 + self.extent_count;
         let cells = self.medium.slice::<PmU64>(WORDS, cells).expect("grown to hold the table");
@@ -242,7 +242,6 @@ impl<M: Medium> Region<M> {
                 self.medium.flush(cell);
             }
         }
-        self.medium.fence();
     }
 
     fn write_superblock(&self, at: u64) {
@@ -353,19 +352,27 @@ impl<M: Medium> Region<M> {
         Err(blamed().into())
     }
 
-    /// A file shorter than its extent table says was truncated.
+    /// A file shorter than its extent table says was truncated. Where it is opened all the same, the table is
+    /// made to describe what there is.
     fn check_length(&self, on_suspect: OnSuspect) -> Result<()> {
-        let table = self.table();
-        let used = table.iter().rposition(|entry| self.medium.load(entry) != 0);
-        let needed = used.map_or(0, |last| self.extent_offset(last as u64 + 1));
-        if self.medium.len() < needed && on_suspect == OnSuspect::Refuse {
+        let (m, table) = (&self.medium, self.table());
+        let whole = m.len().saturating_sub(self.extent_offset(0)) / self.extent_size;
+        let lost = &table[whole.min(self.extent_count) as usize..];
+        let Some(last) = lost.iter().rposition(|entry| m.load(entry) != 0) else { return Ok(()) };
+        if on_suspect == OnSuspect::Refuse {
             let text = format!(
-                "file has {} bytes but its extent table describes {needed}: it was truncated; \
-                 restore it, or open with on_suspect = salvage",
-                self.medium.len()
+                "file has {} bytes but its extent table describes {}: it was truncated; restore it, or open \
+                 with on_suspect = salvage",
+                m.len(),
+                self.extent_offset(whole + last as u64 + 1),
             );
-            return Err(Error::damaged(self.medium.len(), text));
+            return Err(Error::damaged(m.len(), text));
         }
+        for entry in lost {
+            m.store(entry, 0);
+            m.flush(entry);
+        }
+        m.fence();
         Ok(())
     }
 

@@ -100,8 +100,12 @@ impl Counters {
         }
     }
 
-    /// Takes over what a census found. Every guard that was alive while it ran is gone.
+    /// Takes over what a census found, if one was due. Every guard that was alive while it ran is gone.
     pub(crate) fn settle(&self, mut census: Census) {
+        if !self.is_counting() {
+            // An orderly stop that had no room to save which blocks are taken: swept, but the counts are known.
+            return;
+        }
         let departed = self.departed.lock().expect("no panics while held").take();
         for (offset, bytes) in departed.into_iter().flatten() {
             census.count(offset, bytes);

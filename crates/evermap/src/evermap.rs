@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use evermap_pm::ErrorKind;
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
 use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::Mutex;
+use evermap_pm::{ErrorKind, Medium};
 
+use crate::error::pm;
 use crate::store::Origin;
 use crate::{Durability, Error, Options, Result, Store};
 
@@ -66,6 +67,7 @@ impl Evermap {
         };
         let store = Arc::new(store);
         let fork = ForkDetector::new()?;
+        store.upkeep.set_kept();
         let kept = store.clone();
         let keeper = std::thread::Builder::new()
             .name("evermap-keeper".into())
@@ -158,12 +160,19 @@ fn open_medium(path: &Path, options: &Options) -> Result<Mapped> {
         lock_wait: options.lock_wait,
         ..Default::default()
     };
-    Mapped::open(path, &mapped).map_err(|error| match error.kind() {
+    let medium = Mapped::open(path, &mapped).map_err(|error| match error.kind() {
         ErrorKind::Io { source, .. }
             if !options.create && source.kind() == std::io::ErrorKind::NotFound =>
         {
             Error::NotFound { path: path.to_owned() }
         }
         _ => error.into(),
-    })
+    })?;
+    // A file of less than a page looks empty to the medium.
+    let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
+    if medium.len() == 0 && bytes > 0 {
+        let why = format!("it has only {bytes} bytes");
+        return Err(pm(ErrorKind::NotAStore { path: path.to_owned(), why }));
+    }
+    Ok(medium)
 }

@@ -1,11 +1,8 @@
 //! Words that tell whether they were damaged.
 //!
 //! What a whole record hangs on is covered by its checksum. A few lone words are not: a control word, the
-//! limit of the CAS ids, the flush mark. They carry a check byte of their own, so that a word that was
+//! limit of the CAS ids, the flush mark. They carry a check of their own, so that a word that was
 //! overwritten, zeroed or moved is noticed instead of believed.
-
-/// Largest sealed value + 1.
-pub(crate) const LIMIT: u64 = 1 << 56;
 
 /// Which word it is: a word in the place of another does not verify.
 #[derive(Clone, Copy, Debug)]
@@ -24,27 +21,45 @@ pub(crate) enum Place {
     Bytes = 6,
 }
 
-/// `value` with its check byte on top. Never 0, so that a zeroed word does not verify.
+impl Place {
+    /// Bits of the value; the rest is for the check.
+    #[inline]
+    const fn width(self) -> u32 {
+        match self {
+            Place::Control | Place::FlushDue => 40,
+            Place::Records | Place::Bytes => 48,
+            Place::StampLimit | Place::FlushMark => 56,
+        }
+    }
+
+    /// Largest value + 1.
+    #[inline]
+    pub(crate) const fn limit(self) -> u64 {
+        1 << self.width()
+    }
+}
+
+/// `value` with its check on top. Never 0, so that a zeroed word does not verify.
 #[inline]
 pub(crate) fn seal(place: Place, value: u64) -> u64 {
-    debug_assert!(value < LIMIT);
-    value | check(place, value) << 56
+    debug_assert!(value < place.limit());
+    value | check(place, value) << place.width()
 }
 
 /// The value of a sealed word; nothing if it was damaged.
 #[inline]
 pub(crate) fn unseal(place: Place, word: u64) -> Option<u64> {
-    let value = word & (LIMIT - 1);
-    (check(place, value) == word >> 56).then_some(value)
+    let value = word & (place.limit() - 1);
+    (check(place, value) == word >> place.width()).then_some(value)
 }
 
-/// A byte from 1 to 255 that depends on every bit.
+/// A number from 1 up that fits above the value and depends on all its bits.
 #[inline]
 fn check(place: Place, value: u64) -> u64 {
     let mixed = (value ^ (place as u64) << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
     let product = u128::from(mixed) * 0xd6e8_feb8_6659_fd93;
     let folded = (product as u64) ^ (product >> 64) as u64;
-    folded % 255 + 1
+    folded % ((1 << (64 - place.width())) - 1) + 1
 }
 
 #[cfg(test)]
@@ -63,14 +78,14 @@ mod tests {
     /// The check is part of the format: these values must never change.
     #[test]
     fn golden() {
-        assert_eq!(seal(Place::Control, 0), 0x5f00_0000_0000_0000);
+        assert_eq!(seal(Place::Control, 0), 0xc66d_2b00_0000_0000);
         assert_eq!(seal(Place::StampLimit, 1 << 20), 0x2b00_0000_0010_0000);
     }
 
     #[test]
     fn sealed_words_verify_and_damaged_ones_mostly_do_not() {
         for place in PLACES {
-            for value in (0..2000).chain((0..56).map(|bit| 1 << bit)) {
+            for value in (0..2000).chain((0..place.width()).map(|bit| 1 << bit)) {
                 let word = seal(place, value);
                 assert_eq!(unseal(place, word), Some(value));
                 assert_eq!(unseal(place, 0), None);

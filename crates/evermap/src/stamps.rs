@@ -10,11 +10,13 @@ use evermap_pm::region::{OnSuspect, Region};
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Medium, PmU64};
 
-use crate::sealed::{LIMIT, Place, seal, unseal};
+use crate::sealed::{Place, seal, unseal};
 use crate::{Clock, Result};
 
 /// By how much the persistent limit is raised at a time.
 const STEP: u64 = 1 << 20;
+/// No id reaches this one.
+const LIMIT: u64 = Place::StampLimit.limit();
 /// First id ever. 0 means "none" to callers.
 const FIRST: u64 = 1;
 /// Where ids go on if no copy of the limit can be read: beyond all that were given out before.

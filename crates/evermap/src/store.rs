@@ -277,6 +277,20 @@ impl<M: Medium> Store<M> {
         Draft::new(&self.pool, key.bytes, value, meta, stamp)
     }
 
+    /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep.
+    ///
+    /// `attempt` must not hold a guard when it returns.
+    pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+        match attempt() {
+            Err(Error::Pm(error)) if error.is_no_space() => {
+                self.pool.epoch().try_drain();
+                self.upkeep.wait_for_sweep();
+                attempt()
+            }
+            answer => answer,
+        }
+    }
+
     fn ensure_room(&self, bytes: u64) -> Result<()> {
         let block = self.pool.block_size(bytes);
         if self.bytes().value + block > self.max_bytes {
@@ -366,12 +380,12 @@ impl<M: Medium> Store<M> {
 
     /// Retires a record that was unlinked; returns the bytes that it was counted with.
     fn retire(&self, word: u64, guard: &Guard<'_>) -> u64 {
-        let record = Record::at(self.pool.medium(), word);
-        let bytes = record.as_ref().map_or(0, |record| self.pool.block_size(record.bytes()));
-        let offset = word & evermap_index::record::OFFSET_MASK;
-        if self.counters.is_counting()
-            && record.is_ok_and(|record| record.stamp() < self.stamps.first())
-        {
+        let Ok(record) = Record::at(self.pool.medium(), word) else {
+            // Damage: its block may be part of something else by now. Better to lose it than to free that.
+            return 0;
+        };
+        let (offset, bytes) = (record.offset(), self.pool.block_size(record.bytes()));
+        if self.counters.is_counting() && record.stamp() < self.stamps.first() {
             self.counters.departed(offset, bytes);
         }
         self.pool.retire(offset, bytes, guard);

@@ -18,6 +18,8 @@ use crate::{Result, Store};
 
 /// Records that a sweep fetches ahead.
 const SWEEP_BATCH: usize = 64;
+/// How long a mutation that lacks space waits for a sweep to find some.
+const SWEEP_WAIT: Duration = Duration::from_secs(2);
 /// Shortest time between two purges of expired records.
 const PURGE_PAUSE: Duration = Duration::from_secs(60);
 /// A purge takes at most about one part in this many of the time.
@@ -54,6 +56,9 @@ impl std::fmt::Display for SweepState {
 /// State of the upkeep of one store.
 pub(crate) struct Upkeep {
     sweep: Mutex<SweepState>,
+    swept: Condvar,
+    /// Whether a thread in the background sweeps as soon as it can.
+    kept: AtomicBool,
     /// Held by whoever sweeps.
     sweeping: Mutex<()>,
     stop: AtomicBool,
@@ -72,6 +77,8 @@ impl Upkeep {
             } else {
                 SweepState::NotNeeded
             }),
+            swept: Condvar::new(),
+            kept: AtomicBool::new(false),
             sweeping: Mutex::new(()),
             stop: AtomicBool::new(false),
             purge: Mutex::new(false),
@@ -93,6 +100,25 @@ impl Upkeep {
 
     fn set_sweep_state(&self, state: SweepState) {
         *self.sweep.lock().expect("no panics while held") = state;
+        self.swept.notify_all();
+    }
+
+    /// A thread in the background is being started.
+    pub(crate) fn set_kept(&self) {
+        self.kept.store(true, Relaxed);
+    }
+
+    /// Gives a sweep in the background some time to end.
+    #[cold]
+    pub(crate) fn wait_for_sweep(&self) {
+        let ahead = |state: &mut SweepState| match state {
+            SweepState::Pending => self.kept.load(Relaxed) && !self.is_stopping(),
+            state => *state == SweepState::Running,
+        };
+        let state = self.sweep.lock().expect("no panics while held");
+        // Not for ever: the sweep itself may be waiting for a reader of the calling thread.
+        let waited = self.swept.wait_timeout_while(state, SWEEP_WAIT, ahead);
+        drop(waited.expect("no panics while held"));
     }
 
     /// Ends all upkeep soon.

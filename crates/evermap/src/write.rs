@@ -1,19 +1,12 @@
 //! Mutations.
 
 use evermap_index::Intent;
+use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
 use crate::record::Record;
 use crate::store::Verdict;
 use crate::{Edit, Item, Meta, Outcome, Result, Store};
-
-/// What [`Store::modify`] found before it asked what to do.
-struct Seen {
-    word: u64,
-    cas: u64,
-    control: u64,
-    flags: u32,
-}
 
 impl<M: Medium> Store<M> {
     /// Binds `key` to `value`, whatever was there. Expected O(1).
@@ -116,6 +109,17 @@ impl<M: Medium> Store<M> {
         allowed: impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
         let key = self.key(key)?;
+        self.with_space(|| self.try_store(key, value, meta, intent, &allowed))
+    }
+
+    fn try_store(
+        &self,
+        key: BytesRef<'_>,
+        value: &[u8],
+        meta: Meta,
+        intent: Intent,
+        allowed: &impl Fn(Option<u64>) -> bool,
+    ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         let draft = self.draft(key, value, meta)?;
         let mut found = None;
@@ -233,7 +237,7 @@ impl<M: Medium> Store<M> {
 
     fn touch_under<'g>(
         &'g self,
-        key: evermap_index::key::BytesRef<'_>,
+        key: BytesRef<'_>,
         expires_at: u32,
         guard: &'g evermap_pm::Guard<'_>,
     ) -> Result<Option<Record<'g, M>>> {
@@ -278,62 +282,61 @@ impl<M: Medium> Store<M> {
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Outcome> {
         let key = self.key(key)?;
-        let mut value = Vec::new();
-        loop {
-            // The guard keeps the record that was seen from being reused, so that its word means the same
-            // record as long as it is compared.
-            let guard = self.enter_writing()?;
-            let seen = match self.find(key, &guard)? {
-                None => None,
-                Some((record, _)) => {
-                    value.clear();
-                    self.copy(key.bytes, &record, &mut value)?;
-                    Some(Seen {
-                        word: record.word(),
-                        cas: record.stamp(),
-                        control: record.control(),
-                        flags: record.flags(),
-                    })
+        self.with_space(|| {
+            loop {
+                if let Some(outcome) = self.try_modify(key, &mut edit)? {
+                    return Ok(outcome);
                 }
-            };
-            let item = seen.as_ref().map(|seen| Item {
-                key: key.bytes,
-                value: &value,
-                flags: seen.flags,
-                cas: seen.cas,
-                expires_at: seen.control as u32,
-            });
-            let kept =
-                seen.as_ref().map_or(Outcome::Absent, |seen| Outcome::Kept { cas: seen.cas });
-            let flags = seen.as_ref().map_or(0, |seen| seen.flags);
-            let edit = edit(item);
-            let (new, meta, keeps_expiry) = match &edit {
-                Edit::Keep => return Ok(kept),
-                Edit::Remove if seen.is_none() => return Ok(Outcome::Absent),
-                Edit::Remove => (None, Meta::default(), false),
-                Edit::Value(new) => (Some(new), Meta { flags, expires_at: 0 }, true),
-                Edit::Record(new, meta) => (Some(new), *meta, false),
-            };
-            let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
-            let mut done = false;
-            self.commit(key, Intent::MayInsert, &guard, draft.as_ref(), &mut |live| {
-                done = live.map(|record| record.word()) == seen.as_ref().map(|seen| seen.word);
-                match (done, live) {
-                    (false, _) => Verdict::Keep,
-                    (true, _) if draft.is_none() => Verdict::Remove,
-                    // The expiry may have been touched since it was seen: what is there now counts.
-                    (true, Some(record)) if keeps_expiry => Verdict::PublishWith(record.control()),
-                    (true, _) => Verdict::Publish,
-                }
-            })?;
-            if done {
-                return Ok(match (&seen, &draft) {
-                    (_, None) => Outcome::Removed,
-                    (None, Some(draft)) => Outcome::Inserted { cas: draft.stamp() },
-                    (Some(_), Some(draft)) => Outcome::Updated { cas: draft.stamp() },
-                });
             }
-        }
+        })
+    }
+
+    /// One round of [`modify`](Store::modify); nothing if another thread was faster.
+    fn try_modify(
+        &self,
+        key: BytesRef<'_>,
+        edit: &mut impl FnMut(Option<Item<'_>>) -> Edit,
+    ) -> Result<Option<Outcome>> {
+        // The guard keeps the record that was seen from being reused, so that its word means the same
+        // record as long as it is compared.
+        let guard = self.enter_writing()?;
+        let mut value = Vec::new();
+        let seen = match self.find(key, &guard)? {
+            None => None,
+            Some((record, expires_at)) => {
+                self.copy(key.bytes, &record, &mut value)?;
+                Some((record.word(), record.item(key.bytes, &value, expires_at)))
+            }
+        };
+        let cas = seen.map(|(_, item)| item.cas);
+        let edit = edit(seen.map(|(_, item)| item));
+        let flags = seen.map_or(0, |(_, item)| item.flags);
+        let (new, meta, keeps_expiry) = match &edit {
+            Edit::Keep => {
+                return Ok(Some(cas.map_or(Outcome::Absent, |cas| Outcome::Kept { cas })));
+            }
+            Edit::Remove if cas.is_none() => return Ok(Some(Outcome::Absent)),
+            Edit::Remove => (None, Meta::default(), false),
+            Edit::Value(new) => (Some(new), Meta { flags, expires_at: 0 }, true),
+            Edit::Record(new, meta) => (Some(new), *meta, false),
+        };
+        let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
+        let mut done = false;
+        self.commit(key, Intent::MayInsert, &guard, draft.as_ref(), &mut |live| {
+            done = live.map(|record| record.word()) == seen.map(|(word, _)| word);
+            match (done, live) {
+                (false, _) => Verdict::Keep,
+                (true, _) if draft.is_none() => Verdict::Remove,
+                // The expiry may have been touched since it was seen: what is there now counts.
+                (true, Some(record)) if keeps_expiry => Verdict::PublishWith(record.control()),
+                (true, _) => Verdict::Publish,
+            }
+        })?;
+        Ok(done.then(|| match (cas, draft) {
+            (_, None) => Outcome::Removed,
+            (None, Some(draft)) => Outcome::Inserted { cas: draft.stamp() },
+            (Some(_), Some(draft)) => Outcome::Updated { cas: draft.stamp() },
+        }))
     }
 
     /// Makes everything absent that was stored so far: at once, or at the first operation at or after `at`

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use evermap_pm::{Medium, PmU64};
 
+use super::hooked::{Budget, Hooked};
 use super::keys::Numbered;
-use super::limited::Limited;
 use super::model::panicked;
 use super::persistence::{
     PoolInstance, PoolSubject, image, open, restore, small_pool, spread_keys,
@@ -125,26 +125,27 @@ fn exercise<K: Numbered, P: PoolSubject<K>>(
     budget: u64,
 ) -> Result<Effort, String> {
     let capacity = patient.image.len() as u64 * 8 + (1 << 20);
-    let medium = Limited::reserve(capacity, budget).map_err(|error| error.to_string())?;
+    let medium = Hooked::reserve(capacity, Budget::new(budget, capacity))
+        .map_err(|error| error.to_string())?;
     restore(&medium, &patient.image).map_err(|error| error.to_string())?;
     if let Some(wound) = wound {
         let cell = medium.at::<PmU64>(wound.offset).expect("inside the image");
         medium.store(cell, wound.value);
     }
-    medium.forget_effort();
+    medium.hook.reset();
     let instance = match open::<K, P, _>(medium) {
         Ok(instance) => instance,
         Err(error) if wound.is_none() => return Err(error.to_string()),
         Err(_) => return Ok(Effort::default()),
     };
     operate::<K, _>(&instance, patient, wound.is_none())?;
-    let medium = instance.pool.medium();
-    Ok(Effort { steps: medium.steps(), loaded: medium.loaded() })
+    let hook = &instance.pool.medium().hook;
+    Ok(Effort { steps: hook.steps(), loaded: hook.loaded() })
 }
 
 /// Every operation, on the keys in the pool and on others. Answers are judged as far as they can be.
-fn operate<K: Numbered, I: Index<K> + Persistent<Limited>>(
-    instance: &PoolInstance<Limited, I>,
+fn operate<K: Numbered, I: Index<K> + Persistent<Hooked<Budget>>>(
+    instance: &PoolInstance<Hooked<Budget>, I>,
     patient: &Patient,
     undamaged: bool,
 ) -> Result<(), String> {

@@ -105,6 +105,8 @@ struct Extent {
     noted: Vec<u32>,
     /// Open: whether a list of extents with room names it.
     listed: bool,
+    /// Whether this opener put it to use, so that all its space is known to be set aside.
+    claimed: bool,
 }
 
 impl Extent {
@@ -116,6 +118,7 @@ impl Extent {
         bits: Vec::new(),
         noted: Vec::new(),
         listed: false,
+        claimed: false,
     };
 
     /// Starts a life as `used`, with no block taken.
@@ -131,6 +134,7 @@ impl Extent {
         self.bits = vec![0; self.blocks.div_ceil(64) as usize];
         self.noted = Vec::new();
         self.listed = false;
+        self.claimed = life == Life::Open;
     }
 
     /// Bits of word `index` that stand for blocks.
@@ -186,8 +190,8 @@ struct Shared {
     partial: BTreeMap<u64, Vec<u64>>,
     /// Extents in use for nothing.
     free: BTreeSet<u64>,
-    /// Free extents whose memory was given back.
-    discarded: BTreeSet<u64>,
+    /// Free extents whose space was given back, or may have been by an earlier opener: to be claimed before use.
+    unclaimed: BTreeSet<u64>,
     /// Extents from here on were never used.
     frontier: u64,
     /// Hands of sizes that are no class.
@@ -241,7 +245,7 @@ impl<M: Medium> Heap<M> {
             shared: Mutex::new(Shared {
                 partial: BTreeMap::new(),
                 free: BTreeSet::new(),
-                discarded: BTreeSet::new(),
+                unclaimed: BTreeSet::new(),
                 frontier: 0,
                 exact: BTreeMap::new(),
             }),
@@ -412,10 +416,10 @@ impl<M: Medium> Heap<M> {
         let shared = &mut *hold(&self.shared);
         if let Some(first) = run_of(&shared.free, count) {
             for index in first..first + count {
-                if shared.discarded.contains(&index) {
+                if shared.unclaimed.contains(&index) {
                     let start = self.region.extent_offset(index);
                     self.region.medium().claim(start..start + self.region.extent_size())?;
-                    shared.discarded.remove(&index);
+                    shared.unclaimed.remove(&index);
                 }
             }
             for index in first..first + count {
@@ -515,22 +519,26 @@ impl<M: Medium> Heap<M> {
                 self.extents.hold(tail).life = Life::Free;
             }
             extent.life = Life::Free;
-            self.offer_extents(index, count);
+            self.offer_extents(index, count, extent.claimed);
         } else if let (false, Use::Blocks(size)) = (extent.listed, extent.used) {
             extent.listed = true;
             hold(&self.shared).partial.entry(size).or_default().push(index);
         }
     }
 
-    fn offer_extents(&self, first: u64, count: u64) {
+    fn offer_extents(&self, first: u64, count: u64, claimed: bool) {
         let shared = &mut *hold(&self.shared);
         for index in first..first + count {
             shared.free.insert(index);
+            if !claimed {
+                shared.unclaimed.insert(index);
+                continue;
+            }
             let keep = FREE_EXTENTS_KEPT.max(shared.frontier as usize / 16);
-            if shared.free.len() - shared.discarded.len() > keep {
+            if shared.free.len() - shared.unclaimed.len() > keep {
                 let start = self.region.extent_offset(index);
                 self.region.medium().discard(start..start + self.region.extent_size());
-                shared.discarded.insert(index);
+                shared.unclaimed.insert(index);
             }
         }
     }
@@ -610,7 +618,7 @@ impl<M: Medium> Heap<M> {
             Use::Tail => {}
             Use::Unused => {
                 extent.life = Life::Free;
-                self.offer_extents(index, 1);
+                self.offer_extents(index, 1, false);
             }
             Use::Blocks(_) | Use::Large(_) => {
                 extent.life = Life::Open;

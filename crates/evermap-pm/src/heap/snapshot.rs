@@ -119,7 +119,7 @@ impl<M: Medium> Heap<M> {
                 }
                 None => {
                     extent.life = Life::Free;
-                    self.offer_extents(index as u64, 1);
+                    self.offer_extents(index as u64, 1, false);
                 }
             }
         }

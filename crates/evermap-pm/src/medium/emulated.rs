@@ -1,15 +1,4 @@
 //! A medium slowed down to the speed of persistent memory.
-//!
-//! Two delays stand for the device, as is usual in the field:
-//!
-//! * **persist**: a fence that ends at least one flush of its thread lasts at least `persist_ns`, the work
-//!   of the medium inside included. Flushes before the same fence overlap, as they do on hardware.
-//! * **read**: a line that the thread's cache does not hold is there `read_ns` after its load or prefetch
-//!   began; a load waits for it, a prefetch does not. The cache is a model: 512 lines per thread, each
-//!   with one possible place (32 KiB, as a first level has), and no end to how many may be under way.
-//!   Stores and swaps take their line at no cost: a store buffer hides it.
-//!
-//! Delays are spun, so a slowed thread keeps its processor, as a stalled one does.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -25,11 +14,18 @@ use crate::{PmU64, Result};
 /// Lines in the model of a thread's cache.
 const CACHED_LINES: usize = 512;
 
-/// Delays the persists and reads of another medium, so that a program meets the costs of persistent
-/// memory on a machine without any.
+/// Delays another medium, so that a program meets the costs of persistent memory on a machine without.
 ///
-/// A fence after a flush lasts at least `persist_ns`; a load from outside a small per-thread cache waits
-/// `read_ns`, less what a prefetch saved.
+/// Two delays stand for the device, as is usual in the field:
+///
+/// * **persist**: a fence that ends at least one flush of its thread lasts at least `persist_ns`, the work
+///   of the medium inside included. Flushes before the same fence overlap, as they do on hardware.
+/// * **read**: a line that the thread's cache does not hold is there `read_ns` after its load or prefetch
+///   began; a load waits for it, a prefetch does not. The cache is a model: 512 lines per thread, each
+///   with one possible place (32 KiB, as a first level has), and no end to how many may be under way.
+///   Stores and swaps take their line at no cost: a store buffer hides it.
+///
+/// Delays are spun, so a slowed thread keeps its processor, as a stalled one does.
 pub struct Emulated<M: Medium> {
     inner: M,
     persist_ticks: u64,

@@ -1,7 +1,7 @@
 //! Runs a structure, crashes it everywhere, and crashes its recovery too.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,21 +16,25 @@ use super::trace::{Event, Record, Trace};
 /// Must be deterministic: the same seed, or the same memory, must lead to the same accesses. A workload
 /// with several free-running threads still works, but its violations may not replay.
 pub trait Subject {
-    /// What the users of the structure asked and were told: usually a [`MapHistory`](super::oracle::MapHistory).
+    /// What the users of the structure asked and were told: usually a
+    /// [`MapHistory`](super::oracle::MapHistory).
     type History;
 
     /// The open structure. It may own a clone of the medium.
     type Live;
 
-    /// Builds the structure on the empty medium `sim` and runs the workload of `seed`, noting the begin and the end of every operation.
-    /// Crashes happen from the first access on, unless it calls [`Sim::checkpoint`] later.
+    /// Builds the structure on the empty medium `sim` and runs the workload of `seed`, noting the begin and
+    /// the end of every operation. Crashes happen from the first access on, unless it calls
+    /// [`Sim::checkpoint`] later.
     ///
     /// # Errors
     /// Whatever goes wrong without a crash, in words.
     fn run(&self, sim: &Sim, seed: u64) -> Result<Self::History, String>;
 
-    /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds what
-    /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there may be nothing to open.
+    /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds
+    /// what
+    /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there
+    /// may be nothing to open.
     ///
     /// # Errors
     /// What is wrong, in words. A panic counts as well.
@@ -41,8 +45,9 @@ pub trait Subject {
         point: &CrashPoint,
     ) -> Result<Self::Live, String>;
 
-    /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history since
-    /// recovery, which begins with the state that was found then; its operations are numbered from zero again.
+    /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history
+    /// since recovery, which begins with the state that was found then; its operations are numbered from
+    /// zero again.
     ///
     /// # Errors
     /// What is wrong, in words. A panic counts as well.
@@ -74,8 +79,8 @@ pub struct Config {
     pub mutation: Option<Mutation>,
 }
 
-/// Which recoveries to crash in turn: the first eight of each shape (the call sites of its stores, flushes and
-/// fences), and a sample of the rest.
+/// Which recoveries to crash in turn: the first eight of each shape (the call sites of their stores,
+/// flushes and fences, whatever the order), and a sample of the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested {
     /// How many crashes may follow on the first.
@@ -84,6 +89,8 @@ pub struct Nested {
     pub per_point: u64,
     /// One in so many recoveries of a known shape.
     pub every: u64,
+    /// Crash points after each recovery, in the probe.
+    pub probe_points: u64,
 }
 
 impl Default for Config {
@@ -91,7 +98,7 @@ impl Default for Config {
         Config {
             capacity: 256 << 10,
             images: ImageConfig::default(),
-            nested: Nested { depth: 1, per_point: 4, every: 64 },
+            nested: Nested { depth: 1, per_point: 4, every: 64, probe_points: 16 },
             max_images: 100_000,
             max_failed: 4,
             steps: 1_000_000,
@@ -106,6 +113,8 @@ const FIRST_OF_SHAPE: u64 = 8;
 const TOGETHER: usize = 64;
 
 /// Runs the workloads of `seeds` and verifies the structure after every crash.
+///
+/// Panics of the subject are caught and reported; the process's panic hook sees them first.
 pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
     for seed in seeds {
@@ -214,17 +223,18 @@ impl<'l, H> Level<'l, H> {
     /// what the recovered structure has shown, and what it did since.
     fn owed<'p>(&'p self, point: &'p CrashPoint) -> Owed<'p, H> {
         match self.recovery {
-            Some((complete, owed)) if point.record() <= complete => {
+            Some((_, owed)) if !self.is_after_recovery(point) => {
                 Owed { history: owed.history, point: owed.point, id: owed.id }
             }
             _ => {
-                let id = fold(fold(self.id, point.begun()), point.ended());
+                let id = fold(self.id, point.promises());
                 Owed { history: self.history, point, id }
             }
         }
     }
 
-    /// The same for all images of one point, so that images which differ only where nothing reads behave alike.
+    /// The same for all images of one point, so that images which differ only where nothing reads behave
+    /// alike.
     fn probe_seed(&self, point: &CrashPoint) -> u64 {
         fold(self.probe_seed, point.record() as u64)
     }
@@ -234,12 +244,17 @@ impl<'l, H> Level<'l, H> {
         self.path.iter().chain([step]).cloned().collect()
     }
 
+    /// Whether a crash at `point` hits the probe after a recovery.
+    fn is_after_recovery(&self, point: &CrashPoint) -> bool {
+        self.recovery.is_some_and(|(complete, _)| point.record() > complete)
+    }
+
     /// What was running when the crash at `point` came, for the story.
     fn phase(&self, point: &CrashPoint) -> &'static str {
         match self.recovery {
             None => "",
-            Some((complete, _)) if point.record() <= complete => "while recovering: ",
-            Some(_) => "after recovering: ",
+            Some(_) if self.is_after_recovery(point) => "after recovering: ",
+            Some(_) => "while recovering: ",
         }
     }
 }
@@ -362,7 +377,8 @@ impl Sandbox {
 
 /// Which choices at one crash point are known to make no difference.
 ///
-/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they hold.
+/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they
+/// hold.
 #[derive(Default)]
 struct ReadFilter {
     record: usize,
@@ -460,7 +476,14 @@ impl<'r, S: Subject> Run<'r, S> {
         let mut seen = std::mem::take(&mut self.seen);
         let (mut filter, mut chosen) = (ReadFilter::default(), Vec::new());
         let owed = |point: &CrashPoint| level.owed(point).id;
+        let mut probed = BTreeSet::new();
         let stats = explore(level.trace, images, &mut seen, &owed, &mut |image| {
+            if level.is_after_recovery(image.point) {
+                probed.insert(image.point.record());
+                if probed.len() as u64 > self.campaign.config.nested.probe_points {
+                    return ControlFlow::Break(());
+                }
+            }
             self.visit(level, image, &mut filter, &mut chosen)
         });
         self.seen = seen;
@@ -602,13 +625,12 @@ impl<'r, S: Subject> Run<'r, S> {
     }
 }
 
-/// Hashes where the records come from.
+/// Hashes the set of places that the records come from.
 fn shape(records: &[Record]) -> u64 {
     let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
-    changes.fold(0, |hash, record| {
-        let (line, column) = (record.site.line(), record.site.column());
-        fold(hash, u64::from(line) << 32 | u64::from(column))
-    })
+    let sites =
+        changes.map(|record| u64::from(record.site.line()) << 32 | u64::from(record.site.column()));
+    sites.collect::<BTreeSet<_>>().into_iter().fold(0, fold)
 }
 
 /// Runs `code`; a panic in it is an error in words.

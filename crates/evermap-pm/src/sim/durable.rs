@@ -12,10 +12,12 @@ use crate::medium::LINE;
 /// every other granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
-    /// Power loss with volatile caches. A granule is a 64-byte line. A flush captures what its lines hold; the
-    /// same thread's next fence makes that durable. Any line may also be written back at any other time.
+    /// Power loss with volatile caches. A granule is a 64-byte line. A flush captures what its lines hold;
+    /// the same thread's next fence makes that durable. Any line may also be written back at any other
+    /// time.
     Adr,
-    /// Death of the process. One granule: everything stored so far is there, so crashes happen after every store.
+    /// Death of the process. One granule: everything stored so far is there, so crashes happen after every
+    /// store.
     ProcessDeath,
     /// Power loss above the kernel's page cache. Only a sync makes anything durable.
     PageCache {
@@ -29,8 +31,8 @@ pub enum Model {
 pub enum Length {
     /// Growth is durable when it returns.
     AtOnce,
-    /// Growth is durable at the next sync; until then the length may be any that the file has had since the last one,
-    /// and what was stored beyond it is lost.
+    /// Growth is durable at the next sync; until then the length may be any that the file has had since the
+    /// last one, and what was stored beyond it is lost.
     Lags,
 }
 
@@ -41,7 +43,8 @@ pub(crate) struct Entry {
     pub(crate) record: u32,
     /// Index of the first word in the trace.
     pub(crate) first: u32,
-    /// Which of the eight words from `first` belong to this and change anything. Zero if the store changed nothing.
+    /// Which of the eight words from `first` belong to this and change anything. Zero if the store changed
+    /// nothing.
     pub(crate) mask: u8,
     /// Whether it need not persist.
     pub(crate) transient: bool,

@@ -23,8 +23,8 @@ pub struct ImageConfig {
     /// What becomes of the file's length.
     pub length: Length,
     /// Most images at one point. Where there are no more than that, each is built. Else granules with nothing
-    /// but transient stores are varied less: all newest, all oldest, mixed. Where even the combinations of the
-    /// other granules are too many, it is a choice that finds what the loss or the survival of any one
+    /// but transient stores are varied less: all newest, all oldest, mixed. Where even the combinations of
+    /// the other granules are too many, it is a choice that finds what the loss or the survival of any one
     /// granule can break.
     pub per_point: u64,
     /// Random images at a point that has more than `per_point`.
@@ -109,7 +109,8 @@ impl CrashPoint {
         self.ended_before(number, self.synced)
     }
 
-    /// Whether operation `number` had begun but was not acknowledged: its effect may be there, wholly or not at all.
+    /// Whether operation `number` had begun but was not acknowledged: its effect may be there, wholly or
+    /// not at all.
     pub fn in_flight(&self, number: u64) -> bool {
         self.op(number).is_some() && !self.completed(number)
     }
@@ -118,6 +119,11 @@ impl CrashPoint {
     pub fn ops_in_flight(&self) -> impl Iterator<Item = &Op> {
         let begun = self.ops.list.iter().take_while(|op| op.begin < self.record);
         begun.filter(|op| !self.completed(op.number))
+    }
+
+    /// Differs where what was promised differs.
+    pub(crate) fn promises(&self) -> u64 {
+        fold(fold(self.begun, self.ended), self.synced as u64)
     }
 
     fn ended_before(&self, number: u64, record: usize) -> bool {
@@ -246,7 +252,8 @@ impl Choice {
         Choice { taken: entries.len() as u32, partial: 0 }
     }
 
-    /// A uniform choice would hardly ever be none or all where a granule has many stores: these get a third each.
+    /// A uniform choice would hardly ever be none or all where a granule has many stores: these get a third
+    /// each.
     fn random(entries: &[Entry], rng: &mut Rng) -> Self {
         match rng.below(3) {
             0 => Choice::default(),
@@ -276,7 +283,6 @@ fn deposit(mut bits: u8, mask: u8) -> u8 {
 }
 
 /// An image under construction.
-#[derive(Default)]
 struct Canvas {
     bytes: Vec<u8>,
     len: u64,
@@ -710,18 +716,19 @@ pub(crate) fn fair_share(trace: &Trace, config: &ImageConfig, budget: u64) -> u6
 
 /// Shows `visit` the possible images at every crash point of `trace`, each once for the same obligations.
 ///
-/// Stops early when `visit` answers `Break`. Deterministic: the same trace and configuration show the same images.
+/// Stops early when `visit` answers `Break`. Deterministic: the same trace and configuration show the same
+/// images.
 pub fn for_each_image(
     trace: &Trace,
     config: &ImageConfig,
     mut visit: impl FnMut(&Image<'_>) -> ControlFlow<()>,
 ) -> ImageStats {
     let mut seen = HashSet::new();
-    let obligations = |point: &CrashPoint| fold(point.begun, point.ended);
-    explore(trace, config, &mut seen, &obligations, &mut visit)
+    explore(trace, config, &mut seen, &CrashPoint::promises, &mut visit)
 }
 
-/// [`for_each_image`] with a memory of its own of what was seen, for the obligations that `obligations` tells apart.
+/// [`for_each_image`] with a memory of its own of what was seen, for the obligations that `obligations`
+/// tells apart.
 pub(crate) fn explore(
     trace: &Trace,
     config: &ImageConfig,

@@ -27,8 +27,9 @@ pub enum Mutation {
 
 /// Memory that remembers every store, flush and fence, so that all crash states can be derived afterwards.
 ///
-/// A handle: clones share the memory and the recording, so a structure can own one while its tester keeps another. Stores happen under one
-/// lock, in the order in which they are recorded; loads take no lock. An access outside the medium panics.
+/// A handle: clones share the memory and the recording, so a structure can own one while its tester keeps
+/// another. Stores happen under one lock, in the order in which they are recorded; loads take no lock. An
+/// access outside the medium panics.
 ///
 /// It records from the beginning; [`pause`](Sim::pause) and [`checkpoint`](Sim::checkpoint) leave out
 /// what is not worth crashing.
@@ -120,7 +121,8 @@ impl Log {
 }
 
 impl Sim {
-    /// An empty medium that can [`grow`](Medium::grow) to `capacity` bytes. Keep it small, a few hundred KiB: images are of this size.
+    /// An empty medium that can [`grow`](Medium::grow) to `capacity` bytes. Keep it small, a few hundred
+    /// KiB: images are of this size.
     ///
     /// # Errors
     /// Those of [`Dram::reserve`].
@@ -141,7 +143,8 @@ impl Sim {
     /// A medium that holds `image`, as after a crash, and records what recovery does with it.
     ///
     /// # Errors
-    /// `Config` if the image is longer than `capacity` or not a multiple of 4096 bytes; those of [`Dram::reserve`].
+    /// `Config` if the image is longer than `capacity` or not a multiple of 4096 bytes; those of
+    /// [`Dram::reserve`].
     pub fn from_image(image: &[u8], capacity: u64) -> Result<Self> {
         if image.len() as u64 > capacity || !image.len().is_multiple_of(4096) {
             let what = format!("an image of {} bytes for a capacity of {capacity}", image.len());
@@ -220,7 +223,8 @@ impl Sim {
         visit(&self.log().records)
     }
 
-    /// Turns the medium into the one that [`from_image`](Sim::from_image) would make of `image`, reusing its memory.
+    /// Turns the medium into the one that [`from_image`](Sim::from_image) would make of `image`, reusing
+    /// its memory.
     /// `changed` lists every offset where `image` may differ from what this medium was made of; without
     /// it everything is copied. Returns whether that was possible: not while another handle lives.
     pub(crate) fn reload(&mut self, image: &[u8], changed: Option<&[u64]>) -> bool {

@@ -11,8 +11,8 @@
 //!   recoveries in turn. It reports violations in words, with a [`Replay`] to see each again.
 //! * [`oracle`] knows what a map may hold after a crash.
 //! * [`detect`] finds mistakes and waste that show without any crash.
-//! * A [`Mutation`] drops or delays a flush or a fence: whoever tests a structure should see that dropping any
-//!   one of them is noticed.
+//! * A [`Mutation`] drops or delays a flush or a fence: whoever tests a structure should see that dropping
+//!   any one of them is noticed.
 //!
 //! What the simulator assumes: accesses of all threads happen one after the other, in some order that each
 //! agrees with (a weaker memory is the business of other tools); read-modify-writes are no fences; a word of

@@ -154,7 +154,8 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         }
     }
 
-    /// The states in which a crash at `point` may leave `key`. Empty if what the operations answered is impossible already.
+    /// The states in which a crash at `point` may leave `key`. Empty if what the operations answered is
+    /// impossible already.
     pub fn allowed(&self, key: &K, point: &CrashPoint) -> BTreeSet<Option<u64>> {
         let calls = self.calls();
         let list = calls.by_key.get(key).map_or(&[][..], |list| list);

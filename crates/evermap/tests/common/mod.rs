@@ -1,6 +1,8 @@
 //! What several test programs share.
 #![allow(dead_code, unreachable_pub)] // every program uses a part of it
 
+pub mod child;
+
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;

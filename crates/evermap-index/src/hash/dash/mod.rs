@@ -15,7 +15,7 @@
 //!
 //! * **One version word a lookup.** Every change to a record is made under the lock of its home bucket, so
 //!   readers validate that alone, and skip the next bucket when the home bucket's filter says so.
-//! * **Home first.** The home bucket is filled to six sevenths before the next one is used.
+//! * **Home first.** The home bucket is filled to four sevenths before the next one is used.
 //! * **Splits are committed by the directory** and never redone. No persistent word names an uncommitted
 //!   segment; moved records are cleared after the commit. The paper's protocol needs a state machine and a redo,
 //!   in which its code loses data (see `recover`).
@@ -151,7 +151,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     fn count_merge(&self) {
-        self.segments.fetch_sub(1, Ordering::Relaxed);
+        // An estimate until everything was visited: more may be merged away than it counts.
+        let less = |segments: u64| Some(segments.saturating_sub(1));
+        let _ = self.segments.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         self.merges.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -338,7 +340,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         for (probe, &key) in probes.iter_mut().zip(keys) {
             let new = Probe::new(key, self.seed);
             let found = self.directory.find(new.hash)?;
-            m.prefetch(found.segment + Self::bucket_offset(Self::home_of(new.hash)));
+            // A hint only: whether there is a segment is checked below.
+            let bucket = Self::bucket_offset(Self::home_of(new.hash));
+            m.prefetch(found.segment.wrapping_add(bucket));
             *probe = Some((new, found));
         }
         for (probe, found) in probes.iter().flatten() {
@@ -646,7 +650,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
 
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
-        visitor.block(self.directory.block());
+        {
+            // A directory that is replaced meanwhile must stay what it is while the visitor looks at it.
+            let _guard = self.pool.pin();
+            visitor.block(self.directory.block());
+        }
         let mut segments = 0;
         let visited = self.walk(
             |offset, segment, from| {

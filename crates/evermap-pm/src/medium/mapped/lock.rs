@@ -19,7 +19,8 @@ use crate::{Error, ErrorKind, Result};
 /// The byte that the writer locks.
 const WRITER_BYTE: i64 = 1 << 62;
 
-/// How long a living holder may take to leave: one that was told to stop is often just closing.
+/// How long a living holder may take to leave: one that was told to stop is often just closing, and one
+/// that has closed may just have forked a child, which keeps the lock until it calls exec.
 const ALIVE_WAIT: Duration = Duration::from_millis(100);
 
 /// Takes the writer's lock, waiting up to `wait` for a holder that is dying.

@@ -2,10 +2,6 @@
 //!
 //! The address space is reserved once, so that the base never moves; the file grows inside it, and every
 //! page is set aside in the file system before it may be touched. One writer opens a file at a time.
-//!
-//! What is *not* guarded against: another program that cuts the file off or writes into it, a bad sector,
-//! and on xfs a reflink copy of the file, whose pages need new space when they are next stored to. All
-//! but the second program's writes raise SIGBUS; [`describe_address`] names the place.
 
 use std::fmt;
 use std::ops::Range;
@@ -131,6 +127,14 @@ impl Default for MappedOptions {
 }
 
 /// A file mapped into memory, held by one writer; or anonymous memory with the same interface.
+///
+/// The address space is reserved once, so that the base never moves; the file grows inside it, and every
+/// page is set aside in the file system before it may be touched. What is *not* guarded against: another
+/// program that cuts the file off or writes into it, a bad sector, and on xfs a reflink copy of the file,
+/// whose pages need new space when they are next stored to. All but foreign writes raise SIGBUS;
+/// [`describe_address`] names the place. On a disk the kernel writes changed pages back at any moment, in
+/// any order: what survives the machine is only what a [`sync`](Medium::sync) has covered with nothing
+/// stored since, or what a DAX file holds.
 ///
 /// Dropping it neither syncs nor shortens the file. A forked child inherits the mapping and, as long as
 /// it lives, keeps the writer's lock: see [`ForkDetector`](crate::fork::ForkDetector).
@@ -398,5 +402,27 @@ unsafe impl Medium for Mapped {
         } else {
             flush::fence();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a machine with persistent memory the check of its regions passes, and this one must not.
+    #[test]
+    fn a_file_outside_persistent_memory_cannot_be_mapped_as_such() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("file");
+        let file = File::open(&path, true, Duration::ZERO).unwrap();
+        for flush in [FlushKind::Adr, FlushKind::Eadr] {
+            let options = MappedOptions { flush, ..MappedOptions::default() };
+            let error = map_file(&file, 0, &options).map(|_| ()).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Config(why) if why.contains("refused MAP_SYNC")),
+                "{error}"
+            );
+        }
+        map_file(&file, 0, &MappedOptions::default()).map(|_| ()).unwrap();
     }
 }

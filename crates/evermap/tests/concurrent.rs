@@ -1,0 +1,341 @@
+//! Several threads at once.
+
+mod common;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread;
+
+use common::{Kept, Random, is_value_of, value_of};
+use evermap::{Edit, Error, Evermap, Meta, Options, Outcome};
+
+fn small_extents() -> Options {
+    Options::new().capacity(256 << 20).extent_size(64 << 10)
+}
+
+fn number(value: &[u8]) -> u64 {
+    u64::from_le_bytes(value.try_into().expect("eight bytes"))
+}
+
+/// Nothing is lost and nothing invented: increments by `modify` and by `compare_exchange`, and transfers.
+#[test]
+fn increments_are_conserved() {
+    const KEYS: u64 = 8;
+    const ROUNDS: u64 = 8_000;
+    let map = Evermap::open("", Options::volatile()).unwrap();
+    let ids = std::sync::Mutex::new(HashSet::new());
+    thread::scope(|threads| {
+        for me in 0..4u64 {
+            let (map, ids) = (&map, &ids);
+            threads.spawn(move || {
+                let mut random = Random::new(me);
+                let mut mine = Vec::new();
+                for _ in 0..ROUNDS {
+                    let key = random.below(KEYS).to_le_bytes();
+                    if me % 2 == 0 {
+                        let outcome = map.modify(&key, |item| {
+                            let count = item.map_or(0, |item| number(item.value));
+                            Edit::Value((count + 1).to_le_bytes().to_vec())
+                        });
+                        mine.extend(outcome.unwrap().stored());
+                        continue;
+                    }
+                    // The same by hand.
+                    loop {
+                        let seen =
+                            map.get_with(&key, |item| (number(item.value), item.cas)).unwrap();
+                        let meta = Meta::default();
+                        let outcome = match seen {
+                            None => map.insert(&key, &1u64.to_le_bytes(), meta),
+                            Some((count, cas)) => {
+                                map.compare_exchange(&key, cas, &(count + 1).to_le_bytes(), meta)
+                            }
+                        };
+                        if let Some(cas) = outcome.unwrap().stored() {
+                            mine.push(cas);
+                            break;
+                        }
+                    }
+                }
+                let mut ids = ids.lock().unwrap();
+                assert!(
+                    mine.into_iter().all(|cas| ids.insert(cas)),
+                    "a CAS id was given out twice"
+                );
+            });
+        }
+    });
+    let sum: u64 = map.iter().map(|pair| number(&pair.unwrap().1)).sum();
+    assert_eq!(sum, 4 * ROUNDS);
+    assert!(map.check(true).unwrap().is_sound());
+}
+
+/// Whoever reads while values are overwritten, removed and inserted sees whole values of the right key.
+#[test]
+fn readers_see_whole_values() {
+    const KEYS: u64 = 200;
+    let map = Evermap::open("", small_extents().durability(evermap::Durability::Volatile)).unwrap();
+    let done = AtomicBool::new(false);
+    let key_of = |key: u64| format!("key {key}").into_bytes();
+    thread::scope(|threads| {
+        let writers: Vec<_> = (0..2u64)
+            .map(|me| {
+                let map = &map;
+                threads.spawn(move || {
+                    let mut random = Random::new(me);
+                    for _ in 0..60_000 {
+                        let key = key_of(random.below(KEYS));
+                        if random.below(4) == 0 {
+                            map.remove(&key).unwrap();
+                        } else {
+                            let len = random.below(2000) as usize;
+                            map.put(&key, &value_of(&key, random.next(), len)).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for me in 0..3u64 {
+            let (map, done) = (&map, &done);
+            threads.spawn(move || {
+                let keys: Vec<_> = (0..KEYS).map(key_of).collect();
+                let mut random = Random::new(100 + me);
+                while !done.load(SeqCst) {
+                    let key = &keys[random.below(KEYS) as usize];
+                    match me {
+                        0 => assert!(map.get(key).unwrap().is_none_or(|v| is_value_of(key, &v))),
+                        1 => map
+                            .get_many(&keys, |at, item| {
+                                assert!(is_value_of(&keys[at], item.unwrap().value));
+                                true
+                            })
+                            .unwrap(),
+                        _ => {
+                            let reader = map.reader().unwrap();
+                            if let Some(entry) = reader.get(key).unwrap() {
+                                // SAFETY: the store is in memory, and not damaged.
+                                assert!(is_value_of(key, unsafe { entry.bytes() }));
+                            }
+                        }
+                    }
+                }
+            });
+        }
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        done.store(true, SeqCst);
+    });
+    assert_eq!(map.stat().unwrap().damage_met, 0);
+    assert!(map.check(true).unwrap().is_sound());
+}
+
+/// What is there throughout is shown exactly once, however the index changes its shape meanwhile.
+#[test]
+fn iteration_shows_what_stays_exactly_once() {
+    const STABLE: u64 = 3_000;
+    let map = Evermap::open("", small_extents().durability(evermap::Durability::Volatile)).unwrap();
+    let key_of = |kind: &str, key: u64| format!("{kind} {key}").into_bytes();
+    for key in 0..STABLE {
+        map.put(&key_of("stable", key), b"here").unwrap();
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        let (map, done) = (&map, &done);
+        threads.spawn(move || {
+            // Grows to ten times the size and shrinks again: splits, doublings, merges and halvings.
+            while !done.load(SeqCst) {
+                (0..10 * STABLE).for_each(|key| map.put(&key_of("moving", key), b"here").unwrap());
+                (0..10 * STABLE).for_each(|key| {
+                    map.remove(&key_of("moving", key)).unwrap();
+                });
+            }
+        });
+        for round in 0..40 {
+            let mut shown: HashMap<Vec<u8>, u32> = HashMap::new();
+            if round % 2 == 0 {
+                map.for_each(|item| {
+                    let item = item.unwrap();
+                    *shown.entry(item.key.to_vec()).or_default() += 1;
+                    // The callback may use the store.
+                    assert_eq!(
+                        map.get(&key_of("stable", 7)).unwrap().as_deref(),
+                        Some(&b"here"[..])
+                    );
+                    true
+                })
+                .unwrap();
+            } else {
+                map.iter().for_each(|pair| *shown.entry(pair.unwrap().0).or_default() += 1);
+            }
+            assert!(shown.values().all(|&times| times == 1), "a record was shown twice");
+            assert!((0..STABLE).all(|key| shown.contains_key(&key_of("stable", key))));
+        }
+        done.store(true, SeqCst);
+    });
+    assert!(map.stat().unwrap().merges > 0, "the index never shrank");
+    assert!(map.check(true).unwrap().is_sound());
+}
+
+/// What a thread knows of its own keys.
+type Own = BTreeMap<Vec<u8>, u64>;
+
+fn churn(store: &evermap::Store<Kept>, own: &mut Own, me: u64, random: &mut Random) {
+    let key = format!("{me}/{}", random.below(4_000)).into_bytes();
+    match random.below(5) {
+        0 | 1 => {
+            assert_eq!(store.remove(&key).unwrap(), own.remove(&key).is_some());
+        }
+        _ => {
+            let version = random.next();
+            let len = random.below(300) as usize;
+            let outcome =
+                store.put_with(&key, &value_of(&key, version, len), Meta::default()).unwrap();
+            let new = own.insert(key, version).is_none();
+            assert_eq!(matches!(outcome, Outcome::Inserted { .. }), new);
+        }
+    }
+}
+
+/// The sweep after an unclean stop runs beside mutations; afterwards the counts are exact, nothing is lost, and
+/// nothing leaks.
+#[test]
+fn sweeping_under_load_ends_exact() {
+    const THREADS: u64 = 3;
+    for round in 0..6u64 {
+        let memory = Kept::new(256 << 20);
+        let options = small_extents().seed(round);
+        let store = memory.open(&options).unwrap();
+        let mut owns: Vec<Own> = vec![Own::new(); THREADS as usize];
+        for (me, own) in owns.iter_mut().enumerate() {
+            let mut random = Random::new(round * 10 + me as u64);
+            (0..9_000).for_each(|_| churn(&store, own, me as u64, &mut random));
+        }
+        drop(store);
+        let store = memory.open(&options).unwrap();
+        assert!(!store.len().exact);
+        let swept = AtomicBool::new(false);
+        thread::scope(|threads| {
+            let (store, swept) = (&store, &swept);
+            for (me, own) in owns.iter_mut().enumerate() {
+                threads.spawn(move || {
+                    let mut random = Random::new(round * 10 + me as u64 + 5);
+                    let mut after = 0;
+                    // Until the sweep is through, and a little longer: reuse of old blocks begins then.
+                    while after < 2_000 {
+                        churn(store, own, me as u64, &mut random);
+                        after += u64::from(swept.load(SeqCst));
+                    }
+                });
+            }
+            store.recover().unwrap();
+            swept.store(true, SeqCst);
+        });
+        let records: usize = owns.iter().map(Own::len).sum();
+        assert_eq!((store.len().value, store.len().exact), (records as u64, true));
+        for (key, version) in owns.iter().flatten() {
+            let value = store.get(key).unwrap().expect("acknowledged");
+            assert_eq!(value, value_of(key, *version, value.len()));
+        }
+        let report = store.check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+        assert_eq!(report.records, records as u64);
+    }
+}
+
+/// An insert that found the old record flushed comes after the flush, so it must not be flushed itself.
+#[test]
+fn inserts_beside_flushes_are_before_or_after() {
+    let map = Evermap::open("", Options::volatile()).unwrap();
+    let (begun, ended, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|threads| {
+        let (map, begun, ended, done) = (&map, &begun, &ended, &done);
+        threads.spawn(move || {
+            while done.load(SeqCst) < 2 {
+                begun.fetch_add(1, SeqCst);
+                map.flush_all(None).unwrap();
+                ended.fetch_add(1, SeqCst);
+                thread::yield_now();
+            }
+        });
+        for me in 0..2u8 {
+            threads.spawn(move || {
+                for _ in 0..30_000 {
+                    let before = ended.load(SeqCst);
+                    map.put(&[me], b"old").unwrap();
+                    let outcome = map.insert(&[me], b"new", Meta::default()).unwrap();
+                    let found = map.get(&[me]).unwrap();
+                    // At most one flush since before the put.
+                    if begun.load(SeqCst) <= before + 1
+                        && matches!(outcome, Outcome::Inserted { .. })
+                    {
+                        assert_eq!(found.as_deref(), Some(&b"new"[..]), "born flushed");
+                    }
+                }
+                done.fetch_add(1, SeqCst);
+            });
+        }
+    });
+    assert!(map.check(true).unwrap().is_sound());
+}
+
+/// Closing waits for what is running; what was acknowledged is there; what comes later is told.
+#[test]
+fn closing_under_load_loses_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    for round in 0..5u64 {
+        let map = Evermap::open(&path, small_extents()).unwrap();
+        let acknowledged = thread::scope(|threads| {
+            let writers: Vec<_> = (0..3u64)
+                .map(|me| {
+                    let map = map.clone();
+                    threads.spawn(move || {
+                        for count in 0.. {
+                            let key = format!("{round} {me} {count}").into_bytes();
+                            match map.put(&key, &value_of(&key, count, 100)) {
+                                Ok(()) => {}
+                                Err(Error::Closed) => return count,
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                        unreachable!()
+                    })
+                })
+                .collect();
+            while map.len().value < 5_000 * (round + 1) {
+                thread::yield_now();
+            }
+            map.close().unwrap();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
+        });
+        let map = Evermap::open(&path, small_extents()).unwrap();
+        assert!(map.stat().unwrap().clean_open);
+        for (me, &count) in acknowledged.iter().enumerate() {
+            for number in 0..count {
+                let key = format!("{round} {me} {number}").into_bytes();
+                assert!(is_value_of(&key, &map.get(&key).unwrap().expect("acknowledged")));
+            }
+        }
+        let report = map.check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+    }
+}
+
+/// A panic in a caller's closure is the caller's affair: it runs without locks.
+#[test]
+fn panics_of_callers_harm_nothing() {
+    let map = Evermap::open("", Options::volatile()).unwrap();
+    map.put(b"key", b"value").unwrap();
+    let panics = |action: &dyn Fn(&Evermap)| {
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| action(&map)));
+        assert!(caught.is_err());
+    };
+    panics(&|map| drop(map.modify(b"key", |_| panic!("caller"))));
+    panics(&|map| drop(map.for_each(|_| panic!("caller"))));
+    panics(&|map| drop(map.get_with(b"key", |_| panic!("caller"))));
+    panics(&|map| drop(map.get_and_touch(b"key", 0, |_| panic!("caller"))));
+    panics(&|map| drop(map.get_many(&[b"key"], |_, _| panic!("caller"))));
+    assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    map.put(b"key", b"other").unwrap();
+    assert!(map.check(true).unwrap().is_sound());
+    map.close().unwrap();
+}

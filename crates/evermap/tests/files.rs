@@ -1,0 +1,454 @@
+//! Stores in files: opening them again after every kind of stop, and what is refused.
+
+mod common;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Random, child, is_value_of, value_of};
+use evermap::{
+    Clock, Count, Durability, Error, Evermap, KEY_MAX, Meta, OnSuspect, Options, SweepState,
+    VALUE_MAX,
+};
+use evermap_pm::ErrorKind;
+
+fn options() -> Options {
+    Options::new().capacity(1 << 30).extent_size(64 << 10).lock_wait(Duration::from_secs(60))
+}
+
+fn open(path: &Path) -> Evermap {
+    Evermap::open(path, options()).unwrap()
+}
+
+/// What an opening failed with.
+fn refusal(path: &Path, options: Options) -> Error {
+    Evermap::open(path, options).expect_err("must be refused")
+}
+
+#[test]
+fn an_orderly_stop_leaves_everything_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let mut expected = Count { value: 0, exact: true };
+    let mut bytes = expected;
+    let mut cas = 0;
+    for round in 0..4u64 {
+        let map = open(&path);
+        let stat = map.stat().unwrap();
+        assert!(stat.clean_open && !stat.suspect);
+        assert_eq!((stat.records, stat.record_bytes), (expected, bytes));
+        assert_eq!((stat.sweep, stat.closed_bytes), (SweepState::NotNeeded, 0));
+        assert_eq!(stat.generation, round + 1);
+        assert_eq!(stat.path.as_deref(), Some(&*path));
+        assert!(stat.next_cas >= cas && stat.next_cas <= cas + 1, "an orderly stop leaves no gap");
+        for key in 0..500 * (round + 1) {
+            let key = format!("{key}").into_bytes();
+            map.put(&key, &value_of(&key, round, 100)).unwrap();
+        }
+        (expected, bytes, cas) = (map.len(), map.bytes(), map.stat().unwrap().next_cas);
+        assert_eq!(expected.value, 500 * (round + 1));
+        if round % 2 == 0 {
+            map.close().unwrap();
+        } // Otherwise dropping the last handle closes.
+    }
+    let report = open(&path).check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+#[test]
+fn handles_know_that_another_closed_the_store() {
+    let map = Evermap::open("", Options::volatile()).unwrap();
+    let other = map.clone();
+    map.close().unwrap();
+    assert!(matches!(other.get(b"key"), Err(Error::Closed)));
+    assert!(matches!(other.put(b"key", b"value"), Err(Error::Closed)));
+    assert!(matches!(other.for_each(|_| true), Err(Error::Closed)));
+    assert!(matches!(other.iter().next(), Some(Err(Error::Closed))));
+    assert!(matches!(other.purge(), Err(Error::Closed)));
+    assert!(matches!(other.check(true), Err(Error::Closed)));
+    other.close().unwrap();
+}
+
+/// Writes until it is killed, saying what it is about to do and what was acknowledged.
+#[test]
+fn write_until_killed() {
+    let Some(argument) = child::asked_for("write_until_killed") else { return };
+    let (path, round) = argument.split_once('\n').unwrap();
+    let map = open(path.as_ref());
+    let mut random = Random::new(round.parse().unwrap());
+    // Line by line, so that what is said is out before the next step.
+    let mut out = std::io::stdout().lock();
+    for version in 0u64.. {
+        let name = random.below(300).to_string();
+        let key = name.as_bytes();
+        let cas = match random.below(8) {
+            0 => {
+                writeln!(out, "try {name} -").unwrap();
+                map.remove(key).unwrap();
+                None
+            }
+            1 if version % 50 == 0 => {
+                writeln!(out, "try * -").unwrap();
+                map.flush_all(None).unwrap();
+                None
+            }
+            _ => {
+                writeln!(out, "try {name} {version}").unwrap();
+                let value = value_of(key, version, random.below(1500) as usize);
+                map.put_with(key, &value, Meta::default()).unwrap().stored()
+            }
+        };
+        writeln!(out, "did {}", cas.unwrap_or(0)).unwrap();
+    }
+}
+
+/// The version stored under each key.
+type State = BTreeMap<String, u64>;
+
+/// A change: the key, or `*` for all, and the new version.
+type Step = (String, Option<u64>);
+
+fn apply(state: &mut State, (name, version): Step) {
+    match version {
+        _ if name == "*" => state.clear(),
+        Some(version) => drop(state.insert(name, version)),
+        None => drop(state.remove(&name)),
+    }
+}
+
+fn contents(map: &Evermap) -> State {
+    let version = |pair: evermap::Result<(Vec<u8>, Vec<u8>)>| {
+        let (key, value) = pair.unwrap();
+        assert!(is_value_of(&key, &value));
+        let version = u64::from_le_bytes(*value[key.len()..].first_chunk().unwrap());
+        (String::from_utf8(key).unwrap(), version)
+    };
+    map.iter().map(version).collect()
+}
+
+#[test]
+fn a_kill_loses_nothing_and_repeats_no_id() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let mut ids = HashSet::new();
+    let mut state = State::new();
+    for round in 0..12usize {
+        let mut process =
+            child::start("write_until_killed", format!("{}\n{round}", path.display()));
+        let mut trying = None;
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        for (heard, line) in lines.map_while(Result::ok).enumerate() {
+            // What was said before the kill is still in the pipe afterwards.
+            if heard == 300 * (round % 4 + 1) + round {
+                process.kill().unwrap();
+            }
+            let words: Vec<_> = line.split(' ').collect();
+            match words[..] {
+                ["try", name, version] => trying = Some((name.into(), version.parse().ok())),
+                ["did", cas] => {
+                    let cas: u64 = cas.parse().unwrap();
+                    assert!(cas == 0 || ids.insert(cas), "a CAS id was given out twice");
+                    apply(&mut state, trying.take().expect("announced"));
+                }
+                _ => {} // what the test harness says
+            }
+        }
+        process.wait().unwrap();
+        // Opened at once, without waiting for the dead process to be cleared away.
+        let map = open(&path);
+        assert!(!map.stat().unwrap().clean_open);
+        let found = contents(&map);
+        if found != state {
+            apply(&mut state, trying.expect("only a change that was on its way may be there"));
+            assert_eq!(found, state);
+        }
+        if round % 3 == 2 {
+            let report = map.check(true).unwrap();
+            assert!(report.is_sound(), "{report}");
+            assert!(map.len().exact);
+        }
+        map.close().unwrap();
+    }
+}
+
+/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only once.
+#[test]
+fn a_pending_flush_survives_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let mut process = child::start("set_a_flush_and_hang", path.display());
+    let mut line = String::new();
+    let mut out = BufReader::new(process.stdout.take().unwrap());
+    while line.trim() != "ready" {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "the child ended");
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let clock = Clock::manual(1999);
+    let map = Evermap::open(&path, options().clock(clock.clone())).unwrap();
+    assert_eq!(map.stat().unwrap().flush_due, Some(2000));
+    assert_eq!(map.get(b"flushed").unwrap(), None, "the first flush came back");
+    assert_eq!(map.get(b"early").unwrap().as_deref(), Some(&b"value"[..]));
+    clock.set(2000);
+    assert_eq!(map.get(b"early").unwrap(), None);
+    map.put(b"late", b"value").unwrap();
+    assert_eq!(map.stat().unwrap().flush_due, None);
+    map.close().unwrap();
+    let map = Evermap::open(&path, options().clock(Clock::manual(3000))).unwrap();
+    assert_eq!(map.get(b"late").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(map.get(b"early").unwrap(), None);
+    map.recover().unwrap();
+    map.purge().unwrap();
+    assert_eq!(map.len(), Count { value: 1, exact: true });
+}
+
+#[test]
+fn set_a_flush_and_hang() {
+    let Some(path) = child::asked_for("set_a_flush_and_hang") else { return };
+    let map = Evermap::open(path, options().clock(Clock::manual(1000))).unwrap();
+    map.put(b"flushed", b"value").unwrap();
+    map.flush_all(None).unwrap();
+    map.put(b"early", b"value").unwrap();
+    map.flush_all(Some(2000)).unwrap();
+    println!("ready");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn there_is_one_writer_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let map = open(&path);
+    let error = refusal(&path, options().lock_wait(Duration::ZERO));
+    let own = std::process::id();
+    assert!(
+        matches!(error.kind(), Some(ErrorKind::InUse { pid, path: p }) if *pid == own && *p == path),
+        "{error}"
+    );
+    let mut process = child::start("open_what_is_in_use", path.display());
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut process.stdout.take().unwrap(), &mut said).unwrap();
+    assert!(process.wait().unwrap().success());
+    assert!(said.contains(&format!("in use by process {own}")), "{said}");
+    drop(map);
+    drop(open(&path));
+}
+
+#[test]
+fn open_what_is_in_use() {
+    let Some(path) = child::asked_for("open_what_is_in_use") else { return };
+    println!("{}", refusal(path.as_ref(), options().lock_wait(Duration::ZERO)));
+}
+
+#[test]
+fn what_is_no_store_is_refused_and_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let error = refusal(&path, options().create(false));
+    assert!(matches!(&error, Error::NotFound { path: p } if *p == path), "{error}");
+    assert!(!path.exists());
+    for text in [&b"some text\n"[..], &[b'x'; 100_000]] {
+        std::fs::write(&path, text).unwrap();
+        let error = refusal(&path, options());
+        assert!(
+            matches!(error.kind(), Some(ErrorKind::NotAStore { path: p, .. }) if *p == path),
+            "{error}"
+        );
+        assert_eq!(std::fs::read(&path).unwrap(), text);
+    }
+    std::fs::write(&path, b"").unwrap();
+    let error = refusal(&path, options().create(false));
+    assert!(matches!(&error, Error::NotFound { path: p } if *p == path), "{error}");
+    drop(open(&path));
+    let error = refusal(directory.path(), options());
+    assert!(matches!(error.kind(), Some(ErrorKind::NotAStore { .. })), "{error}");
+    let error = refusal(&directory.path().join("none").join("map"), options());
+    assert!(matches!(error.kind(), Some(ErrorKind::Io { .. })), "{error}");
+    let error = refusal(&directory.path().join("new"), options().extent_size(5000));
+    assert!(matches!(error.kind(), Some(ErrorKind::Config(_))), "{error}");
+}
+
+/// A copy of the file of an open store has pages of different ages, as far as anybody knows.
+#[test]
+fn suspect_files_are_opened_only_as_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, copy) = (directory.path().join("map"), directory.path().join("copy"));
+    let map = open(&path);
+    (0..1000u32).for_each(|key| map.put(&key.to_le_bytes(), b"value").unwrap());
+    let fresh_copy = || assert!(std::fs::copy(&path, &copy).unwrap() > 0);
+    fresh_copy();
+    let error = refusal(&copy, options());
+    assert!(
+        matches!(error.kind(), Some(ErrorKind::Suspect { path: p, .. }) if *p == copy),
+        "{error}"
+    );
+    let salvaged = options().on_suspect(OnSuspect::Salvage).verify_reads(false);
+    let salvaged = Evermap::open(&copy, salvaged).unwrap();
+    assert!(salvaged.stat().unwrap().suspect);
+    assert!((0..1000u32).all(|key| salvaged.get(&key.to_le_bytes()).unwrap().is_some()));
+    let report = salvaged.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+    salvaged.close().unwrap();
+    assert!(!open(&copy).stat().unwrap().suspect, "an orderly stop ends the suspicion");
+    fresh_copy();
+    // Asked for, but not needed: a file that is not suspect is kept.
+    let discarding = options().on_suspect(OnSuspect::Discard);
+    assert_eq!(Evermap::open(&copy, discarding.clone()).unwrap().iter().count(), 0);
+    open(&copy).put(b"new", b"value").unwrap();
+    assert_eq!(Evermap::open(&copy, discarding).unwrap().iter().count(), 1);
+}
+
+#[test]
+fn limits_are_enforced_by_errors() {
+    let map = Evermap::open("", Options::volatile()).unwrap();
+    let long = vec![b'k'; KEY_MAX + 1];
+    let too_long = |result: evermap::Result<bool>| matches!(result, Err(Error::KeyTooLong { len, max }) if (len, max) == (KEY_MAX + 1, KEY_MAX));
+    assert!(too_long(map.put(&long, b"").map(|()| true)));
+    assert!(too_long(map.get(&long).map(|value| value.is_some())));
+    assert!(too_long(map.remove(&long)));
+    assert!(too_long(map.touch(&long, 0)));
+    assert!(too_long(map.get_many(&[&long], |_, _| true).map(|()| true)));
+    assert!(too_long(map.modify(&long, |_| evermap::Edit::Keep).map(|outcome| outcome.changed())));
+    map.put(&long[..KEY_MAX], b"longest key").unwrap();
+    assert_eq!(map.get(&long[..KEY_MAX]).unwrap().as_deref(), Some(&b"longest key"[..]));
+    // Never touched, so it costs no memory.
+    let huge = vec![0; VALUE_MAX + 1];
+    let error = map.put(b"key", &huge).unwrap_err();
+    assert!(
+        matches!(error, Error::ValueTooLong { len, max } if (len, max) == (huge.len(), VALUE_MAX)),
+        "{error}"
+    );
+    map.put(b"", b"empty key").unwrap();
+    map.put(b"empty value", b"").unwrap();
+    assert_eq!(map.get(b"").unwrap().as_deref(), Some(&b"empty key"[..]));
+    assert_eq!(map.get(b"empty value").unwrap().as_deref(), Some(&b""[..]));
+    let big = value_of(b"big", 1, 65 << 20);
+    map.put(b"big", &big).unwrap();
+    assert!(map.get(b"big").unwrap().is_some_and(|value| value == big));
+    assert_eq!(map.len().value, 4);
+    assert!(map.check(true).unwrap().is_sound());
+}
+
+/// At the memory limit nothing changes, and room comes back.
+#[test]
+fn the_memory_limit_holds() {
+    const LIMIT: u64 = 1 << 20;
+    let map = Evermap::open("", Options::volatile().max_bytes(LIMIT)).unwrap();
+    let fill = || {
+        for key in 0u32.. {
+            match map.insert(&key.to_le_bytes(), &[7; 1000], Meta::default()) {
+                Ok(_) => assert!(map.bytes().value <= LIMIT),
+                Err(error) => {
+                    assert!(matches!(error, Error::Full { limit: LIMIT, .. }), "{error}");
+                    assert_eq!(map.get(&key.to_le_bytes()).unwrap(), None);
+                    return key;
+                }
+            }
+        }
+        unreachable!()
+    };
+    let count = fill();
+    assert!(count > 900);
+    assert!(map.put(&0u32.to_le_bytes(), &[8; 1000]).unwrap_err().is_no_space());
+    assert_eq!(map.get(&0u32.to_le_bytes()).unwrap(), Some(vec![7; 1000]));
+    (0..count).for_each(|key| assert!(map.remove(&key.to_le_bytes()).unwrap()));
+    assert_eq!(map.bytes().value, 0);
+    assert_eq!(fill(), count);
+    map.flush_all(None).unwrap();
+    map.purge().unwrap();
+    assert_eq!(fill(), count);
+    assert!(map.check(true).unwrap().is_sound());
+}
+
+#[test]
+fn a_quarter_of_a_mebibyte_is_enough() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let small = || Options::small(256 << 10);
+    let map = Evermap::open(&path, small()).unwrap();
+    let mut count = 0u32;
+    let error = loop {
+        match map.put(&count.to_le_bytes(), &[count as u8; 100]) {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_no_space(), "{error}");
+    assert!(count > 800, "only {count} records");
+    assert!(std::fs::metadata(&path).unwrap().len() <= 256 << 10);
+    map.close().unwrap();
+    let map = Evermap::open(&path, small()).unwrap();
+    let whole = |map: &Evermap| {
+        (0..count).all(|key| map.get(&key.to_le_bytes()).unwrap() == Some(vec![key as u8; 100]))
+    };
+    assert!(whole(&map));
+    let report = map.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+    // A full store can be emptied and filled again.
+    (0..count).for_each(|key| assert!(map.remove(&key.to_le_bytes()).unwrap()));
+    (0..count).for_each(|key| map.put(&key.to_le_bytes(), &[key as u8; 100]).unwrap());
+    assert!(whole(&map));
+}
+
+/// Forks, and looks at the inherited store in the child.
+#[test]
+fn fork_and_look() {
+    let Some(path) = child::asked_for("fork_and_look") else { return };
+    let map = open(path.as_ref());
+    map.put(b"key", b"value").unwrap();
+    // SAFETY: the child below uses the store and ends; other threads of this process hold no lock that it
+    // needs: the store is idle.
+    let process = unsafe { libc::fork() };
+    if process == 0 {
+        let forked = |result: evermap::Result<bool>| matches!(result, Err(error) if matches!(error.kind(), Some(ErrorKind::Forked)));
+        let mut fine = map.get(b"key").unwrap().as_deref() == Some(b"value");
+        fine &= forked(map.put(b"key", b"child").map(|()| true));
+        fine &= forked(map.remove(b"key"));
+        fine &= forked(map.touch(b"key", 1));
+        fine &= forked(map.modify(b"key", |_| evermap::Edit::Remove).map(|_| true));
+        fine &= forked(map.flush_all(None).map(|()| true));
+        fine &= forked(map.purge().map(|_| true));
+        fine &= forked(map.clone().close().map(|()| true));
+        // Must neither hang nor write.
+        drop(map);
+        // SAFETY: ends the child without running anything else of the parent's.
+        unsafe { libc::_exit(if fine { 0 } else { 1 }) };
+    }
+    assert!(process > 0);
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(process, &mut status, 0) }, process);
+    assert_eq!(status, 0, "the child saw something wrong");
+    assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    map.put(b"key", b"parent").unwrap();
+    map.close().unwrap();
+}
+
+#[test]
+fn forked_children_cannot_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let status = child::start("fork_and_look", path.display()).wait_with_output().unwrap().status;
+    assert!(status.success());
+    let map = open(&path);
+    assert!(map.stat().unwrap().clean_open);
+    assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"parent"[..]));
+    assert!(map.check(true).unwrap().is_sound());
+}
+
+#[test]
+fn volatile_stores_have_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let map = Evermap::open(&path, Options::new().durability(Durability::Volatile)).unwrap();
+    map.put(b"key", b"value").unwrap();
+    let stat = map.stat().unwrap();
+    assert_eq!((stat.path, &stat.file_system[..], stat.medium), (None, "memory", "volatile"));
+    assert!(!path.exists());
+    map.close().unwrap();
+}

@@ -1,0 +1,213 @@
+//! No space left: a clear error, nothing lost, and usable again as soon as there is room.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+use common::{Kept, Random, is_value_of, value_of};
+use evermap::{Evermap, Options, Store};
+use evermap_pm::Medium;
+
+fn key_of(number: u64) -> Vec<u8> {
+    number.to_be_bytes().to_vec()
+}
+
+/// The length of the value of each key that was acknowledged.
+type Model = BTreeMap<u64, usize>;
+
+/// Puts new keys until there is no space; answers how many.
+fn fill<M: Medium>(store: &Store<M>, model: &mut Model, next: &mut u64, len: usize) -> usize {
+    let mut count = 0;
+    loop {
+        let key = key_of(*next);
+        match store.put(&key, &value_of(&key, *next, len)) {
+            Ok(()) => {
+                model.insert(*next, len);
+                (*next, count) = (*next + 1, count + 1);
+            }
+            Err(error) => {
+                assert!(error.is_no_space() && error.to_string().contains("no space"), "{error}");
+                assert_eq!(store.get(&key).unwrap(), None, "not stored, and yet there");
+                return count;
+            }
+        }
+    }
+}
+
+fn verify<M: Medium>(store: &Store<M>, model: &Model) {
+    for &number in model.keys() {
+        let key = key_of(number);
+        assert!(is_value_of(&key, &store.get(&key).unwrap().expect("acknowledged")));
+    }
+    let mut shown = 0;
+    store
+        .for_each(|item| {
+            shown += usize::from(item.is_ok());
+            true
+        })
+        .unwrap();
+    assert_eq!(shown, model.len());
+}
+
+fn check<M: Medium>(store: &Store<M>, model: &Model) {
+    verify(store, model);
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+    assert_eq!(report.records, model.len() as u64);
+}
+
+/// Small values let the index grow and double until space ends in the midst of that; large ones end in an
+/// allocation. Each capacity ends elsewhere.
+#[test]
+fn space_ends_anywhere() {
+    for round in 0..40u64 {
+        let memory = Kept::new((200 << 10) + round * 20_000);
+        let options = Options::small(1 << 20).seed(round);
+        let mut store = memory.open(&options).unwrap();
+        let (mut model, mut next) = (Model::new(), 0);
+        let mut random = Random::new(round);
+        for step in 0..6u64 {
+            let len = [0, 100, 1000, 6000][(round + step) as usize % 4];
+            fill(&store, &mut model, &mut next, len);
+            // Overwriting needs space for the new value before the old one is gone: it works or changes nothing.
+            for &number in model.keys().step_by(7) {
+                let key = key_of(number);
+                if let Err(error) = store.put(&key, &value_of(&key, number + 1, len)) {
+                    assert!(error.is_no_space(), "{error}");
+                }
+            }
+            verify(&store, &model);
+            if step % 2 == 0 {
+                // Without space there is no room to note which blocks are taken.
+                store.close().unwrap();
+            }
+            drop(store);
+            store = memory.open(&options).unwrap();
+            store.recover().unwrap();
+            check(&store, &model);
+            let gone = random.below(4);
+            model.retain(|&number, _| {
+                let goes = number % 4 <= gone;
+                assert!(!goes || store.remove(&key_of(number)).unwrap());
+                !goes
+            });
+            check(&store, &model);
+        }
+        model.keys().for_each(|&number| assert!(store.remove(&key_of(number)).unwrap()));
+        model.clear();
+        assert!(fill(&store, &mut model, &mut next, 100) > 300, "room must come back");
+    }
+}
+
+/// A file system of a few megabytes, unmounted on drop.
+struct Disk(PathBuf, #[allow(dead_code)] tempfile::TempDir);
+
+impl Disk {
+    /// Nothing where this process may not mount.
+    fn mount(kib: u64) -> Option<Disk> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::create_dir(&path).unwrap();
+        let (target, options) = (c_string(&path), CString::new(format!("size={kib}k")).unwrap());
+        // SAFETY: all strings end with a zero byte and live through the call.
+        let done = unsafe {
+            let kind = c"tmpfs".as_ptr();
+            libc::mount(kind, target.as_ptr(), kind, 0, options.as_ptr().cast())
+        };
+        (done == 0).then_some(Disk(path, directory))
+    }
+
+    fn free(&self) -> u64 {
+        let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+        // SAFETY: the path ends with a zero byte, and the structure is ours.
+        unsafe {
+            assert_eq!(libc::statvfs(c_string(&self.0).as_ptr(), stat.as_mut_ptr()), 0);
+            let stat = stat.assume_init();
+            stat.f_bavail * stat.f_frsize
+        }
+    }
+
+    /// Takes all space but `left` bytes with another file.
+    fn take_all_but(&self, left: u64) {
+        let bytes = vec![1; self.free().saturating_sub(left) as usize];
+        std::fs::write(self.0.join("other"), bytes).unwrap();
+    }
+
+    fn give_back(&self) {
+        std::fs::remove_file(self.0.join("other")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // SAFETY: the path ends with a zero byte. A failure leaves the mount to the end of the machine.
+        unsafe { libc::umount2(c_string(&self.0).as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+fn c_string(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_encoded_bytes()).unwrap()
+}
+
+fn options() -> Options {
+    Options::new().capacity(1 << 30).extent_size(64 << 10)
+}
+
+/// Needs the right to mount; elsewhere `space_ends_anywhere` has to do.
+#[test]
+fn a_full_disk_loses_nothing() {
+    for round in 0..6u64 {
+        let Some(disk) = Disk::mount(3000 + round * 777) else {
+            println!("may not mount a small file system here");
+            return;
+        };
+        let path = disk.0.join("map");
+        let (mut model, mut next) = (Model::new(), 0);
+        let map = Evermap::open(&path, options()).unwrap();
+        fill(&map, &mut model, &mut next, [0, 200, 3000][round as usize % 3]);
+        verify(&map, &model);
+        // There is no room for anything at the end either.
+        disk.take_all_but(0);
+        map.close().unwrap();
+        let map = Evermap::open(&path, options()).unwrap();
+        verify(&map, &model);
+        // Whole extents become free, and their pages go back to the disk, where another file takes them.
+        model.retain(|&number, _| {
+            let goes = number % 5 != 0 || number < next / 2;
+            assert!(!goes || map.remove(&key_of(number)).unwrap());
+            !goes
+        });
+        let count = fill(&map, &mut model, &mut next, 200);
+        assert!(count > 1000, "only {count} fitted where most was removed");
+        check(&map, &model);
+        disk.give_back();
+        fill(&map, &mut model, &mut next, 200);
+        check(&map, &model);
+        map.close().unwrap();
+        check(&Evermap::open(&path, options()).unwrap(), &model);
+    }
+}
+
+#[test]
+fn a_disk_too_small_for_any_store_says_so() {
+    let Some(disk) = Disk::mount(16) else {
+        println!("may not mount a small file system here");
+        return;
+    };
+    let path = disk.0.join("map");
+    let error = Evermap::open(&path, options()).unwrap_err();
+    assert!(error.is_no_space(), "{error}");
+    drop(disk);
+    // With room, creation is begun again.
+    let disk = Disk::mount(8000).unwrap();
+    let path = disk.0.join("map");
+    disk.take_all_but(40 << 10);
+    let error = Evermap::open(&path, options()).unwrap_err();
+    assert!(error.is_no_space() && error.to_string().contains("map"), "{error}");
+    disk.give_back();
+    let map = Evermap::open(&path, options()).unwrap();
+    map.put(b"key", b"value").unwrap();
+    map.close().unwrap();
+}
