@@ -72,3 +72,8 @@ pub use stat::Stat;
 pub use store::Store;
 pub use summary::Summary;
 pub use upkeep::SweepState;
+
+/// The README's example has to work as it stands.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
