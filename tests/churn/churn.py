@@ -52,10 +52,9 @@ class Violation(Exception):
 
 
 def wrong_value(values, key, version, found):
-    round_number = version >> SEQUENCE_BITS
     return Violation(
         f"key      {key} ({key_bytes(key).decode()})\n"
-        f"expected {values.describe(values.value(key, version))} (acknowledged in round {round_number})\n"
+        f"expected {values.describe(values.value(key, version))} (the last that was acknowledged)\n"
         f"found    {values.describe(found)}"
     )
 

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use evermap_lab::load_factor::{LoadFactorConfig, run_load_factor};
@@ -119,6 +120,21 @@ struct Micro {
     /// Keys in a batch of get_many
     #[arg(long, value_name = "N", default_value_t = 32)]
     batch: usize,
+    /// How long to wait before each run for others to leave the processors
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    patience: u64,
+    /// How often a round that others disturbed is repeated
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    retries: usize,
+    /// Leave out the machine's own limits, which take about a second a round
+    #[arg(long)]
+    no_limits: bool,
+    /// On the emulated medium, nanoseconds that a persist takes at least
+    #[arg(long, value_name = "NS", default_value_t = 600)]
+    persist_ns: u64,
+    /// On the emulated medium, nanoseconds that reading a line takes that is not in its small cache
+    #[arg(long, value_name = "NS", default_value_t = 0)]
+    read_ns: u64,
     /// Begin at the final size, where the index can
     #[arg(long)]
     presize: bool,
@@ -140,10 +156,15 @@ impl Micro {
             medium: self.common.medium,
             location: self.common.location,
             pages: if self.huge_pages { Pages::Huge } else { Pages::Base },
+            persist_ns: self.persist_ns,
+            read_ns: self.read_ns,
             rounds: self.rounds,
             phases: if self.phases.is_empty() { Phase::ALL.to_vec() } else { self.phases },
             batch: self.batch,
             presize: self.presize,
+            patience: Duration::from_secs(self.patience),
+            retries: self.retries,
+            limits: !self.no_limits,
             ..MicroConfig::default()
         };
         run_micro(&config, &mut *out)?;

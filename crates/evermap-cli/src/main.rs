@@ -73,3 +73,11 @@ fn main() -> ExitCode {
         failure::EXIT_CODE.into()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        <super::Arguments as clap::CommandFactory>::command().debug_assert();
+    }
+}

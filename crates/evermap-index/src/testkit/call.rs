@@ -6,6 +6,7 @@ use std::fmt;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Guard, Result};
 
+use super::crowd::Operation;
 use super::keys::Numbered;
 use super::{Instance, Stats, chance};
 use crate::{Action, Change, Intent};
@@ -172,6 +173,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
 
     /// Carries out `call`. Answers nothing where the index had no space.
     pub(crate) fn call(&self, call: &Call) -> Result<Option<Change>, String> {
+        let _operation = Operation::begin();
         let owned = K::owned(call.key, self.instance.seed());
         let key = K::lend(&owned);
         let guard = self.instance.pin();
@@ -272,6 +274,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
     /// The answers of `get_many`, asked for with more room than needed.
     pub(crate) fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<u64>>, String> {
         const UNTOUCHED: Option<u64> = Some(0xdead_beef_dead_beef);
+        let _operation = Operation::begin();
         let seed = self.instance.seed();
         let owned: Vec<K::Owned> = keys.iter().map(|&key| K::owned(key, seed)).collect();
         let refs: Vec<K::Ref<'_>> = owned.iter().map(K::lend).collect();
@@ -286,6 +289,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
 
     /// What `for_each` shows, slot keys and numbers of words, up to `limit` pairs.
     pub(crate) fn pairs(&self, limit: usize) -> Result<Vec<(u64, u64)>, String> {
+        let _operation = Operation::begin();
         let guard = self.instance.pin();
         let mut shown = Vec::new();
         let mut over = false;

@@ -321,8 +321,34 @@ impl<K: Numbered> PoolSubject<K> for MakeChain {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::counters::{Cost, Kind, Promise, counters};
+    use super::super::{Config, Failure};
     use super::*;
+    use crate::Bytes;
 
-    crate::conformance!(chain, MakeChain, [u64, crate::Bytes]);
+    crate::conformance!(chain, MakeChain, [u64, Bytes]);
+
+    /// What [`Chain`] promises about its costs.
+    pub(crate) fn promises() -> Vec<Promise> {
+        let most = |lines_written, lines_flushed, fences| {
+            let lines_read = u64::MAX;
+            Cost { lines_read, lines_written, lines_flushed, fences }
+        };
+        vec![
+            Promise { kind: Kind::Hit, most: most(0, 0, 0), percent: 100 },
+            Promise { kind: Kind::Miss, most: most(0, 0, 0), percent: 100 },
+            // One in fourteen begins a new node.
+            Promise { kind: Kind::Insert, most: most(2, 2, 2), percent: 90 },
+            Promise { kind: Kind::Update, most: most(1, 1, 1), percent: 100 },
+            Promise { kind: Kind::Remove, most: most(1, 1, 1), percent: 90 },
+        ]
+    }
+
+    #[test]
+    fn costs() -> std::result::Result<(), Failure> {
+        let config = &Config::default();
+        counters::<u64, _>(&MakeChain, config, 1000, &promises())?;
+        counters::<Bytes, _>(&MakeChain, config, 1000, &promises())
+    }
 }

@@ -1,12 +1,12 @@
 //! Threads on one index.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::ScopedJoinHandle;
 
 use super::call::{Call, Driver, Records, Told, Verb};
-use super::hooked::be_unsteady;
+use super::crowd::Crowd;
 use super::keys::{Numbered, Universe};
 use super::linearizability::{Clock, Event, check};
 use super::model::panicked;
@@ -19,12 +19,12 @@ pub(crate) fn threads<T: Send>(
     count: usize,
     body: impl Fn(usize) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
-    let start = Barrier::new(count);
+    let (start, crowd) = (Barrier::new(count), Arc::new(Crowd::default()));
     std::thread::scope(|scope| {
         let run = |thread| {
-            let (start, body) = (&start, &body);
+            let (start, crowd, body) = (&start, &crowd, &body);
             scope.spawn(move || {
-                be_unsteady(thread_seed(0x0bad_5eed, thread));
+                let _member = crowd.join(thread as u64);
                 start.wait();
                 body(thread)
             })
@@ -76,13 +76,6 @@ fn unique_word(thread: usize, count: &mut u64) -> u64 {
     (thread as u64 + 1) << 40 | *count
 }
 
-/// Lets another thread go first now and then, so that few cores still give many interleavings.
-fn maybe_yield(random: &mut Rng) {
-    if chance(random, 5) {
-        std::thread::yield_now();
-    }
-}
-
 /// Records what threads see that work on a few hot keys, while others make the index grow and shrink, and
 /// [checks](check) it.
 ///
@@ -117,7 +110,6 @@ fn record<K: Numbered>(
     let mut known: HashMap<u64, u64> = HashMap::new();
     let mut words = 0;
     while events.len() < CALLS {
-        maybe_yield(random);
         if chance(random, 5) {
             let keys: BTreeSet<u64> =
                 hot.iter().copied().chain((0..12).map(|_| *random.pick(&universe.keys))).collect();
@@ -193,7 +185,6 @@ pub(crate) fn blow<K: Numbered>(
     let mut seen = 0;
     let mut changes = Vec::new();
     for _ in 0..calls {
-        maybe_yield(random);
         let word = unique_word(thread, &mut words);
         let verb = match random.below(8) {
             0 => Verb::Insert(word),
@@ -322,8 +313,7 @@ impl Plan {
 
     /// Inserts the stable keys.
     pub(crate) fn settle_stable<K: Numbered>(&self, driver: &Driver<'_, K>) -> Result<(), String> {
-        let mut random = Rng::new(0);
-        match self.fill(driver, &self.stable, 0, &mut random)?.len() {
+        match self.fill(driver, &self.stable, 0)?.len() {
             len if len == self.stable.len() => Ok(()),
             len => Err(format!("no space for key {}", len + 1)),
         }
@@ -335,11 +325,9 @@ impl Plan {
         driver: &Driver<'_, K>,
         keys: &[u64],
         nonce: u64,
-        random: &mut Rng,
     ) -> Result<Vec<u64>, String> {
         let mut inserted = Vec::new();
         for &key in keys {
-            maybe_yield(random);
             let call = Call { key, verb: Verb::Insert(self.word_of(key, nonce)) };
             match driver.call(&call).map_err(|what| format!("{call}: {what}"))? {
                 Some(change) if change == call.verb.apply(None) => inserted.push(key),
@@ -360,7 +348,6 @@ impl Plan {
         random: &mut Rng,
     ) -> Result<(), String> {
         while !keys.is_empty() {
-            maybe_yield(random);
             let key = keys.swap_remove(random.below(keys.len() as u64) as usize);
             let call = Call { key, verb: Verb::Remove };
             let due = call.verb.apply(Some(self.word_of(key, nonce)));
@@ -386,7 +373,7 @@ impl Plan {
         const CALLS: usize = 20_000;
         let cycles = (CALLS / 2 / keys.len()).clamp(2, 40) as u64;
         for nonce in nonce..nonce + cycles {
-            let inserted = self.fill(driver, keys, nonce, random)?;
+            let inserted = self.fill(driver, keys, nonce)?;
             self.touch(driver, nonce, random)?;
             self.clear(driver, inserted, nonce, random)?;
         }
@@ -425,12 +412,10 @@ impl Plan {
             // Acquire: pairs with `Done`, so that the last round reads the final state.
             let last = writing.load(Ordering::Acquire) == 0;
             for _ in 0..300 {
-                maybe_yield(random);
                 let key = *random.pick(&self.stable);
                 self.judge(key, driver.get(key)?)?;
             }
             for _ in 0..30 {
-                maybe_yield(random);
                 let keys: Vec<u64> = (0..random.below(24)).map(|_| either(random)).collect();
                 for (&key, word) in keys.iter().zip(driver.get_many(&keys)?) {
                     self.judge(key, word).map_err(|what| format!("get_many: {what}"))?;

@@ -1,12 +1,13 @@
 //! Plain memory in which every access can be made to do something.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::{PmU64, Result};
+
+use super::crowd;
 
 /// What happens at accesses.
 pub trait Hook: Send + Sync + 'static {
@@ -80,52 +81,18 @@ impl Hook for Budget {
     }
 }
 
-/// Lets other threads go first now and then, at any access: between any two steps of an operation, so that few
-/// cores still show what many would. Only in threads that asked for it.
-pub struct Jitter;
+/// Lets threads of a [crowd](super::crowd) stop at any access.
+pub struct Stops;
 
-thread_local! {
-    /// State of a generator, or 0 in a steady thread.
-    static UNSTEADY: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Makes the calling thread unsteady for the rest of its life.
-pub(crate) fn be_unsteady(seed: u64) {
-    UNSTEADY.set(seed | 1);
-}
-
-/// Steps aside, if the calling thread is unsteady and it is time.
-#[inline]
-pub(crate) fn step_aside() {
-    let mut state = UNSTEADY.get();
-    if state == 0 {
-        return;
-    }
-    // xorshift64: a period long enough, at a nanosecond an access.
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    UNSTEADY.set(state);
-    // Mostly a short pause; seldom one in which others get many operations done.
-    let turns = match state >> 40 {
-        draw if draw % 128 == 0 => 1,
-        draw if draw % 2048 == 1 => 40,
-        _ => 0,
-    };
-    for _ in 0..turns {
-        std::thread::yield_now();
-    }
-}
-
-impl Hook for Jitter {
+impl Hook for Stops {
     #[inline(always)]
     fn before_load(&self, _word: u64) {
-        step_aside();
+        crowd::step();
     }
 
     #[inline(always)]
     fn before_store(&self) {
-        step_aside();
+        crowd::step();
     }
 }
 

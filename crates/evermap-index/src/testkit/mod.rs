@@ -20,6 +20,8 @@
 //! | [`full`](persistence::full) | does running out of space change nothing? |
 //! | [`damage`](damage::damage) | does any wrong word in the region cost an answer at most? |
 //!
+//! One more, [`counters`](counters::counters), holds an index to what it promises about flushes, fences and lines.
+//!
 //! Parts are bounded by counts, never by time, and single-threaded ones repeat exactly for a seed.
 //! `EVERMAP_TESTKIT_SEED` chooses the seed and `EVERMAP_TESTKIT_SCALE` multiplies the counts.
 
@@ -33,6 +35,8 @@ use crate::{Index, Key, Stats};
 pub mod call;
 pub mod chain;
 pub mod concurrent;
+pub mod counters;
+mod crowd;
 pub mod damage;
 pub mod hooked;
 pub mod keys;

@@ -10,7 +10,7 @@ use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::call::{Call, Driver, Records, Told, Verb};
 use super::concurrent::{Done, Plan, blow, settle, thread_seed, threads};
-use super::hooked::{Hooked, Jitter};
+use super::hooked::{Hooked, Stops};
 use super::keys::{Numbered, Universe};
 use super::{Config, Failure, Instance, Stop, Subject};
 use crate::record::{self, Header, OFFSET_MASK};
@@ -56,17 +56,17 @@ impl<K: Numbered, P: PoolSubject<K>> PoolSubject<K> for &P {
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
-    type Instance = PoolInstance<Hooked<Jitter>, P::Index<Hooked<Jitter>>>;
+    type Instance = PoolInstance<Hooked<Stops>, P::Index<Hooked<Stops>>>;
 
     fn fresh(&self) -> Result<Self::Instance> {
-        create(&self.0, Hooked::reserve(CAPACITY, Jitter)?)
+        create(&self.0, Hooked::reserve(CAPACITY, Stops)?)
     }
 
     fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
         if stop == Stop::Clean {
             instance.pool.close()?;
         }
-        let medium = Hooked::reserve(CAPACITY, Jitter)?;
+        let medium = Hooked::reserve(CAPACITY, Stops)?;
         restore(&medium, &image(instance.pool.medium()))?;
         drop(instance);
         open::<K, P, _>(medium)
@@ -83,7 +83,7 @@ const CAPACITY: u64 = 64 << 20;
 const ROOT: usize = 3;
 
 /// A pool with an index in it.
-fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
+pub(crate) fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
     subject: &P,
     medium: M,
 ) -> Result<PoolInstance<M, P::Index<M>>> {
@@ -298,7 +298,7 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
             wrong if wrong.is_empty() => {}
             wrong => return Err(format!("audit in life {life}: {}", wrong.join("; "))),
         }
-        left = plan.fill(driver, &plan.passing, (life + 1) * 100, &mut Rng::new(seed))?;
+        left = plan.fill(driver, &plan.passing, (life + 1) * 100)?;
         instance = subject
             .reopen(instance, Stop::Unclean)
             .map_err(|error| format!("cannot be opened: {error}"))?;
@@ -331,14 +331,13 @@ pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Res
 pub(crate) const FEW_EXTENTS: u64 = 40;
 
 /// An index whose medium lets other threads in at any access.
-type JitteryInstance<K, P> =
-    PoolInstance<Hooked<Jitter>, <P as PoolSubject<K>>::Index<Hooked<Jitter>>>;
+type Interruptible<K, P> = PoolInstance<Hooked<Stops>, <P as PoolSubject<K>>::Index<Hooked<Stops>>>;
 
 /// An index in a pool that is soon full.
 pub(crate) fn small_pool<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
-) -> Result<JitteryInstance<K, P>> {
-    create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Jitter)?)
+) -> Result<Interruptible<K, P>> {
+    create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Stops)?)
 }
 
 fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(), String> {

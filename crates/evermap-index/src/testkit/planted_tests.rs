@@ -344,6 +344,7 @@ enum Flaw {
     PanicsOnDamage,
     LoopsOnDamage,
     TrustsSlotsToNameTheirKey,
+    PersistsTwice,
 }
 
 /// The flaw of a subject as a type, because opening takes no configuration.
@@ -404,6 +405,9 @@ impl<K: Key, M: Medium, F: Flawed> Index<K> for FlawedChain<K, M, F> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let change = self.inner.mutate(key, intent, guard, decide)?;
+        if F::FLAW == Flaw::PersistsTwice && change.changed() {
+            self.pool.medium().persist(self.pool.root(self.root));
+        }
         if self.errs(Flaw::LeaksABlock, 300) {
             self.pool.allocate(64)?;
         }
@@ -540,5 +544,18 @@ fn damage_finds_trust() {
         damage::damage::<u64, _>, PanicsOnDamage, "panicked: nothing is ever damaged";
         damage::damage::<u64, _>, LoopsOnDamage, "still not through after";
         damage::damage::<Bytes, _>, TrustsSlotsToNameTheirKey, "never put for it";
+    }
+}
+
+#[test]
+fn counters_find_an_extra_flush() {
+    fn counted<F: Flawed>(
+        subject: &MakeFlawed<F>,
+        config: &Config,
+    ) -> std::result::Result<(), Failure> {
+        counters::counters::<u64, _>(subject, config, 1000, &super::chain::tests::promises())
+    }
+    finds! {
+        counted, PersistsTwice, "Update: 0 of 1000 within";
     }
 }

@@ -15,7 +15,7 @@
 //!
 //! * **One version word a lookup.** Every change to a record is made under the lock of its home bucket, so
 //!   readers validate that alone, and skip the next bucket when the home bucket's filter says so.
-//! * **Home first.** The home bucket is filled to six sevenths before the next one is used.
+//! * **Home first.** The home bucket is filled to four sevenths before the next one is used.
 //! * **Splits are committed by the directory** and never redone. No persistent word names an uncommitted
 //!   segment; moved records are cleared after the commit. The paper's protocol needs a state machine and a redo,
 //!   in which its code loses data (see `recover`).
