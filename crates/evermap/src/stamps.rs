@@ -3,6 +3,7 @@
 //! Both are kept in the region so that they survive any crash: no id is ever given out twice, and what was
 //! flushed does not come back. All persistent words here are [sealed](crate::sealed).
 
+use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -110,17 +111,28 @@ impl Stamps {
 
     #[cold]
     fn raise_limit<M: Medium>(&self, region: &Region<M>, stamp: u64) -> Result<()> {
-        let _held = self.changing.lock().expect("no panics while held");
-        if stamp >= self.limit.load(Relaxed) {
-            let limit = stamp + STEP;
-            if limit >= LIMIT {
-                return Err(Error::no_space("CAS ids are used up", 1).into());
+        self.change(region, || {
+            if stamp >= self.limit.load(Relaxed) {
+                let limit = stamp + STEP;
+                if limit >= LIMIT {
+                    return Err(Error::no_space("CAS ids are used up", 1).into());
+                }
+                // Durable before any id below it is given out.
+                store_limit(region, limit);
+                self.limit.store(limit, Release);
             }
-            // Durable before any id below it is given out.
-            store_limit(region, limit);
-            self.limit.store(limit, Release);
-        }
-        Ok(())
+            Ok(())
+        })
+    }
+
+    /// Runs `change` while nobody else changes the persistent words.
+    fn change<M: Medium, R>(&self, region: &Region<M>, change: impl FnOnce() -> R) -> R {
+        // A panic under the lock has poisoned the region, which every mutation asks first.
+        let _held = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let poison = region.poison_on_panic();
+        let changed = change();
+        poison.disarm();
+        changed
     }
 
     /// Ids below this one were given out before this opening.
@@ -147,8 +159,7 @@ impl Stamps {
     /// Flushes everything stored so far, now or at the first operation at or after `at`. Replaces a flush
     /// that is pending. Returns whether it happened now.
     pub(crate) fn flush<M: Medium>(&self, region: &Region<M>, at: Option<u32>, now: u32) -> bool {
-        let _held = self.changing.lock().expect("no panics while held");
-        match at {
+        self.change(region, || match at {
             Some(at) if at > now => {
                 store_flush(region, self.mark.load(Relaxed), u64::from(at));
                 self.due.store(u64::from(at), Release);
@@ -158,7 +169,7 @@ impl Stamps {
                 self.take_mark(region);
                 true
             }
-        }
+        })
     }
 
     /// Carries out a pending flush whose time has come. Returns whether it did.
@@ -174,13 +185,14 @@ impl Stamps {
             return false;
         }
         // Whoever comes at the same time waits here, so nobody goes on before the mark is durable.
-        let _held = self.changing.lock().expect("no panics while held");
-        let due = self.due.load(Relaxed);
-        if due == 0 || due > u64::from(clock.now()) {
-            return false;
-        }
-        self.take_mark(region);
-        true
+        self.change(region, || {
+            let due = self.due.load(Relaxed);
+            let is_due = due != 0 && due <= u64::from(clock.now());
+            if is_due {
+                self.take_mark(region);
+            }
+            is_due
+        })
     }
 
     fn take_mark<M: Medium>(&self, region: &Region<M>) {
@@ -202,8 +214,7 @@ impl Stamps {
 
     /// Makes the persistent limit exact, so that an orderly stop leaves no gap in the ids.
     pub(crate) fn close<M: Medium>(&self, region: &Region<M>) {
-        let _held = self.changing.lock().expect("no panics while held");
-        store_limit(region, self.next().min(LIMIT - 1));
+        self.change(region, || store_limit(region, self.next().min(LIMIT - 1)));
     }
 }
 

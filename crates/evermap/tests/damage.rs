@@ -1,8 +1,9 @@
 //! A damaged file may cost an answer, never a crash, a hang or a wrong value.
 //!
 //! Damages a store of 256 KiB in every way of a list, opens it, and uses it. A sample of the list by default;
-//! all of it (some hundred thousand files) where `EVERMAP_DAMAGE=all` is set. Each part runs in a process of
-//! its own with limits on memory and time, so that a crash or a hang is noticed and named.
+//! all of it (some hundred thousand files) where `EVERMAP_DAMAGE=all` is set, or one case by its name. The
+//! cases run in processes of their own with limits on memory and time, so that a crash or a hang is noticed
+//! and named.
 
 mod common;
 
@@ -100,8 +101,8 @@ impl Damage {
     }
 }
 
-/// Every `step`th damage to a word, and all to pages and to the length.
-fn list(template: &Template, step: usize) -> Vec<Damage> {
+/// Which damages to try: a sample of those to words, all, or one.
+fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
     let mut random = Random::new(99);
     let word = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
@@ -114,10 +115,15 @@ fn list(template: &Template, step: usize) -> Vec<Damage> {
             }
         }
     }
-    let mut list: Vec<_> = list.into_iter().step_by(step).collect();
+    if wanted.is_empty() {
+        list = list.into_iter().step_by(131).collect();
+    }
     for at in (0..bytes.len()).step_by(PAGE) {
         list.extend((0..template.older.len()).map(|age| Damage::OldPage(at, age)));
         list.extend([at, at + 8, at + PAGE - 1].map(Damage::End));
+    }
+    if !["", "all"].contains(&wanted) {
+        list.retain(|damage| damage.to_string() == wanted);
     }
     list
 }
@@ -266,14 +272,13 @@ fn use_damaged_files() {
     }));
     let parts: Vec<_> = argument.split('\n').collect();
     let (path, stop) = (PathBuf::from(parts[0]), parts[1]);
-    let step = parts[2].parse().unwrap();
     let template = build(&path, stop);
     assert!(template.now.len() as u64 <= BYTES && template.now.len() as u64 > BYTES / 2);
     let expected = contents(&path);
     assert!(expected.len() > 200, "only {} records", expected.len());
     let mut tally = Tally::default();
     let mut out = std::io::stdout().lock();
-    for damage in list(&template, step) {
+    for damage in list(&template, parts[2]) {
         writeln!(out, "case {damage}").unwrap();
         tally.cases += 1;
         rewrite(&path, &damage.apply(&template));
@@ -294,10 +299,10 @@ fn use_damaged_files() {
 }
 
 fn supervise(stop: &str) {
-    let step = if std::env::var("EVERMAP_DAMAGE").as_deref() == Ok("all") { 1 } else { 131 };
+    let wanted = std::env::var("EVERMAP_DAMAGE").unwrap_or_default();
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let path = directory.path().join("map");
-    let argument = format!("{}\n{stop}\n{step}", path.display());
+    let argument = format!("{}\n{stop}\n{wanted}", path.display());
     let mut process = child::start("use_damaged_files", argument);
     let (say, hear) = channel();
     let lines = BufReader::new(process.stdout.take().unwrap()).lines();

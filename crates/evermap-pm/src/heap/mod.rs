@@ -578,16 +578,31 @@ impl<M: Medium> Heap<M> {
         let Some((index, rest)) = self.locate(offset) else { return self.fault() };
         let extent = &mut *self.extents.hold(index);
         let Some(block) = block_at(extent, rest) else {
-            // Damage. If it is the table's entry that is wrong, what is there can still be read, so that nothing
-            // may be allocated from it: only `Tail` promises that.
+            // Damage.
             if (extent.life, extent.used) == (Life::Closed, Use::Unused) {
-                extent.begin(Use::Tail, Life::Closed, self.region.extent_size());
+                self.seal_off(index, extent);
             }
             return self.fault();
         };
         if extent.life == Life::Closed {
             let (word, bit) = Extent::bit(block);
             extent.bits[word] |= bit;
+        }
+    }
+
+    /// Sees to it that nothing is allocated from an extent whose table entry must be wrong, since something
+    /// reachable is in it, nor from the later extents of what was one object with it: what is there can still
+    /// be read. Only a `Tail` promises that.
+    fn seal_off(&self, index: u64, extent: &mut Extent) {
+        let (m, size) = (self.region.medium(), self.region.extent_size());
+        extent.begin(Use::Tail, Life::Closed, size);
+        let later = &self.region.table()[..self.extents.len as usize][index as usize + 1..];
+        let tails = later.iter().take_while(|entry| m.load(entry) == Use::Tail.encode()).count();
+        for tail in index + 1..=index + tails as u64 {
+            let tail = &mut *self.extents.hold(tail);
+            if (tail.life, tail.used) == (Life::Closed, Use::Unused) {
+                tail.begin(Use::Tail, Life::Closed, size);
+            }
         }
     }
 
@@ -614,7 +629,8 @@ impl<M: Medium> Heap<M> {
         let taken: u32 = extent.bits.iter().map(|word| word.count_ones()).sum();
         extent.free = extent.blocks - taken;
         match extent.used {
-            // A tail lives and dies with its first extent. One without a first extent stays closed: see `mark`.
+            // A tail lives and dies with its first extent. One without a first extent stays closed: see
+            // `seal_off`.
             Use::Tail => {}
             Use::Unused => {
                 extent.life = Life::Free;
@@ -853,6 +869,27 @@ mod tests {
             assert_eq!(after.allocated(), [block]);
             let others = std::iter::from_fn(|| after.allocate(16384).ok()).count() as u64;
             assert_eq!(others, after.extents.len - 1);
+        }
+    }
+
+    /// A damaged entry must not let anything be allocated over what is still there.
+    #[test]
+    fn nothing_is_allocated_over_what_a_damaged_entry_hides() {
+        for damaged in [0, 1, u64::MAX, Use::Tail.encode(), Use::Blocks(64).encode()] {
+            let region = region(16384, 1 << 20);
+            let before = Heap::open(region.clone(), false);
+            let large = before.allocate(60_000).unwrap();
+            let entry = &region.table()[before.locate(large).unwrap().0 as usize];
+            region.medium().store(entry, damaged);
+            let after = Heap::open(region, false);
+            after.mark(large);
+            after.finish_sweep();
+            let taken: Vec<_> = std::iter::from_fn(|| after.allocate(64).ok()).collect();
+            assert!(taken.len() > 1000);
+            let whole = large..large + 60_000;
+            let over = taken.iter().filter(|block| whole.contains(block)).count();
+            // An entry that fits by accident is believed.
+            assert!(over == 0 || damaged == Use::Blocks(64).encode());
         }
     }
 

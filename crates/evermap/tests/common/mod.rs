@@ -6,6 +6,8 @@ pub mod child;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::SeqCst;
 
 use evermap::{Options, Store};
 use evermap_pm::medium::{Dram, Medium, Pages};
@@ -14,54 +16,71 @@ use evermap_pm::region::Identity;
 /// Memory that outlives the stores in it: dropping a store without closing it is the death of its process
 /// between two operations.
 #[derive(Clone)]
-pub struct Kept(Arc<Dram>);
+pub struct Kept {
+    memory: Arc<Dram>,
+    /// Flushes until one panics; negative: none does.
+    fuse: Arc<AtomicI64>,
+}
 
 impl Kept {
     pub fn new(capacity: u64) -> Self {
-        Kept(Arc::new(Dram::reserve(capacity, Pages::Base).unwrap()))
+        let memory = Arc::new(Dram::reserve(capacity, Pages::Base).unwrap());
+        Kept { memory, fuse: Arc::new(AtomicI64::new(-1)) }
     }
 
     pub fn open(&self, options: &Options) -> evermap::Result<Store<Kept>> {
         Store::open(self.clone(), Identity::default(), options)
+    }
+
+    /// Makes the flush after `flushes` more panic.
+    pub fn light_fuse(&self, flushes: i64) {
+        self.fuse.store(flushes, SeqCst);
+    }
+
+    /// Puts the fuse out; answers whether it has burnt down before.
+    pub fn put_fuse_out(&self) -> bool {
+        self.fuse.swap(-1, SeqCst) < 0
     }
 }
 
 // SAFETY: all promises are kept by the medium inside.
 unsafe impl Medium for Kept {
     fn base(&self) -> NonNull<u8> {
-        self.0.base()
+        self.memory.base()
     }
 
     fn len(&self) -> u64 {
-        self.0.len()
+        self.memory.len()
     }
 
     fn capacity(&self) -> u64 {
-        self.0.capacity()
+        self.memory.capacity()
     }
 
     fn grow(&self, len: u64) -> evermap_pm::Result<()> {
-        self.0.grow(len)
+        self.memory.grow(len)
     }
 
     fn discard(&self, range: Range<u64>) {
-        self.0.discard(range);
+        self.memory.discard(range);
     }
 
     fn sync(&self) -> evermap_pm::Result<()> {
-        self.0.sync()
+        self.memory.sync()
     }
 
     fn name(&self) -> &'static str {
         "kept"
     }
 
-    fn flush_bytes(&self, addr: *const u8, len: usize) {
-        self.0.flush_bytes(addr, len);
+    fn flush_bytes(&self, _addr: *const u8, _len: usize) {
+        if self.fuse.load(SeqCst) >= 0 {
+            assert_ne!(self.fuse.fetch_sub(1, SeqCst), 0, "the fuse");
+        }
     }
 
     fn fence(&self) {
-        self.0.fence();
+        self.memory.fence();
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use evermap_pm::Medium;
 
 use super::DashEh;
-use super::bucket::{Belonging, Record, fingerprint_of, matching_slots, meta_of};
+use super::bucket::{Record, fingerprint_of, matching_slots, meta_of};
 use super::layout::{Header, Segment, Shape, Version};
 use crate::Key;
 
@@ -150,7 +150,6 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     fn holds(&self, bucket: &super::layout::Bucket, record: Record) -> bool {
-        let _ = Belonging::Native;
         self.records_of(bucket)
             .any(|(_, other)| other.slot_key == record.slot_key && other.word == record.word)
     }

@@ -27,6 +27,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
@@ -162,7 +163,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     fn waiting(&self) -> Waiting<'_, K, M, B, S, N> {
-        Waiting { index: self, backoff: Backoff::new() }
+        Waiting { index: self, backoff: Backoff::new(), since: None, recoveries: 0 }
     }
 
     #[inline(always)]
@@ -195,7 +196,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 Look::Absent if self.directory.still(&found) => return Ok(None),
                 Look::Absent | Look::Again => {}
                 Look::Busy => waiting.wait(segment)?,
-                Look::Stale => self.recover(found.segment)?,
+                Look::Stale => waiting.recover(found.segment)?,
             }
         }
     }
@@ -216,7 +217,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                     held.release(self.medium());
                 }
                 Locking::Busy => waiting.wait(segment)?,
-                Locking::Stale => self.recover(offset)?,
+                Locking::Stale => waiting.recover(offset)?,
             }
         }
     }
@@ -480,28 +481,52 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 }
 
-/// Waits for a locked bucket, with an eye on why it may never be released.
+/// Waits for a bucket that cannot be used yet, with an eye on why it may never be.
 struct Waiting<'a, K: Key, M: Medium, const B: usize, const S: usize, const N: usize> {
     index: &'a DashEh<K, M, B, S, N>,
     backoff: Backoff,
+    /// Since when, from the first long wait on.
+    since: Option<Instant>,
+    recoveries: u32,
 }
 
+/// Nobody holds a bucket for so long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Waiting<'_, K, M, B, S, N> {
+    /// Waits for a locked bucket.
     #[cold]
     fn wait(&mut self, segment: &Segment<B, S>) -> Result<()> {
         const LONG: u32 = 1024;
         // Its holder may have panicked.
         self.index.pool.region().ensure_sound()?;
-        let rounds = self.backoff.wait();
+        if !self.backoff.wait().is_multiple_of(LONG) {
+            return Ok(());
+        }
         // Damage can make a lock of nobody's look like one of ours. A segment that nobody has recovered cannot
         // have a holder.
         let m = self.index.medium();
-        if rounds.is_multiple_of(LONG)
-            && m.load(&segment.header.generation) != self.index.generation
-        {
-            self.index.recover(m.offset_of(segment))?;
+        if m.load(&segment.header.generation) != self.index.generation {
+            return self.recover(m.offset_of(segment));
         }
-        Ok(())
+        if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+            return Ok(());
+        }
+        // Something has overwritten the lock. Reopening repairs it; until then nobody else is to wait so long.
+        drop(self.index.pool.region().poison_on_panic());
+        Err(Error::damaged(m.offset_of(segment), "a bucket stays locked"))
+    }
+
+    /// Recovers the segment of a stale bucket.
+    #[cold]
+    fn recover(&mut self, offset: u64) -> Result<()> {
+        const MANY: u32 = 100;
+        self.recoveries += 1;
+        if self.recoveries > MANY {
+            let what = "a bucket stays stale though its segment was recovered";
+            return Err(Error::damaged(offset, what));
+        }
+        self.index.recover(offset)
     }
 }
 

@@ -243,7 +243,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                     }
                     return Ok(serves);
                 }
-                Locking::Stale => self.recover(offset)?,
+                Locking::Stale => waiting.recover(offset)?,
                 Locking::Busy => waiting.wait(segment)?,
             }
             // Whoever holds the first bucket keeps the segment in the directory.

@@ -1,0 +1,107 @@
+//! Panics in the middle of a change, as a bug would cause them.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use common::{Kept, Random, value_of};
+use evermap::{Edit, Options, Store};
+use evermap_pm::ErrorKind;
+
+type State = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// What `change` does, on a store or on a model of it.
+struct Step {
+    kind: u64,
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+impl Step {
+    fn draw(random: &mut Random) -> Step {
+        let key = random.below(3_000).to_le_bytes().to_vec();
+        let value = value_of(&key, random.next(), random.below(400) as usize);
+        Step { kind: random.below(12), key, value }
+    }
+
+    fn run(&self, store: &Store<Kept>) -> evermap::Result<()> {
+        match self.kind {
+            0 | 1 => store.remove(&self.key).map(drop),
+            2 => store.modify(&self.key, |_| Edit::Value(self.value.clone())).map(drop),
+            3 => store.touch(&self.key, 1).map(drop),
+            4 if self.key[0] == 7 => store.flush_all(None),
+            _ => store.put(&self.key, &self.value),
+        }
+    }
+
+    fn apply(&self, state: &mut State) {
+        match self.kind {
+            0 | 1 | 3 => drop(state.remove(&self.key)),
+            4 if self.key[0] == 7 => state.clear(),
+            _ => drop(state.insert(self.key.clone(), self.value.clone())),
+        }
+    }
+}
+
+fn contents(store: &Store<Kept>) -> State {
+    store.iter().map(|pair| pair.unwrap()).collect()
+}
+
+/// After a panic the store says that it is poisoned or goes on; opened again, the change is there wholly or not
+/// at all.
+#[test]
+fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
+    let memory = Kept::new(64 << 20);
+    let options = Options::new().capacity(64 << 20).extent_size(64 << 10).seed(3);
+    let mut random = Random::new(3);
+    let mut state = State::new();
+    let (mut poisoned, mut panics) = (0, 0);
+    let mut store = memory.open(&options).unwrap();
+    for round in 0..400 {
+        for _ in 0..random.below(60) {
+            let step = Step::draw(&mut random);
+            step.run(&store).unwrap();
+            step.apply(&mut state);
+        }
+        let step = Step::draw(&mut random);
+        memory.light_fuse(random.below(8) as i64);
+        let run = catch_unwind(AssertUnwindSafe(|| step.run(&store)));
+        if !memory.put_fuse_out() {
+            run.unwrap().unwrap();
+            step.apply(&mut state);
+            continue;
+        }
+        panics += 1;
+        assert!(run.is_err());
+        // Nothing hangs on what the panic left locked.
+        match store.put(&step.key, &step.value) {
+            Err(error) => {
+                assert!(matches!(error.kind(), Some(ErrorKind::Poisoned)), "{error}");
+                assert!(store.close().is_err(), "closing must not vouch for it");
+                poisoned += 1;
+            }
+            Ok(()) => {
+                let key = step.key.clone();
+                Step { kind: 5, key, value: step.value.clone() }.apply(&mut state);
+            }
+        }
+        let _ = store.get(&step.key);
+        drop(store);
+        store = memory.open(&options).unwrap();
+        let found = contents(&store);
+        if found != state {
+            step.apply(&mut state);
+            assert!(found == state, "round {round}: neither before nor after the change");
+        }
+        // Now and then nothing is swept between two panics.
+        if round % 4 != 0 {
+            store.recover().unwrap();
+        }
+        if round % 4 == 1 {
+            let report = store.check(true).unwrap();
+            assert!(report.is_sound(), "{report}");
+        }
+    }
+    assert!(panics > 60 && poisoned > 30, "{panics} panics, {poisoned} poisoned");
+}
