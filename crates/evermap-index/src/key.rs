@@ -1,7 +1,7 @@
 //! Key representations and their hashes.
 //!
 //! A slot holds 16 bytes: a *slot key* and a *word*. For `u64` keys the slot key is the key. For
-//! variable-length keys it is the whole 64-bit hash, and the word names a [record](crate::record) that holds
+//! variable-length keys it is the whole 64-bit hash, and the word names a [record] that holds
 //! the key itself: so splits and misses never read records.
 //!
 //! What is hashed how is part of the on-media format; the tests pin golden values.
@@ -67,7 +67,7 @@ impl Key for u64 {
     fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
 }
 
-/// Variable-length keys of up to [`record::KEY_MAX`] bytes; the word is the offset of a [record](crate::record).
+/// Variable-length keys of up to [`record::KEY_MAX`] bytes; the word is the offset of a [record].
 #[derive(Clone, Copy, Debug)]
 pub enum Bytes {}
 
