@@ -358,22 +358,22 @@ impl<M: Medium> Heap<M> {
             return Ok(());
         }
         loop {
-            let candidate = hold(&self.shared).partial.get_mut(&size).and_then(Vec::pop);
-            match candidate {
+            let partial = hold(&self.shared).partial.get_mut(&size).and_then(Vec::pop);
+            let extent = match partial {
                 Some(extent) => {
                     self.extents.hold(extent).listed = false;
-                    if self.claim(extent, size, hand) {
-                        self.list_if_room(extent, size);
-                        return Ok(());
-                    }
+                    extent
                 }
                 None => {
                     let extent = self.take_extents(1)?;
                     self.assign(extent, Use::Blocks(size));
-                    if self.claim(extent, size, hand) {
-                        return Ok(());
-                    }
+                    extent
                 }
+            };
+            if self.claim(extent, size, hand) {
+                // Listed while it has room, so that other threads use it too before they take an extent.
+                self.list_if_room(extent, size);
+                return Ok(());
             }
         }
     }
@@ -909,6 +909,21 @@ mod tests {
             let stats = heap.stats();
             assert_eq!((stats.faults, stats.extent_bytes, stats.allocated_bytes), (0, 0, 0));
         }
+    }
+
+    /// Threads that allocate the same size fill one extent, not one each.
+    #[test]
+    fn threads_share_extents() {
+        let pool = pool(16384, 1 << 20);
+        for _ in 0..8 {
+            std::thread::scope(|threads| {
+                threads.spawn(|| pool.allocate(64).unwrap());
+                threads.spawn(|| pool.allocate(64).unwrap());
+            });
+        }
+        let blocks = pool.heap_stats().allocated_blocks;
+        assert_eq!(blocks, 16);
+        assert!(pool.heap_stats().extent_bytes <= 5 * 16384, "{:?}", pool.heap_stats());
     }
 
     #[test]
