@@ -321,7 +321,9 @@ class Run:
 
     def ensure_limits(self):
         length, blocks = self.file_size()
-        if self.base and max(length / self.base[0], blocks / self.base[1]) > GROWTH_LIMIT:
+        # In the short form the data is smaller than one extent for each block size, so growth is only reported.
+        judged = self.base and not self.options.short
+        if judged and max(length / self.base[0], blocks / self.base[1]) > GROWTH_LIMIT:
             raise Violation(
                 f"the file grew from {self.base} bytes (length, on disk) in round {BASE_ROUND} "
                 f"to {(length, blocks)}: more than {GROWTH_LIMIT}x"
@@ -433,7 +435,7 @@ def free_port():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="30 rounds of up to 1.5 s at 50 thousand records, no limit for the first SET")
+    parser.add_argument("--short", action="store_true", help="30 rounds of up to 1.5 s at 50 thousand records, no limits for the first SET and for growth")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--records", type=int)
     parser.add_argument("--seconds-per-round", type=float, help="longest time until the kill")
