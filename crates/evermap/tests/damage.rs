@@ -43,7 +43,10 @@ fn put(map: &Evermap, number: u64, version: u64) -> evermap::Result<()> {
     let key = key_of(number);
     // Most are small, one in 300 takes several extents.
     let len = if number % 300 == 50 { 9_000 } else { 40 + version as usize % 150 };
-    let meta = Meta { flags: version as u32, expires_at: if version % 3 == 0 { 5000 } else { 0 } };
+    let meta = Meta {
+        flags: version as u32,
+        expires_at: if version.is_multiple_of(3) { 5000 } else { 0 },
+    };
     map.put_with(&key, &value_of(&key, version, len), meta).map(drop)
 }
 
