@@ -32,7 +32,8 @@ RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 step "laboratory, in brief"
 cargo build --release --quiet --bin evermap
 "${CARGO_TARGET_DIR:-target}/release/evermap" lab run micro \
-    --index dash-eh,papaya,dashmap --keys 100000 --rounds 1 --threads 2
+    --index dash-eh,papaya,dashmap,scc-hashmap --keys 100000 --threads 2 \
+    --rounds 1 --patience 0 --retries 0 --no-limits
 
 step "a killed server, a real client"
 tests/churn/run.sh --short

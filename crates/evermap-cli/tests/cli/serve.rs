@@ -166,6 +166,22 @@ fn signals_stop_it_in_order() {
     assert_eq!(figures, ["1", "true", "true", "3"]);
 }
 
+/// A client that does not read its replies holds up the stop for two seconds, unless somebody insists.
+#[test]
+fn a_second_signal_stops_it_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &[]);
+    let value = "x".repeat(1_000_000);
+    let (mut lazy, mut idle) = (server.connect(), server.connect());
+    lazy.ask(&format!("set a 0 0 {}\r\n{value}\r\n", value.len()), "STORED\r\n");
+    lazy.send(&"get a\r\n".repeat(100));
+    lazy.0.read_exact(&mut [0; 1]).unwrap();
+    server.signal(Signal::TERM);
+    assert_eq!(idle.line(), None, "the server is stopping");
+    server.signal(Signal::TERM);
+    assert_eq!(server.said().code, 128 + 15);
+}
+
 #[test]
 fn others_have_to_wait_for_a_running_server() {
     let dir = tempfile::tempdir().unwrap();
