@@ -1,7 +1,7 @@
 //! The server as a process: started, stopped, killed.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
@@ -55,7 +55,11 @@ struct Client(BufReader<TcpStream>);
 
 impl Client {
     fn send(&mut self, request: &str) {
-        self.0.get_mut().write_all(request.as_bytes()).unwrap();
+        self.try_send(request).unwrap();
+    }
+
+    fn try_send(&mut self, request: &str) -> io::Result<()> {
+        self.0.get_mut().write_all(request.as_bytes())
     }
 
     /// The next line; nothing if the connection is gone.
@@ -125,8 +129,12 @@ fn what_was_acknowledged_survives_kills() {
         for (done, batch) in order.chunks(50).enumerate() {
             for &key in batch {
                 let value = value(key, round);
-                client.send(&format!("set key-{key} 0 0 {}\r\n{value}\r\n", value.len()));
                 sent[key] = Some(round);
+                let set = format!("set key-{key} 0 0 {}\r\n{value}\r\n", value.len());
+                // The kill may end the connection before the batch is written; replies before it still count.
+                if client.try_send(&set).is_err() {
+                    break;
+                }
             }
             if done == 5 + 6 * round {
                 server.signal(Signal::KILL);
