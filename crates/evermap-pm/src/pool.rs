@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::epoch::EpochStats;
-use crate::heap::{Heap, HeapStats};
+use crate::heap::{Evacuation, Heap, HeapStats};
 use crate::region::{Identity, OnSuspect, Opened, Region, RegionConfig};
 use crate::{Domain, Guard, Medium, PmU64, Result};
 
@@ -145,6 +145,14 @@ impl<M: Medium> Pool<M> {
         self.heap.finish_sweep();
         self.swept.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Chooses extents that hold little, to be emptied by moving what is in them; nothing if fewer than `least`
+    /// would become free. O(extents). See [`Evacuation`].
+    ///
+    /// Whoever moves a block replaces it as in any other mutation, and [retires](Pool::retire) the old one.
+    pub fn evacuation(&self, least: usize) -> Option<Evacuation<'_, M>> {
+        self.heap.evacuation(least)
     }
 
     /// Closes in order: everything retired is freed, occupancy is saved, and the region is marked clean.

@@ -99,6 +99,8 @@ impl<M: Medium> Store<M> {
         } else if let SweepState::Failed(why) = self.upkeep.sweep_state() {
             report.problem(format!("sweep: {why}"));
         }
+        // Records that are being moved would be seen twice.
+        let _upkeep = self.upkeep.sweeping();
         // What waits to be reused is allocated but not reachable.
         self.pool.epoch().drain();
         for problem in self.index.check() {

@@ -43,6 +43,7 @@
 mod census;
 mod check;
 mod clock;
+mod compact;
 mod error;
 mod evermap;
 mod item;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+use std::time::Duration;
 
 use evermap_index::hash::dash::{Config, DashEh};
 use evermap_index::key::BytesRef;
@@ -277,18 +278,23 @@ impl<M: Medium> Store<M> {
         Draft::new(&self.pool, key.bytes, value, meta, stamp)
     }
 
-    /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep.
+    /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep, or lies
+    /// scattered in blocks of other sizes.
     ///
     /// `attempt` must not hold a guard when it returns.
     pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
-        match attempt() {
-            Err(Error::Pm(error)) if error.is_no_space() => {
-                self.pool.epoch().try_drain();
-                self.upkeep.wait_for_sweep();
-                attempt()
-            }
-            answer => answer,
+        let is_short =
+            |answer: &Result<R>| matches!(answer, Err(Error::Pm(error)) if error.is_no_space());
+        let mut answer = attempt();
+        if is_short(&answer) {
+            self.pool.epoch().try_drain();
+            self.upkeep.wait_for_sweep();
+            answer = attempt();
         }
+        if is_short(&answer) && self.move_together(1, Duration::ZERO).is_ok_and(|moved| moved > 0) {
+            answer = attempt();
+        }
+        answer
     }
 
     fn ensure_room(&self, bytes: u64) -> Result<()> {

@@ -1,5 +1,5 @@
-//! What has to be done that no operation waits for: sweeping after an unclean stop, and removing what is
-//! expired or flushed.
+//! What has to be done that no operation waits for: sweeping after an unclean stop, removing what is expired or
+//! flushed, and [moving records together](crate::compact).
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,6 +24,10 @@ const SWEEP_WAIT: Duration = Duration::from_secs(2);
 const PURGE_PAUSE: Duration = Duration::from_secs(60);
 /// A purge takes at most about one part in this many of the time.
 const PURGE_SHARE: u32 = 100;
+/// Shortest time between two looks whether there is something to compact.
+const COMPACT_PAUSE: Duration = Duration::from_secs(1);
+/// A compaction takes at most about one part in this many of the time.
+const COMPACT_SHARE: u32 = 4;
 
 /// Where the sweep after an unclean stop is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +63,7 @@ pub(crate) struct Upkeep {
     swept: Condvar,
     /// Whether a thread in the background sweeps as soon as it can.
     kept: AtomicBool,
-    /// Held by whoever sweeps.
+    /// Held by whoever sweeps, moves records, or must not be disturbed by either.
     sweeping: Mutex<()>,
     stop: AtomicBool,
     /// Whether a purge has something to do at once.
@@ -88,7 +92,7 @@ impl Upkeep {
         }
     }
 
-    /// Waits until nobody sweeps, and keeps it so.
+    /// Waits until nobody sweeps or moves records, and keeps it so.
     pub(crate) fn sweeping(&self) -> MutexGuard<'_, ()> {
         // A sweep that panicked has poisoned the store.
         self.sweeping.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -128,7 +132,7 @@ impl Upkeep {
         self.changed.notify_all();
     }
 
-    fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         // Relaxed: only says that the work is no longer wanted.
         self.stop.load(Relaxed)
     }
@@ -147,23 +151,14 @@ impl Upkeep {
         }
     }
 
-    /// Waits until there is something to purge; looks for expired records every `pause`. Answers whether to
-    /// go on at all.
-    fn wait(&self, pause: Duration) -> bool {
-        let mut purge = self.purge.lock().expect("no panics while held");
-        loop {
-            let (guard, waited) = self
-                .changed
-                .wait_timeout_while(purge, pause, |wanted| !*wanted && !self.is_stopping())
-                .expect("no panics while held");
-            purge = guard;
-            if self.is_stopping() {
-                return false;
-            }
-            if std::mem::take(&mut *purge) || waited.timed_out() && self.expiring.load(Relaxed) {
-                return true;
-            }
-        }
+    /// Waits for `pause`, or until a flush has left something to purge. Answers whether one has; nothing if all
+    /// upkeep is to end.
+    fn wait(&self, pause: Duration) -> Option<bool> {
+        let purge = self.purge.lock().expect("no panics while held");
+        let idle = |wanted: &mut bool| !*wanted && !self.is_stopping();
+        let waited = self.changed.wait_timeout_while(purge, pause, idle);
+        let (mut purge, _) = waited.expect("no panics while held");
+        (!self.is_stopping()).then(|| std::mem::take(&mut *purge))
     }
 }
 
@@ -262,17 +257,23 @@ impl<M: Medium> Store<M> {
         Ok(self.commit(key, Intent::ExistingOnly, guard, None, keep)?.removed())
     }
 
-    /// The background thread: sweeps, then purges when there is something to purge, until the store is
+    /// The background thread: sweeps, then purges and compacts when there is reason to, until the store is
     /// closed. A panic in it poisons the store.
     pub(crate) fn keep_up(&self) {
         let poison = self.pool.region().poison_on_panic();
         // Whatever goes wrong here is in `stat`, or every operation that meets it says so.
         let _ = self.recover();
-        let mut pause = PURGE_PAUSE;
-        while self.upkeep.wait(pause) {
+        let mut purge_at = Instant::now() + PURGE_PAUSE;
+        let mut pause = Duration::ZERO;
+        while let Some(flushed) = self.upkeep.wait(pause) {
             let began = Instant::now();
-            let _ = self.purge();
-            pause = PURGE_PAUSE.max(began.elapsed() * PURGE_SHARE);
+            if flushed || began >= purge_at && self.upkeep.expiring.load(Relaxed) {
+                let _ = self.purge();
+                purge_at = Instant::now() + PURGE_PAUSE.max(began.elapsed() * PURGE_SHARE);
+            }
+            let began = Instant::now();
+            let _ = self.compact();
+            pause = COMPACT_PAUSE.max(began.elapsed() * (COMPACT_SHARE - 1));
         }
         poison.disarm();
     }

@@ -82,7 +82,7 @@ impl Live {
         let meta = Meta::default();
         let store = &self.store;
         let cas = store.get_with(name, |item| item.cas).map_err(text)?.unwrap_or(1);
-        let choice = rng.below(24);
+        let choice = rng.below(25);
         let op = match choice {
             0..=7 | 14..=16 => MapOp::Upsert(version),
             8 | 9 => MapOp::Insert(version),
@@ -93,6 +93,10 @@ impl Live {
             21 => return self.flush(history, Some(1000)),
             22 => {
                 store.purge().map_err(text)?;
+                return Ok(());
+            }
+            23 => {
+                store.compact().map_err(text)?;
                 return Ok(());
             }
             _ => MapOp::Get,

@@ -4,16 +4,17 @@
 //! an extent. All that persists is a table of what each extent is for:
 //!
 //! ```text
-//! bit  0..8   kind: 0 never used, 1 blocks, 2 first extent of a large object, 3 a later one
+//! bit  0..8   kind: 0 never used, 1 blocks, 2 first extent of a large object, 3 a later one, 4 free
 //! bit  8..16  map the blocks belong to (reserved)
-//! bit 32..64  kind 1: block size / 16; kind 2: number of extents
+//! bit 32..64  kind 1: block size / 16; kind 2: number of extents; kind 4: number of this extent, so that
+//!             damage hardly ever looks like it
 //! ```
 //!
 //! Which blocks are taken is known in ordinary memory only, so allocating flushes nothing (changing what an
 //! extent is for does, once). **Reachability is the truth**: after an unclean open every old extent is
 //! *closed*, which means that nothing is allocated from it, and frees into it are noted. A sweep asks the
-//! indexes which blocks they name; what they do not name becomes free. Meanwhile allocation uses fresh
-//! extents. So a block that was allocated but never published is simply forgotten by a crash, and no record
+//! indexes which blocks they name; what they do not name becomes free. Meanwhile allocation uses extents that
+//! the table calls free, and fresh ones. So a block that was allocated but never published is simply forgotten by a crash, and no record
 //! of intentions is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,9 +28,12 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::{Error, Result};
 
 mod classes;
+mod evacuate;
 mod snapshot;
 
 use classes::{Classes, GRANULE};
+
+pub use evacuate::Evacuation;
 
 /// Shards, so that threads seldom share one.
 const SHARDS: usize = 16;
@@ -49,34 +53,39 @@ enum Use {
     Large(u64),
     /// A later extent of an object.
     Tail,
+    /// Nothing: what was in it is gone for good.
+    Free,
 }
 
 impl Use {
-    fn encode(self) -> u64 {
+    /// The table's entry for extent `index`.
+    fn encode(self, index: u64) -> u64 {
         match self {
             Use::Unused => 0,
             Use::Blocks(size) => 1 | (size / GRANULE) << 32,
             Use::Large(extents) => 2 | extents << 32,
             Use::Tail => 3,
+            Use::Free => 4 | index << 32,
         }
     }
 
-    /// `None` for an entry that cannot be.
-    fn decode(entry: u64, extent_size: u64, extents_left: u64) -> Option<Use> {
+    /// `None` for an entry that extent `index` cannot have.
+    fn decode(entry: u64, index: u64, extent_size: u64, extents: u64) -> Option<Use> {
         let detail = entry >> 32;
         let used = match entry as u8 {
             0 => Use::Unused,
             1 => Use::Blocks(detail * GRANULE),
             2 => Use::Large(detail),
             3 => Use::Tail,
+            4 => Use::Free,
             _ => return None,
         };
         let possible = match used {
             Use::Blocks(size) => (GRANULE..=extent_size).contains(&size),
-            Use::Large(extents) => (1..=extents_left).contains(&extents),
-            Use::Unused | Use::Tail => true,
+            Use::Large(count) => (1..=extents - index).contains(&count),
+            Use::Unused | Use::Tail | Use::Free => true,
         };
-        (possible && used.encode() == entry).then_some(used)
+        (possible && used.encode(index) == entry).then_some(used)
     }
 }
 
@@ -107,6 +116,10 @@ struct Extent {
     listed: bool,
     /// Whether this opener put it to use, so that all its space is known to be set aside.
     claimed: bool,
+    /// Open: it is being emptied, and nothing is allocated from it.
+    leaving: bool,
+    /// Blocks that could not be moved when that was tried last.
+    left: u32,
 }
 
 impl Extent {
@@ -119,6 +132,8 @@ impl Extent {
         noted: Vec::new(),
         listed: false,
         claimed: false,
+        leaving: false,
+        left: 0,
     };
 
     /// Starts a life as `used`, with no block taken.
@@ -128,13 +143,20 @@ impl Extent {
         self.blocks = match used {
             Use::Blocks(size) => (extent_size / size) as u32,
             Use::Large(_) => 1,
-            Use::Unused | Use::Tail => 0,
+            Use::Unused | Use::Tail | Use::Free => 0,
         };
         self.free = self.blocks;
         self.bits = vec![0; self.blocks.div_ceil(64) as usize];
         self.noted = Vec::new();
         self.listed = false;
         self.claimed = life == Life::Open;
+        self.leaving = false;
+        self.left = 0;
+    }
+
+    /// Whether blocks of `size` bytes can be taken from it.
+    fn has_room(&self, size: u64) -> bool {
+        self.life == Life::Open && self.used == Use::Blocks(size) && self.free > 0 && !self.leaving
     }
 
     /// Bits of word `index` that stand for blocks.
@@ -265,14 +287,14 @@ impl<M: Medium> Heap<M> {
         let table = &self.region.table()[..self.extents.len as usize];
         let used = table.iter().rposition(|entry| m.load(entry) != 0);
         let frontier = used.map_or(0, |last| last + 1);
-        let entry = |index: usize| match Use::decode(m.load(&table[index]), size, self.extents.len)
-        {
-            Some(used) => used,
-            None => {
+        let entry = |index: usize| {
+            let used = Use::decode(m.load(&table[index]), index as u64, size, self.extents.len);
+            used.unwrap_or_else(|| {
                 self.fault();
                 Use::Unused
-            }
+            })
         };
+        let shared = &mut *hold(&self.shared);
         let mut index = 0;
         while index < frontier {
             let used = entry(index);
@@ -286,13 +308,18 @@ impl<M: Medium> Heap<M> {
                 Use::Large(_) if !whole => (Use::Unused, 1),
                 used => (used, count),
             };
-            self.extents.hold(index as u64).begin(used, Life::Closed, size);
+            let life = if used == Use::Free { Life::Free } else { Life::Closed };
+            self.extents.hold(index as u64).begin(used, life, size);
+            if life == Life::Free {
+                shared.free.insert(index as u64);
+                shared.unclaimed.insert(index as u64);
+            }
             for tail in index + 1..index + count {
                 self.extents.hold(tail as u64).begin(Use::Tail, Life::Closed, size);
             }
             index += count;
         }
-        hold(&self.shared).frontier = frontier as u64;
+        shared.frontier = frontier as u64;
     }
 
     fn fault(&self) {
@@ -384,7 +411,7 @@ impl<M: Medium> Heap<M> {
             return false;
         }
         let extent = &mut *self.extents.hold(index);
-        if extent.life != Life::Open || extent.used != Use::Blocks(size) || extent.free == 0 {
+        if !extent.has_room(size) {
             return false;
         }
         for word in 0..extent.bits.len() {
@@ -402,7 +429,7 @@ impl<M: Medium> Heap<M> {
     fn list_if_room(&self, index: u64, size: u64) {
         let listed = {
             let extent = &mut *self.extents.hold(index);
-            let list = extent.free > 0 && !extent.listed && extent.used == Use::Blocks(size);
+            let list = extent.has_room(size) && !extent.listed;
             extent.listed |= list;
             list
         };
@@ -462,8 +489,8 @@ impl<M: Medium> Heap<M> {
         for index in first..first + count {
             let used = if index == first { used } else { Use::Tail };
             let entry = &self.region.table()[index as usize];
-            if m.load(entry) != used.encode() {
-                m.store(entry, used.encode());
+            if m.load(entry) != used.encode(index) {
+                m.store(entry, used.encode(index));
                 m.flush(entry);
                 changed = true;
             }
@@ -519,8 +546,9 @@ impl<M: Medium> Heap<M> {
                 self.extents.hold(tail).life = Life::Free;
             }
             extent.life = Life::Free;
+            extent.leaving = false;
             self.offer_extents(index, count, extent.claimed);
-        } else if let (false, Use::Blocks(size)) = (extent.listed, extent.used) {
+        } else if let (false, Use::Blocks(size)) = (extent.listed || extent.leaving, extent.used) {
             extent.listed = true;
             hold(&self.shared).partial.entry(size).or_default().push(index);
         }
@@ -529,6 +557,10 @@ impl<M: Medium> Heap<M> {
     fn offer_extents(&self, first: u64, count: u64, claimed: bool) {
         let shared = &mut *hold(&self.shared);
         for index in first..first + count {
+            // Not flushed: a crash that loses it leaves the sweep to find out.
+            self.region
+                .medium()
+                .store(&self.region.table()[index as usize], Use::Free.encode(index));
             shared.free.insert(index);
             if !claimed {
                 shared.unclaimed.insert(index);
@@ -554,13 +586,17 @@ impl<M: Medium> Heap<M> {
         self.after_free(hand.extent, extent);
     }
 
-    fn put_all_back(&self) {
+    /// Gives back what is claimed in the extents that `of` names.
+    fn put_back_hands(&self, of: impl Fn(u64) -> bool) {
+        let wanted = |hand: &Hand| hand.mask != 0 && of(hand.extent);
         for shard in &self.shards {
-            let hands: Vec<_> = hold(&shard.0).iter_mut().map(std::mem::take).collect();
+            let hands: Vec<_> =
+                hold(&shard.0).iter_mut().filter(|hand| wanted(hand)).map(std::mem::take).collect();
             hands.into_iter().for_each(|hand| self.put_back(hand));
         }
-        let exact = std::mem::take(&mut hold(&self.shared).exact);
-        exact.into_values().for_each(|hand| self.put_back(hand));
+        let exact: Vec<_> =
+            hold(&self.shared).exact.extract_if(.., |_, hand| wanted(hand)).collect();
+        exact.into_iter().for_each(|(_, hand)| self.put_back(hand));
     }
 
     /// Whether a sweep has to tell which old blocks are taken.
@@ -597,7 +633,7 @@ impl<M: Medium> Heap<M> {
         let (m, size) = (self.region.medium(), self.region.extent_size());
         extent.begin(Use::Tail, Life::Closed, size);
         let later = &self.region.table()[..self.extents.len as usize][index as usize + 1..];
-        let tails = later.iter().take_while(|entry| m.load(entry) == Use::Tail.encode()).count();
+        let tails = later.iter().take_while(|entry| m.load(entry) == Use::Tail.encode(0)).count();
         for tail in index + 1..=index + tails as u64 {
             let tail = &mut *self.extents.hold(tail);
             if (tail.life, tail.used) == (Life::Closed, Use::Unused) {
@@ -631,7 +667,7 @@ impl<M: Medium> Heap<M> {
         match extent.used {
             // A tail lives and dies with its first extent. One without a first extent stays closed: see
             // `seal_off`.
-            Use::Tail => {}
+            Use::Tail | Use::Free => {}
             Use::Unused => {
                 extent.life = Life::Free;
                 self.offer_extents(index, 1, false);
@@ -650,7 +686,7 @@ impl<M: Medium> Heap<M> {
         }
     }
 
-    /// Space in use now. O(extents).
+    /// Space in use now; approximately, while others allocate and free. O(extents).
     pub fn stats(&self) -> HeapStats {
         let mut stats = HeapStats {
             file_bytes: self.region.medium().len(),
@@ -663,7 +699,7 @@ impl<M: Medium> Heap<M> {
             let bytes = match extent.used {
                 Use::Blocks(size) => size,
                 Use::Large(count) => count * extent_size,
-                Use::Unused | Use::Tail => 0,
+                Use::Unused | Use::Tail | Use::Free => 0,
             };
             if extent.life != Life::Free {
                 stats.extent_bytes += extent_size;
@@ -685,8 +721,10 @@ impl<M: Medium> Heap<M> {
     /// Blocks in hands are claimed but not taken.
     fn subtract_hands(&self, stats: &mut HeapStats) {
         let mut subtract = |hand: &Hand, size: u64| {
-            stats.allocated_blocks -= u64::from(hand.mask.count_ones());
-            stats.allocated_bytes -= u64::from(hand.mask.count_ones()) * size;
+            // Blocks that were claimed after their extent was counted must not make it less than nothing.
+            let claimed = u64::from(hand.mask.count_ones());
+            stats.allocated_blocks = stats.allocated_blocks.saturating_sub(claimed);
+            stats.allocated_bytes = stats.allocated_bytes.saturating_sub(claimed * size);
         };
         for shard in &self.shards {
             for (class, hand) in hold(&shard.0).iter().enumerate() {
@@ -850,19 +888,27 @@ mod tests {
         Arc::new(Region::create(medium, &config, Identity::default()).unwrap())
     }
 
-    /// The extents of a freed large object are reused one by one, and a crash comes: those that still look like
-    /// parts of it must not be lost.
+    /// A large object is freed, one of its extents is reused, and a crash comes that has lost some of the notes that
+    /// they are free: those that still look like parts of the object must not be lost.
     #[test]
     fn parts_of_freed_large_objects_come_back_after_a_crash() {
-        for reused in 0..4u64 {
+        for (reused, lost) in
+            (0..4u64).flat_map(|reused| (0..16u64).map(move |lost| (reused, lost)))
+        {
             let region = region(16384, 1 << 20);
             let before = Heap::open(region.clone(), false);
             let large = before.allocate(60_000).unwrap();
+            let table = |index: u64| &region.table()[index as usize];
+            let entries: Vec<_> = (0..4).map(|index| region.medium().load(table(index))).collect();
             before.free(large);
             hold(&before.shared).free.retain(|&index| index == reused);
             let block = before.allocate(100).unwrap();
-            let after = Heap::open(region, false);
-            assert_eq!(after.stats().closed_bytes, 4 * 16384);
+            for index in (0..4).filter(|&index| index != reused && lost >> index & 1 == 1) {
+                region.medium().store(table(index), entries[index as usize]);
+            }
+            let after = Heap::open(region.clone(), false);
+            let closed = 1 + (lost & !(1 << reused)).count_ones();
+            assert_eq!(after.stats().closed_bytes, u64::from(closed) * 16384);
             after.mark(block);
             after.finish_sweep();
             assert_eq!((after.stats().faults, after.stats().closed_bytes), (0, 0));
@@ -875,7 +921,9 @@ mod tests {
     /// A damaged entry must not let anything be allocated over what is still there.
     #[test]
     fn nothing_is_allocated_over_what_a_damaged_entry_hides() {
-        for damaged in [0, 1, u64::MAX, Use::Tail.encode(), Use::Blocks(64).encode()] {
+        for damaged in
+            [0, 1, u64::MAX, Use::Tail.encode(0), Use::Blocks(64).encode(0), Use::Free.encode(1)]
+        {
             let region = region(16384, 1 << 20);
             let before = Heap::open(region.clone(), false);
             let large = before.allocate(60_000).unwrap();
@@ -889,7 +937,7 @@ mod tests {
             let whole = large..large + 60_000;
             let over = taken.iter().filter(|block| whole.contains(block)).count();
             // An entry that fits by accident is believed.
-            assert!(over == 0 || damaged == Use::Blocks(64).encode());
+            assert!(over == 0 || damaged == Use::Blocks(64).encode(0));
         }
     }
 
@@ -934,5 +982,31 @@ mod tests {
         small.into_iter().for_each(|block| pool.free_unpublished(block));
         pool.allocate(40_000).unwrap();
         pool.allocate(700).unwrap();
+    }
+    /// Every fourth block of many extents stays, with one that cannot move: the rest of the extents can be emptied
+    /// into each other, and nothing is allocated in those that are.
+    #[test]
+    fn sparse_extents_are_emptied_into_others() {
+        let pool = pool(16384, 1 << 20);
+        let blocks: Vec<_> = (0..256 * 16).map(|_| pool.allocate(64).unwrap()).collect();
+        let (stay, go): (Vec<_>, Vec<_>) = blocks.into_iter().partition(|block| block % 256 == 0);
+        go.into_iter().for_each(|block| pool.free_unpublished(block));
+        assert!(pool.evacuation(17).is_none());
+        let evacuation = pool.evacuation(12).unwrap();
+        assert_eq!((evacuation.extents(), evacuation.remaining()), (12, 12));
+        let leaving = |block: &&u64| evacuation.contains(**block);
+        let (fixed, moving) = (stay[0], stay.iter().filter(leaving).count());
+        for block in stay.iter().filter(leaving).filter(|block| **block != fixed) {
+            let new = pool.allocate(64).unwrap();
+            assert!(!evacuation.contains(new));
+            pool.free_unpublished(*block);
+        }
+        assert_eq!(moving, 12 * 64);
+        let left = usize::from(evacuation.contains(fixed));
+        assert_eq!(evacuation.remaining(), left);
+        drop(evacuation);
+        assert_eq!(pool.heap_stats().extent_bytes, (4 + left as u64) * 16384);
+        assert_eq!(pool.heap_stats().allocated_blocks, stay.len() as u64);
+        assert!(pool.evacuation(1).is_none(), "what cannot move is not tried again");
     }
 }

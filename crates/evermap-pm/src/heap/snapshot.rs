@@ -17,7 +17,7 @@ impl<M: Medium> Heap<M> {
     /// # Errors
     /// `NoSpace`, after which the next open sweeps.
     pub(crate) fn save_snapshot(&self) -> Result<()> {
-        self.put_all_back();
+        self.put_back_hands(|_| true);
         let words = self.snapshot_words();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let offset = self.allocate_large(bytes.len() as u64)?;
@@ -40,7 +40,7 @@ impl<M: Medium> Heap<M> {
             match extent.life {
                 Life::Free => words.push(0),
                 Life::Open | Life::Closed => {
-                    words.push(extent.used.encode() | IN_USE);
+                    words.push(extent.used.encode(index) | IN_USE);
                     words.extend(&extent.bits);
                 }
             }
@@ -90,7 +90,10 @@ impl<M: Medium> Heap<M> {
                 continue;
             }
             let used = (entry & IN_USE != 0).then_some(entry & !IN_USE)?;
-            let used = Use::decode(used, self.region.extent_size(), frontier.checked_sub(index)?)?;
+            if index >= frontier {
+                return None;
+            }
+            let used = Use::decode(used, index, self.region.extent_size(), frontier)?;
             let mut fresh = Extent::UNUSED;
             fresh.begin(used, Life::Closed, self.region.extent_size());
             let bits: Vec<u64> = words.by_ref().take(fresh.bits.len()).collect();

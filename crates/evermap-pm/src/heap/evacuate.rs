@@ -1,0 +1,126 @@
+//! Emptying extents that hold little.
+//!
+//! Where the sizes of what is stored shift, extents are left with a few blocks each of a size that is no longer
+//! asked for, and no other size can use their room. Whoever knows what names a block can move it: an
+//! [`Evacuation`] chooses the extents, keeps everybody from allocating in them, and tells which blocks are to
+//! move. They are allocated anew, and the old ones retired, as with any replacement; so a crash in between
+//! leaves nothing that the sweep would not find.
+
+use std::collections::BTreeMap;
+
+use super::{Extent, Heap, Life, Use, hold};
+use crate::medium::Medium;
+
+/// Extents that are being emptied. Nothing is allocated from them while this lives.
+pub struct Evacuation<'h, M: Medium> {
+    heap: &'h Heap<M>,
+    /// Ascending.
+    extents: Vec<u64>,
+}
+
+/// An extent that could be emptied.
+struct Candidate {
+    index: u64,
+    taken: u64,
+    free: u64,
+}
+
+impl Extent {
+    /// Whether emptying it was tried before and half of what was left then is still there: something in it
+    /// cannot move.
+    fn resists(&self) -> bool {
+        self.left > 0 && self.blocks - self.free > self.left / 2
+    }
+}
+
+impl<M: Medium> Heap<M> {
+    /// Chooses extents whose blocks fit into the free blocks of others of the same size. Nothing if fewer than
+    /// `least` extents would become free.
+    pub(crate) fn evacuation(&self, least: usize) -> Option<Evacuation<'_, M>> {
+        // What threads hold ready counts as free.
+        self.put_back_hands(|_| true);
+        let mut extents: Vec<u64> = self.candidates().into_values().flat_map(choose).collect();
+        if extents.len() < least.max(1) {
+            return None;
+        }
+        extents.sort_unstable();
+        extents.retain(|&index| {
+            let extent = &mut *self.extents.hold(index);
+            // By now it may have emptied itself, or serve another purpose.
+            extent.leaving = extent.life == Life::Open && matches!(extent.used, Use::Blocks(_));
+            extent.leaving
+        });
+        // A thread may have taken blocks into its hand before it could see the mark.
+        self.put_back_hands(|index| extents.binary_search(&index).is_ok());
+        Some(Evacuation { heap: self, extents })
+    }
+
+    /// Extents with some free blocks and some taken, by block size.
+    fn candidates(&self) -> BTreeMap<u64, Vec<Candidate>> {
+        let mut candidates = BTreeMap::<u64, Vec<Candidate>>::new();
+        for index in self.frontier_extents() {
+            let extent = self.extents.hold(index);
+            let (Life::Open, Use::Blocks(size)) = (extent.life, extent.used) else { continue };
+            if extent.free > 0 && !extent.resists() {
+                let (taken, free) = (extent.blocks - extent.free, extent.free);
+                let candidate = Candidate { index, taken: taken.into(), free: free.into() };
+                candidates.entry(size).or_default().push(candidate);
+            }
+        }
+        candidates
+    }
+}
+
+/// Of extents with blocks of one size, the emptiest ones, as many as the others have room for.
+fn choose(mut candidates: Vec<Candidate>) -> impl Iterator<Item = u64> {
+    candidates.sort_unstable_by_key(|candidate| candidate.taken);
+    let mut room: u64 = candidates.iter().map(|candidate| candidate.free).sum();
+    let mut moving = 0;
+    candidates
+        .into_iter()
+        .take_while(move |candidate| {
+            moving += candidate.taken;
+            room -= candidate.free;
+            moving <= room
+        })
+        .map(|candidate| candidate.index)
+}
+
+impl<M: Medium> Evacuation<'_, M> {
+    /// Whether the block at `offset` is to move.
+    pub fn contains(&self, offset: u64) -> bool {
+        self.heap
+            .locate(offset)
+            .is_some_and(|(index, _)| self.extents.binary_search(&index).is_ok())
+    }
+
+    /// How many extents are to be emptied.
+    pub fn extents(&self) -> usize {
+        self.extents.len()
+    }
+
+    /// How many of them still hold something.
+    pub fn remaining(&self) -> usize {
+        self.extents.iter().filter(|&&index| self.heap.extents.hold(index).leaving).count()
+    }
+}
+
+impl<M: Medium> Drop for Evacuation<'_, M> {
+    /// What could not be emptied is used as before.
+    fn drop(&mut self) {
+        for &index in &self.extents {
+            let extent = &mut *self.heap.extents.hold(index);
+            if !std::mem::take(&mut extent.leaving) {
+                continue;
+            }
+            extent.left = extent.blocks - extent.free;
+            if extent.free > 0
+                && !extent.listed
+                && let Use::Blocks(size) = extent.used
+            {
+                extent.listed = true;
+                hold(&self.heap.shared).partial.entry(size).or_default().push(index);
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Moving records out of extents that hold little, so that their space can serve other sizes.
+//!
+//! A record moves like any other replacement: a copy is made durable, the index is told, the old block is
+//! retired. The copy keeps the CAS id, so that nobody sees a difference; whatever changes the record meanwhile wins.
+
+use std::time::{Duration, Instant};
+
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{Guard, Intent};
+use evermap_pm::Medium;
+use evermap_pm::heap::Evacuation;
+
+use crate::read::Walk;
+use crate::record::{Draft, Record};
+use crate::store::Verdict;
+use crate::upkeep::SweepState;
+use crate::{Error, Meta, Result, Store};
+
+/// Compaction begins where it can free one extent in this many.
+const WORTHWHILE: u64 = 8;
+/// How long compaction waits for readers to leave what has moved, and how often it looks.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(1);
+/// Epochs after which a block that was retired before is surely free: two for its grace period, and one since
+/// others may move the epoch on just after we have collected.
+const GRACE: u64 = 3;
+
+impl<M: Medium> Store<M> {
+    /// Moves records together where that frees at least an eighth of the space in use for other sizes; answers how
+    /// many it moved. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
+    /// [`Evermap`](crate::Evermap) calls it in the background.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.compact()?, 0, "one record cannot be closer together");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`], and [`Error::Pm`] with `Poisoned` or `Forked`.
+    pub fn compact(&self) -> Result<u64> {
+        let (stats, extent) = (self.pool.heap_stats(), self.pool.region().extent_size());
+        let least = (stats.extent_bytes / extent / WORTHWHILE).max(2);
+        if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least * extent {
+            return Ok(0);
+        }
+        self.move_together(least as usize, PATIENCE)
+    }
+
+    /// Moves records together if that frees at least `least` extents, and waits up to `patience` for readers to
+    /// leave the old copies.
+    pub(crate) fn move_together(&self, least: usize, patience: Duration) -> Result<u64> {
+        self.pool.region().ensure_writable()?;
+        let _sweeping = self.upkeep.sweeping();
+        if !matches!(self.upkeep.sweep_state(), SweepState::NotNeeded | SweepState::Done(_)) {
+            return Ok(0);
+        }
+        let Some(evacuation) = self.pool.evacuation(least) else { return Ok(0) };
+        let mut mover = Mover { store: self, key: Vec::new(), value: Vec::new(), moved: 0 };
+        mover.run(&evacuation)?;
+        self.see_off(&evacuation, patience);
+        Ok(mover.moved)
+    }
+
+    /// Waits until the old copies of what has moved are free. Nothing may be allocated beside them before, or the
+    /// extents would never be empty.
+    fn see_off(&self, evacuation: &Evacuation<'_, M>, patience: Duration) {
+        let (epoch, began) = (self.pool.epoch(), Instant::now());
+        let settled = epoch.stats().epoch + GRACE;
+        loop {
+            epoch.try_drain();
+            let late = began.elapsed() >= patience || self.upkeep.is_stopping();
+            if evacuation.remaining() == 0 || epoch.stats().epoch >= settled || late {
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+struct Mover<'s, M: Medium> {
+    store: &'s Store<M>,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    moved: u64,
+}
+
+impl<M: Medium> Mover<'_, M> {
+    fn run(&mut self, evacuation: &Evacuation<'_, M>) -> Result<()> {
+        let mut walk = Walk::new();
+        while let Some((mut pairs, guard)) = walk.next(self.store)? {
+            // What cannot be read stays where it is.
+            let _ = walk.take_error();
+            pairs.retain(|(_, word)| evacuation.contains(word & OFFSET_MASK));
+            pairs.iter().for_each(|(_, word)| self.store.prefetch(*word));
+            for (_, word) in pairs {
+                match self.shift(word, &guard) {
+                    Ok(moved) => self.moved += u64::from(moved),
+                    // Somebody else needed the room: what has moved so far is as good.
+                    Err(Error::Pm(error)) if error.is_no_space() => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.store.upkeep.is_stopping() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the record that `word` names; answers whether it did. One that does not verify stays: a copy would
+    /// make its damage look sound.
+    fn shift(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
+        let (store, key, value) = (self.store, &mut self.key, &mut self.value);
+        let Ok(record) = Record::at(store.pool.medium(), word) else { return Ok(false) };
+        key.clear();
+        value.clear();
+        record.append_key(key)?;
+        record.append_value(value)?;
+        if !record.verifies(key, value) {
+            return Ok(false);
+        }
+        let meta = Meta { flags: record.flags(), expires_at: record.expires_at().unwrap_or(0) };
+        let draft = Draft::new(&store.pool, key, value, meta, record.stamp())?;
+        let change = store.commit(
+            store.key(key)?,
+            Intent::ExistingOnly,
+            guard,
+            Some(&draft),
+            &mut |live| {
+                match live {
+                    // The expiry may have been touched since it was copied.
+                    Some(live) if live.word() == word => Verdict::PublishWith(live.control()),
+                    _ => Verdict::Keep,
+                }
+            },
+        )?;
+        Ok(change.new.is_some())
+    }
+}

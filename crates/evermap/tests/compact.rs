@@ -1,0 +1,152 @@
+//! Space that other sizes cannot use comes back.
+
+mod common;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use common::{is_value_of, value_of};
+use evermap::{Clock, Evermap, Meta, Options, Store};
+use evermap_pm::medium::{Dram, Pages};
+use evermap_pm::region::Identity;
+
+const KEYS: u64 = 3000;
+
+fn store(capacity: u64) -> Store<Dram> {
+    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+    let options = Options::small(capacity).clock(Clock::manual(1000));
+    Store::open(medium, Identity::default(), &options).unwrap()
+}
+
+fn key_of(key: u64) -> Vec<u8> {
+    format!("key {key}").into_bytes()
+}
+
+/// Sizes shift again and again, each time leaving some records of every earlier size behind.
+#[test]
+fn shifting_sizes_do_not_grow_the_store() {
+    let store = store(32 << 20);
+    let mut extents = Vec::new();
+    for round in 0..40u64 {
+        for key in 0..KEYS {
+            if (key * 31 + round * 17) % 10 < 9 {
+                let size = 60 + (round * 7 % 10) * 25;
+                store.put(&key_of(key), &value_of(&key_of(key), round, size as usize)).unwrap();
+            }
+        }
+        store.compact().unwrap();
+        let stat = store.stat().unwrap();
+        extents.push(stat.extent_bytes as f64 / stat.allocated_bytes as f64);
+    }
+    for key in 0..KEYS {
+        let value = store.get(&key_of(key)).unwrap().unwrap();
+        assert!(is_value_of(&key_of(key), &value));
+    }
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+    let worst = extents.iter().copied().fold(0.0, f64::max);
+    assert!(worst < 1.25, "space in use / space needed: {extents:.2?}");
+}
+
+/// A record that moves is the same record: CAS id, flags, expiry and value stay.
+#[test]
+fn what_moves_stays_the_same() {
+    let store = store(8 << 20);
+    let put = |key: u64| {
+        let meta = Meta { flags: key as u32, expires_at: 2000 + key as u32 };
+        store.put_with(&key_of(key), &value_of(&key_of(key), key, 70), meta).unwrap().stored()
+    };
+    let ids: Vec<_> = (0..KEYS).map(put).collect();
+    for key in (0..KEYS).filter(|key| key % 10 != 0) {
+        store.remove(&key_of(key)).unwrap();
+    }
+    store.touch(&key_of(0), 7777).unwrap();
+    let before = store.stat().unwrap();
+    assert!(store.compact().unwrap() > KEYS / 20);
+    let after = store.stat().unwrap();
+    assert!(after.extent_bytes < before.extent_bytes / 2, "{before:?} {after:?}");
+    assert_eq!(after.record_bytes, before.record_bytes);
+    for key in (0..KEYS).step_by(10) {
+        let expires_at = if key == 0 { 7777 } else { 2000 + key as u32 };
+        let same = store.get_with(&key_of(key), |item| {
+            item.value == value_of(&key_of(key), key, 70)
+                && (item.flags, item.expires_at) == (key as u32, expires_at)
+                && Some(item.cas) == ids[key as usize]
+        });
+        assert_eq!(same.unwrap(), Some(true));
+    }
+    let more = (0..5).map(|_| store.compact().unwrap()).find(|&moved| moved == 0);
+    assert_eq!(more, Some(0), "it comes to an end");
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// A store whose space is all in blocks of sizes that nobody asks for any more finds room by itself.
+#[test]
+fn a_scattered_full_store_has_room() {
+    let store = store(1 << 20);
+    let mut stored = 0;
+    while store.put(&key_of(stored), &[1; 100]).is_ok() {
+        stored += 1;
+    }
+    for key in (0..stored).filter(|key| key % 8 != 0) {
+        store.remove(&key_of(key)).unwrap();
+    }
+    for key in 0..100 {
+        store.put(&key_of(stored + key), &[2; 3000]).unwrap();
+    }
+}
+
+/// Nobody notices records moving.
+#[test]
+fn records_move_beside_readers_and_writers() {
+    let store = store(16 << 20);
+    let enough = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for worker in 0..3u64 {
+            let (store, enough) = (&store, &enough);
+            threads.spawn(move || {
+                for round in (0..).take_while(|_| !enough.load(Relaxed)) {
+                    let mine = || (worker..KEYS).step_by(3);
+                    let size = 40 + (round * 37 % 300) as usize;
+                    for key in mine() {
+                        store.put(&key_of(key), &value_of(&key_of(key), round, size)).unwrap();
+                        let other = key_of((key * 7 + round) % KEYS);
+                        let value = store.get(&other).unwrap();
+                        assert!(value.is_none_or(|value| is_value_of(&other, &value)));
+                    }
+                    let stays = |key: u64| (key / 3 + round).is_multiple_of(8);
+                    for key in mine().filter(|&key| !stays(key)) {
+                        assert!(store.remove(&key_of(key)).unwrap());
+                    }
+                    for key in mine() {
+                        let expected = stays(key).then(|| value_of(&key_of(key), round, size));
+                        assert_eq!(store.get(&key_of(key)).unwrap(), expected);
+                    }
+                }
+            });
+        }
+        let mut moved = 0;
+        while moved < 5 * KEYS {
+            moved += store.compact().unwrap();
+        }
+        enough.store(true, Relaxed);
+    });
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// The keeper of a store in a file does it without being asked.
+#[test]
+fn it_happens_in_the_background() {
+    let map = Evermap::open("", Options::volatile().capacity(8 << 20).extent_size(4096)).unwrap();
+    (0..KEYS).for_each(|key| map.put(&key_of(key), &[1; 100]).unwrap());
+    let full = map.stat().unwrap().extent_bytes;
+    for key in (0..KEYS).filter(|key| key % 10 != 0) {
+        map.remove(&key_of(key)).unwrap();
+    }
+    while map.stat().unwrap().extent_bytes > full / 2 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    map.close().unwrap();
+}
