@@ -6,7 +6,7 @@
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::DashEh;
-use super::bucket::{Record, fingerprint_of, free_slot, matching_slots, meta_of, with_byte};
+use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
 use super::layout::{BUCKET_BYTES, Bucket, Header, Meta, Segment, Shape, Version};
 use super::segment::CHAIN_MAX;
 use crate::Key;
@@ -17,6 +17,22 @@ pub(super) struct Headers<const B: usize, const S: usize> {
     pub(super) versions: [Version; B],
     normal: [Lines; B],
     stash: [Lines; S],
+}
+
+/// Where in its segment a record sits.
+#[derive(Clone, Copy)]
+pub(super) enum Site {
+    Normal(usize),
+    Stash(usize),
+    Chain,
+}
+
+/// A record and where it sits.
+#[derive(Clone, Copy)]
+pub(super) struct Placed {
+    site: Site,
+    slot: usize,
+    pub(super) record: Record,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -121,7 +137,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             let home = Self::home_of(record.hash);
             let next = Self::next_of(home);
             let place = |bucket: &Bucket, slot: usize| self.write_slot(bucket, slot, record);
-            if counts[home] < N && (counts[home] <= counts[next] || counts[next] == N) {
+            let balanced = counts[home] < N && (counts[home] <= counts[next] || counts[next] == N);
+            if counts[home] < Self::HOME_FIRST || balanced {
                 place(&segment.normal[home], counts[home]);
                 headers.native(home, counts[home], record.hash);
                 counts[home] += 1;
@@ -197,8 +214,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// Makes a segment's headers say what its slots hold, dropping records that do not belong under `shape`, and
     /// flushes them without a fence. The version words stay as they are: the answer says what to release them to.
     ///
-    /// This ends a split (what moved does not belong any more) and it is the whole of recovery: nothing but the
-    /// slots and the lower half of `meta` is believed.
+    /// This is the whole of recovery: nothing but the slots and the lower half of `meta` is believed.
     pub(super) fn rebuild(&self, segment: &Segment<B, S>, shape: Shape) -> Headers<B, S> {
         let m = self.medium();
         let mut headers = Headers::empty(self.generation);
@@ -210,21 +226,81 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 }
                 if home == at {
                     headers.native(home, slot, record.hash);
-                } else if Self::next_of(home) == at && !self.is_copy(segment, at, record) {
+                } else if Self::next_of(home) == at && !self.is_copy(segment, home, record) {
                     headers.member(home, slot, record.hash);
                 }
             }
         }
         for (i, bucket) in segment.stash.iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
-                if shape.covers(record.hash) {
-                    headers.stashed(Self::home_of(record.hash), i, slot, record.hash);
+                let home = Self::home_of(record.hash);
+                if shape.covers(record.hash) && !self.is_copy(segment, home, record) {
+                    headers.stashed(home, i, slot, record.hash);
                 }
             }
         }
         self.rebuild_chain(segment, shape, &mut headers);
         headers.store(m, segment);
         headers
+    }
+
+    /// Makes a segment's headers say which of `records`, all that it held, still belong under `shape`, and flushes
+    /// them without a fence: the end of a split. That the others do not belong any more is durable.
+    ///
+    /// On the way records that sit in the next bucket or the stash go home, into slots of records that are gone:
+    /// such a slot is valid already, so the copy needs no header to survive a crash, and once it is durable the
+    /// original can go in the same step as those that moved away. A crash in between leaves two copies, as a
+    /// displacement does.
+    pub(super) fn settle(
+        &self,
+        segment: &Segment<B, S>,
+        shape: Shape,
+        records: &[Placed],
+    ) -> Headers<B, S> {
+        let m = self.medium();
+        let mut headers = Headers::empty(self.generation);
+        let mut left = [0u32; B];
+        for gone in records.iter().filter(|placed| !shape.covers(placed.record.hash)) {
+            if let Site::Normal(at) = gone.site {
+                left[at] |= 1 << gone.slot;
+            }
+        }
+        // The stash comes last in the list, and goes home first: looking there costs most.
+        for placed in records.iter().rev().filter(|placed| shape.covers(placed.record.hash)) {
+            let (slot, record) = (placed.slot, placed.record);
+            let (hash, home) = (record.hash, Self::home_of(record.hash));
+            let free = left[home].trailing_zeros() as usize;
+            match placed.site {
+                Site::Normal(at) if at == home => headers.native(home, slot, hash),
+                Site::Normal(_) | Site::Stash(_) if free < N => {
+                    left[home] &= left[home] - 1;
+                    self.write_slot(&segment.normal[home], free, record);
+                    headers.native(home, free, hash);
+                }
+                Site::Normal(_) => headers.member(home, slot, hash),
+                Site::Stash(i) => headers.stashed(home, i, slot, hash),
+                Site::Chain => {}
+            }
+        }
+        // The copies are durable before any header forgets an original.
+        m.fence();
+        self.rebuild_chain(segment, shape, &mut headers);
+        headers.store(m, segment);
+        headers
+    }
+
+    /// Every record of a segment that the caller holds: in normal buckets, the stash, its chain.
+    pub(super) fn placed_records(&self, segment: &Segment<B, S>) -> Vec<Placed> {
+        let normal =
+            segment.normal.iter().enumerate().map(|(at, bucket)| (Site::Normal(at), bucket));
+        let stash = segment.stash.iter().enumerate().map(|(i, bucket)| (Site::Stash(i), bucket));
+        let chain = self.chain(segment).map(|bucket| (Site::Chain, bucket));
+        let mut placed = Vec::with_capacity((B + S) * N);
+        for (site, bucket) in normal.chain(stash).chain(chain) {
+            let records = self.records_of(bucket);
+            placed.extend(records.map(|(slot, record)| Placed { site, slot, record }));
+        }
+        placed
     }
 
     /// The records of a bucket, with their slots.
@@ -238,19 +314,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             .map(|slot| (slot, self.record_in(bucket, slot)))
     }
 
-    /// Whether a member of bucket `at` also sits in its home bucket: a crash interrupted its displacement. The
-    /// two are identical, since nobody could change the record meanwhile; the one at home stays.
-    fn is_copy(&self, segment: &Segment<B, S>, at: usize, record: Record) -> bool {
-        let m = self.medium();
-        let home = &segment.normal[Self::previous_of(at)];
-        let mut candidates = meta_of(m, home).allocated();
-        // A home bucket that verifies has its fingerprints; one that does not is searched wholly.
-        let fast = matching_slots(m, home, fingerprint_of(record.hash)) & candidates;
-        if fast != 0 {
-            candidates = fast;
-        }
-        (0..N).filter(|other| candidates >> other & 1 == 1).any(|other| {
-            let other = self.record_in(home, other);
+    /// Whether a record that is not in its home bucket also sits there: a crash interrupted its displacement or
+    /// its way home. The two are identical, since nobody could change the record meanwhile; the one at home stays.
+    fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
+        // By the slots alone: fingerprints may be of an earlier time.
+        self.records_of(&segment.normal[home]).any(|(_, other)| {
             other.slot_key == record.slot_key
                 && (other.word == record.word || !K::WORDS_ARE_RECORDS)
         })

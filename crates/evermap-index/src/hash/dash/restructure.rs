@@ -10,6 +10,7 @@ use evermap_pm::{Guard, Medium, Result};
 use super::DashEh;
 use super::bucket::{Held, Locking, Record, meta_of, try_lock};
 use super::layout::{BUCKET_BYTES, Bucket, Segment, Shape, Version};
+use super::rebuild::Placed;
 use super::segment::CHAIN_MAX;
 use crate::Key;
 use crate::hash::directory::{DEPTH_MAX, Reserved};
@@ -95,8 +96,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Ok(Split::Done);
         }
         let (lower, upper) = (shape.half(0), shape.half(1));
-        let records = self.all_records(segment);
-        let moving = records.iter().filter(|record| upper.covers(record.hash)).count();
+        let records = self.placed_records(segment);
+        let moves = |placed: &&Placed| upper.covers(placed.record.hash);
+        let moving = records.iter().filter(moves).count();
         if (moving == 0 || moving == records.len()) && room.directory.is_some() {
             // No key would be separated from another, but the directory would double: this is how equal
             // hashes look.
@@ -104,7 +106,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Ok(Split::Refused);
         }
         let block = room.block.take().expect("reserved");
-        let moved = records.into_iter().filter(|record| upper.covers(record.hash));
+        let moved = records.iter().filter(moves).map(|placed| placed.record);
         let headers = match self.build(block, upper, moved) {
             Ok(headers) => headers,
             Err(error) => {
@@ -126,7 +128,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         m.flush(&segment.header.shape);
         m.fence();
         // Only now, with the move durable, do the moved records go from here.
-        let remaining = self.rebuild(segment, lower);
+        let remaining = self.settle(segment, lower, &records);
         m.fence();
         self.trim_chain(segment, guard);
         self.count_split();
@@ -196,12 +198,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     /// Every record of a segment that the caller holds.
     pub(super) fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
-        let buckets = segment.normal.iter().chain(&segment.stash).chain(self.chain(segment));
-        let mut records = Vec::with_capacity((B + S) * N);
-        for bucket in buckets {
-            records.extend(self.records_of(bucket).map(|(_, record)| record));
-        }
-        records
+        self.placed_records(segment).into_iter().map(|placed| placed.record).collect()
     }
 
     /// Locks every normal bucket of the segment that serves `hash`; `false`, holding nothing, if that is not this

@@ -85,7 +85,7 @@ pub(super) enum MakeRoom<'a> {
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
     /// Fills this many slots of the home bucket before spreading to the next one: a record at home is found with
     /// one cache line less. Filling more would cost load factor: at six sevenths, one point in a hundred.
-    const HOME_FIRST: usize = N * 4 / 7;
+    pub(super) const HOME_FIRST: usize = N * 6 / 7;
 
     /// How often a displacement may push another one along. The paper moves one record only; two more are worth
     /// two points of load factor in a hundred.
