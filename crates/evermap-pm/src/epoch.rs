@@ -12,7 +12,7 @@
 //!
 //! An announcement must be visible before the loads it protects. Instead of a fence in every guard there is one
 //! *process-wide* fence ([`membarrier`]) whenever the epoch is to advance, which is once in hundreds of
-//! retirements. Where the system has none, guards fence for themselves.
+//! retirements. Where the system has none, all places are shared, and guards fence for themselves.
 //!
 //! The list of retired blocks is volatile: after a crash, reachability alone says what is free.
 //!
@@ -27,8 +27,8 @@ use crate::sync::{Backoff, Mutex};
 
 /// Places that belong to one thread each.
 const OWN: usize = 256;
-/// Guards that can be alive at once; one more waits for another to end.
-const PLACES: usize = OWN + 256;
+/// Places for all other guards; one more of those waits for another to end.
+const SHARED: usize = 256;
 /// Lists of retired blocks, so that threads seldom share one.
 const SHARDS: usize = 16;
 /// Retired blocks in one list that make its owner try to reclaim.
@@ -56,13 +56,13 @@ pub type Reclaimer = Box<dyn Fn(u64) + Send + Sync>;
 /// A set of guards and retired blocks that wait for each other. One per store.
 pub struct Domain {
     global: AtomicU64,
-    places: Box<[Place]>,
-    /// Places `0..used` may hold a guard; the rest never did.
+    /// One for each thread, by its number. None where threads have to fence for themselves.
+    own: Box<[Place]>,
+    shared: Box<[Place]>,
+    /// Shared places `0..used` may hold a guard; the rest never did.
     used: AtomicUsize,
     shards: Box<[Shard]>,
     bytes_waiting: AtomicUsize,
-    /// Whether the advancing thread fences for everyone.
-    asymmetric: bool,
     reclaim: Reclaimer,
 }
 
@@ -81,18 +81,21 @@ pub struct EpochStats {
 
 /// Proof that nothing reachable when it was made is reused while it lives.
 ///
-/// Cheap (one locked instruction), nests, and may move to another thread. Long-lived guards hold up
-/// the reuse of memory.
+/// Cheap (two stores, mostly), nests, and may move to another thread. Long-lived guards hold up the reuse of
+/// memory.
 #[must_use = "a guard protects only while it lives"]
 pub struct Guard<'d> {
     domain: &'d Domain,
-    place: usize,
+    place: &'d AtomicU64,
 }
 
 thread_local! {
     static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
     static RETURN_ORDINAL: ReturnOrdinal = const { ReturnOrdinal };
 }
+
+/// Thread numbers from here on were never given out.
+static ORDINALS: AtomicUsize = AtomicUsize::new(0);
 
 /// Numbers of threads that have ended.
 static RETURNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -117,9 +120,9 @@ pub fn thread_ordinal() -> usize {
 
 #[cold]
 fn new_ordinal() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
     let returned = RETURNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
-    let number = returned.unwrap_or_else(|| NEXT.fetch_add(1, Relaxed));
+    // SeqCst: before any announcement under this number; see `Domain::places`.
+    let number = returned.unwrap_or_else(|| ORDINALS.fetch_add(1, SeqCst));
     ORDINAL.set(number);
     // Late in the end of a thread its number can no longer be given back: it is then never used again.
     let _ = RETURN_ORDINAL.try_with(|_| {});
@@ -139,13 +142,15 @@ const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 impl Domain {
     /// A domain that gives tokens to `reclaim` after their grace period.
     pub fn new(reclaim: Reclaimer) -> Self {
+        let own = if register_process_fence() { OWN } else { 0 };
+        let places = |count| (0..count).map(|_| Place(AtomicU64::new(IDLE))).collect();
         Domain {
             global: AtomicU64::new(IDLE + 1),
-            places: (0..PLACES).map(|_| Place(AtomicU64::new(IDLE))).collect(),
+            own: places(own),
+            shared: places(SHARED),
             used: AtomicUsize::new(0),
             shards: (0..SHARDS).map(|_| Shard(Mutex::new(VecDeque::new()))).collect(),
             bytes_waiting: AtomicUsize::new(0),
-            asymmetric: register_process_fence(),
             reclaim,
         }
     }
@@ -153,34 +158,49 @@ impl Domain {
     /// Begins to protect everything reachable from now on.
     ///
     /// Waits while hundreds of other guards are alive.
-    #[inline]
+    #[inline(always)]
     pub fn pin(&self) -> Guard<'_> {
-        let own = thread_ordinal();
-        if own < OWN {
-            let place = &self.places[own].0;
-            // Only this thread makes its place busy, so that needs no atomic exchange. It is busy already under
-            // an outer guard. Acquire: a guard of ours that ended on another thread has ended.
-            if place.load(Acquire) == IDLE {
-                self.reach(own);
-                place.store(self.global.load(Relaxed), Relaxed);
-                self.fence_announcement();
-                return Guard { domain: self, place: own };
-            }
-        }
-        self.pin_shared(own)
+        // A thread without a number has one that is too large.
+        self.pin_own(ORDINAL.get()).unwrap_or_else(|| self.pin_slowly())
     }
 
+    /// A guard in the place of the calling thread, `number`, if it has one and that is free.
+    #[inline(always)]
+    fn pin_own(&self, number: usize) -> Option<Guard<'_>> {
+        let place = &self.own.get(number)?.0;
+        // Only this thread makes its place busy, so that needs no atomic exchange. It is busy already under
+        // an outer guard. Acquire: a guard of ours that ended on another thread has ended.
+        if place.load(Acquire) != IDLE {
+            return None;
+        }
+        place.store(self.global.load(Relaxed), Relaxed);
+        // The announcement must be visible before this thread's first load of shared words, or an advancing
+        // thread could miss it while we still read what it frees. The advancing thread makes this thread fence;
+        // the compiler must keep the order too.
+        compiler_fence(SeqCst);
+        Some(Guard { domain: self, place })
+    }
+
+    /// The first guard of a thread, a guard inside another, or one that has no place of its own.
     #[cold]
-    fn pin_shared(&self, from: usize) -> Guard<'_> {
+    #[inline(never)]
+    fn pin_slowly(&self) -> Guard<'_> {
+        let number = thread_ordinal();
+        if let Some(guard) = self.pin_own(number) {
+            return guard;
+        }
         let mut backoff = Backoff::new();
         loop {
-            for step in 0..PLACES - OWN {
-                let place = OWN + (from + step) % (PLACES - OWN);
-                self.reach(place);
-                let epoch = self.global.load(Relaxed);
-                let cell = &self.places[place].0;
-                if cell.compare_exchange(IDLE, epoch, Acquire, Relaxed).is_ok() {
-                    self.fence_announcement();
+            for step in 0..SHARED {
+                let at = (number + step) % SHARED;
+                if at >= self.used.load(Relaxed) {
+                    // Before it is first announced in, so that scans include it.
+                    self.used.fetch_max(at + 1, SeqCst);
+                }
+                let (place, epoch) = (&self.shared[at].0, self.global.load(Relaxed));
+                if place.compare_exchange(IDLE, epoch, Acquire, Relaxed).is_ok() {
+                    // As in `pin_own`, for the case that nobody fences for us.
+                    fence(SeqCst);
                     return Guard { domain: self, place };
                 }
             }
@@ -188,29 +208,17 @@ impl Domain {
         }
     }
 
-    /// Makes scans include a place, before it is first announced in.
-    #[inline(always)]
-    fn reach(&self, place: usize) {
-        if place >= self.used.load(Relaxed) {
-            self.used.fetch_max(place + 1, SeqCst);
-        }
+    /// The places that may hold a guard. Those of which nobody knew when this was called hold none that began
+    /// before.
+    fn places(&self) -> impl Iterator<Item = &AtomicU64> {
+        let own = self.own.len().min(ORDINALS.load(SeqCst));
+        let shared = self.used.load(SeqCst);
+        self.own[..own].iter().chain(&self.shared[..shared]).map(|place| &place.0)
     }
 
-    /// The announcement must be visible before this thread's first load of shared words, or an advancing thread
-    /// could miss it while we still read what it frees.
-    #[inline(always)]
-    fn fence_announcement(&self) {
-        if self.asymmetric {
-            // The advancing thread makes this thread fence; the compiler must keep the order too.
-            compiler_fence(SeqCst);
-        } else {
-            fence(SeqCst);
-        }
-    }
-
-    /// The advancing thread's side of [`fence_announcement`](Self::fence_announcement).
+    /// The advancing thread's side of the fence that [`pin_own`](Self::pin_own) lacks.
     fn fence_everyone(&self) {
-        if self.asymmetric {
+        if !self.own.is_empty() {
             // SAFETY: as in `register_process_fence`, which said that this works.
             let done = unsafe { libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) };
             assert_eq!(done, 0, "a registered membarrier does not fail");
@@ -242,9 +250,8 @@ impl Domain {
     fn advance(&self) -> bool {
         let epoch = self.global.load(Relaxed);
         self.fence_everyone();
-        let used = self.used.load(SeqCst);
-        for place in &self.places[..used] {
-            let announced = place.0.load(Relaxed);
+        for place in self.places() {
+            let announced = place.load(Relaxed);
             if announced != IDLE && announced != epoch {
                 return false;
             }
@@ -305,8 +312,7 @@ impl Domain {
     /// The state of the domain now.
     pub fn stats(&self) -> EpochStats {
         let epoch = self.global.load(Relaxed);
-        let announced =
-            self.places.iter().map(|place| place.0.load(Relaxed)).filter(|&seen| seen != IDLE);
+        let announced = self.places().map(|place| place.load(Relaxed)).filter(|&seen| seen != IDLE);
         let (guards, oldest) =
             announced.fold((0, epoch), |(count, oldest), seen| (count + 1, oldest.min(seen)));
         EpochStats {
@@ -327,10 +333,10 @@ impl Guard<'_> {
 }
 
 impl Drop for Guard<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // Release: our loads happen before any reuse that follows our departure.
-        self.domain.places[self.place].0.store(IDLE, Release);
+        self.place.store(IDLE, Release);
     }
 }
 
@@ -370,8 +376,8 @@ mod tests {
     #[test]
     fn guards_nest_and_outnumber_the_places_only_by_waiting() {
         let (domain, _) = counting();
-        let guards: Vec<_> = (0..=PLACES - OWN).map(|_| domain.pin()).collect();
-        assert_eq!(domain.stats().guards, PLACES - OWN + 1);
+        let guards: Vec<_> = (0..=SHARED).map(|_| domain.pin()).collect();
+        assert_eq!(domain.stats().guards, SHARED + 1);
         let (domain, entered) = (&domain, &AtomicBool::new(false));
         std::thread::scope(|threads| {
             threads.spawn(move || {

@@ -55,6 +55,11 @@ impl<M: Medium> Pool<M> {
         self.region.medium()
     }
 
+    /// The region underneath, for those who want it close at hand.
+    pub fn share_region(&self) -> Arc<Region<M>> {
+        self.region.clone()
+    }
+
     /// The region underneath.
     #[inline(always)]
     pub fn region(&self) -> &Region<M> {

@@ -88,13 +88,13 @@ impl<M: Medium> Directory<M> {
     /// The segment that serves `hash`.
     #[inline(always)]
     pub(crate) fn locate(&self, hash: u64) -> Result<u64> {
-        Ok(self.find(hash)?.segment)
+        Ok(self.find(self.pool.medium(), hash)?.segment)
     }
 
-    /// The segment that serves `hash`, with what it takes to ask again cheaply.
+    /// The segment that serves `hash`, with what it takes to ask again cheaply. `m` is the pool's medium, which the
+    /// caller has at hand.
     #[inline(always)]
-    pub(crate) fn find(&self, hash: u64) -> Result<Found<'_>> {
-        let m = self.pool.medium();
+    pub(crate) fn find<'a>(&'a self, m: &'a M, hash: u64) -> Result<Found<'a>> {
         // Acquire: pairs with the release in `replace`, so that the entries are there.
         let word = self.current.load(Ordering::Acquire);
         let (offset, depth) = decode(word);
@@ -106,9 +106,8 @@ impl<M: Medium> Directory<M> {
 
     /// Whether a search that began with `found` would still be led to the same segment.
     #[inline(always)]
-    pub(crate) fn still(&self, found: &Found<'_>) -> bool {
-        self.pool.medium().load(found.entry) == found.segment
-            && self.current.load(Ordering::Acquire) == found.word
+    pub(crate) fn still(&self, m: &M, found: &Found<'_>) -> bool {
+        m.load(found.entry) == found.segment && self.current.load(Ordering::Acquire) == found.word
     }
 
     /// Global depth.

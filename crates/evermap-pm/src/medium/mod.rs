@@ -250,11 +250,15 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         })
     }
 
-    /// Whether `bytes` bytes at `offset` are usable and aligned to `align`.
+    /// Whether `bytes` bytes at `offset` are usable and aligned to `align`, a power of two that divides both
+    /// `bytes` and [`len`](Medium::len).
     #[inline(always)]
     fn contains(&self, offset: u64, bytes: u64, align: u64) -> bool {
-        let len = self.len();
-        bytes <= len && offset <= len - bytes && offset & (align - 1) == 0
+        // One comparison for both: every lookup comes here. Rotating moves the bits that alignment forbids to
+        // the top, where they make the offset too large; what is left counts in units of `align`.
+        let units = |bytes: u64| bytes >> align.trailing_zeros();
+        let starts = (units(self.len()) + 1).saturating_sub(units(bytes));
+        offset.rotate_right(align.trailing_zeros()) < starts
     }
 
     /// The offset of something inside this medium.

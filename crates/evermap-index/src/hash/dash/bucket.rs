@@ -53,15 +53,12 @@ pub(super) enum Locking<'a> {
 #[inline(always)]
 pub(super) fn try_lock<'a, M: Medium>(m: &M, bucket: &'a Bucket, generation: u64) -> Locking<'a> {
     let version = Version(m.load(&bucket.version));
-    if !version.is_of(generation) {
-        return Locking::Stale;
-    }
-    if version.is_locked()
-        || m.cas_transient(&bucket.version, version.0, version.locked().0).is_err()
+    if version.is_readable(generation)
+        && m.cas_transient(&bucket.version, version.0, version.locked().0).is_ok()
     {
-        return Locking::Busy;
+        return Locking::Held(Held { bucket, version });
     }
-    Locking::Held(Held { bucket, version })
+    if version.is_of(generation) { Locking::Busy } else { Locking::Stale }
 }
 
 impl Held<'_> {
@@ -152,6 +149,14 @@ pub(super) fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Reco
     // The commit.
     m.store(&bucket.meta, meta_of(m, bucket).with(slot, member).0);
     m.persist(&bucket.meta);
+}
+
+/// Binds the key in a slot of a locked bucket to another word, durably: one store, so that it is atomic.
+#[inline(always)]
+pub(super) fn overwrite<M: Medium>(m: &M, bucket: &Bucket, slot: usize, word: u64) {
+    let cell = &bucket.slots[slot].word;
+    m.store(cell, word);
+    m.persist(cell);
 }
 
 /// Takes the record out of a slot of a locked bucket, durably. The slot may be reused afterwards.

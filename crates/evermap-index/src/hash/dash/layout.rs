@@ -135,6 +135,12 @@ impl Version {
         self.0 & Self::LOCKED != 0
     }
 
+    /// Whether the opener `generation` wrote it, and no thread holds the bucket.
+    #[inline(always)]
+    pub fn is_readable(self, generation: u64) -> bool {
+        (self.0 ^ generation & 0xffff) & (Self::LOCKED | 0xffff) == 0
+    }
+
     /// The same, held.
     #[inline(always)]
     pub fn locked(self) -> Self {
@@ -159,6 +165,7 @@ impl Version {
         Version((self.0 % Self::ONE) | (before.0 / Self::ONE * Self::ONE))
     }
 
+    #[inline(always)]
     fn filter_bit(hash: u64) -> u64 {
         1 << (16 + (((hash >> 14 & 0xff) * 12) >> 8))
     }
@@ -167,6 +174,12 @@ impl Version {
     #[inline(always)]
     pub fn may_be_next(self, hash: u64) -> bool {
         self.0 & Self::filter_bit(hash) != 0
+    }
+
+    /// Whether a record with this hash can be in the next bucket or the stash.
+    #[inline(always)]
+    pub fn may_be_elsewhere(self, hash: u64) -> bool {
+        self.0 & (Self::filter_bit(hash) | Self::OVERFLOWED) != 0
     }
 
     /// Notes that a record with this hash is in the next bucket.

@@ -29,10 +29,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use evermap_pm::region::Region;
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
-use crate::hash::directory::{Directory, Found};
+use crate::hash::directory::Directory;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
@@ -44,10 +45,13 @@ mod recover;
 mod restructure;
 mod segment;
 
-use bucket::{Held, Locking, Probe, Record, fingerprint_of, matching_slots, try_lock};
+use bucket::{
+    Belonging, Held, Locking, Probe, Record, find, fingerprint_of, free_slot, matching_slots,
+    try_lock,
+};
 use layout::{Root, Segment, Shape, Version};
 use restructure::Split;
-use segment::{Look, MakeRoom};
+use segment::{Kind, Locks, Look, MakeRoom, Place};
 
 /// Shape of a new index.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +80,8 @@ pub struct DashEh<
     pool: Arc<Pool<M>>,
     directory: Directory<M>,
     root: u64,
-    /// Copies of the pool's, next to where every operation needs them.
+    /// What every operation needs of the pool, close at hand.
+    region: Arc<Region<M>>,
     generation: u64,
     seed: u64,
     /// Locks for recovering segments, by offset.
@@ -118,7 +123,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.pool.medium()
+        self.region.medium()
     }
 
     /// The pool underneath.
@@ -128,6 +133,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     fn assemble(pool: Arc<Pool<M>>, root: u64, directory: Directory<M>, segments: u64) -> Self {
         DashEh {
+            region: pool.share_region(),
             generation: pool.generation(),
             seed: pool.seed(),
             recovering: (0..64).map(|_| Mutex::new(())).collect(),
@@ -168,18 +174,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        self.lookup_in(&self.directory.find(probe.hash)?, probe)
-    }
-
-    /// Looks in the segment that the directory named.
-    #[inline(always)]
-    fn lookup_in(&self, found: &Found<'_>, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        let m = self.medium();
+        let found = self.directory.find(m, probe.hash)?;
         match self.look(self.segment(found.segment)?, probe) {
             // No need to look at the directory again: a record that moved away is cleared before its bucket
             // is released.
             Look::Found(word) => Ok(Some(word)),
             // The segment may have been split between the directory and the bucket.
-            Look::Absent if self.directory.still(found) => Ok(None),
+            Look::Absent if self.directory.still(m, &found) => Ok(None),
             _ => self.lookup_again(probe),
         }
     }
@@ -187,13 +189,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// The same with every case: buckets that are locked or stale, segments that are split meanwhile.
     #[cold]
     fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        let m = self.medium();
         let mut waiting = self.waiting();
         loop {
-            let found = self.directory.find(probe.hash)?;
+            let found = self.directory.find(m, probe.hash)?;
             let segment = self.segment(found.segment)?;
             match self.look(segment, probe) {
                 Look::Found(word) => return Ok(Some(word)),
-                Look::Absent if self.directory.still(&found) => return Ok(None),
+                Look::Absent if self.directory.still(m, &found) => return Ok(None),
                 Look::Absent | Look::Again => {}
                 Look::Busy => waiting.wait(segment)?,
                 Look::Stale => waiting.recover(found.segment)?,
@@ -201,24 +204,30 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         }
     }
 
-    /// Locks the home bucket of a hash, in the segment that serves it.
+    /// Tries to lock the home bucket of a hash, in the segment that serves it.
     #[inline(always)]
-    fn lock_home(&self, hash: u64) -> Result<(u64, &Segment<B, S>, Held<'_>)> {
-        let mut waiting = self.waiting();
-        loop {
-            let found = self.directory.find(hash)?;
-            let (offset, segment) = (found.segment, self.segment(found.segment)?);
-            match try_lock(self.medium(), &segment.normal[Self::home_of(hash)], self.generation) {
-                Locking::Held(held) => {
-                    // As long as one bucket is locked, its segment is neither split nor merged.
-                    if self.directory.still(&found) {
-                        return Ok((offset, segment, held));
-                    }
-                    held.release(self.medium());
-                }
-                Locking::Busy => waiting.wait(segment)?,
-                Locking::Stale => waiting.recover(offset)?,
+    fn try_lock_home(&self, hash: u64, intent: Intent) -> Result<LockingHome<'_, B, S>> {
+        let m = self.medium();
+        let found = self.directory.find(m, hash)?;
+        let (offset, segment) = (found.segment, self.segment(found.segment)?);
+        let at = Self::home_of(hash);
+        if intent == Intent::MayInsert {
+            // One insert in four needs the next bucket, and knows it only when the home bucket is here.
+            evermap_pm::medium::prefetch(
+                std::ptr::from_ref(&segment.normal[Self::next_of(at)]).cast(),
+            );
+        }
+        match try_lock(m, &segment.normal[at], self.generation) {
+            // As long as one bucket is locked, its segment is neither split nor merged.
+            Locking::Held(home) if self.directory.still(m, &found) => {
+                Ok(LockingHome::Held(Home { offset, segment, bucket: home }))
             }
+            Locking::Held(home) => {
+                home.release(m);
+                Ok(LockingHome::Moved)
+            }
+            Locking::Busy => Ok(LockingHome::Busy(segment)),
+            Locking::Stale => Ok(LockingHome::Stale(offset)),
         }
     }
 
@@ -228,95 +237,175 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         key: K::Ref<'_>,
         intent: Intent,
         guard: &Guard<'_>,
-        decide: impl FnMut(Option<u64>) -> Action,
+        mut decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
-        self.pool.region().ensure_writable()?;
-        let poison = self.pool.region().poison_on_panic();
+        self.region.ensure_writable()?;
+        let poison = self.region.poison_on_panic();
         let probe = Probe::new(key, self.seed);
-        let mut chain = None;
-        let change = self.apply_probe(&probe, intent, guard, &mut chain, decide);
-        if let Some(unused) = chain {
-            self.pool.free_unpublished(unused);
-        }
+        let operation = Operation { probe: &probe, intent, guard };
+        let change = match self.try_lock_home(probe.hash, intent) {
+            Ok(LockingHome::Held(home)) => self.apply_at_home(home, operation, &mut decide),
+            Ok(_) => self.apply_anywhere(None, operation, &mut decide),
+            Err(error) => Err(error),
+        };
         poison.disarm();
         change
     }
 
+    /// The common cases, in one short piece: those that concern the home bucket alone.
     #[inline(always)]
-    fn apply_probe(
+    fn apply_at_home(
         &self,
-        probe: &Probe<'_, K>,
-        intent: Intent,
-        guard: &Guard<'_>,
-        chain: &mut Option<u64>,
-        mut decide: impl FnMut(Option<u64>) -> Action,
+        home: Home<'_, B, S>,
+        operation: Operation<'_, '_, K>,
+        decide: &mut impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let (m, probe) = (self.medium(), operation.probe);
+        let bucket = home.bucket.bucket;
+        if let Some((slot, old)) = find(m, bucket, probe, Belonging::Native) {
+            let place = Place { bucket, slot, word: old, kind: Kind::Home };
+            return self.apply_to(place, Locks::default(), home, operation, decide);
+        }
+        // Nobody moves records of this bucket while it is locked, so the others need not be.
+        let absent = !home.bucket.version.may_be_elsewhere(probe.hash)
+            || self.find_held(home.segment, &home.bucket, probe).is_none();
+        let room = free_slot(bucket::meta_of(m, bucket), Self::HOME_FIRST);
+        match (absent, operation.intent, room) {
+            (true, Intent::ExistingOnly, _) => {
+                home.bucket.release(m);
+                Ok(Change::default())
+            }
+            (true, Intent::MayInsert, Some(slot)) => {
+                let Action::Put(word) = decide(None) else {
+                    home.bucket.release(m);
+                    return Ok(Change::default());
+                };
+                let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
+                bucket::place(m, bucket, slot, record, false);
+                home.bucket.release_changed(m);
+                Ok(Change { old: None, new: Some(word) })
+            }
+            _ => self.apply_anywhere(Some(home), operation, decide),
+        }
+    }
+
+    /// Does what `decide` says about a record that was found, and releases the bucket.
+    #[inline(always)]
+    fn apply_to(
+        &self,
+        place: Place<'_>,
+        locks: Locks<'_>,
+        mut home: Home<'_, B, S>,
+        operation: Operation<'_, '_, K>,
+        decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
     ) -> Result<Change> {
         let m = self.medium();
+        let old = Some(place.word);
+        match decide(old) {
+            Action::Keep => {
+                locks.release(m, false);
+                home.bucket.release(m);
+                Ok(Change { old, new: old })
+            }
+            Action::Put(word) => {
+                bucket::overwrite(m, place.bucket, place.slot, word);
+                locks.release(m, true);
+                home.bucket.release_changed(m);
+                Ok(Change { old, new: Some(word) })
+            }
+            Action::Remove => {
+                let hash = operation.probe.hash;
+                self.remove_at(home.segment, &mut home.bucket, hash, &place);
+                let emptied = Self::may_be_sparse(m, &home.bucket);
+                locks.release(m, true);
+                home.bucket.release_changed(m);
+                if emptied {
+                    self.merge_if_sparse(home.offset, hash, operation.guard)?;
+                }
+                Ok(Change { old, new: None })
+            }
+        }
+    }
+
+    /// Does what `decide` says about a key, wherever its record is or is to be. The home bucket may be locked
+    /// already.
+    #[inline(never)]
+    fn apply_anywhere(
+        &self,
+        home: Option<Home<'_, B, S>>,
+        operation: Operation<'_, '_, K>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let mut chain = None;
+        let change = self.apply_again(home, operation, &mut chain, decide);
+        if let Some(unused) = chain {
+            self.pool.free_unpublished(unused);
+        }
+        change
+    }
+
+    fn apply_again(
+        &self,
+        mut locked: Option<Home<'_, B, S>>,
+        operation: Operation<'_, '_, K>,
+        chain: &mut Option<u64>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let (m, probe) = (self.medium(), operation.probe);
         let mut waiting = self.waiting();
         loop {
-            let (offset, segment, mut home) = self.lock_home(probe.hash)?;
-            if let Some(place) = self.find_held(segment, &home, probe) {
-                let locks = match self.lock_for_removal(segment, probe.hash, place.kind)? {
-                    Some(locks) => locks,
-                    // Holding one lock, we only try others: give way, and begin again.
-                    None => {
-                        home.release(m);
+            let mut home = match locked.take() {
+                Some(home) => home,
+                None => match self.try_lock_home(probe.hash, operation.intent)? {
+                    LockingHome::Held(home) => home,
+                    LockingHome::Moved => continue,
+                    LockingHome::Busy(segment) => {
                         waiting.wait(segment)?;
                         continue;
                     }
-                };
-                let old = Some(place.word);
-                match decide(old) {
-                    Action::Keep => {
-                        locks.release(m, false);
-                        home.release(m);
-                        return Ok(Change { old, new: old });
+                    LockingHome::Stale(offset) => {
+                        waiting.recover(offset)?;
+                        continue;
                     }
-                    Action::Put(word) => {
-                        let cell = &place.bucket.slots[place.slot].word;
-                        m.store(cell, word);
-                        m.persist(cell);
-                        locks.release(m, true);
-                        home.release_changed(m);
-                        return Ok(Change { old, new: Some(word) });
-                    }
-                    Action::Remove => {
-                        self.remove_at(segment, &mut home, probe.hash, &place);
-                        let emptied = Self::may_be_sparse(m, &home);
-                        locks.release(m, true);
-                        home.release_changed(m);
-                        if emptied {
-                            self.merge_if_sparse(offset, probe.hash, guard)?;
-                        }
-                        return Ok(Change { old, new: None });
+                },
+            };
+            let segment = home.segment;
+            if let Some(place) = self.find_held(segment, &home.bucket, probe) {
+                match self.lock_for_removal(segment, probe.hash, place.kind)? {
+                    Some(locks) => return self.apply_to(place, locks, home, operation, decide),
+                    // Holding one lock, we only try others: give way, and begin again.
+                    None => {
+                        home.bucket.release(m);
+                        waiting.wait(segment)?;
+                        continue;
                     }
                 }
             }
-            if intent == Intent::ExistingOnly {
-                home.release(m);
+            if operation.intent == Intent::ExistingOnly {
+                home.bucket.release(m);
                 return Ok(Change::default());
             }
-            match self.make_room(segment, &mut home, probe.hash, chain)? {
+            match self.make_room(segment, &mut home.bucket, probe.hash, chain)? {
                 MakeRoom::Room(room) => {
                     let action = decide(None);
                     if let Action::Put(word) = action {
                         let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
-                        self.place_in(segment, &mut home, &room, record);
+                        self.place_in(segment, &mut home.bucket, &room, record);
                     }
                     // Changed in any case: making room may have moved a record.
                     room.locks.release(m, true);
-                    home.release_changed(m);
+                    home.bucket.release_changed(m);
                     let new = if let Action::Put(word) = action { Some(word) } else { None };
                     return Ok(Change { old: None, new });
                 }
                 MakeRoom::Busy => {
-                    home.release(m);
+                    home.bucket.release(m);
                     waiting.wait(segment)?;
                 }
                 MakeRoom::Full => {
-                    home.release(m);
-                    match self.split(offset, probe.hash, guard)? {
+                    home.bucket.release(m);
+                    match self.split(home.offset, probe.hash, operation.guard)? {
                         Split::Done => {}
                         Split::Refused if chain.is_some() => {}
                         Split::Refused => *chain = Some(self.pool.allocate(layout::BUCKET_BYTES)?),
@@ -337,20 +426,18 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// all slots that match, then all keys behind them.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
-        let mut probes: [Option<(Probe<'_, K>, Found<'_>)>; BATCH] = [const { None }; BATCH];
-        for (probe, &key) in probes.iter_mut().zip(keys) {
-            let new = Probe::new(key, self.seed);
-            let found = self.directory.find(new.hash)?;
+        let (mut hashes, mut segments) = ([0; BATCH], [0; BATCH]);
+        for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
+            *hash = K::hash(key, self.seed);
+            *segment = self.directory.find(m, *hash)?.segment;
             // A hint only: whether there is a segment is checked below.
-            let bucket = Self::bucket_offset(Self::home_of(new.hash));
-            m.prefetch(found.segment.wrapping_add(bucket));
-            *probe = Some((new, found));
+            m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
-        for (probe, found) in probes.iter().flatten() {
-            self.prefetch_match(self.segment(found.segment)?, probe);
+        for (&hash, &segment) in hashes.iter().zip(&segments).take(keys.len()) {
+            self.prefetch_match(self.segment(segment)?, hash);
         }
-        for ((probe, found), out) in probes.iter().flatten().zip(out) {
-            *out = self.lookup_in(found, probe)?;
+        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
+            *out = self.lookup(&Probe { key, hash, slot_key: K::slot_key(key, hash) })?;
         }
         Ok(())
     }
@@ -361,16 +448,16 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     /// Fetches what a look will read after the home bucket's header: the matching slot, or else the next bucket.
     #[inline(always)]
-    fn prefetch_match(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) {
+    fn prefetch_match(&self, segment: &Segment<B, S>, hash: u64) {
         let m = self.medium();
-        let at = Self::home_of(probe.hash);
+        let at = Self::home_of(hash);
         let home = &segment.normal[at];
         let natives = bucket::meta_of(m, home).natives();
-        let candidates = matching_slots(m, home, fingerprint_of(probe.hash)) & natives;
+        let candidates = matching_slots(m, home, fingerprint_of(hash)) & natives;
         if candidates != 0 {
             let slot = &home.slots[candidates.trailing_zeros() as usize];
             evermap_pm::medium::prefetch(std::ptr::from_ref(slot).cast());
-        } else if Version(m.load_relaxed(&home.version)).may_be_next(probe.hash) {
+        } else if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
             let next = &segment.normal[Self::next_of(at)];
             evermap_pm::medium::prefetch(std::ptr::from_ref(next).cast());
         }
@@ -479,6 +566,39 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         records.retain(|record| record.hash >= from);
         records
     }
+}
+
+/// A mutation: for which key, and under which guard.
+struct Operation<'a, 'k, K: Key> {
+    probe: &'a Probe<'k, K>,
+    intent: Intent,
+    guard: &'a Guard<'a>,
+}
+
+impl<K: Key> Clone for Operation<'_, '_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K: Key> Copy for Operation<'_, '_, K> {}
+
+/// The locked home bucket of a key, and the segment that it is in.
+struct Home<'a, const B: usize, const S: usize> {
+    offset: u64,
+    segment: &'a Segment<B, S>,
+    bucket: Held<'a>,
+}
+
+/// What an attempt to lock a home bucket found.
+enum LockingHome<'a, const B: usize, const S: usize> {
+    Held(Home<'a, B, S>),
+    /// The directory was changed meanwhile: try again.
+    Moved,
+    /// Another thread holds it, in this segment.
+    Busy(&'a Segment<B, S>),
+    /// The segment at this offset was not recovered since the region was opened.
+    Stale(u64),
 }
 
 /// Waits for a bucket that cannot be used yet, with an eye on why it may never be.

@@ -291,27 +291,30 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     /// Every record of a segment that the caller holds: in normal buckets, the stash, its chain.
     pub(super) fn placed_records(&self, segment: &Segment<B, S>) -> Vec<Placed> {
-        let normal =
-            segment.normal.iter().enumerate().map(|(at, bucket)| (Site::Normal(at), bucket));
-        let stash = segment.stash.iter().enumerate().map(|(i, bucket)| (Site::Stash(i), bucket));
-        let chain = self.chain(segment).map(|bucket| (Site::Chain, bucket));
         let mut placed = Vec::with_capacity((B + S) * N);
-        for (site, bucket) in normal.chain(stash).chain(chain) {
-            let records = self.records_of(bucket);
-            placed.extend(records.map(|(slot, record)| Placed { site, slot, record }));
-        }
+        let mut add = |site, bucket| {
+            for (slot, record) in self.records_of(bucket) {
+                placed.push(Placed { site, slot, record });
+            }
+        };
+        segment.normal.iter().enumerate().for_each(|(at, bucket)| add(Site::Normal(at), bucket));
+        segment.stash.iter().enumerate().for_each(|(i, bucket)| add(Site::Stash(i), bucket));
+        self.chain(segment).for_each(|bucket| add(Site::Chain, bucket));
         placed
     }
 
     /// The records of a bucket, with their slots.
+    #[inline(always)]
     pub(super) fn records_of<'a>(
         &'a self,
         bucket: &'a Bucket,
     ) -> impl Iterator<Item = (usize, Record)> + 'a {
-        let allocated = meta_of(self.medium(), bucket).allocated();
-        (0..N)
-            .filter(move |slot| allocated >> slot & 1 == 1)
-            .map(|slot| (slot, self.record_in(bucket, slot)))
+        let mut slots = meta_of(self.medium(), bucket).allocated() & ((1 << N) - 1);
+        std::iter::from_fn(move || {
+            let slot = slots.trailing_zeros() as usize;
+            slots &= slots.checked_sub(1)?;
+            Some((slot, self.record_in(bucket, slot)))
+        })
     }
 
     /// Whether a record that is not in its home bucket also sits there: a crash interrupted its displacement or

@@ -83,9 +83,9 @@ pub(super) enum MakeRoom<'a> {
 }
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
-    /// Fills this many slots of the home bucket before spreading to the next one: a record at home is found with
-    /// one cache line less. Filling more would cost load factor: at six sevenths, one point in a hundred.
-    pub(super) const HOME_FIRST: usize = N * 6 / 7;
+    /// Fills this many slots of the home bucket before spreading to the next one: a record at home is found, and
+    /// placed, with one cache line less. What it costs in load factor, displacement brings back.
+    pub(super) const HOME_FIRST: usize = N * 13 / 14;
 
     /// How often a displacement may push another one along. The paper moves one record only; two more are worth
     /// two points of load factor in a hundred.
@@ -108,34 +108,59 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     /// Looks for a key without a lock or a store.
+    ///
+    /// How many lookups a processor overlaps is decided by how few instructions each takes, so the common cases,
+    /// a record at home and none at all, come first and are short.
     #[inline(always)]
     pub(super) fn look(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
-        let at = Self::home_of(probe.hash);
-        let home = &segment.normal[at];
+        let home = &segment.normal[Self::home_of(probe.hash)];
         let version = Version(m.load(&home.version));
-        if !version.is_of(self.generation) {
-            return Look::Stale;
+        if !version.is_readable(self.generation) {
+            return if version.is_of(self.generation) { Look::Busy } else { Look::Stale };
         }
-        if version.is_locked() {
-            return Look::Busy;
+        if let Some((_, word)) = find(m, home, probe, Belonging::Native) {
+            return if self.is_unchanged(home, version) { Look::Found(word) } else { Look::Again };
         }
-        let mut found = find(m, home, probe, Belonging::Native).map(|(_, word)| word);
-        if found.is_none() && version.may_be_next(probe.hash) {
+        if version.may_be_elsewhere(probe.hash) {
+            return self.look_elsewhere(segment, version, probe);
+        }
+        // Checked after a miss too: a record may have moved behind the search.
+        if self.is_unchanged(home, version) { Look::Absent } else { Look::Again }
+    }
+
+    /// Goes on looking in the next bucket and the stash.
+    fn look_elsewhere(
+        &self,
+        segment: &Segment<B, S>,
+        version: Version,
+        probe: &Probe<'_, K>,
+    ) -> Look {
+        let m = self.medium();
+        let at = Self::home_of(probe.hash);
+        let mut found = None;
+        if version.may_be_next(probe.hash) {
             let next = &segment.normal[Self::next_of(at)];
             found = find(m, next, probe, Belonging::Member).map(|(_, word)| word);
         }
         if found.is_none() && version.overflowed() {
             found = self.find_in_stash(segment, version, probe).map(|place| place.word);
         }
-        // Acquire: everything read above is read before the version is read again. Whoever changes a record of
-        // this bucket locks the bucket first, so an unchanged version means that nothing changed. The check
-        // comes after a miss too: a record may have moved behind the search.
-        fence(Ordering::Acquire);
-        if m.load_relaxed(&home.version) != version.0 {
-            return Look::Again;
+        match found {
+            _ if !self.is_unchanged(&segment.normal[at], version) => Look::Again,
+            Some(word) => Look::Found(word),
+            None => Look::Absent,
         }
-        found.map_or(Look::Absent, Look::Found)
+    }
+
+    /// Whether nothing has changed in this bucket, and with the records that belong to it, since its version
+    /// word was read.
+    #[inline(always)]
+    fn is_unchanged(&self, home: &Bucket, version: Version) -> bool {
+        // Acquire: everything read above is read before the version is read again. Whoever changes a record of
+        // this bucket locks the bucket first, so an unchanged version means that nothing changed.
+        fence(Ordering::Acquire);
+        self.medium().load_relaxed(&home.version) == version.0
     }
 
     /// Looks for a key in the stash and its chain. `home` is what the home bucket's version word says.
@@ -275,6 +300,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     /// Takes a record away, durably, under its home's lock and those of
     /// [`lock_for_removal`](Self::lock_for_removal).
+    #[inline(always)]
     pub(super) fn remove_at(
         &self,
         segment: &Segment<B, S>,
@@ -282,16 +308,26 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         hash: u64,
         place: &Place<'_>,
     ) {
+        erase(self.medium(), place.bucket, place.slot);
+        match place.kind {
+            // The filter keeps its bit: another record may have set it too.
+            Kind::Home | Kind::Next => {}
+            Kind::Stash(i) => self.unannounce(segment, home, hash, Some(i)),
+            Kind::Chain => self.unannounce(segment, home, hash, None),
+        }
+    }
+
+    /// Undoes the announcement of a record in stash bucket `place`, or in the chain.
+    fn unannounce(
+        &self,
+        segment: &Segment<B, S>,
+        home: &mut Held<'_>,
+        hash: u64,
+        place: Option<usize>,
+    ) {
         let m = self.medium();
-        erase(m, place.bucket, place.slot);
-        // The filter keeps its bit: another record may have set it too.
-        let listed_in = match place.kind {
-            Kind::Home | Kind::Next => return,
-            Kind::Stash(i) => Some(i),
-            Kind::Chain => None,
-        };
         let next = &segment.normal[Self::next_of(Self::home_of(hash))];
-        let unlisted = listed_in.is_some_and(|i| {
+        let unlisted = place.is_some_and(|i| {
             unlist(m, home.bucket, hash, i, false) || unlist(m, next, hash, i, true)
         });
         if !unlisted {
@@ -315,9 +351,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         hash: u64,
         chain: &mut Option<u64>,
     ) -> Result<MakeRoom<'a>> {
-        let meta = meta_of(self.medium(), home.bucket);
-        if meta.count() < Self::HOME_FIRST {
-            let slot = free_slot(meta, N).expect("fewer records than slots");
+        if let Some(slot) = free_slot(meta_of(self.medium(), home.bucket), Self::HOME_FIRST) {
             let (bucket, locks) = (home.bucket, Locks::default());
             return Ok(MakeRoom::Room(Room { bucket, slot, kind: Kind::Home, locks }));
         }
@@ -427,6 +461,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         Some(slot)
     }
 
+    #[inline(always)]
     pub(super) fn record_in(&self, bucket: &Bucket, slot: usize) -> Record {
         let m = self.medium();
         let slot_key = m.load_relaxed(&bucket.slots[slot].key);
