@@ -286,7 +286,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 home.bucket.release_changed(m);
                 Ok(Change { old: None, new: Some(word) })
             }
-            _ => self.apply_anywhere(Some(home), operation, decide),
+            _ => self.apply_anywhere(Some((home, absent)), operation, decide),
         }
     }
 
@@ -329,11 +329,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     /// Does what `decide` says about a key, wherever its record is or is to be. The home bucket may be locked
-    /// already.
+    /// already, and the key known to be absent.
     #[inline(never)]
     fn apply_anywhere(
         &self,
-        home: Option<Home<'_, B, S>>,
+        home: Option<(Home<'_, B, S>, bool)>,
         operation: Operation<'_, '_, K>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -347,7 +347,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     fn apply_again(
         &self,
-        mut locked: Option<Home<'_, B, S>>,
+        mut locked: Option<(Home<'_, B, S>, bool)>,
         operation: Operation<'_, '_, K>,
         chain: &mut Option<u64>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
@@ -355,10 +355,10 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let (m, probe) = (self.medium(), operation.probe);
         let mut waiting = self.waiting();
         loop {
-            let mut home = match locked.take() {
-                Some(home) => home,
+            let (mut home, absent) = match locked.take() {
+                Some(locked) => locked,
                 None => match self.try_lock_home(probe.hash, operation.intent)? {
-                    LockingHome::Held(home) => home,
+                    LockingHome::Held(home) => (home, false),
                     LockingHome::Moved => continue,
                     LockingHome::Busy(segment) => {
                         waiting.wait(segment)?;
@@ -371,7 +371,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 },
             };
             let segment = home.segment;
-            if let Some(place) = self.find_held(segment, &home.bucket, probe) {
+            if !absent && let Some(place) = self.find_held(segment, &home.bucket, probe) {
                 match self.lock_for_removal(segment, probe.hash, place.kind)? {
                     Some(locks) => return self.apply_to(place, locks, home, operation, decide),
                     // Holding one lock, we only try others: give way, and begin again.

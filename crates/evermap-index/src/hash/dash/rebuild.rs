@@ -22,17 +22,17 @@ pub(super) struct Headers<const B: usize, const S: usize> {
 /// Where in its segment a record sits.
 #[derive(Clone, Copy)]
 pub(super) enum Site {
-    Normal(usize),
-    Stash(usize),
+    Normal(u8),
+    Stash(u8),
     Chain,
 }
 
 /// A record and where it sits.
 #[derive(Clone, Copy)]
 pub(super) struct Placed {
-    site: Site,
-    slot: usize,
     pub(super) record: Record,
+    site: Site,
+    slot: u8,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -244,8 +244,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         headers
     }
 
-    /// Makes a segment's headers say which of `records`, all that it held, still belong under `shape`, and flushes
-    /// them without a fence: the end of a split. That the others do not belong any more is durable.
+    /// Makes a segment's headers say that it holds `staying`, but not `gone`, and flushes them without a fence: the
+    /// end of a split. That those do not belong any more is durable.
     ///
     /// On the way records that sit in the next bucket or the stash go home, into slots of records that are gone:
     /// such a slot is valid already, so the copy needs no header to survive a crash, and once it is durable the
@@ -255,30 +255,30 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         &self,
         segment: &Segment<B, S>,
         shape: Shape,
-        records: &[Placed],
+        staying: &[Placed],
+        gone: &[Placed],
     ) -> Headers<B, S> {
         let m = self.medium();
         let mut headers = Headers::empty(self.generation);
         let mut left = [0u32; B];
-        for gone in records.iter().filter(|placed| !shape.covers(placed.record.hash)) {
+        for gone in gone {
             if let Site::Normal(at) = gone.site {
-                left[at] |= 1 << gone.slot;
+                left[usize::from(at)] |= 1 << gone.slot;
             }
         }
         // The stash comes last in the list, and goes home first: looking there costs most.
-        for placed in records.iter().rev().filter(|placed| shape.covers(placed.record.hash)) {
-            let (slot, record) = (placed.slot, placed.record);
-            let (hash, home) = (record.hash, Self::home_of(record.hash));
-            let free = left[home].trailing_zeros() as usize;
-            match placed.site {
-                Site::Normal(at) if at == home => headers.native(home, slot, hash),
-                Site::Normal(_) | Site::Stash(_) if free < N => {
+        for &Placed { record, site, slot } in staying.iter().rev() {
+            let (hash, home, slot) = (record.hash, Self::home_of(record.hash), usize::from(slot));
+            match site {
+                Site::Normal(at) if usize::from(at) == home => headers.native(home, slot, hash),
+                Site::Normal(_) | Site::Stash(_) if left[home] != 0 => {
+                    let free = left[home].trailing_zeros() as usize;
                     left[home] &= left[home] - 1;
                     self.write_slot(&segment.normal[home], free, record);
                     headers.native(home, free, hash);
                 }
                 Site::Normal(_) => headers.member(home, slot, hash),
-                Site::Stash(i) => headers.stashed(home, i, slot, hash),
+                Site::Stash(i) => headers.stashed(home, usize::from(i), slot, hash),
                 Site::Chain => {}
             }
         }
@@ -289,18 +289,21 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         headers
     }
 
-    /// Every record of a segment that the caller holds: in normal buckets, the stash, its chain.
-    pub(super) fn placed_records(&self, segment: &Segment<B, S>) -> Vec<Placed> {
-        let mut placed = Vec::with_capacity((B + S) * N);
-        let mut add = |site, bucket| {
+    /// Calls `each` with every record of a segment that the caller holds: in normal buckets, the stash, its chain.
+    #[inline(always)]
+    pub(super) fn for_each_placed(&self, segment: &Segment<B, S>, mut each: impl FnMut(Placed)) {
+        let mut visit = |site, bucket| {
             for (slot, record) in self.records_of(bucket) {
-                placed.push(Placed { site, slot, record });
+                each(Placed { record, site, slot: slot as u8 });
             }
         };
-        segment.normal.iter().enumerate().for_each(|(at, bucket)| add(Site::Normal(at), bucket));
-        segment.stash.iter().enumerate().for_each(|(i, bucket)| add(Site::Stash(i), bucket));
-        self.chain(segment).for_each(|bucket| add(Site::Chain, bucket));
-        placed
+        for (at, bucket) in segment.normal.iter().enumerate() {
+            visit(Site::Normal(at as u8), bucket);
+        }
+        for (i, bucket) in segment.stash.iter().enumerate() {
+            visit(Site::Stash(i as u8), bucket);
+        }
+        self.chain(segment).for_each(|bucket| visit(Site::Chain, bucket));
     }
 
     /// The records of a bucket, with their slots.

@@ -96,17 +96,19 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Ok(Split::Done);
         }
         let (lower, upper) = (shape.half(0), shape.half(1));
-        let records = self.placed_records(segment);
-        let moves = |placed: &&Placed| upper.covers(placed.record.hash);
-        let moving = records.iter().filter(moves).count();
-        if (moving == 0 || moving == records.len()) && room.directory.is_some() {
+        let (mut staying, mut moving) = (Self::room_for_records(), Self::room_for_records());
+        self.for_each_placed(segment, |placed: Placed| {
+            let half = if upper.covers(placed.record.hash) { &mut moving } else { &mut staying };
+            half.push(placed);
+        });
+        if (moving.is_empty() || staying.is_empty()) && room.directory.is_some() {
             // No key would be separated from another, but the directory would double: this is how equal
             // hashes look.
             self.unlock_unchanged(segment);
             return Ok(Split::Refused);
         }
         let block = room.block.take().expect("reserved");
-        let moved = records.iter().filter(moves).map(|placed| placed.record);
+        let moved = moving.iter().map(|placed| placed.record);
         let headers = match self.build(block, upper, moved) {
             Ok(headers) => headers,
             Err(error) => {
@@ -128,7 +130,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         m.flush(&segment.header.shape);
         m.fence();
         // Only now, with the move durable, do the moved records go from here.
-        let remaining = self.settle(segment, lower, &records);
+        let remaining = self.settle(segment, lower, &staying, &moving);
         m.fence();
         self.trim_chain(segment, guard);
         self.count_split();
@@ -198,7 +200,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     /// Every record of a segment that the caller holds.
     pub(super) fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
-        self.placed_records(segment).into_iter().map(|placed| placed.record).collect()
+        let mut records = Vec::with_capacity((B + S) * N);
+        self.for_each_placed(segment, |placed| records.push(placed.record));
+        records
+    }
+
+    /// A list with room for all that a segment holds, chains aside.
+    fn room_for_records() -> Vec<Placed> {
+        Vec::with_capacity((B + S) * N)
     }
 
     /// Locks every normal bucket of the segment that serves `hash`; `false`, holding nothing, if that is not this
