@@ -6,8 +6,8 @@ pub mod child;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use evermap::{Options, Store};
 use evermap_pm::medium::{Dram, Medium, Pages};
@@ -20,16 +20,22 @@ pub struct Kept {
     memory: Arc<Dram>,
     /// Flushes until one panics; negative: none does.
     fuse: Arc<AtomicI64>,
+    fences: Arc<AtomicU64>,
 }
 
 impl Kept {
     pub fn new(capacity: u64) -> Self {
         let memory = Arc::new(Dram::reserve(capacity, Pages::Base).unwrap());
-        Kept { memory, fuse: Arc::new(AtomicI64::new(-1)) }
+        Kept { memory, fuse: Arc::new(AtomicI64::new(-1)), fences: Arc::default() }
     }
 
     pub fn open(&self, options: &Options) -> evermap::Result<Store<Kept>> {
         Store::open(self.clone(), Identity::default(), options)
+    }
+
+    /// Ordered persists so far.
+    pub fn fences(&self) -> u64 {
+        self.fences.load(SeqCst)
     }
 
     /// Makes the flush after `flushes` more panic.
@@ -80,6 +86,7 @@ unsafe impl Medium for Kept {
     }
 
     fn fence(&self) {
+        self.fences.fetch_add(1, SeqCst);
         self.memory.fence();
     }
 }
