@@ -18,18 +18,24 @@ use crate::subject::{
 };
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 2] = [
+pub(crate) const ENTRIES: [Entry; 3] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
         rival: false,
-        build: |setup| build::<Dash>("dash-eh", Guards::PerOperation, setup),
+        build: |setup| build::<Dash<2>>("dash-eh", Guards::PerOperation, setup),
     },
     Entry {
         name: "dash-eh-batch",
         about: "Dash-EH with one guard for 1024 operations",
         rival: false,
-        build: |setup| build::<Dash>("dash-eh-batch", Guards::PerBatch(1024), setup),
+        build: |setup| build::<Dash<2>>("dash-eh-batch", Guards::PerBatch(1024), setup),
+    },
+    Entry {
+        name: "dash-eh-4-stash",
+        about: "Dash-EH with four stash buckets a segment instead of two",
+        rival: false,
+        build: |setup| build::<Dash<4>>("dash-eh-4-stash", Guards::PerOperation, setup),
     },
 ];
 
@@ -42,10 +48,11 @@ trait Kind {
     fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>>;
 }
 
-struct Dash;
+/// Dash-EH with this many stash buckets a segment.
+struct Dash<const STASHES: usize>;
 
-impl Kind for Dash {
-    type On<M: Medium> = DashEh<u64, M>;
+impl<const STASHES: usize> Kind for Dash<STASHES> {
+    type On<M: Medium> = DashEh<u64, M, 64, STASHES>;
 
     fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
         /// Pairs in a segment of the usual geometry that is about two thirds full.
