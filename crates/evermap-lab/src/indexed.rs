@@ -173,14 +173,18 @@ impl From<medium::Counts> for Counts {
 
 impl<M: Medium, I: Index<u64>> Indexed<M, I> {
     #[inline(always)]
-    fn announced<R>(&self, operation: impl FnOnce(&I) -> R) -> R {
+    fn begin(&self) {
         self.pool.medium().note(Note::Begin(0));
-        let result = operation(&self.index);
+    }
+
+    #[inline(always)]
+    fn end<R>(&self, result: R) -> R {
         self.pool.medium().note(Note::End(0));
         result
     }
 }
 
+// No closures: the compiler would make each of them a function of its own, which no user's loop would call.
 impl<M: Medium, I: Index<u64> + 'static> Table for Indexed<M, I> {
     type Guard<'a> = Guard<'a>;
 
@@ -191,27 +195,32 @@ impl<M: Medium, I: Index<u64> + 'static> Table for Indexed<M, I> {
 
     #[inline(always)]
     fn insert(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
-        Ok(self.announced(|index| index.insert(key, word, guard))?.old.into())
+        self.begin();
+        Ok(self.end(self.index.insert(key, word, guard))?.old.into())
     }
 
     #[inline(always)]
     fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
-        self.announced(|index| index.get(key, guard))
+        self.begin();
+        self.end(self.index.get(key, guard))
     }
 
     #[inline(always)]
     fn get_many(&self, keys: &[u64], out: &mut [Option<u64>], guard: &Guard<'_>) -> Result<()> {
-        self.announced(|index| index.get_many(keys, out, guard))
+        self.begin();
+        self.end(self.index.get_many(keys, out, guard))
     }
 
     #[inline(always)]
     fn update(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
-        Ok(self.announced(|index| index.update(key, word, guard))?.old.into())
+        self.begin();
+        Ok(self.end(self.index.update(key, word, guard))?.old.into())
     }
 
     #[inline(always)]
     fn remove(&self, key: u64, guard: &Guard<'_>) -> Result<Found> {
-        Ok(self.announced(|index| index.remove(key, guard))?.old.into())
+        self.begin();
+        Ok(self.end(self.index.remove(key, guard))?.old.into())
     }
 
     fn size(&self) -> Result<Size> {

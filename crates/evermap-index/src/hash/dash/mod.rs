@@ -653,7 +653,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Waiting<
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
     for DashEh<K, M, B, S, N>
 {
-    #[inline]
+    #[inline(always)]
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
         self.lookup(&Probe::new(key, self.seed))
