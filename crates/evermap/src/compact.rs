@@ -27,7 +27,7 @@ const GRACE: u64 = 3;
 
 impl<M: Medium> Store<M> {
     /// Moves records together where that frees at least an eighth of the space in use for other sizes; answers how
-    /// many it moved. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
+    /// many it moved: none while another thread does the same, sweeps or checks. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
     /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// ```
@@ -52,7 +52,8 @@ impl<M: Medium> Store<M> {
     /// leave the old copies.
     pub(crate) fn move_together(&self, least: usize, patience: Duration) -> Result<u64> {
         self.pool.region().ensure_writable()?;
-        let _sweeping = self.upkeep.sweeping();
+        // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
+        let Some(_sweeping) = self.upkeep.try_sweeping() else { return Ok(0) };
         if !matches!(self.upkeep.sweep_state(), SweepState::NotNeeded | SweepState::Done(_)) {
             return Ok(0);
         }

@@ -98,6 +98,11 @@ impl Upkeep {
         self.sweeping.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// The same without waiting: nothing if somebody sweeps or moves records.
+    pub(crate) fn try_sweeping(&self) -> Option<MutexGuard<'_, ()>> {
+        self.sweeping.try_lock().ok()
+    }
+
     pub(crate) fn sweep_state(&self) -> SweepState {
         self.sweep.lock().expect("no panics while held").clone()
     }

@@ -97,6 +97,27 @@ fn a_scattered_full_store_has_room() {
     }
 }
 
+/// A full store is being checked, which waits for a reader, and the reader's thread looks for space: it gets its error.
+#[test]
+fn looking_for_space_waits_for_nobody_who_waits_for_us() {
+    let store = store(1 << 20);
+    let full =
+        |key: u64| store.put(&key_of(key), &[1; 3000]).is_err_and(|error| error.is_no_space());
+    let last = (0..).find(|&key| full(key)).unwrap();
+    let reader = store.reader().unwrap();
+    std::thread::scope(|threads| {
+        let check = threads.spawn(|| store.check(true).unwrap());
+        for _ in 0..100 {
+            assert!(full(last));
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(!check.is_finished(), "it waits for the reader");
+        drop(reader);
+        let report = check.join().unwrap();
+        assert!(report.is_sound(), "{report}");
+    });
+}
+
 /// Nobody notices records moving.
 #[test]
 fn records_move_beside_readers_and_writers() {
