@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Extent, Heap, Life, Use, hold};
+use super::{Extent, Heap, Life, Use};
 use crate::medium::Medium;
 
 /// Extents that are being emptied. Nothing is allocated from them while this lives.
@@ -114,13 +114,7 @@ impl<M: Medium> Drop for Evacuation<'_, M> {
                 continue;
             }
             extent.left = extent.blocks - extent.free;
-            if extent.free > 0
-                && !extent.listed
-                && let Use::Blocks(size) = extent.used
-            {
-                extent.listed = true;
-                hold(&self.heap.shared).partial.entry(size).or_default().push(index);
-            }
+            self.heap.list_if_room(index, extent);
         }
     }
 }

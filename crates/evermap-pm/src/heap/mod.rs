@@ -294,7 +294,7 @@ impl<M: Medium> Heap<M> {
                 Use::Unused
             })
         };
-        let shared = &mut *hold(&self.shared);
+        let mut free = BTreeSet::new();
         let mut index = 0;
         while index < frontier {
             let used = entry(index);
@@ -311,14 +311,16 @@ impl<M: Medium> Heap<M> {
             let life = if used == Use::Free { Life::Free } else { Life::Closed };
             self.extents.hold(index as u64).begin(used, life, size);
             if life == Life::Free {
-                shared.free.insert(index as u64);
-                shared.unclaimed.insert(index as u64);
+                free.insert(index as u64);
             }
             for tail in index + 1..index + count {
                 self.extents.hold(tail as u64).begin(Use::Tail, Life::Closed, size);
             }
             index += count;
         }
+        let shared = &mut *hold(&self.shared);
+        shared.unclaimed = free.clone();
+        shared.free = free;
         shared.frontier = frontier as u64;
     }
 
@@ -399,7 +401,7 @@ impl<M: Medium> Heap<M> {
             };
             if self.claim(extent, size, hand) {
                 // Listed while it has room, so that other threads use it too before they take an extent.
-                self.list_if_room(extent, size);
+                self.list_if_room(extent, &mut self.extents.hold(extent));
                 return Ok(());
             }
         }
@@ -426,14 +428,11 @@ impl<M: Medium> Heap<M> {
         false
     }
 
-    fn list_if_room(&self, index: u64, size: u64) {
-        let listed = {
-            let extent = &mut *self.extents.hold(index);
-            let list = extent.has_room(size) && !extent.listed;
-            extent.listed |= list;
-            list
-        };
-        if listed {
+    /// Lists an extent among those with room, if it has some.
+    fn list_if_room(&self, index: u64, extent: &mut Extent) {
+        let Use::Blocks(size) = extent.used else { return };
+        if extent.has_room(size) && !extent.listed {
+            extent.listed = true;
             hold(&self.shared).partial.entry(size).or_default().push(index);
         }
     }
@@ -548,9 +547,8 @@ impl<M: Medium> Heap<M> {
             extent.life = Life::Free;
             extent.leaving = false;
             self.offer_extents(index, count, extent.claimed);
-        } else if let (false, Use::Blocks(size)) = (extent.listed || extent.leaving, extent.used) {
-            extent.listed = true;
-            hold(&self.shared).partial.entry(size).or_default().push(index);
+        } else {
+            self.list_if_room(index, extent);
         }
     }
 
@@ -983,6 +981,7 @@ mod tests {
         pool.allocate(40_000).unwrap();
         pool.allocate(700).unwrap();
     }
+
     /// Every fourth block of many extents stays, with one that cannot move: the rest of the extents can be emptied
     /// into each other, and nothing is allocated in those that are.
     #[test]

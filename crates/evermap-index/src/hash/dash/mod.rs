@@ -213,9 +213,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let at = Self::home_of(hash);
         if intent == Intent::MayInsert {
             // One insert in four needs the next bucket, and knows it only when the home bucket is here.
-            evermap_pm::medium::prefetch(
-                std::ptr::from_ref(&segment.normal[Self::next_of(at)]).cast(),
-            );
+            m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
         }
         match try_lock(m, &segment.normal[at], self.generation) {
             // As long as one bucket is locked, its segment is neither split nor merged.
