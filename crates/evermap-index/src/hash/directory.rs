@@ -37,7 +37,7 @@ pub(crate) struct Directory<M: Medium> {
 }
 
 /// Where a directory led a search.
-pub(crate) struct Found<'a> {
+pub struct Found<'a> {
     word: u64,
     entry: &'a PmU64,
     pub(crate) segment: u64,
