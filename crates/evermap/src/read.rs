@@ -6,7 +6,7 @@
 //! hold.
 
 use evermap_index::key::BytesRef;
-use evermap_index::{Guard, Index};
+use evermap_index::{Guard, Index, Persistent};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
