@@ -16,6 +16,6 @@ pub mod record;
 pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
-pub use hash::dash::DashEh;
+pub use hash::dash::{DashEh, DashLh};
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key};

@@ -1,6 +1,6 @@
 //! Every index passes the conformance kit.
 
-use evermap_index::hash::dash::{Config, Tiny};
+use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
 use evermap_index::{Bytes, DashEh, conformance};
@@ -17,6 +17,19 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 }
 
 conformance!(dash_eh, TinyDash);
+
+struct TinyDashLh;
+
+impl<K: Numbered> PoolSubject<K> for TinyDashLh {
+    type Index<M: Medium> = TinyLh<K, M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        Config { initial_depth: 1 }
+    }
+}
+
+conformance!(dash_lh, TinyDashLh);
+
 /// The geometry for use, which is the one that costs are promised for.
 struct FullDash;
 

@@ -1,7 +1,7 @@
 //! Every persistent index survives every crash.
 
 use evermap_index::crash_campaign;
-use evermap_index::hash::dash::{Config, Tiny};
+use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::Medium;
 
@@ -16,3 +16,15 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 }
 
 crash_campaign!(dash_eh, TinyDash);
+
+struct TinyDashLh;
+
+impl<K: Numbered> PoolSubject<K> for TinyDashLh {
+    type Index<M: Medium> = TinyLh<K, M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        Config { initial_depth: 0 }
+    }
+}
+
+crash_campaign!(dash_lh, TinyDashLh);

@@ -332,10 +332,12 @@ pub struct Shape {
 }
 
 impl Shape {
+    const SALT: u64 = 0x5348_4150;
+
     /// As stored.
     pub fn encode(self) -> u64 {
         let fields = u64::from(self.depth) | self.pattern << 8;
-        fields | Self::check(fields) << 48
+        fields | check_bits(fields, Self::SALT) << 48
     }
 
     /// As read; `None` for a word that is no shape.
@@ -343,11 +345,7 @@ impl Shape {
         let fields = word & ((1 << 48) - 1);
         let shape = Shape { depth: u32::from(fields as u8), pattern: fields >> 8 };
         let fits = shape.depth <= DEPTH_MAX && shape.pattern >> shape.depth == 0;
-        (fits && word >> 48 == Self::check(fields)).then_some(shape)
-    }
-
-    fn check(fields: u64) -> u64 {
-        (fields ^ 0x5348_4150).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
+        (fits && word >> 48 == check_bits(fields, Self::SALT)).then_some(shape)
     }
 
     /// Whether records with this hash belong here.
@@ -370,6 +368,11 @@ impl Shape {
     pub fn first_hash(self) -> u64 {
         if self.depth == 0 { 0 } else { self.pattern << (64 - self.depth) }
     }
+}
+
+/// Sixteen bits by which a word that is damaged, or not what `salt` stands for, is told from a good one.
+pub(crate) fn check_bits(fields: u64, salt: u64) -> u64 {
+    (fields ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
 /// The top `depth` (at most 63) bits of a hash.

@@ -1,4 +1,4 @@
-//! Dash: hashing for persistent memory, extendible ([`DashEh`]).
+//! Dash: hashing for persistent memory, extendible ([`DashEh`]) and linear ([`DashLh`]).
 //!
 //! After "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB 2020). An index is made of
 //! segments, whose layout is in [`layout`]; which of them serves a hash, and how their number grows, is what its
@@ -35,12 +35,14 @@ mod check;
 mod eh;
 mod expansion;
 pub mod layout;
+mod lh;
 mod lock;
 mod rebuild;
 mod recover;
 mod segment;
 
 pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
+pub use lh::{DashLh, Linear, TinyLh};
 
 use bucket::{
     Belonging, Held, Locking, Probe, Record, find, fingerprint_of, free_slot, matching_slots,
