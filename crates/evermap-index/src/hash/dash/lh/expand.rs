@@ -20,9 +20,6 @@ use crate::Key;
 use crate::hash::dash::layout::{Segment, Shape};
 use crate::hash::dash::rebuild::Placed;
 
-/// Segments that come into use at once.
-const STEP: u64 = 2;
-
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     /// Makes sure that the arrays of `count` segments are there. Only by whoever holds `expanding`.
     fn reserve(&self, count: u64, bytes: u64) -> Result<()> {
@@ -75,7 +72,7 @@ where
         let linear = &self.expansion;
         let _one_at_a_time = linear.expanding.lock().unwrap_or_else(PoisonError::into_inner);
         let before = linear.count();
-        let after = (before + STEP).min(Linear::<M, F, T>::SEGMENTS_MAX);
+        let after = Linear::<M, F, T>::next(before);
         if after == before || self.is_sparse(numbers::origin(before))? {
             return Ok(());
         }

@@ -61,6 +61,9 @@ pub type DashLh<
     const T: usize = 8,
 > = Dash<K, M, Linear<M, F, T>, B, S, N>;
 
+/// Segments that come into use at once.
+const STEP: u64 = 2;
+
 /// Segments and arrays so small that a handful of keys makes every structural change happen.
 pub type TinyLh<K, M> = DashLh<K, M, 4, 2, 4, 2, 2>;
 
@@ -131,6 +134,11 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
         let array =
             self.arrays.get(position.array).map_or(0, |array| array.load(Ordering::Relaxed));
         if array == 0 { u64::MAX } else { array + position.within * bytes }
+    }
+
+    /// Segments in use after one more expansion than made it `count`.
+    fn next(count: u64) -> u64 {
+        (count + STEP).min(Self::SEGMENTS_MAX)
     }
 
     fn array_bytes(array: usize, bytes: u64) -> u64 {
@@ -205,18 +213,19 @@ where
         let extent = Extent::decode(m.load(&header.extent))
             .filter(|extent| extent.0 <= Self::SEGMENTS_MAX)
             .ok_or_else(|| damaged("impossible extent of an index"))?;
+        let (in_use, reserved) =
+            (Self::arrays_for(extent.0), Self::arrays_for(Self::next(extent.0)));
         let mut arrays = [0; ARRAYS];
-        for (number, cell) in header.arrays.iter().enumerate() {
-            let word = m.load(cell);
-            // One more array than is in use can be there: a crash came before the extent reached it.
-            if word == 0 && number >= Self::arrays_for(extent.0) {
-                continue;
-            }
+        for (number, offset) in arrays.iter_mut().enumerate().take(reserved) {
             let bytes = Self::array_bytes(number, size_of::<Segment<B, S>>() as u64);
-            arrays[number] = Array::decode(number, word)
-                .filter(|array| m.contains(array.offset, bytes, align_of::<PmU64>() as u64))
-                .ok_or_else(|| damaged("impossible place of an array"))?
-                .offset;
+            let array = Array::decode(number, m.load(&header.arrays[number]))
+                .filter(|array| m.contains(array.offset, bytes, align_of::<PmU64>() as u64));
+            *offset = match array {
+                Some(array) => array.offset,
+                // There is one here only if a crash came before the extent reached it.
+                None if number >= in_use => 0,
+                None => return Err(damaged("impossible place of an array")),
+            };
         }
         Ok(Linear::new(pool.clone(), root, extent.0, arrays))
     }
