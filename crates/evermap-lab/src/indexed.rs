@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::hash::dash;
-use evermap_index::{DashEh, Index, Persistent, Result};
+use evermap_index::{DashEh, DashLh, Index, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -18,7 +18,7 @@ use crate::subject::{
 };
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 3] = [
+pub(crate) const ENTRIES: [Entry; 4] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -36,6 +36,12 @@ pub(crate) const ENTRIES: [Entry; 3] = [
         about: "Dash-EH with four stash buckets a segment instead of two",
         rival: false,
         build: |setup| build::<Dash<4>>("dash-eh-4-stash", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "dash-lh",
+        about: "Dash-LH: linear hashing, the same segments; a guard for each operation",
+        rival: false,
+        build: |setup| build::<LinearDash>("dash-lh", Guards::PerOperation, setup),
     },
 ];
 
@@ -55,12 +61,27 @@ impl<const STASHES: usize> Kind for Dash<STASHES> {
     type On<M: Medium> = DashEh<u64, M, 64, STASHES>;
 
     fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
-        /// Pairs in a segment of the usual geometry that is about two thirds full.
-        const PAIRS_PER_SEGMENT: u64 = 600;
-        let segments = if setup.presize { setup.keys / PAIRS_PER_SEGMENT } else { 0 };
-        let initial_depth = segments.next_power_of_two().ilog2().max(1);
-        DashEh::create(pool.clone(), ROOT, dash::Config { initial_depth })
+        DashEh::create(pool.clone(), ROOT, dash_config(setup))
     }
+}
+
+/// Dash-LH.
+struct LinearDash;
+
+impl Kind for LinearDash {
+    type On<M: Medium> = DashLh<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        DashLh::create(pool.clone(), ROOT, dash_config(setup))
+    }
+}
+
+/// Segments for all keys, if that is asked for.
+fn dash_config(setup: &Setup) -> dash::Config {
+    /// Pairs in a segment of the usual geometry that is about two thirds full.
+    const PAIRS_PER_SEGMENT: u64 = 600;
+    let segments = if setup.presize { setup.keys / PAIRS_PER_SEGMENT } else { 0 };
+    dash::Config { initial_depth: segments.next_power_of_two().ilog2().max(1) }
 }
 
 /// Root slot of the index in its pool.
