@@ -6,7 +6,7 @@ use super::numbers::SEGMENTS_MAX;
 use crate::hash::dash::layout::check_bits;
 
 /// Arrays that the root has room for: enough for every segment that hash bits can tell apart.
-pub(super) const ARRAYS: usize = 256;
+pub(super) const ARRAYS: usize = 512;
 
 pod! {
     /// What the region's root slot names.
@@ -17,7 +17,7 @@ pod! {
     /// byte 16  extent    see `Extent`; storing it commits an expansion
     /// byte 64  arrays    see `Array`; 0 for none
     /// ```
-    pub struct Root: 2112 {
+    pub struct Root: 4160 {
         /// Which index this is.
         pub kind: PmU64,
         /// How arrays grow.

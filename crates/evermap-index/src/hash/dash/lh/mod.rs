@@ -1,16 +1,16 @@
 //! Dash-LH: linear hashing.
 //!
 //! ```text
-//! root ─┬─ array of 122 segments ─┐            segment   as in Dash-EH; the hash bits from 24 up number it
-//!       ├─ ...                    ├ 8 arrays   extent    how many segments are in use, in one word:
-//!       ├─ array of 122 segments ─┘                      2^N + Next
-//!       ├─ array of 244 segments ─┐
-//!       ├─ ...                    ├ 8 arrays
-//!       └─ array of 488 segments, ...
+//! root ─┬─ array of 61 segments ──┐            segment   as in Dash-EH; the hash bits from 24 up number it
+//!       ├─ ...                    ├ 16 arrays  extent    how many segments are in use, in one word:
+//!       ├─ array of 61 segments ──┘                      2^N + Next
+//!       ├─ array of 122 segments ─┐
+//!       ├─ ...                    ├ 16 arrays
+//!       └─ array of 244 segments, ...
 //! ```
 //!
-//! There is no directory to miss the cache in: 256 offsets place every segment there can be, because arrays double
-//! in size after each eight (the paper's hybrid expansion). A segment that is full gets a chain of buckets behind
+//! There is no directory to miss the cache in: 512 offsets place every segment there can be, because arrays double
+//! in size after each sixteen (the paper's hybrid expansion). A segment that is full gets a chain of buckets behind
 //! its stash. That makes the index *expand*: the next two segments come into use, without a record being moved.
 //! Whoever then wants to change something in such a segment first *initialises* it: splits its origin, the segment
 //! that had its records so far.
@@ -23,8 +23,9 @@
 //!   initialised, which is also what a crash in the middle of its split leaves. There are no states to be reset.
 //! * **Lookups split nothing**: where a segment is not initialised they ask the one that has its records.
 //! * **No mark says that an array is being allocated.** That is known in ordinary memory, so a crash cannot keep it.
-//! * **Arrays are as large as extents of the heap**, 122 segments and multiples: powers of two would leave up to
-//!   half of their space unused.
+//! * **Arrays fit the extents of the heap**, 61 segments half of one and 122 the whole: arrays of powers of two would
+//!   leave up to half of their space unused. There are sixteen of each size instead of eight, so that less is
+//!   reserved ahead of use.
 //! * **An index that is mostly empty does not expand**, so that keys with equal hashes lengthen a chain and nothing
 //!   else.
 //! * It does not shrink: segments and arrays once in use stay so.
@@ -57,8 +58,8 @@ pub type DashLh<
     const B: usize = 64,
     const S: usize = 2,
     const N: usize = { SLOTS_MAX },
-    const F: usize = 122,
-    const T: usize = 8,
+    const F: usize = 61,
+    const T: usize = 16,
 > = Dash<K, M, Linear<M, F, T>, B, S, N>;
 
 /// Segments that come into use at once.
