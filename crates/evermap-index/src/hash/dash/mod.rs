@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
@@ -49,7 +50,7 @@ use bucket::{
     Belonging, Held, Locking, Probe, Record, find, fingerprint_of, free_slot, matching_slots,
     try_lock,
 };
-use layout::{Root, Segment, Shape, Version};
+use layout::{Meta, Root, Segment, Shape, Version};
 use restructure::Split;
 use segment::{Kind, Locks, Look, MakeRoom, Place};
 
@@ -214,6 +215,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         if intent == Intent::MayInsert {
             // One insert in four needs the next bucket, and knows it only when the home bucket is here.
             m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
+            // The line that a new record will most likely go to. Guessed before the lock is asked for: a locked
+            // instruction lets nothing after it begin early.
+            let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
+            let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
+            prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
         }
         match try_lock(m, &segment.normal[at], self.generation) {
             // As long as one bucket is locked, its segment is neither split nor merged.
@@ -454,10 +460,10 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let candidates = matching_slots(m, home, fingerprint_of(hash)) & natives;
         if candidates != 0 {
             let slot = &home.slots[candidates.trailing_zeros() as usize];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(slot).cast());
+            prefetch(std::ptr::from_ref(slot).cast());
         } else if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
             let next = &segment.normal[Self::next_of(at)];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(next).cast());
+            prefetch(std::ptr::from_ref(next).cast());
         }
     }
 
