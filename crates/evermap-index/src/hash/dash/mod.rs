@@ -35,6 +35,7 @@ use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
 use crate::hash::directory::Directory;
+use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
@@ -749,16 +750,15 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
         Ok(index)
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
-        let m = pool.medium();
-        let block = m.load(pool.root(root));
-        let header = m
+        let block = root::block_of(&pool, root, Self::kind())?;
+        pool.medium()
             .at::<Root>(block)
-            .filter(|_| block != 0)
-            .ok_or_else(|| Error::damaged(block, "the root names no index"))?;
-        if m.load(&header.kind) != Self::kind() {
-            return Err(Error::damaged(block, "the root names another kind of index"));
-        }
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside"))?;
         let cell = block + std::mem::offset_of!(Root, directory) as u64;
         let directory = Directory::open(pool.clone(), cell)?;
         // Exact once everything has been visited; low until then, which only postpones doubling.
