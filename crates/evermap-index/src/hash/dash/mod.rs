@@ -23,11 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
+use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 
 mod bucket;
@@ -49,7 +51,7 @@ use bucket::{
     try_lock,
 };
 use expansion::{Expansion, Found, Split};
-use layout::{Segment, Shape, Version};
+use layout::{Meta, Segment, Shape, Version};
 use segment::{Chain, Kind, Locks, Look, MakeRoom, Place};
 
 /// Shape of a new index.
@@ -200,6 +202,11 @@ where
         if intent == Intent::MayInsert {
             // One insert in four needs the next bucket, and knows it only when the home bucket is here.
             m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
+            // The line that a new record will most likely go to. Guessed before the lock is asked for: a locked
+            // instruction lets nothing after it begin early.
+            let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
+            let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
+            prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
         }
         match try_lock(m, &segment.normal[at], self.generation) {
             // As long as one bucket is locked, its segment is neither split nor merged.
@@ -453,10 +460,10 @@ where
         let candidates = matching_slots(m, home, fingerprint_of(hash)) & natives;
         if candidates != 0 {
             let slot = &home.slots[candidates.trailing_zeros() as usize];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(slot).cast());
+            prefetch(std::ptr::from_ref(slot).cast());
         } else if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
             let next = &segment.normal[Self::next_of(at)];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(next).cast());
+            prefetch(std::ptr::from_ref(next).cast());
         }
     }
 
@@ -760,16 +767,12 @@ where
         Ok(index)
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
-        let m = pool.medium();
-        let block = m.load(pool.root(root));
-        let kind = m
-            .at::<PmU64>(block)
-            .filter(|_| block != 0)
-            .ok_or_else(|| Error::damaged(block, "the root names no index"))?;
-        if m.load(kind) != Self::kind() {
-            return Err(Error::damaged(block, "the root names another kind of index"));
-        }
+        let block = root::block_of(&pool, root, Self::kind())?;
         let expansion = E::open(&pool, block)?;
         let everything = pool.region().must_recover_all();
         let index = Self::assemble(pool, block, expansion);

@@ -18,7 +18,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::{Guard, Medium, Pool, Result};
+use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
 use super::Dash;
 use super::expansion::{Expansion, Found, Split};
@@ -108,6 +108,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
     }
 
     fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
+        pool.medium()
+            .at::<Root>(root)
+            .ok_or_else(|| Error::damaged(root, "the index's root ends outside"))?;
         let cell = root + offset_of!(Root, directory) as u64;
         let directory = Directory::open(pool.clone(), cell)?;
         // Exact once everything has been visited; low until then, which only postpones doubling.

@@ -207,7 +207,7 @@ where
     fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
         let m = pool.medium();
         let damaged = |what| Error::damaged(root, what);
-        let header = m.at::<Root>(root).ok_or_else(|| damaged("half a root"))?;
+        let header = m.at::<Root>(root).ok_or_else(|| damaged("the index's root ends outside"))?;
         if m.load(&header.geometry) != Self::GEOMETRY {
             return Err(damaged("arrays of another geometry"));
         }
