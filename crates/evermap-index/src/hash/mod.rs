@@ -1,4 +1,6 @@
 //! Hash indexes.
 
+pub mod cceh;
 pub mod dash;
 pub(crate) mod directory;
+mod patience;

@@ -33,7 +33,7 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
-use crate::hash::directory::Directory;
+use crate::hash::directory::{Directory, behind};
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
@@ -499,14 +499,10 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         from: u64,
         copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
     ) -> (Result<T>, Option<u64>) {
-        let behind = |depth: u32| {
-            let width = 1u64.checked_shl(64 - depth)?;
-            (from / width * width).checked_add(width)
-        };
         loop {
             let offset = match self.directory.locate(from) {
                 Ok(offset) => offset,
-                Err(error) => return (Err(error), behind(self.directory.depth())),
+                Err(error) => return (Err(error), behind(from, self.directory.depth())),
             };
             let locked = self
                 .segment(offset)
@@ -520,15 +516,15 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                     let copied = shape.map(|shape| (copy(offset, segment, from), shape.depth));
                     self.unlock_unchanged(segment);
                     return match copied {
-                        Some((copied, depth)) => (Ok(copied), behind(depth)),
+                        Some((copied, depth)) => (Ok(copied), behind(from, depth)),
                         None => {
                             let what = "a directory entry names a segment of another place";
                             let error = Error::damaged(offset, what);
-                            (Err(error), behind(self.directory.depth()))
+                            (Err(error), behind(from, self.directory.depth()))
                         }
                     };
                 }
-                Err(error) => return (Err(error), behind(self.directory.depth())),
+                Err(error) => return (Err(error), behind(from, self.directory.depth())),
             }
         }
     }
