@@ -584,6 +584,20 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
         )
     }
 
+    /// The unit is a segment, `from` the least hash in it.
+    fn scan(
+        &self,
+        from: u64,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (pairs, next) = self.step(from, &mut |held| self.pairs(held));
+        if let Err(unusable) = self.region.ensure_writable() {
+            return (Err(unusable), None);
+        }
+        (pairs.map(|pairs| pairs.into_iter().for_each(|(key, word)| each(key, word))), next)
+    }
+
     fn check(&self) -> Vec<String> {
         self.check_everything()
     }
