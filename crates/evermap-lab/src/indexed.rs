@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use evermap_index::hash::cceh::{self, Locking};
 use evermap_index::hash::dash;
-use evermap_index::{DashEh, Index, Persistent, Result};
+use evermap_index::{Cceh, DashEh, Index, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -18,7 +19,7 @@ use crate::subject::{
 };
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 3] = [
+pub(crate) const ENTRIES: [Entry; 5] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -36,6 +37,18 @@ pub(crate) const ENTRIES: [Entry; 3] = [
         about: "Dash-EH with four stash buckets a segment instead of two",
         rival: false,
         build: |setup| build::<Dash<4>>("dash-eh-4-stash", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh",
+        about: "CCEH: extendible hashing, buckets of one line, optimistic lookups",
+        rival: false,
+        build: |setup| build::<FreelyReadCceh>("cceh", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh-paper",
+        about: "CCEH whose lookups share the segment's lock, as in the released codes",
+        rival: false,
+        build: |setup| build::<LockedCceh>("cceh-paper", Guards::PerOperation, setup),
     },
 ];
 
@@ -57,10 +70,49 @@ impl<const STASHES: usize> Kind for Dash<STASHES> {
     fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
         /// Pairs in a segment of the usual geometry that is about two thirds full.
         const PAIRS_PER_SEGMENT: u64 = 600;
-        let segments = if setup.presize { setup.keys / PAIRS_PER_SEGMENT } else { 0 };
-        let initial_depth = segments.next_power_of_two().ilog2().max(1);
+        let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
         DashEh::create(pool.clone(), ROOT, dash::Config { initial_depth })
     }
+}
+
+/// CCEH with optimistic lookups.
+struct FreelyReadCceh;
+
+impl Kind for FreelyReadCceh {
+    type On<M: Medium> = Cceh<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        create_cceh(pool, setup, Locking::Optimistic)
+    }
+}
+
+/// CCEH with lookups that lock.
+struct LockedCceh;
+
+impl Kind for LockedCceh {
+    type On<M: Medium> = Cceh<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        create_cceh(pool, setup, Locking::Pessimistic)
+    }
+}
+
+fn create_cceh<M: Medium>(
+    pool: &Arc<Pool<M>>,
+    setup: &Setup,
+    locking: Locking,
+) -> Result<Cceh<u64, M>> {
+    /// Pairs in a segment of 1024 places that is as full as usual.
+    const PAIRS_PER_SEGMENT: u64 = 400;
+    let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
+    Cceh::create(pool.clone(), ROOT, cceh::Config { initial_depth, locking, ..Default::default() })
+}
+
+/// The depth at which a directory names about one segment for `pairs_per_segment` of the keys to come; 1 where the
+/// table is not to know how many.
+fn initial_depth(setup: &Setup, pairs_per_segment: u64) -> u32 {
+    let segments = if setup.presize { setup.keys / pairs_per_segment } else { 0 };
+    segments.next_power_of_two().ilog2().max(1)
 }
 
 /// Root slot of the index in its pool.
