@@ -42,13 +42,13 @@ pub(crate) const ENTRIES: [Entry; 5] = [
         name: "cceh",
         about: "CCEH: extendible hashing, buckets of one line, optimistic lookups",
         rival: false,
-        build: |setup| build::<FreelyReadCceh>("cceh", Guards::PerOperation, setup),
+        build: |setup| build::<CcehOf<false>>("cceh", Guards::PerOperation, setup),
     },
     Entry {
         name: "cceh-paper",
         about: "CCEH whose lookups share the segment's lock, as in the released codes",
         rival: false,
-        build: |setup| build::<LockedCceh>("cceh-paper", Guards::PerOperation, setup),
+        build: |setup| build::<CcehOf<true>>("cceh-paper", Guards::PerOperation, setup),
     },
 ];
 
@@ -75,37 +75,20 @@ impl<const STASHES: usize> Kind for Dash<STASHES> {
     }
 }
 
-/// CCEH with optimistic lookups.
-struct FreelyReadCceh;
+/// CCEH, with lookups that lock or without.
+struct CcehOf<const LOOKUPS_LOCK: bool>;
 
-impl Kind for FreelyReadCceh {
+impl<const LOOKUPS_LOCK: bool> Kind for CcehOf<LOOKUPS_LOCK> {
     type On<M: Medium> = Cceh<u64, M>;
 
     fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
-        create_cceh(pool, setup, Locking::Optimistic)
+        /// Pairs in a segment of 1024 places that is as full as usual.
+        const PAIRS_PER_SEGMENT: u64 = 400;
+        let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
+        let locking = if LOOKUPS_LOCK { Locking::Pessimistic } else { Locking::Optimistic };
+        let config = cceh::Config { initial_depth, locking, ..Default::default() };
+        Cceh::create(pool.clone(), ROOT, config)
     }
-}
-
-/// CCEH with lookups that lock.
-struct LockedCceh;
-
-impl Kind for LockedCceh {
-    type On<M: Medium> = Cceh<u64, M>;
-
-    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
-        create_cceh(pool, setup, Locking::Pessimistic)
-    }
-}
-
-fn create_cceh<M: Medium>(
-    pool: &Arc<Pool<M>>,
-    setup: &Setup,
-    locking: Locking,
-) -> Result<Cceh<u64, M>> {
-    /// Pairs in a segment of 1024 places that is as full as usual.
-    const PAIRS_PER_SEGMENT: u64 = 400;
-    let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
-    Cceh::create(pool.clone(), ROOT, cceh::Config { initial_depth, locking, ..Default::default() })
 }
 
 /// The depth at which a directory names about one segment for `pairs_per_segment` of the keys to come; 1 where the

@@ -51,7 +51,8 @@ pub(crate) struct Reserved {
 pub(crate) type Shared<'a> = std::sync::RwLockReadGuard<'a, ()>;
 
 impl<M: Medium> Directory<M> {
-    /// Writes the entries of a new directory, and flushes them and the root cell without a fence.
+    /// Writes the entries of a new directory, flushed without a fence, and the root cell, which the caller flushes with
+    /// the root that it is part of.
     pub(crate) fn create(
         pool: Arc<Pool<M>>,
         root: u64,
@@ -65,7 +66,6 @@ impl<M: Medium> Directory<M> {
         m.flush(entries);
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         m.store(cell, encode(offset, depth));
-        m.flush(cell);
         let current = AtomicU64::new(encode(offset, depth));
         Ok(Directory { pool, root, current, latch: RwLock::new(()) })
     }

@@ -3,27 +3,24 @@
 use std::ops::ControlFlow;
 
 use evermap_pm::PmU64;
-use evermap_pm::medium::Counted;
+use evermap_pm::medium::{Counted, Note};
 use evermap_pm::sim::{Image, ImageConfig, Sim, for_each_image};
 
 use super::*;
 
 const CAPACITY: u64 = 128 << 10;
 
-/// Keys that lead to a directory of 16 entries, of which half belong to one segment whose first window is full: the
-/// keys of [`half_full`] among them belong to its two halves.
+/// Keys that lead to a directory of 64 entries in eight lines, of which half belong to one segment whose first window
+/// is full. Half of what is in there moves away when it is split.
 fn before_a_wide_split() -> Vec<u64> {
-    let deepening = (0..8).map(|n| key(0b1000, 4, n)).chain([key(0b1001, 4, 0)]);
-    deepening.chain((0..4).map(|n| key(0b000, 3, n))).chain(half_full()).collect()
+    let deepening = (0..8).map(|n| key(0b100000, 6, n)).chain([key(0b100001, 6, 0)]);
+    let moving = (0..2).flat_map(|n| [key(0b0100, 4, n), key(0b0110, 4, n)]);
+    deepening.chain((0..4).map(|n| key(0b000, 3, n))).chain(moving).collect()
 }
 
-/// Four keys that move away when the wide segment is split: they belong to entries 4 and 6.
-fn half_full() -> impl Iterator<Item = u64> {
-    (0..2).map(|n| key(0b0100, 4, n)).chain((0..2).map(|n| key(0b0110, 4, n)))
-}
-
-/// The key that finds the window full.
+/// The key that finds the window full, and number of one that stays when the segment is split.
 const ONE_MORE: u64 = 0b0101 << 60 | 9 << 2;
+const STAYING: usize = 9;
 
 /// An index on a simulator that records from now on.
 fn recorded(keys: &[u64]) -> (Sim, Arc<Pool<Sim>>, Chosen<Sim>) {
@@ -63,14 +60,24 @@ fn assert_there(index: &Chosen<Sim>, pool: &Pool<Sim>, keys: &[u64]) {
     }
 }
 
-/// Makes a segment of the upper half of the wide one split, by keys that belong to its first directory entry and
-/// the third: nothing touches the lower half.
+/// Makes the upper half of the wide segment split, by keys that belong to its first directory entry and to one in
+/// its middle: nothing touches the lower half.
 fn split_the_upper_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     for number in 10..16 {
         for entry in [0b0100, 0b0110] {
             index.upsert(key(entry, 4, number), 7, &pool.pin()).unwrap();
         }
     }
+}
+
+/// Makes the lower half of the wide segment split in two and in four, by keys that belong nowhere else.
+fn split_the_lower_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
+    let before = index.stats(&pool.pin()).unwrap().splits;
+    let crowd = (30..34).map(|number| key(0b0000, 4, number));
+    for key in crowd.chain([key(0b0010, 4, 20), key(0b0001, 4, 21)]) {
+        index.upsert(key, 7, &pool.pin()).unwrap();
+    }
+    assert_eq!(index.stats(&pool.pin()).unwrap().splits, before + 2);
 }
 
 /// CC-1, CC-2, C1, C11: depth, pattern and directory change together. Others persist the old segment's depth or pattern
@@ -84,11 +91,7 @@ fn cc1_cc2_a_split_is_all_or_nothing() {
     let splits = index.stats(&pool.pin()).unwrap().splits;
     index.insert(ONE_MORE, 1, &pool.pin()).unwrap();
     let stats = index.stats(&pool.pin()).unwrap();
-    assert_eq!(
-        (stats.splits, stats.depth),
-        (splits + 1, 4),
-        "a range of four entries changes hands"
-    );
+    assert_eq!((stats.splits, stats.depth), (splits + 1, 6), "a range of 16 entries changes hands");
     let mut unfinished = 0;
     let images = each_crash(&sim, |image| {
         for way in 0..4 {
@@ -100,15 +103,15 @@ fn cc1_cc2_a_split_is_all_or_nothing() {
                 2 => split_the_upper_half(&index, &pool),
                 // The other way round.
                 _ => {
-                    let lower = index.get(keys[9], &pool.pin()).unwrap();
-                    assert_eq!(lower, Some(9));
+                    let lower = index.get(keys[STAYING], &pool.pin()).unwrap();
+                    assert_eq!(lower, Some(STAYING as u64));
                     split_the_upper_half(&index, &pool);
                 }
             }
             assert_there(&index, &pool, &keys);
             assert_sound(&index, &pool);
             let stats = index.stats(&pool.pin()).unwrap();
-            unfinished += u64::from(way == 2 && stats.splits > 0 && stats.depth == 4);
+            unfinished += u64::from(way == 2 && stats.splits > 0 && stats.depth == 6);
         }
     });
     assert!(images > 50 && unfinished > 0, "{images} images, {unfinished} with a later split");
@@ -145,19 +148,14 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
         // Those crashes that the old segment does not know of yet, or whose range is unfinished.
         let (pool, index, sim) = after(image);
         let recorded = sim.recorded();
-        index.get(keys[9], &pool.pin()).unwrap();
+        index.get(keys[STAYING], &pool.pin()).unwrap();
         let repairs = sim.trace().records()[recorded..]
             .iter()
             .any(|record| matches!(record.event, evermap_pm::sim::Event::Flush { .. }));
         if !repairs {
             return;
         }
-        // The lower half fills up, and is parted in two and in four.
-        let fresh = (30..34).map(|n| key(0b0000, 4, n));
-        for key in fresh.chain([key(0b0010, 4, 20), key(0b0001, 4, 21)]) {
-            index.upsert(key, 7, &pool.pin()).unwrap();
-        }
-        assert_eq!(index.stats(&pool.pin()).unwrap().splits, 2);
+        split_the_lower_half(&index, &pool);
         let config = ImageConfig { per_point: 12, ..ImageConfig::default() };
         for_each_image(&sim.trace(), &config, |second| {
             let (pool, index, _) = after(second);
@@ -168,6 +166,21 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
         });
     });
     assert!(nested > 1000, "{nested} images of second crashes");
+}
+
+/// Splits that follow on each other: when one begins, the one before is durable to the last entry of its range.
+#[test]
+fn c1_only_the_last_split_is_ever_unfinished() {
+    let keys = before_a_wide_split();
+    let (sim, pool, index) = recorded(&keys);
+    index.insert(ONE_MORE, 1, &pool.pin()).unwrap();
+    split_the_lower_half(&index, &pool);
+    let images = each_crash(&sim, |image| {
+        let (pool, index, _) = after(image);
+        assert_there(&index, &pool, &keys);
+        assert_sound(&index, &pool);
+    });
+    assert!(images > 200, "{images}");
 }
 
 /// CC-3, C2: a crash in an insert must not cost a slot. Others claim it by a reserved key, which nobody takes back.
@@ -200,7 +213,9 @@ fn cc6_cc7_creation_is_all_or_nothing_and_nothing_leaks() {
     let pool = Pool::create(sim.clone(), &region(4096, CAPACITY), Identity::default()).unwrap();
     sim.checkpoint();
     let config = Config { initial_depth: 2, recovery: Recovery::Eager, ..Config::default() };
+    sim.note(Note::Begin(0));
     let index = Chosen::create(pool.clone(), 0, config).unwrap();
+    sim.note(Note::End(0));
     index.insert(5, 6, &pool.pin()).unwrap();
     let mut complete = 0;
     let images = each_crash(&sim, |image| {
@@ -214,6 +229,7 @@ fn cc6_cc7_creation_is_all_or_nothing_and_nothing_leaks() {
             assert!(stats.len == 0 || index.get(5, &pool.pin()).unwrap() == Some(6));
             assert_sound(&index, &pool);
         } else {
+            assert!(!image.point.completed(0), "creation had returned");
             pool.sweep(|_| Ok(())).unwrap();
             assert_eq!(pool.allocated(), [], "nothing is reachable");
         }

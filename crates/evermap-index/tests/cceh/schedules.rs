@@ -149,3 +149,13 @@ fn cc4_nobody_acts_on_a_range_that_is_not_durable() {
     let seconds = around_a_split(moving, staying, key(0b0100, 4, 50), key(0b0011, 4, 51));
     play_all(&Scene { first: (key(0b0100, 4, 9), MapOp::Insert(100)), keys, seconds });
 }
+
+/// A segment is split while whoever split it last is still in the middle of it.
+#[test]
+fn c1_a_split_waits_until_the_last_one_is_durable() {
+    let deepening = (0..8).map(|n| key(0b10000, 5, n)).chain([key(0b10001, 5, 0)]);
+    let keys: Vec<u64> = deepening.chain((0..8).map(|n| key(0b00000, 5, n))).collect();
+    let first = (key(0b01100, 5, 9), MapOp::Insert(100));
+    let seconds = vec![(key(0b00100, 5, 50), MapOp::Insert(101))];
+    play_all(&Scene { keys, first, seconds });
+}
