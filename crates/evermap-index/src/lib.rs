@@ -16,6 +16,7 @@ pub mod record;
 pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
+pub use hash::cceh::Cceh;
 pub use hash::dash::{DashEh, DashLh};
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key};
