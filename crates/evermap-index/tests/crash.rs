@@ -2,6 +2,7 @@
 
 use evermap_index::crash_campaign;
 use evermap_index::hash::dash::{Config, Tiny};
+use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::Medium;
 
@@ -16,3 +17,17 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 }
 
 crash_campaign!(dash_eh, TinyDash);
+
+/// Level hashing with two levels of four and two buckets to begin with.
+struct TinyLevel(Resize);
+
+impl<K: Numbered> PoolSubject<K> for TinyLevel {
+    type Index<M: Medium> = level::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> level::Config {
+        level::Config { top_level: 2, resize: self.0 }
+    }
+}
+
+crash_campaign!(level_hashing, TinyLevel(Resize::Incremental));
+crash_campaign!(level_hashing_paper, TinyLevel(Resize::Blocking));

@@ -51,14 +51,17 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if !version.is_readable(self.generation) {
             wrong(N, "locked, or not recovered");
         }
-        if version.is_drained() && (!view.growing || site.level != view.lowest() || meta.count() > 0) {
+        if version.is_drained()
+            && (!view.growing || site.level != view.lowest() || meta.count() > 0)
+        {
             wrong(N, "closed, though it is not one that was emptied");
         }
         for (slot, record) in self.records_of(site) {
             if !self.belongs(site, record.spot) {
                 wrong(slot, "in a bucket that its key does not belong to");
             }
-            if meta.fingerprints() >> (8 * slot) as u32 & 0xff != u64::from(record.spot.fingerprint) {
+            if meta.fingerprints() >> (8 * slot) as u32 & 0xff != u64::from(record.spot.fingerprint)
+            {
                 wrong(slot, "fingerprint is not that of the key");
             }
             // Two records may share a hash; two slots may not share a record.

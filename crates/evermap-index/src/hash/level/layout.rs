@@ -269,11 +269,15 @@ mod tests {
 
     #[test]
     fn slots_are_independent() {
-        let full = (0..SLOTS_MAX).fold(Meta::default(), |meta, slot| meta.with(slot, 0xf0 | slot as u8));
+        let full =
+            (0..SLOTS_MAX).fold(Meta::default(), |meta, slot| meta.with(slot, 0xf0 | slot as u8));
         assert_eq!((full.count(), full.free_slot(SLOTS_MAX)), (6, None));
         assert_eq!(full.fingerprints(), 0xf5f4_f3f2_f1f0);
         let holed = full.without(4).without(2);
-        assert_eq!((holed.count(), holed.free_slot(SLOTS_MAX), holed.free_slot(2)), (4, Some(2), None));
+        assert_eq!(
+            (holed.count(), holed.free_slot(SLOTS_MAX), holed.free_slot(2)),
+            (4, Some(2), None)
+        );
         assert_eq!(holed.with(2, 0xf2).with(4, 0xf4), full);
     }
 

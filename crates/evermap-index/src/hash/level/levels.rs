@@ -140,8 +140,10 @@ impl<M: Medium, const C: u32> Levels<M, C> {
             if word == 0 {
                 continue;
             }
-            let (as_live, as_prepared) =
-                (Named(word).offset(Named::live(level)), Named(word).offset(Named::prepared(level)));
+            let (as_live, as_prepared) = (
+                Named(word).offset(Named::live(level)),
+                Named(word).offset(Named::prepared(level)),
+            );
             let table = as_live.or(as_prepared).filter(|&table| levels.has_table(level, table));
             let Some(table) = table else {
                 return Err(Error::damaged(root, format!("impossible level {level}: {word:#x}")));
@@ -213,10 +215,7 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     /// The two buckets of a level in which a record can be.
     #[inline(always)]
     pub(super) fn pair(&self, level: u32, spot: Spot) -> Result<[Site<'_>; 2]> {
-        Ok([
-            self.site(level, first_of(spot, level))?,
-            self.site(level, second_of(spot, level))?,
-        ])
+        Ok([self.site(level, first_of(spot, level))?, self.site(level, second_of(spot, level))?])
     }
 
     /// Whether the entry that leads to a bucket is what was once written there. Until this is known, nothing may
@@ -242,7 +241,8 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     }
 
     /// The same for the chunks and the table of a level.
-    fn blocks_of(&self, level: u32, mut each: impl FnMut(u64, u64)) {        let m = self.medium();
+    fn blocks_of(&self, level: u32, mut each: impl FnMut(u64, u64)) {
+        let m = self.medium();
         let table = self.tables[level as usize].load(Ordering::Relaxed);
         let entries = m.slice::<PmU64>(table, Self::chunks(level)).unwrap_or_default();
         for (chunk, entry) in entries.iter().enumerate() {
@@ -327,7 +327,8 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         let table = self.tables[level as usize].load(Ordering::Relaxed);
         for index in from..from + count {
             if index & ((1 << C) - 1) == 0 || index == from {
-                let entry = m.at::<PmU64>(table + (index >> C) * 8).ok_or_else(|| outside(table))?;
+                let entry =
+                    m.at::<PmU64>(table + (index >> C) * 8).ok_or_else(|| outside(table))?;
                 self.ensure_chunk(entry, level, index >> C)?;
             }
             let bucket = self.site(level, index)?.bucket;

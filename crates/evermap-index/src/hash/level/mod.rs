@@ -214,7 +214,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// The records of a bucket that is locked.
     fn records_of(&self, site: Site<'_>) -> impl Iterator<Item = (usize, Record)> {
         let taken = meta_of(self.medium(), site.bucket).taken();
-        (0..N).filter(move |slot| taken >> slot & 1 == 1).map(move |slot| (slot, self.record_at(site, slot)))
+        (0..N)
+            .filter(move |slot| taken >> slot & 1 == 1)
+            .map(move |slot| (slot, self.record_at(site, slot)))
     }
 
     /// Looks for a key without a lock or a store.
@@ -362,7 +364,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Looks for a key whose home is locked, and recovers the buckets where it can be.
     #[inline(always)]
-    fn find_held<'a>(&'a self, reach: Reach<'a>, probe: &Probe<'_, K>) -> Result<Option<Place<'a>>> {
+    fn find_held<'a>(
+        &'a self,
+        reach: Reach<'a>,
+        probe: &Probe<'_, K>,
+    ) -> Result<Option<Place<'a>>> {
         for level in (reach.low..=reach.high).rev() {
             for site in self.levels.pair(level, probe.spot)? {
                 self.ensure_fresh(site)?;
@@ -513,7 +519,7 @@ struct Waiting<'a, M: Medium> {
     since: Option<Instant>,
 }
 
-/// Nobody holds a bucket for so long.
+/// Nobody holds a bucket for so long; and so long, growth waits for a walk that rests.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl<M: Medium> Waiting<'_, M> {
@@ -662,6 +668,16 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
             records.iter().for_each(|record| visitor.word(record.word));
             true
         })
+    }
+
+    /// The unit is a stretch of 64 buckets.
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        self.walk_unit(from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {

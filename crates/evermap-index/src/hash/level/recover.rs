@@ -108,7 +108,12 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     }
 
     /// Whether a record, whose home is locked, is in another bucket than this one too.
-    pub(super) fn has_copy(&self, reach: Reach<'_>, record: Record, site: Site<'_>) -> Result<bool> {
+    pub(super) fn has_copy(
+        &self,
+        reach: Reach<'_>,
+        record: Record,
+        site: Site<'_>,
+    ) -> Result<bool> {
         if !self.may_have_copies() {
             return Ok(false);
         }

@@ -11,15 +11,16 @@
 //! When all have, the root forgets the lowest level.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use evermap_pm::sync::{Backoff, MutexGuard};
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::bucket::{Locks, erase, meta_of, persistent_tokens, write};
+use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, write};
 use super::layout::{SLOTS_MAX, Version};
 use super::levels::{LARGEST, Site, View};
-use super::{Level, Resize};
+use super::room::{MakeRoom, place};
+use super::{Level, PATIENCE, Reach, Resize};
 use crate::Key;
 
 /// What has been done for the next level. Locked by whoever works on it; its owner may wait for buckets, so nobody
@@ -43,8 +44,6 @@ enum Drain<'a> {
 
 /// Buckets that a mutation prepares ahead: so few that nobody notices, so many that all are ready in time.
 const AHEAD: u64 = 64;
-/// How long the growth of a table waits for a walk that holds it up.
-const WALK_PATIENCE: Duration = Duration::from_secs(20);
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     pub(super) fn count_recovered(&self) {
@@ -87,10 +86,16 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Completes a growth that is under way, or waits until someone else has.
     #[cold]
     pub(super) fn finish_growth(&self, guard: &Guard<'_>) -> Result<()> {
-        self.region.ensure_writable()?;
+        if self.region.ensure_writable().is_err() {
+            // Who may not write can look at three levels.
+            return self.region.ensure_sound();
+        }
+        let poison = self.region.poison_on_panic();
         let mut growth = self.growth();
         let view = self.levels.view();
-        if view.growing { self.drain_all(view, guard, &mut growth).map(|_| ()) } else { Ok(()) }
+        let done = if view.growing { self.drain_all(view, guard, &mut growth) } else { Ok(true) };
+        poison.disarm();
+        done.map(|_| ())
     }
 
     /// Hands over a bucket of the middle level, and empties one of the lowest.
@@ -134,7 +139,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
         let (mut moved, mut rest) = ([false; SLOTS_MAX], Drain::Empty);
         for (slot, _) in self.records_of(bottom) {
-            match self.copy_up(view, bottom, slot, locks) {
+            match self.copy_up(view, bottom, slot, moved.contains(&true), locks) {
                 Ok(Drain::Empty) => moved[slot] = true,
                 Ok(Drain::Busy(site)) => {
                     rest = Drain::Busy(site);
@@ -159,12 +164,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     }
 
     /// Writes a record of the lowest level into a bucket above, durable at the next fence. `Empty` means that it may
-    /// go from here.
+    /// go from here. `pending` says that others of its bucket wait for that fence: they must not make room.
     fn copy_up<'a>(
         &'a self,
         view: View,
         bottom: Site<'a>,
         slot: usize,
+        pending: bool,
         locks: &mut Locks<'a>,
     ) -> Result<Drain<'a>> {
         let m = self.medium();
@@ -186,7 +192,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let order = if first <= second { [0, 1] } else { [1, 0] };
             for target in order.map(|i| pair[i]) {
                 self.ensure_fresh(target)?;
-                if meta_of(m, target.bucket).count() == N {
+                if meta_of(m, target.bucket).count() >= N {
                     continue;
                 }
                 if !self.take(target, locks)? {
@@ -194,15 +200,43 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 }
                 if self.walks.are_between(bottom, target) {
                     held_up = true;
-                    continue;
-                }
-                if let Some(there) = meta_of(m, target.bucket).free_slot(N) {
+                } else if let Some(there) = meta_of(m, target.bucket).free_slot(N) {
                     write(m, target.bucket, there, record);
                     return Ok(Drain::Empty);
                 }
             }
         }
-        Ok(if held_up { Drain::Held } else { Drain::Stuck })
+        match held_up {
+            true => Ok(Drain::Held),
+            false if pending => Ok(Drain::Busy(bottom)),
+            false => self.push_up(reach, bottom, record, locks),
+        }
+    }
+
+    /// Writes a record of the lowest level, durably, into a bucket at the top that another record has to leave.
+    fn push_up<'a>(
+        &'a self,
+        reach: Reach<'a>,
+        bottom: Site<'a>,
+        record: Record,
+        locks: &mut Locks<'a>,
+    ) -> Result<Drain<'a>> {
+        for target in self.levels.pair(reach.high, record.spot)? {
+            match self.make_hole(reach, target, locks)? {
+                Some(MakeRoom::Busy(site)) => return Ok(Drain::Busy(site)),
+                // Its bucket is locked now.
+                Some(MakeRoom::Room(_)) if self.walks.are_between(bottom, target) => {
+                    return Ok(Drain::Held);
+                }
+                Some(MakeRoom::Room(room)) => {
+                    locks.changed = true;
+                    place(self.medium(), room, record);
+                    return Ok(Drain::Empty);
+                }
+                Some(MakeRoom::Full) | None => {}
+            }
+        }
+        Ok(Drain::Stuck)
     }
 
     /// Clears the records of a bucket that are durable elsewhere once this thread has fenced.
@@ -234,11 +268,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Takes all steps that are left. Answers whether the growth has ended; it cannot where chosen hashes leave no
     /// room above for a record.
-    ///
-    /// # Errors
-    /// `NoSpace` where a walk holds it up for too long.
     fn drain_all(&self, view: View, guard: &Guard<'_>, growth: &mut Growth) -> Result<bool> {
-        let (mut backoff, since) = (Backoff::new(), Instant::now());
+        let mut backoff = Backoff::new();
+        let (mut since, mut cursors) = (Instant::now(), self.walks.cursors());
         loop {
             let mut held_up = false;
             for step in 0..view.steps() {
@@ -251,9 +283,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             if !held_up {
                 return Ok(false);
             }
-            if self.walks.any() && since.elapsed() >= WALK_PATIENCE {
-                let what = "a walk through the index holds up the growth of its table";
-                return Err(Error::no_space(what, self.levels.next_bytes(view)));
+            if since.elapsed() >= PATIENCE {
+                self.walks.expire(cursors);
+                (since, cursors) = (Instant::now(), self.walks.cursors());
             }
             backoff.wait();
         }

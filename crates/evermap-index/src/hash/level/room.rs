@@ -121,7 +121,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Finds a record in a full bucket that can go elsewhere. Records whose buckets are locked by others are passed
     /// over: others will do.
-    fn make_hole<'a>(
+    pub(super) fn make_hole<'a>(
         &'a self,
         reach: Reach<'a>,
         site: Site<'a>,
