@@ -3,3 +3,4 @@
 pub mod dash;
 pub(crate) mod directory;
 pub mod level;
+pub(crate) mod root;

@@ -29,11 +29,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
 use crate::hash::directory::Directory;
+use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
@@ -49,7 +51,7 @@ use bucket::{
     Belonging, Held, Locking, Probe, Record, find, fingerprint_of, free_slot, matching_slots,
     try_lock,
 };
-use layout::{Root, Segment, Shape, Version};
+use layout::{Meta, Root, Segment, Shape, Version};
 use restructure::Split;
 use segment::{Kind, Locks, Look, MakeRoom, Place};
 
@@ -214,6 +216,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         if intent == Intent::MayInsert {
             // One insert in four needs the next bucket, and knows it only when the home bucket is here.
             m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
+            // The line that a new record will most likely go to. Guessed before the lock is asked for: a locked
+            // instruction lets nothing after it begin early.
+            let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
+            let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
+            prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
         }
         match try_lock(m, &segment.normal[at], self.generation) {
             // As long as one bucket is locked, its segment is neither split nor merged.
@@ -454,10 +461,10 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let candidates = matching_slots(m, home, fingerprint_of(hash)) & natives;
         if candidates != 0 {
             let slot = &home.slots[candidates.trailing_zeros() as usize];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(slot).cast());
+            prefetch(std::ptr::from_ref(slot).cast());
         } else if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
             let next = &segment.normal[Self::next_of(at)];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(next).cast());
+            prefetch(std::ptr::from_ref(next).cast());
         }
     }
 
@@ -743,16 +750,15 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
         Ok(index)
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
-        let m = pool.medium();
-        let block = m.load(pool.root(root));
-        let header = m
+        let block = root::block_of(&pool, root, Self::kind())?;
+        pool.medium()
             .at::<Root>(block)
-            .filter(|_| block != 0)
-            .ok_or_else(|| Error::damaged(block, "the root names no index"))?;
-        if m.load(&header.kind) != Self::kind() {
-            return Err(Error::damaged(block, "the root names another kind of index"));
-        }
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside"))?;
         let cell = block + std::mem::offset_of!(Root, directory) as u64;
         let directory = Directory::open(pool.clone(), cell)?;
         // Exact once everything has been visited; low until then, which only postpones doubling.
