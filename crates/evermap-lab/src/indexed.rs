@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_index::hash::dash;
-use evermap_index::{DashEh, Index, Persistent, Result};
+use evermap_index::hash::{dash, level};
+use evermap_index::{DashEh, Index, Level, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -18,7 +18,7 @@ use crate::subject::{
 };
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 3] = [
+pub(crate) const ENTRIES: [Entry; 5] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -36,6 +36,18 @@ pub(crate) const ENTRIES: [Entry; 3] = [
         about: "Dash-EH with four stash buckets a segment instead of two",
         rival: false,
         build: |setup| build::<Dash<4>>("dash-eh-4-stash", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level",
+        about: "Level hashing, emptying its bottom level bucket by bucket",
+        rival: false,
+        build: |setup| build::<Levels<false>>("level", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level-paper",
+        about: "Level hashing as in its paper: everybody waits while the bottom level is emptied",
+        rival: false,
+        build: |setup| build::<Levels<true>>("level-paper", Guards::PerOperation, setup),
     },
 ];
 
@@ -60,6 +72,28 @@ impl<const STASHES: usize> Kind for Dash<STASHES> {
         let segments = if setup.presize { setup.keys / PAIRS_PER_SEGMENT } else { 0 };
         let initial_depth = segments.next_power_of_two().ilog2().max(1);
         DashEh::create(pool.clone(), ROOT, dash::Config { initial_depth })
+    }
+}
+
+/// Level hashing, growing at once or by and by.
+struct Levels<const BLOCKING: bool>;
+
+impl<const BLOCKING: bool> Kind for Levels<BLOCKING> {
+    type On<M: Medium> = Level<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        /// Pairs for each bucket of the top level when both levels are four fifths full.
+        const PAIRS_PER_BUCKET: u64 = 7;
+        let mut config = level::Config::default();
+        if BLOCKING {
+            // As in the paper's runs and the released benchmark.
+            config = level::Config { top_level: 13, resize: level::Resize::Blocking };
+        }
+        if setup.presize {
+            let level = (setup.keys / PAIRS_PER_BUCKET).next_power_of_two().ilog2();
+            config.top_level = level.max(config.top_level);
+        }
+        Level::create(pool.clone(), ROOT, config)
     }
 }
 

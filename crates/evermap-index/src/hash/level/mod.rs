@@ -39,6 +39,7 @@ use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
 use crate::Key;
+use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 
 mod bucket;
@@ -636,16 +637,16 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         Ok(Self::assemble(pool, block, config.resize, levels))
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+        let block = root::block_of(&pool, root, Self::kind())?;
         let m = pool.medium();
-        let block = m.load(pool.root(root));
         let header = m
             .at::<Root>(block)
-            .filter(|_| block != 0)
-            .ok_or_else(|| Error::damaged(block, "the root names no index"))?;
-        if m.load(&header.kind) != Self::kind() {
-            return Err(Error::damaged(block, "the root names another kind of index"));
-        }
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside"))?;
         let resize = match m.load(&header.resize) {
             0 => Resize::Incremental,
             1 => Resize::Blocking,
