@@ -2,6 +2,7 @@
 
 use evermap_index::hash::cceh::{self, Cceh, Locking};
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
+use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
 use evermap_index::{Bytes, DashEh, conformance};
@@ -47,6 +48,24 @@ impl<K: Numbered> PoolSubject<K> for TinyCceh {
 
 conformance!(cceh_optimistic, TinyCceh(Locking::Optimistic));
 conformance!(cceh_pessimistic, TinyCceh(Locking::Pessimistic));
+/// Level hashing with two levels of four and two buckets to begin with.
+struct TinyLevel(Resize);
+
+impl<K: Numbered> PoolSubject<K> for TinyLevel {
+    type Index<M: Medium> = level::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> level::Config {
+        level::Config { top_level: 2, resize: self.0 }
+    }
+
+    /// What the four buckets of a key hold.
+    fn always_holds(&self) -> usize {
+        16
+    }
+}
+
+conformance!(level_hashing, TinyLevel(Resize::Incremental));
+conformance!(level_hashing_paper, TinyLevel(Resize::Blocking));
 
 /// The geometry for use, which is the one that costs are promised for.
 struct FullDash;

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::hash::cceh::{self, Locking};
-use evermap_index::hash::dash;
-use evermap_index::{Cceh, DashEh, DashLh, Index, Persistent, Result};
+use evermap_index::hash::{dash, level};
+use evermap_index::{Cceh, DashEh, DashLh, Index, Level, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -19,7 +19,7 @@ use crate::subject::{
 };
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 6] = [
+pub(crate) const ENTRIES: [Entry; 8] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -55,6 +55,18 @@ pub(crate) const ENTRIES: [Entry; 6] = [
         about: "CCEH whose lookups share the segment's lock, as in the released codes",
         rival: false,
         build: |setup| build::<CcehOf<true>>("cceh-paper", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level",
+        about: "Level hashing, emptying its bottom level bucket by bucket",
+        rival: false,
+        build: |setup| build::<Levels<false>>("level", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level-paper",
+        about: "Level hashing as in its paper: everybody waits while the bottom level is emptied",
+        rival: false,
+        build: |setup| build::<Levels<true>>("level-paper", Guards::PerOperation, setup),
     },
 ];
 
@@ -117,6 +129,28 @@ impl<const LOOKUPS_LOCK: bool> Kind for CcehOf<LOOKUPS_LOCK> {
 fn initial_depth(setup: &Setup, pairs_per_segment: u64) -> u32 {
     let segments = if setup.presize { setup.keys / pairs_per_segment } else { 0 };
     segments.next_power_of_two().ilog2().max(1)
+}
+
+/// Level hashing, growing at once or by and by.
+struct Levels<const BLOCKING: bool>;
+
+impl<const BLOCKING: bool> Kind for Levels<BLOCKING> {
+    type On<M: Medium> = Level<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        /// Pairs for each bucket of the top level when both levels are four fifths full.
+        const PAIRS_PER_BUCKET: u64 = 7;
+        let mut config = level::Config::default();
+        if BLOCKING {
+            // As in the paper's runs and the released benchmark.
+            config = level::Config { top_level: 13, resize: level::Resize::Blocking };
+        }
+        if setup.presize {
+            let level = (setup.keys / PAIRS_PER_BUCKET).next_power_of_two().ilog2();
+            config.top_level = level.max(config.top_level);
+        }
+        Level::create(pool.clone(), ROOT, config)
+    }
 }
 
 /// Root slot of the index in its pool.

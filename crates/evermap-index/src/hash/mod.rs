@@ -3,6 +3,7 @@
 pub mod cceh;
 pub mod dash;
 pub(crate) mod directory;
+pub mod level;
 mod patience;
 pub(crate) mod root;
 pub(crate) mod shape;
