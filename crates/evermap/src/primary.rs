@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
 use evermap_index::{
-    Action, Bytes, Change, DashEh, Guard, Index, Intent, Persistent, Result, Stats, Visitor,
+    Action, Bytes, Cceh, Change, DashEh, DashLh, Guard, Index, Intent, Level, Persistent, Result,
+    Stats, Visitor,
 };
 use evermap_pm::{ErrorKind, Medium, Pool};
 
@@ -82,6 +83,12 @@ kinds! {
     /// Dash, extendible hashing: the default.
     #[default]
     DashEh = "dash-eh", DashEh;
+    /// Dash, linear hashing: no directory, and it grows by small steps.
+    DashLh = "dash-lh", DashLh;
+    /// CCEH: extendible hashing with buckets of one cache line.
+    Cceh = "cceh", Cceh;
+    /// Level hashing: two levels, four candidate buckets, the highest load factor.
+    Level = "level", Level;
 }
 
 impl fmt::Display for IndexKind {
