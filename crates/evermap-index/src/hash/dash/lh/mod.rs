@@ -47,6 +47,8 @@ use layout::{ARRAYS, Array, Extent, Root};
 mod expand;
 mod layout;
 mod numbers;
+#[cfg(test)]
+mod pitfalls;
 
 /// Dash-LH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
 /// The first `T` arrays have `F` segments, the next `T` twice as many, and so on.
