@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_index::hash::dash;
-use evermap_index::{DashEh, DashLh, Index, Persistent, Result};
+use evermap_index::hash::cceh::{self, Locking};
+use evermap_index::hash::{dash, level};
+use evermap_index::{Cceh, DashEh, DashLh, Index, Level, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -18,7 +19,7 @@ use crate::subject::{
 };
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 4] = [
+pub(crate) const ENTRIES: [Entry; 8] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -42,6 +43,30 @@ pub(crate) const ENTRIES: [Entry; 4] = [
         about: "Dash-LH: linear hashing, the same segments; a guard for each operation",
         rival: false,
         build: |setup| build::<LinearDash>("dash-lh", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh",
+        about: "CCEH: extendible hashing, buckets of one line, optimistic lookups",
+        rival: false,
+        build: |setup| build::<CcehOf<false>>("cceh", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh-paper",
+        about: "CCEH whose lookups share the segment's lock, as in the released codes",
+        rival: false,
+        build: |setup| build::<CcehOf<true>>("cceh-paper", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level",
+        about: "Level hashing, emptying its bottom level bucket by bucket",
+        rival: false,
+        build: |setup| build::<Levels<false>>("level", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level-paper",
+        about: "Level hashing as in its paper: everybody waits while the bottom level is emptied",
+        rival: false,
+        build: |setup| build::<Levels<true>>("level-paper", Guards::PerOperation, setup),
     },
 ];
 
@@ -80,8 +105,52 @@ impl Kind for LinearDash {
 fn dash_config(setup: &Setup) -> dash::Config {
     /// Pairs in a segment of the usual geometry that is about two thirds full.
     const PAIRS_PER_SEGMENT: u64 = 600;
-    let segments = if setup.presize { setup.keys / PAIRS_PER_SEGMENT } else { 0 };
-    dash::Config { initial_depth: segments.next_power_of_two().ilog2().max(1) }
+    dash::Config { initial_depth: initial_depth(setup, PAIRS_PER_SEGMENT) }
+}
+
+/// CCEH, with lookups that lock or without.
+struct CcehOf<const LOOKUPS_LOCK: bool>;
+
+impl<const LOOKUPS_LOCK: bool> Kind for CcehOf<LOOKUPS_LOCK> {
+    type On<M: Medium> = Cceh<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        /// Pairs in a segment of 1024 places that is as full as usual.
+        const PAIRS_PER_SEGMENT: u64 = 400;
+        let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
+        let locking = if LOOKUPS_LOCK { Locking::Pessimistic } else { Locking::Optimistic };
+        let config = cceh::Config { initial_depth, locking, ..Default::default() };
+        Cceh::create(pool.clone(), ROOT, config)
+    }
+}
+
+/// The depth at which a directory names about one segment for `pairs_per_segment` of the keys to come; 1 where the
+/// table is not to know how many.
+fn initial_depth(setup: &Setup, pairs_per_segment: u64) -> u32 {
+    let segments = if setup.presize { setup.keys / pairs_per_segment } else { 0 };
+    segments.next_power_of_two().ilog2().max(1)
+}
+
+/// Level hashing, growing at once or by and by.
+struct Levels<const BLOCKING: bool>;
+
+impl<const BLOCKING: bool> Kind for Levels<BLOCKING> {
+    type On<M: Medium> = Level<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        /// Pairs for each bucket of the top level when both levels are four fifths full.
+        const PAIRS_PER_BUCKET: u64 = 7;
+        let mut config = level::Config::default();
+        if BLOCKING {
+            // As in the paper's runs and the released benchmark.
+            config = level::Config { top_level: 13, resize: level::Resize::Blocking };
+        }
+        if setup.presize {
+            let level = (setup.keys / PAIRS_PER_BUCKET).next_power_of_two().ilog2();
+            config.top_level = level.max(config.top_level);
+        }
+        Level::create(pool.clone(), ROOT, config)
+    }
 }
 
 /// Root slot of the index in its pool.

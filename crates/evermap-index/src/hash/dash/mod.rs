@@ -30,6 +30,7 @@ use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
 use crate::hash::root;
+use crate::hash::shape::behind;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 
 mod bucket;
@@ -505,15 +506,11 @@ where
         from: u64,
         copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
     ) -> (Result<T>, Option<u64>) {
-        let behind = |depth: u32| {
-            let width = 1u64.checked_shl(64 - depth)?;
-            (from / width * width).checked_add(width)
-        };
         let (m, hash) = (self.medium(), E::unrank(from));
         loop {
             let offset = match self.expansion.holder(m, hash) {
                 Ok(found) => found.segment(),
-                Err(error) => return (Err(error), behind(self.expansion.depth())),
+                Err(error) => return (Err(error), behind(from, self.expansion.depth())),
             };
             let locked = self
                 .segment(offset)
@@ -527,14 +524,14 @@ where
                     let copied = shape.map(|shape| (copy(offset, segment, from), shape.depth));
                     self.unlock_unchanged(segment);
                     return match copied {
-                        Some((copied, depth)) => (Ok(copied), behind(depth)),
+                        Some((copied, depth)) => (Ok(copied), behind(from, depth)),
                         None => {
                             let error = Error::damaged(offset, "a segment of another place");
-                            (Err(error), behind(self.expansion.depth()))
+                            (Err(error), behind(from, self.expansion.depth()))
                         }
                     };
                 }
-                Err(error) => return (Err(error), behind(self.expansion.depth())),
+                Err(error) => return (Err(error), behind(from, self.expansion.depth())),
             }
         }
     }

@@ -12,7 +12,8 @@ use crate::Key;
 use crate::hash::dash::expansion::Split;
 use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Segment, Shape};
 use crate::hash::dash::rebuild::Placed;
-use crate::hash::directory::{DEPTH_MAX, Reserved};
+use crate::hash::directory::Reserved;
+use crate::hash::shape::DEPTH_MAX;
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
     /// Bytes of a directory that is always allowed.
@@ -110,7 +111,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         m.fence();
         // The new segment is complete and durable, with all its buckets locked: others may reach it as soon as
         // the directory names it, but act on it only once that is durable too.
-        if !self.publish_upper(upper, block, room, guard) {
+        if !self.expansion.directory.publish(upper, block, &mut room.directory, guard) {
             // The directory was halved meanwhile, and there is no room for doubling it: begin again.
             self.drop_unpublished(block);
             self.unlock_unchanged(segment);
@@ -128,31 +129,6 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         self.unlock_all(self.segment(block)?, &headers);
         self.unlock_all(segment, &remaining);
         Ok(Split::Done)
-    }
-
-    /// Makes the directory name the upper half. `false` if it is too shallow and no larger one was reserved.
-    fn publish_upper(
-        &self,
-        upper: Shape,
-        block: u64,
-        room: &mut SplitRoom,
-        guard: &Guard<'_>,
-    ) -> bool {
-        loop {
-            {
-                let latch = self.expansion.directory.share();
-                if upper.depth <= self.expansion.directory.depth() {
-                    self.expansion.directory.point(upper, block, &latch);
-                    return true;
-                }
-            }
-            let Some(reserved) = room.directory.take() else { return false };
-            match self.expansion.directory.double(reserved, upper, block, guard) {
-                Ok(()) => return true,
-                // Another split doubled the directory while we looked.
-                Err(reserved) => self.expansion.directory.cancel(reserved),
-            }
-        }
     }
 
     /// Frees a built segment that was never named, with its chain.
