@@ -310,7 +310,8 @@ where
         if given_away(&shape) {
             shape = shape.half(0);
             m.store(&segment.header.shape, shape.encode());
-            m.persist(&segment.header.shape);
+            // Durable with the contents: until then the new segment says the same.
+            m.flush(&segment.header.shape);
         }
         Ok(Some(shape))
     }
