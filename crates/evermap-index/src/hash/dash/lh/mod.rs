@@ -47,6 +47,8 @@ use layout::{ARRAYS, Array, Extent, Root};
 mod expand;
 mod layout;
 mod numbers;
+#[cfg(test)]
+mod pitfalls;
 
 /// Dash-LH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
 /// The first `T` arrays have `F` segments, the next `T` twice as many, and so on.
@@ -308,7 +310,8 @@ where
         if given_away(&shape) {
             shape = shape.half(0);
             m.store(&segment.header.shape, shape.encode());
-            m.persist(&segment.header.shape);
+            // Durable with the contents: until then the new segment says the same.
+            m.flush(&segment.header.shape);
         }
         Ok(Some(shape))
     }
