@@ -86,11 +86,6 @@ impl Staged {
         self.stage.0.lock().unwrap()
     }
 
-    fn set(&self, turn: Turn) {
-        self.state().turn = turn;
-        self.stage.1.notify_all();
-    }
-
     fn wait_while(&self, wait: impl Fn(Turn) -> bool) {
         let state = self.state();
         drop(self.stage.1.wait_while(state, |state| wait(state.turn)).unwrap());
@@ -108,19 +103,15 @@ impl Staged {
         *self.state() = State { turn: Turn::First, stops, left: stop, taken: 0, stopped: false };
         std::thread::scope(|threads| {
             threads.spawn(|| {
+                let _leaves = Leaves(self);
                 ROLE.set(Role::First);
                 first();
-                ROLE.set(Role::None);
-                self.set(Turn::Both);
             });
             threads.spawn(|| {
                 self.wait_while(|turn| turn == Turn::First);
+                let _leaves = Leaves(self);
                 ROLE.set(Role::Second);
                 second();
-                ROLE.set(Role::None);
-                if self.state().turn == Turn::Second {
-                    self.set(Turn::FirstAgain);
-                }
             });
         });
         self.state().stopped
@@ -162,6 +153,21 @@ impl Staged {
             }
             Role::None => {}
         }
+    }
+}
+
+/// Ends a thread's part, also by a panic: the other must not wait for ever.
+struct Leaves<'a>(&'a Staged);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.turn = match (ROLE.replace(Role::None), state.turn) {
+            (Role::First, _) => Turn::Both,
+            (_, Turn::Second) => Turn::FirstAgain,
+            (_, turn) => turn,
+        };
+        self.0.stage.1.notify_all();
     }
 }
 
