@@ -171,7 +171,8 @@ where
     K: Key,
     M: Medium,
 {
-    const NAME: [u8; 8] = *b"DASHLH\0\0";
+    /// With the geometry of the arrays, so that another one is another kind.
+    const NAME: [u8; 8] = [b'D', b'A', b'S', b'H', b'L', b'H', F as u8, T as u8];
     const ROOT_BYTES: u64 = size_of::<Root>() as u64;
     const SEGMENTS_ARE_BLOCKS: bool = false;
     const CHAIN: Chain = Chain::Fill;
