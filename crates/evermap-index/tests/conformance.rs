@@ -1,9 +1,10 @@
 //! Every index passes the conformance kit.
 
+use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
-use evermap_index::{Bytes, DashEh, conformance};
+use evermap_index::{Bytes, Clht, DashEh, conformance};
 use evermap_pm::Medium;
 
 struct TinyDash;
@@ -58,3 +59,15 @@ fn dash_eh_costs() -> Result<(), Failure> {
     counters::<u64, _>(&FullDash, config, 10_000, &promises(0))?;
     counters::<Bytes, _>(&FullDash, config, 10_000, &promises(4))
 }
+
+struct TinyClht;
+
+impl<K: Numbered> PoolSubject<K> for TinyClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config { initial_buckets: 4 }
+    }
+}
+
+conformance!(p_clht, TinyClht);
