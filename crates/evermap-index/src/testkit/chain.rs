@@ -294,6 +294,18 @@ impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
         Ok(())
     }
 
+    /// The unit is the whole chain.
+    fn scan(
+        &self,
+        _from: u64,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let pairs = self.pairs();
+        let shown = pairs.map(|pairs| pairs.into_iter().for_each(|(key, word)| each(key, word)));
+        (shown, None)
+    }
+
     fn check(&self) -> Vec<String> {
         let pairs = match self.pairs() {
             Ok(pairs) => pairs,

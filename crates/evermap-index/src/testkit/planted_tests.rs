@@ -473,6 +473,15 @@ impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
         self.inner.visit(&mut Blind(F::FLAW, visitor, 0))
     }
 
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        self.inner.scan(from, guard, each)
+    }
+
     fn check(&self) -> Vec<String> {
         self.inner.check()
     }

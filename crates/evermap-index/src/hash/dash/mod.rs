@@ -533,31 +533,6 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         }
     }
 
-    /// Calls `each` with slot key and word of the pairs in one segment, the one that serves the hash `from`, as
-    /// far as their hashes are not below it; answers the `from` to go on with, `None` after the last segment.
-    ///
-    /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard for one
-    /// segment at a time, and `each` may use the index. About a thousand pairs a segment.
-    ///
-    /// # Errors
-    /// `Damaged` if the segment cannot be read, beside the `from` to go on with; `Poisoned`.
-    pub fn scan(
-        &self,
-        from: u64,
-        _guard: &Guard<'_>,
-        mut each: impl FnMut(u64, u64),
-    ) -> (Result<()>, Option<u64>) {
-        let (records, next) =
-            self.step(from, &mut |_, segment, from| self.records_from(segment, from));
-        if let Err(poisoned) = self.pool.region().ensure_sound() {
-            return (Err(poisoned), None);
-        }
-        let shown = records.map(|records| {
-            records.iter().for_each(|record| each(record.slot_key, record.word));
-        });
-        (shown, next)
-    }
-
     /// The records of a segment with a hash of `from` or more.
     fn records_from(&self, segment: &Segment<B, S>, from: u64) -> Vec<Record> {
         let mut records = self.all_records(segment);
@@ -815,6 +790,24 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
             self.segments.store(segments, Ordering::Relaxed);
         }
         visited
+    }
+
+    /// The unit is a segment, `from` the least hash to show.
+    fn scan(
+        &self,
+        from: u64,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (records, next) =
+            self.step(from, &mut |_, segment, from| self.records_from(segment, from));
+        if let Err(poisoned) = self.pool.region().ensure_sound() {
+            return (Err(poisoned), None);
+        }
+        let shown = records.map(|records| {
+            records.iter().for_each(|record| each(record.slot_key, record.word));
+        });
+        (shown, next)
     }
 
     fn check(&self) -> Vec<String> {
