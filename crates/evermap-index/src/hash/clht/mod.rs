@@ -454,6 +454,15 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         })
     }
 
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        self.scan_chains(from, guard, each)
+    }
+
     fn check(&self) -> Vec<String> {
         self.check_everything()
     }

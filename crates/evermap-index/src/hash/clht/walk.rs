@@ -4,7 +4,7 @@
 //! stretches, one for each chain, so a walk that has come to some reversed hash goes on there whatever the table is
 //! by then: what lies below was shown, and what lies above was not.
 
-use evermap_pm::{Medium, Result};
+use evermap_pm::{Guard, Medium, Result};
 
 use super::Clht;
 use super::bucket::{Stored, pairs_in};
@@ -30,8 +30,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
         while let Some(from) = cursor {
             // Buckets that are taken out of the chain meanwhile must stay what they are for `each`.
             let guard = self.pool.pin();
-            let (table, read) = self.read_chain(from, &mut chain, &guard);
-            cursor = behind(from, table);
+            let (read, next) = self.step(from, &mut chain, &guard);
+            cursor = next;
             match read {
                 Ok(()) => {
                     if !each(&chain) {
@@ -47,19 +47,14 @@ impl<K: Key, M: Medium> Clht<K, M> {
         result
     }
 
-    /// Reads the chain of the reversed hash `from`, as far as its pairs are not below that, in the table that
-    /// is answered.
-    fn read_chain(
-        &self,
-        from: u64,
-        chain: &mut Chain,
-        guard: &evermap_pm::Guard<'_>,
-    ) -> (Table, Result<()>) {
+    /// One step of a walk, under a guard of the caller: reads the chain of the reversed hash `from`, as far as its
+    /// pairs are not below that. Answers the first reversed hash behind that chain too, if there is one.
+    fn step(&self, from: u64, chain: &mut Chain, guard: &Guard<'_>) -> (Result<()>, Option<u64>) {
         chain.pairs.clear();
         chain.behind.clear();
         let held = match self.lock(from.reverse_bits(), guard) {
             Ok(held) => held,
-            Err(error) => return (self.table(), Err(error)),
+            Err(error) => return (Err(error), behind(from, self.table())),
         };
         // As long as we hold a chain, its table is not replaced.
         let table = self.table();
@@ -75,7 +70,29 @@ impl<K: Key, M: Medium> Clht<K, M> {
             Ok(())
         });
         held.release();
-        (table, read)
+        (read, behind(from, table))
+    }
+
+    /// See [`Persistent::scan`](crate::Persistent::scan): a few chains.
+    pub(super) fn scan_chains(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        /// So many that the call itself costs little.
+        const CHAINS: usize = 64;
+        let (mut cursor, mut chain) = (Some(from), Chain::default());
+        for _ in 0..CHAINS {
+            let Some(from) = cursor else { break };
+            let (read, next) = self.step(from, &mut chain, guard);
+            cursor = next;
+            if read.is_err() {
+                return (read, cursor);
+            }
+            chain.pairs.iter().for_each(|pair| each(pair.slot_key, pair.word));
+        }
+        (Ok(()), cursor)
     }
 
     /// Makes every bucket one of an earlier opener. Nobody else uses the index.
