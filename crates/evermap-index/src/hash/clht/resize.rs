@@ -130,11 +130,14 @@ impl<K: Key, M: Medium> Clht<K, M> {
     }
 
     /// Links of neighbouring home buckets, or of all where there are few. Nothing at most of the events that
-    /// `events` counts, so that on average four are looked at for each.
+    /// `events` counts, so that about four are looked at for each; a table so small that it does not matter is
+    /// looked at every time.
     fn sample(&self, events: &AtomicU64, table: Table) -> Option<Vec<Link>> {
-        let m = self.medium();
-        let (event, size) = (events.fetch_add(1, Ordering::Relaxed), table.len().min(SAMPLE));
-        if !event.is_multiple_of((size / 4).max(1)) {
+        const SMALL: u64 = 64;
+        let (m, size) = (self.medium(), table.len().min(SAMPLE));
+        let event = events.fetch_add(1, Ordering::Relaxed);
+        let due = size <= SMALL || event.is_multiple_of(size / 4);
+        if !due {
             return None;
         }
         let first = event.wrapping_mul(0x9e37_79b9_7f4a_7c15);
