@@ -1,11 +1,12 @@
 //! Every index passes the conformance kit.
 
 use evermap_index::hash::cceh::{self, Cceh, Locking};
+use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
-use evermap_index::{Bytes, DashEh, DashLh, conformance};
+use evermap_index::{Bytes, Clht, DashEh, DashLh, conformance};
 use evermap_pm::Medium;
 use evermap_pm::medium::Dram;
 
@@ -186,3 +187,15 @@ fn cceh_costs() -> Result<(), Failure> {
     }
     Ok(())
 }
+
+struct TinyClht;
+
+impl<K: Numbered> PoolSubject<K> for TinyClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config { initial_buckets: 4 }
+    }
+}
+
+conformance!(p_clht, TinyClht);

@@ -2,7 +2,7 @@
 
 use evermap_pm::{PmU64, pod};
 
-pub use crate::hash::directory::Shape;
+pub use crate::hash::shape::Shape;
 
 /// Records in a bucket.
 pub const SLOTS: usize = 4;
