@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_index::hash::dash;
-use evermap_index::{DashEh, Index, Persistent, Result};
+use evermap_index::hash::{clht, dash};
+use evermap_index::{Clht, DashEh, Index, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -18,7 +18,7 @@ use crate::subject::{
 };
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 3] = [
+pub(crate) const ENTRIES: [Entry; 4] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -36,6 +36,12 @@ pub(crate) const ENTRIES: [Entry; 3] = [
         about: "Dash-EH with four stash buckets a segment instead of two",
         rival: false,
         build: |setup| build::<Dash<4>>("dash-eh-4-stash", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "p-clht",
+        about: "P-CLHT: buckets of one cache line, lock-free lookups, one global table",
+        rival: false,
+        build: |setup| build::<PClht>("p-clht", Guards::PerOperation, setup),
     },
 ];
 
@@ -60,6 +66,22 @@ impl<const STASHES: usize> Kind for Dash<STASHES> {
         let segments = if setup.presize { setup.keys / PAIRS_PER_SEGMENT } else { 0 };
         let initial_depth = segments.next_power_of_two().ilog2().max(1);
         DashEh::create(pool.clone(), ROOT, dash::Config { initial_depth })
+    }
+}
+
+/// P-CLHT.
+struct PClht;
+
+impl Kind for PClht {
+    type On<M: Medium> = Clht<u64, M>;
+
+    fn create<M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<M>> {
+        /// Pairs for each home bucket, of three places: between this and half of it, as tables are powers of two.
+        const PAIRS_PER_BUCKET: u64 = 2;
+        let presized = setup.keys / PAIRS_PER_BUCKET;
+        let default = clht::Config::default().initial_buckets;
+        let initial_buckets = if setup.presize { presized.max(default) } else { default };
+        Clht::create(pool.clone(), ROOT, clht::Config { initial_buckets })
     }
 }
 
