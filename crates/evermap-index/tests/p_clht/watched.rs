@@ -12,7 +12,8 @@ use evermap_pm::{Medium, PmU64, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
     Load,
-    Store,
+    /// To the word at this offset.
+    Store(u64),
     Flush,
     Fence,
 }
@@ -116,25 +117,25 @@ unsafe impl<M: Medium> Medium for Watched<M> {
 
     #[track_caller]
     fn store(&self, cell: &PmU64, value: u64) {
-        self.before(Access::Store);
+        self.before(Access::Store(self.inner.offset_of(cell)));
         self.inner.store(cell, value);
     }
 
     #[track_caller]
     fn store_transient(&self, cell: &PmU64, value: u64) {
-        self.before(Access::Store);
+        self.before(Access::Store(self.inner.offset_of(cell)));
         self.inner.store_transient(cell, value);
     }
 
     #[track_caller]
     fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
-        self.before(Access::Store);
+        self.before(Access::Store(self.inner.offset_of(cell)));
         self.inner.cas(cell, old, new)
     }
 
     #[track_caller]
     fn cas_transient(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
-        self.before(Access::Store);
+        self.before(Access::Store(self.inner.offset_of(cell)));
         self.inner.cas_transient(cell, old, new)
     }
 }
