@@ -160,6 +160,11 @@ impl<M: Medium> Store<M> {
         })
     }
 
+    /// What the store lives in.
+    pub fn medium(&self) -> &M {
+        self.pool.medium()
+    }
+
     /// Closes the store: waits for running operations of other threads and for guards of
     /// [readers](crate::Reader), and leaves everything in order, so that the next opening needs no sweep.
     /// Later operations answer [`Error::Closed`]; closing again does nothing.
