@@ -929,7 +929,7 @@ mod tests {
 
     fn blend(name: &str, distribution: Distribution) -> Plan {
         let blend =
-            Blend { mix: name.parse().unwrap(), keys: distribution, theta: 0.99, ops: 5000 };
+            Blend { mix: name.parse().unwrap(), keys: distribution, theta: 0.99, ops: 40_000 };
         Plan::Blend(blend)
     }
 
@@ -938,7 +938,8 @@ mod tests {
         for mix in crate::workload::Mix::ALL {
             let indexes: Vec<_> = match mix.scans() {
                 true => vec!["rwlock-btreemap".to_owned()],
-                false => indexes(),
+                // A look-up there may miss a key that is being updated.
+                false => indexes().into_iter().filter(|name| name != "scc-hashindex").collect(),
             };
             let config = Config {
                 indexes,
@@ -951,7 +952,7 @@ mod tests {
             for subject in driven.subjects {
                 let summary = &subject.phases[0].summary;
                 assert_eq!((subject.phases.len(), subject.phases[0].name), (1, mix.name));
-                assert_eq!((summary.ops, summary.keys), (5000, 2000));
+                assert_eq!((summary.ops, summary.keys), (40_000, 2000));
                 assert_eq!(summary.distribution, Some(mix.keys.name()));
             }
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::hash::dash;
-use evermap_index::{Bytes, DashEh, Index, Key, Persistent, Result};
+use evermap_index::{Action, Bytes, DashEh, Index, Intent, Key, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -43,6 +43,14 @@ pub(crate) const ENTRIES: [Entry; 3] = [
         build: |setup| words::<Dash<4>>("dash-eh-4-stash", Guards::PerOperation, setup),
     },
 ];
+
+/// Dash-EH without one of its ideas, for the experiments that are about them.
+pub(crate) const ABLATIONS: [Entry; 1] = [Entry {
+    name: "dash-eh-locked-reads",
+    about: "Dash-EH whose look-ups take the bucket's lock, as changes do",
+    rival: false,
+    build: locked_reads,
+}];
 
 /// Dash-EH with segments of other sizes, for the experiment that is about them.
 pub(crate) const SEGMENTS: [Entry; 4] = [
@@ -330,6 +338,70 @@ impl<M: Medium, I> Indexed<M, I> {
             dram_bytes: Some(stats.dram_bytes),
             pm_bytes: Some(stats.pm_bytes),
         })
+    }
+}
+
+fn locked_reads(setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
+    let name = ABLATIONS[0].name;
+    setup.words_only(name)?;
+    setup.media_only(name, &[MediumKind::Dram, MediumKind::Emulated])?;
+    let stage = Stage { name, guards: Guards::PerOperation, setup };
+    let built = match setup.medium {
+        MediumKind::Emulated => {
+            let slowed = |medium| Emulated::new(medium, setup.persist_ns, setup.read_ns);
+            stage.file(FlushKind::Forced).map(slowed).and_then(|medium| stage.locked(medium))
+        }
+        _ => stage.memory().and_then(|medium| stage.locked(medium)),
+    };
+    built.map_err(|error| LabError::index(name, error))
+}
+
+impl Stage<'_> {
+    fn locked<M: Medium>(&self, medium: M) -> Result<Box<dyn Subject>> {
+        let (pool, index) = self.pool::<Dash<2>, u64, M>(medium)?;
+        let table = LockedReads(Indexed { pool, index, counts: |_| None, place: self.place() });
+        Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
+    }
+}
+
+/// An index whose look-ups are mutations that keep everything as it is.
+struct LockedReads<M: Medium, I>(Indexed<M, I>);
+
+impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
+    type Guard<'a> = Guard<'a>;
+
+    #[inline(always)]
+    fn guard(&self) -> Guard<'_> {
+        self.0.guard()
+    }
+
+    #[inline(always)]
+    fn insert(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.0.insert(key, word, guard)
+    }
+
+    #[inline(always)]
+    fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
+        let keep = &mut |_| Action::Keep;
+        Ok(self.0.index.mutate(key, Intent::ExistingOnly, guard, keep)?.old)
+    }
+
+    #[inline(always)]
+    fn update(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.0.update(key, word, guard)
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.0.remove(key, guard)
+    }
+
+    fn size(&self) -> Result<Size> {
+        self.0.size()
+    }
+
+    fn place(&self) -> Place {
+        self.0.placed()
     }
 }
 

@@ -444,7 +444,7 @@ mod tests {
             changed("newer", ".abi = EVERMAP_LAB_ABI", ".abi = 99")
                 .contains("version 99 of the interface")
         );
-        let lacking = changed("lacking", ".update = update,", ".update = NULL,");
+        let lacking = changed("lacking", ".update = update,", ".update = 0 ? update : NULL,");
         assert!(lacking.contains("lacks the function `update`"), "{lacking}");
         let taken = EXAMPLE.replace("\"open-addressing\"", "\"dash-eh\"");
         assert!(refused(&compile("taken", &taken)).contains("there is an index `dash-eh` already"));

@@ -258,7 +258,7 @@ mod tests {
         assert_eq!((grown.samples.len(), kept.steps), (5, 5));
         let text = grown.table().text();
         assert!(text.contains("load factor       0.625  0.850  1.000\n"), "{text}");
-        assert!(text.contains("bytes for a pair   16.0   20.0   25.6\n"), "{text}");
+        assert!(text.contains("bytes for a pair   16.0   19.4   25.6\n"), "{text}");
     }
 
     #[test]

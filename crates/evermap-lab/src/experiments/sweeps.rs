@@ -1,6 +1,6 @@
 //! Experiments that vary the medium, or look at nothing but space.
 
-use super::settings::{DRIVEN, Scale, circumstances};
+use super::settings::{Scale, circumstances};
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
@@ -102,7 +102,15 @@ fn slope(points: &[Point], threads: usize) -> Option<f64> {
 pub(super) const MEMORY: Experiment = Experiment {
     name: "memory",
     about: "bytes for a record, in ordinary memory and in the medium, at several sizes",
-    takes: DRIVEN,
+    takes: &[
+        Setting::INDEX,
+        Setting::KEYS,
+        Setting::MEDIUM,
+        Setting::PRESIZE,
+        Setting::HUGE_PAGES,
+        Setting::KEY_BYTES,
+        Setting::VALUE_BYTES,
+    ],
     run: memory,
 };
 

@@ -257,10 +257,11 @@ fn dataset_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
     })
 }
 
-/// Up to five sizes that end at `most`, each about a quarter of the next.
+/// Up to five sizes that end at `most`, each a third of the next: by powers of two, tables that double would be
+/// equally full at all of them.
 pub(super) fn sizes(most: u64) -> Vec<u64> {
-    let mut sizes: Vec<_> =
-        (0..5).map(|step| most >> (2 * step)).filter(|&size| size > 0).collect();
+    let thirds = (0..5).map(|step| most / 3u64.pow(step));
+    let mut sizes: Vec<_> = thirds.filter(|&size| size > 0).collect();
     sizes.reverse();
     if sizes.is_empty() { vec![most] } else { sizes }
 }
@@ -372,14 +373,14 @@ pub(super) const OVERFLOW_METADATA: Experiment = Experiment {
 
 pub(super) const LOCKING: Experiment = Experiment {
     name: "locking",
-    about: "Dash-EH with optimistic look-ups and with reader-writer locks",
+    about: "Dash-EH with optimistic look-ups, and with look-ups that take the bucket's lock",
     takes: DRIVEN,
     run: |settings, out| {
         let ablation = Ablation {
             name: "locking",
             title: "what look-ups that store nothing are worth",
             with: "dash-eh",
-            without: &["dash-eh-rwlock"],
+            without: &["dash-eh-locked-reads"],
             fixed: ["-", "locks do not scale on PM", "locks do not scale on PM", "-"],
             variable: None,
         };
@@ -393,7 +394,7 @@ mod tests {
 
     #[test]
     fn sizes_end_at_the_greatest() {
-        assert_eq!(sizes(1 << 20), [4096, 16_384, 65_536, 262_144, 1 << 20]);
+        assert_eq!(sizes(810_000), [10_000, 30_000, 90_000, 270_000, 810_000]);
         assert_eq!(sizes(5), [1, 5]);
         assert_eq!(sizes(0), [0]);
     }

@@ -514,5 +514,5 @@ mod tests {
         assert_eq!((keys, own), GOLDEN_A);
     }
 
-    const GOLDEN_A: (u64, u64) = (0, 0);
+    const GOLDEN_A: (u64, u64) = (0x7325_aad4_1a0f_6c20, 0x9f2f_a5f3_5210_24eb);
 }
