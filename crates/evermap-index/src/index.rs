@@ -202,6 +202,9 @@ pub trait Persistent<M: Medium>: Sized {
     /// `NoSpace`.
     fn create(pool: Arc<Pool<M>>, root: usize, config: Self::Config) -> Result<Self>;
 
+    /// Whether root slot `root` names an index of this kind, with these keys and this geometry.
+    fn is_at(pool: &Pool<M>, root: usize) -> bool;
+
     /// Opens the index in root slot `root`. O(1): segments are recovered when first touched.
     ///
     /// # Errors
@@ -214,6 +217,21 @@ pub trait Persistent<M: Medium>: Sized {
     /// # Errors
     /// `Damaged` where part of the index could not be read; the rest was still visited.
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()>;
+
+    /// Calls `each` with slot key and word of the pairs in one unit of the index (a segment, a stretch of buckets),
+    /// the one that `from` names; answers the `from` to go on with, `None` after the last unit.
+    ///
+    /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard for one unit at a
+    /// time, and `each` may use the index. Expected O(pairs of the unit), which are a few thousand at most.
+    ///
+    /// # Errors
+    /// `Damaged` if the unit cannot be read, beside the `from` to go on with; `Poisoned`.
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>);
 
     /// Walks everything and describes each violated invariant. Empty means sound. Call without concurrent mutations.
     fn check(&self) -> Vec<String>;

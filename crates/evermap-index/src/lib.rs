@@ -16,6 +16,8 @@ pub mod record;
 pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
-pub use hash::dash::DashEh;
+pub use hash::cceh::Cceh;
+pub use hash::dash::{DashEh, DashLh};
+pub use hash::level::Level;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key};

@@ -1,10 +1,13 @@
 //! Every index passes the conformance kit.
 
-use evermap_index::hash::dash::{Config, Tiny};
+use evermap_index::hash::cceh::{self, Cceh, Locking};
+use evermap_index::hash::dash::{Config, Tiny, TinyLh};
+use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
 use evermap_index::{Bytes, DashEh, conformance};
 use evermap_pm::Medium;
+use evermap_pm::medium::Dram;
 
 struct TinyDash;
 
@@ -17,6 +20,53 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 }
 
 conformance!(dash_eh, TinyDash);
+
+struct TinyDashLh;
+
+impl<K: Numbered> PoolSubject<K> for TinyDashLh {
+    type Index<M: Medium> = TinyLh<K, M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        Config { initial_depth: 1 }
+    }
+}
+
+conformance!(dash_lh, TinyDashLh);
+struct TinyCceh(Locking);
+
+impl<K: Numbered> PoolSubject<K> for TinyCceh {
+    type Index<M: Medium> = cceh::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> cceh::Config {
+        cceh::Config { locking: self.0, ..Default::default() }
+    }
+
+    fn always_holds(&self) -> usize {
+        cceh::Tiny::<K, Dram>::ALWAYS_HOLDS
+    }
+}
+
+conformance!(cceh_optimistic, TinyCceh(Locking::Optimistic));
+conformance!(cceh_pessimistic, TinyCceh(Locking::Pessimistic));
+/// Level hashing with two levels of four and two buckets to begin with.
+struct TinyLevel(Resize);
+
+impl<K: Numbered> PoolSubject<K> for TinyLevel {
+    type Index<M: Medium> = level::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> level::Config {
+        level::Config { top_level: 2, resize: self.0 }
+    }
+
+    /// What the four buckets of a key hold.
+    fn always_holds(&self) -> usize {
+        16
+    }
+}
+
+conformance!(level_hashing, TinyLevel(Resize::Incremental));
+conformance!(level_hashing_paper, TinyLevel(Resize::Blocking));
+
 /// The geometry for use, which is the one that costs are promised for.
 struct FullDash;
 
@@ -57,4 +107,57 @@ fn dash_eh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
     counters::<u64, _>(&FullDash, config, 10_000, &promises(0))?;
     counters::<Bytes, _>(&FullDash, config, 10_000, &promises(4))
+}
+
+/// The geometry for use.
+struct FullCceh(Locking);
+
+impl<K: Numbered> PoolSubject<K> for FullCceh {
+    type Index<M: Medium> = Cceh<K, M>;
+
+    fn config<M: Medium>(&self) -> cceh::Config {
+        cceh::Config { locking: self.0, ..Default::default() }
+    }
+
+    fn always_holds(&self) -> usize {
+        Cceh::<K, Dram>::ALWAYS_HOLDS
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// The directory's entry, the segment's header and four buckets, whatever the operation; a change flushes one line.
+/// Readers that share the lock store to its line, twice.
+#[test]
+fn cceh_costs() -> Result<(), Failure> {
+    let config = &testkit::Config::default();
+    for locking in [Locking::Optimistic, Locking::Pessimistic] {
+        let promise = |kind, lines_read, persists: u64, percent| {
+            let lines_written = if persists == 0 && locking == Locking::Optimistic {
+                0
+            } else {
+                // The lock, and what changed.
+                1 + persists
+            };
+            let (lines_flushed, fences) = (persists, persists);
+            let most = Cost { lines_read, lines_written, lines_flushed, fences };
+            Promise { kind, most, percent }
+        };
+        let promises = |record: u64| {
+            [
+                promise(Kind::Hit, 3 + record, 0, 75),
+                promise(Kind::Hit, 6 + record, 0, 100),
+                promise(Kind::Miss, 6, 0, 100),
+                // The rest splits a segment.
+                promise(Kind::Insert, 6, 1, 98),
+                promise(Kind::Update, 6 + record, 1, 99),
+                promise(Kind::Remove, 6 + record, 1, 99),
+            ]
+        };
+        counters::<u64, _>(&FullCceh(locking), config, 10_000, &promises(0))?;
+        counters::<Bytes, _>(&FullCceh(locking), config, 10_000, &promises(4))?;
+    }
+    Ok(())
 }

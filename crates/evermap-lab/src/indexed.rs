@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_index::hash::dash;
-use evermap_index::{Action, Bytes, DashEh, Index, Intent, Key, Persistent, Result};
+use evermap_index::hash::cceh::{self, Locking};
+use evermap_index::hash::{dash, level};
+use evermap_index::{
+    Action, Bytes, Cceh, DashEh, DashLh, Index, Intent, Key, Level, Persistent, Result,
+};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -23,7 +26,7 @@ use crate::subject::{
 use crate::workload::Shape;
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 3] = [
+pub(crate) const ENTRIES: [Entry; 8] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -41,6 +44,36 @@ pub(crate) const ENTRIES: [Entry; 3] = [
         about: "Dash-EH with four stash buckets a segment instead of two",
         rival: false,
         build: |setup| words::<Dash<4>>("dash-eh-4-stash", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "dash-lh",
+        about: "Dash-LH: linear hashing, the same segments; a guard for each operation",
+        rival: false,
+        build: |setup| build::<LinearDash>("dash-lh", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh",
+        about: "CCEH: extendible hashing, buckets of one line, optimistic lookups",
+        rival: false,
+        build: |setup| build::<CcehOf<false>>("cceh", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh-paper",
+        about: "CCEH whose lookups share the segment's lock, as in the released codes",
+        rival: false,
+        build: |setup| build::<CcehOf<true>>("cceh-paper", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level",
+        about: "Level hashing, emptying its bottom level bucket by bucket",
+        rival: false,
+        build: |setup| build::<Levels<false>>("level", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level-paper",
+        about: "Level hashing as in its paper: everybody waits while the bottom level is emptied",
+        rival: false,
+        build: |setup| build::<Levels<true>>("level-paper", Guards::PerOperation, setup),
     },
 ];
 
@@ -96,11 +129,68 @@ impl<const STASHES: usize, const BUCKETS: usize> Kind for Dash<STASHES, BUCKETS>
     type On<K: Key, M: Medium> = DashEh<K, M, BUCKETS, STASHES>;
 
     fn create<K: Key, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<K, M>> {
-        // A segment is about two thirds full on average.
-        let pairs_per_segment = BUCKETS as u64 * 600 / 64;
-        let segments = if setup.presize { setup.keys / pairs_per_segment } else { 0 };
-        let initial_depth = segments.next_power_of_two().ilog2().max(1);
-        DashEh::create(pool.clone(), ROOT, dash::Config { initial_depth })
+        DashEh::create(pool.clone(), ROOT, dash_config(setup, BUCKETS))
+    }
+}
+
+/// Dash-LH.
+struct LinearDash;
+
+impl Kind for LinearDash {
+    type On<K: Key, M: Medium> = DashLh<K, M>;
+
+    fn create<K: Key, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<K, M>> {
+        DashLh::create(pool.clone(), ROOT, dash_config(setup, 64))
+    }
+}
+
+/// Segments for all keys, if that is asked for: about two thirds full.
+fn dash_config(setup: &Setup, buckets: usize) -> dash::Config {
+    dash::Config { initial_depth: initial_depth(setup, buckets as u64 * 600 / 64) }
+}
+
+/// CCEH, with lookups that lock or without.
+struct CcehOf<const LOOKUPS_LOCK: bool>;
+
+impl<const LOOKUPS_LOCK: bool> Kind for CcehOf<LOOKUPS_LOCK> {
+    type On<K: Key, M: Medium> = Cceh<K, M>;
+
+    fn create<K: Key, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<K, M>> {
+        /// Pairs in a segment of 1024 places that is as full as usual.
+        const PAIRS_PER_SEGMENT: u64 = 400;
+        let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
+        let locking = if LOOKUPS_LOCK { Locking::Pessimistic } else { Locking::Optimistic };
+        let config = cceh::Config { initial_depth, locking, ..Default::default() };
+        Cceh::create(pool.clone(), ROOT, config)
+    }
+}
+
+/// The depth at which a directory names about one segment for `pairs_per_segment` of the keys to come; 1 where the
+/// table is not to know how many.
+fn initial_depth(setup: &Setup, pairs_per_segment: u64) -> u32 {
+    let segments = if setup.presize { setup.keys / pairs_per_segment } else { 0 };
+    segments.next_power_of_two().ilog2().max(1)
+}
+
+/// Level hashing, growing at once or by and by.
+struct Levels<const BLOCKING: bool>;
+
+impl<const BLOCKING: bool> Kind for Levels<BLOCKING> {
+    type On<K: Key, M: Medium> = Level<K, M>;
+
+    fn create<K: Key, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<K, M>> {
+        /// Pairs for each bucket of the top level when both levels are four fifths full.
+        const PAIRS_PER_BUCKET: u64 = 7;
+        let mut config = level::Config::default();
+        if BLOCKING {
+            // As in the paper's runs and the released benchmark.
+            config = level::Config { top_level: 13, resize: level::Resize::Blocking };
+        }
+        if setup.presize {
+            let level = (setup.keys / PAIRS_PER_BUCKET).next_power_of_two().ilog2();
+            config.top_level = level.max(config.top_level);
+        }
+        Level::create(pool.clone(), ROOT, config)
     }
 }
 
@@ -159,7 +249,7 @@ fn plain<K: Kind>(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>,
     built.map_err(|error| LabError::index(name, error))
 }
 
-/// An index over byte strings, each pair a record in the heap.
+/// An index over byte strings, each pair a record in the heap, in a mapping of a file or of nothing.
 fn byte_strings<K: Kind>(
     name: &'static str,
     shape: Shape,
@@ -167,18 +257,12 @@ fn byte_strings<K: Kind>(
 ) -> Result<Box<dyn Subject>, LabError> {
     setup.media_only(name, &[MediumKind::Dram, MediumKind::Process, MediumKind::Forced])?;
     let stage = Stage { name, guards: Guards::PerOperation, setup };
-    let built = match setup.medium {
-        _ if setup.counted => {
-            let counts = |medium: &Counted<Dram>| Some(medium.counts().into());
-            stage.store::<K, _>(stage.memory().map(Counted::new), shape, counts)
-        }
-        MediumKind::Dram => stage.store::<K, _>(stage.nowhere(), shape, |_| None),
-        MediumKind::Process => stage.store::<K, _>(stage.file(FlushKind::Process), shape, |_| None),
-        MediumKind::Forced | MediumKind::Emulated => {
-            stage.store::<K, _>(stage.file(FlushKind::Forced), shape, |_| None)
-        }
+    let medium = match setup.medium {
+        MediumKind::Dram => stage.nowhere(),
+        MediumKind::Process => stage.file(FlushKind::Process),
+        MediumKind::Forced | MediumKind::Emulated => stage.file(FlushKind::Forced),
     };
-    built.map_err(|error| LabError::index(name, error))
+    stage.store::<K>(medium, shape).map_err(|error| LabError::index(name, error))
 }
 
 /// What an index is built on.
@@ -248,14 +332,9 @@ impl Stage<'_> {
     }
 
     /// The same over byte strings.
-    fn store<K: Kind, M: Medium>(
-        &self,
-        medium: Result<M>,
-        shape: Shape,
-        counts: fn(&M) -> Option<Counts>,
-    ) -> Result<Box<dyn Subject>> {
-        let (pool, index) = self.pool::<K, Bytes, M>(medium?)?;
-        let store = Recorded::new(Indexed { pool, index, counts, place: self.place() });
+    fn store<K: Kind>(&self, medium: Result<Mapped>, shape: Shape) -> Result<Box<dyn Subject>> {
+        let (pool, index) = self.pool::<K, Bytes, Mapped>(medium?)?;
+        let store = Recorded { pool, index, place: self.place() };
         Ok(Box::new(Stored::new(self.name, store, shape)))
     }
 
@@ -288,9 +367,9 @@ pub(crate) fn nameless(directory: &Path) -> PathBuf {
 ///
 /// Each operation is announced to the medium, which costs nothing on media that do not listen: that is how a
 /// counting medium knows which lines belong together.
-pub(crate) struct Indexed<M: Medium, I> {
-    pub(crate) pool: Arc<Pool<M>>,
-    pub(crate) index: I,
+struct Indexed<M: Medium, I> {
+    pool: Arc<Pool<M>>,
+    index: I,
     counts: fn(&M) -> Option<Counts>,
     place: Place,
 }
@@ -308,37 +387,26 @@ impl From<medium::Counts> for Counts {
 
 impl<M: Medium, I> Indexed<M, I> {
     #[inline(always)]
-    pub(crate) fn begin(&self) {
+    fn begin(&self) {
         self.pool.medium().note(Note::Begin(0));
     }
 
     #[inline(always)]
-    pub(crate) fn end<R>(&self, result: R) -> R {
+    fn end<R>(&self, result: R) -> R {
         self.pool.medium().note(Note::End(0));
         result
     }
+}
 
-    pub(crate) fn counted(&self) -> Option<Counts> {
-        (self.counts)(self.pool.medium())
-    }
-
-    pub(crate) fn placed(&self) -> Place {
-        self.place.clone()
-    }
-
-    /// Size and shape of the index. Walks it.
-    pub(crate) fn index_size<K: Key>(&self) -> Result<Size>
-    where
-        I: Index<K>,
-    {
-        let stats = self.index.stats(&self.pool.pin())?;
-        Ok(Size {
-            len: Some(stats.len),
-            load_factor: Some(stats.load_factor()),
-            dram_bytes: Some(stats.dram_bytes),
-            pm_bytes: Some(stats.pm_bytes),
-        })
-    }
+/// Size and shape of an index. Walks it.
+pub(crate) fn size_of<K: Key, M: Medium>(pool: &Pool<M>, index: &impl Index<K>) -> Result<Size> {
+    let stats = index.stats(&pool.pin())?;
+    Ok(Size {
+        len: Some(stats.len),
+        load_factor: Some(stats.load_factor()),
+        dram_bytes: Some(stats.dram_bytes),
+        pm_bytes: Some(stats.pm_bytes),
+    })
 }
 
 fn locked_reads(setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
@@ -401,7 +469,7 @@ impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
     }
 
     fn place(&self) -> Place {
-        self.0.placed()
+        self.0.place()
     }
 }
 
@@ -445,15 +513,15 @@ impl<M: Medium, I: Index<u64> + 'static> Table for Indexed<M, I> {
     }
 
     fn size(&self) -> Result<Size> {
-        self.index_size::<u64>()
+        size_of::<u64, M>(&self.pool, &self.index)
     }
 
     fn counts(&self) -> Option<Counts> {
-        self.counted()
+        (self.counts)(self.pool.medium())
     }
 
     fn place(&self) -> Place {
-        self.placed()
+        self.place.clone()
     }
 }
 

@@ -1,33 +1,36 @@
 //! Indexes over byte strings as stores: each pair is a [record](evermap_index::record) in the heap that the index's
 //! word names.
 
+use std::sync::Arc;
+
 use evermap_index::key::BytesRef;
 use evermap_index::record::{HEADER, Header, OFFSET_MASK, lengths};
 use evermap_index::{Bytes, Index};
-use evermap_pm::{Error, Guard, Medium, PmU64};
+use evermap_pm::medium::Mapped;
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool};
 
-use crate::indexed::Indexed;
+use crate::indexed::size_of;
 use crate::store::{Result, Store};
-use crate::subject::{Counts, Found, Place, Size};
+use crate::subject::{Found, Place, Size};
 
 /// Keys looked up together.
 const BATCH: usize = 32;
 
 /// An index over byte strings, with the records it names.
-pub(crate) struct Recorded<M: Medium, I>(Indexed<M, I>);
+pub(crate) struct Recorded<I> {
+    pub(crate) pool: Arc<Pool<Mapped>>,
+    pub(crate) index: I,
+    pub(crate) place: Place,
+}
 
-impl<M: Medium, I: Index<Bytes>> Recorded<M, I> {
-    pub(crate) fn new(indexed: Indexed<M, I>) -> Self {
-        Recorded(indexed)
-    }
-
+impl<I: Index<Bytes>> Recorded<I> {
     fn key<'k>(&self, key: &'k [u8]) -> BytesRef<'k> {
-        BytesRef::new(key, self.0.pool.seed())
+        BytesRef::new(key, self.pool.seed())
     }
 
     /// Writes a record and makes it durable; answers its offset.
     fn write(&self, key: &[u8], value: &[u8]) -> evermap_pm::Result<u64> {
-        let (pool, m) = (&self.0.pool, self.0.pool.medium());
+        let (pool, m) = (&self.pool, self.pool.medium());
         let body = [key, value].concat();
         let words = HEADER / 8 + (body.len() as u64).div_ceil(8);
         let offset = pool.allocate(words * 8)?;
@@ -44,7 +47,7 @@ impl<M: Medium, I: Index<Bytes>> Recorded<M, I> {
 
     /// Replaces what is in `out` by the value of the record at `offset`.
     fn read(&self, word: u64, out: &mut Vec<u8>) -> evermap_pm::Result<()> {
-        let (m, offset) = (self.0.pool.medium(), word & OFFSET_MASK);
+        let (m, offset) = (self.pool.medium(), word & OFFSET_MASK);
         let no_record = || Error::damaged(offset, "no record where the index names one");
         let header = m.at::<Header>(offset).ok_or_else(no_record)?;
         let (key, value) = lengths(m.load_relaxed(&header.lengths));
@@ -59,7 +62,7 @@ impl<M: Medium, I: Index<Bytes>> Recorded<M, I> {
 
     /// Gives back the record that a change has unlinked.
     fn retire(&self, old: Option<u64>, guard: &Guard<'_>) {
-        let pool = &self.0.pool;
+        let pool = &self.pool;
         if let Some(offset) = old.map(|word| word & OFFSET_MASK)
             && let Some(header) = pool.medium().at::<Header>(offset)
         {
@@ -69,7 +72,7 @@ impl<M: Medium, I: Index<Bytes>> Recorded<M, I> {
     }
 
     fn put(&self, key: &[u8], value: &[u8]) -> evermap_pm::Result<Found> {
-        let (pool, index) = (&self.0.pool, &self.0.index);
+        let (pool, index) = (&self.pool, &self.index);
         let offset = self.write(key, value)?;
         let guard = pool.pin();
         let change = index.upsert(self.key(key), offset, &guard);
@@ -79,26 +82,25 @@ impl<M: Medium, I: Index<Bytes>> Recorded<M, I> {
     }
 
     fn remove(&self, key: &[u8]) -> evermap_pm::Result<Found> {
-        let guard = self.0.pool.pin();
-        let change = self.0.index.remove(self.key(key), &guard)?;
+        let guard = self.pool.pin();
+        let change = self.index.remove(self.key(key), &guard)?;
         self.retire(change.old, &guard);
         Ok(if change.old.is_some() { Found::Present } else { Found::Absent })
     }
 }
 
-impl<M: Medium, I: Index<Bytes> + 'static> Store for Recorded<M, I> {
+impl<I: Index<Bytes> + 'static> Store for Recorded<I> {
     type Reader<'a> = Guard<'a>;
 
     fn reader(&self) -> Result<Guard<'_>> {
-        Ok(self.0.pool.pin())
+        Ok(self.pool.pin())
     }
 
     #[inline]
     fn get(&self, key: &[u8], guard: &Guard<'_>, value: &mut Vec<u8>) -> Result<bool> {
-        self.0.begin();
-        let word = self.0.index.get(self.key(key), guard)?;
+        let word = self.index.get(self.key(key), guard)?;
         let read = word.map(|word| self.read(word, value)).transpose();
-        Ok(self.0.end(read)?.is_some())
+        Ok(read?.is_some())
     }
 
     fn get_many(
@@ -107,12 +109,11 @@ impl<M: Medium, I: Index<Bytes> + 'static> Store for Recorded<M, I> {
         guard: &Guard<'_>,
         each: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
-        self.0.begin();
         let mut value = Vec::new();
         for (chunk, keys) in keys.chunks(BATCH).enumerate() {
             let refs: Vec<_> = keys.iter().map(|key| self.key(key)).collect();
             let mut words = [None; BATCH];
-            self.0.index.get_many(&refs, &mut words, guard)?;
+            self.index.get_many(&refs, &mut words, guard)?;
             for (place, word) in words.iter().take(keys.len()).enumerate() {
                 if let Some(word) = word {
                     self.read(*word, &mut value)?;
@@ -120,32 +121,25 @@ impl<M: Medium, I: Index<Bytes> + 'static> Store for Recorded<M, I> {
                 }
             }
         }
-        self.0.end(());
         Ok(())
     }
 
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {
-        self.0.begin();
-        Ok(self.0.end(Recorded::put(self, key, value))?)
+        Ok(Recorded::put(self, key, value)?)
     }
 
     fn remove(&self, key: &[u8]) -> Result<Found> {
-        self.0.begin();
-        Ok(self.0.end(Recorded::remove(self, key))?)
+        Ok(Recorded::remove(self, key)?)
     }
 
     /// The index's, and the records' among the bytes.
     fn size(&self) -> Result<Size> {
-        let size = self.0.index_size::<Bytes>()?;
-        let pm_bytes = Some(self.0.pool.heap_stats().allocated_bytes);
+        let size = size_of::<Bytes, Mapped>(&self.pool, &self.index)?;
+        let pm_bytes = Some(self.pool.heap_stats().allocated_bytes);
         Ok(Size { pm_bytes, ..size })
     }
 
-    fn counts(&self) -> Option<Counts> {
-        self.0.counted()
-    }
-
     fn place(&self) -> Place {
-        self.0.placed()
+        self.place.clone()
     }
 }

@@ -428,7 +428,8 @@ const STORES: &[Entry] = &[];
 
 /// Every table that can be measured.
 pub fn subjects() -> Vec<Entry> {
-    let indexes = [&crate::indexed::ENTRIES[..], &crate::indexed::ABLATIONS, &crate::indexed::SEGMENTS];
+    let indexes =
+        [&crate::indexed::ENTRIES[..], &crate::indexed::ABLATIONS, &crate::indexed::SEGMENTS];
     let ours = [indexes.concat(), vec![crate::evermap::ENTRY]];
     let theirs = [&crate::reference::ENTRIES[..], RIVALS, STORES];
     [ours.concat(), theirs.concat(), crate::plugin::entries()].concat()

@@ -5,8 +5,8 @@
 //! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
 //! hold.
 
+use evermap_index::Guard;
 use evermap_index::key::BytesRef;
-use evermap_index::{Guard, Index};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
@@ -328,7 +328,8 @@ impl Walk {
         let Some(from) = self.from else { return Ok(None) };
         let guard = store.enter()?;
         let mut pairs = Vec::new();
-        let (shown, next) = store.index.scan(from, &guard, |hash, word| pairs.push((hash, word)));
+        let (shown, next) =
+            store.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
         self.from = next;
         self.error = shown.err().map(Error::from);
         Ok(Some((pairs, guard)))

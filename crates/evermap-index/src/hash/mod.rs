@@ -1,4 +1,9 @@
 //! Hash indexes.
 
+pub mod cceh;
 pub mod dash;
 pub(crate) mod directory;
+pub mod level;
+mod patience;
+pub(crate) mod root;
+pub(crate) mod shape;

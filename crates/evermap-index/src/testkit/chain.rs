@@ -280,6 +280,10 @@ impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
         Self::open(pool, root)
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        Self::root_at(pool, pool.medium().load(pool.root(root))).is_ok()
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
         let offset = pool.medium().load(pool.root(root));
         Self::root_at(&pool, offset)?;
@@ -292,6 +296,18 @@ impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
         self.nodes()?.iter().for_each(|linked| visitor.block(linked.offset));
         self.pairs()?.into_iter().for_each(|(_, word)| visitor.word(word));
         Ok(())
+    }
+
+    /// The unit is the whole chain.
+    fn scan(
+        &self,
+        _from: u64,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let pairs = self.pairs();
+        let shown = pairs.map(|pairs| pairs.into_iter().for_each(|(key, word)| each(key, word)));
+        (shown, None)
     }
 
     fn check(&self) -> Vec<String> {

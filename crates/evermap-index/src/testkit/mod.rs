@@ -20,6 +20,8 @@
 //! | [`full`](persistence::full) | does running out of space change nothing? |
 //! | [`damage`](damage::damage) | does any wrong word in the region cost an answer at most? |
 //!
+//! A second line, [`crash_campaign!`](crate::crash_campaign), [crashes](crash) the index everywhere.
+//!
 //! One more, [`counters`](counters::counters), holds an index to what it promises about flushes, fences and lines.
 //!
 //! Parts are bounded by counts, never by time, and single-threaded ones repeat exactly for a seed.
@@ -36,6 +38,7 @@ pub mod call;
 pub mod chain;
 pub mod concurrent;
 pub mod counters;
+pub mod crash;
 mod crowd;
 pub mod damage;
 pub mod hooked;

@@ -14,7 +14,7 @@ use super::hooked::{Hooked, Stops};
 use super::keys::{Numbered, Universe};
 use super::{Config, Failure, Instance, Stop, Subject};
 use crate::record::{self, Header, OFFSET_MASK};
-use crate::{Index, Persistent, Visitor};
+use crate::{Index, Key, Persistent, Visitor};
 use evermap_pm::sim::rng::Rng;
 
 /// How to make an index that lives in a pool.
@@ -80,7 +80,7 @@ impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
 /// Bytes that a pool of the kit may have.
 const CAPACITY: u64 = 64 << 20;
 /// Root slot of the index under test.
-const ROOT: usize = 3;
+pub(crate) const ROOT: usize = 3;
 
 /// A pool with an index in it.
 pub(crate) fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
@@ -130,6 +130,37 @@ pub struct PoolInstance<M: Medium, I> {
 }
 
 impl<M: Medium, I: Persistent<M>> PoolInstance<M, I> {
+    /// What is wrong if a walk unit by unit does not show what one walk through everything shows.
+    fn compare_walks<K: Key>(&self) -> Option<String>
+    where
+        I: Index<K>,
+    {
+        let guard = self.pool.pin();
+        let (mut at_once, mut by_units) = (Vec::new(), Vec::new());
+        let whole = self.index.for_each(&guard, &mut |key, word| {
+            at_once.push((key, word));
+            true
+        });
+        let (mut from, mut parts) = (Some(0), Ok(()));
+        while let Some(here) = from {
+            let (shown, next) =
+                self.index.scan(here, &guard, &mut |key, word| by_units.push((key, word)));
+            parts = parts.and(shown);
+            from = next;
+        }
+        at_once.sort_unstable();
+        by_units.sort_unstable();
+        match whole.and(parts) {
+            Err(error) => Some(format!("walking: {error}")),
+            Ok(()) if at_once != by_units => Some(format!(
+                "for_each shows {} pairs, scan {} or others",
+                at_once.len(),
+                by_units.len()
+            )),
+            Ok(()) => None,
+        }
+    }
+
     /// Shows every reachable block, as often as it is named.
     fn visit(&self, words_are_records: bool, mark: &mut dyn FnMut(u64)) -> Result<()> {
         struct Marker<'a>(bool, &'a mut dyn FnMut(u64));
@@ -206,6 +237,7 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
 
     fn audit(&self) -> Vec<String> {
         let mut wrong = self.index.check();
+        wrong.extend(self.compare_walks::<K>());
         self.pool.epoch().drain();
         let faults = self.pool.heap_stats().faults;
         if faults > 0 {
@@ -282,7 +314,9 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
             let random = &mut Rng::new(thread_seed(seed, thread + life as usize * 4));
             match thread {
                 0 => instance.sweep().map_err(|error| format!("sweep: {error}"))?,
-                1 => return blow(driver, stormed, 2000, life as usize, random),
+                1 => {
+                    return blow(driver, stormed, 2000, life as usize, universe.hostile, random);
+                }
                 2 => {
                     let _done = Done(&writing);
                     plan.clear(driver, Vec::clone(left_over), life * 100, random)?;

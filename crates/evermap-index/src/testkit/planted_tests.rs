@@ -438,6 +438,10 @@ impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
         Ok(Self::new(Chain::create(pool.clone(), root, ())?, pool, root))
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        Chain::<K, M>::is_at(pool, root)
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
         let chain = Chain::<K, M>::open(pool.clone(), root)?;
         if F::FLAW == Flaw::ForgetsAPairWhenOpened {
@@ -471,6 +475,15 @@ impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
             }
         }
         self.inner.visit(&mut Blind(F::FLAW, visitor, 0))
+    }
+
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        self.inner.scan(from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {
