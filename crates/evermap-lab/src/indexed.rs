@@ -1,5 +1,6 @@
 //! Evermap's own indexes as subjects, on every medium.
 
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -7,9 +8,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::hash::cceh::{self, Locking};
 use evermap_index::hash::{dash, level};
-use evermap_index::{
-    Action, Bytes, Cceh, DashEh, DashLh, Index, Intent, Key, Level, Persistent, Result,
-};
+use evermap_index::key::BytesRef;
+use evermap_index::{Bytes, Cceh, DashEh, DashLh, Index, Key, Level, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -77,14 +77,6 @@ pub(crate) const ENTRIES: [Entry; 8] = [
     },
 ];
 
-/// Dash-EH without one of its ideas, for the experiments that are about them.
-pub(crate) const ABLATIONS: [Entry; 1] = [Entry {
-    name: "dash-eh-locked-reads",
-    about: "Dash-EH whose look-ups take the bucket's lock, as changes do",
-    rival: false,
-    build: locked_reads,
-}];
-
 /// Dash-EH with segments of other sizes, for the experiment that is about them.
 pub(crate) const SEGMENTS: [Entry; 4] = [
     Entry {
@@ -114,7 +106,7 @@ pub(crate) const SEGMENTS: [Entry; 4] = [
 ];
 
 /// An index, as a function from keys and media to types.
-trait Kind {
+pub(crate) trait Kind {
     /// The index over these keys on a medium.
     type On<K: Key, M: Medium>: Index<K> + Persistent<M> + 'static;
 
@@ -123,7 +115,7 @@ trait Kind {
 }
 
 /// Dash-EH with this many stash buckets and buckets a segment.
-struct Dash<const STASHES: usize, const BUCKETS: usize = 64>;
+pub(crate) struct Dash<const STASHES: usize, const BUCKETS: usize = 64>;
 
 impl<const STASHES: usize, const BUCKETS: usize> Kind for Dash<STASHES, BUCKETS> {
     type On<K: Key, M: Medium> = DashEh<K, M, BUCKETS, STASHES>;
@@ -227,14 +219,14 @@ fn words<K: Kind>(
         // Calls are counted before they reach the medium inside, so it need not do what they ask for.
         _ if setup.counted => {
             let counts = |medium: &Counted<Dram>| Some(medium.counts().into());
-            stage.table::<K, _>(stage.memory().map(Counted::new), counts)
+            stage.table::<K, u64, _>(stage.memory().map(Counted::new), counts)
         }
-        MediumKind::Dram => stage.table::<K, _>(stage.memory(), |_| None),
-        MediumKind::Process => stage.table::<K, _>(stage.file(FlushKind::Process), |_| None),
-        MediumKind::Forced => stage.table::<K, _>(stage.file(FlushKind::Forced), |_| None),
+        MediumKind::Dram => stage.table::<K, u64, _>(stage.memory(), |_| None),
+        MediumKind::Process => stage.table::<K, u64, _>(stage.file(FlushKind::Process), |_| None),
+        MediumKind::Forced => stage.table::<K, u64, _>(stage.file(FlushKind::Forced), |_| None),
         MediumKind::Emulated => {
             let slowed = |medium| Emulated::new(medium, setup.persist_ns, setup.read_ns);
-            stage.table::<K, _>(stage.file(FlushKind::Forced).map(slowed), |_| None)
+            stage.table::<K, u64, _>(stage.file(FlushKind::Forced).map(slowed), |_| None)
         }
     };
     built.map_err(|error| LabError::index(name, error))
@@ -245,7 +237,7 @@ fn plain<K: Kind>(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>,
     setup.words_only(name)?;
     setup.media_only(name, &[MediumKind::Dram])?;
     let stage = Stage { name, guards: Guards::PerOperation, setup };
-    let built = stage.table::<K, Dram>(stage.memory(), |_| None);
+    let built = stage.table::<K, u64, Dram>(stage.memory(), |_| None);
     built.map_err(|error| LabError::index(name, error))
 }
 
@@ -262,7 +254,7 @@ fn byte_strings<K: Kind>(
         MediumKind::Process => stage.file(FlushKind::Process),
         MediumKind::Forced | MediumKind::Emulated => stage.file(FlushKind::Forced),
     };
-    stage.store::<K>(medium, shape).map_err(|error| LabError::index(name, error))
+    stage.store::<K, Bytes>(medium, shape).map_err(|error| LabError::index(name, error))
 }
 
 /// What an index is built on.
@@ -285,7 +277,7 @@ impl Stage<'_> {
     }
 
     /// Anonymous memory that looks like a file.
-    fn nowhere(&self) -> Result<Mapped> {
+    pub(crate) fn nowhere(&self) -> Result<Mapped> {
         Mapped::anonymous(self.capacity(), self.setup.pages, FlushKind::Process)
     }
 
@@ -321,24 +313,35 @@ impl Stage<'_> {
     }
 
     /// Puts an empty index over words into `medium`, or opens the one in it.
-    fn table<K: Kind, M: Medium>(
+    pub(crate) fn table<K: Kind, Keys, M: Medium>(
         &self,
         medium: Result<M>,
         counts: fn(&M) -> Option<Counts>,
-    ) -> Result<Box<dyn Subject>> {
-        let (pool, index) = self.pool::<K, u64, M>(medium?)?;
-        let table = Indexed { pool, index, counts, place: self.place() };
+    ) -> Result<Box<dyn Subject>>
+    where
+        Keys: for<'k> Key<Ref<'k> = u64>,
+    {
+        let (pool, index) = self.pool::<K, Keys, M>(medium?)?;
+        let (place, keys) = (self.place(), PhantomData::<fn() -> Keys>);
+        let table = Indexed { pool, index, counts, place, keys };
         Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
     }
 
     /// The same over byte strings.
-    fn store<K: Kind>(&self, medium: Result<Mapped>, shape: Shape) -> Result<Box<dyn Subject>> {
-        let (pool, index) = self.pool::<K, Bytes, Mapped>(medium?)?;
-        let store = Recorded { pool, index, place: self.place() };
+    pub(crate) fn store<K: Kind, Keys>(
+        &self,
+        medium: Result<Mapped>,
+        shape: Shape,
+    ) -> Result<Box<dyn Subject>>
+    where
+        Keys: for<'k> Key<Ref<'k> = BytesRef<'k>>,
+    {
+        let (pool, index) = self.pool::<K, Keys, Mapped>(medium?)?;
+        let store = Recorded::<_, Keys>::new(pool, index, self.place());
         Ok(Box::new(Stored::new(self.name, store, shape)))
     }
 
-    fn pool<K: Kind, Keys: Key, M: Medium>(
+    pub(crate) fn pool<K: Kind, Keys: Key, M: Medium>(
         &self,
         medium: M,
     ) -> Result<(Arc<Pool<M>>, K::On<Keys, M>)> {
@@ -367,11 +370,12 @@ pub(crate) fn nameless(directory: &Path) -> PathBuf {
 ///
 /// Each operation is announced to the medium, which costs nothing on media that do not listen: that is how a
 /// counting medium knows which lines belong together.
-struct Indexed<M: Medium, I> {
-    pool: Arc<Pool<M>>,
-    index: I,
-    counts: fn(&M) -> Option<Counts>,
-    place: Place,
+pub(crate) struct Indexed<M: Medium, I, K> {
+    pub(crate) pool: Arc<Pool<M>>,
+    pub(crate) index: I,
+    pub(crate) counts: fn(&M) -> Option<Counts>,
+    pub(crate) place: Place,
+    pub(crate) keys: PhantomData<fn() -> K>,
 }
 
 impl From<medium::Counts> for Counts {
@@ -385,7 +389,7 @@ impl From<medium::Counts> for Counts {
     }
 }
 
-impl<M: Medium, I> Indexed<M, I> {
+impl<M: Medium, I, K> Indexed<M, I, K> {
     #[inline(always)]
     fn begin(&self) {
         self.pool.medium().note(Note::Begin(0));
@@ -409,72 +413,8 @@ pub(crate) fn size_of<K: Key, M: Medium>(pool: &Pool<M>, index: &impl Index<K>) 
     })
 }
 
-fn locked_reads(setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
-    let name = ABLATIONS[0].name;
-    setup.words_only(name)?;
-    setup.media_only(name, &[MediumKind::Dram, MediumKind::Emulated])?;
-    let stage = Stage { name, guards: Guards::PerOperation, setup };
-    let built = match setup.medium {
-        MediumKind::Emulated => {
-            let slowed = |medium| Emulated::new(medium, setup.persist_ns, setup.read_ns);
-            stage.file(FlushKind::Forced).map(slowed).and_then(|medium| stage.locked(medium))
-        }
-        _ => stage.memory().and_then(|medium| stage.locked(medium)),
-    };
-    built.map_err(|error| LabError::index(name, error))
-}
-
-impl Stage<'_> {
-    fn locked<M: Medium>(&self, medium: M) -> Result<Box<dyn Subject>> {
-        let (pool, index) = self.pool::<Dash<2>, u64, M>(medium)?;
-        let table = LockedReads(Indexed { pool, index, counts: |_| None, place: self.place() });
-        Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
-    }
-}
-
-/// An index whose look-ups are mutations that keep everything as it is.
-struct LockedReads<M: Medium, I>(Indexed<M, I>);
-
-impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
-    type Guard<'a> = Guard<'a>;
-
-    #[inline(always)]
-    fn guard(&self) -> Guard<'_> {
-        self.0.guard()
-    }
-
-    #[inline(always)]
-    fn insert(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
-        self.0.insert(key, word, guard)
-    }
-
-    #[inline(always)]
-    fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
-        let keep = &mut |_| Action::Keep;
-        Ok(self.0.index.mutate(key, Intent::ExistingOnly, guard, keep)?.old)
-    }
-
-    #[inline(always)]
-    fn update(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
-        self.0.update(key, word, guard)
-    }
-
-    #[inline(always)]
-    fn remove(&self, key: u64, guard: &Guard<'_>) -> Result<Found> {
-        self.0.remove(key, guard)
-    }
-
-    fn size(&self) -> Result<Size> {
-        self.0.size()
-    }
-
-    fn place(&self) -> Place {
-        self.0.place()
-    }
-}
-
 // No closures: the compiler would make each of them a function of its own, which no user's loop would call.
-impl<M: Medium, I: Index<u64> + 'static> Table for Indexed<M, I> {
+impl<M: Medium, I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = u64>> Table for Indexed<M, I, K> {
     type Guard<'a> = Guard<'a>;
 
     #[inline(always)]
@@ -513,7 +453,7 @@ impl<M: Medium, I: Index<u64> + 'static> Table for Indexed<M, I> {
     }
 
     fn size(&self) -> Result<Size> {
-        size_of::<u64, M>(&self.pool, &self.index)
+        size_of::<K, M>(&self.pool, &self.index)
     }
 
     fn counts(&self) -> Option<Counts> {

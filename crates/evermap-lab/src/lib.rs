@@ -10,6 +10,7 @@
 //! * [`report`]: what came out, as tables, plots, and a paper's figures beside ours;
 //! * [`output`], [`html`]: the same for people and programs.
 
+mod ablated;
 mod error;
 mod evermap;
 mod hash;

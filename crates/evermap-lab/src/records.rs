@@ -1,11 +1,12 @@
 //! Indexes over byte strings as stores: each pair is a [record](evermap_index::record) in the heap that the index's
 //! word names.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::{HEADER, Header, OFFSET_MASK, lengths};
-use evermap_index::{Bytes, Index};
+use evermap_index::{Index, Key};
 use evermap_pm::medium::Mapped;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool};
 
@@ -17,13 +18,18 @@ use crate::subject::{Found, Place, Size};
 const BATCH: usize = 32;
 
 /// An index over byte strings, with the records it names.
-pub(crate) struct Recorded<I> {
-    pub(crate) pool: Arc<Pool<Mapped>>,
-    pub(crate) index: I,
-    pub(crate) place: Place,
+pub(crate) struct Recorded<I, K> {
+    pool: Arc<Pool<Mapped>>,
+    index: I,
+    place: Place,
+    keys: PhantomData<fn() -> K>,
 }
 
-impl<I: Index<Bytes>> Recorded<I> {
+impl<I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<I, K> {
+    pub(crate) fn new(pool: Arc<Pool<Mapped>>, index: I, place: Place) -> Self {
+        Recorded { pool, index, place, keys: PhantomData }
+    }
+
     fn key<'k>(&self, key: &'k [u8]) -> BytesRef<'k> {
         BytesRef::new(key, self.pool.seed())
     }
@@ -89,7 +95,7 @@ impl<I: Index<Bytes>> Recorded<I> {
     }
 }
 
-impl<I: Index<Bytes> + 'static> Store for Recorded<I> {
+impl<I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Store for Recorded<I, K> {
     type Reader<'a> = Guard<'a>;
 
     fn reader(&self) -> Result<Guard<'_>> {
@@ -134,7 +140,7 @@ impl<I: Index<Bytes> + 'static> Store for Recorded<I> {
 
     /// The index's, and the records' among the bytes.
     fn size(&self) -> Result<Size> {
-        let size = size_of::<Bytes, Mapped>(&self.pool, &self.index)?;
+        let size = size_of::<K, Mapped>(&self.pool, &self.index)?;
         let pm_bytes = Some(self.pool.heap_stats().allocated_bytes);
         Ok(Size { pm_bytes, ..size })
     }

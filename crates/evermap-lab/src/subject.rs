@@ -429,7 +429,7 @@ const STORES: &[Entry] = &[];
 /// Every table that can be measured.
 pub fn subjects() -> Vec<Entry> {
     let indexes =
-        [&crate::indexed::ENTRIES[..], &crate::indexed::ABLATIONS, &crate::indexed::SEGMENTS];
+        [&crate::indexed::ENTRIES[..], &crate::ablated::ENTRIES, &crate::indexed::SEGMENTS];
     let ours = [indexes.concat(), vec![crate::evermap::ENTRY]];
     let theirs = [&crate::reference::ENTRIES[..], RIVALS, STORES];
     [ours.concat(), theirs.concat(), crate::plugin::entries()].concat()
