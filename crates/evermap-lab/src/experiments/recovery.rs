@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::settings::Scale;
 use super::words::sizes;
-use super::{Experiment, Setting, Settings, those_there_are};
+use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::drive::Task;
 use crate::indexed::nameless;
@@ -19,9 +19,9 @@ use crate::interval::median;
 use crate::machine;
 use crate::output::{Output, Record};
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series, cell};
-use crate::subject::{Entry, File, MediumKind, Setup, Subject, subject};
+use crate::subject::{Entry, File, MediumKind, Setup, Subject, Survives, subject};
 use crate::workers::Workers;
-use crate::workload::{Phase, Shape, Workload, word};
+use crate::workload::{Lengths, Phase, Shape, Speller, Workload, word};
 
 /// What a child says when the table is filled.
 const FILLED: &str = "filled";
@@ -29,27 +29,32 @@ const FILLED: &str = "filled";
 const CHUNK: usize = 256;
 /// Points of a series over time.
 const WINDOWS: f64 = 60.0;
-const TAKES: &[Setting] = &[
-    Setting::INDEX,
-    Setting::KEYS,
-    Setting::THREADS,
-    Setting::ROUNDS,
-    Setting::MEDIUM,
-    Setting::KEY_BYTES,
-    Setting::VALUE_BYTES,
-];
 
 pub(super) const RECOVERY: Experiment = Experiment {
     name: "recovery",
     about: "from opening a killed table's file to its first right answer, at several sizes",
-    takes: TAKES,
+    takes: &[
+        Setting::INDEX,
+        Setting::KEYS,
+        Setting::ROUNDS,
+        Setting::MEDIUM,
+        Setting::KEY_BYTES,
+        Setting::VALUE_BYTES,
+    ],
     run: recovery,
 };
 
 pub(super) const AFTER_RECOVERY: Experiment = Experiment {
     name: "after-recovery",
     about: "look-ups a second in the first moments after opening a killed table",
-    takes: TAKES,
+    takes: &[
+        Setting::INDEX,
+        Setting::KEYS,
+        Setting::THREADS,
+        Setting::MEDIUM,
+        Setting::KEY_BYTES,
+        Setting::VALUE_BYTES,
+    ],
     run: after_recovery,
 };
 
@@ -128,6 +133,24 @@ impl Plan {
         std::thread::sleep(Duration::from_millis(5));
         drop(child);
         Ok(remains)
+    }
+
+    fn record(&self, experiment: &'static str, entry: &Entry, keys: u64, phase: &str) -> Record {
+        let lengths = |of: fn(Shape) -> Lengths| self.shape.map(|shape| of(shape).to_string());
+        Record {
+            experiment,
+            index: entry.name.to_owned(),
+            medium: self.medium.name().to_owned(),
+            location: Some(self.location.clone()),
+            survives: Survives::Process.name(),
+            threads: 1,
+            keys,
+            phase: phase.to_owned(),
+            key_bytes: lengths(|shape| shape.keys),
+            value_bytes: lengths(|shape| shape.values),
+            seed: self.seed,
+            ..Record::default()
+        }
     }
 
     fn open(
@@ -220,48 +243,43 @@ fn put(
 fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 16_000_000, rounds: 5, quick_keys: 200_000, quick_rounds: 2 };
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
-    let usual = those_there_are(&usual);
-    let usual: Vec<_> = usual.iter().map(String::as_str).collect();
     let config = settings.config("recovery", &usual, scale);
+    config.check(config.indexes.len())?;
     let plan = Plan::new(settings, config.keys)?;
     let sizes: Vec<_> = sizes(config.keys).into_iter().rev().take(3).rev().collect();
     let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
-    let mut grid =
-        Grid::new("Milliseconds from opening to the first right answer, medians", &columns);
-    let mut series = Vec::new();
-    out.begin((config.indexes.len() * sizes.len() * config.rounds) as u64);
-    for name in &config.indexes {
-        let entry = subject(name)?;
-        let mut line = Series { name: name.clone(), points: Vec::new() };
-        for &keys in &sizes {
-            let mut times = Vec::new();
-            for round in 0..config.rounds {
+    let title = "Milliseconds from opening to the first right answer, medians";
+    let mut grid = Grid::new(title, &columns);
+    let entries = config.indexes.iter().map(|name| subject(name)).collect::<Result<Vec<_>, _>>()?;
+    let mut times = vec![vec![Vec::new(); sizes.len()]; entries.len()];
+    out.begin((entries.len() * sizes.len() * config.rounds) as u64);
+    for round in 0..config.rounds {
+        for (entry, times) in entries.iter().zip(&mut times) {
+            for (&keys, times) in sizes.iter().zip(times) {
+                let name = entry.name;
                 out.step(&format!("recovery: {name}, {keys} keys, round {}", round + 1));
-                let remains = plan.leave_behind(&entry, keys)?;
+                let remains = plan.leave_behind(entry, keys)?;
                 machine::wait_for_quiet(config.foreign_limit, config.patience);
-                let seconds = open_once(&plan, &entry, keys, &remains, round == 0)?;
+                let seconds = open_once(&plan, entry, keys, &remains, round == 0)?;
                 times.push(seconds * 1e3);
                 out.record(&Record {
-                    experiment: "recovery",
-                    index: name.clone(),
-                    medium: plan.medium.name().to_owned(),
-                    location: Some(plan.location.clone()),
-                    threads: 1,
-                    keys,
-                    phase: "open".into(),
                     round: Some(round),
-                    ops: 1,
                     seconds: Some(seconds),
-                    seed: plan.seed,
-                    survives: "process",
-                    ..Record::default()
+                    ops: 1,
+                    ..plan.record("recovery", entry, keys, "open")
                 })?;
             }
-            line.points.push(Point::new(keys as f64, median(&times).unwrap_or(f64::NAN)));
         }
-        grid.push(name, line.points.iter().map(|point| cell(Some(point.y), 2)).collect());
-        series.push(line);
+    }
+    let mut series = Vec::new();
+    for (entry, times) in entries.iter().zip(times) {
+        let points = sizes.iter().zip(times);
+        let points =
+            points.filter_map(|(&keys, times)| Some(Point::new(keys as f64, median(&times)?)));
+        let points: Vec<_> = points.collect();
+        grid.push(entry.name, points.iter().map(|point| cell(Some(point.y), 2)).collect());
+        series.push(Series { name: entry.name.to_owned(), points });
     }
     let figure = |what: &str, paper: &str, index: &str| Figure {
         what: what.into(),
@@ -334,6 +352,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
     let scale = Scale { keys: 8_000_000, rounds: 1, quick_keys: 200_000, quick_rounds: 1 };
     let usual = ["dash-eh", "dash-lh", "evermap"];
     let config = settings.config("after-recovery", &usual, scale);
+    config.check(config.indexes.len())?;
     let plan = Plan::new(settings, config.keys)?;
     let most = settings.threads.unwrap_or_else(Settings::processors);
     let mut crews = vec![1, most];
@@ -353,18 +372,10 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
             let label = format!("{name}, {threads} threads");
             for point in &course.points {
                 out.record(&Record {
-                    experiment: "after-recovery",
-                    index: name.clone(),
-                    medium: plan.medium.name().to_owned(),
-                    location: Some(plan.location.clone()),
                     threads,
-                    keys: config.keys,
-                    phase: Phase::Positive.name().to_owned(),
                     at_seconds: Some(point.x),
                     mops: Some(point.y),
-                    seed: plan.seed,
-                    survives: "process",
-                    ..Record::default()
+                    ..plan.record("after-recovery", &entry, config.keys, Phase::Positive.name())
                 })?;
             }
             grid.push(&label, course.cells());
@@ -465,7 +476,7 @@ fn look_up(
     workload: Workload,
 ) -> Result<Course, LabError> {
     let workers = Workers::start(workload.threads)?;
-    let speller = plan.shape.map(crate::workload::Speller::new);
+    let speller = plan.shape.map(Speller::new);
     workers.each(move |thread, stream| {
         stream.fill(&workload, Phase::Positive, thread);
         speller.iter().for_each(|speller| stream.spell(speller));

@@ -63,7 +63,7 @@ pub(super) const DRIVEN: &[Setting] = &[
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)] // see `Config`
 pub struct Settings {
-    /// A tenth of a minute or two for each experiment, and figures to match.
+    /// Fewer keys and rounds: a fraction of a minute for each experiment, and figures to match.
     pub quick: bool,
     pub seed: Option<u64>,
     pub location: Option<PathBuf>,
