@@ -257,6 +257,9 @@ fn byte_strings<K: Kind>(
     stage.store::<K, Bytes>(medium, shape).map_err(|error| LabError::index(name, error))
 }
 
+/// A pool, and the index in it.
+type Pooled<M, I> = (Arc<Pool<M>>, I);
+
 /// What an index is built on.
 pub(crate) struct Stage<'a> {
     pub(crate) name: &'static str,
@@ -344,7 +347,7 @@ impl Stage<'_> {
     pub(crate) fn pool<K: Kind, Keys: Key, M: Medium>(
         &self,
         medium: M,
-    ) -> Result<(Arc<Pool<M>>, K::On<Keys, M>)> {
+    ) -> Result<Pooled<M, K::On<Keys, M>>> {
         if matches!(self.setup.file, File::Existing(_)) {
             let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
             let index = Persistent::open(pool.clone(), ROOT)?;

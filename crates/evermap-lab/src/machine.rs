@@ -210,8 +210,8 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 #[cfg(feature = "stores")]
 pub(crate) fn is_in_memory(path: &std::path::Path) -> bool {
     /// `f_type` of tmpfs and ramfs.
-    const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
-    rustix::fs::statfs(path).is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as i64)))
+    const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
+    rustix::fs::statfs(path).is_ok_and(|found| IN_MEMORY.contains(&i128::from(found.f_type)))
 }
 
 /// Gives memory that earlier tables have freed back to the system, so that the next one starts as the first did.

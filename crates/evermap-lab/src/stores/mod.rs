@@ -249,8 +249,8 @@ mod tests {
             };
             let new = (entry.build)(&setup(File::New(path.clone()))).unwrap();
             let stream = {
-                let mut stream = crate::workload::Stream::default();
-                stream.keys = vec![1, 2, 3];
+                let keys = vec![1, 2, 3];
+                let mut stream = crate::workload::Stream { keys, ..Default::default() };
                 stream.spell(&new.speller().unwrap());
                 stream
             };

@@ -31,8 +31,9 @@ macro_rules! functions {
                     let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("ends with zero");
                     let address = library.address(name)?.as_ptr();
                     // SAFETY: the type is the one that RocksDB's header gives the function of this name.
-                    let $name: unsafe extern "C" fn($($argument),*) $(-> $result)? =
-                        unsafe { std::mem::transmute(address) };
+                    let $name = unsafe {
+                        std::mem::transmute::<Object, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address)
+                    };
                 )*
                 Ok(Api { $($name,)* })
             }
@@ -88,7 +89,7 @@ fn api() -> Result<&'static Api> {
         let names = ["librocksdb.so", "librocksdb.so.7.8"];
         // SAFETY: initialisers of the system's own library.
         let open = |name: &&str| unsafe { Library::open(Path::new(name)) };
-        let library = names.iter().map(|name| open(&name)).find(std::result::Result::is_ok);
+        let library = names.iter().map(&open).find(std::result::Result::is_ok);
         let library = library.unwrap_or_else(|| open(&names[0])).map_err(|error| {
             format!("{error}; on Debian, `apt-get install librocksdb-dev` brings librocksdb")
         })?;
