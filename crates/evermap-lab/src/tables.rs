@@ -22,9 +22,7 @@ pub(crate) fn grids(driven: &Driven) -> Vec<Grid> {
             grids.push(Grid { title: title.to_owned(), columns: columns.clone(), rows });
         }
     };
-    table("Million operations a second, medians", &|phase| {
-        Some(format!("{}{}", mops(phase.summary.mops?), mark(phase.summary.void)))
-    });
+    table("Million operations a second, medians", &|phase| speed(&phase.summary));
     table("Processor time of an operation, ns", &|phase| {
         Some(format!("{:.0}", phase.summary.cpu_ns_per_op?))
     });
@@ -65,9 +63,14 @@ pub(crate) fn grids(driven: &Driven) -> Vec<Grid> {
     grids
 }
 
-/// Three significant digits, or two decimals.
-pub(crate) fn mops(figure: f64) -> String {
+/// Two decimals, or four where that would be too few.
+fn mops(figure: f64) -> String {
     if figure < 0.1 { format!("{figure:.4}") } else { format!("{figure:.2}") }
+}
+
+/// A throughput, marked where it was disturbed.
+pub(crate) fn speed(record: &Record) -> Option<String> {
+    Some(format!("{}{}", mops(record.mops?), mark(record.void)))
 }
 
 fn mark(void: bool) -> &'static str {
@@ -118,17 +121,32 @@ fn ratio_grid(ratios: &[Ratio], columns: &[String]) -> Option<Grid> {
         }
     }
     let least = ratios.iter().map(|ratio| ratio.interval.coverage).min_by(f64::total_cmp)?;
-    let title = format!(
-        "Times as fast: median, and the range that holds the true one with at least {:.0} %",
-        100.0 * least
-    );
+    let title = match (100.0 * least).round() {
+        // One round says nothing about the next.
+        0.0 => "Times as fast, in one round".to_owned(),
+        percent => format!(
+            "Times as fast: median, and the range that holds the true one with at least {percent} %"
+        ),
+    };
     Some(Grid { title, columns: columns.to_vec(), rows })
 }
 
-/// A ratio with its range.
+/// A ratio with its range, if there is one.
 pub(crate) fn times(ratio: &Ratio) -> String {
     let (low, high) = (ratio.interval.low, ratio.interval.high);
-    format!("{:.2} {low:.2}-{high:.2}{}", ratio.median, mark(ratio.void))
+    let range = if ratio.rounds > 1 { format!(" {low:.2}-{high:.2}") } else { String::new() };
+    format!("{:.2}{range}{}", ratio.median, mark(ratio.void))
+}
+
+/// The notes of several drives, each once.
+pub(crate) fn notes_of_all<'d>(drives: impl Iterator<Item = &'d Driven>) -> Vec<String> {
+    let mut all = Vec::new();
+    for note in drives.flat_map(notes) {
+        if !all.contains(&note) {
+            all.push(note);
+        }
+    }
+    all
 }
 
 /// The machine's limits, and how far the figures can be trusted.

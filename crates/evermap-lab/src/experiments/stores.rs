@@ -7,8 +7,8 @@ use crate::compare::Driven;
 use crate::drive::{Config, Plan, drive};
 use crate::output::{Output, Record};
 use crate::report::{Grid, Marks, Plot, Report, Series};
-use crate::subject::{Setup, subject};
-use crate::tables::{mops, notes, point};
+use crate::subject::{MediumKind, Setup, subject};
+use crate::tables::{notes, point, speed};
 use crate::workload::{Blend, Lengths, Mix, Shape, Zipf};
 
 pub(super) const YCSB: Experiment = Experiment {
@@ -71,6 +71,8 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     // A commit that waits for the disk takes a tenth of a millisecond or more.
     let scale = Scale { keys: 200_000, rounds: 3, quick_keys: 2000, quick_rounds: 1 };
     let mut stores = settings.config("ycsb", STORES, scale);
+    // They are files, and so is Evermap's beside them.
+    stores.medium = settings.medium.unwrap_or(MediumKind::Process);
     if stores.shape.is_none() {
         stores.shape = Some(Shape { keys: Lengths::Fixed(16), values: Lengths::Fixed(100) });
     }
@@ -140,7 +142,7 @@ fn tabulate(indexes: &[String], drives: &[(Mix, Driven)], title: &str) -> (Vec<G
     let names: Vec<_> = drives.iter().map(|(mix, _)| mix.name).collect();
     let with_place = ["survives", "flush"].iter().chain(&names).copied().collect::<Vec<_>>();
     let upper = |text: &str| format!("{title}{text}");
-    let mut speed = Grid::new(upper("million operations a second, medians"), &with_place);
+    let mut throughput = Grid::new(upper("million operations a second, medians"), &with_place);
     let mut tail = Grid::new(upper("99th percentile of latency, ns"), &names);
     let mut end = Grid::new(upper("99.9th percentile of latency, ns"), &names);
     let mut series = Vec::new();
@@ -158,7 +160,7 @@ fn tabulate(indexes: &[String], drives: &[(Mix, Driven)], title: &str) -> (Vec<G
                 .collect::<Vec<_>>()
         };
         let place = vec![any.survives.to_owned(), any.flush_kind.clone().unwrap_or("-".into())];
-        speed.push(index, [place, cells(|record| Some(mops(record.mops?)))].concat());
+        throughput.push(index, [place, cells(speed)].concat());
         tail.push(index, cells(|record| Some(record.p99_ns?.to_string())));
         end.push(index, cells(|record| Some(record.p999_ns?.to_string())));
         let points = records.iter().enumerate();
@@ -173,6 +175,6 @@ fn tabulate(indexes: &[String], drives: &[(Mix, Driven)], title: &str) -> (Vec<G
         marks: Marks::Bars(names.iter().map(|&name| name.to_owned()).collect()),
         series,
     };
-    let tables = [speed, tail, end].into_iter().filter(|grid| !grid.rows.is_empty());
+    let tables = [throughput, tail, end].into_iter().filter(|grid| !grid.rows.is_empty());
     (tables.collect(), plot)
 }

@@ -8,7 +8,7 @@ use crate::drive::{Config, Plan, drive};
 use crate::output::Output;
 use crate::report::{Grid, Marks, Plot, Point, Report, Series, cell};
 use crate::subject::MediumKind;
-use crate::tables::{notes, point};
+use crate::tables::{notes_of_all, point, speed};
 use crate::workload::Phase;
 
 /// Nanoseconds of a persist.
@@ -57,12 +57,18 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
         let mut grid = Grid::new(format!("{}: million operations a second", phase.name), &columns);
         let mut series = Vec::new();
         for subject in &first.subjects {
-            let records = drives.iter().filter_map(|(delay, driven)| {
-                Some((*delay, &driven.subject(subject.name)?.phase(phase.name)?.summary))
-            });
+            let records: Vec<_> = drives
+                .iter()
+                .filter_map(|(delay, driven)| {
+                    Some((*delay, &driven.subject(subject.name)?.phase(phase.name)?.summary))
+                })
+                .collect();
+            let cells =
+                records.iter().map(|(_, record)| speed(record).unwrap_or_else(|| "-".into()));
+            grid.push(subject.name, cells.collect());
+            let points = records.iter();
             let points: Vec<_> =
-                records.filter_map(|(delay, record)| point(delay as f64, record)).collect();
-            grid.push(subject.name, points.iter().map(|point| cell(Some(point.y), 2)).collect());
+                points.filter_map(|(delay, record)| point(*delay as f64, record)).collect();
             let counted = subject.phase(phase.name).and_then(|phase| phase.summary.fences_per_op);
             slopes.push(
                 format!("{}, {}", phase.name, subject.name),
@@ -88,7 +94,7 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
         figures: Vec::new(),
         tables,
         plots,
-        notes: drives.iter().flat_map(|(_, driven)| notes(driven)).collect(),
+        notes: notes_of_all(drives.iter().map(|(_, driven)| driven)),
     })
 }
 

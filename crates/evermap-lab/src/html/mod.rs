@@ -106,7 +106,9 @@ fn section(report: &Report, html: &mut String) {
     html.push_str("<div class=\"plots\">\n");
     report.plots.iter().for_each(|plot| figure(plot, html));
     html.push_str("</div>\n");
+    html.push_str("<div class=\"tables\">\n");
     report.tables.iter().for_each(|table| grid(table, "", html));
+    html.push_str("</div>\n");
     if !report.notes.is_empty() {
         html.push_str("<ul class=\"notes\">\n");
         for note in &report.notes {

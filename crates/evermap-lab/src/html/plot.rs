@@ -9,7 +9,7 @@ use crate::report::{Marks, Plot, Point};
 /// Colours that series have in turn.
 pub(super) const COLOURS: usize = 12;
 /// Size of a plot in its own units.
-const SIZE: (u32, u32) = (720, 340);
+const SIZE: (u32, u32) = (640, 330);
 /// Between the ends of a scale that counts by factors.
 const WIDE: f64 = 50.0;
 /// Share of a group that its bars fill.
@@ -80,9 +80,9 @@ where
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
-    let small = ("sans-serif", 13).into_font().color(&BLACK);
+    let small = ("sans-serif", 15).into_font().color(&BLACK);
     let mut builder = ChartBuilder::on(root);
-    builder.margin(6).x_label_area_size(44).y_label_area_size(64);
+    builder.margin(6).x_label_area_size(48).y_label_area_size(68);
     let mut chart = builder.build_cartesian_2d(x, y).map_err(text)?;
     let grey = RGBColor(0xc0, 0xc0, 0xc0);
     let mut mesh = chart.configure_mesh();
@@ -99,7 +99,7 @@ where
         .x_label_formatter(&short);
     match &plot.marks {
         Marks::Lines => {
-            mesh.x_desc(&plot.x).x_labels(8).draw().map_err(text)?;
+            mesh.x_desc(&plot.x).x_labels(labels(plot)).draw().map_err(text)?;
             for (nth, series) in plot.series.iter().enumerate() {
                 let line: Vec<_> =
                     series.points.iter().map(|point| (point.x, point.y.max(bottom))).collect();
@@ -145,6 +145,17 @@ where
         }
     }
     Ok(())
+}
+
+/// How many numbers the axis across has: few enough that they are whole where all values are.
+fn labels(plot: &Plot) -> usize {
+    /// More would touch each other.
+    const MOST: usize = 8;
+    let whole = points(plot).all(|point| point.x.fract() == 0.0);
+    match bounds(points(plot).map(|point| point.x)) {
+        Some((from, to)) if whole && to - from < MOST as f64 => (to - from) as usize + 1,
+        _ => MOST,
+    }
 }
 
 /// The line from the lower to the upper end of what a point may truly be.
