@@ -14,6 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
@@ -71,6 +72,12 @@ pub(super) struct Site<'a> {
 }
 
 impl Site<'_> {
+    /// Brings the bucket's first line towards the cache.
+    #[inline(always)]
+    pub(super) fn prefetch(self) {
+        prefetch(std::ptr::from_ref(self.bucket).cast());
+    }
+
     /// A number for every bucket of every level, in the order in which walks pass them.
     pub(super) fn position(self) -> u64 {
         (1 << self.level) + self.index
@@ -216,6 +223,15 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     #[inline(always)]
     pub(super) fn pair(&self, level: u32, spot: Spot) -> Result<[Site<'_>; 2]> {
         Ok([self.site(level, first_of(spot, level))?, self.site(level, second_of(spot, level))?])
+    }
+
+    /// Brings what a look for a record at this spot reads towards the cache.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, view: View, spot: Spot) -> Result<()> {
+        for level in [view.level, view.lowest()] {
+            self.pair(level, spot)?.into_iter().for_each(Site::prefetch);
+        }
+        Ok(())
     }
 
     /// Whether the entry that leads to a bucket is what was once written there. Until this is known, nothing may

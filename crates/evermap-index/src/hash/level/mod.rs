@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use evermap_pm::error::ErrorKind;
+use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
 use evermap_pm::sync::{Backoff, Mutex};
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
@@ -51,8 +52,8 @@ mod resize;
 mod room;
 mod walk;
 
-use bucket::{Locking, Locks, Probe, Record, find, meta_of, try_lock};
-use layout::{Root, Version};
+use bucket::{Locking, Locks, Probe, Record, Spot, find, meta_of, try_lock};
+use layout::{LINE_SLOTS, Root, Version};
 use levels::{LARGEST, Levels, SMALLEST, Site, View, first_of};
 use resize::Growth;
 use room::MakeRoom;
@@ -209,7 +210,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     fn record_at(&self, site: Site<'_>, slot: usize) -> Record {
         let (m, cells) = (self.medium(), bucket::slot_of(site.bucket, slot));
         let (slot_key, word) = (m.load(&cells.key), m.load(&cells.word));
-        Record { slot_key, word, spot: bucket::Spot::of(K::slot_hash(slot_key, self.seed)) }
+        Record { slot_key, word, spot: Spot::of(K::slot_hash(slot_key, self.seed)) }
     }
 
     /// The records of a bucket that is locked.
@@ -223,15 +224,17 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Looks for a key without a lock or a store.
     #[inline(always)]
     fn look(&self, probe: &Probe<'_, K>) -> Result<Look<'_>> {
-        let (m, view) = (self.medium(), self.levels.view());
-        let first = self.levels.site(view.level, first_of(probe.spot, view.level))?;
-        let version = Version(m.load(&first.bucket.version));
+        let view = self.levels.view();
+        let [home, second] = self.levels.pair(view.level, probe.spot)?;
+        let [third, fourth] = self.levels.pair(view.lowest(), probe.spot)?;
+        // All at once: one miss takes as long as four.
+        [second, third, fourth].into_iter().for_each(Site::prefetch);
+        let version = Version(self.medium().load(&home.bucket.version));
         if version.is_home(self.generation) {
             // A key that is at home here cannot be in a level above.
-            let reach = Reach { high: view.level, low: view.lowest(), home: first };
-            return self.look_within(reach, version, probe);
+            return Ok(self.look_into(&[home, second, third, fourth], version, probe));
         }
-        self.look_above(view, first, version, probe)
+        self.look_above(view, home, version, probe)
     }
 
     /// Goes on where the first bucket is not the key's home, or cannot be used.
@@ -250,41 +253,45 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             // Locked, or the view is of yesterday.
             return Ok(Look::Again(first));
         }
-        let high = view.level + 1;
-        let home = self.levels.site(high, first_of(probe.spot, high))?;
-        let version = Version(self.medium().load(&home.bucket.version));
-        match version.is_of(self.generation) {
-            true if version.is_home(self.generation) => {
-                self.look_within(Reach { high, low: view.lowest(), home }, version, probe)
-            }
-            true => Ok(Look::Again(home)),
-            false => Ok(Look::Stale(home)),
-        }
+        let above = self.levels.pair(view.level + 1, probe.spot)?;
+        let middle = self.levels.pair(view.level, probe.spot)?;
+        let below = self.levels.pair(view.lowest(), probe.spot)?;
+        let version = Version(self.medium().load(&above[0].bucket.version));
+        Ok(if version.is_home(self.generation) {
+            let sites = [above[0], above[1], middle[0], middle[1], below[0], below[1]];
+            self.look_into(&sites, version, probe)
+        } else if version.is_of(self.generation) {
+            Look::Again(above[0])
+        } else {
+            Look::Stale(above[0])
+        })
     }
 
-    /// Looks into all buckets where a key can be whose home's version word has been read.
+    /// Looks into all buckets where a key can be; the first of them is its home, whose version word has been read.
     #[inline(always)]
-    fn look_within<'a>(
+    fn look_into<'a>(
         &'a self,
-        reach: Reach<'a>,
+        sites: &[Site<'a>],
         version: Version,
         probe: &Probe<'_, K>,
-    ) -> Result<Look<'a>> {
+    ) -> Look<'a> {
         let m = self.medium();
-        for level in (reach.low..=reach.high).rev() {
-            for site in self.levels.pair(level, probe.spot)? {
-                if !Version(m.load(&site.bucket.version)).is_of(self.generation) {
-                    return Ok(Look::Stale(site));
-                }
-                if let Some((_, word)) = find(m, site.bucket, probe) {
-                    let same = self.is_unchanged(reach.home, version);
-                    return Ok(if same { Look::Found(word) } else { Look::Again(reach.home) });
-                }
+        let mut found = None;
+        for &site in sites {
+            if !Version(m.load(&site.bucket.version)).is_of(self.generation) {
+                return Look::Stale(site);
+            }
+            found = find(m, site.bucket, probe);
+            if found.is_some() {
+                break;
             }
         }
-        // Checked after a miss too: a record may have moved behind the search.
-        let same = self.is_unchanged(reach.home, version);
-        Ok(if same { Look::Absent } else { Look::Again(reach.home) })
+        match found {
+            // Checked after a miss too: a record may have moved behind the search.
+            _ if !self.is_unchanged(sites[0], version) => Look::Again(sites[0]),
+            Some((_, word)) => Look::Found(word),
+            None => Look::Absent,
+        }
     }
 
     /// Whether nothing has changed with the records that are at home here since this version word was read.
@@ -328,7 +335,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     fn lock_home<'a>(
         &'a self,
         view: View,
-        spot: bucket::Spot,
+        spot: Spot,
         locks: &mut Locks<'a>,
     ) -> Result<std::result::Result<Reach<'a>, Site<'a>>> {
         let mut home = self.levels.site(view.level, first_of(spot, view.level))?;
@@ -431,8 +438,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         locks: &mut Locks<'a>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Attempt<'a>> {
-        let (m, probe) = (self.medium(), operation.probe);
-        let reach = match self.lock_home(self.levels.view(), probe.spot, locks)? {
+        let (m, probe, view) = (self.medium(), operation.probe, self.levels.view());
+        // Before the lock is asked for: a locked instruction lets nothing after it begin early.
+        self.levels.prefetch(view, probe.spot)?;
+        let reach = match self.lock_home(view, probe.spot, locks)? {
             Ok(reach) => reach,
             Err(site) => return Ok(Attempt::Busy(site)),
         };
@@ -497,16 +506,33 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         guard: &Guard<'_>,
     ) -> Result<()> {
         let view = self.levels.view();
-        for &key in keys {
-            let spot = bucket::Spot::of(K::hash(key, self.seed));
-            for level in [view.level, view.lowest()] {
-                for site in self.levels.pair(level, spot)? {
-                    evermap_pm::medium::prefetch(std::ptr::from_ref(site.bucket).cast());
+        let mut probes = [const { None }; BATCH];
+        for (&key, probe) in keys.iter().zip(&mut probes) {
+            let spot = probe.insert(Probe::<K>::new(key, self.seed)).spot;
+            self.levels.prefetch(view, spot)?;
+        }
+        let probes = probes[..keys.len()].iter().flatten();
+        for probe in probes.clone() {
+            self.prefetch_match(view, probe.spot)?;
+        }
+        for (probe, out) in probes.zip(out) {
+            *out = self.lookup(probe, guard)?;
+        }
+        Ok(())
+    }
+
+    /// Fetches what a look will read after the first lines of all buckets: a slot that matches, if it is in a second
+    /// line.
+    #[inline(always)]
+    fn prefetch_match(&self, view: View, spot: Spot) -> Result<()> {
+        for level in [view.level, view.lowest()] {
+            for site in self.levels.pair(level, spot)? {
+                let meta = meta_of(self.medium(), site.bucket);
+                let matching = bucket::matching_slots(meta, spot.fingerprint);
+                if matching >> LINE_SLOTS != 0 {
+                    prefetch(std::ptr::from_ref(&site.bucket.tokens).cast());
                 }
             }
-        }
-        for (&key, out) in keys.iter().zip(out) {
-            *out = self.lookup(&Probe::new(key, self.seed), guard)?;
         }
         Ok(())
     }
