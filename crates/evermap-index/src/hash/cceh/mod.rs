@@ -99,7 +99,7 @@ impl Config {
     /// The switches as the root keeps them.
     fn options(self) -> u64 {
         let pessimistic = u64::from(self.locking == Locking::Pessimistic) * Self::PESSIMISTIC;
-        pessimistic | u64::from(self.recovery == Recovery::Eager) * Self::EAGER
+        pessimistic | (u64::from(self.recovery == Recovery::Eager) * Self::EAGER)
     }
 
     /// The switches in the root's word; `None` for a word that has none.
