@@ -207,7 +207,7 @@ impl Mix {
     }
 
     fn kind(&self, uniform: u64, length: u64) -> Kind {
-        let mut percent = (u128::from(uniform) * 100 >> 64) as u8;
+        let mut percent = ((u128::from(uniform) * 100) >> 64) as u8;
         let shares = [
             (self.read, Kind::Read),
             (self.update, Kind::Update),
