@@ -22,4 +22,4 @@ pub use hash::clht::Clht;
 pub use hash::dash::{DashEh, DashLh};
 pub use hash::level::Level;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
-pub use key::{Bytes, Key};
+pub use key::{Bytes, Key, Without};

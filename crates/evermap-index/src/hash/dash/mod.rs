@@ -260,8 +260,9 @@ where
             return self.apply_to(place, Locks::default(), home, operation, decide);
         }
         // Nobody moves records of this bucket while it is locked, so the others need not be.
-        let absent = !home.bucket.version.may_be_elsewhere(probe.hash)
-            || self.find_held(home.segment, &home.bucket, probe).is_none();
+        let elsewhere =
+            home.bucket.version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata;
+        let absent = !elsewhere || self.find_held(home.segment, &home.bucket, probe).is_none();
         let room = free_slot(bucket::meta_of(m, bucket), Self::HOME_FIRST);
         match (absent, operation.intent, room) {
             (true, Intent::ExistingOnly, _) => {

@@ -140,7 +140,7 @@ where
         if let Some((_, word)) = find(m, home, probe, Belonging::Native) {
             return if self.is_unchanged(home, version) { Look::Found(word) } else { Look::Again };
         }
-        if version.may_be_elsewhere(probe.hash) {
+        if version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata {
             return self.look_elsewhere(segment, version, probe);
         }
         // Checked after a miss too: a record may have moved behind the search.
@@ -161,7 +161,7 @@ where
             let next = &segment.normal[Self::next_of(at)];
             found = find(m, next, probe, Belonging::Member).map(|(_, word)| word);
         }
-        if found.is_none() && version.overflowed() {
+        if found.is_none() && (version.overflowed() || K::WITHOUT.overflow_metadata) {
             found = self.find_in_stash(segment, version, probe).map(|place| place.word);
         }
         match found {
@@ -199,7 +199,7 @@ where
                 kind: Kind::Stash(i),
             })
         };
-        if home.unlisted() == 0 {
+        if home.unlisted() == 0 && !K::WITHOUT.overflow_metadata {
             let announced = self.announced_in(segment, probe.hash);
             return (0..S).filter(|i| announced >> i & 1 == 1).find_map(in_stash);
         }
@@ -294,7 +294,7 @@ where
                 return Some(Place { bucket, slot, word, kind: Kind::Next });
             }
         }
-        if home.version.overflowed() {
+        if home.version.overflowed() || K::WITHOUT.overflow_metadata {
             return self.find_in_stash(segment, home.version, probe);
         }
         None
