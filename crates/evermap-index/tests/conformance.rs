@@ -1,11 +1,12 @@
 //! Every index passes the conformance kit.
 
 use evermap_index::hash::cceh::{self, Cceh, Locking};
+use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
-use evermap_index::{Bytes, DashEh, conformance};
+use evermap_index::{Bytes, Clht, DashEh, DashLh, conformance};
 use evermap_pm::Medium;
 use evermap_pm::medium::Dram;
 
@@ -82,9 +83,24 @@ impl<K: Numbered> PoolSubject<K> for FullDash {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line.
-#[test]
-fn dash_eh_costs() -> Result<(), Failure> {
+/// The same, for Dash-LH.
+struct FullDashLh;
+
+impl<K: Numbered> PoolSubject<K> for FullDashLh {
+    type Index<M: Medium> = DashLh<K, M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are the lines that
+/// these take; so many updates in a hundred keep the promise.
+fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
     let promise = |kind, lines_read, persists, percent| {
         let (lines_flushed, fences) = (persists, persists);
         // A lock is a line written, and so is a lock of the next bucket.
@@ -92,21 +108,31 @@ fn dash_eh_costs() -> Result<(), Failure> {
         let most = Cost { lines_read, lines_written, lines_flushed, fences };
         Promise { kind, most, percent }
     };
-    let promises = |record: u64| {
-        [
-            promise(Kind::Hit, 4 + record, 0, 95),
-            promise(Kind::Hit, u64::MAX, 0, 100),
-            promise(Kind::Miss, 3, 0, 95),
-            promise(Kind::Miss, u64::MAX, 0, 100),
-            // The rest moves another record, or splits a segment.
-            promise(Kind::Insert, 4 + record, 2, 90),
-            promise(Kind::Update, u64::MAX, 1, 100),
-            promise(Kind::Remove, u64::MAX, 1, 95),
-        ]
-    };
+    [
+        promise(Kind::Hit, 3 + directory + record, 0, 95),
+        promise(Kind::Hit, u64::MAX, 0, 100),
+        promise(Kind::Miss, 2 + directory, 0, 95),
+        promise(Kind::Miss, u64::MAX, 0, 100),
+        // The rest moves another record, or splits a segment.
+        promise(Kind::Insert, 3 + directory + record, 2, 90),
+        promise(Kind::Update, u64::MAX, 1, updates),
+        promise(Kind::Remove, u64::MAX, 1, 95),
+    ]
+}
+
+#[test]
+fn dash_eh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
-    counters::<u64, _>(&FullDash, config, 10_000, &promises(0))?;
-    counters::<Bytes, _>(&FullDash, config, 10_000, &promises(4))
+    counters::<u64, _>(&FullDash, config, 10_000, &dash_promises(1, 0, 100))?;
+    counters::<Bytes, _>(&FullDash, config, 10_000, &dash_promises(1, 4, 100))
+}
+
+/// What places the segments is in ordinary memory. Any change may be the first in a segment that has come into use.
+#[test]
+fn dash_lh_costs() -> Result<(), Failure> {
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullDashLh, config, 10_000, &dash_promises(0, 0, 99))?;
+    counters::<Bytes, _>(&FullDashLh, config, 10_000, &dash_promises(0, 4, 99))
 }
 
 /// The geometry for use.
@@ -203,3 +229,15 @@ fn level_costs() -> Result<(), Failure> {
     counters::<u64, _>(&FullLevel, config, 10_000, &promises(0))?;
     counters::<Bytes, _>(&FullLevel, config, 10_000, &promises(4))
 }
+
+struct TinyClht;
+
+impl<K: Numbered> PoolSubject<K> for TinyClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config { initial_buckets: 4 }
+    }
+}
+
+conformance!(p_clht, TinyClht);

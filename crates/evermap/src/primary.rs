@@ -4,56 +4,70 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use evermap_index::hash::{cceh, clht, dash, level};
 use evermap_index::key::BytesRef;
 use evermap_index::{
-    Action, Bytes, Change, DashEh, Guard, Index, Intent, Persistent, Result, Stats, Visitor,
+    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Intent, Level, Persistent,
+    Result, Stats, Visitor,
 };
 use evermap_pm::{ErrorKind, Medium, Pool};
 
 use crate::Error;
 use crate::error::pm;
 
-/// Declares the kinds of index that a store can be made with. The rest of the store does not know them.
-macro_rules! kinds {
-    ($($(#[$doc:meta])+ $kind:ident = $name:literal, $index:ident;)+) => {
-        /// A kind of index that finds records by their keys.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum IndexKind {
-            $($(#[$doc])+ $kind,)+
+/// A kind of index that finds records by their keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IndexKind {
+    /// Dash, extendible hashing: the default.
+    #[default]
+    DashEh,
+    /// Dash, linear hashing: no directory, and it grows by small steps. It never shrinks.
+    DashLh,
+    /// CCEH: extendible hashing with buckets of one cache line. It never shrinks.
+    Cceh,
+    /// Level hashing: two levels, four candidate buckets, the highest load factor. It never shrinks.
+    Level,
+    /// P-CLHT: buckets of one cache line with chains, after RECIPE.
+    Clht,
+}
+
+impl IndexKind {
+    /// Every kind.
+    pub const ALL: &'static [IndexKind] =
+        &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh, IndexKind::Level, IndexKind::Clht];
+
+    /// Its name, as the command line and the laboratory know it.
+    pub fn name(self) -> &'static str {
+        match self {
+            IndexKind::DashEh => "dash-eh",
+            IndexKind::DashLh => "dash-lh",
+            IndexKind::Cceh => "cceh",
+            IndexKind::Level => "level",
+            IndexKind::Clht => "p-clht",
         }
+    }
+}
 
-        impl IndexKind {
-            /// Every kind.
-            pub const ALL: &'static [IndexKind] = &[$(IndexKind::$kind,)+];
+/// Dash-LH for heaps of small extents: its first arrays hold two segments instead of a mebibyte of them.
+type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
+/// Extents from this size on hold the arrays of the usual Dash-LH.
+const LARGE_EXTENT: u64 = 2 << 20;
 
-            /// Its name, as the command line and the laboratory know it.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(IndexKind::$kind => $name,)+
-                }
-            }
-        }
-
-        /// The index of a store. Every operation costs one well-predicted branch more than the index itself.
+/// Declares the types of index that a store can have. The rest of the store does not know them.
+macro_rules! types {
+    ($($variant:ident: $index:ident, $kind:ident;)+) => {
+        /// The index of a store: there is one in each, so that its size does not matter. Every operation costs one well-predicted branch more than the index itself.
+        #[allow(clippy::large_enum_variant)]
         pub(crate) enum Primary<M: Medium> {
-            $($kind($index<Bytes, M>),)+
+            $($variant($index<Bytes, M>),)+
         }
 
         impl<M: Medium> Primary<M> {
-            /// Makes an empty index of this kind in root slot `root`.
-            pub(crate) fn create(kind: IndexKind, pool: &Arc<Pool<M>>, root: usize) -> Result<Self> {
-                match kind {
-                    $(IndexKind::$kind => {
-                        $index::create(pool.clone(), root, Default::default()).map(Primary::$kind)
-                    })+
-                }
-            }
-
-            /// Opens the index in root slot `root`, whatever kind it is.
+            /// Opens the index in root slot `root`, whatever type it is.
             pub(crate) fn open(pool: &Arc<Pool<M>>, root: usize) -> Result<Self> {
                 $(if <$index<Bytes, M>>::is_at(pool, root) {
-                    return $index::open(pool.clone(), root).map(Primary::$kind);
+                    return $index::open(pool.clone(), root).map(Primary::$variant);
                 })+
                 let at = pool.medium().offset_of(pool.root(root));
                 Err(evermap_pm::Error::damaged(at, "the root names no index that a store can have"))
@@ -62,26 +76,29 @@ macro_rules! kinds {
             /// Which kind it is.
             pub(crate) fn kind(&self) -> IndexKind {
                 match self {
-                    $(Primary::$kind(_) => IndexKind::$kind,)+
+                    $(Primary::$variant(_) => IndexKind::$kind,)+
                 }
             }
         }
 
-        /// Does the same with an index of any kind.
+        /// Does the same with an index of any type.
         macro_rules! with {
             ($primary:expr, $any:ident => $does:expr) => {
                 match $primary {
-                    $(Primary::$kind($any) => $does,)+
+                    $(Primary::$variant($any) => $does,)+
                 }
             };
         }
     };
 }
 
-kinds! {
-    /// Dash, extendible hashing: the default.
-    #[default]
-    DashEh = "dash-eh", DashEh;
+types! {
+    DashEh: DashEh, DashEh;
+    DashLh: DashLh, DashLh;
+    SmallDashLh: SmallDashLh, DashLh;
+    Cceh: Cceh, Cceh;
+    Level: Level, Level;
+    Clht: Clht, Clht;
 }
 
 impl fmt::Display for IndexKind {
@@ -103,6 +120,32 @@ impl FromStr for IndexKind {
 }
 
 impl<M: Medium> Primary<M> {
+    /// Makes an empty index of this kind in root slot `root`, small enough for the smallest store.
+    pub(crate) fn create(kind: IndexKind, pool: &Arc<Pool<M>>, root: usize) -> Result<Self> {
+        let pool = pool.clone();
+        match kind {
+            IndexKind::DashEh => {
+                DashEh::create(pool, root, dash::Config::default()).map(Primary::DashEh)
+            }
+            IndexKind::DashLh if pool.region().extent_size() < LARGE_EXTENT => {
+                let small = SmallDashLh::create(pool, root, dash::Config::default());
+                small.map(Primary::SmallDashLh)
+            }
+            IndexKind::DashLh => {
+                DashLh::create(pool, root, dash::Config::default()).map(Primary::DashLh)
+            }
+            IndexKind::Cceh => Cceh::create(pool, root, cceh::Config::default()).map(Primary::Cceh),
+            IndexKind::Level => {
+                let config = level::Config { top_level: 5, ..level::Config::default() };
+                Level::create(pool, root, config).map(Primary::Level)
+            }
+            IndexKind::Clht => {
+                let config = clht::Config { initial_buckets: 64 };
+                Clht::create(pool, root, config).map(Primary::Clht)
+            }
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn get(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
         with!(self, index => index.get(key, guard))

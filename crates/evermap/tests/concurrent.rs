@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 use common::{Kept, Random, is_value_of, value_of};
-use evermap::{Edit, Error, Evermap, Meta, Options, Outcome};
+use evermap::{Edit, Error, Evermap, IndexKind, Meta, Options, Outcome};
 
 fn small_extents() -> Options {
     common::options().capacity(256 << 20).extent_size(64 << 10)
@@ -171,7 +171,9 @@ fn iteration_shows_what_stays_exactly_once() {
         }
         done.store(true, SeqCst);
     });
-    assert!(map.stat().unwrap().merges > 0, "the index never shrank");
+    let stat = map.stat().unwrap();
+    let shrinks = matches!(stat.index, IndexKind::DashEh | IndexKind::Clht);
+    assert!(stat.merges > 0 || !shrinks, "the index never shrank");
     assert!(map.check(true).unwrap().is_sound());
 }
 

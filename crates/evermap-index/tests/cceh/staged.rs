@@ -31,6 +31,15 @@ thread_local! {
     static ROLE: Cell<Role> = const { Cell::new(Role::None) };
 }
 
+/// Accesses at which the first thread may stop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stops {
+    /// Those that change, flush or fence something.
+    Changes,
+    /// All.
+    Accesses,
+}
+
 /// Who runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Turn {
@@ -45,7 +54,9 @@ enum Turn {
 
 struct State {
     turn: Turn,
-    /// Changing accesses that the first thread makes before it stops.
+    /// At which accesses the first thread may stop.
+    stops: Stops,
+    /// So many of them it makes before it does.
     left: u64,
     /// Accesses of the second thread in its turn.
     taken: u64,
@@ -62,7 +73,8 @@ pub(crate) struct Staged {
 
 impl Staged {
     pub(crate) fn new(sim: Sim) -> Self {
-        let state = State { turn: Turn::Both, left: 0, taken: 0, stopped: false };
+        let state =
+            State { turn: Turn::Both, stops: Stops::Changes, left: 0, taken: 0, stopped: false };
         Staged { sim, stage: Arc::new((Mutex::new(state), Condvar::new())) }
     }
 
@@ -74,40 +86,32 @@ impl Staged {
         self.stage.0.lock().unwrap()
     }
 
-    fn set(&self, turn: Turn) {
-        self.state().turn = turn;
-        self.stage.1.notify_all();
-    }
-
     fn wait_while(&self, wait: impl Fn(Turn) -> bool) {
         let state = self.state();
         drop(self.stage.1.wait_while(state, |state| wait(state.turn)).unwrap());
     }
 
-    /// Runs `first` up to its access number `stop` that changes, flushes or fences something, then `second` until
-    /// it is through or waits for `first`, then both. `false` if `first` was through before.
+    /// Runs `first` up to number `stop` of those accesses, then `second` until it is through or waits for `first`,
+    /// then both. `false` if `first` was through before.
     pub(crate) fn run(
         &self,
+        stops: Stops,
         stop: u64,
         first: impl FnOnce() + Send,
         second: impl FnOnce() + Send,
     ) -> bool {
-        *self.state() = State { turn: Turn::First, left: stop, taken: 0, stopped: false };
+        *self.state() = State { turn: Turn::First, stops, left: stop, taken: 0, stopped: false };
         std::thread::scope(|threads| {
             threads.spawn(|| {
+                let _leaves = Leaves(self);
                 ROLE.set(Role::First);
                 first();
-                ROLE.set(Role::None);
-                self.set(Turn::Both);
             });
             threads.spawn(|| {
                 self.wait_while(|turn| turn == Turn::First);
+                let _leaves = Leaves(self);
                 ROLE.set(Role::Second);
                 second();
-                ROLE.set(Role::None);
-                if self.state().turn == Turn::Second {
-                    self.set(Turn::FirstAgain);
-                }
             });
         });
         self.state().stopped
@@ -116,9 +120,10 @@ impl Staged {
     /// An access; `changes` if it changes, flushes or fences something.
     fn step(&self, changes: bool) {
         match ROLE.get() {
-            Role::First if changes => {
+            Role::First => {
                 let mut state = self.state();
-                if state.turn != Turn::First {
+                let counts = changes || state.stops == Stops::Accesses;
+                if state.turn != Turn::First || !counts {
                     return;
                 }
                 if state.left > 0 {
@@ -146,8 +151,23 @@ impl Staged {
                 // Deterministic from here on: it goes on when the first thread is through.
                 self.wait_while(|turn| turn == Turn::FirstAgain);
             }
-            Role::First | Role::None => {}
+            Role::None => {}
         }
+    }
+}
+
+/// Ends a thread's part, also by a panic: the other must not wait for ever.
+struct Leaves<'a>(&'a Staged);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.turn = match (ROLE.replace(Role::None), state.turn) {
+            (Role::First, _) => Turn::Both,
+            (_, Turn::Second) => Turn::FirstAgain,
+            (_, turn) => turn,
+        };
+        self.0.stage.1.notify_all();
     }
 }
 

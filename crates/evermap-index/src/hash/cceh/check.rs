@@ -29,18 +29,18 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         if let Err(error) = walked {
             problems.push(error.to_string());
         }
-        self.check_directory(&mut problems);
+        self.check_directory(&places, &mut problems);
         problems
     }
 
-    /// Every entry must name the segment whose shape covers it.
-    fn check_directory(&self, problems: &mut Vec<String>) {
+    /// Every entry must name the segment that the walk has found in its place, with the shape that it has there.
+    fn check_directory(&self, places: &HashMap<u64, Shape>, problems: &mut Vec<String>) {
         let depth = self.directory.depth();
         let latch = self.directory.share();
         for pattern in 0..1u64 << depth {
             let place = Shape { depth, pattern };
             let named = self.directory.first(place, &latch);
-            if !self.shape_at(named).is_some_and(|shape| shape.contains(place)) {
+            if !places.get(&named).is_some_and(|shape| shape.contains(place)) {
                 problems.push(format!(
                     "directory entry {pattern} names {named:#x}, which is elsewhere"
                 ));

@@ -165,8 +165,9 @@ where
         // The commit. All its buckets are locked, so that nobody acts on it before it is durable.
         m.store(&initialised.header.shape, upper.encode());
         m.persist(&initialised.header.shape);
+        // Durable with the fence in `settle`; a crash before that is recognised by the new segment.
         m.store(&segment.header.shape, lower.encode());
-        m.persist(&segment.header.shape);
+        m.flush(&segment.header.shape);
         // Only now, with the move durable, do the moved records go from here.
         let remaining = self.settle(segment, lower, &staying, &moving);
         m.fence();

@@ -47,6 +47,8 @@ use layout::{ARRAYS, Array, Extent, Root};
 mod expand;
 mod layout;
 mod numbers;
+#[cfg(test)]
+mod pitfalls;
 
 /// Dash-LH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
 /// The first `T` arrays have `F` segments, the next `T` twice as many, and so on.
@@ -169,7 +171,8 @@ where
     K: Key,
     M: Medium,
 {
-    const NAME: [u8; 8] = *b"DASHLH\0\0";
+    /// With the geometry of the arrays, so that another one is another kind.
+    const NAME: [u8; 8] = [b'D', b'A', b'S', b'H', b'L', b'H', F as u8, T as u8];
     const ROOT_BYTES: u64 = size_of::<Root>() as u64;
     const SEGMENTS_ARE_BLOCKS: bool = false;
     const CHAIN: Chain = Chain::Fill;
@@ -308,7 +311,8 @@ where
         if given_away(&shape) {
             shape = shape.half(0);
             m.store(&segment.header.shape, shape.encode());
-            m.persist(&segment.header.shape);
+            // Durable with the contents: until then the new segment says the same.
+            m.flush(&segment.header.shape);
         }
         Ok(Some(shape))
     }
