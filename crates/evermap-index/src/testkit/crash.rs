@@ -329,7 +329,8 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<'_, K, P> {
     }
 }
 
-/// One campaign of a battery: fails the test with the report unless it is clean.
+/// One campaign of a battery: fails the test with the report unless it is clean. `EVERMAP_TESTKIT_SCALE` multiplies
+/// its images.
 ///
 /// # Panics
 /// If a crash leads to a violation, or hardly any image was built.
@@ -339,7 +340,8 @@ pub fn assert_survives<K: Numbered, P: PoolSubject<K>>(
     model: Model,
     seeds: std::ops::Range<u64>,
 ) {
-    let report = Crashed::<K, P>::new(subject, workload).run(model, seeds, 12_000);
+    let images = 4_000 * super::Config::from_env().scale as u64;
+    let report = Crashed::<K, P>::new(subject, workload).run(model, seeds, images);
     println!("{report}");
     report.assert_clean();
     assert!(report.images > 1000);
