@@ -1,11 +1,12 @@
 //! Every index passes the conformance kit.
 
 use evermap_index::hash::cceh::{self, Cceh, Locking};
+use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
-use evermap_index::{Bytes, DashEh, DashLh, conformance};
+use evermap_index::{Bytes, Clht, DashEh, DashLh, conformance};
 use evermap_pm::Medium;
 use evermap_pm::medium::Dram;
 
@@ -186,3 +187,57 @@ fn cceh_costs() -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// The geometry for use of Level hashing.
+struct FullLevel;
+
+impl<K: Numbered> PoolSubject<K> for FullLevel {
+    type Index<M: Medium> = evermap_index::Level<K, M>;
+
+    fn config<M: Medium>(&self) -> level::Config {
+        level::Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// Lookups store nothing; whatever changes one word flushes one line, and so does an insert wherever it goes.
+#[test]
+fn level_costs() -> Result<(), Failure> {
+    let promise = |kind, lines_read, persists, percent| {
+        // Its bucket's lock and its home's, two lines of the bucket.
+        let lines_written = if persists == 0 { 0 } else { 4 };
+        let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
+        Promise { kind, most, percent }
+    };
+    let promises = |record: u64| {
+        [
+            promise(Kind::Hit, 9 + record, 0, 95),
+            promise(Kind::Hit, u64::MAX, 0, 100),
+            // The first lines of four buckets, and what leads there.
+            promise(Kind::Miss, 8, 0, 90),
+            promise(Kind::Miss, u64::MAX, 0, 100),
+            // The rest moves another record, or takes its share in a growth.
+            promise(Kind::Insert, u64::MAX, 1, 80),
+            promise(Kind::Update, u64::MAX, 1, 95),
+            promise(Kind::Remove, u64::MAX, 1, 95),
+        ]
+    };
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullLevel, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&FullLevel, config, 10_000, &promises(4))
+}
+
+struct TinyClht;
+
+impl<K: Numbered> PoolSubject<K> for TinyClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config { initial_buckets: 4 }
+    }
+}
+
+conformance!(p_clht, TinyClht);

@@ -1,10 +1,11 @@
 //! Every persistent index survives every crash.
 
-use evermap_index::crash_campaign;
 use evermap_index::hash::cceh::{self, Locking, Recovery};
+use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::{Numbered, PoolSubject};
+use evermap_index::{Clht, crash_campaign};
 use evermap_pm::Medium;
 
 struct TinyDash;
@@ -55,3 +56,14 @@ impl<K: Numbered> PoolSubject<K> for TinyLevel {
 
 crash_campaign!(level_hashing, TinyLevel(Resize::Incremental));
 crash_campaign!(level_hashing_paper, TinyLevel(Resize::Blocking));
+struct TinyClht;
+
+impl<K: Numbered> PoolSubject<K> for TinyClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config { initial_buckets: 4 }
+    }
+}
+
+crash_campaign!(p_clht, TinyClht);

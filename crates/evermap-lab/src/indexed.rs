@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::hash::cceh::{self, Locking};
-use evermap_index::hash::{dash, level};
+use evermap_index::hash::{clht, dash, level};
 use evermap_index::key::BytesRef;
-use evermap_index::{Bytes, Cceh, DashEh, DashLh, Index, Key, Level, Persistent, Result};
+use evermap_index::{Bytes, Cceh, Clht, DashEh, DashLh, Index, Key, Level, Persistent, Result};
 use evermap_pm::medium::{
     self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
@@ -26,7 +26,7 @@ use crate::subject::{
 use crate::workload::Shape;
 
 /// Every index of ours.
-pub(crate) const ENTRIES: [Entry; 8] = [
+pub(crate) const ENTRIES: [Entry; 9] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -74,6 +74,12 @@ pub(crate) const ENTRIES: [Entry; 8] = [
         about: "Level hashing as in its paper: everybody waits while the bottom level is emptied",
         rival: false,
         build: |setup| build::<Levels<true>>("level-paper", Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "p-clht",
+        about: "P-CLHT: buckets of one cache line, lock-free lookups, one global table",
+        rival: false,
+        build: |setup| build::<PClht>("p-clht", Guards::PerOperation, setup),
     },
 ];
 
@@ -183,6 +189,22 @@ impl<const BLOCKING: bool> Kind for Levels<BLOCKING> {
             config.top_level = level.max(config.top_level);
         }
         Level::create(pool.clone(), ROOT, config)
+    }
+}
+
+/// P-CLHT.
+struct PClht;
+
+impl Kind for PClht {
+    type On<K: Key, M: Medium> = Clht<K, M>;
+
+    fn create<K: Key, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup) -> Result<Self::On<K, M>> {
+        /// Pairs for each home bucket, of three places: between this and half of it, as tables are powers of two.
+        const PAIRS_PER_BUCKET: u64 = 2;
+        let presized = setup.keys / PAIRS_PER_BUCKET;
+        let default = clht::Config::default().initial_buckets;
+        let initial_buckets = if setup.presize { presized.max(default) } else { default };
+        Clht::create(pool.clone(), ROOT, clht::Config { initial_buckets })
     }
 }
 

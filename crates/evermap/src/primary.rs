@@ -4,11 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use evermap_index::hash::{cceh, dash, level};
+use evermap_index::hash::{cceh, clht, dash, level};
 use evermap_index::key::BytesRef;
 use evermap_index::{
-    Action, Bytes, Cceh, Change, DashEh, DashLh, Guard, Index, Intent, Level, Persistent, Result,
-    Stats, Visitor,
+    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Intent, Level, Persistent,
+    Result, Stats, Visitor,
 };
 use evermap_pm::{ErrorKind, Medium, Pool};
 
@@ -28,12 +28,14 @@ pub enum IndexKind {
     Cceh,
     /// Level hashing: two levels, four candidate buckets, the highest load factor. It never shrinks.
     Level,
+    /// P-CLHT: buckets of one cache line with chains, after RECIPE.
+    Clht,
 }
 
 impl IndexKind {
     /// Every kind.
     pub const ALL: &'static [IndexKind] =
-        &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh, IndexKind::Level];
+        &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh, IndexKind::Level, IndexKind::Clht];
 
     /// Its name, as the command line and the laboratory know it.
     pub fn name(self) -> &'static str {
@@ -42,6 +44,7 @@ impl IndexKind {
             IndexKind::DashLh => "dash-lh",
             IndexKind::Cceh => "cceh",
             IndexKind::Level => "level",
+            IndexKind::Clht => "p-clht",
         }
     }
 }
@@ -54,7 +57,8 @@ const LARGE_EXTENT: u64 = 2 << 20;
 /// Declares the types of index that a store can have. The rest of the store does not know them.
 macro_rules! types {
     ($($variant:ident: $index:ident, $kind:ident;)+) => {
-        /// The index of a store. Every operation costs one well-predicted branch more than the index itself.
+        /// The index of a store: there is one in each, so that its size does not matter. Every operation costs one well-predicted branch more than the index itself.
+        #[allow(clippy::large_enum_variant)]
         pub(crate) enum Primary<M: Medium> {
             $($variant($index<Bytes, M>),)+
         }
@@ -94,6 +98,7 @@ types! {
     SmallDashLh: SmallDashLh, DashLh;
     Cceh: Cceh, Cceh;
     Level: Level, Level;
+    Clht: Clht, Clht;
 }
 
 impl fmt::Display for IndexKind {
@@ -133,6 +138,10 @@ impl<M: Medium> Primary<M> {
             IndexKind::Level => {
                 let config = level::Config { top_level: 5, ..level::Config::default() };
                 Level::create(pool, root, config).map(Primary::Level)
+            }
+            IndexKind::Clht => {
+                let config = clht::Config { initial_buckets: 64 };
+                Clht::create(pool, root, config).map(Primary::Clht)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Hash indexes.
 
 pub mod cceh;
+pub mod clht;
 pub mod dash;
 pub(crate) mod directory;
 pub mod level;

@@ -30,6 +30,15 @@ impl Patience {
         Ok(self.backoff.wait().is_multiple_of(LONG))
     }
 
+    /// Waits a little for the lock at `offset`, which has a holder.
+    ///
+    /// # Errors
+    /// `Poisoned`, `Damaged`.
+    #[cold]
+    pub(super) fn wait_at<M: Medium>(&mut self, region: &Region<M>, offset: u64) -> Result<()> {
+        if self.wait(region)? { self.go_on(region, offset) } else { Ok(()) }
+    }
+
     /// Whether to wait on for the lock at `offset`.
     ///
     /// # Errors

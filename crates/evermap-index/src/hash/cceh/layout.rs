@@ -2,6 +2,8 @@
 
 use evermap_pm::{PmU64, pod};
 
+pub use crate::hash::shape::Shape;
+
 /// Records in a bucket.
 pub const SLOTS: usize = 4;
 /// Bytes in a bucket: a cache line.
@@ -39,7 +41,7 @@ pod! {
     pub struct Header: 64 {
         /// Lock, version and generation of the whole segment: see `lock`. Never flushed.
         pub lock: PmU64,
-        /// Which hashes belong here: see [`Shape`](crate::hash::dash::layout::Shape).
+        /// Which hashes belong here: see [`Shape`].
         pub shape: PmU64,
         /// [`Header::MAGIC`].
         pub magic: PmU64,

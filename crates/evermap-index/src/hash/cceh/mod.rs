@@ -98,8 +98,9 @@ impl Config {
 
     /// The switches as the root keeps them.
     fn options(self) -> u64 {
-        let pessimistic = u64::from(self.locking == Locking::Pessimistic) * Self::PESSIMISTIC;
-        pessimistic | (u64::from(self.recovery == Recovery::Eager) * Self::EAGER)
+        let locking = if self.locking == Locking::Pessimistic { Self::PESSIMISTIC } else { 0 };
+        let recovery = if self.recovery == Recovery::Eager { Self::EAGER } else { 0 };
+        locking | recovery
     }
 
     /// The switches in the root's word; `None` for a word that has none.

@@ -342,11 +342,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     fn wait_for_readers(&self, offset: u64, header: &Header) -> Result<()> {
         let mut patience = Patience::default();
         while Lock(self.medium().load(&header.lock)).has_readers() {
-            let waited = patience.wait(&self.region).and_then(|long| match long {
-                true => patience.go_on(&self.region, offset),
-                false => Ok(()),
-            });
-            if let Err(error) = waited {
+            if let Err(error) = patience.wait_at(&self.region, offset) {
                 give_up(self.medium(), header);
                 return Err(error);
             }

@@ -21,14 +21,14 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
-use evermap_pm::sync::{Backoff, Mutex};
+use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
+use crate::hash::patience::Patience;
 use crate::hash::root;
 use crate::hash::shape::behind;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
@@ -151,7 +151,7 @@ where
     }
 
     fn waiting(&self) -> Waiting<'_, K, M, E, B, S, N> {
-        Waiting { index: self, backoff: Backoff::new(), since: None, recoveries: 0 }
+        Waiting { index: self, patience: Patience::default(), recoveries: 0 }
     }
 
     #[inline(always)]
@@ -581,14 +581,9 @@ enum LockingHome<'a, const B: usize, const S: usize> {
 /// Waits for a bucket that cannot be used yet, with an eye on why it may never be.
 struct Waiting<'a, K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
     index: &'a Dash<K, M, E, B, S, N>,
-    backoff: Backoff,
-    /// Since when, from the first long wait on.
-    since: Option<Instant>,
+    patience: Patience,
     recoveries: u32,
 }
-
-/// Nobody holds a bucket for so long.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Waiting<'_, K, M, E, B, S, N>
 where
@@ -599,10 +594,8 @@ where
     /// Waits for a locked bucket.
     #[cold]
     fn wait(&mut self, segment: &Segment<B, S>) -> Result<()> {
-        const LONG: u32 = 1024;
-        // Its holder may have panicked.
-        self.index.pool.region().ensure_sound()?;
-        if !self.backoff.wait().is_multiple_of(LONG) {
+        let region = &self.index.region;
+        if !self.patience.wait(region)? {
             return Ok(());
         }
         // Damage can make a lock of nobody's look like one of ours. A segment that nobody has recovered cannot
@@ -611,12 +604,7 @@ where
         if m.load(&segment.header.generation) != self.index.generation {
             return self.recover(m.offset_of(segment));
         }
-        if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
-            return Ok(());
-        }
-        // Something has overwritten the lock. Reopening repairs it; until then nobody else is to wait so long.
-        drop(self.index.pool.region().poison_on_panic());
-        Err(Error::damaged(m.offset_of(segment), "a bucket stays locked"))
+        self.patience.go_on(region, m.offset_of(segment))
     }
 
     /// Recovers the segment of a stale bucket.

@@ -31,15 +31,16 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use evermap_pm::error::ErrorKind;
 use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
-use evermap_pm::sync::{Backoff, Mutex};
+use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
 use crate::Key;
+use crate::hash::patience::Patience;
 use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 
@@ -114,6 +115,9 @@ pub struct Level<K: Key, M: Medium, const N: usize = { layout::SLOTS_MAX }, cons
 
 /// Buckets and levels so small that a handful of keys makes every structural change happen.
 pub type Tiny<K, M> = Level<K, M, 4, 2>;
+
+/// So long, growth waits for a walk that rests.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Keys looked up together in [`Index::get_many`].
 const BATCH: usize = 16;
@@ -202,8 +206,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
     }
 
-    fn waiting(&self) -> Waiting<'_, M> {
-        Waiting { region: &self.region, backoff: Backoff::new(), since: None }
+    /// Waits for a bucket that another thread holds, or has given up.
+    #[cold]
+    fn wait_with(&self, site: Site<'_>, patience: &mut Patience) -> Result<()> {
+        patience.wait_at(&self.region, self.medium().offset_of(site.bucket))
     }
 
     /// The record in a slot of a bucket that is locked, or whose home is.
@@ -318,12 +324,12 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// The same with every case: buckets that are locked or stale, levels that come and go meanwhile.
     #[cold]
     fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let mut waiting = self.waiting();
+        let mut patience = Patience::default();
         loop {
             match self.look(probe)? {
                 Look::Found(word) => return Ok(Some(word)),
                 Look::Absent => return Ok(None),
-                Look::Again(site) => waiting.wait(site)?,
+                Look::Again(site) => self.wait_with(site, &mut patience)?,
                 Look::Stale(site) => self.recover(site)?,
             }
         }
@@ -410,7 +416,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let guard = operation.guard;
-        let mut waiting = self.waiting();
+        let mut patience = Patience::default();
         if self.levels.view().growing {
             self.help(guard)?;
         }
@@ -425,7 +431,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     }
                     return Ok(change);
                 }
-                Attempt::Busy(site) => waiting.wait(site)?,
+                Attempt::Busy(site) => self.wait_with(site, &mut patience)?,
                 Attempt::Full => self.make_larger(guard)?,
             }
         }
@@ -535,37 +541,6 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             }
         }
         Ok(())
-    }
-}
-
-/// Waits for a bucket that cannot be used yet, with an eye on why it may never be.
-struct Waiting<'a, M: Medium> {
-    region: &'a Region<M>,
-    backoff: Backoff,
-    /// Since when, from the first long wait on.
-    since: Option<Instant>,
-}
-
-/// Nobody holds a bucket for so long; and so long, growth waits for a walk that rests.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-impl<M: Medium> Waiting<'_, M> {
-    /// Waits for a bucket that another thread holds, or has given up.
-    #[cold]
-    fn wait(&mut self, site: Site<'_>) -> Result<()> {
-        const LONG: u32 = 1024;
-        // Its holder may have panicked.
-        self.region.ensure_sound()?;
-        if !self.backoff.wait().is_multiple_of(LONG)
-            || self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE
-        {
-            return Ok(());
-        }
-        // Damage has made a word look like a lock of ours. Reopening repairs it; until then nobody else is to wait
-        // so long.
-        drop(self.region.poison_on_panic());
-        let offset = self.region.medium().offset_of(site.bucket);
-        Err(Error::damaged(offset, "a bucket stays locked"))
     }
 }
 

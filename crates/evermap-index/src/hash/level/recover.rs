@@ -14,6 +14,7 @@ use super::layout::{Meta, Version};
 use super::levels::{Site, first_of, second_of};
 use super::{Level, Place, Reach};
 use crate::Key;
+use crate::hash::patience::Patience;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Recovers a bucket if nobody has.
@@ -162,7 +163,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if !self.may_have_copies() {
             return Ok(());
         }
-        let mut waiting = self.waiting();
+        let mut patience = Patience::default();
         loop {
             let mut locks = Locks::new();
             let busy = match self.lock_home(self.levels.view(), record.spot, &mut locks) {
@@ -172,7 +173,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             };
             locks.release(self.medium());
             match busy? {
-                Some(site) => waiting.wait(site)?,
+                Some(site) => self.wait_with(site, &mut patience)?,
                 None => return Ok(()),
             }
         }

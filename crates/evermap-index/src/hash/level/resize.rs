@@ -22,6 +22,7 @@ use super::levels::{LARGEST, Site, View};
 use super::room::{MakeRoom, place};
 use super::{Level, PATIENCE, Reach, Resize};
 use crate::Key;
+use crate::hash::patience::Patience;
 
 /// What has been done for the next level. Locked by whoever works on it; its owner may wait for buckets, so nobody
 /// who holds one waits for it.
@@ -106,16 +107,16 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(Drain::Empty);
         }
         let middle = self.levels.site(view.level, step)?;
-        let mut waiting = self.waiting();
+        let mut patience = Patience::default();
         while !self.hand_over(middle)? {
-            waiting.wait(middle)?;
+            self.wait_with(middle, &mut patience)?;
         }
         loop {
             let mut locks = Locks::new();
             let drained = self.drain(view, bottom, &mut locks);
             locks.release(self.medium());
             match drained? {
-                Drain::Busy(site) => waiting.wait(site)?,
+                Drain::Busy(site) => self.wait_with(site, &mut patience)?,
                 done => return Ok(done),
             }
         }

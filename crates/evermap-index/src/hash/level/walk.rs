@@ -20,6 +20,7 @@ use super::bucket::{Locks, Record};
 use super::layout::Version;
 use super::levels::Site;
 use crate::Key;
+use crate::hash::patience::Patience;
 
 /// Walks that are protected at the same time.
 pub(super) const WALKS: usize = 16;
@@ -260,13 +261,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Waits for the lock of a bucket, holding no other.
     fn wait_for<'a>(&self, site: Site<'a>) -> Result<Locks<'a>> {
-        let mut waiting = self.waiting();
+        let mut patience = Patience::default();
         loop {
             let mut locks = Locks::new();
             if self.take(site, &mut locks)? {
                 return Ok(locks);
             }
-            waiting.wait(site)?;
+            self.wait_with(site, &mut patience)?;
         }
     }
 

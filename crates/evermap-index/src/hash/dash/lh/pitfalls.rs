@@ -16,7 +16,8 @@ use evermap_pm::{Medium, Pool};
 use super::layout::{ARRAYS, Array, Extent};
 use super::{DashLh, Linear, TinyLh, numbers, shape_if_initialised};
 use crate::hash::dash::Config;
-use crate::hash::dash::layout::{Segment, Version};
+use crate::hash::dash::layout::{Header, Segment, Version};
+use crate::hash::shape::Shape;
 use crate::testkit::Coarse;
 use crate::testkit::hooked::{Hook, Hooked};
 use crate::{Index, Persistent, Visitor};
@@ -45,16 +46,27 @@ fn reopened(image: &[u8]) -> Option<TinyLh<u64, Sim>> {
     (pool.medium().load(pool.root(0)) != 0).then(|| TinyLh::open(pool, 0).unwrap())
 }
 
-/// The index after each crash of an insertion of the keys below `keys`; `judge` is also told which keys were
-/// acknowledged by then.
-fn crash_everywhere(model: Model, keys: u64, mut judge: impl FnMut(&TinyLh<u64, Sim>, u64)) {
+/// The index after each crash of an insertion of the keys below `keys`, as `judge` is shown it; which is also told
+/// which keys were acknowledged by then.
+fn crash_everywhere(model: Model, keys: u64, judge: impl FnMut(&TinyLh<u64, Sim>, u64)) {
     let sim = Sim::new(CAPACITY).unwrap();
     let pool = pool_in(sim.clone());
     let index = tiny(&pool);
+    crash_inserts(&sim, &index, model, keys, judge);
+}
+
+/// The same for an index that is there already.
+fn crash_inserts(
+    sim: &Sim,
+    index: &TinyLh<u64, Sim>,
+    model: Model,
+    keys: u64,
+    mut judge: impl FnMut(&TinyLh<u64, Sim>, u64),
+) {
     sim.checkpoint();
     for key in 0..keys {
         sim.note(Note::Begin(key));
-        index.insert(key, key + 1, &pool.pin()).unwrap();
+        index.insert(key, key + 1, &index.pool().pin()).unwrap();
         sim.note(Note::End(key));
     }
     let mut images = 0;
@@ -179,6 +191,35 @@ fn p14_an_interrupted_split_is_forgotten_or_finished() {
         });
     }
     assert!(unfinished > 0 && forgotten > 0, "{unfinished} unfinished, {forgotten} forgotten");
+}
+
+/// Space for segments may hold anything, even what looks like a segment in use: one must not be taken for the other,
+/// neither now nor after a crash.
+#[test]
+fn p14_what_was_in_the_space_before_does_not_matter() {
+    for model in [Model::Adr, Model::ProcessDeath] {
+        let sim = Sim::new(CAPACITY).unwrap();
+        let pool = pool_in(sim.clone());
+        let index = tiny(&pool);
+        // The next segment to come into use, with the shape that it will have, fresh, and empty.
+        let next = index.segment(index.place(1)).unwrap();
+        sim.store(&next.header.magic, Header::MAGIC);
+        sim.store(&next.header.shape, Shape { depth: 1, pattern: 1 }.encode());
+        sim.store(&next.header.generation, index.generation);
+        for bucket in next.normal.iter().chain(&next.stash) {
+            sim.store(&bucket.version, Version::fresh(index.generation).0);
+            sim.store(&bucket.meta, 0);
+        }
+        sim.persist(next);
+        assert!(shape_if_initialised(&sim, 1, index.place(1)).is_some());
+        crash_inserts(&sim, &index, model, 40, |index, acknowledged| {
+            all_there(index, acknowledged);
+            assert_eq!(index.check(), Vec::<String>::new());
+        });
+        all_there(&index, 40);
+        assert!(index.expansion.count() > 2);
+        assert_eq!(index.check(), Vec::<String>::new());
+    }
 }
 
 /// Keys that all have the hash of `upper`.
