@@ -521,7 +521,10 @@ mod tests {
                 let mut config = Config { shape, ..config(medium) };
                 config.location = Some(directory.clone());
                 if shape.is_some() {
-                    config.indexes = vec!["dash-eh".into(), "evermap".into()];
+                    config.indexes = vec!["dash-eh".into()];
+                    if matches!(medium, MediumKind::Dram | MediumKind::Process) {
+                        config.indexes.push("evermap".into());
+                    }
                 }
                 let driven = drive(&config, &mut Kept::default());
                 if shape.is_some() && medium == MediumKind::Emulated {
