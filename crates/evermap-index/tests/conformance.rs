@@ -241,3 +241,49 @@ impl<K: Numbered> PoolSubject<K> for TinyClht {
 }
 
 conformance!(p_clht, TinyClht);
+
+/// The table that a laboratory would use for so many keys.
+struct FullClht;
+
+impl<K: Numbered> PoolSubject<K> for FullClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// Nearly everything concerns one line: it is read, and flushed once. At this size chains are about as long as
+/// they get.
+#[test]
+fn p_clht_costs() -> Result<(), Failure> {
+    let promise = |kind, lines_read, persists: u64, percent| {
+        // A bucket behind the home bucket is a line written, and so is the lock.
+        let lines_written = 2 * persists.min(1);
+        let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
+        Promise { kind, most, percent }
+    };
+    let promises = |record: u64| {
+        [
+            promise(Kind::Hit, 1 + record, 0, 70),
+            promise(Kind::Hit, 3 + record, 0, 98),
+            promise(Kind::Hit, u64::MAX, 0, 100),
+            promise(Kind::Miss, 1, 0, 50),
+            promise(Kind::Miss, u64::MAX, 0, 100),
+            promise(Kind::Insert, 3 + record, 1, 70),
+            // A bucket is added. The rest look at a sample of the table then, or replace it.
+            promise(Kind::Insert, 3 + record, 2, 98),
+            promise(Kind::Update, u64::MAX, 1, 100),
+            // A bucket behind becomes empty, and leaves its chain.
+            promise(Kind::Remove, u64::MAX, 1, 75),
+            promise(Kind::Remove, u64::MAX, 2, 99),
+        ]
+    };
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullClht, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&FullClht, config, 10_000, &promises(5))
+}
