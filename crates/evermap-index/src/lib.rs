@@ -17,5 +17,6 @@ pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
 pub use hash::dash::DashEh;
+pub use hash::line::LineHash;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
-pub use key::{Bytes, Key};
+pub use key::{Bytes, Key, Quotient};

@@ -2,3 +2,4 @@
 
 pub mod dash;
 pub(crate) mod directory;
+pub mod line;
