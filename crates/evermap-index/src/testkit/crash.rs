@@ -139,6 +139,11 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         for number in 0..self.universe {
             pairs.extend(self.find(number)?.map(|tag| (number, tag)));
         }
+        // Recovery may have died while strangers were there.
+        let mut strangers = 0;
+        for number in self.strangers() {
+            strangers += usize::from(self.find(number)?.is_some());
+        }
         let mut shown = 0;
         let guard = self.instance.pool.pin();
         let mut count = |_, _| {
@@ -146,10 +151,9 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
             true
         };
         self.instance.index.for_each(&guard, &mut count).map_err(text)?;
-        if shown == pairs.len() {
-            Ok(pairs)
-        } else {
-            Err(format!("{} keys are found, but {shown} pairs shown", pairs.len()))
+        match pairs.len() + strangers {
+            found if found == shown => Ok(pairs),
+            found => Err(format!("{found} keys are found, but {shown} pairs shown")),
         }
     }
 
@@ -187,6 +191,40 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
             Err(error) => return Err(text(error)),
         }
         Ok(())
+    }
+
+    /// Numbers of keys that no history speaks of.
+    fn strangers(&self) -> std::ops::Range<u64> {
+        self.universe..self.universe + 160
+    }
+
+    /// Strangers that crowd into one corner of the index: their hashes agree in three bits at either end.
+    fn crowd(&self, corner: u64) -> Vec<u64> {
+        let seed = self.instance().seed();
+        let in_corner = |number: &u64| {
+            let hash = K::hash(K::lend(&K::owned(*number, seed)), seed);
+            hash >> 61 == corner % 8 || hash >> 24 & 7 == corner % 8
+        };
+        self.strangers().filter(in_corner).collect()
+    }
+
+    /// Fills one corner and empties it again, before and after `verify`. What a crash has left in other corners is not
+    /// touched by the growth of this one.
+    fn amid_growth(
+        &self,
+        corner: u64,
+        verify: impl FnOnce() -> Result<(), String>,
+    ) -> Result<(), String> {
+        let apply = |number, op| match self.apply(number, op) {
+            Err(error) if !error.is_no_space() => Err(text(error)),
+            _ => Ok(()),
+        };
+        let crowd = self.crowd(corner);
+        for &number in &crowd {
+            apply(number, MapOp::Insert(number | 1))?;
+        }
+        verify()?;
+        crowd.into_iter().try_for_each(|number| apply(number, MapOp::Remove))
     }
 
     /// Random operations, so many percent of them insertions.
@@ -250,14 +288,18 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<'_, K, P> {
         point: &CrashPoint,
     ) -> Result<Option<Live<K, P>>, String> {
         let live = self.open(sim).map_err(text)?;
-        // Half of the crashes meet lookups first, half the sweep.
-        if let Some(live) = live.as_ref().filter(|_| point.record().is_multiple_of(2)) {
-            live.sweep()?;
-        }
-        for key in 0..self.workload.universe {
-            // Nobody was told that the index exists before its creation was complete.
-            let found = live.as_ref().map_or(Ok(None), |live| live.find(key))?;
-            history.check(&key, point, found)?;
+        let verify = || {
+            (0..self.workload.universe).try_for_each(|key| {
+                // Nobody was told that the index exists before its creation was complete.
+                let found = live.as_ref().map_or(Ok(None), |live| live.find(key))?;
+                history.check(&key, point, found)
+            })
+        };
+        // A third of the crashes meet the sweep first, a third lookups, a third growth.
+        match (&live, point.record() % 3) {
+            (Some(live), 0) => live.sweep().and_then(|()| verify())?,
+            (Some(live), 1) => live.amid_growth(point.record() as u64 / 3, verify)?,
+            _ => verify()?,
         }
         Ok(live)
     }

@@ -99,7 +99,10 @@ pub(super) fn find<K: Key, M: Medium>(
         Belonging::Native => meta.natives(),
         Belonging::Member => meta.allocated() & meta.members(),
     };
-    let mut candidates = matching_slots(m, bucket, fingerprint_of(probe.hash)) & slots;
+    let mut candidates = slots;
+    if !K::WITHOUT.fingerprints {
+        candidates &= matching_slots(m, bucket, fingerprint_of(probe.hash));
+    }
     while candidates != 0 {
         let slot = candidates.trailing_zeros() as usize;
         let cells = &bucket.slots[slot];

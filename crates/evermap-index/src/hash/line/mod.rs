@@ -28,14 +28,15 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use evermap_pm::region::Region;
-use evermap_pm::sync::{Backoff, Mutex};
+use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
-use crate::hash::dash::layout::Shape;
 use crate::hash::directory::Directory;
+use crate::hash::patience::Patience;
+use crate::hash::root;
+use crate::hash::shape::{Shape, behind};
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::key::Quotient;
 
@@ -144,7 +145,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     fn waiting(&self) -> Waiting<'_, K, M, L, N> {
-        Waiting { index: self, backoff: Backoff::new(), since: None, recoveries: 0 }
+        Waiting { index: self, patience: Patience::default(), recoveries: 0 }
     }
 
     /// The segment that a directory entry names, if this opener has recovered it.
@@ -553,10 +554,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         from: u64,
         copy: &mut impl FnMut(&Segment<L>, u64) -> T,
     ) -> (Result<T>, Option<u64>) {
-        let behind = |depth: u32| {
-            let width = 1u64.checked_shl(64 - depth)?;
-            (from / width * width).checked_add(width)
-        };
         loop {
             match self.lock_serving(from) {
                 // It was split or merged before we had it: look again.
@@ -567,15 +564,15 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                     let copied = shape.map(|shape| (copy(segment, from), shape.depth));
                     self.unlock_unchanged(segment);
                     return match copied {
-                        Some((copied, depth)) => (Ok(copied), behind(depth)),
+                        Some((copied, depth)) => (Ok(copied), behind(from, depth)),
                         None => {
                             let what = "a directory entry names a segment of another place";
                             let error = Error::damaged(self.medium().offset_of(segment), what);
-                            (Err(error), behind(self.directory.depth()))
+                            (Err(error), behind(from, self.directory.depth()))
                         }
                     };
                 }
-                Err(error) => return (Err(error), behind(self.directory.depth())),
+                Err(error) => return (Err(error), behind(from, self.directory.depth())),
             }
         }
     }
@@ -647,32 +644,16 @@ enum LockingHome<'a, const L: usize> {
 /// Waits for a line that cannot be used yet, with an eye on why it may never be.
 struct Waiting<'a, K: Quotient, M: Medium, const L: usize, const N: usize> {
     index: &'a LineHash<K, M, L, N>,
-    backoff: Backoff,
-    /// Since when, from the first long wait on.
-    since: Option<Instant>,
+    patience: Patience,
     recoveries: u32,
 }
-
-/// Nobody holds a line for so long.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> Waiting<'_, K, M, L, N> {
     /// Waits for a locked line, or for the chain's lock.
     #[cold]
     fn wait(&mut self, segment: &Segment<L>) -> Result<()> {
-        const LONG: u32 = 1024;
-        // Its holder may have panicked.
-        self.index.region.ensure_sound()?;
-        if !self.backoff.wait().is_multiple_of(LONG) {
-            return Ok(());
-        }
-        let m = self.index.medium();
-        if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
-            return Ok(());
-        }
-        // Something has overwritten the lock. Reopening repairs it; until then nobody else is to wait so long.
-        drop(self.index.region.poison_on_panic());
-        Err(Error::damaged(m.offset_of(segment), "a line stays locked"))
+        let offset = self.index.medium().offset_of(segment);
+        self.patience.wait_at(&self.index.region, offset)
     }
 
     /// Recovers the segment of a stale entry.
@@ -808,16 +789,15 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
         Ok(index)
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
-        let m = pool.medium();
-        let block = m.load(pool.root(root));
-        let header = m
+        let block = root::block_of(&pool, root, Self::kind())?;
+        pool.medium()
             .at::<Root>(block)
-            .filter(|_| block != 0)
-            .ok_or_else(|| Error::damaged(block, "the root names no index"))?;
-        if m.load(&header.kind) != Self::kind() {
-            return Err(Error::damaged(block, "the root names another kind of index"));
-        }
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
         let cell = block + std::mem::offset_of!(Root, directory) as u64;
         let directory = Directory::open(pool.clone(), cell)?;
         if directory.depth() < Geometry::<L, N>::DEPTH_MIN {

@@ -80,7 +80,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             return Err(Error::damaged(offset, "a segment is deeper than the directory"));
         }
         if let Some(merged) = self.merged_into(offset, shape, &latch) {
-            self.swap_entries(shape, &latch, merged, |named| named == offset);
+            self.swap_entries(shape, &latch, Some(merged), |named| named == offset);
             return Ok(None);
         }
         let mut shape = shape;
@@ -108,27 +108,31 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         (named != offset && self.shape_at(named) == Some(parent)).then_some(entry)
     }
 
-    /// The upper half of this segment, if it was split off but this segment does not say so yet.
+    /// The upper half of this segment, if it was split off but this segment does not say so yet. What got it may have
+    /// been split again since, and again: nobody had to touch this segment for that.
     fn unfinished_split(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<Shape> {
         let upper = (shape.depth < self.directory.depth()).then(|| shape.half(1))?;
         let named = self.first(upper, latch);
-        (named != offset && self.shape_at(named) == Some(upper)).then_some(upper)
+        let serves = |shape: Shape| upper.contains(shape);
+        (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
     }
 
-    /// Entries of the upper half that still name this, the lower half.
+    /// Entries of the upper half that still name this, the lower half: each gets what the entry before it holds.
+    ///
+    /// Parts of the upper half may have been split since. The first entry of each was durable before anything else,
+    /// so the nearest entry to the left that does not name this segment is right.
     fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
         let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == shape {
             return Ok(());
         }
-        let entry = self.directory.first(sibling, latch);
-        if entry & OFFSET == offset {
+        if self.first(sibling, latch) == offset {
             return Err(Error::damaged(
                 offset,
                 "the directory gives a segment more than its shape",
             ));
         }
-        self.swap_entries(sibling, latch, entry, |named| named == offset);
+        self.swap_entries(sibling, latch, None, |named| named == offset);
         Ok(())
     }
 
@@ -137,28 +141,31 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         if shape.depth >= self.directory.depth() || self.first(shape.half(1), latch) != offset {
             return;
         }
-        self.swap_entries(shape, latch, offset, |named| {
+        self.swap_entries(shape, latch, Some(offset), |named| {
             let old = self.shape_at(named);
             named != offset && (old == Some(shape.half(0)) || old == Some(shape.half(1)))
         });
     }
 
-    /// Points those entries of a range that `wrong` picks by their offsets to `right`, durably.
+    /// Points those entries of a range that `wrong` picks by their offsets to `right`, or to what the entry before
+    /// them names, durably.
     fn swap_entries(
         &self,
         range: Shape,
         latch: &Shared<'_>,
-        right: u64,
+        right: Option<u64>,
         wrong: impl Fn(u64) -> bool,
     ) {
         let m = self.medium();
-        let mut changed = false;
-        for entry in self.directory.range(range, latch) {
+        let entries = self.directory.range(range, latch);
+        let (mut changed, mut before) = (false, m.load(&entries[0]));
+        for entry in entries {
             let word = m.load(entry);
-            if wrong(word & OFFSET) && m.cas(entry, word, right).is_ok() {
+            if wrong(word & OFFSET) && m.cas(entry, word, right.unwrap_or(before)).is_ok() {
                 m.flush(entry);
                 changed = true;
             }
+            before = m.load(entry);
         }
         if changed {
             m.fence();

@@ -12,7 +12,8 @@ use super::line::{Record, keys_of, try_lock, valid};
 use super::rebuild::Picture;
 use super::segment::CHAIN_MAX;
 use super::{LineHash, Shape, is_segment};
-use crate::hash::directory::{DEPTH_MAX, Reserved};
+use crate::hash::directory::Reserved;
+use crate::hash::shape::DEPTH_MAX;
 use crate::key::Quotient;
 
 /// How an attempt to split ended.
@@ -138,7 +139,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         m.fence();
         // The new segment is complete and durable, with all its lines locked: others may reach it as soon as the
         // directory names it, but act on it only once that is durable too.
-        if !self.publish_upper(upper, block | self.stamp, room, guard) {
+        if !self.directory.publish(upper, block | self.stamp, &mut room.directory, guard) {
             // The directory was halved meanwhile, and there is no room for doubling it: begin again.
             self.drop_unpublished(block);
             self.unlock_unchanged(segment);
@@ -154,31 +155,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         self.unlock_changed(self.segment(block)?);
         self.unlock_changed(segment);
         Ok(Split::Done)
-    }
-
-    /// Makes the directory name the upper half. `false` if it is too shallow and no larger one was reserved.
-    fn publish_upper(
-        &self,
-        upper: Shape,
-        entry: u64,
-        room: &mut SplitRoom,
-        guard: &Guard<'_>,
-    ) -> bool {
-        loop {
-            {
-                let latch = self.directory.share();
-                if upper.depth <= self.directory.depth() {
-                    self.directory.point(upper, entry, &latch);
-                    return true;
-                }
-            }
-            let Some(reserved) = room.directory.take() else { return false };
-            match self.directory.double(reserved, upper, entry, guard) {
-                Ok(()) => return true,
-                // Another split doubled the directory while we looked.
-                Err(reserved) => self.directory.cancel(reserved),
-            }
-        }
     }
 
     /// Frees a built segment that was never named, with its chain.
