@@ -282,12 +282,12 @@ fn line_hash_costs() -> Result<(), Failure> {
     let promises = |record: u64| {
         [
             promise(Kind::Hit, 2 + record, 0, 90),
-            promise(Kind::Hit, 3 + record, 0, 100),
+            promise(Kind::Hit, 4 + record, 0, 100),
             promise(Kind::Miss, 2, 0, 90),
             promise(Kind::Miss, 3, 0, 100),
             // The rest moves another record, or splits a segment.
             promise(Kind::Insert, 3 + record, 1, 80),
-            promise(Kind::Update, 3 + record, 1, 100),
+            promise(Kind::Update, 4 + record, 1, 100),
             promise(Kind::Remove, 3 + record, 1, 99),
         ]
     };

@@ -91,9 +91,12 @@ impl<const L: usize, const N: usize> Picture<L, N> {
                 let image = Geometry::<L, N>::image(if N < 4 { top } else { 0 }, tag, home);
                 let record = Record { image, word: self.lines[at].words[slot] };
                 self.put(home, free, record, 0);
-                self.lines[at].keys[slot] &= META;
                 ways.push(WayHome { from: (at, slot), to: (home, free), record });
             }
+        }
+        // Not before: in a segment that lives, a slot is free only when its record is durable elsewhere.
+        for way in &ways {
+            self.lines[way.from.0].keys[way.from.1] &= META;
         }
         ways
     }
