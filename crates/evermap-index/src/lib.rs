@@ -11,6 +11,7 @@ pub mod fingerprint;
 pub mod hash;
 pub mod index;
 pub mod key;
+pub mod ordered;
 pub mod recipe;
 pub mod record;
 #[cfg(any(test, feature = "testkit"))]
@@ -24,3 +25,5 @@ pub use hash::level::Level;
 pub use hash::line::LineHash;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};
+pub use ordered::bplus::BPlus;
+pub use ordered::{Cursor, Direction, OrderedIndex};
