@@ -5,6 +5,11 @@ use evermap_index::ordered_conformance;
 use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_pm::Result;
 
+mod limits;
+mod load;
+mod memory;
+mod shape;
+
 /// Makes trees of nodes with `N` slots.
 struct Tree<const N: usize>;
 
@@ -20,3 +25,6 @@ impl<const N: usize> OrderedSubject for Tree<N> {
 ordered_conformance!(four_slots, Tree::<4>);
 ordered_conformance!(seven_slots, Tree::<7>);
 ordered_conformance!(forty_slots, Tree::<40>);
+
+/// What cannot be wrong.
+const SOUND: Vec<String> = Vec::new();

@@ -32,6 +32,9 @@ pub(super) struct Block<'g> {
     life: PhantomData<&'g Header>,
 }
 
+// SAFETY: it is a shared reference to memory that never changes.
+unsafe impl Send for Block<'_> {}
+
 impl<'g> Block<'g> {
     /// # Safety
     /// 1. `header` came from [`OwnedBlock::as_ptr`].

@@ -21,9 +21,11 @@
 use std::ops::Bound;
 use std::ptr;
 
+use evermap_pm::epoch::EpochStats;
 use evermap_pm::{Domain, Result};
 
-use self::node::{Content, KeyRange, OwnedNode};
+use self::key::Tail;
+use self::node::{Content, KeyRange, Node, OwnedNode};
 use self::reclaim::{free_all, reclaimer};
 use self::restructure::Draft;
 use self::tally::{Count, Tally};
@@ -34,6 +36,7 @@ use crate::{Action, Change, Intent, Stats};
 mod block;
 mod check;
 mod key;
+mod load;
 mod node;
 mod reclaim;
 mod restructure;
@@ -88,24 +91,33 @@ impl<const N: usize> BPlus<N> {
     /// # Errors
     /// `NoSpace`.
     pub fn with_config(config: Config) -> Result<Self> {
-        let () = Self::LEGAL;
-        let tree = BPlus {
-            anchor: OwnedNode::new(ANCHOR, KeyRange::new(&[], None)?)?,
-            epoch: Domain::new(reclaimer::<N>()),
-            tally: Tally::new(config.bytes_max),
-        };
+        let tree = Self::bare(config)?;
         let root = Draft::new(0, &[], None)?;
         tree.tally.allow(root.size())?;
-        tree.plant(root)?;
+        let guard = tree.epoch.pin();
+        tree.plant(root.publish(&tree, &mut Vec::new(), &guard));
+        drop(guard);
         Ok(tree)
     }
 
-    /// Makes a draft the root of a tree that has none yet.
-    fn plant(&self, root: Draft<'_, N>) -> Result<()> {
-        let guard = self.epoch.pin();
-        let root = root.publish(self, &mut Vec::new(), &guard);
-        self.anchor.insert(0, 0, key::Tail::EMPTY, Content::Child(root));
-        Ok(())
+    /// A tree without a root.
+    fn bare(config: Config) -> Result<Self> {
+        let () = Self::LEGAL;
+        Ok(BPlus {
+            anchor: OwnedNode::new(ANCHOR, KeyRange::new(&[], None)?)?,
+            epoch: Domain::new(reclaimer::<N>()),
+            tally: Tally::new(config.bytes_max),
+        })
+    }
+
+    /// What awaits its grace period, and what holds it up. [`stats`](OrderedIndex::stats) does not count those bytes.
+    pub fn reclamation(&self) -> EpochStats {
+        self.epoch.stats()
+    }
+
+    /// Gives a bare tree a root.
+    fn plant(&self, root: &Node<N>) {
+        self.anchor.insert(0, 0, Tail::EMPTY, Content::Child(root));
     }
 }
 

@@ -73,13 +73,13 @@ impl Tally {
             return Ok(());
         }
         let wanted = self.sum(Count::Bytes).saturating_add(bytes as u64);
-        if wanted <= self.limit { Ok(()) } else { Err(self.refusal(wanted - self.limit)) }
+        if wanted <= self.limit { Ok(()) } else { Err(refusal(self.limit, wanted - self.limit)) }
     }
+}
 
-    #[cold]
-    fn refusal(&self, missing: u64) -> Error {
-        Error::no_space(format!("the ordered index may take {} bytes", self.limit), missing)
-    }
+#[cold]
+pub(super) fn refusal(limit: u64, missing: u64) -> Error {
+    Error::no_space(format!("the ordered index may take {limit} bytes"), missing)
 }
 
 #[cfg(test)]
