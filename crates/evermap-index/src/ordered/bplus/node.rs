@@ -285,12 +285,6 @@ impl<const N: usize> Node<N> {
         unsafe { child.as_ref() }
     }
 
-    /// The address of the child in a slot, for prefetching.
-    #[inline(always)]
-    pub(super) fn hint(&self, at: usize) -> *const Node<N> {
-        self.rests.get(at).map_or(ptr::null(), |rest| rest.word.load(Relaxed))
-    }
-
     /// Finds a key that begins with the prefix. Under a version or the lock: otherwise the answer is any place.
     #[inline(always)]
     pub(super) fn search(&self, probe: &Probe<'_>, guard: &Guard<'_>) -> Spot {
