@@ -17,6 +17,13 @@ impl Run {
         Self::default()
     }
 
+    /// Makes room for so many pairs more, with keys of 16 bytes.
+    pub fn reserve(&mut self, pairs: usize) {
+        self.bytes.reserve(16 * pairs);
+        self.ends.reserve(pairs);
+        self.words.reserve(pairs);
+    }
+
     /// Adds a pair at the end. Amortised O(bytes of the key).
     pub fn push(&mut self, key: &[u8], word: u64) {
         self.push_with(word, |bytes| bytes.extend_from_slice(key));

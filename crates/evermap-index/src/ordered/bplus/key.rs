@@ -18,6 +18,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use evermap_pm::medium::prefetch;
 use evermap_pm::{Guard, Result};
 
 use super::block::{Block, Header, OwnedBlock};
@@ -137,6 +138,14 @@ impl<'g> Tail<'g> {
         // SAFETY: an even tail was made by `of_block` from a block that is there during `'g`, in this thread or in
         // one that published it with the release that `TailCell::load` acquired.
         Some(unsafe { Block::from_ptr(header) })
+    }
+
+    /// Asks for the block, if there is one.
+    #[inline(always)]
+    pub(super) fn prefetch(self) {
+        if self.word.addr() & 1 == 0 {
+            prefetch(self.word.cast());
+        }
     }
 
     /// What is left of the key behind the prefix. `room` is for a rest that has no memory of its own.

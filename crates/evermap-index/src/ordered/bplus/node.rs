@@ -5,6 +5,7 @@
 
 use std::alloc::{Layout, alloc};
 use std::cmp::Ordering;
+use std::mem::offset_of;
 use std::ops::Deref;
 use std::ptr::{self, NonNull, with_exposed_provenance_mut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -20,7 +21,7 @@ use super::version::Version;
 
 /// A node with places for `N` pairs of a key and a word. In a leaf, words are the tree's. Elsewhere they are children,
 /// each with the least key that it serves.
-#[repr(C, align(64))]
+#[repr(C)]
 pub(super) struct Node<const N: usize> {
     pub(super) version: Version,
     count: AtomicU32,
@@ -228,13 +229,30 @@ impl<const N: usize> Node<N> {
         self.count.store(count as u32, Relaxed);
     }
 
-    /// Asks for the lines that a search begins with.
+    /// Asks for the lines that a search reads first.
+    #[inline(always)]
+    pub(super) fn prefetch_heads(node: *const Self) {
+        Self::prefetch_lines(node, offset_of!(Self, rests));
+    }
+
+    /// Asks for all lines.
     #[inline(always)]
     pub(super) fn prefetch(node: *const Self) {
-        let first = node.cast::<u8>();
-        for line in 0..(64 + 8 * N).div_ceil(64) {
-            prefetch(first.wrapping_add(64 * line));
+        Self::prefetch_lines(node, size_of::<Self>());
+    }
+
+    #[inline(always)]
+    fn prefetch_lines(node: *const Self, bytes: usize) {
+        for at in (0..bytes).step_by(64) {
+            prefetch(node.cast::<u8>().wrapping_add(at));
         }
+    }
+
+    /// The address of the child in a slot, whatever it is by now. For prefetching.
+    #[inline(always)]
+    pub(super) fn hint(&self, at: usize) -> *const Self {
+        // Relaxed: it is not followed.
+        self.rests.get(at).map_or(ptr::null(), |rest| rest.word.load(Relaxed))
     }
 
     #[inline(always)]

@@ -52,6 +52,8 @@ impl Attempts {
 /// Where a descent led.
 pub(super) struct Path<'g, const N: usize> {
     pub(super) parent: &'g Node<N>,
+    /// The slot of the parent that led to the node.
+    pub(super) at: usize,
     pub(super) node: &'g Node<N>,
     /// The version of the node before anything else of it was read.
     pub(super) seen: Seen,
@@ -95,15 +97,16 @@ impl<const N: usize> BPlus<N> {
     ) -> Result<Option<Path<'g, N>>, Restart> {
         let mut parent: &Node<N> = &self.anchor;
         let mut node = self.root(guard);
+        let mut at = 0;
         loop {
             let seen = node.version.read()?;
             if node.level <= level {
-                return Ok((node.level == level).then_some(Path { parent, node, seen }));
+                return Ok((node.level == level).then_some(Path { parent, at, node, seen }));
             }
-            let at = node.child_at(target, guard);
+            at = node.child_at(target, guard);
             let child = node.child(at, guard);
             if let Some(child) = child {
-                Node::prefetch(child);
+                Node::prefetch_heads(child);
             }
             // Only now is it known that this child serves the key, and is a child at all.
             node.version.validate(seen)?;
@@ -285,7 +288,14 @@ impl<const N: usize> BPlus<N> {
         guard: &Guard<'_>,
     ) -> Result<(), Restart> {
         page.clear();
-        let Path { node: leaf, seen, .. } = self.descend(target, 0, guard)?.ok_or(Restart)?;
+        let path = self.descend(target, 0, guard)?.ok_or(Restart)?;
+        let (leaf, seen) = (path.node, path.seen);
+        Node::prefetch(leaf);
+        // Most likely what is asked for next.
+        Node::prefetch(path.parent.hint(match direction {
+            Direction::Ascending => path.at + 1,
+            Direction::Descending => path.at.wrapping_sub(1),
+        }));
         let locked = if attempts.exhausted() { Some(leaf.version.lock()?) } else { None };
         let count = leaf.count();
         let spot = || leaf.search(probe, guard);
@@ -300,6 +310,9 @@ impl<const N: usize> BPlus<N> {
             (Direction::Descending, Bound::Included(_)) => 0..beyond(),
             (Direction::Descending, Bound::Excluded(_)) => 0..spot().at,
         };
+        page.pairs.reserve(slots.len());
+        // All blocks at once, not one after the other.
+        slots.clone().for_each(|at| leaf.tail(at, guard).prefetch());
         for at in slots {
             page.pairs.push_with(leaf.word(at), |bytes| leaf.spell(at, bytes, guard));
         }
