@@ -4,6 +4,8 @@
 //! an index; each looks the same inside: `mod.rs` is the public type with its layout drawn, `layout.rs`
 //! the on-media structures, and one file for each structural idea.
 //!
+//! Indexes that know which key comes next are in [`ordered`].
+//!
 //! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
 //! [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable before they are visible).
 

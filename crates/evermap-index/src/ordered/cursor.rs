@@ -2,7 +2,7 @@
 
 use std::ops::{Bound, Range, RangeBounds};
 
-use evermap_pm::Result;
+use evermap_pm::{Error, Result};
 
 use super::{OrderedIndex, Page};
 
@@ -95,7 +95,7 @@ impl<'i> Cursor<'i> {
     /// The next pair, or nothing at the end. Amortised O(1), and O(log n) once a page.
     ///
     /// # Errors
-    /// What the index answers to reading a page; calling again tries again.
+    /// What the index answers to reading a page; calling again tries again. `Damaged` if that leads nowhere.
     #[allow(clippy::should_implement_trait)] // the key is borrowed from the cursor
     pub fn next(&mut self) -> Result<Option<(&[u8], u64)>> {
         loop {
@@ -136,9 +136,23 @@ impl<'i> Cursor<'i> {
         }
         self.page.clear();
         self.index.page(borrowed(&self.from), self.direction, &mut self.page)?;
+        if self.page.more && !self.comes_forward() {
+            return Err(Error::damaged(0, "a scan of an ordered index goes round in a circle"));
+        }
         self.read = true;
         self.narrow();
         Ok(())
+    }
+
+    /// Whether the next page begins beyond where this one did. Otherwise a scan of a damaged index might never end.
+    fn comes_forward(&self) -> bool {
+        let edge = &self.page.edge[..];
+        match (self.direction, borrowed(&self.from)) {
+            (_, Bound::Unbounded) => true,
+            (Direction::Ascending, Bound::Included(from) | Bound::Excluded(from)) => edge > from,
+            (Direction::Descending, Bound::Included(from)) => edge <= from,
+            (Direction::Descending, Bound::Excluded(from)) => edge < from,
+        }
     }
 
     /// Leaves out what is beyond the far end of the range.

@@ -45,7 +45,7 @@ pub trait OrderedIndex: Send + Sync {
     /// on. What a [`Cursor`] is made of.
     ///
     /// The pairs are in ascending order whatever the direction. They are all that the index held, at one moment during
-    /// the call, between `from` and where to go on; which may be none. Going on leads to the end in the long run.
+    /// the call, between `from` and where to go on, which is beyond `from`; that may be none.
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()>;
 
     /// Pairs. Exact when nobody changes them.

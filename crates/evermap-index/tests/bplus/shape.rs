@@ -47,12 +47,13 @@ fn what_is_removed_gives_its_room_back() {
     let word =
         |key: u64| format!("{:030}{key}", key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes();
     let (tree, full) = filled((0..KEYS).map(word));
-    (0..KEYS).filter(|key| key % 16 != 0).for_each(|key| drop(tree.remove(&word(key)).unwrap()));
+    let remove = |key: u64| assert!(tree.remove(&word(key)).unwrap().removed());
+    (0..KEYS).filter(|key| key % 16 != 0).for_each(remove);
     let sparse = tree.stats();
     assert_eq!(tree.check(), SOUND);
     assert!(sparse.dram_bytes < full.dram_bytes / 6, "{full:?} {sparse:?}");
     assert!(sparse.merges > 0 && sparse.load_factor() > 0.3, "{sparse:?}");
-    (0..KEYS).step_by(16).for_each(|key| drop(tree.remove(&word(key)).unwrap()));
+    (0..KEYS).step_by(16).for_each(remove);
     let empty = tree.stats();
     assert_eq!((empty.len, empty.depth, empty.segments, tree.check()), (0, 1, 1, SOUND));
     assert_eq!(empty.dram_bytes, BPlus::<40>::new().stats().dram_bytes);

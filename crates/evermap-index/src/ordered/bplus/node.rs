@@ -101,6 +101,8 @@ pub(super) enum Target<'k> {
     At(&'k Probe<'k>),
     /// The node that serves the keys just below this one, which is not empty.
     Below(&'k Probe<'k>),
+    /// The first node.
+    First,
     /// The last node.
     Last,
 }
@@ -367,6 +369,7 @@ impl<const N: usize> Node<N> {
                 if exists { at } else { at.saturating_sub(1) }
             }
             Target::Below(probe) => self.search(probe, guard).at.saturating_sub(1),
+            Target::First => 0,
             Target::Last => self.count().saturating_sub(1),
         }
     }

@@ -256,38 +256,33 @@ impl<const N: usize> BPlus<N> {
 
     /// [`OrderedIndex::page`](crate::ordered::OrderedIndex::page): one leaf.
     pub(super) fn read_page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) {
-        let probe = match from {
-            Bound::Included(key) | Bound::Excluded(key) => Probe::new(key),
-            Bound::Unbounded => Probe::new(&[]),
-        };
-        let target = match (direction, from) {
-            (Direction::Descending, Bound::Unbounded) => Target::Last,
+        if direction == Direction::Descending && from == Bound::Excluded(&[]) {
             // No key is below the empty one.
-            (Direction::Descending, Bound::Excluded([])) => return page.clear(),
-            (Direction::Descending, Bound::Excluded(_)) => Target::Below(&probe),
-            _ => Target::At(&probe),
-        };
+            return page.clear();
+        }
+        let from = from.map(Probe::new);
         let guard = self.epoch.pin();
         let mut attempts = Attempts::new();
-        while let Err(Restart) =
-            self.try_page(target, &probe, from, direction, page, &attempts, &guard)
-        {
+        while let Err(Restart) = self.try_page(from.as_ref(), direction, page, &attempts, &guard) {
             attempts.again();
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn try_page(
         &self,
-        target: Target<'_>,
-        probe: &Probe<'_>,
-        from: Bound<&[u8]>,
+        from: Bound<&Probe<'_>>,
         direction: Direction,
         page: &mut Page,
         attempts: &Attempts,
         guard: &Guard<'_>,
     ) -> Result<(), Restart> {
         page.clear();
+        let target = match (direction, from) {
+            (Direction::Ascending, Bound::Unbounded) => Target::First,
+            (Direction::Descending, Bound::Unbounded) => Target::Last,
+            (Direction::Descending, Bound::Excluded(probe)) => Target::Below(probe),
+            (_, Bound::Included(probe) | Bound::Excluded(probe)) => Target::At(probe),
+        };
         let path = self.descend(target, 0, guard)?.ok_or(Restart)?;
         let (leaf, seen) = (path.node, path.seen);
         Node::prefetch(leaf);
@@ -298,17 +293,17 @@ impl<const N: usize> BPlus<N> {
         }));
         let locked = if attempts.exhausted() { Some(leaf.version.lock()?) } else { None };
         let count = leaf.count();
-        let spot = || leaf.search(probe, guard);
-        let beyond = || {
-            let spot = spot();
+        let at = |probe| leaf.search(probe, guard).at;
+        let behind = |probe| {
+            let spot = leaf.search(probe, guard);
             spot.at + usize::from(spot.exists)
         };
         let slots = match (direction, from) {
             (_, Bound::Unbounded) => 0..count,
-            (Direction::Ascending, Bound::Included(_)) => spot().at..count,
-            (Direction::Ascending, Bound::Excluded(_)) => beyond()..count,
-            (Direction::Descending, Bound::Included(_)) => 0..beyond(),
-            (Direction::Descending, Bound::Excluded(_)) => 0..spot().at,
+            (Direction::Ascending, Bound::Included(probe)) => at(probe)..count,
+            (Direction::Ascending, Bound::Excluded(probe)) => behind(probe)..count,
+            (Direction::Descending, Bound::Included(probe)) => 0..behind(probe),
+            (Direction::Descending, Bound::Excluded(probe)) => 0..at(probe),
         };
         page.pairs.reserve(slots.len());
         // All blocks at once, not one after the other.
@@ -319,12 +314,15 @@ impl<const N: usize> BPlus<N> {
         if locked.is_none() {
             leaf.version.validate(seen)?;
         }
-        match direction {
-            Direction::Ascending => leaf.range().high().map(|high| page.go_on_at(high)),
+        let (low, high) = (leaf.range().low(), leaf.range().high());
+        let edge = match direction {
+            Direction::Ascending => high,
             // Nothing is below the empty key.
-            Direction::Descending if leaf.range().low().is_empty() => None,
-            Direction::Descending => Some(page.go_on_at(leaf.range().low())),
+            Direction::Descending => Some(low).filter(|low| !low.is_empty()),
         };
+        if let Some(edge) = edge {
+            page.go_on_at(edge);
+        }
         Ok(())
     }
 }

@@ -27,6 +27,7 @@ enum Mistake {
     PageEndsTheScan,
     PageForgetsItsLastPair,
     PageIsShownAgain,
+    GoesRoundInACircle,
     EmptyKeyIsNoKey,
     RemoveForgets,
     CountsWrong,
@@ -133,6 +134,12 @@ impl OrderedIndex for Mistaken {
             };
             page.go_on_at(&edge);
         }
+        if self.errs(Mistake::GoesRoundInACircle, 10)
+            && let Bound::Included(key) | Bound::Excluded(key) = from
+        {
+            page.clear();
+            page.go_on_at(key);
+        }
         if self.errs(Mistake::ShowsAnotherKeysWord, 30) && page.pairs.len() > 1 {
             let pairs: Vec<_> = page.pairs.iter().map(|(key, word)| (key.to_vec(), word)).collect();
             page.pairs.clear();
@@ -211,6 +218,7 @@ fn ranges_find_what_one_thread_can_see() {
         (Mistake::PageEndsTheScan, "shown is the end"),
         (Mistake::PageForgetsItsLastPair, "pair"),
         (Mistake::PageIsShownAgain, "pair"),
+        (Mistake::GoesRoundInACircle, "in a circle"),
         (Mistake::EmptyKeyIsNoKey, "get(0)"),
         (Mistake::RemoveForgets, ""),
         (Mistake::CountsWrong, "len"),

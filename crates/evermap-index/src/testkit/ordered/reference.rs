@@ -56,7 +56,9 @@ impl OrderedIndex for LockedTree {
             Direction::Ascending => {
                 let mut rest = map.range::<[u8], _>((from, Bound::Unbounded));
                 rest.by_ref().take(PAGE).for_each(|(key, &word)| page.pairs.push(key, word));
-                rest.next().map(|(key, _)| page.go_on_at(key));
+                if let Some((next, _)) = rest.next() {
+                    page.go_on_at(next);
+                }
             }
             Direction::Descending => {
                 let mut rest = map.range::<[u8], _>((Bound::Unbounded, from)).rev();
