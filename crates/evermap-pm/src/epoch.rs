@@ -173,7 +173,9 @@ impl Domain {
         if place.load(Acquire) != IDLE {
             return None;
         }
-        place.store(self.global.load(Relaxed), Relaxed);
+        // Acquire: what is read under the guard is read after the epoch. Read before it, something that was unlinked
+        // in the last epoch could be protected by an announcement of this one, which is too late.
+        place.store(self.global.load(Acquire), Relaxed);
         // The announcement must be visible before this thread's first load of shared words, or an advancing
         // thread could miss it while we still read what it frees. The advancing thread makes this thread fence;
         // the compiler must keep the order too.

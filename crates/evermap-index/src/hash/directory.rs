@@ -16,6 +16,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::region::Region;
 use evermap_pm::sync::RwLock;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
@@ -26,6 +27,8 @@ const OFFSET: u64 = (1 << 48) - 1;
 /// See the [module](self).
 pub(crate) struct Directory<M: Medium> {
     pool: Arc<Pool<M>>,
+    /// What searches need of the pool, close at hand.
+    region: Arc<Region<M>>,
     /// Offset of the root cell.
     root: u64,
     /// What the root cell says, as searches want it: see [`Current`].
@@ -94,7 +97,7 @@ impl<M: Medium> Directory<M> {
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         m.store(cell, encode(offset, depth));
         let current = AtomicU64::new(Current::new(offset, depth).0);
-        Ok(Directory { pool, root, current, latch: RwLock::new(()) })
+        Ok(Directory { region: pool.share_region(), pool, root, current, latch: RwLock::new(()) })
     }
 
     /// Opens the directory that the cell at offset `root` names.
@@ -107,24 +110,23 @@ impl<M: Medium> Directory<M> {
             return Err(Error::damaged(root, format!("impossible directory {word:#x}")));
         }
         let current = AtomicU64::new(Current::new(offset, depth).0);
-        Ok(Directory { pool, root, current, latch: RwLock::new(()) })
+        Ok(Directory { region: pool.share_region(), pool, root, current, latch: RwLock::new(()) })
     }
 
     /// The segment that serves `hash`.
     #[inline(always)]
-    pub(crate) fn locate(&self, hash: u64) -> Result<u64> {
-        Ok(self.find(self.pool.medium(), hash)?.segment)
+    pub(crate) fn locate(&self, hash: u64) -> u64 {
+        self.find(hash).segment
     }
 
-    /// The segment that serves `hash`, with what it takes to ask again cheaply. `m` is the pool's medium, which the
-    /// caller has at hand.
+    /// The segment that serves `hash`, with what it takes to ask again cheaply.
     #[inline(always)]
-    pub(crate) fn find<'a>(&'a self, m: &'a M, hash: u64) -> Result<Found<'a>> {
-        let current = self.current();
-        match m.at::<PmU64>(current.entry_for(hash)) {
-            Some(entry) => Ok(Found { current, entry, segment: m.load(entry) }),
-            None => Err(outside(current.offset())),
-        }
+    pub(crate) fn find(&self, hash: u64) -> Found<'_> {
+        let (m, current) = (self.region.medium(), self.current());
+        // SAFETY: all entries of a directory are found in this medium before it becomes the current one (`create`,
+        // `open`, `double`, `halve`), and there is one for each number that half a hash can be shifted to.
+        let entry: &PmU64 = unsafe { m.at_known(current.entry_for(hash)) };
+        Found { current, entry, segment: m.load(entry) }
     }
 
     #[inline(always)]
@@ -326,11 +328,6 @@ impl<M: Medium> Directory<M> {
     fn retire(&self, old: Current, guard: &Guard<'_>) {
         self.pool.retire(old.offset(), 8 << old.depth(), guard);
     }
-}
-
-#[cold]
-fn outside(offset: u64) -> Error {
-    Error::damaged(offset, "directory outside the region")
 }
 
 fn encode(offset: u64, depth: u32) -> u64 {

@@ -244,6 +244,18 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         Some(unsafe { self.base().add(offset as usize).cast().as_ref() })
     }
 
+    /// The structure at `offset`, for searches that know already that it is there.
+    ///
+    /// # Safety
+    /// [`at`](Medium::at), or [`slice`](Medium::slice) for a part of what it answered, has found such a structure at
+    /// this offset of this medium before.
+    #[inline(always)]
+    unsafe fn at_known<T: Pod>(&self, offset: u64) -> &T {
+        debug_assert!(self.at::<T>(offset).is_some());
+        // SAFETY: as in `at`, which found it inside and aligned; a medium never shrinks.
+        unsafe { self.base().add(offset as usize).cast().as_ref() }
+    }
+
     /// `count` words or structures from `offset`, or nothing where they would not fit or not be aligned.
     #[inline(always)]
     fn slice<T: Pod>(&self, offset: u64, count: u64) -> Option<&[T]> {

@@ -204,7 +204,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let segment = self.segment(self.directory.find(self.medium(), probe.hash)?.segment)?;
+        let segment = self.segment(self.directory.find(probe.hash).segment)?;
         match self.look(segment, probe) {
             Look::Seen(found) => Ok(found),
             _ => self.lookup_again(probe),
@@ -217,7 +217,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let m = self.medium();
         let mut waiting = Waiting::default();
         loop {
-            let found = self.directory.find(m, probe.hash)?;
+            let found = self.directory.find(probe.hash);
             let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match self.look(segment, probe) {
                 Look::Seen(word) => return Ok(word),
@@ -336,7 +336,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         for (&key, hash) in keys.iter().zip(&mut hashes) {
             *hash = K::hash(key, self.seed);
             // Hints only: whether there is a segment is checked below.
-            let segment = self.directory.find(m, *hash)?.segment;
+            let segment = self.directory.find(*hash).segment;
             m.prefetch(segment);
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }

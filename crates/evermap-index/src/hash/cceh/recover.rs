@@ -121,7 +121,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     fn for_each_named(&self, mut each: impl FnMut(u64)) -> Result<()> {
         let (mut cursor, mut last) = (Some(0), None);
         while let Some(hash) = cursor {
-            let offset = self.directory.locate(hash)?;
+            let offset = self.directory.locate(hash);
             if last.replace(offset) != Some(offset) {
                 each(offset);
             }

@@ -264,7 +264,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     #[inline(always)]
     pub(super) fn lock_serving(&self, hash: u64) -> Result<Held<'_, B>> {
         let m = self.medium();
-        let found = self.directory.find(m, hash)?;
+        let found = self.directory.find(hash);
         let (offset, segment) = (found.segment, self.segment(found.segment)?);
         // Taking the lock holds up all later loads until its line is there.
         for step in 0..P {
@@ -294,7 +294,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let m = self.medium();
         let mut waiting = Waiting::default();
         loop {
-            let found = self.directory.find(m, hash)?;
+            let found = self.directory.find(hash);
             let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match try_exclusive(m, &segment.header, self.generation) {
                 Taking::Taken(lock) => {

@@ -5,8 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use evermap_pm::{Medium, Quad};
 
 use super::layout::{
-    FILTER, FOREIGN, Geometry, LOCKED, Line, META, TAG, VALID, VERSION_LOW, VERSION_MORE,
-    filter_bit,
+    FOREIGN, Geometry, LOCKED, Line, META, TAG, VALID, VERSION_LOW, VERSION_MORE, filter_bit,
 };
 use crate::key::Quotient;
 
@@ -258,4 +257,4 @@ pub(super) fn is_foreign(key: u64) -> bool {
     key & FOREIGN != 0
 }
 
-const _: () = assert!(FILTER | super::layout::CHAINED < META);
+const _: () = assert!(super::layout::CHAINED < META);

@@ -81,7 +81,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 problems.push(format!("segment {offset:#x} chain: {what}"));
             };
             let home = &segment.lines[Geometry::<L, N>::home(record.image)];
-            if keys_of(m, home)[2] & CHAINED == 0 {
+            if keys_of(m, home)[2] & CHAINED != CHAINED {
                 wrong("its home line does not lead to it");
             }
             self.check_record(record, covered, &mut seen, &mut wrong);

@@ -11,7 +11,7 @@ pod! {
     ///                             bit 10     foreign the record belongs to the line that its tag leads to
     ///                             bit  0..10 of word 0: version (0..9), locked (9)
     ///                                        of word 1: version, next ten bits
-    ///                                        of word 2: filter (0..8), chained (8)
+    ///                                        of word 2: filter (0..8), chained (8, with all of the filter)
     ///                                        of word 3: version, last ten bits
     /// byte 32  words 0 to 3
     /// ```
@@ -38,8 +38,9 @@ pub const VERSION_LOW: u64 = LOCKED - 1;
 pub const VERSION_MORE: u64 = META;
 /// Key word 2: a bit for some tag bits of each record of this line that sits in another one.
 pub const FILTER: u64 = 0xff;
-/// Key word 2: some record of this line is in the segment's chain.
-pub const CHAINED: u64 = 1 << 8;
+/// Key word 2: some record of this line is in the segment's chain. The whole filter says so too, so that a lookup
+/// that ends at home asks only that.
+pub const CHAINED: u64 = 1 << 8 | FILTER;
 /// The part of a key word that says nothing about its record.
 pub const META: u64 = (1 << 10) - 1;
 /// The record belongs to another line.

@@ -172,8 +172,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// Offset of the segment that serves an image.
-    fn locate(&self, image: u64) -> Result<u64> {
-        Ok(self.directory.locate(image)? & OFFSET)
+    fn locate(&self, image: u64) -> u64 {
+        self.directory.locate(image) & OFFSET
     }
 
     /// The segment at `offset`.
@@ -187,7 +187,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
-        let found = self.directory.find(m, probe.image)?;
+        let found = self.directory.find(probe.image);
         if let Some(home) = self.home_in(m, found.segment, probe.image) {
             match segment::look_at::<K, M, L, N>(m, home, probe) {
                 // No need to look at the directory again: a record that moved away is cleared before its line is
@@ -208,7 +208,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let (m, probe) = (self.medium(), Probe { key, image });
         let mut waiting = self.waiting();
         loop {
-            let found = self.directory.find(m, image)?;
+            let found = self.directory.find(image);
             let Some(segment) = self.fresh(found.segment) else {
                 self.refresh(found.segment, &mut waiting)?;
                 continue;
@@ -226,7 +226,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     #[inline(always)]
     fn try_lock_home(&self, image: u64, intent: Intent) -> Result<LockingHome<'_, L>> {
         let m = self.medium();
-        let found = self.directory.find(m, image)?;
+        let found = self.directory.find(image);
         let Some(segment) = self.fresh(found.segment) else {
             return Ok(LockingHome::Stale(found.segment));
         };
@@ -477,7 +477,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let (mut images, mut entries) = ([0; BATCH], [0; BATCH]);
         for ((&key, image), entry) in keys.iter().zip(&mut images).zip(&mut entries) {
             *image = K::image(key, self.seed);
-            *entry = self.directory.find(m, *image)?.segment;
+            *entry = self.directory.find(*image).segment;
             // A hint only: whether there is a segment is checked below.
             let line = Geometry::<L, N>::home(*image) as u64;
             m.prefetch((*entry & OFFSET) + (line + 1) * evermap_pm::medium::LINE);
@@ -515,7 +515,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
         match segment::look_at::<K, M, L, N>(m, home, probe) {
             Look::Found(word) => Ok(Some(Some(word))),
-            Look::Absent if self.directory.find(m, probe.image)?.segment == entry => Ok(Some(None)),
+            Look::Absent if self.directory.find(probe.image).segment == entry => Ok(Some(None)),
             Look::Elsewhere => {
                 let other = Geometry::<L, N>::other_of(probe.image) as u64;
                 m.prefetch((entry & OFFSET) + (other + 1) * evermap_pm::medium::LINE);
@@ -590,7 +590,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     fn lock_serving(&self, image: u64) -> Result<Option<&Segment<L>>> {
         let mut waiting = self.waiting();
         loop {
-            let entry = self.directory.locate(image)?;
+            let entry = self.directory.locate(image);
             match self.fresh(entry) {
                 Some(segment) => {
                     return Ok(self.lock_all(segment, image)?.then_some(segment));

@@ -198,7 +198,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// Waits for one line; `false`, not holding it, if the segment does not serve `image` any more.
     fn lock_in_turn(&self, segment: &Segment<L>, at: usize, image: u64) -> Result<bool> {
         let m = self.medium();
-        let serves = || -> Result<bool> { Ok(self.locate(image)? == m.offset_of(segment)) };
+        let serves = || self.locate(image) == m.offset_of(segment);
         let line = &segment.lines[at];
         // Most are free; only the first tells whether the segment is still the one.
         if at > 0
@@ -211,13 +211,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             if let Some(held) = try_lock(m, line) {
                 // Stays locked until the caller unlocks all. Whoever holds a line keeps the segment in the
                 // directory.
-                let serves = at > 0 || serves()?;
+                let serves = at > 0 || serves();
                 if !serves {
                     held.release(m);
                 }
                 return Ok(serves);
             }
-            if at == 0 && !serves()? {
+            if at == 0 && !serves() {
                 return Ok(false);
             }
             waiting.wait(segment)?;
@@ -259,7 +259,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             return Ok(());
         }
         let halves = [parent.half(0).first_hash(), parent.half(1).first_hash()];
-        let entries = [self.directory.locate(halves[0])?, self.directory.locate(halves[1])?];
+        let entries = halves.map(|first| self.directory.locate(first));
         let [Some(left), Some(right)] = entries.map(|entry| self.fresh(entry)) else {
             return Ok(());
         };

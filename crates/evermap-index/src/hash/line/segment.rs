@@ -55,7 +55,7 @@ pub(super) fn look_at<K: Quotient, M: Medium, const L: usize, const N: usize>(
 /// Whether a record with this tag, of the line with this third key word, may be somewhere else.
 #[inline(always)]
 pub(super) fn may_be_elsewhere(key: u64, tag: u64) -> bool {
-    key & (CHAINED | filter_bit(tag)) != 0
+    key & filter_bit(tag) != 0
 }
 
 /// Brings a line towards the cache.
@@ -158,7 +158,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 return Some(Place { word, spot: Spot::Away(line, slot) });
             }
         }
-        if key & CHAINED != 0 { self.find_in_chain(segment, probe) } else { None }
+        if key & CHAINED == CHAINED { self.find_in_chain(segment, probe) } else { None }
     }
 
     #[cold]

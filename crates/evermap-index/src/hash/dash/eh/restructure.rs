@@ -160,7 +160,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let Some(parent) = shape.parent() else { return Ok(()) };
         let (lower, upper) = (parent.half(0).first_hash(), parent.half(1).first_hash());
         let (left, right) =
-            (self.expansion.directory.locate(lower)?, self.expansion.directory.locate(upper)?);
+            (self.expansion.directory.locate(lower), self.expansion.directory.locate(upper));
         if left == right || !shape.covers(hash) {
             return Ok(());
         }
