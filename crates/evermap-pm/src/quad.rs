@@ -7,9 +7,10 @@ use crate::PmU64;
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_andnot_si128, _mm_castsi128_ps, _mm_cmpeq_epi32, _mm_cvtsi128_si64,
-    _mm_loadu_si128, _mm_movemask_epi8, _mm_movemask_ps, _mm_packs_epi32, _mm_set_epi64x,
-    _mm_set1_epi32, _mm_set1_epi64x, _mm_srli_si128, _mm_storeu_si128,
+    __m128i, _mm_and_si128, _mm_andnot_si128, _mm_castps_si128, _mm_castsi128_ps, _mm_cmpeq_epi32,
+    _mm_cvtsi128_si64, _mm_loadu_si128, _mm_movemask_epi8, _mm_movemask_ps, _mm_packs_epi32,
+    _mm_set_epi64x, _mm_set1_epi32, _mm_set1_epi64x, _mm_shuffle_ps, _mm_srli_si128,
+    _mm_storeu_si128,
 };
 
 /// Four words as they were read.
@@ -113,6 +114,21 @@ impl Quad {
         matching_one_by_one(&self.words(), mask, value)
     }
 
+    /// Which words agree with `value` in their upper halves, as bits.
+    #[inline(always)]
+    pub fn matching_upper(&self, value: u32) -> u32 {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: the instruction set is part of x86-64.
+        unsafe {
+            let [low, high] = self.0.map(|half| _mm_castsi128_ps(half));
+            let uppers = _mm_castps_si128(_mm_shuffle_ps::<0b11_01_11_01>(low, high));
+            let equal = _mm_cmpeq_epi32(uppers, _mm_set1_epi32(value as i32));
+            _mm_movemask_ps(_mm_castsi128_ps(equal)) as u32
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        matching_one_by_one(&self.words(), !0 << 32, u64::from(value) << 32)
+    }
+
     /// Whether `now` holds these words, the first without the bits in `cleared`.
     #[inline(always)]
     pub fn is_still(&self, now: &Quad, cleared: u64) -> bool {
@@ -168,6 +184,9 @@ mod tests {
             for mask in [!0, !1, !0 << 40, 0] {
                 let value = others[0] & mask;
                 assert_eq!(quad.matching(mask, value), matching_one_by_one(&words, mask, value));
+                let upper = (others[1] >> 32) as u32;
+                let by_one = matching_one_by_one(&words, !0 << 32, u64::from(upper) << 32);
+                assert_eq!(quad.matching_upper(upper), by_one);
                 let mut still = words;
                 still[0] &= !mask;
                 assert!(quad.is_still(&Quad::new(still), mask));

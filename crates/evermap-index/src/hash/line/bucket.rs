@@ -120,23 +120,24 @@ pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
     }
     slots(matching).find_map(|slot| {
         let word = m.load_relaxed(&line.words[slot]);
-        let is_it =
-            has_top::<M, L, N>(m, line, slot, probe.image) && K::matches(m, word, probe.key);
-        is_it.then_some((slot, word))
+        is_record_of::<K, M, L, N>(m, line, slot, word, probe).then_some((slot, word))
     })
 }
 
-/// Whether the record in a slot has the top bits of this image.
+/// Whether the record with this word, in a slot that matches, is the one for the probe's key.
 #[inline(always)]
-fn has_top<M: Medium, const L: usize, const N: usize>(
+pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
     line: &Line,
     slot: usize,
-    image: u64,
+    word: u64,
+    probe: &Probe<'_, K>,
 ) -> bool {
-    N == 4
+    // With four slots the segment implies the top bits.
+    let has_top = N == 4
         || Geometry::<L, N>::top_in(m.load_relaxed(&line.words[3]), slot)
-            == Geometry::<L, N>::top(image)
+            == Geometry::<L, N>::top(probe.image);
+    has_top && K::matches(m, word, probe.key)
 }
 
 /// A line that the calling thread has locked.

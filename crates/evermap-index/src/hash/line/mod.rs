@@ -189,7 +189,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let m = self.medium();
         let found = self.directory.find(probe.image);
         if let Some(home) = self.home_in(m, found.segment, probe.image) {
-            match segment::look_at::<K, M, L, N>(m, home, probe) {
+            match segment::glance::<K, M, L, N>(m, home, probe) {
                 // No need to look at the directory again: a record that moved away is cleared before its line is
                 // released.
                 Look::Found(word) => return Ok(Some(word)),
@@ -217,7 +217,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 Look::Found(word) => return Ok(Some(word)),
                 Look::Absent if self.directory.still(m, &found) => return Ok(None),
                 Look::Absent => {}
-                Look::Elsewhere | Look::Again => waiting.wait(segment)?,
+                Look::Unsure | Look::Again => waiting.wait(segment)?,
             }
         }
     }
@@ -513,10 +513,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 return Ok(None);
             }
         }
-        match segment::look_at::<K, M, L, N>(m, home, probe) {
+        match segment::glance::<K, M, L, N>(m, home, probe) {
             Look::Found(word) => Ok(Some(Some(word))),
             Look::Absent if self.directory.find(probe.image).segment == entry => Ok(Some(None)),
-            Look::Elsewhere => {
+            Look::Unsure => {
                 let other = Geometry::<L, N>::other_of(probe.image) as u64;
                 m.prefetch((entry & OFFSET) + (other + 1) * evermap_pm::medium::LINE);
                 Ok(None)

@@ -9,12 +9,12 @@ use evermap_pm::{Medium, PmU64, Result};
 
 use super::LineHash;
 use super::bucket::{
-    Held, Probe, Record, clear, find, free_slot, is_foreign, is_unchanged, keys_of, matching_seen,
-    note_away, place, tag_of, try_lock, valid,
+    Held, Probe, Record, clear, find, free_slot, is_foreign, is_record_of, is_unchanged, keys_of,
+    matching_seen, note_away, place, tag_of, try_lock, valid,
 };
 use super::layout::{
-    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, OFFSET, Segment, filter_bit, link_bit,
-    valid_in,
+    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, META, OFFSET, Segment, VALID, filter_bit,
+    link_bit, valid_in,
 };
 use crate::key::Quotient;
 
@@ -25,28 +25,36 @@ pub(super) const CHAIN_MAX: usize = 1 << 20;
 pub(super) enum Look {
     Found(u64),
     Absent,
-    /// Not in its home line, but perhaps beside it.
-    Elsewhere,
+    /// A glance does not tell.
+    Unsure,
     /// Something changed meanwhile, or is being changed: look again.
     Again,
 }
 
-/// Looks for a key in its home line, without a lock or a store.
+/// Looks for a key in its home line, without a lock or a store. Tells of nearly all keys: of those that are there, and
+/// of those that are nowhere.
 ///
 /// How many lookups a processor overlaps is decided by how few instructions each takes, so this is short.
 #[inline(always)]
-pub(super) fn look_at<K: Quotient, M: Medium, const L: usize, const N: usize>(
+pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
     home: &Line,
     probe: &Probe<'_, K>,
 ) -> Look {
     let seen = m.load_four(&home.keys);
     let tag = Geometry::<L, N>::tag(probe.image);
-    if let Some((_, word)) = find::<K, M, L, N>(m, home, matching_seen(&seen, tag, 0), probe) {
-        return if is_unchanged(m, home, &seen) { Look::Found(word) } else { Look::Again };
+    let alike = seen.matching_upper((tag >> 32) as u32);
+    if alike != 0 {
+        // Half of a tag says which slot; whether it is the one says all of it. Were two alike, or one free, `look` would decide.
+        let slot = alike.trailing_zeros() as usize & 3;
+        let word = m.load_relaxed(&home.words[slot]);
+        let is_it = m.load_relaxed(&home.keys[slot]) ^ (tag | VALID) <= META
+            && is_record_of::<K, M, L, N>(m, home, slot, word, probe);
+        let sure = is_it && is_unchanged(m, home, &seen);
+        return if sure { Look::Found(word) } else { Look::Unsure };
     }
     if may_be_elsewhere(seen.word::<2>(), tag) {
-        return Look::Elsewhere;
+        return Look::Unsure;
     }
     // Checked after a miss too: a record may have moved behind the search.
     if is_unchanged(m, home, &seen) { Look::Absent } else { Look::Again }
@@ -128,15 +136,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     pub(super) fn look(&self, segment: &Segment<L>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
         let home = &segment.lines[Geometry::<L, N>::home(probe.image)];
-        match look_at::<K, M, L, N>(m, home, probe) {
-            Look::Elsewhere => {}
-            looked => return looked,
-        }
         let seen = m.load_four(&home.keys);
-        let found = self.find_elsewhere(segment, seen.word::<2>(), probe).map(|place| place.word);
+        let matching = matching_seen(&seen, Geometry::<L, N>::tag(probe.image), 0);
+        let found = match find::<K, M, L, N>(m, home, matching, probe) {
+            Some((_, word)) => Some(word),
+            None => {
+                let elsewhere = self.find_elsewhere(segment, seen.word::<2>(), probe);
+                elsewhere.map(|place| place.word)
+            }
+        };
         match found {
             _ if !is_unchanged(m, home, &seen) => Look::Again,
             Some(word) => Look::Found(word),
+            // Checked after a miss too: a record may have moved behind the search.
             None => Look::Absent,
         }
     }
