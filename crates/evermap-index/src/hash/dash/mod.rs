@@ -413,7 +413,8 @@ where
                         (Split::Done, _) => {}
                         (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long()),
                         (Split::Refused, _) => {
-                            *chain = Chain::Lengthen(self.pool.allocate(layout::BUCKET_BYTES)?);
+                            *chain =
+                                Chain::Lengthen(self.pool.allocate_part(layout::BUCKET_BYTES)?);
                         }
                     }
                 }
