@@ -312,7 +312,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>, guard: &Guard<'_>) -> Result<Option<u64>> {
         if self.resize == Resize::Blocking && self.levels.view().growing {
-            self.finish_growth(true, guard)?;
+            self.finish_growth(guard)?;
         }
         match self.look(probe)? {
             Look::Found(word) => Ok(Some(word)),
@@ -676,10 +676,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
     fn scan(
         &self,
         from: u64,
-        guard: &Guard<'_>,
+        _guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        self.walk_unit(from, guard, each)
+        self.walk_unit(from, each)
     }
 
     fn abandon(&self, from: u64) {

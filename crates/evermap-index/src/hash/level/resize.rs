@@ -77,14 +77,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     #[cold]
     pub(super) fn help(&self, guard: &Guard<'_>) -> Result<()> {
         if self.resize == Resize::Blocking {
-            return self.finish_growth(true, guard);
+            return self.finish_growth(guard);
         }
         let view = self.levels.view();
         if view.growing {
             let step = self.cursor.fetch_add(1, Ordering::Relaxed);
             if step >= view.steps() * GRACE {
                 self.cursor.store(0, Ordering::Relaxed);
-                return self.finish_growth(true, guard);
+                return self.finish_growth(guard);
             }
             self.take_step(view, step % view.steps())?;
             self.end_growth_if_done(view, guard, None);
@@ -92,10 +92,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         Ok(())
     }
 
-    /// Completes a growth that is under way, or waits until someone else has. Where a walk is in the way, waits for it
-    /// if `patient`, and else leaves the rest to others.
+    /// Completes a growth that is under way, or waits until someone else has.
     #[cold]
-    pub(super) fn finish_growth(&self, patient: bool, guard: &Guard<'_>) -> Result<()> {
+    pub(super) fn finish_growth(&self, guard: &Guard<'_>) -> Result<()> {
         if self.region.ensure_writable().is_err() {
             // Who may not write can look at three levels.
             return self.region.ensure_sound();
@@ -103,11 +102,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let poison = self.region.poison_on_panic();
         let mut growth = self.growth();
         let view = self.levels.view();
-        let done = match view.growing {
-            false => Ok(()),
-            true if patient => self.drain_all(view, guard, &mut growth),
-            true => self.drain_once(view, guard, &mut growth).map(drop),
-        };
+        let done = if view.growing { self.drain_all(view, guard, &mut growth) } else { Ok(()) };
         poison.disarm();
         done
     }

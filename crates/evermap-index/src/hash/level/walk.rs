@@ -13,7 +13,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Medium, Result};
 
 use super::Level;
 use super::bucket::{Locks, Record};
@@ -189,17 +189,13 @@ impl Drop for Walk<'_> {
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Begins a walk over all levels.
-    fn begin_walk(&self, guard: &Guard<'_>) -> Result<Walk<'_>> {
+    fn begin_walk(&self) -> Walk<'_> {
         loop {
-            if self.levels.view().growing {
-                // Otherwise the emptying of the lowest level would have to wait for this walk too.
-                self.finish_growth(false, guard)?;
-            }
             let view = self.levels.view();
             let walk = self.walks.begin(view.highest(), 0);
             // A level that was added before the walk was announced may have taken records from those it covers.
             if self.levels.view() == view {
-                return Ok(walk);
+                return walk;
             }
         }
     }
@@ -207,7 +203,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Calls `each` with the records of every bucket, without locks but under a guard of its own, until it answers
     /// `false`. Buckets that cannot be read are passed over; the first error is answered at the end.
     pub(super) fn walk(&self, mut each: impl FnMut(&[Record]) -> bool) -> Result<()> {
-        let mut walk = self.begin_walk(&self.pool.pin())?;
+        let mut walk = self.begin_walk();
         let (mut result, mut records) = (Ok(()), Vec::new());
         loop {
             // What the records name must stay what it is while `each` looks at it.
@@ -228,16 +224,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     pub(super) fn walk_unit(
         &self,
         from: u64,
-        guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        let begun = match from {
-            0 => self.begin_walk(guard),
-            _ => Ok(Walk { walks: &self.walks, cursor: Cursor(from) }),
-        };
-        let mut walk = match begun {
-            Ok(walk) => walk,
-            Err(error) => return (Err(error), None),
+        let mut walk = match from {
+            0 => self.begin_walk(),
+            _ => Walk { walks: &self.walks, cursor: Cursor(from) },
         };
         let mut records = Vec::new();
         let (result, more) = self.step(&mut walk, &mut records);
