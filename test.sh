@@ -30,7 +30,7 @@ step "tests, with short crash campaigns"
 cargo test --workspace --all-features
 
 step "the store, over each of its other indexes"
-for index in dash-lh cceh; do
+for index in dash-lh cceh level p-clht; do
     EVERMAP_TEST_INDEX=$index cargo test -p evermap --tests --quiet
 done
 

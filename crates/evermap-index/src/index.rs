@@ -233,6 +233,10 @@ pub trait Persistent<M: Medium>: Sized {
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>);
 
+    /// Says that nobody will go on with a walk from `from`, which [`scan`](Persistent::scan) has answered. An index may
+    /// hold things in place for the sake of such a walk; without this it does so for some time.
+    fn abandon(&self, _from: u64) {}
+
     /// Walks everything and describes each violated invariant. Empty means sound. Call without concurrent mutations.
     fn check(&self) -> Vec<String>;
 }

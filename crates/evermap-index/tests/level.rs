@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use evermap_index::hash::level::{Config, Level, Resize, Tiny};
 use evermap_index::testkit::Coarse;
@@ -100,6 +100,62 @@ fn no_insertion_pays_for_a_whole_growth() {
     assert!(blocking > 10_000, "{blocking} lines: this is what the paper's way costs");
 }
 
+/// A tiny index with so many keys.
+fn with_keys(keys: u64) -> (Arc<Pool<Dram>>, Tiny<u64, Dram>) {
+    let pool = dram(1 << 28, 4096);
+    let index = Tiny::<u64, _>::create(pool.clone(), 0, tiny(Resize::Incremental)).unwrap();
+    (0..keys).for_each(|key| {
+        index.insert(key, key, &pool.pin()).unwrap();
+    });
+    (pool, index)
+}
+
+/// Sixteen walks and more can begin and end while one is under way: it still shows each key once.
+#[test]
+fn short_walks_take_nothing_from_a_long_one() {
+    let (pool, index) = with_keys(600);
+    let mut shown = HashMap::new();
+    let (mut from, mut next) = (Some(0), 600);
+    while let Some(here) = from {
+        let mut each = |key, _| *shown.entry(key).or_insert(0) += 1;
+        let (unit, rest) = index.scan(here, &pool.pin(), &mut each);
+        unit.unwrap();
+        from = rest;
+        for _ in 0..40 {
+            index.stats(&pool.pin()).unwrap();
+        }
+        // Records move, and the table grows.
+        for key in next..next + 200 {
+            index.insert(key, key, &pool.pin()).unwrap();
+        }
+        next += 200;
+    }
+    assert!((0..600).all(|key| shown.get(&key) == Some(&1)));
+    assert!(shown.values().all(|&times| times == 1));
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// How often a nearly full table has grown when more keys are inserted after the first unit of a walk.
+fn growths_beside_a_walk(goes_on: impl Fn(&Tiny<u64, Dram>, u64)) -> u64 {
+    const KEYS: u64 = 2600;
+    let (pool, index) = with_keys(KEYS);
+    let before = index.stats(&pool.pin()).unwrap().splits;
+    let (unit, from) = index.scan(0, &pool.pin(), &mut |_, _| ());
+    unit.unwrap();
+    goes_on(&index, from.unwrap());
+    (KEYS..KEYS + 600).for_each(|key| {
+        index.insert(key, key, &pool.pin()).unwrap();
+    });
+    index.stats(&pool.pin()).unwrap().splits - before
+}
+
+/// A walk that rests holds records in place; one that is said to have ended does not.
+#[test]
+fn an_abandoned_walk_holds_nothing_in_place() {
+    assert_eq!(growths_beside_a_walk(|_, _| ()), 0);
+    assert_eq!(growths_beside_a_walk(|index, from| index.abandon(from)), 1);
+}
+
 /// L8: a lookup visits one bucket after the other, and a record moves behind it. Keys that are never removed must
 /// always be found while the table grows, in either way.
 #[test]
@@ -112,29 +168,35 @@ fn l8_no_lookup_misses_a_record_that_moves() {
             for key in 0..KEPT {
                 index.insert(key, key + 1, &pool.pin()).unwrap();
             }
-            let done = AtomicBool::new(false);
+            let (done, looks) = (AtomicBool::new(false), AtomicU64::new(0));
             std::thread::scope(|threads| {
                 let readers: Vec<_> = (0..2)
                     .map(|_| {
                         threads.spawn(|| {
-                            let mut looks = 0;
                             while !done.load(Ordering::Relaxed) {
                                 for key in 0..KEPT {
                                     let found = index.get(key, &pool.pin()).unwrap();
                                     assert_eq!(found, Some(key + 1), "key {key} was always there");
+                                    looks.fetch_add(1, Ordering::Relaxed);
                                 }
-                                looks += KEPT;
                             }
-                            looks
                         })
                     })
                     .collect();
                 let end = SetOnDrop(&done);
-                (KEPT..20_000).for_each(|key| {
+                for key in KEPT..20_000 {
                     index.insert(key, key, &pool.pin()).unwrap();
-                });
+                    // On a busy machine the writer would else be through before anybody has looked.
+                    let before = looks.load(Ordering::Relaxed);
+                    while key % 256 == 0
+                        && looks.load(Ordering::Relaxed) == before
+                        && !readers.iter().any(|reader| reader.is_finished())
+                    {
+                        std::thread::yield_now();
+                    }
+                }
                 drop(end);
-                assert!(readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>() > 0);
+                readers.into_iter().for_each(|reader| reader.join().unwrap());
             });
             assert!(index.stats(&pool.pin()).unwrap().splits >= 5);
             assert_eq!(index.check(), Vec::<String>::new());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_index::hash::cceh::{self, Locking};
+use evermap_index::hash::cceh::{self, Locking, Recovery};
 use evermap_index::hash::{clht, dash, level, line};
 use evermap_index::key::BytesRef;
 use evermap_index::key::Quotient;
@@ -170,9 +170,9 @@ fn dash_config(setup: &Setup, buckets: usize) -> dash::Config {
 }
 
 /// CCEH, with lookups that lock or without.
-struct CcehOf<const LOOKUPS_LOCK: bool>;
+struct CcehOf<const PAPER: bool>;
 
-impl<const LOOKUPS_LOCK: bool> Kind for CcehOf<LOOKUPS_LOCK> {
+impl<const PAPER: bool> Kind for CcehOf<PAPER> {
     type On<K: Quotient, M: Medium> = Cceh<K, M>;
 
     fn create<K: Quotient, M: Medium>(
@@ -182,8 +182,11 @@ impl<const LOOKUPS_LOCK: bool> Kind for CcehOf<LOOKUPS_LOCK> {
         /// Pairs in a segment of 1024 places that is as full as usual.
         const PAIRS_PER_SEGMENT: u64 = 400;
         let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
-        let locking = if LOOKUPS_LOCK { Locking::Pessimistic } else { Locking::Optimistic };
-        let config = cceh::Config { initial_depth, locking, ..Default::default() };
+        let (locking, recovery) = match PAPER {
+            true => (Locking::Pessimistic, Recovery::Eager),
+            false => (Locking::Optimistic, Recovery::Lazy),
+        };
+        let config = cceh::Config { initial_depth, locking, recovery };
         Cceh::create(pool.clone(), ROOT, config)
     }
 }

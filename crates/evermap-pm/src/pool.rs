@@ -105,6 +105,14 @@ impl<M: Medium> Pool<M> {
         self.heap.allocate(size)
     }
 
+    /// Allocates a block that stays where it is; see [`Heap::allocate_part`].
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub fn allocate_part(&self, size: u64) -> Result<u64> {
+        self.heap.allocate_part(size)
+    }
+
     /// Allocates a block of exactly `size` bytes; see [`Heap::allocate_exact`].
     ///
     /// # Errors

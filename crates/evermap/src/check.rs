@@ -114,8 +114,8 @@ impl<M: Medium> Store<M> {
 
     fn check_records(&self, report: &mut CheckReport) -> Result<()> {
         let mark = self.stamps.mark();
-        let mut walk = Walk::new();
-        while let Some((pairs, _guard)) = walk.next(self)? {
+        let mut walk = Walk::new(self);
+        while let Some((pairs, _guard)) = walk.next()? {
             if let Err(error) = walk.take_error() {
                 report.problem(format!("index: {error}"));
             }

@@ -89,8 +89,8 @@ struct Mover<'s, M: Medium> {
 
 impl<M: Medium> Mover<'_, M> {
     fn run(&mut self, evacuation: &Evacuation<'_, M>) -> Result<()> {
-        let mut walk = Walk::new();
-        while let Some((mut pairs, guard)) = walk.next(self.store)? {
+        let mut walk = Walk::new(self.store);
+        while let Some((mut pairs, guard)) = walk.next()? {
             // What cannot be read stays where it is.
             let _ = walk.take_error();
             pairs.retain(|(_, word)| evacuation.contains(word & OFFSET_MASK));

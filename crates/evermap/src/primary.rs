@@ -4,11 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use evermap_index::hash::{cceh, dash};
+use evermap_index::hash::{cceh, clht, dash, level};
 use evermap_index::key::BytesRef;
 use evermap_index::{
-    Action, Bytes, Cceh, Change, DashEh, DashLh, Guard, Index, Intent, Persistent, Result, Stats,
-    Visitor,
+    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Intent, Level, Persistent,
+    Result, Stats, Visitor,
 };
 use evermap_pm::{ErrorKind, Medium, Pool};
 
@@ -26,11 +26,16 @@ pub enum IndexKind {
     DashLh,
     /// CCEH: extendible hashing with buckets of one cache line. It never shrinks.
     Cceh,
+    /// Level hashing: two levels of buckets, and four places for a record. It never shrinks.
+    Level,
+    /// P-CLHT: buckets of one cache line, and chains behind them.
+    Clht,
 }
 
 impl IndexKind {
     /// Every kind.
-    pub const ALL: &'static [IndexKind] = &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh];
+    pub const ALL: &'static [IndexKind] =
+        &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh, IndexKind::Level, IndexKind::Clht];
 
     /// Its name, as the command line and the laboratory know it.
     pub fn name(self) -> &'static str {
@@ -38,13 +43,17 @@ impl IndexKind {
             IndexKind::DashEh => "dash-eh",
             IndexKind::DashLh => "dash-lh",
             IndexKind::Cceh => "cceh",
+            IndexKind::Level => "level",
+            IndexKind::Clht => "p-clht",
         }
     }
 }
 
 /// Dash-LH for heaps of small extents: its first arrays hold two segments instead of a mebibyte of them.
 type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
-/// Extents from this size on hold the arrays of the usual Dash-LH.
+/// Level hashing for heaps of small extents: its chunks hold 32 buckets instead of a mebibyte of them.
+type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
+/// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual Level hashing.
 const LARGE_EXTENT: u64 = 2 << 20;
 
 /// Declares the types of index that a store can have. The rest of the store does not know them.
@@ -90,6 +99,9 @@ types! {
     DashLh: DashLh, DashLh;
     SmallDashLh: SmallDashLh, DashLh;
     Cceh: Cceh, Cceh;
+    Level: Level, Level;
+    SmallLevel: SmallLevel, Level;
+    Clht: Clht, Clht;
 }
 
 impl fmt::Display for IndexKind {
@@ -114,18 +126,30 @@ impl<M: Medium> Primary<M> {
     /// Makes an empty index of this kind in root slot `root`, small enough for the smallest store.
     pub(crate) fn create(kind: IndexKind, pool: &Arc<Pool<M>>, root: usize) -> Result<Self> {
         let pool = pool.clone();
+        let small = pool.region().extent_size() < LARGE_EXTENT;
         match kind {
             IndexKind::DashEh => {
                 DashEh::create(pool, root, dash::Config::default()).map(Primary::DashEh)
             }
-            IndexKind::DashLh if pool.region().extent_size() < LARGE_EXTENT => {
-                let small = SmallDashLh::create(pool, root, dash::Config::default());
-                small.map(Primary::SmallDashLh)
+            IndexKind::DashLh if small => {
+                let index = SmallDashLh::create(pool, root, dash::Config::default());
+                index.map(Primary::SmallDashLh)
             }
             IndexKind::DashLh => {
                 DashLh::create(pool, root, dash::Config::default()).map(Primary::DashLh)
             }
             IndexKind::Cceh => Cceh::create(pool, root, cceh::Config::default()).map(Primary::Cceh),
+            IndexKind::Level => {
+                let config = level::Config { top_level: 5, ..level::Config::default() };
+                match small {
+                    true => SmallLevel::create(pool, root, config).map(Primary::SmallLevel),
+                    false => Level::create(pool, root, config).map(Primary::Level),
+                }
+            }
+            IndexKind::Clht => {
+                let config = clht::Config { initial_buckets: 64 };
+                Clht::create(pool, root, config).map(Primary::Clht)
+            }
         }
     }
 
@@ -160,6 +184,10 @@ impl<M: Medium> Primary<M> {
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
         with!(self, index => index.scan(from, guard, each))
+    }
+
+    pub(crate) fn abandon(&self, from: u64) {
+        with!(self, index => index.abandon(from))
     }
 
     pub(crate) fn stats(&self, guard: &Guard<'_>) -> Result<Stats> {

@@ -163,7 +163,7 @@ impl<M: Medium> Store<M> {
     /// record or a part of the index is damaged. Stops when `each` answers `false`. O(n).
     ///
     /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile, at
-    /// most once. Each is current at some moment. `each` may use the store; it runs under a guard for about a
+    /// most once. (A key that is removed and put again meanwhile has two records.) Each is current at some moment. `each` may use the store; it runs under a guard for about a
     /// thousand records at a time.
     ///
     /// ```
@@ -182,8 +182,8 @@ impl<M: Medium> Store<M> {
     /// [`Error::Closed`]; the rest is shown to `each`.
     pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        let mut walk = Walk::new();
-        while let Some((pairs, _guard)) = walk.next(self)? {
+        let mut walk = Walk::new(self);
+        while let Some((pairs, _guard)) = walk.next()? {
             if let Err(error) = walk.take_error()
                 && !each(Err(error))
             {
@@ -218,7 +218,7 @@ impl<M: Medium> Store<M> {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn iter(&self) -> Iter<'_, M> {
-        Iter { store: self, walk: Walk::new(), pairs: Vec::new().into_iter(), _guard: None }
+        Iter { walk: Walk::new(self), pairs: Vec::new().into_iter(), _guard: None }
     }
 
     /// Begins to read without copying; see [`Reader`].
@@ -308,8 +308,9 @@ impl<M: Medium> Store<M> {
 }
 
 /// A walk through the index, one segment at a time.
-pub(crate) struct Walk {
-    /// The hash to go on with.
+pub(crate) struct Walk<'s, M: Medium> {
+    store: &'s Store<M>,
+    /// Where to go on: see [`Persistent::scan`](evermap_index::Persistent::scan).
     from: Option<u64>,
     error: Option<Error>,
 }
@@ -317,19 +318,19 @@ pub(crate) struct Walk {
 /// Slot keys and words of one segment, and the guard that keeps the records.
 pub(crate) type Pairs<'s> = (Vec<(u64, u64)>, Guard<'s>);
 
-impl Walk {
-    pub(crate) fn new() -> Self {
-        Walk { from: Some(0), error: None }
+impl<'s, M: Medium> Walk<'s, M> {
+    pub(crate) fn new(store: &'s Store<M>) -> Self {
+        Walk { store, from: Some(0), error: None }
     }
 
     /// The next segment; nothing at the end. A segment that cannot be read is empty, and its error is
     /// [taken](Walk::take_error) separately.
-    pub(crate) fn next<'s, M: Medium>(&mut self, store: &'s Store<M>) -> Result<Option<Pairs<'s>>> {
+    pub(crate) fn next(&mut self) -> Result<Option<Pairs<'s>>> {
         let Some(from) = self.from else { return Ok(None) };
-        let guard = store.enter()?;
+        let guard = self.store.enter()?;
         let mut pairs = Vec::new();
         let (shown, next) =
-            store.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
+            self.store.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
         self.from = next;
         self.error = shown.err().map(Error::from);
         Ok(Some((pairs, guard)))
@@ -341,10 +342,17 @@ impl Walk {
     }
 }
 
+impl<M: Medium> Drop for Walk<'_, M> {
+    fn drop(&mut self) {
+        if let Some(from) = self.from.filter(|&from| from != 0) {
+            self.store.index.abandon(from);
+        }
+    }
+}
+
 /// All keys and values of a store: see [`Store::iter`].
 pub struct Iter<'s, M: Medium = Mapped> {
-    store: &'s Store<M>,
-    walk: Walk,
+    walk: Walk<'s, M>,
     pairs: std::vec::IntoIter<(u64, u64)>,
     /// Keeps the records of `pairs` from being reused.
     _guard: Option<Guard<'s>>,
@@ -359,7 +367,7 @@ impl<M: Medium> Iterator for Iter<'_, M> {
                 return Some(Err(error));
             }
             let Some((hash, word)) = self.pairs.next() else {
-                match self.walk.next(self.store) {
+                match self.walk.next() {
                     Ok(None) => return None,
                     Ok(Some((pairs, guard))) => {
                         (self.pairs, self._guard) = (pairs.into_iter(), Some(guard));
@@ -373,7 +381,7 @@ impl<M: Medium> Iterator for Iter<'_, M> {
                 }
             };
             let (mut key, mut value) = (Vec::new(), Vec::new());
-            match self.store.copy_of(hash, word, &mut key, &mut value) {
+            match self.walk.store.copy_of(hash, word, &mut key, &mut value) {
                 Ok(None) => {}
                 Ok(Some(_)) => return Some(Ok((key, value))),
                 Err(error) => return Some(Err(error)),

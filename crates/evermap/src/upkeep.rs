@@ -232,8 +232,8 @@ impl<M: Medium> Store<M> {
         // From here on whoever stores a record that expires says so again; this pass may miss it.
         self.upkeep.expiring.store(false, Relaxed);
         let mut purged = 0;
-        let mut walk = Walk::new();
-        while let Some((pairs, guard)) = walk.next(self)? {
+        let mut walk = Walk::new(self);
+        while let Some((pairs, guard)) = walk.next()? {
             // A segment that cannot be read has nothing that could be removed.
             let _ = walk.take_error();
             pairs.iter().for_each(|(_, word)| self.pool.medium().prefetch(word & OFFSET_MASK));

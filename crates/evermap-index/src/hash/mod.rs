@@ -7,5 +7,6 @@ pub(crate) mod directory;
 pub mod level;
 pub mod line;
 mod patience;
+mod probe;
 pub(crate) mod root;
 pub(crate) mod shape;

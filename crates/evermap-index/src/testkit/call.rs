@@ -302,6 +302,21 @@ impl<'a, K: Numbered> Driver<'a, K> {
         if over { Err("for_each went on after it was told to stop".into()) } else { Ok(shown) }
     }
 
+    /// The same, shown unit by unit, with a guard for each.
+    pub(crate) fn pairs_by_units(&self) -> Result<Vec<(u64, u64)>, String> {
+        let mut shown = Vec::new();
+        let mut from = Some(0);
+        while let Some(here) = from {
+            let _operation = Operation::begin();
+            let guard = self.instance.pin();
+            let mut each = |slot_key, word| shown.push((slot_key, self.instance.tag(word)));
+            let (unit, next) = self.instance.scan(here, &guard, &mut each);
+            unit.map_err(|error| error.to_string())?;
+            from = next;
+        }
+        Ok(shown)
+    }
+
     /// The slot key under which `for_each` shows the key with this number.
     pub(crate) fn slot_key(&self, number: u64) -> u64 {
         let seed = self.instance.seed();

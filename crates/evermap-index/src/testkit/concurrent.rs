@@ -277,6 +277,58 @@ pub fn growth<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Resul
     })
 }
 
+/// Lets walks run beside writers that keep the index as full as it was when it grew last, where it has to move most.
+/// That happens at another number of keys in each index: so it is done over and over, for numbers within a doubling.
+///
+/// # Errors
+/// A key that stayed and that a walk missed or showed twice; a word that it showed twice.
+pub fn walks<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    const SIZES: usize = 10;
+    let large = |universe: &Universe| !universe.hostile && universe.keys.len() >= 1000;
+    for universe in K::universes().into_iter().filter(large) {
+        for round in 0..SIZES * config.scale {
+            let seed = config.seed_of(round);
+            let share = (-((round % SIZES) as f64) / SIZES as f64).exp2();
+            let mut universe = universe.clone();
+            universe.keys.truncate((universe.keys.len() as f64 * share) as usize);
+            let fail = |what| Failure::new::<K>("walks", universe.name, seed, what);
+            let instance = subject.fresh().map_err(|error| fail(error.to_string()))?;
+            walk_beside(&instance, &universe, config, seed).map_err(fail)?;
+            audit(&instance).map_err(fail)?;
+        }
+    }
+    Ok(())
+}
+
+fn walk_beside<K: Numbered>(
+    instance: &dyn super::Instance<K>,
+    universe: &Universe,
+    config: &Config,
+    seed: u64,
+) -> Result<(), String> {
+    let records = Records::default();
+    let driver = &Driver::new(instance, &records);
+    let plan = Plan::new(universe, usize::MAX);
+    plan.settle_stable(driver)?;
+    let writers = config.threads.div_ceil(2);
+    let writing = AtomicUsize::new(writers);
+    threads(config.threads.max(2), |thread| {
+        if thread < writers {
+            let _done = Done(&writing);
+            let own: Vec<u64> =
+                plan.passing.iter().skip(thread).step_by(writers).copied().collect();
+            plan.swing(driver, &own, &mut Rng::new(thread_seed(seed, thread)))
+        } else {
+            while writing.load(Ordering::Acquire) > 0 {
+                plan.judge_walk(&driver.pairs(usize::MAX)?)?;
+                plan.judge_walk(&driver.pairs_by_units()?)?;
+            }
+            Ok(())
+        }
+    })?;
+    Ok(())
+}
+
 /// Counts a writer off, even if it panics: readers wait for zero.
 pub(crate) struct Done<'a>(pub &'a AtomicUsize);
 
@@ -387,6 +439,26 @@ impl Plan {
         Ok(())
     }
 
+    /// Inserts keys, then removes a third of them and inserts it again, a few times.
+    fn swing<K: Numbered>(
+        &self,
+        driver: &Driver<'_, K>,
+        keys: &[u64],
+        random: &mut Rng,
+    ) -> Result<(), String> {
+        const SWINGS: u64 = 6;
+        self.fill(driver, keys, 1)?;
+        let mut nonces = [1; 3];
+        for nonce in 2..2 + SWINGS {
+            let third = nonce as usize % 3;
+            let keys: Vec<u64> = keys.iter().skip(third).step_by(3).copied().collect();
+            self.clear(driver, keys.clone(), nonces[third], random)?;
+            self.fill(driver, &keys, nonce)?;
+            nonces[third] = nonce;
+        }
+        Ok(())
+    }
+
     /// Gives some of the stable keys another word.
     fn touch<K: Numbered>(
         &self,
@@ -428,7 +500,7 @@ impl Plan {
                     self.judge(key, word).map_err(|what| format!("get_many: {what}"))?;
                 }
             }
-            self.walk(driver)?;
+            self.judge_walk(&driver.pairs(usize::MAX)?)?;
             if last {
                 return Ok(());
             }
@@ -451,12 +523,12 @@ impl Plan {
         }
     }
 
-    /// Walks, and looks at how often each key was shown: a passing one may come twice, but not with one word.
-    fn walk<K: Numbered>(&self, driver: &Driver<'_, K>) -> Result<(), String> {
+    /// Looks at how often a walk has shown each key: a passing one may come twice, but not with one word.
+    fn judge_walk(&self, pairs: &[(u64, u64)]) -> Result<(), String> {
         let mut shown = HashSet::new();
-        for (slot_key, word) in driver.pairs(usize::MAX)? {
+        for &(slot_key, word) in pairs {
             if !shown.insert(word) {
-                return Err(format!("for_each shows slot key {slot_key}, word {word} twice"));
+                return Err(format!("a walk shows slot key {slot_key}, word {word} twice"));
             }
         }
         let mut times: HashMap<u64, u32> = HashMap::new();
@@ -466,7 +538,7 @@ impl Plan {
                 Some(1) => {}
                 times => {
                     let times = times.copied().unwrap_or(0);
-                    return Err(format!("for_each shows key {key}, always there, {times} times"));
+                    return Err(format!("a walk shows key {key}, always there, {times} times"));
                 }
             }
         }

@@ -16,8 +16,10 @@
 //! | [`histories`](concurrent::histories) | is what concurrent callers see [linearizable](linearizability) per key? |
 //! | [`storm`](concurrent::storm) | does exactly one caller see each word as old? |
 //! | [`growth`](concurrent::growth) | does a reader always find what nobody touches, while segments split and merge? |
+//! | [`walks`](concurrent::walks) | is what nobody touches shown exactly once, while the fullest index moves and grows? |
 //! | [`sweep`](persistence::sweep) | are exactly the reachable blocks allocated after a sweep beside mutations? |
 //! | [`full`](persistence::full) | does running out of space change nothing? |
+//! | [`reuse`](persistence::reuse) | does what most was removed from give its space back to records of other sizes? |
 //! | [`damage`](damage::damage) | does any wrong word in the region cost an answer at most? |
 //!
 //! A second line, [`crash_campaign!`](crate::crash_campaign), [crashes](crash) the index everywhere.
@@ -99,6 +101,21 @@ pub trait Instance<K: Key>: Sync {
 
     /// A guard for the index.
     fn pin(&self) -> Guard<'_>;
+
+    /// Shows one unit of the index; see [`Persistent::scan`](crate::Persistent::scan). An index that has no units is
+    /// one.
+    fn scan(
+        &self,
+        _from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let mut show = |slot_key, word| {
+            each(slot_key, word);
+            true
+        };
+        (self.index().for_each(guard, &mut show), None)
+    }
 
     /// Seed of the placement hash.
     fn seed(&self) -> u64 {
@@ -239,7 +256,8 @@ macro_rules! conformance {
             #[allow(unused_imports)]
             use super::*;
             $crate::conformance!(@parts $subject, $kinds, {
-                model::model, concurrent::histories, concurrent::storm, concurrent::growth
+                model::model, concurrent::histories, concurrent::storm, concurrent::growth,
+                concurrent::walks
             });
         }
     };
@@ -254,10 +272,11 @@ macro_rules! conformance {
             #[allow(unused_imports)]
             use super::*;
             $crate::conformance!(@parts $crate::testkit::Pooled($subject), $kinds, {
-                model::model, concurrent::histories, concurrent::storm, concurrent::growth
+                model::model, concurrent::histories, concurrent::storm, concurrent::growth,
+                concurrent::walks
             });
             $crate::conformance!(@parts $subject, $kinds, {
-                persistence::sweep, persistence::full, damage::damage
+                persistence::sweep, persistence::full, persistence::reuse, damage::damage
             });
         }
     };

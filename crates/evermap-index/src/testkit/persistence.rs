@@ -187,6 +187,15 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
         self.pool.pin()
     }
 
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        self.index.scan(from, guard, each)
+    }
+
     fn seed(&self) -> u64 {
         self.pool.seed()
     }
@@ -363,6 +372,78 @@ pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Res
 
 /// Extents that small pools have room for.
 pub(crate) const FEW_EXTENTS: u64 = 40;
+
+/// Fills a small pool with records of one size, removes most of them, and asks that their space serves records of
+/// another size: no part of the structure may hold on to it. Where words are no records there is nothing to ask.
+///
+/// # Errors
+/// Where less than a third of that space can be used.
+pub fn reuse<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    // Records of as many bytes as a line, two and four have: the sizes of which structures are made.
+    for tail in [17, 77, 207].into_iter().filter(|_| K::WORDS_ARE_RECORDS) {
+        fill_anew::<K, P>(subject, tail)
+            .map_err(|what| Failure::new::<K>("reuse", "spread", config.seed, what))?;
+    }
+    Ok(())
+}
+
+/// Numbers of byte strings that all have about `tail` bytes.
+fn keys_of_length(tail: u64) -> impl Iterator<Item = u64> {
+    // See `Bytes::owned`.
+    (0..).map(move |number| (1 << 40) + number * 250 + (tail + 250 - (1 << 40) % 250) % 250)
+}
+
+fn fill_anew<K: Numbered, P: PoolSubject<K>>(subject: &P, tail: u64) -> Result<(), String> {
+    const OTHER_TAIL: u64 = 137;
+    let instance = small_pool(subject).map_err(|error| error.to_string())?;
+    let records = Records::default();
+    let driver = Driver::new(&instance, &records);
+    let mut tags = 0;
+    let mut fill = |tail| -> Result<Vec<u64>, String> {
+        let mut fitted = Vec::new();
+        for key in keys_of_length(tail) {
+            tags += 1;
+            match driver.call(&Call { key, verb: Verb::Insert(tags) })? {
+                Some(_) => fitted.push(key),
+                None => break,
+            }
+        }
+        Ok(fitted)
+    };
+    let bytes = |key: u64| {
+        let owned = K::owned(key, instance.pool.seed());
+        instance.pool.block_size(record::HEADER + K::record_key(K::lend(&owned)).len() as u64)
+    };
+    let first = fill(tail)?;
+    // All of the first half, so that whole extents can become free, and most of the second.
+    let gone = |&(place, _): &(usize, &u64)| place < first.len() / 2 || place % 5 != 0;
+    let mut freed = 0;
+    for (place, &key) in first.iter().enumerate().filter(gone) {
+        let call = Call { key, verb: Verb::Remove };
+        if !driver.call(&call)?.is_some_and(|change| change.removed()) {
+            return Err(format!("{call}: did not remove"));
+        }
+        freed += bytes(key);
+        if place % 64 == 0 {
+            // No reader is left: what was unlinked is free.
+            instance.pool.epoch().drain();
+        }
+    }
+    instance.pool.epoch().drain();
+    let second = fill(OTHER_TAIL)?;
+    let used: u64 = second.iter().map(|&key| bytes(key)).sum();
+    if used * 3 < freed {
+        return Err(format!(
+            "{freed} bytes of records of {} bytes were freed, but only {used} took records of {}",
+            bytes(first[0]),
+            keys_of_length(OTHER_TAIL).next().map_or(0, bytes)
+        ));
+    }
+    match Instance::<K>::audit(&instance) {
+        wrong if wrong.is_empty() => Ok(()),
+        wrong => Err(format!("audit: {}", wrong.join("; "))),
+    }
+}
 
 /// An index whose medium lets other threads in at any access.
 type Interruptible<K, P> = PoolInstance<Hooked<Stops>, <P as PoolSubject<K>>::Index<Hooked<Stops>>>;

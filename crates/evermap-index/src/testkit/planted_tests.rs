@@ -305,6 +305,7 @@ fn threads_find_races() {
     let histories: Part<Mistake> = concurrent::histories::<u64, _>;
     let storm: Part<Mistake> = concurrent::storm::<u64, _>;
     let growth: Part<Mistake> = concurrent::growth::<u64, _>;
+    let walks: Part<Mistake> = concurrent::walks::<u64, _>;
     for (part, mistake, sign) in [
         (histories, ReadsThePastUnderConcurrency, "no order of these calls"),
         (histories, UpdateIsARemoveAndAnInsert, "no order of these calls"),
@@ -323,6 +324,7 @@ fn threads_find_races() {
         (growth, MissesWhileItGrows, "found absent"),
         (growth, UpdateIsARemoveAndAnInsert, "absent"),
         (growth, WalkShowsAMovingPairTwice, "twice"),
+        (walks, WalkShowsAMovingPairTwice, "twice"),
         (growth, GetManySwapsAnswers, "get_many"),
         (growth, LosesAnInsert, "remove"),
     ] {

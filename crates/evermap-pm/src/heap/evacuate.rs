@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Extent, Heap, Life, Use};
+use super::{Blocks, Extent, Heap, Life, Use};
 use crate::medium::Medium;
 
 /// Extents that are being emptied. Nothing is allocated from them while this lives.
@@ -47,7 +47,8 @@ impl<M: Medium> Heap<M> {
         extents.retain(|&index| {
             let extent = &mut *self.extents.hold(index);
             // By now it may have emptied itself, or serve another purpose.
-            extent.leaving = extent.life == Life::Open && matches!(extent.used, Use::Blocks(_));
+            extent.leaving = extent.life == Life::Open
+                && matches!(extent.used, Use::Blocks(Blocks { stay: false, .. }));
             extent.leaving
         });
         // A thread may have taken blocks into its hand before it could see the mark.
@@ -55,12 +56,15 @@ impl<M: Medium> Heap<M> {
         Some(Evacuation { heap: self, extents })
     }
 
-    /// Extents with some free blocks and some taken, by block size.
+    /// Extents of blocks that can be moved, with some free and some taken, by block size.
     fn candidates(&self) -> BTreeMap<u64, Vec<Candidate>> {
         let mut candidates = BTreeMap::<u64, Vec<Candidate>>::new();
         for index in self.frontier_extents() {
             let extent = self.extents.hold(index);
-            let (Life::Open, Use::Blocks(size)) = (extent.life, extent.used) else { continue };
+            let Use::Blocks(Blocks { size, stay: false }) = extent.used else { continue };
+            if extent.life != Life::Open {
+                continue;
+            }
             if extent.free > 0 && !extent.resists() {
                 let (taken, free) = (extent.blocks - extent.free, extent.free);
                 let candidate = Candidate { index, taken: taken.into(), free: free.into() };

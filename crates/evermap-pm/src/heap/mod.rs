@@ -4,11 +4,15 @@
 //! an extent. All that persists is a table of what each extent is for:
 //!
 //! ```text
-//! bit  0..8   kind: 0 never used, 1 blocks, 2 first extent of a large object, 3 a later one, 4 free
-//! bit  8..16  map the blocks belong to (reserved)
-//! bit 32..64  kind 1: block size / 16; kind 2: number of extents; kind 4: number of this extent, so that
-//!             damage hardly ever looks like it
+//! bit  0..8   kind: 0 never used, 1 blocks, 2 first extent of a large object, 3 a later one, 4 free,
+//!             5 blocks that stay
+//! bit 32..64  kinds 1 and 5: block size / 16; kind 2: number of extents; kind 4: number of this extent, so
+//!             that damage hardly ever looks like it
 //! ```
+//!
+//! Blocks that can be moved, because a few words name them, and blocks that [stay](Heap::allocate_part) where they
+//! are, because a structure is built of them, never share an extent: a structure that becomes empty would else leave
+//! some block in most extents of that size, and nothing could empty those for other sizes.
 //!
 //! Which blocks are taken is known in ordinary memory only, so allocating flushes nothing (changing what an
 //! extent is for does, once). **Reachability is the truth**: after an unclean open every old extent is
@@ -42,13 +46,22 @@ const GROWTH_MAX: u64 = 64 << 20;
 /// Free extents kept ready before the memory of others is given back to the system.
 const FREE_EXTENTS_KEPT: usize = 8;
 
+/// Blocks that can share an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Blocks {
+    /// Bytes in a block.
+    size: u64,
+    /// Whether they stay where they are, as parts of a structure.
+    stay: bool,
+}
+
 /// What an extent is for, as its table entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// Never used.
     Unused,
-    /// Blocks of this many bytes.
-    Blocks(u64),
+    /// Blocks of one size.
+    Blocks(Blocks),
     /// The first of this many extents of one object.
     Large(u64),
     /// A later extent of an object.
@@ -62,7 +75,8 @@ impl Use {
     fn encode(self, index: u64) -> u64 {
         match self {
             Use::Unused => 0,
-            Use::Blocks(size) => 1 | (size / GRANULE) << 32,
+            Use::Blocks(Blocks { size, stay: false }) => 1 | (size / GRANULE) << 32,
+            Use::Blocks(Blocks { size, stay: true }) => 5 | (size / GRANULE) << 32,
             Use::Large(extents) => 2 | extents << 32,
             Use::Tail => 3,
             Use::Free => 4 | index << 32,
@@ -74,14 +88,14 @@ impl Use {
         let detail = entry >> 32;
         let used = match entry as u8 {
             0 => Use::Unused,
-            1 => Use::Blocks(detail * GRANULE),
+            kind @ (1 | 5) => Use::Blocks(Blocks { size: detail * GRANULE, stay: kind == 5 }),
             2 => Use::Large(detail),
             3 => Use::Tail,
             4 => Use::Free,
             _ => return None,
         };
         let possible = match used {
-            Use::Blocks(size) => (GRANULE..=extent_size).contains(&size),
+            Use::Blocks(blocks) => (GRANULE..=extent_size).contains(&blocks.size),
             Use::Large(count) => (1..=extents - index).contains(&count),
             Use::Unused | Use::Tail | Use::Free => true,
         };
@@ -141,7 +155,7 @@ impl Extent {
         self.used = used;
         self.life = life;
         self.blocks = match used {
-            Use::Blocks(size) => (extent_size / size) as u32,
+            Use::Blocks(blocks) => (extent_size / blocks.size) as u32,
             Use::Large(_) => 1,
             Use::Unused | Use::Tail | Use::Free => 0,
         };
@@ -154,9 +168,12 @@ impl Extent {
         self.left = 0;
     }
 
-    /// Whether blocks of `size` bytes can be taken from it.
-    fn has_room(&self, size: u64) -> bool {
-        self.life == Life::Open && self.used == Use::Blocks(size) && self.free > 0 && !self.leaving
+    /// Whether such blocks can be taken from it.
+    fn has_room(&self, blocks: Blocks) -> bool {
+        self.life == Life::Open
+            && self.used == Use::Blocks(blocks)
+            && self.free > 0
+            && !self.leaving
     }
 
     /// Bits of word `index` that stand for blocks.
@@ -203,20 +220,21 @@ impl Extents {
     }
 }
 
+/// A hand of each class for blocks that move, then one of each for blocks that stay.
 #[repr(align(128))]
 struct Shard(Mutex<Vec<Hand>>);
 
 /// What all shards share.
 struct Shared {
-    /// Extents with room, by block size. An entry may be out of date; its extent tells.
-    partial: BTreeMap<u64, Vec<u64>>,
+    /// Extents with room. An entry may be out of date; its extent tells.
+    partial: BTreeMap<Blocks, Vec<u64>>,
     /// Extents in use for nothing.
     free: BTreeSet<u64>,
     /// Free extents whose space was given back, or may have been by an earlier opener: to be claimed before use.
     unclaimed: BTreeSet<u64>,
     /// Extents from here on were never used.
     frontier: u64,
-    /// Hands of sizes that are no class.
+    /// Hands of exact sizes.
     exact: BTreeMap<u64, Hand>,
 }
 
@@ -262,7 +280,7 @@ impl<M: Medium> Heap<M> {
         let heap = Heap {
             extents: Extents::new(limit),
             shards: (0..SHARDS)
-                .map(|_| Shard(Mutex::new(vec![Hand::default(); classes.len()])))
+                .map(|_| Shard(Mutex::new(vec![Hand::default(); 2 * classes.len()])))
                 .collect(),
             shared: Mutex::new(Shared {
                 partial: BTreeMap::new(),
@@ -343,17 +361,36 @@ impl<M: Medium> Heap<M> {
     /// # Errors
     /// `NoSpace`; nothing has changed then.
     pub fn allocate(&self, size: u64) -> Result<u64> {
-        let Some(class) = self.classes.of(size) else { return self.allocate_large(size) };
-        let mut hands = hold(&self.shards[thread_ordinal() % SHARDS].0);
-        let hand = &mut hands[class];
-        if hand.mask == 0 {
-            self.refill(hand, self.classes.size(class))?;
-        }
-        Ok(self.take(hand, self.classes.size(class)))
+        self.allocate_of(size, false)
     }
 
-    /// Allocates a block of exactly `size` bytes, a multiple of 16: for large numbers of large structures,
-    /// where rounding up to a size class would cost. Extents are divided without remainder between blocks.
+    /// The same for a part of a structure, which stays where it is until it is freed.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub fn allocate_part(&self, size: u64) -> Result<u64> {
+        self.allocate_of(size, true)
+    }
+
+    fn allocate_of(&self, size: u64, stay: bool) -> Result<u64> {
+        let Some(class) = self.classes.of(size) else { return self.allocate_large(size) };
+        let blocks = Blocks { size: self.classes.size(class), stay };
+        let mut hands = hold(&self.shards[thread_ordinal() % SHARDS].0);
+        let hand = &mut hands[if stay { self.classes.len() } else { 0 } + class];
+        if hand.mask == 0 {
+            self.refill(hand, blocks)?;
+        }
+        Ok(self.take(hand, blocks.size))
+    }
+
+    /// Size of the blocks in a shard's hand of this number.
+    fn size_in_hand(&self, number: usize) -> u64 {
+        self.classes.size(number % self.classes.len())
+    }
+
+    /// Allocates a block of exactly `size` bytes, a multiple of 16, which stays where it is: for large numbers of
+    /// large parts of a structure, where rounding up to a size class would cost. Extents are divided without
+    /// remainder between blocks.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -363,7 +400,7 @@ impl<M: Medium> Heap<M> {
         }
         let mut hand = hold(&self.shared).exact.remove(&size).unwrap_or_default();
         if hand.mask == 0 {
-            self.refill(&mut hand, size)?;
+            self.refill(&mut hand, Blocks { size, stay: true })?;
         }
         let offset = self.take(&mut hand, size);
         let raced = hold(&self.shared).exact.insert(size, hand);
@@ -380,14 +417,14 @@ impl<M: Medium> Heap<M> {
         self.region.extent_offset(hand.extent) + u64::from(block) * size
     }
 
-    /// Claims some free blocks of `size` bytes.
-    fn refill(&self, hand: &mut Hand, size: u64) -> Result<()> {
+    /// Claims some free blocks.
+    fn refill(&self, hand: &mut Hand, blocks: Blocks) -> Result<()> {
         // First where the last ones came from: neighbours in time become neighbours in space.
-        if self.claim(hand.extent, size, hand) {
+        if self.claim(hand.extent, blocks, hand) {
             return Ok(());
         }
         loop {
-            let partial = hold(&self.shared).partial.get_mut(&size).and_then(Vec::pop);
+            let partial = hold(&self.shared).partial.get_mut(&blocks).and_then(Vec::pop);
             let extent = match partial {
                 Some(extent) => {
                     self.extents.hold(extent).listed = false;
@@ -395,11 +432,11 @@ impl<M: Medium> Heap<M> {
                 }
                 None => {
                     let extent = self.take_extents(1)?;
-                    self.assign(extent, Use::Blocks(size));
+                    self.assign(extent, Use::Blocks(blocks));
                     extent
                 }
             };
-            if self.claim(extent, size, hand) {
+            if self.claim(extent, blocks, hand) {
                 // Listed while it has room, so that other threads use it too before they take an extent.
                 self.list_if_room(extent, &mut self.extents.hold(extent));
                 return Ok(());
@@ -407,13 +444,13 @@ impl<M: Medium> Heap<M> {
         }
     }
 
-    /// Claims all free blocks of one word in `extent`, if it has blocks of `size` and any is free.
-    fn claim(&self, index: u64, size: u64, hand: &mut Hand) -> bool {
+    /// Claims all free blocks of one word in `extent`, if it has such blocks and any is free.
+    fn claim(&self, index: u64, blocks: Blocks, hand: &mut Hand) -> bool {
         if index >= self.extents.len {
             return false;
         }
         let extent = &mut *self.extents.hold(index);
-        if !extent.has_room(size) {
+        if !extent.has_room(blocks) {
             return false;
         }
         for word in 0..extent.bits.len() {
@@ -430,10 +467,10 @@ impl<M: Medium> Heap<M> {
 
     /// Lists an extent among those with room, if it has some.
     fn list_if_room(&self, index: u64, extent: &mut Extent) {
-        let Use::Blocks(size) = extent.used else { return };
-        if extent.has_room(size) && !extent.listed {
+        let Use::Blocks(blocks) = extent.used else { return };
+        if extent.has_room(blocks) && !extent.listed {
             extent.listed = true;
-            hold(&self.shared).partial.entry(size).or_default().push(index);
+            hold(&self.shared).partial.entry(blocks).or_default().push(index);
         }
     }
 
@@ -695,7 +732,7 @@ impl<M: Medium> Heap<M> {
         for index in self.frontier_extents() {
             let extent = self.extents.hold(index);
             let bytes = match extent.used {
-                Use::Blocks(size) => size,
+                Use::Blocks(blocks) => blocks.size,
                 Use::Large(count) => count * extent_size,
                 Use::Unused | Use::Tail | Use::Free => 0,
             };
@@ -725,8 +762,8 @@ impl<M: Medium> Heap<M> {
             stats.allocated_bytes = stats.allocated_bytes.saturating_sub(claimed * size);
         };
         for shard in &self.shards {
-            for (class, hand) in hold(&shard.0).iter().enumerate() {
-                subtract(hand, self.classes.size(class));
+            for (number, hand) in hold(&shard.0).iter().enumerate() {
+                subtract(hand, self.size_in_hand(number));
             }
         }
         for (size, hand) in &hold(&self.shared).exact {
@@ -742,7 +779,7 @@ impl<M: Medium> Heap<M> {
             if extent.life != Life::Open {
                 continue;
             }
-            let size = if let Use::Blocks(size) = extent.used { size } else { 0 };
+            let size = if let Use::Blocks(blocks) = extent.used { blocks.size } else { 0 };
             for block in (0..extent.blocks).filter(|&block| {
                 let (word, bit) = Extent::bit(block);
                 extent.bits[word] & bit != 0
@@ -759,7 +796,7 @@ impl<M: Medium> Heap<M> {
         };
         for shard in &self.shards {
             let hands = hold(&shard.0);
-            hands.iter().enumerate().for_each(|(class, hand)| note(hand, self.classes.size(class)));
+            hands.iter().enumerate().for_each(|(at, hand)| note(hand, self.size_in_hand(at)));
         }
         hold(&self.shared).exact.iter().for_each(|(size, hand)| note(hand, *size));
         blocks.retain(|block| !in_hands.contains(block));
@@ -770,7 +807,7 @@ impl<M: Medium> Heap<M> {
 /// The block that begins `rest` bytes into an extent.
 fn block_at(extent: &Extent, rest: u64) -> Option<u32> {
     match extent.used {
-        Use::Blocks(size) if rest.is_multiple_of(size) => {
+        Use::Blocks(Blocks { size, .. }) if rest.is_multiple_of(size) => {
             let block = rest / size;
             (block < u64::from(extent.blocks)).then_some(block as u32)
         }
@@ -919,9 +956,8 @@ mod tests {
     /// A damaged entry must not let anything be allocated over what is still there.
     #[test]
     fn nothing_is_allocated_over_what_a_damaged_entry_hides() {
-        for damaged in
-            [0, 1, u64::MAX, Use::Tail.encode(0), Use::Blocks(64).encode(0), Use::Free.encode(1)]
-        {
+        let fits = Use::Blocks(Blocks { size: 64, stay: false }).encode(0);
+        for damaged in [0, 1, 5, u64::MAX, Use::Tail.encode(0), fits, Use::Free.encode(1)] {
             let region = region(16384, 1 << 20);
             let before = Heap::open(region.clone(), false);
             let large = before.allocate(60_000).unwrap();
@@ -935,7 +971,7 @@ mod tests {
             let whole = large..large + 60_000;
             let over = taken.iter().filter(|block| whole.contains(block)).count();
             // An entry that fits by accident is believed.
-            assert!(over == 0 || damaged == Use::Blocks(64).encode(0));
+            assert!(over == 0 || damaged == fits);
         }
     }
 
@@ -980,6 +1016,34 @@ mod tests {
         small.into_iter().for_each(|block| pool.free_unpublished(block));
         pool.allocate(40_000).unwrap();
         pool.allocate(700).unwrap();
+    }
+
+    /// What a structure keeps does not hold on to the extents of what is gone: neither now nor after a crash.
+    #[test]
+    fn blocks_that_stay_have_extents_of_their_own() {
+        let region = region(16384, 1 << 20);
+        let heap = Heap::open(region.clone(), false);
+        let mut parts = Vec::new();
+        let mut records = Vec::new();
+        for _ in 0..512 {
+            parts.push(heap.allocate_part(64).unwrap());
+            parts.push(heap.allocate_exact(64).unwrap());
+            records.extend((0..4).map(|_| heap.allocate(64).unwrap()));
+        }
+        let extents = |blocks: &[u64]| -> BTreeSet<u64> {
+            blocks.iter().map(|&block| heap.locate(block).unwrap().0).collect()
+        };
+        assert!(extents(&parts).is_disjoint(&extents(&records)));
+        let heap = Heap::open(region, false);
+        parts.iter().chain(&records).for_each(|&block| heap.mark(block));
+        heap.finish_sweep();
+        let before = heap.stats();
+        records.iter().for_each(|&block| heap.free(block));
+        let stats = heap.stats();
+        assert_eq!(stats.faults, 0);
+        assert_eq!(stats.allocated_blocks, parts.len() as u64);
+        assert_eq!(before.extent_bytes - stats.extent_bytes, 8 * 16384);
+        assert!(heap.evacuation(1).is_none(), "what stays cannot be moved");
     }
 
     /// Every fourth block of many extents stays, with one that cannot move: the rest of the extents can be emptied

@@ -38,6 +38,7 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
 
 use crate::hash::directory::Directory;
+use crate::hash::probe::Probe;
 use crate::hash::root;
 use crate::hash::shape::{DEPTH_MAX, Shape, behind};
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
@@ -51,7 +52,7 @@ mod segment;
 mod split;
 
 use layout::{BUCKET_BYTES, HEADER_BYTES, Root, SLOTS, Segment, Slot};
-use segment::{Held, Look, Probe, Waiting};
+use segment::{Held, Look, Waiting};
 
 /// Shape and switches of a new index.
 #[derive(Clone, Copy, Debug)]
@@ -341,7 +342,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
         for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
-            *out = self.lookup(&Probe { key, hash, slot_key: K::slot_key(key, hash) })?;
+            *out = self.lookup(&Probe::hashed(key, hash))?;
         }
         Ok(())
     }

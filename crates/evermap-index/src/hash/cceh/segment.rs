@@ -10,22 +10,8 @@ use super::{Cceh, Locking, misplaced};
 use crate::Key;
 use crate::hash::directory::Found;
 use crate::hash::patience::Patience;
+use crate::hash::probe::Probe;
 use crate::hash::shape::Shape;
-
-/// A key on its way through the index.
-pub(super) struct Probe<'a, K: Key> {
-    pub(super) key: K::Ref<'a>,
-    pub(super) hash: u64,
-    pub(super) slot_key: u64,
-}
-
-impl<'a, K: Key> Probe<'a, K> {
-    #[inline(always)]
-    pub(super) fn new(key: K::Ref<'a>, seed: u64) -> Self {
-        let hash = K::hash(key, seed);
-        Probe { key, hash, slot_key: K::slot_key(key, hash) }
-    }
-}
 
 /// What a slot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -8,10 +8,11 @@
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::Clht;
-use super::bucket::{Held, Locking, Probe, View, find, recover, try_lock, view};
+use super::bucket::{Held, Locking, View, find, recover, try_lock, view};
 use super::layout::{BUCKET_BYTES, Bucket, Control, Link, Places, Table, free_place};
 use crate::Key;
 use crate::hash::patience::Patience;
+use crate::hash::probe::Probe;
 
 /// Where a pair sits.
 pub(super) struct Place<'a> {

@@ -35,6 +35,7 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
 
+use crate::hash::probe::Probe;
 use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::{Key, recipe};
@@ -46,7 +47,7 @@ pub mod layout;
 mod resize;
 mod walk;
 
-use bucket::{Held, Probe, Stored, matching};
+use bucket::{Held, Stored, matching};
 use chain::{Place, Search};
 use layout::{BITS_MAX, BITS_MIN, BUCKET_BYTES, Bucket, Link, PAIRS, Root, Table};
 use resize::Resize;
@@ -228,7 +229,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        let block = self.pool.allocate(BUCKET_BYTES)?;
+        let block = self.pool.allocate_part(BUCKET_BYTES)?;
         let mut fresh = Some(self.bucket(block)?);
         let change = self.attempt(probe, intent, &mut fresh, guard, decide);
         match fresh {
@@ -287,7 +288,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
             self.prefetch_match(self.bucket(home)?, K::slot_key(key, hash));
         }
         for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
-            *out = self.lookup(&Probe { key, hash, slot_key: K::slot_key(key, hash) })?;
+            *out = self.lookup(&Probe::hashed(key, hash))?;
         }
         Ok(())
     }

@@ -3,22 +3,8 @@
 use evermap_pm::Medium;
 
 use super::layout::{Bucket, HEADER_LINE_SLOTS, Meta, Version};
+use crate::hash::probe::Probe;
 use crate::{Key, fingerprint};
-
-/// A key on its way through the index.
-pub(super) struct Probe<'a, K: Key> {
-    pub(super) key: K::Ref<'a>,
-    pub(super) hash: u64,
-    pub(super) slot_key: u64,
-}
-
-impl<'a, K: Key> Probe<'a, K> {
-    #[inline(always)]
-    pub(super) fn new(key: K::Ref<'a>, seed: u64) -> Self {
-        let hash = K::hash(key, seed);
-        Probe { key, hash, slot_key: K::slot_key(key, hash) }
-    }
-}
 
 /// The hash byte that slots are told apart by.
 #[inline(always)]

@@ -29,6 +29,7 @@ use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
 use crate::hash::patience::Patience;
+use crate::hash::probe::Probe;
 use crate::hash::root;
 use crate::hash::shape::behind;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
@@ -48,8 +49,7 @@ pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
 pub use lh::{DashLh, Linear, TinyLh};
 
 use bucket::{
-    Belonging, Held, Locking, Probe, Record, find, fingerprint_of, free_slot, matching_slots,
-    try_lock,
+    Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
 };
 use expansion::{Expansion, Found, Split};
 use layout::{Meta, Segment, Shape, Version};
@@ -413,7 +413,8 @@ where
                         (Split::Done, _) => {}
                         (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long()),
                         (Split::Refused, _) => {
-                            *chain = Chain::Lengthen(self.pool.allocate(layout::BUCKET_BYTES)?);
+                            *chain =
+                                Chain::Lengthen(self.pool.allocate_part(layout::BUCKET_BYTES)?);
                         }
                     }
                 }
@@ -443,7 +444,7 @@ where
             self.prefetch_match(self.segment(segment)?, hash);
         }
         for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
-            *out = self.lookup(&Probe { key, hash, slot_key: K::slot_key(key, hash) })?;
+            *out = self.lookup(&Probe::hashed(key, hash))?;
         }
         Ok(())
     }

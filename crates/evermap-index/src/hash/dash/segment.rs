@@ -9,12 +9,13 @@ use std::sync::atomic::{Ordering, fence};
 use evermap_pm::{Guard, Medium, Result};
 
 use super::bucket::{
-    Belonging, Held, Locking, Probe, Record, erase, find, fingerprint_of, free_slot, list,
-    lists_any, meta_of, overflow_fingerprint, place, try_lock, unlist,
+    Belonging, Held, Locking, Record, erase, find, fingerprint_of, free_slot, list, lists_any,
+    meta_of, overflow_fingerprint, place, try_lock, unlist,
 };
 use super::layout::{BUCKET_BYTES, Bucket, Meta, Segment, Version};
 use super::{Dash, Expansion};
 use crate::Key;
+use crate::hash::probe::Probe;
 
 /// Longest chain that is followed: a bound on what a damaged one can cost.
 pub(super) const CHAIN_MAX: usize = 1 << 20;

@@ -3,6 +3,7 @@
 use evermap_pm::Medium;
 
 use super::layout::{Bucket, LINE_SLOTS, Meta, Slot, Version};
+use super::levels::Site;
 use crate::{Key, fingerprint};
 
 /// Where the two hash functions send a key, and the byte that slots are told apart by.
@@ -82,6 +83,10 @@ pub(super) struct Locks<'a> {
     more: Vec<Held<'a>>,
     /// Whether anything was changed that readers must notice.
     pub(super) changed: bool,
+    /// A bucket that another thread holds, for which something possible was left out.
+    pub(super) passed_over: Option<Site<'a>>,
+    /// Whether a movement was left out because of a walk.
+    pub(super) walk_in_the_way: bool,
 }
 
 impl<'a> Locks<'a> {
@@ -90,7 +95,13 @@ impl<'a> Locks<'a> {
 
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Locks { few: [const { None }; Locks::FEW], more: Vec::new(), changed: false }
+        Locks {
+            few: [const { None }; Locks::FEW],
+            more: Vec::new(),
+            changed: false,
+            passed_over: None,
+            walk_in_the_way: false,
+        }
     }
 
     #[inline(always)]

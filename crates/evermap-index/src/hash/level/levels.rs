@@ -361,7 +361,7 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     fn ensure_chunk(&self, entry: &PmU64, level: u32, chunk: u64) -> Result<()> {
         let (m, tag) = (self.medium(), Named::chunk(level, chunk));
         if Named(m.load(entry)).offset(tag).is_none() {
-            let offset = self.pool.allocate(Self::chunk_bytes(level))?;
+            let offset = self.pool.allocate_part(Self::chunk_bytes(level))?;
             m.store(entry, Named::new(offset, tag).0);
             m.flush(entry);
         }

@@ -153,8 +153,8 @@ enum Attempt<'a> {
     Done(Change, bool),
     /// A bucket is locked, or was given up: release everything and try again.
     Busy(Site<'a>),
-    /// The table must grow.
-    Full,
+    /// The table must grow. Whether that is because of a walk.
+    Full(bool),
 }
 
 /// A mutation: of which key, and under which guard.
@@ -432,7 +432,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     return Ok(change);
                 }
                 Attempt::Busy(site) => self.wait_with(site, &mut patience)?,
-                Attempt::Full => self.make_larger(guard)?,
+                Attempt::Full(walk_in_the_way) => self.make_larger(walk_in_the_way, guard)?,
             }
         }
     }
@@ -476,7 +476,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 Ok(Attempt::Done(Change { old: None, new: Some(word) }, moved))
             }
             MakeRoom::Busy(site) => Ok(Attempt::Busy(site)),
-            MakeRoom::Full => Ok(Attempt::Full),
+            MakeRoom::Full => Ok(Attempt::Full(locks.walk_in_the_way)),
         }
     }
 
@@ -676,10 +676,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
     fn scan(
         &self,
         from: u64,
-        guard: &Guard<'_>,
+        _guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        self.walk_unit(from, guard, each)
+        self.walk_unit(from, each)
+    }
+
+    fn abandon(&self, from: u64) {
+        self.walks.end(from);
     }
 
     fn check(&self) -> Vec<String> {

@@ -43,6 +43,10 @@ enum Drain<'a> {
     Stuck,
 }
 
+/// So many mutations for each bucket of the lowest level may pass before one waits until that is emptied. By then the
+/// level above them has a third of its slots taken, and room for all that is left below.
+const GRACE: u64 = 8;
+
 /// Buckets that a mutation prepares ahead: so few that nobody notices, so many that all are ready in time.
 const AHEAD: u64 = 64;
 
@@ -77,8 +81,12 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
         let view = self.levels.view();
         if view.growing {
-            let step = self.cursor.fetch_add(1, Ordering::Relaxed) % view.steps();
-            self.take_step(view, step)?;
+            let step = self.cursor.fetch_add(1, Ordering::Relaxed);
+            if step >= view.steps() * GRACE {
+                self.cursor.store(0, Ordering::Relaxed);
+                return self.finish_growth(guard);
+            }
+            self.take_step(view, step % view.steps())?;
             self.end_growth_if_done(view, guard, None);
         }
         Ok(())
@@ -94,9 +102,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let poison = self.region.poison_on_panic();
         let mut growth = self.growth();
         let view = self.levels.view();
-        let done = if view.growing { self.drain_all(view, guard, &mut growth) } else { Ok(true) };
+        let done = if view.growing { self.drain_all(view, guard, &mut growth) } else { Ok(()) };
         poison.disarm();
-        done.map(|_| ())
+        done
     }
 
     /// Hands over a bucket of the middle level, and empties one of the lowest.
@@ -146,7 +154,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     rest = Drain::Busy(site);
                     break;
                 }
-                Ok(other) => rest = other,
+                // The rest that has to wait decides: what is stuck now may have room then.
+                Ok(Drain::Held) => rest = Drain::Held,
+                Ok(Drain::Stuck) if matches!(rest, Drain::Empty) => rest = Drain::Stuck,
+                Ok(Drain::Stuck) => {}
                 Err(error) => {
                     // What was copied must not stay in both places.
                     self.clear_moved(bottom, &moved, locks);
@@ -237,7 +248,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 Some(MakeRoom::Full) | None => {}
             }
         }
-        Ok(Drain::Stuck)
+        Ok(match locks.passed_over {
+            Some(site) => Drain::Busy(site),
+            None if locks.walk_in_the_way => Drain::Held,
+            None => Drain::Stuck,
+        })
     }
 
     /// Clears the records of a bucket that are durable elsewhere once this thread has fenced.
@@ -267,29 +282,29 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
     }
 
-    /// Takes all steps that are left. Answers whether the growth has ended; it cannot where chosen hashes leave no
-    /// room above for a record.
-    fn drain_all(&self, view: View, guard: &Guard<'_>, growth: &mut Growth) -> Result<bool> {
+    /// Takes all steps that are left, and ends the growth; it cannot where chosen hashes leave no room above for a
+    /// record.
+    fn drain_all(&self, view: View, guard: &Guard<'_>, growth: &mut Growth) -> Result<()> {
         let mut backoff = Backoff::new();
         let (mut since, mut cursors) = (Instant::now(), self.walks.cursors());
-        loop {
-            let mut held_up = false;
-            for step in 0..view.steps() {
-                held_up |= matches!(self.take_step(view, step)?, Drain::Held);
-            }
-            self.end_growth_if_done(view, guard, Some(growth));
-            if self.levels.view() != view {
-                return Ok(true);
-            }
-            if !held_up {
-                return Ok(false);
-            }
+        while self.drain_once(view, guard, growth)? {
             if since.elapsed() >= PATIENCE {
                 self.walks.expire(cursors);
                 (since, cursors) = (Instant::now(), self.walks.cursors());
             }
             backoff.wait();
         }
+        Ok(())
+    }
+
+    /// Takes each step that is left once, and ends the growth if none is left. Answers whether a walk was in the way.
+    fn drain_once(&self, view: View, guard: &Guard<'_>, growth: &mut Growth) -> Result<bool> {
+        let mut held_up = false;
+        for step in 0..view.steps() {
+            held_up |= matches!(self.take_step(view, step)?, Drain::Held);
+        }
+        self.end_growth_if_done(view, guard, Some(growth));
+        Ok(held_up && self.levels.view() == view)
     }
 
     /// Prepares a few buckets of the next level, now that buckets begin to be full, so that it is complete when it is
@@ -350,9 +365,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Adds a level to the table, which has no room for some key; or helps one that is being added.
     ///
     /// # Errors
-    /// `NoSpace` if there is none, or if the table is so empty that growing would not help.
+    /// `NoSpace` if there is none, or if the table is so empty that growing would not help; unless only a walk is in the
+    /// way of records that would have made room.
     #[cold]
-    pub(super) fn make_larger(&self, guard: &Guard<'_>) -> Result<()> {
+    pub(super) fn make_larger(&self, walk_in_the_way: bool, guard: &Guard<'_>) -> Result<()> {
         let asked = self.levels.view();
         let mut growth = self.growth();
         let view = self.levels.view();
@@ -361,10 +377,12 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(());
         }
         if view.growing {
-            let ended = self.drain_all(view, guard, &mut growth)?;
+            self.drain_all(view, guard, &mut growth)?;
+            let ended = self.levels.view() != view;
             return if ended { Ok(()) } else { Err(self.pointless(view)) };
         }
-        if view.level >= LARGEST || !self.is_worth_growing(view)? {
+        let worth = walk_in_the_way || self.is_worth_growing(view)?;
+        if view.level >= LARGEST || !worth {
             return Err(self.pointless(view));
         }
         self.prepare(view, u64::MAX, guard, &mut growth)?;

@@ -87,7 +87,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 }
             }
         }
-        Ok(MakeRoom::Full)
+        // Whoever holds it makes room for us, or lets us, in a moment.
+        Ok(locks.passed_over.map_or(MakeRoom::Full, MakeRoom::Busy))
     }
 
     /// A free slot in the emptier of two buckets, the first if they are equally full.
@@ -152,9 +153,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         locks: &mut Locks<'a>,
     ) -> Result<Option<MakeRoom<'a>>> {
         let m = self.medium();
-        let Some(target) = self.target_for(reach, site, spot)? else { return Ok(None) };
+        let Some(target) = self.target_for(reach, site, spot, locks)? else { return Ok(None) };
         let home = self.levels.site(reach.high, first_of(spot, reach.high))?;
         if !self.take(home, locks)? {
+            locks.passed_over = Some(home);
             return Ok(None);
         }
         if locks.of(home.bucket).is_some_and(|held| held.version.is_handed()) {
@@ -168,10 +170,16 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(Some(MakeRoom::Room(Room { site, slot, victim: None })));
         }
         if !self.take(target, locks)? {
+            locks.passed_over = Some(target);
             return Ok(None);
         }
         if self.is_drained(target, locks) {
             return Ok(Some(MakeRoom::Busy(target)));
+        }
+        // Again, because a walk could pass the target until it was locked.
+        if self.walks.are_between(site, target) {
+            locks.walk_in_the_way = true;
+            return Ok(None);
         }
         let there = meta_of(m, target.bucket).free_slot(N);
         Ok(there.map(|there| {
@@ -186,6 +194,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         reach: Reach<'a>,
         site: Site<'a>,
         spot: Spot,
+        locks: &mut Locks<'a>,
     ) -> Result<Option<Site<'a>>> {
         let m = self.medium();
         for level in (site.level..=reach.high).rev() {
@@ -197,9 +206,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 self.ensure_fresh(target)?;
                 let elsewhere = !std::ptr::eq(target.bucket, site.bucket);
                 let room = meta_of(m, target.bucket).count() < N;
-                if elsewhere && room && !self.walks.are_between(site, target) {
+                if !elsewhere || !room {
+                    continue;
+                }
+                if !self.walks.are_between(site, target) {
                     return Ok(Some(target));
                 }
+                locks.walk_in_the_way = true;
             }
         }
         Ok(None)

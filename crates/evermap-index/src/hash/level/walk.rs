@@ -7,13 +7,13 @@
 //! is there either was in a bucket that the walk had passed, or is new. So the lowest level can be emptied as fast
 //! as the walk, which begins there, leaves it.
 //!
-//! Nobody can be made to finish a walk. So one gives up that protection when [`WALKS`] others have begun after it,
-//! or when it rests for [`PATIENCE`](super::PATIENCE) while the table has to grow; what moves then may be missed, or
-//! shown twice.
+//! Nobody can be made to finish a walk, or to say that it will not. So one gives up that protection when it rests for
+//! [`PATIENCE`](super::PATIENCE) while the table has to grow, or when [`WALKS`] are under way, another begins, and this
+//! one has rested longest; what moves then may be missed, or shown twice.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Medium, Result};
 
 use super::Level;
 use super::bucket::{Locks, Record};
@@ -30,7 +30,8 @@ pub(super) const WALKS: usize = 16;
 /// ```text
 /// bit  0..44  the position that comes next
 /// bit 44..50  the largest level that it covers
-/// bit 50..64  ticket: tells it from other walks, never 0
+/// bit 50..54  its place among the walks that are under way
+/// bit 54..64  ticket: tells it from others that had its place, never 0
 /// ```
 ///
 /// All zero where there is no walk: that is as if everything were passed.
@@ -39,14 +40,15 @@ struct Cursor(u64);
 
 impl Cursor {
     const POSITION: u64 = (1 << 44) - 1;
-    const TICKETS: u64 = (1 << 14) - 1;
+    const TICKETS: u64 = (1 << 10) - 1;
 
-    fn new(ticket: u64, level: u32, position: u64) -> Self {
-        Cursor((ticket % Self::TICKETS + 1) << 50 | u64::from(level) << 44 | position)
+    fn new(ticket: u64, place: usize, level: u32, position: u64) -> Self {
+        let (ticket, place) = (ticket % Self::TICKETS + 1, place as u64);
+        Cursor(ticket << 54 | place << 50 | u64::from(level) << 44 | position)
     }
 
-    fn ticket(self) -> u64 {
-        self.0 >> 50
+    fn place(self) -> usize {
+        (self.0 >> 50) as usize % WALKS
     }
 
     fn level(self) -> u32 {
@@ -68,17 +70,28 @@ impl Cursor {
     }
 }
 
-/// The walks that are under way.
+/// The walks that are under way. On lines of its own: walks store here, and what is beside is read by every operation.
 #[derive(Default)]
+#[repr(align(128))]
 pub(super) struct Walks {
     cursors: [AtomicU64; WALKS],
-    tickets: AtomicU64,
+    /// When each of them last went on, by `clock`.
+    went_on: [AtomicU64; WALKS],
+    /// Counts what walks do.
+    clock: AtomicU64,
 }
 
 impl Walks {
-    /// The place of the walk with this cursor.
-    fn place(&self, cursor: Cursor) -> &AtomicU64 {
-        &self.cursors[cursor.ticket() as usize % WALKS]
+    /// Where the walk with this cursor stands.
+    fn of(&self, cursor: Cursor) -> &AtomicU64 {
+        &self.cursors[cursor.place()]
+    }
+
+    /// Notes that the walk with this cursor goes on.
+    fn go_on(&self, cursor: Cursor) {
+        // Relaxed: only a hint.
+        self.went_on[cursor.place()]
+            .store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Whether a walk has passed one of two buckets and not the other. Asked with the locks of both held, because a
@@ -100,21 +113,44 @@ impl Walks {
 
     /// Withdraws the protection of those walks that are still where they were.
     pub(super) fn expire(&self, seen: [u64; WALKS]) {
-        for (cursor, seen) in self.cursors.iter().zip(seen) {
-            let _ = cursor.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Relaxed);
-        }
+        seen.into_iter().filter(|&cursor| cursor != 0).for_each(|cursor| self.end(cursor));
     }
 
     /// Begins a walk at this position, over the levels up to this one.
     fn begin(&self, level: u32, position: u64) -> Walk<'_> {
-        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
-        let cursor = Cursor::new(ticket, level, position);
-        // Whoever has the place began `WALKS` walks ago.
-        self.place(cursor).store(cursor.0, Ordering::Release);
-        // SeqCst: whoever adds a level, and then asks whether a walk is in the way, sees this one; or the caller,
-        // who looks at the levels next, sees the level.
-        fence(Ordering::SeqCst);
-        Walk { walks: self, cursor }
+        loop {
+            let ticket = self.clock.fetch_add(1, Ordering::Relaxed);
+            let (place, there) = self.free_place();
+            let cursor = Cursor::new(ticket, place, level, position);
+            let taken = self.cursors[place].compare_exchange(
+                there,
+                cursor.0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+            if taken.is_ok() {
+                self.go_on(cursor);
+                // SeqCst: whoever adds a level, and then asks whether a walk is in the way, sees this one; or the
+                // caller, who looks at the levels next, sees the level.
+                fence(Ordering::SeqCst);
+                return Walk { walks: self, cursor };
+            }
+        }
+    }
+
+    /// A place without a walk, or else that of the walk which has rested longest; and what is there.
+    fn free_place(&self) -> (usize, u64) {
+        let now = self.cursors();
+        let place = (0..WALKS)
+            .min_by_key(|&place| (now[place] != 0, self.went_on[place].load(Ordering::Relaxed)))
+            .expect("there are places");
+        (place, now[place])
+    }
+
+    /// Ends the walk with this cursor, if that is under way.
+    pub(super) fn end(&self, cursor: u64) {
+        let place = self.of(Cursor(cursor));
+        let _ = place.compare_exchange(cursor, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
@@ -128,7 +164,7 @@ impl Walk<'_> {
     /// Passes all positions below this one.
     fn pass(&mut self, position: u64) {
         let next = self.cursor.at(position);
-        let place = self.walks.place(self.cursor);
+        let place = self.walks.of(self.cursor);
         // Release: whoever locks the bucket after us knows that it is passed.
         match place.compare_exchange(self.cursor.0, next.0, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => self.cursor = next,
@@ -147,24 +183,19 @@ impl Walk<'_> {
 
 impl Drop for Walk<'_> {
     fn drop(&mut self) {
-        let place = self.walks.place(self.cursor);
-        let _ = place.compare_exchange(self.cursor.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+        self.walks.end(self.cursor.0);
     }
 }
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Begins a walk over all levels.
-    fn begin_walk(&self, guard: &Guard<'_>) -> Result<Walk<'_>> {
+    fn begin_walk(&self) -> Walk<'_> {
         loop {
-            if self.levels.view().growing {
-                // Otherwise the emptying of the lowest level would have to wait for most of the walk.
-                self.finish_growth(guard)?;
-            }
             let view = self.levels.view();
             let walk = self.walks.begin(view.highest(), 0);
             // A level that was added before the walk was announced may have taken records from those it covers.
             if self.levels.view() == view {
-                return Ok(walk);
+                return walk;
             }
         }
     }
@@ -172,7 +203,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Calls `each` with the records of every bucket, without locks but under a guard of its own, until it answers
     /// `false`. Buckets that cannot be read are passed over; the first error is answered at the end.
     pub(super) fn walk(&self, mut each: impl FnMut(&[Record]) -> bool) -> Result<()> {
-        let mut walk = self.begin_walk(&self.pool.pin())?;
+        let mut walk = self.begin_walk();
         let (mut result, mut records) = (Ok(()), Vec::new());
         loop {
             // What the records name must stay what it is while `each` looks at it.
@@ -193,16 +224,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     pub(super) fn walk_unit(
         &self,
         from: u64,
-        guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        let begun = match from {
-            0 => self.begin_walk(guard),
-            _ => Ok(Walk { walks: &self.walks, cursor: Cursor(from) }),
-        };
-        let mut walk = match begun {
-            Ok(walk) => walk,
-            Err(error) => return (Err(error), None),
+        let mut walk = match from {
+            0 => self.begin_walk(),
+            _ => Walk { walks: &self.walks, cursor: Cursor(from) },
         };
         let mut records = Vec::new();
         let (result, more) = self.step(&mut walk, &mut records);
@@ -218,6 +244,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// guard, so that a level that is given up meanwhile stays what it is.
     fn step(&self, walk: &mut Walk<'_>, records: &mut Vec<Record>) -> (Result<()>, bool) {
         const BUCKETS: u64 = 64;
+        self.walks.go_on(walk.cursor);
         let view = self.levels.view();
         // The lowest level may have been given up since the last step: the walk had passed all that was in it.
         let first = walk.cursor.position().max(1 << view.lowest());
