@@ -223,10 +223,8 @@ impl<M: Medium> Region<M> {
         };
         region.clear();
         region.write_identity(identity);
+        // With it all of the above becomes durable.
         region.write_generation();
-        let m = &region.medium;
-        m.flush(region.words());
-        m.fence();
         region.write_superblock(SECOND_COPY);
         region.write_superblock(0);
         Ok(region)
@@ -398,13 +396,20 @@ impl<M: Medium> Region<M> {
         // so everything is recovered once at that point.
         let next = generation.wrapping_add(1);
         let wrapped = next as u16 == 0;
-        // Nothing is served before these are durable: a second crash must not find the old state again.
-        m.store(&words.state, 0);
-        m.persist(&words.state);
-        self.generation = if wrapped { next.wrapping_add(1) } else { next };
-        self.write_generation();
+        // Before the region counts as open, it is durable who opens it: else a crash in between would look like
+        // one of another machine.
         self.write_identity(identity);
-        self.medium.fence();
+        m.fence();
+        m.store(&words.state, 0);
+        m.flush(&words.state);
+        self.generation = if wrapped { next.wrapping_add(1) } else { next };
+        // Nothing is served before these are durable, in either order: a second crash must not find the old state
+        // again.
+        self.write_generation();
+        if clean {
+            // Above a page cache, no page that changes from now on may reach the disk before the one that says so.
+            m.sync()?;
+        }
         Ok(Opened { clean, suspect, recover_all: !reliable || wrapped })
     }
 
@@ -432,9 +437,7 @@ impl<M: Medium> Region<M> {
     pub(crate) fn close(&self) -> Result<()> {
         self.ensure_writable()?;
         self.medium.sync()?;
-        let state = &self.words().state;
-        self.medium.store(state, CLEAN);
-        self.medium.persist(state);
+        self.medium.store(&self.words().state, CLEAN);
         self.medium.sync()
     }
 

@@ -1,6 +1,8 @@
 //! The crash simulator at work on a small structure: it must find nothing in the right one, and every
 //! mistake in the wrong ones.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Barrier;
 use std::thread;
 
@@ -9,7 +11,7 @@ use evermap_pm::sim::detect::detect;
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{
-    Config, CrashPoint, ImageConfig, Model, Mutation, Nested, Replay, Sim, Subject, campaign,
+    Config, CrashPoint, ImageConfig, Model, Mutation, Nested, Replay, Sim, Subject, Wrong, campaign,
 };
 use evermap_pm::{Medium, PmU64, pod};
 
@@ -121,10 +123,8 @@ impl Pairs {
         }
     }
 
-    fn puts(&self, count: u64, seed: u64, history: &MapHistory<u64>) -> Result<(), String> {
-        let mut rng = Rng::new(seed);
-        for _ in 0..count {
-            let (key, value) = (rng.below(KEYS), 1 + rng.below(1 << 32));
+    fn puts(&self, calls: &[Put], history: &MapHistory<u64>) -> Result<(), String> {
+        for &Put { key, value } in calls {
             let op = history.begin(&self.sim, key, MapOp::Upsert(value));
             let old = self.put(key, value)?;
             history.end(&self.sim, op, (old != 0).then_some(old));
@@ -133,14 +133,46 @@ impl Pairs {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Put {
+    key: u64,
+    value: u64,
+}
+
+impl fmt::Display for Put {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "put {} {}", self.key, self.value)
+    }
+}
+
+impl FromStr for Put {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (key, value) =
+            text.strip_prefix("put ").and_then(|text| text.split_once(' ')).ok_or(())?;
+        Ok(Put { key: key.parse().map_err(|_| ())?, value: value.parse().map_err(|_| ())? })
+    }
+}
+
+fn puts(count: u64, seed: u64) -> Vec<Put> {
+    let mut rng = Rng::new(seed);
+    (0..count).map(|_| Put { key: rng.below(KEYS), value: 1 + rng.below(1 << 32) }).collect()
+}
+
 impl Subject for Bug {
+    type Call = Put;
     type History = MapHistory<u64>;
     type Live = Pairs;
 
-    fn run(&self, sim: &Sim, seed: u64) -> Result<Self::History, String> {
+    fn workload(&self, seed: u64) -> Vec<Put> {
+        puts(12, seed)
+    }
+
+    fn run(&self, sim: &Sim, calls: &[Put]) -> Result<Self::History, Wrong> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         let history = MapHistory::new([]);
-        Pairs { sim: sim.clone(), bug: *self }.puts(12, seed, &history)?;
+        Pairs { sim: sim.clone(), bug: *self }.puts(calls, &history)?;
         Ok(history)
     }
 
@@ -149,7 +181,7 @@ impl Subject for Bug {
         sim: &Sim,
         history: &Self::History,
         point: &CrashPoint,
-    ) -> Result<Pairs, String> {
+    ) -> Result<Pairs, Wrong> {
         let pairs = Pairs { sim: sim.clone(), bug: *self };
         if sim.len() == 0 {
             sim.grow(4096).map_err(|error| error.to_string())?;
@@ -161,13 +193,13 @@ impl Subject for Bug {
         Ok(pairs)
     }
 
-    fn probe(&self, pairs: Pairs, seed: u64) -> Result<Self::History, String> {
+    fn probe(&self, pairs: Pairs, seed: u64) -> Result<Self::History, Wrong> {
         let mut found = Vec::new();
         for key in 0..KEYS {
             found.extend(pairs.get(key)?.map(|word| (key, word)));
         }
         let history = MapHistory::new(found);
-        pairs.puts(2, seed, &history)?;
+        pairs.puts(&puts(2, seed), &history)?;
         Ok(history)
     }
 
@@ -236,7 +268,7 @@ fn a_report_says_what_was_lost() {
         "by thread 0, in operation ",
         "Upsert(",
         "NOT persisted: store at",
-        "replay: seed=0 ",
+        "replay:\nmodel adr\nseed 0\ncrash ",
     ];
     for part in parts {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
@@ -372,10 +404,15 @@ impl Register {
 }
 
 impl Subject for Register {
+    type Call = String;
     type History = MapHistory<u64>;
     type Live = Sim;
 
-    fn run(&self, sim: &Sim, _seed: u64) -> Result<Self::History, String> {
+    fn workload(&self, _seed: u64) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<Self::History, Wrong> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         let (history, turn) = (MapHistory::new([]), Barrier::new(2));
         thread::scope(|threads| {
@@ -400,13 +437,13 @@ impl Subject for Register {
         sim: &Sim,
         history: &Self::History,
         point: &CrashPoint,
-    ) -> Result<Sim, String> {
+    ) -> Result<Sim, Wrong> {
         let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
         history.check(&0, point, Some(found).filter(|word| *word != 0))?;
         Ok(sim.clone())
     }
 
-    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, String> {
+    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, Wrong> {
         let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
         Ok(MapHistory::new((found != 0).then_some((0, found))))
     }

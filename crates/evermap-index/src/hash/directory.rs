@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::sync::RwLock;
+use evermap_pm::sync::{RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::dash::layout::{Shape, top_bits};
@@ -50,7 +50,7 @@ pub(crate) struct Reserved {
 }
 
 /// Proof that the directory is not being replaced.
-pub(crate) type Shared<'a> = std::sync::RwLockReadGuard<'a, ()>;
+pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
 
 impl<M: Medium> Directory<M> {
     /// Writes the entries of a new directory, and flushes them and the root cell without a fence.

@@ -1,22 +1,74 @@
 //! Crash campaigns: an index, its heap and its region, crashed everywhere by the simulator.
 //!
-//! A workload runs once on the simulated medium, on a geometry so small that some hundred operations lead
-//! through every structural change. At every point where a crash could matter, the images that it could leave
-//! are opened, judged by durable linearizability, used further, audited for leaks, and crashed again.
+//! A workload runs once on the simulated medium, on a geometry so small that some hundred calls lead through every
+//! structural change. At every point where a crash could matter, the images that it could leave are opened,
+//! judged by every rule in [`oracle`], used further, and crashed again.
+//!
+//! [`crash_campaign!`](crate::crash_campaign) gives all of it to an index in one line.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
 
 use evermap_pm::pool::Pool;
-use evermap_pm::region::{Identity, OnSuspect, Region, RegionConfig};
+use evermap_pm::region::{Identity, OnSuspect, Opened, Region, RegionConfig};
+use evermap_pm::sim::battery::{Battery, On, Trial};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Report, Sim};
+use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Nested, Report, Sim, Wrong};
+use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Medium};
 
-use super::Instance;
 use super::keys::Numbered;
 use super::persistence::{PoolInstance, PoolSubject, ROOT};
+use super::{Instance, chance};
 use crate::{Change, Index, Persistent, Result};
 
-/// How the workload is shaped.
+/// The rules by which a recovered index is judged.
+pub mod oracle {
+    /// What was acknowledged is there, what was not is there wholly or not at all, key by key.
+    pub const LINEARIZABLE: &str = "durable linearizability";
+    /// Whoever was told that the index exists finds it.
+    pub const CREATED: &str = "creation is durable";
+    /// Looking up every key shows what going through all pairs shows.
+    pub const SCAN: &str = "lookups and scans agree";
+    /// The index finds nothing wrong with itself.
+    pub const STRUCTURE: &str = "structure";
+    /// What is allocated is what can be reached, once.
+    pub const SPACE: &str = "no leak";
+    /// Further operations answer as those of a map do.
+    pub const MODEL: &str = "answers of further operations";
+    /// What is removed is gone.
+    pub const REMOVED: &str = "removal";
+    /// A second recovery shows what the first one did.
+    pub const TWICE: &str = "recovery is idempotent";
+    /// An opener is told whether it can trust what it finds.
+    pub const SUSPECT: &str = "suspect files are refused";
+    /// Every error says that something is wrong.
+    pub const ERRORS: &str = "answers";
+    /// Nothing panics.
+    pub const PANIC: &str = "no panic";
+    /// Nothing goes on for ever.
+    pub const STEPS: &str = "bounded steps";
+    /// All of them.
+    pub const ALL: [&str; 12] = [
+        LINEARIZABLE,
+        CREATED,
+        SCAN,
+        STRUCTURE,
+        SPACE,
+        MODEL,
+        REMOVED,
+        TWICE,
+        SUSPECT,
+        ERRORS,
+        PANIC,
+        STEPS,
+    ];
+}
+
+/// How a workload is shaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Distinct keys.
@@ -25,6 +77,9 @@ pub struct Workload {
     pub ops: u64,
     /// Whether the pool is closed and opened in between, with and without order, and swept.
     pub reopen: bool,
+    /// Threads that run in parallel in the end, each with a few operations; none if it is less than two. Only that
+    /// part is crashed then.
+    pub threads: u64,
     /// Bytes of the pool.
     pub capacity: u64,
     /// Bytes of an extent.
@@ -33,75 +88,324 @@ pub struct Workload {
 
 impl Workload {
     /// So many keys that ranges of several directory entries are split, not only directories doubled.
-    pub const GROWING: Workload =
-        Workload { universe: 300, ops: 700, reopen: false, capacity: 256 << 10, extent_size: 4096 };
+    pub const GROWING: Workload = Workload {
+        universe: 300,
+        ops: 700,
+        reopen: false,
+        threads: 0,
+        capacity: 256 << 10,
+        extent_size: 4096,
+    };
     /// Lives that end in and out of order, with sweeps in between.
     pub const REOPENING: Workload =
         Workload { universe: 200, ops: 500, reopen: true, ..Workload::GROWING };
     /// So few keys that every crash point gets its share of images.
     pub const FEW_KEYS: Workload =
         Workload { universe: 40, ops: 160, capacity: 128 << 10, ..Workload::REOPENING };
+    /// Threads whose operations meet on few keys, beside structural changes and recovery.
+    pub const PARALLEL: Workload =
+        Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };
 }
 
-/// The workload on an index, as a subject of the simulator.
-#[derive(Clone, Copy, Debug)]
-pub struct Crashed<'a, K, P> {
-    subject: &'a P,
+/// One call of a workload. As text: `upsert 3 17`, `remove 3`, `die`, ...; in parallel `2: upsert 3 17`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The thread that makes it, 0 for the one that is alone. Neighbouring calls of other threads run in parallel.
+    pub thread: u64,
+    /// What it does.
+    pub verb: Verb,
+}
+
+/// What a [`Call`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// An operation on the key with this number.
+    Op(u64, MapOp),
+    /// The process dies, and another one opens the pool.
+    Die,
+    /// The pool is closed; then the machine restarts, and the pool is opened.
+    Close,
+    /// What an unclean stop left behind is found out.
+    Sweep,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.thread > 0 {
+            write!(f, "{}: ", self.thread)?;
+        }
+        match self.verb {
+            Verb::Op(key, MapOp::Get) => write!(f, "get {key}"),
+            Verb::Op(key, MapOp::Insert(tag)) => write!(f, "insert {key} {tag}"),
+            Verb::Op(key, MapOp::Update(tag)) => write!(f, "update {key} {tag}"),
+            Verb::Op(key, MapOp::Upsert(tag)) => write!(f, "upsert {key} {tag}"),
+            Verb::Op(key, MapOp::Remove) => write!(f, "remove {key}"),
+            Verb::Op(key, MapOp::CompareExchange { expected, new }) => {
+                write!(f, "compare_exchange {key} {expected} {new}")
+            }
+            Verb::Op(key, MapOp::RemoveIf(tag)) => write!(f, "remove_if {key} {tag}"),
+            Verb::Die => write!(f, "die"),
+            Verb::Close => write!(f, "close"),
+            Verb::Sweep => write!(f, "sweep"),
+        }
+    }
+}
+
+impl FromStr for Call {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        read_call(text).ok_or_else(|| format!("not a call: {text:?}"))
+    }
+}
+
+fn read_call(text: &str) -> Option<Call> {
+    let (thread, text) = text.split_once(": ").unwrap_or(("0", text));
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let numbers: Vec<u64> =
+        words.iter().skip(1).map(|word| word.parse()).collect::<Result<_, _>>().ok()?;
+    let verb = match (*words.first()?, &numbers[..]) {
+        ("get", &[key]) => Verb::Op(key, MapOp::Get),
+        ("insert", &[key, tag]) => Verb::Op(key, MapOp::Insert(tag)),
+        ("update", &[key, tag]) => Verb::Op(key, MapOp::Update(tag)),
+        ("upsert", &[key, tag]) => Verb::Op(key, MapOp::Upsert(tag)),
+        ("remove", &[key]) => Verb::Op(key, MapOp::Remove),
+        ("compare_exchange", &[key, expected, new]) => {
+            Verb::Op(key, MapOp::CompareExchange { expected, new })
+        }
+        ("remove_if", &[key, tag]) => Verb::Op(key, MapOp::RemoveIf(tag)),
+        ("die", []) => Verb::Die,
+        ("close", []) => Verb::Close,
+        ("sweep", []) => Verb::Sweep,
+        _ => return None,
+    };
+    Some(Call { thread: thread.parse().ok()?, verb })
+}
+
+impl Workload {
+    /// The calls of a seed.
+    pub fn calls(&self, seed: u64) -> Vec<Call> {
+        let mut rng = Rng::new(seed);
+        let mut calls = Vec::new();
+        let mut alone = |verb| calls.push(Call { thread: 0, verb });
+        if self.threads > 1 {
+            self.draw_parallel(&mut rng, &mut calls);
+            return calls;
+        }
+        let part = self.ops / 4;
+        self.draw(&mut rng, part, 80).for_each(&mut alone);
+        if self.reopen {
+            alone(Verb::Die);
+            self.draw(&mut rng, part / 2, 60).for_each(&mut alone);
+            alone(Verb::Sweep);
+            self.draw(&mut rng, part / 2, 60).for_each(&mut alone);
+            alone(Verb::Close);
+        } else {
+            self.draw(&mut rng, part, 70).for_each(&mut alone);
+        }
+        self.draw(&mut rng, part, 10).for_each(&mut alone);
+        self.draw(&mut rng, part, 50).for_each(&mut alone);
+        calls
+    }
+
+    /// Random operations, so many percent of them insertions.
+    fn draw<'r>(
+        &self,
+        rng: &'r mut Rng,
+        ops: u64,
+        inserts: u64,
+    ) -> impl Iterator<Item = Verb> + use<'r> {
+        let universe = self.universe;
+        (0..ops).map(move |_| {
+            let key = rng.below(universe);
+            let tag = rng.draw() >> 16 | 1;
+            let op = match rng.below(100) {
+                n if n < inserts => match rng.below(3) {
+                    0 => MapOp::Insert(tag),
+                    _ => MapOp::Upsert(tag),
+                },
+                n if n < 90 => MapOp::Remove,
+                n if n < 95 => MapOp::Update(tag),
+                _ => MapOp::Get,
+            };
+            Verb::Op(key, op)
+        })
+    }
+
+    /// First some calls that lead to any state, then a few of each thread. Half of the threads' operations meet on
+    /// three keys.
+    fn draw_parallel(&self, rng: &mut Rng, calls: &mut Vec<Call>) {
+        let before = self.ops / 2 + rng.below(self.ops);
+        let mut alone = |verb| calls.push(Call { thread: 0, verb });
+        self.draw(rng, before, 85).for_each(&mut alone);
+        if rng.one_in(3) {
+            self.draw(rng, self.ops / 2, 10).for_each(&mut alone);
+        }
+        let dies = rng.one_in(2);
+        if dies {
+            alone(Verb::Die);
+        }
+        let hot: Vec<u64> = (0..3).map(|_| rng.below(self.universe)).collect();
+        let inserts = *rng.pick(&[30, 60, 90]);
+        for _ in 0..3 + rng.below(5) {
+            for thread in 1..=self.threads {
+                let drawn = self.draw(rng, 1, inserts).next().expect("one");
+                let verb = match drawn {
+                    Verb::Op(_, op) if rng.one_in(2) => Verb::Op(*rng.pick(&hot), op),
+                    verb => verb,
+                };
+                calls.push(Call { thread, verb });
+            }
+        }
+        if dies && rng.one_in(2) {
+            calls.push(Call { thread: self.threads + 1, verb: Verb::Sweep });
+        }
+    }
+}
+
+/// What the callers of an index asked and were told, and on which machine.
+pub struct History {
+    map: MapHistory<u64>,
+    /// The first operation after each restart of the machine, and how often that has restarted then.
+    boots: Mutex<Vec<(u64, u64)>>,
+}
+
+impl History {
+    /// Of an index that holds these pairs, on a machine that has restarted so often.
+    fn new(pairs: Vec<(u64, u64)>, boot: u64) -> Self {
+        History { map: MapHistory::new(pairs), boots: Mutex::new(vec![(0, boot)]) }
+    }
+
+    fn restarted(&self, op: u64) -> u64 {
+        let mut boots = self.boots.lock().expect("no panics while held");
+        let boot = boots.last().expect("never empty").1 + 1;
+        boots.push((op, boot));
+        boot
+    }
+
+    /// How often the machine had restarted before the crash.
+    fn boot_at(&self, point: &CrashPoint) -> u64 {
+        let boots = self.boots.lock().expect("no panics while held");
+        let begun = boots.iter().rev().find(|(op, _)| *op < point.begun());
+        begun.unwrap_or(&boots[0]).1
+    }
+}
+
+/// The machine and the file, as the region remembers them.
+fn identity(boot: u64) -> Identity {
+    Identity { boot: [0xb007, boot], device: 1, inode: 2, birth: 3 }
+}
+
+/// A workload on an index, as a subject of the simulator.
+#[derive(Debug)]
+pub struct Crashed<K, P> {
+    subject: P,
     workload: Workload,
+    /// Whether recovery begins on another machine than the one that crashed.
+    restarts: bool,
     keys: std::marker::PhantomData<fn() -> K>,
 }
 
-impl<'a, K: Numbered, P: PoolSubject<K>> Crashed<'a, K, P> {
+/// A pool and an index while they are open.
+pub struct Live<K: Numbered, P: PoolSubject<K>> {
+    instance: PoolInstance<Sim, P::Index<Sim>>,
+    workload: Workload,
+    boot: u64,
+}
+
+fn text(error: Error) -> Wrong {
+    Wrong::new(oracle::ERRORS, error.to_string())
+}
+
+fn wrong<T>(oracle: &'static str, what: impl Into<String>) -> Result<T, Wrong> {
+    Err(Wrong::new(oracle, what))
+}
+
+impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
     /// Workload `workload` on the index that `subject` makes.
-    pub fn new(subject: &'a P, workload: Workload) -> Self {
-        Crashed { subject, workload, keys: std::marker::PhantomData }
+    pub fn new(subject: P, workload: Workload) -> Self {
+        Crashed { subject, workload, restarts: false, keys: std::marker::PhantomData }
     }
 
-    /// Crashes the workloads of `seeds` under `model`, with at most `max_images` images for each.
-    pub fn run(&self, model: Model, seeds: std::ops::Range<u64>, max_images: u64) -> Report {
-        let config = sim::Config {
-            capacity: self.workload.capacity,
-            images: ImageConfig { per_point: 64, ..ImageConfig::of(model) },
-            max_images,
-            ..sim::Config::default()
-        };
-        sim::campaign::run(self, &config, seeds)
+    /// The same; but every crash is one of the machine, whose memory loses pages of the file.
+    pub fn restarting(self) -> Self {
+        Crashed { restarts: true, ..self }
     }
 
     fn create(&self, sim: &Sim) -> Result<Live<K, P>> {
-        let Workload { capacity, extent_size, universe, .. } = self.workload;
+        let Workload { capacity, extent_size, .. } = self.workload;
         let config = RegionConfig { extent_size, capacity, seed: Some(7) };
-        let pool = Pool::create(sim.clone(), &config, Identity::default())?;
+        let pool = Pool::create(sim.clone(), &config, identity(0))?;
         let index = Persistent::create(pool.clone(), ROOT, self.subject.config::<Sim>())?;
-        Ok(Live { instance: PoolInstance { pool, index }, universe })
+        Ok(Live { instance: PoolInstance { pool, index }, workload: self.workload, boot: 0 })
     }
 
     /// The index, or nothing where the crash came before its creation was complete.
-    fn open(&self, sim: &Sim) -> Result<Option<Live<K, P>>> {
+    fn open(
+        &self,
+        sim: &Sim,
+        boot: u64,
+        on_suspect: OnSuspect,
+    ) -> Result<Option<(Live<K, P>, Opened)>> {
         if Region::is_blank(sim) {
             return Ok(None);
         }
-        let (pool, _) = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse)?;
+        let (pool, opened) = Pool::open(sim.clone(), identity(boot), on_suspect)?;
         if sim.load(pool.root(ROOT)) == 0 {
             return Ok(None);
         }
         let index = Persistent::open(pool.clone(), ROOT)?;
-        Ok(Some(Live { instance: PoolInstance { pool, index }, universe: self.workload.universe }))
+        let instance = PoolInstance { pool, index };
+        Ok(Some((Live { instance, workload: self.workload, boot }, opened)))
     }
 
-    fn reopen(&self, sim: &Sim) -> Result<Live<K, P>, String> {
-        self.open(sim).map_err(text)?.ok_or_else(|| "the index is gone".to_owned())
+    fn reopen(&self, sim: &Sim, boot: u64) -> Result<Live<K, P>, Wrong> {
+        let open = self.open(sim, boot, OnSuspect::Refuse).map_err(text)?;
+        open.map(|(live, _)| live).ok_or_else(|| Wrong::new(oracle::CREATED, "the index is gone"))
+    }
+
+    /// Recovery after a restart of the machine: a file that was closed holds what it did then; any other is
+    /// refused, and may be asked for what is left of it.
+    fn recover_restarted(
+        &self,
+        sim: &Sim,
+        history: &History,
+        point: &CrashPoint,
+    ) -> Result<Option<Live<K, P>>, Wrong> {
+        const OTHER: u64 = 1 << 32;
+        match self.open(sim, OTHER, OnSuspect::Refuse) {
+            Ok(Some((live, opened))) => {
+                if !opened.clean {
+                    return wrong(oracle::SUSPECT, "a file that was not closed is trusted");
+                }
+                for key in 0..self.workload.universe {
+                    let found = live.find(key)?;
+                    history.map.check_synced(&key, point, found).map_err(linearizable)?;
+                }
+                Ok(Some(live))
+            }
+            Ok(None) => {
+                for key in 0..self.workload.universe {
+                    history.map.check_synced(&key, point, None).map_err(linearizable)?;
+                }
+                Ok(None)
+            }
+            Err(_) => {
+                // Whatever can be read is shown, and nothing else is promised.
+                if let Ok(Some((live, _))) = self.open(sim, OTHER, OnSuspect::Salvage) {
+                    for key in 0..self.workload.universe {
+                        let _ = live.find(key);
+                    }
+                    let _ = live.instance.index.check();
+                }
+                Ok(None)
+            }
+        }
     }
 }
 
-/// A workload's pool and index while they are open.
-pub struct Live<K: Numbered, P: PoolSubject<K>> {
-    instance: PoolInstance<Sim, P::Index<Sim>>,
-    universe: u64,
-}
-
-fn text(error: Error) -> String {
-    error.to_string()
+fn linearizable(what: String) -> Wrong {
+    Wrong::new(oracle::LINEARIZABLE, what)
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
@@ -113,20 +417,24 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         self.instance.pool.medium()
     }
 
-    fn sweep(&self) -> Result<(), String> {
+    fn sweep(&self) -> Result<(), Wrong> {
         self.instance().sweep().map_err(text)
     }
 
     /// Every invariant, and that what is taken is what can be reached.
-    fn verify(&self) -> Result<(), String> {
+    fn verify(&self) -> Result<(), Wrong> {
+        let problems = self.instance.index.check();
+        if !problems.is_empty() {
+            return wrong(oracle::STRUCTURE, problems.join("; "));
+        }
         match self.instance().audit() {
-            wrong if wrong.is_empty() => Ok(()),
-            wrong => Err(wrong.join("; ")),
+            problems if problems.is_empty() => Ok(()),
+            problems => wrong(oracle::SPACE, problems.join("; ")),
         }
     }
 
     /// The tag of the word that a key is bound to.
-    fn find(&self, number: u64) -> Result<Option<u64>, String> {
+    fn find(&self, number: u64) -> Result<Option<u64>, Wrong> {
         let owned = K::owned(number, self.instance().seed());
         let guard = self.instance.pool.pin();
         let found = self.instance.index.get(K::lend(&owned), &guard).map_err(text)?;
@@ -134,9 +442,9 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// What the keys are bound to; and nothing else may be there.
-    fn contents(&self) -> Result<Vec<(u64, u64)>, String> {
+    fn contents(&self) -> Result<Vec<(u64, u64)>, Wrong> {
         let mut pairs = Vec::new();
-        for number in 0..self.universe {
+        for number in 0..self.workload.universe {
             pairs.extend(self.find(number)?.map(|tag| (number, tag)));
         }
         let mut shown = 0;
@@ -147,25 +455,35 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         };
         self.instance.index.for_each(&guard, &mut count).map_err(text)?;
         if shown == pairs.len() {
-            Ok(pairs)
-        } else {
-            Err(format!("{} keys are found, but {shown} pairs shown", pairs.len()))
+            return Ok(pairs);
         }
+        wrong(oracle::SCAN, format!("{} keys are found, but {shown} pairs shown", pairs.len()))
     }
 
     /// Carries out `op`, as its caller would: what was replaced is retired, what was not put is taken back.
     fn apply(&self, number: u64, op: MapOp) -> Result<Option<u64>> {
         let owned = K::owned(number, self.instance().seed());
         let (index, instance) = (&self.instance.index, self.instance());
-        let word = |tag| instance.word(K::lend(&owned), tag);
+        let key = || K::lend(&owned);
+        let word = |tag| instance.word(key(), tag);
         let mut made = None;
         let guard = self.instance.pool.pin();
+        // Where words are records, the tag of one is not what it is compared with.
+        let current = |tag| -> Result<u64> {
+            let found = index.get(key(), &guard)?;
+            Ok(found.filter(|&word| instance.tag(word) == tag).unwrap_or(tag))
+        };
         let change = match op {
-            MapOp::Insert(tag) => index.insert(K::lend(&owned), *made.insert(word(tag)?), &guard),
-            MapOp::Upsert(tag) => index.upsert(K::lend(&owned), *made.insert(word(tag)?), &guard),
-            MapOp::Update(tag) => index.update(K::lend(&owned), *made.insert(word(tag)?), &guard),
-            MapOp::Remove => index.remove(K::lend(&owned), &guard),
-            _ => index.get(K::lend(&owned), &guard).map(|old| Change { old, new: old }),
+            MapOp::Insert(tag) => index.insert(key(), *made.insert(word(tag)?), &guard),
+            MapOp::Upsert(tag) => index.upsert(key(), *made.insert(word(tag)?), &guard),
+            MapOp::Update(tag) => index.update(key(), *made.insert(word(tag)?), &guard),
+            MapOp::Remove => index.remove(key(), &guard),
+            MapOp::CompareExchange { expected, new } => {
+                let expected = current(expected)?;
+                index.compare_exchange(key(), expected, *made.insert(word(new)?), &guard)
+            }
+            MapOp::RemoveIf(expected) => index.remove_if(key(), current(expected)?, &guard),
+            MapOp::Get => index.get(key(), &guard).map(|old| Change { old, new: old }),
         };
         let put = change.as_ref().ok().and_then(|change| change.new);
         if let Some(made) = made.filter(|_| put != made) {
@@ -179,77 +497,144 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         Ok(seen)
     }
 
-    fn step(&self, history: &MapHistory<u64>, key: u64, op: MapOp) -> Result<(), String> {
-        let number = history.begin(self.medium(), key, op);
+    /// Answers what the operation saw; nothing where there was no space.
+    fn step(&self, history: &History, key: u64, op: MapOp) -> Result<Option<Option<u64>>, Wrong> {
+        let number = history.map.begin(self.medium(), key, op);
         match self.apply(key, op) {
-            Ok(seen) => history.end(self.medium(), number, seen),
-            Err(error) if error.is_no_space() => history.fail(self.medium(), number),
-            Err(error) => return Err(text(error)),
+            Ok(seen) => {
+                history.map.end(self.medium(), number, seen);
+                Ok(Some(seen))
+            }
+            Err(error) if error.is_no_space() => {
+                history.map.fail(self.medium(), number);
+                Ok(None)
+            }
+            Err(error) => Err(text(error)),
         }
-        Ok(())
     }
 
-    /// Random operations, so many percent of them insertions.
-    fn steps(
+    /// Runs calls of several threads, each thread's in their order.
+    fn together(&self, history: &History, calls: &[Call]) -> Result<(), Wrong> {
+        let most = calls.iter().map(|call| call.thread).max().unwrap_or(0);
+        let run = |thread: u64| -> Result<(), Wrong> {
+            for call in calls.iter().filter(|call| call.thread == thread) {
+                match call.verb {
+                    Verb::Op(key, op) => _ = self.step(history, key, op)?,
+                    Verb::Sweep => self.sweep()?,
+                    // One of several threads cannot do this; it makes sense alone only.
+                    Verb::Die | Verb::Close => {}
+                }
+            }
+            Ok(())
+        };
+        let bodies =
+            (1..=most).map(|thread| -> Box<dyn FnOnce() -> Result<(), Wrong> + Send + '_> {
+                Box::new(move || run(thread))
+            });
+        self.medium().in_parallel(bodies.collect()).into_iter().collect()
+    }
+
+    /// Operations one after the other, whose answers must be those of a map.
+    fn modelled(
         &self,
-        history: &MapHistory<u64>,
-        rng: &mut Rng,
-        ops: u64,
-        inserts: u64,
-    ) -> Result<(), String> {
-        for _ in 0..ops {
-            let key = rng.below(self.universe);
-            let tag = rng.draw() | 1;
-            let op = match rng.below(100) {
-                n if n < inserts => match rng.below(3) {
-                    0 => MapOp::Insert(tag),
-                    _ => MapOp::Upsert(tag),
-                },
-                n if n < 90 => MapOp::Remove,
-                n if n < 95 => MapOp::Update(tag),
-                _ => MapOp::Get,
+        history: &History,
+        model: &mut HashMap<u64, u64>,
+        verbs: impl Iterator<Item = Verb>,
+    ) -> Result<(), Wrong> {
+        for verb in verbs {
+            let Verb::Op(key, op) = verb else { continue };
+            let due = model.get(&key).copied();
+            let Some(seen) = self.step(history, key, op)? else { continue };
+            if seen != due {
+                let what = format!("{op:?} of key {key} saw {seen:?}, not {due:?}");
+                return wrong(oracle::MODEL, what);
+            }
+            match op.apply(due) {
+                Some(tag) => model.insert(key, tag),
+                None => model.remove(&key),
             };
-            self.step(history, key, op)?;
         }
-        Ok(())
+        let (found, mut due) =
+            (self.contents()?, Vec::from_iter(model.iter().map(|(k, t)| (*k, *t))));
+        due.sort_unstable();
+        if found == due { Ok(()) } else { wrong(oracle::MODEL, "the index holds something else") }
     }
 }
 
-impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<'_, K, P> {
-    type History = MapHistory<u64>;
+impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
+    type Call = Call;
+    type History = History;
     type Live = Option<Live<K, P>>;
 
-    fn run(&self, sim: &Sim, seed: u64) -> Result<MapHistory<u64>, String> {
-        let history = MapHistory::new([]);
-        let mut rng = Rng::new(seed);
+    fn workload(&self, seed: u64) -> Vec<Call> {
+        self.workload.calls(seed)
+    }
+
+    fn run(&self, sim: &Sim, calls: &[Call]) -> Result<History, Wrong> {
+        let mut history = History::new(Vec::new(), 0);
+        // Whoever is told that this has ended relies on the index.
+        let created = history.map.begin(sim, 0, MapOp::Get);
         let mut live = self.create(sim).map_err(text)?;
-        let part = self.workload.ops / 4;
-        live.steps(&history, &mut rng, part, 80)?;
-        if self.workload.reopen {
-            // As if the process had died: nothing is closed.
-            drop(live);
-            live = self.reopen(sim)?;
-            live.steps(&history, &mut rng, part / 2, 60)?;
-            live.sweep()?;
-            live.steps(&history, &mut rng, part / 2, 60)?;
-            live.instance.pool.close().map_err(text)?;
-            drop(live);
-            live = self.reopen(sim)?;
-        } else {
-            live.steps(&history, &mut rng, part, 70)?;
+        history.map.end(sim, created, None);
+        let mut parts = calls.chunk_by(|a, b| a.thread > 0 && b.thread > 0);
+        let mut parallel = self.workload.threads > 1;
+        while let Some(part) = parts.next() {
+            let &[Call { thread: 0, verb }] = part else {
+                if std::mem::take(&mut parallel) {
+                    // What one thread does alone is crashed elsewhere.
+                    history = History::new(live.contents()?, live.boot);
+                    sim.checkpoint();
+                }
+                live.together(&history, part)?;
+                continue;
+            };
+            match verb {
+                Verb::Op(key, op) => _ = live.step(&history, key, op)?,
+                Verb::Sweep => live.sweep()?,
+                Verb::Die => {
+                    let boot = live.boot;
+                    drop(live);
+                    live = self.reopen(sim, boot)?;
+                }
+                Verb::Close => {
+                    live.instance.pool.close().map_err(text)?;
+                    drop(live);
+                    let opening = history.map.begin(sim, 0, MapOp::Get);
+                    live = self.reopen(sim, history.restarted(opening))?;
+                    history.map.end(sim, opening, live.find(0)?);
+                }
+            }
         }
-        live.steps(&history, &mut rng, part, 10)?;
-        live.steps(&history, &mut rng, part, 50)?;
         Ok(history)
     }
 
     fn recover(
         &self,
         sim: &Sim,
-        history: &MapHistory<u64>,
+        history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live<K, P>>, String> {
-        let live = self.open(sim).map_err(text)?;
+    ) -> Result<Option<Live<K, P>>, Wrong> {
+        if self.restarts {
+            return self.recover_restarted(sim, history, point);
+        }
+        let boot = history.boot_at(point);
+        let open = || -> Result<Option<Live<K, P>>, Wrong> {
+            let open = self.open(sim, boot, OnSuspect::Refuse).map_err(text)?;
+            if open.is_none() && point.ended() > 0 {
+                return wrong(oracle::CREATED, "the index is gone");
+            }
+            Ok(open.map(|(live, _)| live))
+        };
+        let mut live = open()?;
+        let mut before = None;
+        // Now and then the process dies again just after somebody looked.
+        if point.record().is_multiple_of(8)
+            && let Some(first) = live
+        {
+            before = Some(first.contents()?);
+            drop(first);
+            live = open()?;
+        }
         // Half of the crashes meet lookups first, half the sweep.
         if let Some(live) = live.as_ref().filter(|_| point.record().is_multiple_of(2)) {
             live.sweep()?;
@@ -257,54 +642,137 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<'_, K, P> {
         for key in 0..self.workload.universe {
             // Nobody was told that the index exists before its creation was complete.
             let found = live.as_ref().map_or(Ok(None), |live| live.find(key))?;
-            history.check(&key, point, found)?;
+            history.map.check(&key, point, found).map_err(linearizable)?;
+        }
+        if let (Some(live), Some(before)) = (&live, before)
+            && live.contents()? != before
+        {
+            return wrong(oracle::TWICE, "recovered again, the index holds something else");
         }
         Ok(live)
     }
 
-    fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<MapHistory<u64>, String> {
-        let Some(live) = live else { return Ok(MapHistory::new([])) };
+    fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<History, Wrong> {
+        let Some(live) = live else { return Ok(History::new(Vec::new(), 0)) };
         let mut rng = Rng::new(seed ^ 0x70726f6265);
-        let history = MapHistory::new(live.contents()?);
-        live.steps(&history, &mut rng, 6, 70)?;
+        let before = live.contents()?;
+        let mut model: HashMap<u64, u64> = before.iter().copied().collect();
+        let history = History::new(before, live.boot);
+        if self.workload.threads > 1 {
+            let calls: Vec<Call> = (1..=2)
+                .flat_map(|thread| {
+                    let verbs: Vec<Verb> = self.workload.draw(&mut rng, 3, 60).collect();
+                    verbs.into_iter().map(move |verb| Call { thread, verb })
+                })
+                .collect();
+            live.together(&history, &calls)?;
+            model = live.contents()?.into_iter().collect();
+        } else {
+            // Now and then so many that the structure changes once more.
+            let ops = if chance(&mut rng, 12) { self.workload.universe.min(80) } else { 6 };
+            live.modelled(&history, &mut model, self.workload.draw(&mut rng, ops, 75))?;
+        }
         if !live.instance.pool.is_swept() {
             live.sweep()?;
         }
         live.verify()?;
         // Whatever is there can be removed.
-        for key in (0..live.universe).step_by(3) {
+        for key in (0..live.workload.universe).step_by(3) {
             live.step(&history, key, MapOp::Remove)?;
+            model.remove(&key);
             if live.find(key)?.is_some() {
-                return Err(format!("key {key} is still there after its removal"));
+                return wrong(
+                    oracle::REMOVED,
+                    format!("key {key} is still there after its removal"),
+                );
             }
         }
+        live.modelled(&history, &mut model, std::iter::empty())?;
         live.verify()?;
         Ok(history)
     }
 
-    fn op_name(&self, history: &MapHistory<u64>, op: u64) -> String {
-        history.name(op)
+    fn op_name(&self, history: &History, op: u64) -> String {
+        history.map.name(op)
     }
 }
 
-/// One campaign of a battery: fails the test with the report unless it is clean.
-///
-/// # Panics
-/// If a crash leads to a violation, or hardly any image was built.
-pub fn assert_survives<K: Numbered, P: PoolSubject<K>>(
-    subject: &P,
-    workload: Workload,
-    model: Model,
-    seeds: std::ops::Range<u64>,
-) {
-    let report = Crashed::<K, P>::new(subject, workload).run(model, seeds, 12_000);
-    println!("{report}");
-    report.assert_clean();
-    assert!(report.images > 1000);
+/// How much a campaign tries.
+fn config(workload: Workload, model: Model) -> sim::Config {
+    let config = sim::Config {
+        capacity: workload.capacity,
+        images: ImageConfig { per_point: 64, ..ImageConfig::of(model) },
+        max_images: 12_000,
+        shrink: true,
+        ..sim::Config::default()
+    };
+    match (workload.threads, model) {
+        // There are many orders of threads; each gets few images.
+        (2.., _) => sim::Config {
+            images: ImageConfig { per_point: 8, ..config.images },
+            nested: Nested { per_point: 2, every: 512, ..config.nested },
+            max_images: 240,
+            ..config
+        },
+        // What is refused is not recovered, so it is not crashed again either.
+        (_, Model::PageCache { .. }) => sim::Config {
+            images: ImageConfig { per_point: 16, ..config.images },
+            nested: Nested { depth: 0, ..config.nested },
+            max_images: 3_000,
+            ..config
+        },
+        _ => config,
+    }
 }
 
-/// Declares a module of crash campaigns: `crash_campaign!(name, subject)` for a
-/// [`PoolSubject`] of `u64` and [`Bytes`](crate::Bytes).
+/// All campaigns on the index that `subject` makes.
+pub fn battery<P>(name: &'static str, planted: &'static [&'static str], subject: P) -> Battery
+where
+    P: PoolSubject<u64> + PoolSubject<crate::Bytes> + Send + 'static,
+{
+    let subject = Arc::new(subject);
+    let on = |name, workload, model, seed| -> Box<dyn Trial> {
+        let crashed = Crashed::<u64, _>::new(subject.clone(), workload);
+        Box::new(On::new(name, crashed, config(workload, model), seed))
+    };
+    let page = |name, granule| -> Box<dyn Trial> {
+        let (workload, model) = (Workload::FEW_KEYS, Model::PageCache { granule });
+        let crashed = Crashed::<u64, _>::new(subject.clone(), workload).restarting();
+        Box::new(On::new(name, crashed, config(workload, model), 500))
+    };
+    let bytes = Crashed::<crate::Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
+    let bytes = On::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
+    let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
+    let parallel = On::new("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
+    let trials = vec![
+        on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
+        on("reopening", Workload::REOPENING, Model::Adr, 100),
+        on("growing", Workload::GROWING, Model::Adr, 0),
+        Box::new(bytes),
+        Box::new(parallel.in_parallel()),
+        on("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
+        page("page-cache", 4096),
+        page("torn-pages", 512),
+    ];
+    Battery { name, trials, planted }
+}
+
+/// Runs one campaign of a battery.
+///
+/// # Panics
+/// With the report if a crash leads to a violation, or hardly any image was built; if there is no such campaign.
+pub fn assert_survives(battery: &Battery, trial: &str, seeds: u64) -> Report {
+    let trial =
+        battery.trials.iter().find(|other| other.name() == trial).expect("a known campaign");
+    let report = battery.run(&**trial, seeds);
+    println!("{report}");
+    report.assert_clean();
+    assert!(report.images > 1000, "only {} images", report.images);
+    report
+}
+
+/// Declares a module of crash campaigns: `crash_campaign!(name, subject)` for a [`PoolSubject`] of `u64` and
+/// [`Bytes`](crate::Bytes).
 ///
 /// `subject` is an expression that each test evaluates anew.
 #[macro_export]
@@ -314,56 +782,46 @@ macro_rules! crash_campaign {
         mod $name {
             #[allow(unused_imports)]
             use super::*;
-            use $crate::testkit::crash::{Workload, assert_survives};
+            use $crate::testkit::crash::{assert_survives, battery};
+
+            fn survives(trial: &str, seeds: u64) {
+                assert_survives(&battery(stringify!($name), &[], $subject), trial, seeds);
+            }
 
             #[test]
             fn growing_and_shrinking() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::GROWING,
-                    evermap_pm::sim::Model::Adr,
-                    0..3,
-                );
+                survives("growing", 3);
             }
 
             #[test]
             fn reopening_and_sweeping() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::REOPENING,
-                    evermap_pm::sim::Model::Adr,
-                    100..103,
-                );
+                survives("reopening", 3);
             }
 
             #[test]
             fn few_keys() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::FEW_KEYS,
-                    evermap_pm::sim::Model::Adr,
-                    300..304,
-                );
+                survives("few-keys", 4);
             }
 
             #[test]
             fn byte_keys() {
-                assert_survives::<$crate::Bytes, _>(
-                    &$subject,
-                    Workload::FEW_KEYS,
-                    evermap_pm::sim::Model::Adr,
-                    400..402,
-                );
+                survives("byte-keys", 2);
+            }
+
+            #[test]
+            fn threads_in_parallel() {
+                survives("parallel", 100);
             }
 
             #[test]
             fn process_death_at_every_store() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::REOPENING,
-                    evermap_pm::sim::Model::ProcessDeath,
-                    200..202,
-                );
+                survives("process-death", 2);
+            }
+
+            #[test]
+            fn power_loss_above_the_page_cache() {
+                survives("page-cache", 2);
+                survives("torn-pages", 2);
             }
         }
     };

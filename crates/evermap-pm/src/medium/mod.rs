@@ -117,6 +117,13 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     #[track_caller]
     fn note(&self, _note: Note) {}
 
+    /// Whether to make the mistake `name`, which tests of a structure must notice: never, except on the simulator
+    /// when it was [told to](crate::sim::Mutation::Planted). So code behind it vanishes from real media.
+    #[inline(always)]
+    fn mutant(&self, _name: &'static str) -> bool {
+        false
+    }
+
     /// Loads a word; what was stored before the store that this reads is visible afterwards (acquire).
     #[inline(always)]
     #[track_caller]

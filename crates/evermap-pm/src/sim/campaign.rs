@@ -5,59 +5,19 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::image::{CrashPoint, Image, ImageConfig, Walk, explore, fair_share};
-use super::medium::{Mutation, Sim};
-use super::report::{Replay, Report, Step, Violation};
+use super::coverage::{PairSearch, Pruner, Pruning, look_of};
+use super::frontier::Frontier;
+use super::image::{Choice, CrashPoint, Image, ImageConfig, Plan, Walk, fair_share};
+use super::medium::Sim;
+use super::mutation::Mutation;
+use super::replay::{Replay, Step};
+use super::report::{Report, Violation};
 use super::rng::{Rng, fold};
-use super::trace::{Event, Record, Trace};
-
-/// A structure under test.
-///
-/// Must be deterministic: the same seed, or the same memory, must lead to the same accesses. A workload
-/// with several free-running threads still works, but its violations may not replay.
-pub trait Subject {
-    /// What the users of the structure asked and were told: usually a
-    /// [`MapHistory`](super::oracle::MapHistory).
-    type History;
-
-    /// The open structure. It may own a clone of the medium.
-    type Live;
-
-    /// Builds the structure on the empty medium `sim` and runs the workload of `seed`, noting the begin and
-    /// the end of every operation. Crashes happen from the first access on, unless it calls
-    /// [`Sim::checkpoint`] later.
-    ///
-    /// # Errors
-    /// Whatever goes wrong without a crash, in words.
-    fn run(&self, sim: &Sim, seed: u64) -> Result<Self::History, String>;
-
-    /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds
-    /// what
-    /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there
-    /// may be nothing to open.
-    ///
-    /// # Errors
-    /// What is wrong, in words. A panic counts as well.
-    fn recover(
-        &self,
-        sim: &Sim,
-        history: &Self::History,
-        point: &CrashPoint,
-    ) -> Result<Self::Live, String>;
-
-    /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history
-    /// since recovery, which begins with the state that was found then; its operations are numbered from
-    /// zero again.
-    ///
-    /// # Errors
-    /// What is wrong, in words. A panic counts as well.
-    fn probe(&self, live: Self::Live, seed: u64) -> Result<Self::History, String>;
-
-    /// An operation in words.
-    fn op_name(&self, _history: &Self::History, op: u64) -> String {
-        format!("operation {op}")
-    }
-}
+use super::schedule::{Schedule, Strategy};
+use super::shrink;
+use super::subject::{Subject, Wrong};
+use super::trace::{Event, Record, Site, Trace};
+use crate::medium::Note;
 
 /// How much to try.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +26,11 @@ pub struct Config {
     pub capacity: u64,
     /// Which images to build.
     pub images: ImageConfig,
+    /// Whether recovery may be let loose on undecided memory where there are many images, so that those which it
+    /// cannot tell apart are tried once. Else all are built, or a choice of them.
+    pub undecided: bool,
+    /// Which crash points to treat in full.
+    pub pruning: Pruning,
     /// Crashes of recoveries.
     pub nested: Nested,
     /// Most images verified for one seed. The crash points of the workload share one half of it evenly (all
@@ -75,6 +40,10 @@ pub struct Config {
     pub max_failed: u64,
     /// Accesses after which a recovery with its probe counts as hanging.
     pub steps: u64,
+    /// How threads take turns that a workload starts [in parallel](Sim::in_parallel).
+    pub strategy: Strategy,
+    /// Whether the workload of a violation is made as short as possible, which takes up to some thousand images.
+    pub shrink: bool,
     /// A deliberate mistake.
     pub mutation: Option<Mutation>,
 }
@@ -98,10 +67,14 @@ impl Default for Config {
         Config {
             capacity: 256 << 10,
             images: ImageConfig::default(),
+            undecided: true,
+            pruning: Pruning::default(),
             nested: Nested { depth: 1, per_point: 4, every: 64, probe_points: 16 },
             max_images: 100_000,
             max_failed: 4,
             steps: 1_000_000,
+            strategy: Strategy::default(),
+            shrink: false,
             mutation: None,
         }
     }
@@ -111,6 +84,8 @@ impl Default for Config {
 const FIRST_OF_SHAPE: u64 = 8;
 /// Recoveries that are crashed in one walk through the recording that they follow on.
 const TOGETHER: usize = 64;
+/// Where there are no more images than this, building them costs less than deciding them.
+const FEW_IMAGES: u64 = 8;
 
 /// Runs the workloads of `seeds` and verifies the structure after every crash.
 ///
@@ -121,19 +96,52 @@ pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Repor
         if report.failed_images >= config.max_failed {
             break;
         }
-        let campaign = &Campaign { subject, config, seed };
-        report.seeds += 1;
-        match record(subject, config, seed) {
-            Ok((trace, history)) => {
-                let root = Level::root(seed, &trace, &history);
-                Run::new(campaign, &root, &mut report).crash_all();
-            }
-            Err(message) => {
-                let (story, replay) =
-                    ("without any crash\n".into(), Replay { seed, steps: vec![] });
-                report.failed_images += 1;
-                report.violations.push(Violation { message, story, replay });
-            }
+        let mut found = run_calls(subject, config, seed, &subject.workload(seed));
+        if config.shrink
+            && let Some(violation) = found.violations.first()
+        {
+            found.violations[0] = shrink::shrink(subject, config, seed, violation.clone());
+        }
+        report.merge(found);
+    }
+    report
+}
+
+/// Runs one workload and verifies the structure after every crash.
+pub(crate) fn run_calls<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    calls: &[S::Call],
+) -> Report {
+    crash_calls(subject, config, seed, calls, false)
+}
+
+/// The same for the workload of a seed; violations come without their story.
+pub(crate) fn run_quickly<S: Subject>(subject: &S, config: &Config, seed: u64) -> Report {
+    crash_calls(subject, config, seed, &subject.workload(seed), true)
+}
+
+fn crash_calls<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    calls: &[S::Call],
+    quick: bool,
+) -> Report {
+    let mut report = Report { seeds: 1, ..Report::default() };
+    let campaign = &Campaign { subject, config, seed };
+    match campaign.record(calls) {
+        Ok(recorded) => {
+            report.schedules.insert(recorded.order);
+            let root = recorded.root(seed);
+            let mut run = Run::new(campaign, &root, &mut report);
+            run.quick = quick;
+            run.crash_all();
+        }
+        Err(wrong) => {
+            report.failed_images += 1;
+            report.violations.push(campaign.uncrashed(wrong));
         }
     }
     report
@@ -147,11 +155,10 @@ pub fn record<S: Subject>(
     subject: &S,
     config: &Config,
     seed: u64,
-) -> Result<(Trace, S::History), String> {
-    let sim = Sim::new(config.capacity).map_err(|error| error.to_string())?;
-    sim.mutate(config.mutation);
-    let history = catch("the workload", || subject.run(&sim, seed))?;
-    Ok((sim.trace(), history))
+) -> Result<(Trace, S::History), Wrong> {
+    let campaign = Campaign { subject, config, seed };
+    let recorded = campaign.record(&subject.workload(seed))?;
+    Ok((recorded.trace, recorded.history))
 }
 
 /// Crashes as `replay` says. Returns what goes wrong then, if anything still does.
@@ -163,21 +170,50 @@ pub fn replay<S: Subject>(
     config: &Config,
     replay: &Replay,
 ) -> Result<Option<Violation>, String> {
-    let seed = replay.seed;
-    let campaign = Campaign { subject, config, seed };
-    match record(subject, config, seed) {
-        Ok((trace, history)) => {
-            campaign.follow(&Level::root(seed, &trace, &history), &replay.steps)
-        }
-        Err(message) => {
-            let (story, replay) = ("without any crash\n".into(), replay.clone());
-            Ok(Some(Violation { message, story, replay }))
-        }
+    let images = ImageConfig { model: replay.model, length: replay.length, ..config.images };
+    let strategy = replay.schedule.map_or(config.strategy, |schedule| schedule.strategy);
+    let config = &Config { images, strategy, ..*config };
+    let campaign = Campaign { subject, config, seed: replay.seed };
+    campaign.replay(&calls_of(subject, replay)?, replay)
+}
+
+/// Runs the workload of a replay and verifies the structure after every crash.
+///
+/// # Errors
+/// If it has calls that are none.
+pub fn run_replayed<S: Subject>(
+    subject: &S,
+    config: &Config,
+    replay: &Replay,
+) -> Result<Report, String> {
+    Ok(run_calls(subject, config, replay.seed, &calls_of(subject, replay)?))
+}
+
+/// The calls of a replay.
+pub(crate) fn calls_of<S: Subject>(subject: &S, replay: &Replay) -> Result<Vec<S::Call>, String> {
+    let read = |call: &String| call.parse().map_err(|_| format!("not a call: {call:?}"));
+    match &replay.calls {
+        Some(calls) => calls.iter().map(read).collect(),
+        None => Ok(subject.workload(replay.seed)),
+    }
+}
+
+/// A workload that ran.
+pub(crate) struct Recorded<H> {
+    pub(crate) trace: Trace,
+    pub(crate) history: H,
+    /// Tells orders of threads apart.
+    pub(crate) order: u64,
+}
+
+impl<H> Recorded<H> {
+    pub(crate) fn root(&self, seed: u64) -> Level<'_, H> {
+        Level::root(seed, &self.trace, &self.history)
     }
 }
 
 /// What a recovery has to achieve.
-struct Owed<'l, H> {
+pub(crate) struct Owed<'l, H> {
     history: &'l H,
     point: &'l CrashPoint,
     /// Equal only for equal obligations.
@@ -185,8 +221,8 @@ struct Owed<'l, H> {
 }
 
 /// One recording that is crashed: of the workload, or of a recovery and the probe after it.
-struct Level<'l, H> {
-    trace: &'l Trace,
+pub(crate) struct Level<'l, H> {
+    pub(crate) trace: &'l Trace,
     history: &'l H,
     id: u64,
     /// Of a recovery: the record at which it was complete, and what it owed until then.
@@ -197,12 +233,12 @@ struct Level<'l, H> {
 }
 
 impl<'l, H> Level<'l, H> {
-    fn root(seed: u64, trace: &'l Trace, history: &'l H) -> Self {
+    pub(crate) fn root(seed: u64, trace: &'l Trace, history: &'l H) -> Self {
         Level { trace, history, id: seed, recovery: None, probe_seed: seed, path: &[] }
     }
 
-    /// The recording of what `sim` did after the crash at `point` that left the image with this hash.
-    fn nested<'n>(
+    /// The recording of what was done after the crash that left the image with this hash.
+    pub(crate) fn nested<'n>(
         &'n self,
         (trace, survived): (&'n Trace, &'n Survived<H>),
         owed: &'n Owed<'n, H>,
@@ -217,6 +253,11 @@ impl<'l, H> Level<'l, H> {
             probe_seed: self.probe_seed(owed.point),
             path,
         }
+    }
+
+    /// The same of another recording of the same.
+    pub(crate) fn with<'n>(&'n self, trace: &'n Trace) -> Level<'n, H> {
+        Level { trace, ..*self }
     }
 
     /// A crash before recovery was complete leaves what was owed as it was; a later one must respect
@@ -240,7 +281,7 @@ impl<'l, H> Level<'l, H> {
     }
 
     /// The crashes that led here and one more.
-    fn path_with(&self, step: &Step) -> Vec<Step> {
+    pub(crate) fn path_with(&self, step: &Step) -> Vec<Step> {
         self.path.iter().chain([step]).cloned().collect()
     }
 
@@ -260,7 +301,7 @@ impl<'l, H> Level<'l, H> {
 }
 
 /// A recovery that succeeded.
-struct Survived<H> {
+pub(crate) struct Survived<H> {
     /// Records when it was complete; what follows is the probe.
     recovered: usize,
     /// What happened since.
@@ -268,20 +309,62 @@ struct Survived<H> {
 }
 
 /// What came of a recovery.
-type Recovery<S> = Result<Survived<<S as Subject>::History>, String>;
+pub(crate) type Recovery<S> = Result<Survived<<S as Subject>::History>, Wrong>;
 
 /// The workload of one seed and how to recover from its crashes.
-struct Campaign<'c, S> {
-    subject: &'c S,
-    config: &'c Config,
-    seed: u64,
+pub(crate) struct Campaign<'c, S> {
+    pub(crate) subject: &'c S,
+    pub(crate) config: &'c Config,
+    pub(crate) seed: u64,
 }
 
 impl<S: Subject> Campaign<'_, S> {
+    fn schedule(&self, seed: u64) -> Schedule {
+        Schedule { strategy: self.config.strategy, seed }
+    }
+
+    /// Runs a workload without crashing it.
+    pub(crate) fn record(&self, calls: &[S::Call]) -> Result<Recorded<S::History>, Wrong> {
+        let (sim, history) = self.run(calls, self.config.mutation)?;
+        Ok(Recorded { trace: self.trace_of(&sim), history, order: sim.order() })
+    }
+
+    /// The same, with threads held up where `mutation` shows; but it is not in the recording yet.
+    pub(crate) fn record_unlike(
+        &self,
+        calls: &[S::Call],
+        mutation: Mutation,
+    ) -> Result<Recorded<S::History>, Wrong> {
+        let (sim, history) = self.run(calls, Some(mutation))?;
+        Ok(Recorded { trace: sim.trace(), history, order: sim.order() })
+    }
+
+    fn run(
+        &self,
+        calls: &[S::Call],
+        mutation: Option<Mutation>,
+    ) -> Result<(Sim, S::History), Wrong> {
+        let sim = Sim::new(self.config.capacity).map_err(|error| error.to_string())?;
+        sim.mutate(mutation);
+        sim.set_schedule(self.schedule(self.seed));
+        let history = catch("the workload", || self.subject.run(&sim, calls))?;
+        Ok((sim, history))
+    }
+
+    /// What `sim` has recorded, mistakes included.
+    fn trace_of(&self, sim: &Sim) -> Trace {
+        let trace = sim.trace();
+        match self.config.mutation {
+            Some(mutation) => mutation.apply(&trace),
+            None => trace,
+        }
+    }
+
     /// Recovers what is on `sim` and goes on using it.
     fn recover(&self, sim: &Sim, owed: &Owed<'_, S::History>, probe_seed: u64) -> Recovery<S> {
         sim.mutate(self.config.mutation);
         sim.set_budget(self.config.steps);
+        sim.set_schedule(self.schedule(probe_seed));
         let live = catch("recovery", || self.subject.recover(sim, owed.history, owed.point))?;
         let recovered = sim.recorded();
         let history = catch("after recovery", || self.subject.probe(live, probe_seed))?;
@@ -293,11 +376,35 @@ impl<S: Subject> Campaign<'_, S> {
         format!("{}{}", level.phase(image.point), image.describe(&name))
     }
 
+    fn replay_of(&self, steps: Vec<Step>) -> Replay {
+        let ImageConfig { model, length, .. } = self.config.images;
+        let (subject, schedule, calls) = (None, None, None);
+        Replay { subject, model, length, schedule, seed: self.seed, calls, steps }
+    }
+
+    /// Something went wrong in the workload itself.
+    pub(crate) fn uncrashed(&self, wrong: Wrong) -> Violation {
+        let (story, replay) = ("without any crash\n".into(), self.replay_of(Vec::new()));
+        Violation { message: wrong.what, oracle: wrong.oracle, story, replay }
+    }
+
+    /// Runs a workload and crashes it as `replay` says.
+    pub(crate) fn replay(
+        &self,
+        calls: &[S::Call],
+        replay: &Replay,
+    ) -> Result<Option<Violation>, String> {
+        match self.record(calls) {
+            Ok(recorded) => self.follow(&recorded.root(self.seed), &replay.steps),
+            Err(wrong) => Ok(Some(self.uncrashed(wrong))),
+        }
+    }
+
     /// Crashes `level` exactly as `step` says, recovers, and shows `then` the image, what was owed, the
     /// medium and the result. `walk` is one through `level`, not past the step.
     ///
     /// An error if `level` has no such crash.
-    fn crash_at<R>(
+    pub(crate) fn crash_at<R>(
         &self,
         level: &Level<'_, S::History>,
         walk: &mut Walk<'_>,
@@ -322,9 +429,25 @@ impl<S: Subject> Campaign<'_, S> {
         Ok(answer)
     }
 
+    /// Crashes `level` at `step` and shows `then` the recording of the recovery, if that succeeds.
+    pub(crate) fn crash_and_record<R>(
+        &self,
+        level: &Level<'_, S::History>,
+        walk: &mut Walk<'_>,
+        step: &Step,
+        then: impl FnOnce(&Level<'_, S::History>) -> R,
+    ) -> Result<Option<R>, String> {
+        let path = level.path_with(step);
+        self.crash_at(level, walk, step, |image, owed, sim, result| {
+            let survived = result.ok()?;
+            let trace = self.trace_of(sim);
+            Some(then(&level.nested((&trace, &survived), owed, image.hash, &path)))
+        })
+    }
+
     /// Crashes `level` at the first of `steps`, the recovery from it at the second, and so on.
     /// Answers what goes wrong after the last, or an error where the steps do not fit the recordings.
-    fn follow(
+    pub(crate) fn follow(
         &self,
         level: &Level<'_, S::History>,
         steps: &[Step],
@@ -335,12 +458,12 @@ impl<S: Subject> Campaign<'_, S> {
         self.crash_at(level, &mut walk, step, |image, owed, sim, result| {
             let story = self.describe(level, image);
             match result {
-                Err(message) => {
-                    let replay = Replay { seed: self.seed, steps: path };
-                    Ok(Some(Violation { message, story, replay }))
+                Err(Wrong { oracle, what }) => {
+                    let replay = self.replay_of(path);
+                    Ok(Some(Violation { message: what, oracle, story, replay }))
                 }
                 Ok(survived) => {
-                    let trace = sim.trace();
+                    let trace = self.trace_of(sim);
                     let nested = level.nested((&trace, &survived), owed, image.hash, &path);
                     let found = self.follow(&nested, rest)?;
                     Ok(found.map(|later| Violation { story: story + &later.story, ..later }))
@@ -381,17 +504,12 @@ impl Sandbox {
 /// hold.
 #[derive(Default)]
 struct ReadFilter {
-    record: usize,
     /// For each set of granules that a recovery has read: the choices made there, hashed.
     seen: Vec<(Vec<bool>, HashSet<u64>)>,
 }
 
 impl ReadFilter {
-    fn covers(&mut self, image: &Image<'_>) -> bool {
-        if self.record != image.point.record() {
-            self.record = image.point.record();
-            self.seen.clear();
-        }
+    fn covers(&self, image: &Image<'_>) -> bool {
         self.seen.iter().any(|(read, choices)| choices.contains(&project(image, read)))
     }
 
@@ -416,39 +534,73 @@ fn project(image: &Image<'_>, read: &[bool]) -> u64 {
 }
 
 /// The crashes of one workload.
-struct Run<'r, S: Subject> {
+pub(crate) struct Run<'r, S: Subject> {
     campaign: &'r Campaign<'r, S>,
     root: &'r Level<'r, S::History>,
-    report: &'r mut Report,
+    pub(crate) report: &'r mut Report,
     sandboxes: Vec<Sandbox>,
     /// Images that were verified, with what was owed.
-    seen: HashSet<u64>,
+    pub(crate) seen: HashSet<u64>,
     /// Recoveries of each shape.
     shapes: HashMap<u64, u64>,
+    /// For each place where a recovery flushes, fences or stores, some crashes whose recovery comes by there.
+    pub(crate) passing: Option<HashMap<Site, Vec<Step>>>,
+    rng: Rng,
     /// Images verified.
-    images: u64,
+    pub(crate) images: u64,
+    /// Whether it is enough to know that something is wrong.
+    pub(crate) quick: bool,
+}
+
+/// The images of one crash point.
+pub(crate) struct Attempt<'a> {
+    /// The most images.
+    pub(crate) most: u64,
+    /// What the granules are to hold rather than anything else, in the first images on undecided memory.
+    pub(crate) preferred: Vec<Vec<Choice>>,
+    /// Whether to leave all decisions open, however few there are.
+    pub(crate) undecided: bool,
+    /// Receives the crashes whose recovery is worth a crash in turn.
+    pub(crate) chosen: &'a mut Vec<Step>,
 }
 
 impl<'r, S: Subject> Run<'r, S> {
-    fn new(
+    pub(crate) fn new(
         campaign: &'r Campaign<'r, S>,
         root: &'r Level<'r, S::History>,
         report: &'r mut Report,
     ) -> Self {
         let sandboxes = (0..=campaign.config.nested.depth).map(|_| Sandbox::default()).collect();
         let (seen, shapes) = Default::default();
-        Run { campaign, root, report, sandboxes, seen, shapes, images: 0 }
+        let rng = Rng::new(fold(campaign.config.images.seed, campaign.seed));
+        let (passing, images, quick) = (None, 0, false);
+        Run { campaign, root, report, sandboxes, seen, shapes, passing, rng, images, quick }
     }
 
-    fn crash_all(mut self) {
+    pub(crate) fn crash_all(&mut self) {
         let (config, trace) = (self.campaign.config, self.root.trace);
         self.count(trace);
         // Crashes of recoveries get what is left over, at least half.
         let halves = if config.nested.depth > 0 { 2 } else { 1 };
-        let per_point = fair_share(trace, &config.images, config.max_images / halves);
+        let wanted = self.wanted(trace);
+        let share = fair_share(wanted, config.max_images / halves);
+        let per_point = share.unwrap_or(config.images.per_point);
         let seed = fold(config.images.seed, self.campaign.seed);
         let images = ImageConfig { per_point, seed, ..config.images };
         self.crash(self.root, &images);
+    }
+
+    /// How many images each crash point is worth.
+    fn wanted(&self, trace: &Trace) -> Vec<u64> {
+        let config = self.campaign.config;
+        let mut walk = Walk::new(trace, &config.images);
+        let mut pruner = Pruner::new(config.pruning);
+        let mut wanted = Vec::new();
+        while walk.next_point().is_some() {
+            let most = pruner.most(&walk, config.images.per_point);
+            wanted.push(walk.images().min(most));
+        }
+        wanted
     }
 
     fn count(&mut self, trace: &Trace) {
@@ -458,6 +610,9 @@ impl<'r, S: Subject> Run<'r, S> {
                 Event::Store { .. } => self.report.stores += 1,
                 Event::Flush { .. } => self.report.flushes += 1,
                 Event::Fence => self.report.fences += 1,
+                Event::Note(Note::Scope(name)) => {
+                    *self.report.work.entry(name).or_default() += 1;
+                }
                 _ => {}
             }
         }
@@ -467,30 +622,34 @@ impl<'r, S: Subject> Run<'r, S> {
     fn see_sites(&mut self, trace: &Trace) {
         self.report.flush_sites.extend(trace.flush_sites());
         self.report.fence_sites.extend(trace.fence_sites());
+        self.report.commit_sites.extend(trace.commit_sites());
     }
 
     /// Crashes one recording at all its points, and then the recoveries that are worth it.
     fn crash(&mut self, level: &Level<'_, S::History>, images: &ImageConfig) {
         let depth = level.path.len();
-        self.sandboxes[depth].follows = false;
-        let mut seen = std::mem::take(&mut self.seen);
-        let (mut filter, mut chosen) = (ReadFilter::default(), Vec::new());
-        let owed = |point: &CrashPoint| level.owed(point).id;
-        let mut probed = BTreeSet::new();
-        let stats = explore(level.trace, images, &mut seen, &owed, &mut |image| {
-            if level.is_after_recovery(image.point) {
-                probed.insert(image.point.record());
-                if probed.len() as u64 > self.campaign.config.nested.probe_points {
-                    return ControlFlow::Break(());
+        let mut chosen = Vec::new();
+        self.begin(level);
+        let mut walk = Walk::new(level.trace, images);
+        let mut pruner = Pruner::new(self.campaign.config.pruning);
+        let every = self.stride(level, images);
+        let mut probed = self.rng.below(every);
+        while let Some(point) = walk.next_point() {
+            if level.is_after_recovery(&point) {
+                probed += 1;
+                if !probed.is_multiple_of(every) {
+                    continue;
                 }
             }
-            self.visit(level, image, &mut filter, &mut chosen)
-        });
-        self.seen = seen;
-        self.report.repeated += stats.repeated;
-        if depth == 0 {
-            self.report.points += stats.points;
-            self.report.exhaustive_points += stats.exhaustive;
+            let mut most = images.per_point;
+            if depth == 0 {
+                most = pruner.most(&walk, most);
+            }
+            let attempt =
+                Attempt { most, preferred: Vec::new(), undecided: false, chosen: &mut chosen };
+            if self.crash_point(level, &mut walk, &point, images, attempt).is_break() {
+                break;
+            }
         }
         // Should the budget run out, what it was spent on has no pattern.
         Rng::new(images.seed).shuffle(&mut chosen);
@@ -505,32 +664,172 @@ impl<'r, S: Subject> Run<'r, S> {
         }
     }
 
-    /// Recovers and verifies one image; `chosen` learns of recoveries that are worth a crash.
-    fn visit(
+    /// Prepares for crashes of another recording.
+    pub(crate) fn begin(&mut self, level: &Level<'_, S::History>) {
+        self.sandboxes[level.path.len()].follows = false;
+    }
+
+    /// One in so many crash points in the probe after a recovery is tried.
+    fn stride(&self, level: &Level<'_, S::History>, images: &ImageConfig) -> u64 {
+        if level.recovery.is_none() {
+            return 1;
+        }
+        let mut walk = Walk::new(level.trace, images);
+        let points = std::iter::from_fn(|| walk.next_point());
+        let after = points.filter(|point| level.is_after_recovery(point)).count() as u64;
+        after.div_ceil(self.campaign.config.nested.probe_points.max(1)).max(1)
+    }
+
+    /// Crashes one recording at one point.
+    pub(crate) fn crash_point(
         &mut self,
         level: &Level<'_, S::History>,
-        image: &Image<'_>,
-        filter: &mut ReadFilter,
-        chosen: &mut Vec<Step>,
+        walk: &mut Walk<'_>,
+        point: &CrashPoint,
+        images: &ImageConfig,
+        attempt: Attempt<'_>,
     ) -> ControlFlow<()> {
+        let is_root = level.path.is_empty();
+        let mut pairs = is_root.then(|| PairSearch::new(walk, &mut self.report.pairs));
+        let undecided = (attempt.undecided || walk.images() > FEW_IMAGES)
+            && self.campaign.config.undecided
+            && walk.can_stay_undecided();
+        self.report.points += u64::from(is_root);
+        let (flow, exhaustive) = if undecided {
+            self.crash_undecided(level, walk, point, attempt, &mut pairs)
+        } else {
+            let images = ImageConfig { per_point: attempt.most, ..*images };
+            self.crash_decided(level, walk, point, &images, attempt.chosen, &mut pairs)
+        };
+        self.report.exhaustive_points += u64::from(is_root && exhaustive);
+        flow
+    }
+
+    /// Builds the images of one point, or a choice of them. Answers also whether it was all of them.
+    fn crash_decided(
+        &mut self,
+        level: &Level<'_, S::History>,
+        walk: &mut Walk<'_>,
+        point: &CrashPoint,
+        images: &ImageConfig,
+        chosen: &mut Vec<Step>,
+        pairs: &mut Option<PairSearch>,
+    ) -> (ControlFlow<()>, bool) {
         let (depth, config) = (level.path.len(), self.campaign.config);
-        self.sandboxes[depth].stale.extend_from_slice(image.changed);
-        if filter.covers(image) {
-            self.report.unread += 1;
-            return ControlFlow::Continue(());
+        let plan = Plan::of(walk, images, &mut self.rng);
+        let owed = level.owed(point);
+        let mut filter = ReadFilter::default();
+        let mut choices = Vec::new();
+        for number in 0..plan.len() {
+            plan.choose(number, walk, &mut self.rng, &mut choices);
+            walk.apply(&choices);
+            let mut flow = ControlFlow::Continue(());
+            if self.seen.insert(fold(walk.hash(), owed.id)) {
+                let image = walk.image(point, &choices);
+                self.sandboxes[depth].stale.extend_from_slice(image.changed);
+                if filter.covers(&image) {
+                    self.report.unread += 1;
+                } else if self.spend(level).is_break() {
+                    flow = ControlFlow::Break(());
+                } else {
+                    let sim = self.sandboxes[depth].load(&image, config.capacity).clone();
+                    let step = || Step::new(point.record(), image.items(), image.choices);
+                    let result = self.campaign.recover(&sim, &owed, level.probe_seed(point));
+                    if result.is_ok() {
+                        filter.add(&image, &sim);
+                    }
+                    flow = self.judge(level, &sim, result, step, chosen);
+                }
+                if let Some(pairs) = pairs {
+                    pairs.tried(&mut self.report.pairs, |at| (choices[at], choices[at]));
+                }
+                walk.shown();
+            } else {
+                self.report.repeated += 1;
+            }
+            walk.revert();
+            if flow.is_break() {
+                return (flow, false);
+            }
         }
-        if self.images >= config.max_images {
+        (ControlFlow::Continue(()), plan.is_exhaustive())
+    }
+
+    /// Lets recovery loose on memory that is undecided, until every image was shown that it can tell apart from
+    /// the others, or enough were. Answers also whether it was all of them.
+    fn crash_undecided(
+        &mut self,
+        level: &Level<'_, S::History>,
+        walk: &mut Walk<'_>,
+        point: &CrashPoint,
+        attempt: Attempt<'_>,
+        pairs: &mut Option<PairSearch>,
+    ) -> (ControlFlow<()>, bool) {
+        let (depth, config) = (level.path.len(), self.campaign.config);
+        let count = walk.items().len();
+        let newest: Vec<Choice> = (0..count).map(|at| walk.whole(at)).collect();
+        let oldest = vec![Choice::default(); count];
+        let any = (0..count).map(|at| walk.any_choice(at, &mut self.rng)).collect();
+        let preferred = attempt.preferred.into_iter().chain([newest, oldest, any]).collect();
+        let mut frontier = Frontier::new(preferred);
+        let owed = level.owed(point);
+        let image = walk.image(point, &[]);
+        self.sandboxes[depth].stale.extend_from_slice(image.changed);
+        let mut flow = ControlFlow::Continue(());
+        for _ in 0..attempt.most {
+            let Some(next) = frontier.next(&mut self.rng) else { break };
+            flow = self.spend(level);
+            if flow.is_break() {
+                break;
+            }
+            let sim = self.sandboxes[depth].load(&image, config.capacity).clone();
+            sim.leave_undecided(walk.undecided(next.script.clone(), frontier.preferred(&next)));
+            let result = self.campaign.recover(&sim, &owed, level.probe_seed(point));
+            let outcome = sim.decisions();
+            frontier.ran(&next, &outcome.made, &mut self.rng);
+            let choices: Vec<Choice> = outcome.left.iter().map(|(_, newest)| *newest).collect();
+            let step = || Step::new(point.record(), walk.items(), &choices);
+            flow = self.judge(level, &sim, result, step, attempt.chosen);
+            if let Some(pairs) = pairs {
+                pairs.tried(&mut self.report.pairs, |at| outcome.left[at]);
+            }
+            if flow.is_break() {
+                break;
+            }
+        }
+        let exhaustive = flow.is_continue() && frontier.is_done();
+        walk.shown();
+        self.report.undecided_points += u64::from(depth == 0);
+        (flow, exhaustive)
+    }
+
+    /// Takes one image from the budget.
+    fn spend(&mut self, level: &Level<'_, S::History>) -> ControlFlow<()> {
+        let depth = level.path.len();
+        if self.images >= self.campaign.config.max_images {
             self.report.truncated |= depth == 0;
             return ControlFlow::Break(());
         }
         self.images += 1;
         self.report.images += 1;
         self.report.nested_images += u64::from(depth > 0);
-        let sim = self.sandboxes[depth].load(image, config.capacity).clone();
-        let owed = level.owed(image.point);
-        match self.campaign.recover(&sim, &owed, level.probe_seed(image.point)) {
-            Err(message) => {
-                let violation = self.violation(level, image, message);
+        ControlFlow::Continue(())
+    }
+
+    /// Takes notice of what came of one image. `chosen` learns of recoveries that are worth a crash.
+    fn judge(
+        &mut self,
+        level: &Level<'_, S::History>,
+        sim: &Sim,
+        result: Recovery<S>,
+        step: impl FnOnce() -> Step,
+        chosen: &mut Vec<Step>,
+    ) -> ControlFlow<()> {
+        let (depth, config) = (level.path.len(), self.campaign.config);
+        self.see_actions(depth, sim);
+        match result {
+            Err(wrong) => {
+                let violation = self.violation(level, step(), wrong);
                 self.report.failed_images += 1;
                 // Several crashes often come down to the same one.
                 if !self.report.violations.contains(&violation) {
@@ -538,13 +837,50 @@ impl<'r, S: Subject> Run<'r, S> {
                 }
             }
             Ok(survived) => {
-                filter.add(image, &sim);
-                if depth < config.nested.depth && self.is_sample(&sim, survived.recovered) {
-                    chosen.push(Step::of(image));
+                let sample = depth < config.nested.depth && self.is_sample(sim, survived.recovered);
+                if sample || self.passing.is_some() {
+                    let step = step();
+                    if depth == 0 {
+                        self.see_passing(sim, &step);
+                    }
+                    if sample {
+                        chosen.push(step);
+                    }
                 }
             }
         }
         self.flow()
+    }
+
+    /// Counts the named pieces of work of a recovery.
+    fn see_actions(&mut self, depth: usize, sim: &Sim) {
+        let actions = &mut self.report.actions;
+        sim.with_records(|records| {
+            for record in records {
+                if let Event::Note(Note::Scope(name)) = record.event {
+                    actions.entry(name).or_default()[usize::from(depth > 0)] += 1;
+                }
+            }
+        });
+    }
+
+    /// Remembers which places this recovery came by.
+    fn see_passing(&mut self, sim: &Sim, step: &Step) {
+        const ENOUGH: usize = 48;
+        let Some(passing) = &mut self.passing else { return };
+        sim.with_records(|records| {
+            let matters = |record: &&Record| {
+                let event = record.event;
+                matches!(event, Event::Flush { .. } | Event::Fence | Event::Store { .. })
+            };
+            let sites: BTreeSet<Site> = records.iter().filter(matters).map(|r| r.site).collect();
+            for site in sites {
+                let steps = passing.entry(site).or_default();
+                if steps.len() < ENOUGH {
+                    steps.push(step.clone());
+                }
+            }
+        });
     }
 
     /// Stops when enough has gone wrong.
@@ -576,68 +912,56 @@ impl<'r, S: Subject> Run<'r, S> {
             return ControlFlow::Break(());
         }
         self.flow()?;
-        let path = level.path_with(step);
-        let done = self.campaign.crash_at(level, walk, step, |image, owed, sim, result| {
-            // It has succeeded before; only a subject that is not deterministic fails now.
-            let Ok(survived) = result else { return };
-            let trace = sim.trace();
-            let nested = level.nested((&trace, &survived), owed, image.hash, &path);
-            let config = self.campaign.config;
-            let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, image.hash));
+        let config = self.campaign.config;
+        let done = self.campaign.crash_and_record(level, walk, step, |nested| {
+            let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, nested.id));
             self.report.nested_traces += 1;
-            self.see_sites(&trace);
-            self.crash(&nested, &ImageConfig { per_point, seed, ..config.images });
+            self.see_sites(nested.trace);
+            self.crash(nested, &ImageConfig { per_point, seed, ..config.images });
         });
+        // It has succeeded before; only a subject that is not deterministic fails now.
         done.expect("the step came from this recording");
         ControlFlow::Continue(())
     }
 
-    /// Reports what recovery from `image` said, for the crash that loses as little as possible.
-    fn violation(
-        &self,
-        level: &Level<'_, S::History>,
-        image: &Image<'_>,
-        message: String,
-    ) -> Violation {
-        const TRIES: usize = 64;
-        let seed = self.campaign.seed;
-        let mut steps = level.path_with(&Step::of(image));
-        let Ok(Some(mut found)) = self.campaign.follow(self.root, &steps) else {
-            let message =
-                format!("{message} (did not happen again: the subject is not deterministic)");
-            let story = self.campaign.describe(level, image);
-            return Violation { message, story, replay: Replay { seed, steps } };
-        };
-        let lossy = image
-            .items()
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| image.choices[*at] != image.whole(*at));
-        for (at, item) in lossy.take(TRIES) {
-            let mut fewer = steps.clone();
-            let last = fewer.last_mut().expect("at least this crash");
-            last.set(item.offset, image.whole(at));
-            if let Ok(Some(violation)) = self.campaign.follow(self.root, &fewer) {
-                (found, steps) = (violation, fewer);
-            }
+    /// Reports what recovery said, for the crash that deviates as little as possible from one that loses nothing,
+    /// or from one that loses everything.
+    fn violation(&self, level: &Level<'_, S::History>, step: Step, wrong: Wrong) -> Violation {
+        let steps = level.path_with(&step);
+        if self.quick {
+            let (story, replay) = (String::new(), self.campaign.replay_of(steps));
+            return Violation { message: wrong.what, oracle: wrong.oracle, story, replay };
         }
-        found
+        if let Ok(Some(found)) = self.campaign.follow(self.root, &steps) {
+            return shrink::least_deviation(self.campaign, self.root, found);
+        }
+        Violation {
+            message: format!(
+                "{} (did not happen again: the subject is not deterministic)",
+                wrong.what
+            ),
+            oracle: wrong.oracle,
+            story: String::new(),
+            replay: self.campaign.replay_of(steps),
+        }
     }
 }
 
 /// Hashes the set of places that the records come from.
 fn shape(records: &[Record]) -> u64 {
     let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
-    let sites =
-        changes.map(|record| u64::from(record.site.line()) << 32 | u64::from(record.site.column()));
-    sites.collect::<BTreeSet<_>>().into_iter().fold(0, fold)
+    look_of(changes.map(|record| record.site))
 }
 
 /// Runs `code`; a panic in it is an error in words.
-fn catch<R>(what: &str, code: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
+fn catch<R>(what: &str, code: impl FnOnce() -> Result<R, Wrong>) -> Result<R, Wrong> {
     let result = catch_unwind(AssertUnwindSafe(code));
-    let result = result.unwrap_or_else(|payload| Err(format!("panicked: {}", said(&*payload))));
-    result.map_err(|message| format!("{what}: {message}"))
+    let result = result.unwrap_or_else(|payload| {
+        let said = said(&*payload);
+        let oracle = if said.contains("stuck") { "bounded steps" } else { "no panic" };
+        Err(Wrong::new(oracle, format!("panicked: {said}")))
+    });
+    result.map_err(|wrong| Wrong { what: format!("{what}: {}", wrong.what), ..wrong })
 }
 
 /// What a panic said.

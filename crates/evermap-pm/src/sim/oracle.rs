@@ -157,10 +157,15 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     /// The states in which a crash at `point` may leave `key`. Empty if what the operations answered is
     /// impossible already.
     pub fn allowed(&self, key: &K, point: &CrashPoint) -> BTreeSet<Option<u64>> {
+        self.outcomes(key, point, false)
+    }
+
+    fn outcomes(&self, key: &K, point: &CrashPoint, synced: bool) -> BTreeSet<Option<u64>> {
         let calls = self.calls();
         let list = calls.by_key.get(key).map_or(&[][..], |list| list);
         let mut intervals: Vec<Interval> = list
             .iter()
+            .filter(|call| !synced || point.synced(call.number))
             .filter_map(|call| {
                 let span = point.op(call.number)?;
                 let end = span.end.filter(|end| *end < point.record()).unwrap_or(usize::MAX);
@@ -171,23 +176,26 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         outcomes(self.start.get(key).copied(), &intervals)
     }
 
+    /// Whether `key` may be in the state `found` after the crash at `point` if nothing but what was synced is
+    /// left.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_synced(
+        &self,
+        key: &K,
+        point: &CrashPoint,
+        found: Option<u64>,
+    ) -> Result<(), String> {
+        judge(key, self.outcomes(key, point, true), found)
+    }
+
     /// Whether a crash at `point` may leave `key` in the state `found`.
     ///
     /// # Errors
     /// What was found and what would be allowed, in words.
     pub fn check(&self, key: &K, point: &CrashPoint, found: Option<u64>) -> Result<(), String> {
-        let allowed = self.allowed(key, point);
-        if allowed.contains(&found) {
-            return Ok(());
-        }
-        let allowed: Vec<String> = allowed.into_iter().map(show).collect();
-        let found = show(found);
-        Err(match allowed.len() {
-            0 => format!(
-                "key {key:?}: its operations contradict each other already before the crash"
-            ),
-            _ => format!("key {key:?}: found {found}, allowed: {}", allowed.join(" or ")),
-        })
+        judge(key, self.allowed(key, point), found)
     }
 
     fn returned(&self, number: u64, outcome: Outcome) {
@@ -200,6 +208,22 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     fn calls(&self) -> MutexGuard<'_, Calls<K>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn judge<K: Debug>(
+    key: &K,
+    allowed: BTreeSet<Option<u64>>,
+    found: Option<u64>,
+) -> Result<(), String> {
+    if allowed.contains(&found) {
+        return Ok(());
+    }
+    let allowed: Vec<String> = allowed.into_iter().map(show).collect();
+    let found = show(found);
+    Err(match allowed.len() {
+        0 => format!("key {key:?}: its operations contradict each other already before the crash"),
+        _ => format!("key {key:?}: found {found}, allowed: {}", allowed.join(" or ")),
+    })
 }
 
 fn show(state: Option<u64>) -> String {

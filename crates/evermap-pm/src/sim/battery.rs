@@ -1,0 +1,188 @@
+//! All campaigns on one structure, whatever their types: to run them, their mutants and their replays by name.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::campaign::{self, Config};
+use super::mutants::{self, Fate, Sweep};
+use super::mutation::Mutation;
+use super::replay::Replay;
+use super::report::{Report, Violation};
+use super::subject::Subject;
+
+/// All campaigns on one structure.
+pub struct Battery {
+    /// The structure's name.
+    pub name: &'static str,
+    /// Its campaigns.
+    pub trials: Vec<Box<dyn Trial>>,
+    /// Mistakes that it carries in itself: see [`Medium::mutant`](crate::Medium::mutant).
+    pub planted: &'static [&'static str],
+}
+
+/// One campaign on a structure.
+pub trait Trial {
+    /// What tells it from the others of its battery.
+    fn name(&self) -> &str;
+
+    /// How it loses data, and how much it tries.
+    fn config(&self) -> &Config;
+
+    /// Crashes the workloads of so many seeds, beginning with its own first one.
+    fn run(&self, seeds: u64) -> Report;
+
+    /// Gets ready for mutants, with so many seeds.
+    ///
+    /// # Errors
+    /// The report, if something goes wrong without any mistake.
+    fn prepare(&self, seeds: u64) -> Result<Box<dyn Prepared + '_>, Box<Report>>;
+
+    /// Looks whether a mistake that the structure carries in itself is noticed, with so many seeds.
+    fn fate_of_planted(&self, name: &'static str, seeds: u64) -> Fate;
+
+    /// See [`campaign::replay`].
+    ///
+    /// # Errors
+    /// If the program no longer does what it did when the replay was written.
+    fn replay(&self, replay: &Replay) -> Result<Option<Violation>, String>;
+
+    /// Crashes the workload of a replay everywhere.
+    ///
+    /// # Errors
+    /// If it has calls that are none.
+    fn run_replayed(&self, replay: &Replay) -> Result<Report, String>;
+}
+
+/// A campaign that is ready for mutants.
+pub trait Prepared {
+    /// What crashing the right program has shown.
+    fn report(&self) -> &Report;
+
+    /// Every mistake that can be made.
+    fn mutations(&self) -> BTreeSet<Mutation>;
+
+    /// Looks whether a mistake is noticed.
+    fn fate(&self, mutation: Mutation) -> Fate;
+}
+
+/// A campaign on a subject.
+pub struct On<S> {
+    name: &'static str,
+    subject: S,
+    config: Config,
+    first_seed: u64,
+    parallel: bool,
+}
+
+impl<S: Subject> On<S> {
+    /// A campaign whose seeds begin with `first_seed`.
+    pub fn new(name: &'static str, subject: S, config: Config, first_seed: u64) -> Self {
+        On { name, subject, config, first_seed, parallel: false }
+    }
+
+    /// The same for a subject whose threads run in parallel: mutants then run again, under schedules made for them.
+    pub fn in_parallel(self) -> Self {
+        On { parallel: true, ..self }
+    }
+
+    fn seeds(&self, count: u64) -> Range<u64> {
+        self.first_seed..self.first_seed + count
+    }
+}
+
+impl<S: Subject> Trial for On<S> {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn run(&self, seeds: u64) -> Report {
+        campaign::run(&self.subject, &self.config, self.seeds(seeds))
+    }
+
+    fn prepare(&self, seeds: u64) -> Result<Box<dyn Prepared + '_>, Box<Report>> {
+        let sweep = Sweep::new(&self.subject, &self.config, self.seeds(seeds))?;
+        Ok(Box::new(Ready { on: self, sweep, seeds: self.seeds(seeds) }))
+    }
+
+    fn fate_of_planted(&self, name: &'static str, seeds: u64) -> Fate {
+        mutants::fate_of_planted(&self.subject, &self.config, name, self.seeds(seeds))
+    }
+
+    fn replay(&self, replay: &Replay) -> Result<Option<Violation>, String> {
+        campaign::replay(&self.subject, &self.config, replay)
+    }
+
+    fn run_replayed(&self, replay: &Replay) -> Result<Report, String> {
+        campaign::run_replayed(&self.subject, &self.config, replay)
+    }
+}
+
+struct Ready<'t, S: Subject> {
+    on: &'t On<S>,
+    sweep: Sweep<'t, S>,
+    seeds: Range<u64>,
+}
+
+impl<S: Subject> Prepared for Ready<'_, S> {
+    fn report(&self) -> &Report {
+        self.sweep.report()
+    }
+
+    fn mutations(&self) -> BTreeSet<Mutation> {
+        self.sweep.mutations()
+    }
+
+    fn fate(&self, mutation: Mutation) -> Fate {
+        match self.sweep.fate(mutation) {
+            Fate::Survived(images) if self.on.parallel => {
+                let On { subject, config, .. } = self.on;
+                let again =
+                    mutants::fate_in_parallel(subject, config, mutation, self.seeds.clone());
+                if again == Fate::NoChange { Fate::Survived(images) } else { again }
+            }
+            fate => fate,
+        }
+    }
+}
+
+impl Battery {
+    /// The same for all that is said of a campaign in files.
+    pub fn name_of(&self, trial: &dyn Trial) -> String {
+        format!("{}/{}", self.name, trial.name())
+    }
+
+    /// Runs one of its campaigns, so that violations name it.
+    pub fn run(&self, trial: &dyn Trial, seeds: u64) -> Report {
+        let mut report = trial.run(seeds);
+        for violation in &mut report.violations {
+            violation.replay.subject = Some(self.name_of(trial));
+        }
+        report
+    }
+
+    /// Replays the text of a file: first exactly, if the program still comes by there, then by crashing its workload
+    /// everywhere.
+    ///
+    /// # Errors
+    /// What goes wrong, or that the text is none of a replay of this battery.
+    pub fn replay(&self, text: &str) -> Result<(), String> {
+        let replay: Replay = text.parse()?;
+        let name = replay.subject.as_deref().unwrap_or_default();
+        let trial = self.trials.iter().find(|trial| self.name_of(&***trial) == name);
+        let Some(trial) = trial else {
+            let known: Vec<&str> = self.trials.iter().map(|trial| trial.name()).collect();
+            let known = known.join(", ");
+            return Err(format!("unknown subject `{name}`; {} has: {known}", self.name));
+        };
+        // A mended program seldom has the same crash.
+        if let Ok(Some(violation)) = trial.replay(&replay) {
+            return Err(violation.to_string());
+        }
+        let report = trial.run_replayed(&replay)?;
+        if report.is_clean() { Ok(()) } else { Err(report.to_string()) }
+    }
+}
