@@ -4,9 +4,11 @@
 //! * [`workload`]: seeded keys and the phases they are used in;
 //! * [`micro`]: the driver: interleaved rounds, pinned threads, every answer checked;
 //! * [`load_factor`]: load factor and space while a table grows;
+//! * [`crash`]: crash campaigns, and mistakes that they must notice;
 //! * [`limits`]: what the machine itself can do, as a yardstick;
 //! * [`output`]: JSON lines for programs, tables for people.
 
+pub mod crash;
 mod error;
 mod hash;
 mod indexed;
@@ -26,6 +28,7 @@ pub mod output;
 pub mod subject;
 pub mod workload;
 
+pub use crash::{CrashConfig, run_crash};
 pub use error::LabError;
 pub use load_factor::{LoadFactorConfig, LoadFactorReport, run_load_factor};
 pub use micro::{MicroConfig, MicroReport, run_micro, run_micro_on};

@@ -4,7 +4,7 @@
 //! [scheduler](crate::sim::schedule) can take the place of the operating system's: a thread that it governs
 //! hands over instead of waiting. Elsewhere these locks are those of the standard library, and cost the same.
 
-use std::sync::{LockResult, TryLockError};
+use std::sync::{LockResult, TryLockError, TryLockResult};
 
 pub use std::sync::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
@@ -37,6 +37,15 @@ impl<T: ?Sized> Mutex<T> {
     #[inline]
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
         acquire(|| self.0.try_lock(), || self.0.lock())
+    }
+
+    /// Takes the lock if nobody has it.
+    ///
+    /// # Errors
+    /// Somebody has it, or a thread panicked while it had.
+    #[inline]
+    pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+        self.0.try_lock()
     }
 }
 
@@ -74,7 +83,7 @@ impl<T: ?Sized> RwLock<T> {
 /// Tries, and waits in the way that the scheduler wants.
 #[inline]
 fn acquire<G>(
-    attempt: impl Fn() -> Result<G, TryLockError<G>>,
+    attempt: impl Fn() -> TryLockResult<G>,
     wait: impl FnOnce() -> LockResult<G>,
 ) -> LockResult<G> {
     loop {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::campaign::{self, Config};
+use super::durable::Model;
 use super::mutants::{self, Fate, Sweep};
 use super::mutation::Mutation;
 use super::replay::Replay;
@@ -21,12 +22,15 @@ pub struct Battery {
 }
 
 /// One campaign on a structure.
-pub trait Trial {
+pub trait Trial: Send + Sync {
     /// What tells it from the others of its battery.
     fn name(&self) -> &str;
 
     /// How it loses data, and how much it tries.
     fn config(&self) -> &Config;
+
+    /// How many seeds it takes for one of other campaigns: where each is worth little.
+    fn seeds_for_one(&self) -> u64;
 
     /// Crashes the workloads of so many seeds, beginning with its own first one.
     fn run(&self, seeds: u64) -> Report;
@@ -54,7 +58,7 @@ pub trait Trial {
 }
 
 /// A campaign that is ready for mutants.
-pub trait Prepared {
+pub trait Prepared: Send + Sync {
     /// What crashing the right program has shown.
     fn report(&self) -> &Report;
 
@@ -90,13 +94,20 @@ impl<S: Subject> On<S> {
     }
 }
 
-impl<S: Subject> Trial for On<S> {
+impl<S> Trial for On<S>
+where
+    S: Subject<Call: Sync, History: Send + Sync> + Send + Sync,
+{
     fn name(&self) -> &str {
         self.name
     }
 
     fn config(&self) -> &Config {
         &self.config
+    }
+
+    fn seeds_for_one(&self) -> u64 {
+        if self.parallel { 25 } else { 1 }
     }
 
     fn run(&self, seeds: u64) -> Report {
@@ -127,7 +138,10 @@ struct Ready<'t, S: Subject> {
     seeds: Range<u64>,
 }
 
-impl<S: Subject> Prepared for Ready<'_, S> {
+impl<S> Prepared for Ready<'_, S>
+where
+    S: Subject<History: Send + Sync> + Send + Sync,
+{
     fn report(&self) -> &Report {
         self.sweep.report()
     }
@@ -149,7 +163,58 @@ impl<S: Subject> Prepared for Ready<'_, S> {
     }
 }
 
+/// Campaigns of one battery that are ready for mutants.
+pub struct Mutants<'b> {
+    ready: Vec<(&'b str, Box<dyn Prepared + 'b>)>,
+}
+
+impl Mutants<'_> {
+    /// Every mistake that can be made in any of the campaigns.
+    pub fn mutations(&self) -> BTreeSet<Mutation> {
+        self.ready.iter().flat_map(|(_, ready)| ready.mutations()).collect()
+    }
+
+    /// Looks whether any of the campaigns notices a mistake, and which.
+    pub fn fate(&self, mutation: Mutation) -> (Fate, Option<&str>) {
+        let mut fate = Fate::NoChange;
+        for (name, ready) in &self.ready {
+            match (ready.fate(mutation), &mut fate) {
+                (Fate::NoChange, _) => {}
+                (Fate::Survived(more), Fate::Survived(images)) => *images += more,
+                (Fate::Survived(images), fate) => *fate = Fate::Survived(images),
+                (killed, _) => return (killed, Some(name)),
+            }
+        }
+        (fate, None)
+    }
+}
+
 impl Battery {
+    /// Gets all campaigns ready for mutants that such mutants concern, each with so many times its seeds.
+    ///
+    /// # Errors
+    /// The report, if something goes wrong without any mistake.
+    pub fn mutants(&self, seeds: u64) -> Result<Mutants<'_>, Box<Report>> {
+        let concerned = self.trials.iter().filter(|trial| trial.config().images.model == Model::Adr);
+        let ready = concerned.map(|trial| {
+            let seeds = seeds * trial.seeds_for_one();
+            trial.prepare(seeds).map(|ready| (trial.name(), ready))
+        });
+        Ok(Mutants { ready: ready.collect::<Result<_, Box<Report>>>()? })
+    }
+
+    /// Looks whether any campaign notices a mistake that the structure carries in itself, and which.
+    pub fn fate_of_planted(&self, name: &'static str, seeds: u64) -> (Fate, Option<&str>) {
+        let mut images = 0;
+        for trial in &self.trials {
+            match trial.fate_of_planted(name, seeds * trial.seeds_for_one()) {
+                Fate::Survived(more) => images += more,
+                fate => return (fate, Some(trial.name())),
+            }
+        }
+        (Fate::Survived(images), None)
+    }
+
     /// The same for all that is said of a campaign in files.
     pub fn name_of(&self, trial: &dyn Trial) -> String {
         format!("{}/{}", self.name, trial.name())

@@ -3,7 +3,9 @@
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::Once;
 
 use super::coverage::{PairSearch, Pruner, Pruning, look_of};
 use super::frontier::Frontier;
@@ -13,7 +15,7 @@ use super::mutation::Mutation;
 use super::replay::{Replay, Step};
 use super::report::{Report, Violation};
 use super::rng::{Rng, fold};
-use super::schedule::{Schedule, Strategy};
+use super::schedule::{Schedule, Strategy, is_governed};
 use super::shrink;
 use super::subject::{Subject, Wrong};
 use super::trace::{Event, Record, Site, Trace};
@@ -89,7 +91,8 @@ const FEW_IMAGES: u64 = 8;
 
 /// Runs the workloads of `seeds` and verifies the structure after every crash.
 ///
-/// Panics of the subject are caught and reported; the process's panic hook sees them first.
+/// Panics of the subject are caught and reported; the process's panic hook sees them first, unless
+/// [`keep_panics_quiet`] was called.
 pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
     for seed in seeds {
@@ -947,6 +950,25 @@ impl<'r, S: Subject> Run<'r, S> {
     }
 }
 
+thread_local! {
+    /// Whether a panic of this thread is about to be caught.
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps the process's panic hook from seeing panics that campaigns catch and report: for programs that run many of
+/// them. Others it sees as before.
+pub fn keep_panics_quiet() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !CATCHING.get() && !is_governed() {
+                before(panic);
+            }
+        }));
+    });
+}
+
 /// Hashes the set of places that the records come from.
 fn shape(records: &[Record]) -> u64 {
     let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
@@ -955,7 +977,9 @@ fn shape(records: &[Record]) -> u64 {
 
 /// Runs `code`; a panic in it is an error in words.
 fn catch<R>(what: &str, code: impl FnOnce() -> Result<R, Wrong>) -> Result<R, Wrong> {
+    CATCHING.set(true);
     let result = catch_unwind(AssertUnwindSafe(code));
+    CATCHING.set(false);
     let result = result.unwrap_or_else(|payload| {
         let said = said(&*payload);
         let oracle = if said.contains("stuck") { "bounded steps" } else { "no panic" };

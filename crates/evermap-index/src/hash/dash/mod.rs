@@ -100,6 +100,9 @@ pub type WideStash<K, M> = DashEh<K, M, 64, 4>;
 /// For stores: variable-length keys.
 pub type DashBytes<M> = DashEh<Bytes, M>;
 
+/// Mistakes that this index carries in itself for tests: see [`Medium::mutant`]. The names are those of `docs/dash.md`.
+pub const MUTANTS: &[&str] = &[];
+
 /// Keys looked up together in [`Index::get_many`].
 const BATCH: usize = 32;
 

@@ -1,0 +1,290 @@
+//! Crash campaigns on everything that persists, by name.
+//!
+//! Each structure is crashed by all campaigns of its battery: one thread and several, power loss in persistent memory,
+//! death of the process, power loss above the page cache. Then mistakes are made in it, one at a time, which a
+//! campaign must notice.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use evermap_index::hash::dash;
+use evermap_index::testkit::crash::{battery, oracle};
+use evermap_index::testkit::{Numbered, PoolSubject};
+use evermap_pm::Medium;
+use evermap_pm::sim::battery::Battery;
+use evermap_pm::sim::campaign::keep_panics_quiet;
+use evermap_pm::sim::mutants::Fate;
+use evermap_pm::sim::{Mutation, Report, Violation};
+use serde::Serialize;
+
+use crate::LabError;
+
+/// A structure that can be crashed.
+pub struct Crashable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub about: &'static str,
+    battery: fn() -> Battery,
+}
+
+struct TinyDash;
+
+impl<K: Numbered> PoolSubject<K> for TinyDash {
+    type Index<M: Medium> = dash::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> dash::Config {
+        dash::Config { initial_depth: 0 }
+    }
+}
+
+/// Everything that can be crashed.
+pub const CRASHABLE: [Crashable; 1] = [Crashable {
+    name: "dash-eh",
+    about: "Dash-EH with segments of 4 buckets, its heap and its region",
+    battery: || battery("dash-eh", dash::MUTANTS, TinyDash),
+}];
+
+/// What to crash, and how much.
+#[derive(Clone, Debug)]
+pub struct CrashConfig {
+    /// Names of structures; all if there is none.
+    pub indexes: Vec<String>,
+    /// Seeds of each campaign; campaigns of parallel threads take 25 for one.
+    pub seeds: u64,
+    /// Whether to make mistakes.
+    pub mutants: bool,
+    /// Threads that share the work.
+    pub threads: usize,
+}
+
+/// Who wants to know how far it is.
+pub trait Watch: Sync {
+    /// So many more steps are to be done.
+    fn more(&self, _steps: u64) {}
+
+    /// A step is done; this is what is next, or came of it.
+    fn done(&self, _what: &str) {}
+}
+
+/// A violation, in short.
+#[derive(Clone, Debug, Serialize)]
+pub struct Found {
+    /// By which rule.
+    pub oracle: &'static str,
+    /// What was wrong.
+    pub message: String,
+    /// The whole story.
+    pub story: String,
+    /// What `cargo test` replays, if it is put into a folder of replays.
+    pub replay: String,
+}
+
+impl From<&Violation> for Found {
+    fn from(violation: &Violation) -> Self {
+        Found {
+            oracle: violation.oracle,
+            message: violation.message.clone(),
+            story: violation.story.clone(),
+            replay: violation.replay.to_string(),
+        }
+    }
+}
+
+/// A mistake that no campaign noticed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Survivor {
+    /// The mistake.
+    pub mutant: String,
+    /// Why it makes no difference, if that is known.
+    pub explanation: Option<String>,
+}
+
+/// What came of crashing one structure.
+#[derive(Clone, Debug, Serialize)]
+pub struct CrashReport {
+    /// Always `crash`.
+    pub experiment: &'static str,
+    /// Name of the structure.
+    pub index: &'static str,
+    /// Workloads.
+    pub seeds: u64,
+    /// Operations in them.
+    pub operations: u64,
+    /// Points at which they were crashed.
+    pub crash_points: u64,
+    /// How many of these were enumerated exhaustively, 0 to 1.
+    pub exhaustive: f64,
+    /// Images recovered and verified, nested ones included.
+    pub images: u64,
+    /// Images of crashes of recoveries.
+    pub nested_images: u64,
+    /// Pairs of stores of which the later one was there and the earlier one lost.
+    pub pairs_tried: u64,
+    /// All pairs of stores for which that is possible.
+    pub pairs: u64,
+    /// Structure changes in the workloads, by name.
+    pub work: BTreeMap<&'static str, u64>,
+    /// What recovery did, by name: after the first crash, and after a nested one.
+    pub recovery: BTreeMap<&'static str, [u64; 2]>,
+    /// Orders in which threads ran.
+    pub schedules: u64,
+    /// The rules by which images were judged.
+    pub oracles: Vec<&'static str>,
+    /// Images after which something was wrong.
+    pub violations: u64,
+    /// What was wrong, each kind once.
+    pub found: Vec<Found>,
+    /// Mistakes that were made.
+    pub mutants: u64,
+    /// Mistakes that were noticed.
+    pub killed: u64,
+    /// How many were noticed by each rule.
+    pub killed_by: BTreeMap<&'static str, u64>,
+    /// Mistakes that leave no recording with another crash.
+    pub unchanged: Vec<String>,
+    /// Mistakes that were not noticed.
+    pub survivors: Vec<Survivor>,
+    /// Seconds for the campaigns, over all threads together.
+    pub seconds: f64,
+    /// Seconds for the mistakes, over all threads together.
+    pub mutant_seconds: f64,
+}
+
+/// Crashes what `config` says.
+///
+/// # Errors
+/// `UnknownIndex`, `Config`.
+pub fn run_crash(config: &CrashConfig, watch: &dyn Watch) -> Result<Vec<CrashReport>, LabError> {
+    if config.seeds == 0 || config.threads == 0 {
+        return Err(LabError::Config("at least one seed and one thread".into()));
+    }
+    let chosen: Vec<&Crashable> = if config.indexes.is_empty() {
+        CRASHABLE.iter().collect()
+    } else {
+        config.indexes.iter().map(|name| find(name)).collect::<Result<_, _>>()?
+    };
+    keep_panics_quiet();
+    Ok(chosen.into_iter().map(|crashable| crash(crashable, config, watch)).collect())
+}
+
+fn find(name: &str) -> Result<&'static Crashable, LabError> {
+    let known = || CRASHABLE.iter().map(|crashable| crashable.name).collect();
+    CRASHABLE
+        .iter()
+        .find(|crashable| crashable.name == name)
+        .ok_or_else(|| LabError::UnknownIndex { name: name.to_owned(), known: known() })
+}
+
+fn crash(crashable: &Crashable, config: &CrashConfig, watch: &dyn Watch) -> CrashReport {
+    let battery = &(crashable.battery)();
+    let trials = &battery.trials;
+    watch.more(trials.len() as u64);
+    let reports = share(config.threads, trials.len(), |at| {
+        let trial = &*trials[at];
+        let start = Instant::now();
+        let report = battery.run(trial, config.seeds * trial.seeds_for_one());
+        watch.done(&format!("{}: {} images", battery.name_of(trial), report.images));
+        (report, start.elapsed().as_secs_f64())
+    });
+    let seconds = reports.iter().map(|(_, seconds)| seconds).sum();
+    let mut all = Report::default();
+    reports.into_iter().for_each(|(report, _)| all.merge(report));
+    let mut report = summary(crashable.name, &all, seconds);
+    if config.mutants && all.is_clean() {
+        make_mistakes(battery, config, watch, &mut report);
+    }
+    report
+}
+
+fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
+    let (pairs_tried, pairs) = all.pairs();
+    CrashReport {
+        experiment: "crash",
+        index,
+        seeds: all.seeds,
+        operations: all.ops,
+        crash_points: all.points,
+        exhaustive: all.exhaustive_points as f64 / all.points.max(1) as f64,
+        images: all.images,
+        nested_images: all.nested_images,
+        pairs_tried,
+        pairs,
+        work: all.work.clone(),
+        recovery: all.actions.clone(),
+        schedules: all.schedules.iter().filter(|&&order| order != 0).count() as u64,
+        oracles: oracle::ALL.to_vec(),
+        violations: all.failed_images,
+        found: all.violations.iter().map(Found::from).collect(),
+        mutants: 0,
+        killed: 0,
+        killed_by: BTreeMap::new(),
+        unchanged: Vec::new(),
+        survivors: Vec::new(),
+        seconds,
+        mutant_seconds: 0.0,
+    }
+}
+
+fn make_mistakes(
+    battery: &Battery,
+    config: &CrashConfig,
+    watch: &dyn Watch,
+    report: &mut CrashReport,
+) {
+    // The campaigns were clean; with fewer seeds they are too.
+    let Ok(mutants) = battery.mutants(config.seeds.min(2)) else { return };
+    let planted = battery.planted.iter().map(|&name| Mutation::Planted(name));
+    let mutations: Vec<Mutation> = mutants.mutations().into_iter().chain(planted).collect();
+    watch.more(mutations.len() as u64);
+    let fates = share(config.threads, mutations.len(), |at| {
+        let start = Instant::now();
+        let (fate, trial) = match mutations[at] {
+            Mutation::Planted(name) => battery.fate_of_planted(name, config.seeds),
+            mutation => mutants.fate(mutation),
+        };
+        let by = trial.map_or(String::new(), |trial| format!(" ({trial})"));
+        watch.done(&format!("{}: {fate}{by}", mutations[at]));
+        (fate, start.elapsed().as_secs_f64())
+    });
+    report.mutants = mutations.len() as u64;
+    for (mutation, (fate, seconds)) in mutations.into_iter().zip(fates) {
+        report.mutant_seconds += seconds;
+        match fate {
+            Fate::Killed(kill) => {
+                report.killed += 1;
+                *report.killed_by.entry(kill.oracle).or_default() += 1;
+            }
+            Fate::NoChange => report.unchanged.push(mutation.to_string()),
+            Fate::Survived(_) => {
+                let explanation = None;
+                report.survivors.push(Survivor { mutant: mutation.to_string(), explanation });
+            }
+        }
+    }
+}
+
+/// Does `count` things on so many threads; answers in order.
+fn share<R: Send>(threads: usize, count: usize, act: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::with_capacity(count));
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(count) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Relaxed);
+                    if at >= count {
+                        return;
+                    }
+                    let result = act(at);
+                    results.lock().expect("no panics while held").push((at, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().expect("no panics while held");
+    results.sort_by_key(|(at, _)| *at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
