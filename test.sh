@@ -10,6 +10,9 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     missing=()
     command -v cc >/dev/null || missing+=(build-essential)
     python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3 python3-venv)
+    # The laboratory's page is looked at in a browser, and RocksDB measured.
+    command -v chromium >/dev/null || missing+=(chromium)
+    ls /usr/lib/*/librocksdb.so >/dev/null 2>&1 || missing+=(librocksdb-dev)
     if [ ${#missing[@]} -gt 0 ]; then
         step "installing ${missing[*]}"
         apt-get update -qq

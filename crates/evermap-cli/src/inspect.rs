@@ -74,6 +74,7 @@ fn stat_as_json(stat: &Stat) -> Value {
     json!({
         "path": stat.path.as_ref().map(|path| path.to_string_lossy()),
         "file_system": stat.file_system,
+        "index": stat.index.to_string(),
         "durability": stat.durability.to_string(),
         "medium": stat.medium,
         "records": stat.records.value,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use evermap::{Error, Evermap};
+use evermap::{Error, Evermap, IndexKind};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressStyle};
 
 use crate::failure::Failure;
@@ -31,6 +31,9 @@ pub(crate) struct Load {
     /// What the lines are [default: jsonl for *.jsonl, *.ndjson and *.json, otherwise tsv]
     #[arg(long, value_enum)]
     format: Option<Format>,
+    /// Kind of index for a new store: dash-eh, ...; one that exists keeps its own
+    #[arg(long, value_name = "NAME", default_value_t)]
+    index: IndexKind,
     /// Pass over lines that are no records
     #[arg(long)]
     skip_bad: bool,
@@ -54,7 +57,7 @@ impl Load {
         };
         let name = file.map_or("standard input".to_owned(), |file| file.display().to_string());
         let format = self.format.or(file.map(Format::of)).unwrap_or(Format::Tsv);
-        let map = self.store.open_or_create()?;
+        let map = self.store.open_or_create(self.index)?;
         let input = progress_bar(bytes).wrap_read(input);
         let mut loading = Loading {
             map: &map,

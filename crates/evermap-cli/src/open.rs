@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use evermap::{Evermap, Options};
+use evermap::{Evermap, IndexKind, Options};
 
 use crate::failure::Failure;
 
@@ -52,9 +52,9 @@ impl StoreArguments {
         self.open_with(Options::new().create(false))
     }
 
-    /// Opens a store, or makes it.
-    pub(crate) fn open_or_create(&self) -> Result<Evermap, Failure> {
-        self.open_with(Options::new())
+    /// Opens a store, or makes it with such an index.
+    pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Evermap, Failure> {
+        self.open_with(Options::new().index(index))
     }
 
     fn open_with(&self, options: Options) -> Result<Evermap, Failure> {

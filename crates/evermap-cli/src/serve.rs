@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use evermap::{Evermap, Options, Summary};
+use evermap::{Evermap, IndexKind, Options, Summary};
 use evermap_server::server::ITEM_SIZE_LIMIT;
 use evermap_server::{Config, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
     /// What the items are to survive
     #[arg(long, value_enum, default_value_t, value_name = "LEVEL")]
     durability: Durability,
+    /// Kind of index for a new store: dash-eh, ...; one that exists keeps its own
+    #[arg(long, value_name = "NAME", default_value_t)]
+    index: IndexKind,
     #[command(flatten)]
     suspect: SuspectArguments,
     /// Largest item, up to 64M
@@ -97,7 +100,7 @@ impl Arguments {
     }
 
     fn open(&self) -> Result<Evermap, Failure> {
-        let mut options = self.suspect.apply(Options::new());
+        let mut options = self.suspect.apply(Options::new()).index(self.index);
         if let Some(memory) = self.memory {
             options = options.max_bytes(memory);
         }

@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
+use evermap::IndexKind;
+
 use crate::failure::Failure;
 use crate::open::StoreArguments;
 use crate::{DONE, NO};
@@ -56,7 +58,7 @@ impl Put {
             Some(value) if value != "-" => value.as_bytes().to_vec(),
             _ => read_input()?,
         };
-        let map = self.store.open_or_create()?;
+        let map = self.store.open_or_create(IndexKind::default())?;
         map.put(self.key.as_bytes(), &value)?;
         map.close()?;
         Ok(DONE)

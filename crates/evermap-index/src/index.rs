@@ -202,6 +202,9 @@ pub trait Persistent<M: Medium>: Sized {
     /// `NoSpace`.
     fn create(pool: Arc<Pool<M>>, root: usize, config: Self::Config) -> Result<Self>;
 
+    /// Whether root slot `root` names an index of this kind, with these keys and this geometry.
+    fn is_at(pool: &Pool<M>, root: usize) -> bool;
+
     /// Opens the index in root slot `root`. O(1): segments are recovered when first touched.
     ///
     /// # Errors

@@ -22,6 +22,9 @@ pub trait Key: 'static {
     /// Whether words name heap records, so that reachability and space follow them.
     const WORDS_ARE_RECORDS: bool;
 
+    /// Which ideas of Dash look-ups of such keys do without. Nothing, unless somebody measures what they are worth.
+    const WITHOUT: Without = Without::NOTHING;
+
     /// The hash that places the key. Uniform in all 64 bits.
     fn hash(key: Self::Ref<'_>, seed: u64) -> u64;
 
@@ -36,6 +39,20 @@ pub trait Key: 'static {
 
     /// Brings what [`matches`](Key::matches) will read towards the cache.
     fn prefetch<M: Medium>(medium: &M, word: u64);
+}
+
+/// Ideas of an index that are left out, to measure what they are worth. What they need is still written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Without {
+    /// Every record of a bucket is compared, whatever its fingerprint.
+    pub fingerprints: bool,
+    /// The whole stash is searched for every key that is not in its buckets, whatever they say about the stash.
+    pub overflow_metadata: bool,
+}
+
+impl Without {
+    /// Everything is used.
+    pub const NOTHING: Without = Without { fingerprints: false, overflow_metadata: false };
 }
 
 impl Key for u64 {

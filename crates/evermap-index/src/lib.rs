@@ -5,17 +5,21 @@
 //! the on-media structures, and one file for each structural idea.
 //!
 //! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
-//! [`record`] (variable-length keys in the heap).
+//! [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable before they are visible).
 
 pub mod fingerprint;
 pub mod hash;
 pub mod index;
 pub mod key;
+pub mod recipe;
 pub mod record;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
-pub use hash::dash::DashEh;
+pub use hash::cceh::Cceh;
+pub use hash::clht::Clht;
+pub use hash::dash::{DashEh, DashLh};
+pub use hash::level::Level;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
-pub use key::{Bytes, Key};
+pub use key::{Bytes, Key, Without};

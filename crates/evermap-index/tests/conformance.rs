@@ -1,10 +1,14 @@
 //! Every index passes the conformance kit.
 
-use evermap_index::hash::dash::{Config, Tiny};
+use evermap_index::hash::cceh::{self, Cceh, Locking};
+use evermap_index::hash::clht;
+use evermap_index::hash::dash::{Config, Tiny, TinyLh};
+use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
-use evermap_index::{Bytes, DashEh, conformance};
+use evermap_index::{Bytes, Clht, DashEh, DashLh, conformance};
 use evermap_pm::Medium;
+use evermap_pm::medium::Dram;
 
 struct TinyDash;
 
@@ -17,6 +21,53 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 }
 
 conformance!(dash_eh, TinyDash);
+
+struct TinyDashLh;
+
+impl<K: Numbered> PoolSubject<K> for TinyDashLh {
+    type Index<M: Medium> = TinyLh<K, M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        Config { initial_depth: 1 }
+    }
+}
+
+conformance!(dash_lh, TinyDashLh);
+struct TinyCceh(Locking);
+
+impl<K: Numbered> PoolSubject<K> for TinyCceh {
+    type Index<M: Medium> = cceh::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> cceh::Config {
+        cceh::Config { locking: self.0, ..Default::default() }
+    }
+
+    fn always_holds(&self) -> usize {
+        cceh::Tiny::<K, Dram>::ALWAYS_HOLDS
+    }
+}
+
+conformance!(cceh_optimistic, TinyCceh(Locking::Optimistic));
+conformance!(cceh_pessimistic, TinyCceh(Locking::Pessimistic));
+/// Level hashing with two levels of four and two buckets to begin with.
+struct TinyLevel(Resize);
+
+impl<K: Numbered> PoolSubject<K> for TinyLevel {
+    type Index<M: Medium> = level::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> level::Config {
+        level::Config { top_level: 2, resize: self.0 }
+    }
+
+    /// What the four buckets of a key hold.
+    fn always_holds(&self) -> usize {
+        16
+    }
+}
+
+conformance!(level_hashing, TinyLevel(Resize::Incremental));
+conformance!(level_hashing_paper, TinyLevel(Resize::Blocking));
+
 /// The geometry for use, which is the one that costs are promised for.
 struct FullDash;
 
@@ -32,9 +83,24 @@ impl<K: Numbered> PoolSubject<K> for FullDash {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line.
-#[test]
-fn dash_eh_costs() -> Result<(), Failure> {
+/// The same, for Dash-LH.
+struct FullDashLh;
+
+impl<K: Numbered> PoolSubject<K> for FullDashLh {
+    type Index<M: Medium> = DashLh<K, M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are the lines that
+/// these take; so many updates in a hundred keep the promise.
+fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
     let promise = |kind, lines_read, persists, percent| {
         let (lines_flushed, fences) = (persists, persists);
         // A lock is a line written, and so is a lock of the next bucket.
@@ -42,19 +108,136 @@ fn dash_eh_costs() -> Result<(), Failure> {
         let most = Cost { lines_read, lines_written, lines_flushed, fences };
         Promise { kind, most, percent }
     };
+    [
+        promise(Kind::Hit, 3 + directory + record, 0, 95),
+        promise(Kind::Hit, u64::MAX, 0, 100),
+        promise(Kind::Miss, 2 + directory, 0, 95),
+        promise(Kind::Miss, u64::MAX, 0, 100),
+        // The rest moves another record, or splits a segment.
+        promise(Kind::Insert, 3 + directory + record, 2, 90),
+        promise(Kind::Update, u64::MAX, 1, updates),
+        promise(Kind::Remove, u64::MAX, 1, 95),
+    ]
+}
+
+#[test]
+fn dash_eh_costs() -> Result<(), Failure> {
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullDash, config, 10_000, &dash_promises(1, 0, 100))?;
+    counters::<Bytes, _>(&FullDash, config, 10_000, &dash_promises(1, 4, 100))
+}
+
+/// What places the segments is in ordinary memory. Any change may be the first in a segment that has come into use.
+#[test]
+fn dash_lh_costs() -> Result<(), Failure> {
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullDashLh, config, 10_000, &dash_promises(0, 0, 99))?;
+    counters::<Bytes, _>(&FullDashLh, config, 10_000, &dash_promises(0, 4, 99))
+}
+
+/// The geometry for use.
+struct FullCceh(Locking);
+
+impl<K: Numbered> PoolSubject<K> for FullCceh {
+    type Index<M: Medium> = Cceh<K, M>;
+
+    fn config<M: Medium>(&self) -> cceh::Config {
+        cceh::Config { locking: self.0, ..Default::default() }
+    }
+
+    fn always_holds(&self) -> usize {
+        Cceh::<K, Dram>::ALWAYS_HOLDS
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// The directory's entry, the segment's header and four buckets, whatever the operation; a change flushes one line.
+/// Readers that share the lock store to its line, twice.
+#[test]
+fn cceh_costs() -> Result<(), Failure> {
+    let config = &testkit::Config::default();
+    for locking in [Locking::Optimistic, Locking::Pessimistic] {
+        let promise = |kind, lines_read, persists: u64, percent| {
+            let lines_written = if persists == 0 && locking == Locking::Optimistic {
+                0
+            } else {
+                // The lock, and what changed.
+                1 + persists
+            };
+            let (lines_flushed, fences) = (persists, persists);
+            let most = Cost { lines_read, lines_written, lines_flushed, fences };
+            Promise { kind, most, percent }
+        };
+        let promises = |record: u64| {
+            [
+                promise(Kind::Hit, 3 + record, 0, 75),
+                promise(Kind::Hit, 6 + record, 0, 100),
+                promise(Kind::Miss, 6, 0, 100),
+                // The rest splits a segment.
+                promise(Kind::Insert, 6, 1, 98),
+                promise(Kind::Update, 6 + record, 1, 99),
+                promise(Kind::Remove, 6 + record, 1, 99),
+            ]
+        };
+        counters::<u64, _>(&FullCceh(locking), config, 10_000, &promises(0))?;
+        counters::<Bytes, _>(&FullCceh(locking), config, 10_000, &promises(4))?;
+    }
+    Ok(())
+}
+
+/// The geometry for use of Level hashing.
+struct FullLevel;
+
+impl<K: Numbered> PoolSubject<K> for FullLevel {
+    type Index<M: Medium> = evermap_index::Level<K, M>;
+
+    fn config<M: Medium>(&self) -> level::Config {
+        level::Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// Lookups store nothing; whatever changes one word flushes one line, and so does an insert wherever it goes.
+#[test]
+fn level_costs() -> Result<(), Failure> {
+    let promise = |kind, lines_read, persists, percent| {
+        // Its bucket's lock and its home's, two lines of the bucket.
+        let lines_written = if persists == 0 { 0 } else { 4 };
+        let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
+        Promise { kind, most, percent }
+    };
     let promises = |record: u64| {
         [
-            promise(Kind::Hit, 4 + record, 0, 95),
+            promise(Kind::Hit, 9 + record, 0, 95),
             promise(Kind::Hit, u64::MAX, 0, 100),
-            promise(Kind::Miss, 3, 0, 95),
+            // The first lines of four buckets, and what leads there.
+            promise(Kind::Miss, 8, 0, 90),
             promise(Kind::Miss, u64::MAX, 0, 100),
-            // The rest moves another record, or splits a segment.
-            promise(Kind::Insert, 4 + record, 2, 90),
-            promise(Kind::Update, u64::MAX, 1, 100),
+            // The rest moves another record, or takes its share in a growth.
+            promise(Kind::Insert, u64::MAX, 1, 80),
+            promise(Kind::Update, u64::MAX, 1, 95),
             promise(Kind::Remove, u64::MAX, 1, 95),
         ]
     };
     let config = &testkit::Config::default();
-    counters::<u64, _>(&FullDash, config, 10_000, &promises(0))?;
-    counters::<Bytes, _>(&FullDash, config, 10_000, &promises(4))
+    counters::<u64, _>(&FullLevel, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&FullLevel, config, 10_000, &promises(4))
 }
+
+struct TinyClht;
+
+impl<K: Numbered> PoolSubject<K> for TinyClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config { initial_buckets: 4 }
+    }
+}
+
+conformance!(p_clht, TinyClht);

@@ -1,8 +1,11 @@
 //! Every persistent index survives every crash.
 
-use evermap_index::crash_campaign;
-use evermap_index::hash::dash::{Config, Tiny};
+use evermap_index::hash::cceh::{self, Locking, Recovery};
+use evermap_index::hash::clht;
+use evermap_index::hash::dash::{Config, Tiny, TinyLh};
+use evermap_index::hash::level::{self, Resize};
 use evermap_index::testkit::{Numbered, PoolSubject};
+use evermap_index::{Clht, crash_campaign};
 use evermap_pm::Medium;
 
 struct TinyDash;
@@ -16,3 +19,51 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 }
 
 crash_campaign!(dash_eh, TinyDash);
+
+struct TinyDashLh;
+
+impl<K: Numbered> PoolSubject<K> for TinyDashLh {
+    type Index<M: Medium> = TinyLh<K, M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        Config { initial_depth: 0 }
+    }
+}
+
+crash_campaign!(dash_lh, TinyDashLh);
+struct TinyCceh(Locking, Recovery);
+
+impl<K: Numbered> PoolSubject<K> for TinyCceh {
+    type Index<M: Medium> = cceh::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> cceh::Config {
+        cceh::Config { initial_depth: 1, locking: self.0, recovery: self.1 }
+    }
+}
+
+crash_campaign!(cceh_optimistic, TinyCceh(Locking::Optimistic, Recovery::Lazy));
+crash_campaign!(cceh_paper, TinyCceh(Locking::Pessimistic, Recovery::Eager));
+/// Level hashing with two levels of four and two buckets to begin with.
+struct TinyLevel(Resize);
+
+impl<K: Numbered> PoolSubject<K> for TinyLevel {
+    type Index<M: Medium> = level::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> level::Config {
+        level::Config { top_level: 2, resize: self.0 }
+    }
+}
+
+crash_campaign!(level_hashing, TinyLevel(Resize::Incremental));
+crash_campaign!(level_hashing_paper, TinyLevel(Resize::Blocking));
+struct TinyClht;
+
+impl<K: Numbered> PoolSubject<K> for TinyClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config { initial_buckets: 4 }
+    }
+}
+
+crash_campaign!(p_clht, TinyClht);

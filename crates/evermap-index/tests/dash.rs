@@ -1,9 +1,9 @@
-//! Dash-EH against a model.
+//! Dash against a model.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use evermap_index::hash::dash::{Config, DashEh, Tiny};
+use evermap_index::hash::dash::{Config, DashEh, DashLh, Tiny, TinyLh};
 use evermap_index::{Index, Persistent};
 use evermap_pm::Pool;
 use evermap_pm::medium::{Dram, Pages};
@@ -15,12 +15,12 @@ fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
     Pool::create(medium, &config, Identity::default()).unwrap()
 }
 
-fn model<const B: usize, const S: usize, const N: usize>(
-    index: DashEh<u64, Dram, B, S, N>,
+fn model<I: Index<u64> + Persistent<Dram, Config = Config>>(
+    pool: Arc<Pool<Dram>>,
     universe: u64,
     rounds: u64,
 ) {
-    let pool = index.pool().clone();
+    let index = I::create(pool.clone(), 0, Config::default()).unwrap();
     let mut model: HashMap<u64, u64> = HashMap::new();
     let mut state = 99u64;
     let mut next = move |below: u64| {
@@ -68,12 +68,21 @@ fn model<const B: usize, const S: usize, const N: usize>(
 }
 
 #[test]
-fn tiny_agrees_with_a_model() {
-    model(Tiny::<u64, _>::create(pool(4096, 1 << 22), 0, Config::default()).unwrap(), 600, 60_000);
+fn tiny_eh_agrees_with_a_model() {
+    model::<Tiny<u64, _>>(pool(4096, 1 << 22), 600, 60_000);
 }
 
 #[test]
-fn standard_agrees_with_a_model() {
-    let index = DashEh::<u64, _>::create(pool(2 << 20, 1 << 28), 0, Config::default()).unwrap();
-    model(index, 60_000, 600_000);
+fn tiny_lh_agrees_with_a_model() {
+    model::<TinyLh<u64, _>>(pool(4096, 1 << 22), 600, 60_000);
+}
+
+#[test]
+fn standard_eh_agrees_with_a_model() {
+    model::<DashEh<u64, _>>(pool(2 << 20, 1 << 28), 60_000, 600_000);
+}
+
+#[test]
+fn standard_lh_agrees_with_a_model() {
+    model::<DashLh<u64, _>>(pool(2 << 20, 1 << 28), 60_000, 600_000);
 }

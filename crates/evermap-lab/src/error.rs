@@ -3,7 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::workload::Phase;
+/// Why an operation of somebody's table or store failed.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an experiment did not finish.
 #[derive(Debug, thiserror::Error)]
@@ -17,22 +18,60 @@ pub enum LabError {
         /// Every name there is.
         known: Vec<&'static str>,
     },
+    /// There is no experiment of that name.
+    #[error("unknown experiment `{name}`; known are: {}, and all", known.join(", "))]
+    UnknownExperiment {
+        /// The name that was asked for.
+        name: String,
+        /// Every name there is.
+        known: Vec<&'static str>,
+    },
+    /// A shared library is no plugin that can be used.
+    #[error("plugin {}: {why}", path.display())]
+    Plugin {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A process that was to be killed ended by itself.
+    #[error(
+        "the process that fills {index} ended before it had filled it; it says why on standard error"
+    )]
+    NotFilled {
+        /// The table.
+        index: &'static str,
+    },
     /// A setting is impossible.
     #[error("configuration: {0}")]
     Config(String),
     /// A table lost, invented or changed a value. No figure of it means anything.
     #[error(
-        "{index} gave a wrong answer in phase {phase}: key {key:#018x} should be {expected}, but it was {found}"
+        "{index} gave a wrong answer in {phase}: key {key:#018x} should be {expected}, but it was {found}"
     )]
     WrongAnswer {
         /// The table.
         index: &'static str,
         /// What was being done.
-        phase: Phase,
+        phase: &'static str,
         /// The key.
         key: u64,
         /// What the key was bound to.
         expected: Found,
+        /// What the table said.
+        found: Found,
+    },
+    /// At the end of a mix of operations a key was bound to what no thread wrote last.
+    #[error(
+        "{index} lost or invented a change in {phase}: in the end key {key:#018x} was {found}, which no thread wrote last"
+    )]
+    WrongEnd {
+        /// The table.
+        index: &'static str,
+        /// What had been done.
+        phase: &'static str,
+        /// The key.
+        key: u64,
         /// What the table said.
         found: Found,
     },
@@ -53,7 +92,15 @@ pub enum LabError {
         index: &'static str,
         /// Its error.
         #[source]
-        source: evermap_pm::Error,
+        source: Failure,
+    },
+    /// The experiment is about an order that the table does not have.
+    #[error(
+        "{index} keeps its keys in no order, so it cannot scan; leave out workloads with scans"
+    )]
+    Unordered {
+        /// The table.
+        index: &'static str,
     },
     /// The table cannot tell what the experiment is about.
     #[error("{index} does not report {what}, which this experiment measures")]
@@ -79,6 +126,14 @@ pub enum LabError {
     },
 }
 
+impl LabError {
+    /// An operation of `index` that failed.
+    #[cold]
+    pub fn index(index: &'static str, source: impl Into<Failure>) -> Self {
+        LabError::Index { index, source: source.into() }
+    }
+}
+
 /// What a table said, or should have said, that a key was bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
@@ -88,6 +143,10 @@ pub enum Found {
     Present,
     /// This word.
     Word(u64),
+    /// Bytes that are no value of the key.
+    Garbled,
+    /// The table does not say whether there was anything.
+    Unsaid,
 }
 
 impl Found {
@@ -98,6 +157,8 @@ impl Found {
             Found::Absent => truth.is_none(),
             Found::Present => truth.is_some(),
             Found::Word(word) => truth == Some(word),
+            Found::Garbled => false,
+            Found::Unsaid => true,
         }
     }
 }
@@ -115,6 +176,8 @@ impl fmt::Display for Found {
             Found::Absent => f.write_str("absent"),
             Found::Present => f.write_str("present"),
             Found::Word(word) => write!(f, "bound to {word:#018x}"),
+            Found::Garbled => f.write_str("bound to bytes that are no value of it"),
+            Found::Unsaid => f.write_str("unknown"),
         }
     }
 }

@@ -1,36 +1,54 @@
 //! Workloads, rivals, experiments and crash campaigns for Evermap's indexes.
 //!
-//! * [`subject`]: what is measured: any table, behind one object-safe view, with a registry by name;
-//! * [`workload`]: seeded keys and the phases they are used in;
-//! * [`micro`]: the driver: interleaved rounds, pinned threads, every answer checked;
-//! * [`load_factor`]: load factor and space while a table grows;
+//! * [`experiments`]: what can be measured, by name;
+//! * [`subject`]: what it is measured of, by name: [tables of words](table) and [stores of byte strings](store)
+//!   behind one object-safe view, [plugins](plugin) among them;
+//! * [`workload`]: seeded keys, the phases they are used in, and mixes such as YCSB's;
+//! * [`drive`]: the driver: interleaved rounds, pinned threads, every answer checked;
+//! * [`compare`]: medians, and ratios within rounds;
 //! * [`crash`]: crash campaigns, and mistakes that they must notice;
 //! * [`limits`]: what the machine itself can do, as a yardstick;
-//! * [`output`]: JSON lines for programs, tables for people.
+//! * [`report`]: what came out, as tables, plots, and a paper's figures beside ours;
+//! * [`output`], [`html`]: the same for people and programs.
 
+mod ablated;
 pub mod crash;
 mod error;
+mod evermap;
 mod hash;
 mod indexed;
+mod latency;
+mod library;
 mod machine;
+mod records;
 mod reference;
 #[cfg(feature = "rivals")]
 mod rivals;
+#[cfg(feature = "stores")]
+mod stores;
+mod tables;
 #[cfg(test)]
 mod testing;
 mod workers;
 
+pub mod compare;
+pub mod drive;
+pub mod experiments;
+pub mod html;
 pub mod interval;
 pub mod limits;
-pub mod load_factor;
-pub mod micro;
 pub mod output;
+pub mod plugin;
+pub mod report;
+pub mod store;
 pub mod subject;
+pub mod table;
 pub mod workload;
 
 pub use crash::{CrashConfig, run_crash};
-pub use error::LabError;
-pub use load_factor::{LoadFactorConfig, LoadFactorReport, run_load_factor};
-pub use micro::{MicroConfig, MicroReport, run_micro, run_micro_on};
+pub use drive::{Config, drive, drive_on};
+pub use error::{Failure, LabError};
+pub use experiments::{EXPERIMENTS, Experiment, Settings, experiment};
 pub use output::Output;
+pub use report::Report;
 pub use subject::subjects;

@@ -93,9 +93,9 @@ impl Limits {
 
     /// What share of a limit a phase reaches, 0 to 1: `get_many` of the lines that can be read, mutations that
     /// flush of one ordered persist each. Nothing for phases that no single limit governs.
-    pub fn share(&self, phase: Phase, figures: &Record) -> Option<f64> {
+    pub fn share(&self, figures: &Record) -> Option<f64> {
         let mops = figures.mops?;
-        match phase {
+        match figures.phase.parse().ok()? {
             Phase::GetMany => Some(mops / self.mlines(figures.threads)?),
             Phase::Insert | Phase::Update | Phase::Delete if figures.flush_kind.is_some() => {
                 Some(mops * self.persist_ns? / (1000.0 * figures.threads as f64))
@@ -140,7 +140,7 @@ struct Lines {
 
 impl Lines {
     fn new(count: u32, pages: Pages) -> Result<Self, LabError> {
-        let failed = |source| LabError::Index { index: "machine", source };
+        let failed = |error| LabError::index("machine", error);
         let bytes = u64::from(count) * LINE;
         let memory = Dram::reserve(bytes, pages).map_err(failed)?;
         memory.grow(bytes).map_err(failed)?;
@@ -325,7 +325,9 @@ mod tests {
             flush_kind: flush_kind.map(str::to_owned),
             ..Record::default()
         };
-        let share = |phase, figures| limits.share(phase, &figures);
+        let share = |phase: Phase, figures| {
+            limits.share(&Record { phase: phase.name().to_owned(), ..figures })
+        };
         assert_eq!(limits.mlines(3), None);
         assert_eq!(share(Phase::GetMany, figures(1, 20.0, None)), Some(0.25));
         assert_eq!(share(Phase::GetMany, figures(2, 75.0, None)), Some(0.5));

@@ -139,6 +139,62 @@ pub(crate) fn page_size(memory: Resident) -> u64 {
     if memory.huge * 2 > memory.bytes { 2 << 20 } else { rustix::param::page_size() as u64 }
 }
 
+/// What a reader of results should know about the machine, taken once.
+#[derive(Clone, Debug)]
+pub(crate) struct Portrait(Vec<(&'static str, String)>);
+
+impl Portrait {
+    /// Of this machine, now.
+    pub(crate) fn take() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let model =
+            cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let memory = kibibytes(&read("/proc/meminfo"), "MemTotal");
+        let release = read("/proc/sys/kernel/osrelease").trim().to_owned();
+        let seconds =
+            std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        let all = [
+            ("processor", model.map(|(_, name)| name.trim().to_owned())),
+            ("processors", Some(processors().len().to_string())),
+            ("memory", memory.map(|bytes| format!("{} MiB", bytes >> 20))),
+            ("kernel", Some(format!("Linux {release}")).filter(|_| !release.is_empty())),
+            ("architecture", Some(std::env::consts::ARCH.to_owned())),
+            ("a line is flushed by", Some(evermap_pm::medium::line_flush().to_string())),
+            ("load average", read("/proc/loadavg").split(' ').next().map(str::to_owned)),
+            ("evermap", Some(env!("CARGO_PKG_VERSION").to_owned())),
+            ("begun (UTC)", Some(date(seconds))),
+        ];
+        Portrait(all.into_iter().filter_map(|(what, value)| Some((what, value?))).collect())
+    }
+
+    /// What, and its value.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.0.iter().cloned()
+    }
+}
+
+/// Seconds since 1970 as a date and a time of day.
+fn date(seconds: u64) -> String {
+    let (mut days, clock) = (seconds / 86_400, seconds % 86_400);
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while days >= lengths[month] {
+        days -= lengths[month];
+        month += 1;
+    }
+    let (hour, minute) = (clock / 3600, clock / 60 % 60);
+    format!("{year}-{:02}-{:02} {hour:02}:{minute:02}", month + 1, days + 1)
+}
+
 /// Bytes that can still be used without swapping.
 pub(crate) fn available() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
@@ -148,6 +204,14 @@ pub(crate) fn available() -> Option<u64> {
 fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Whether `path` lies on a file system that is nothing but memory.
+#[cfg(feature = "stores")]
+pub(crate) fn is_in_memory(path: &std::path::Path) -> bool {
+    /// `f_type` of tmpfs and ramfs.
+    const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
+    rustix::fs::statfs(path).is_ok_and(|found| IN_MEMORY.contains(&i128::from(found.f_type)))
 }
 
 /// Gives memory that earlier tables have freed back to the system, so that the next one starts as the first did.
@@ -179,6 +243,15 @@ mod tests {
         assert_eq!(kibibytes(text, "Rss"), Some(12 * 1024));
         assert_eq!(kibibytes(text, "Odd"), None);
         assert_eq!(kibibytes(text, "Pss"), None);
+    }
+
+    #[test]
+    fn dates_by_hand() {
+        assert_eq!(date(0), "1970-01-01 00:00");
+        assert_eq!(date(951_782_399), "2000-02-28 23:59");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00");
+        assert_eq!(date(1_000_000_000), "2001-09-09 01:46");
+        assert_eq!(date(4_107_542_400), "2100-03-01 00:00");
     }
 
     #[test]

@@ -1,87 +1,16 @@
-//! What the driver measures: any table from `u64` to `u64`, behind one object-safe view.
-//!
-//! A table implements [`Table`], with its own kind of guard. [`Measured`] turns it into a [`Subject`]: it
-//! says how long a guard is kept, runs whole slices of operations in a loop that the compiler sees as a
-//! whole (a call through a pointer for each operation would cost as much as part of a look-up), and checks
-//! every answer in that loop.
+//! What the driver measures, behind one object-safe view, and the registry of everything that has it: tables of
+//! words ([`table`](crate::table)) and stores of byte strings ([`store`](crate::store)).
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use evermap_pm::Result;
 use evermap_pm::medium::Pages;
 
 pub use crate::error::Found;
-use crate::workload::{Phase, word};
+pub use crate::table::{Measured, Table};
+use crate::workload::bytes::{SpelledPart, mean_bytes};
+use crate::workload::{Op, Phase, Shape, Speller, Writer, version_of};
 use crate::{LabError, machine};
-
-/// A concurrent table from `u64` to `u64`, as its author would have it called.
-pub trait Table: Send + Sync + 'static {
-    /// What an operation needs to hold while it reads. `()` for tables that lock.
-    type Guard<'a>;
-
-    /// Takes a guard.
-    fn guard(&self) -> Self::Guard<'_>;
-
-    /// Binds `key` to `word` if it is absent. Answers what the key was bound to before.
-    ///
-    /// # Errors
-    /// The table's own.
-    fn insert(&self, key: u64, word: u64, guard: &Self::Guard<'_>) -> Result<Found>;
-
-    /// The word bound to `key`.
-    ///
-    /// # Errors
-    /// The table's own.
-    fn get(&self, key: u64, guard: &Self::Guard<'_>) -> Result<Option<u64>>;
-
-    /// Looks up many keys; `out[i]` becomes the answer for `keys[i]`. One by one, unless the table knows better.
-    ///
-    /// # Errors
-    /// The table's own.
-    ///
-    /// # Panics
-    /// If `out` is shorter than `keys`.
-    fn get_many(
-        &self,
-        keys: &[u64],
-        out: &mut [Option<u64>],
-        guard: &Self::Guard<'_>,
-    ) -> Result<()> {
-        for (key, out) in keys.iter().zip(&mut out[..keys.len()]) {
-            *out = self.get(*key, guard)?;
-        }
-        Ok(())
-    }
-
-    /// Binds `key` to `word` if it is present. Answers what the key was bound to before.
-    ///
-    /// # Errors
-    /// The table's own.
-    fn update(&self, key: u64, word: u64, guard: &Self::Guard<'_>) -> Result<Found>;
-
-    /// Unbinds `key`. Answers what it was bound to before.
-    ///
-    /// # Errors
-    /// The table's own.
-    fn remove(&self, key: u64, guard: &Self::Guard<'_>) -> Result<Found>;
-
-    /// Size and shape, as far as the table knows them. May walk the whole table.
-    ///
-    /// # Errors
-    /// The table's own.
-    fn size(&self) -> Result<Size>;
-
-    /// What the medium has counted since it was made, if it counts.
-    fn counts(&self) -> Option<Counts> {
-        None
-    }
-
-    /// Where the table lives.
-    fn place(&self) -> Place {
-        Place::default()
-    }
-}
 
 /// How long a guard is kept. Tables differ in what a guard costs them, so figures compare only at equal policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +59,28 @@ impl Counts {
     }
 }
 
+/// What an acknowledged change survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Survives {
+    /// Nothing.
+    Nothing,
+    /// The death of the process.
+    Process,
+    /// Power loss, as far as the disk is honest.
+    Power,
+}
+
+impl Survives {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Survives::Nothing => "nothing",
+            Survives::Process => "process",
+            Survives::Power => "power",
+        }
+    }
+}
+
 /// Where a table lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -139,78 +90,137 @@ pub struct Place {
     pub flush_kind: Option<String>,
     /// The directory, where the medium is a file.
     pub location: Option<PathBuf>,
+    /// What changes survive there.
+    pub survives: Survives,
 }
 
 impl Default for Place {
     /// Ordinary memory.
     fn default() -> Self {
-        Place { medium: MediumKind::Dram.name().to_owned(), flush_kind: None, location: None }
+        Place {
+            medium: MediumKind::Dram.name().to_owned(),
+            flush_kind: None,
+            location: None,
+            survives: Survives::Nothing,
+        }
     }
 }
 
-/// A run of operations of one phase.
+/// A run of operations.
 #[derive(Clone, Copy)]
 pub struct Work<'a> {
+    /// The name in errors.
+    pub name: &'static str,
     /// What to do.
     pub phase: Phase,
     /// With which keys.
     pub keys: &'a [u64],
-    /// In `Mixed`: which operations insert. Empty in other phases.
-    pub inserts: &'a [bool],
-    /// Which words the keys are bound to, before this work: see [`word`].
+    /// The same keys as byte strings, for stores.
+    pub spelled: SpelledPart<'a>,
+    /// In `Mixed`: what to do with each. Empty in other phases.
+    pub ops: &'a [Op],
+    /// Which words the keys are bound to, before this work: see [`word`](crate::workload::word).
     pub version: u64,
     /// Keys in one call of `get_many`.
     pub batch: usize,
+    /// Whose work it is.
+    pub writer: Writer,
+    /// In `Insert`: whether a store may take the keys in batches, and need not make each durable.
+    pub bulk: bool,
 }
 
 impl Work<'_> {
     /// The operations `from..to` of this work.
     pub fn part(&self, from: usize, to: usize) -> Self {
-        let inserts = if self.inserts.is_empty() { self.inserts } else { &self.inserts[from..to] };
-        Work { keys: &self.keys[from..to], inserts, ..*self }
+        let ops = if self.ops.is_empty() { self.ops } else { &self.ops[from..to] };
+        let writer = Writer { first: self.writer.first + from, ..self.writer };
+        Work { keys: &self.keys[from..to], spelled: self.spelled.after(from), ops, writer, ..*self }
+    }
+
+    /// How far beyond [`version`](Work::version) the one is that the `place`-th operation writes, counted from 1.
+    #[inline(always)]
+    pub(crate) fn writes(&self, place: usize) -> u64 {
+        self.writer.version((self.writer.first + place) as u64)
+    }
+
+    /// Whether `op` may find its key in this version.
+    #[inline(always)]
+    pub(crate) fn may_find(&self, version: u64, op: Op) -> bool {
+        self.writer.may_find(version.wrapping_sub(self.version), op.own)
+    }
+
+    #[cold]
+    pub(crate) fn wrong(
+        &self,
+        index: &'static str,
+        key: u64,
+        expected: Found,
+        found: Found,
+    ) -> LabError {
+        LabError::WrongAnswer { index, phase: self.name, key, expected, found }
     }
 }
 
-/// The object-safe view of a table. The single operations take a guard for each call.
+/// What a scan has shown so far: ascending keys, each with a word of its own.
+pub(crate) struct Sight<'w> {
+    work: &'w Work<'w>,
+    last: Option<u64>,
+    from: u64,
+    seen: usize,
+    wrong: Option<(u64, Found)>,
+}
+
+impl<'w> Sight<'w> {
+    pub(crate) fn new(from: u64, work: &'w Work<'w>) -> Self {
+        Sight { work, last: None, from, seen: 0, wrong: None }
+    }
+
+    /// The scan shows `key`, with a word that may be no word of any key.
+    pub(crate) fn see(&mut self, key: u64, bound: Option<u64>) {
+        let in_order = self.last.map_or(key >= self.from, |last| key > last);
+        let is_own = bound.is_some_and(|bound| {
+            version_of(key, bound).wrapping_sub(self.work.version) <= self.work.writer.most
+        });
+        if !(in_order && is_own) && self.wrong.is_none() {
+            self.wrong = Some((key, bound.into()));
+        }
+        self.last = Some(key);
+        self.seen += 1;
+    }
+
+    /// The scan is over; it was to show up to `count` pairs. The first key is never removed, so it was there.
+    pub(crate) fn judge(self, index: &'static str, count: usize) -> Result<(), LabError> {
+        match self.wrong {
+            Some((key, found)) => Err(self.work.wrong(index, key, Found::Present, found)),
+            None if self.seen == 0 || self.seen > count => {
+                Err(self.work.wrong(index, self.from, Found::Present, Found::Absent))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The object-safe view of a table or store.
 pub trait Subject: Send + Sync {
-    /// See [`Table::insert`].
+    /// The word that `key` is bound to.
     ///
     /// # Errors
-    /// `Index`.
-    fn insert(&self, key: u64, word: u64) -> Result<Found, LabError>;
-
-    /// See [`Table::get`].
-    ///
-    /// # Errors
-    /// `Index`.
+    /// `Index`, `WrongAnswer` for a value that stands for no word.
     fn get(&self, key: u64) -> Result<Option<u64>, LabError>;
-
-    /// See [`Table::get_many`].
-    ///
-    /// # Errors
-    /// `Index`.
-    ///
-    /// # Panics
-    /// If `out` is shorter than `keys`.
-    fn get_many(&self, keys: &[u64], out: &mut [Option<u64>]) -> Result<(), LabError>;
-
-    /// See [`Table::update`].
-    ///
-    /// # Errors
-    /// `Index`.
-    fn update(&self, key: u64, word: u64) -> Result<Found, LabError>;
-
-    /// See [`Table::remove`].
-    ///
-    /// # Errors
-    /// `Index`.
-    fn remove(&self, key: u64) -> Result<Found, LabError>;
 
     /// Does all of `work` under the subject's guard policy and checks every answer.
     ///
     /// # Errors
     /// `WrongAnswer` at the first answer that is not right, `Index` where an operation failed.
     fn run(&self, work: Work<'_>) -> Result<(), LabError>;
+
+    /// What writes its keys out as byte strings, if it wants those.
+    fn speller(&self) -> Option<Speller> {
+        None
+    }
+
+    /// Whether it can scan.
+    fn is_ordered(&self) -> bool;
 
     /// See [`Table::size`].
     ///
@@ -223,164 +233,6 @@ pub trait Subject: Send + Sync {
 
     /// See [`Table::place`].
     fn place(&self) -> Place;
-}
-
-/// A table with a name and a guard policy.
-pub struct Measured<T> {
-    /// The name in errors and reports.
-    pub name: &'static str,
-    /// The table.
-    pub table: T,
-    /// How long guards are kept in [`run`](Subject::run).
-    pub guards: Guards,
-}
-
-impl<T: Table> Measured<T> {
-    #[cold]
-    fn failed(&self, source: evermap_pm::Error) -> LabError {
-        LabError::Index { index: self.name, source }
-    }
-
-    #[cold]
-    fn wrong(&self, work: &Work<'_>, key: u64, truth: Option<u64>, found: Found) -> LabError {
-        let expected = truth.into();
-        LabError::WrongAnswer { index: self.name, phase: work.phase, key, expected, found }
-    }
-
-    /// Does `op` with each key and compares its answer with `truth` for that key.
-    #[inline(always)]
-    fn each(
-        &self,
-        work: &Work<'_>,
-        truth: impl Fn(u64) -> Option<u64>,
-        op: impl Fn(u64, &T::Guard<'_>) -> Result<Found>,
-    ) -> Result<(), LabError> {
-        let one = |key: u64, guard: &T::Guard<'_>| {
-            let found = op(key, guard).map_err(|error| self.failed(error))?;
-            if found.agrees(truth(key)) {
-                return Ok(());
-            }
-            Err(self.wrong(work, key, truth(key), found))
-        };
-        match self.guards {
-            Guards::PerOperation => {
-                for &key in work.keys {
-                    one(key, &self.table.guard())?;
-                }
-            }
-            Guards::PerBatch(operations) => {
-                for keys in work.keys.chunks(operations.max(1)) {
-                    let guard = self.table.guard();
-                    for &key in keys {
-                        one(key, &guard)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn get_in_batches(&self, work: &Work<'_>) -> Result<(), LabError> {
-        let batch = work.batch.max(1);
-        let mut out = vec![None; batch];
-        let calls_per_guard = match self.guards {
-            Guards::PerOperation => 1,
-            Guards::PerBatch(operations) => operations.div_ceil(batch),
-        };
-        for calls in work.keys.chunks(batch.saturating_mul(calls_per_guard)) {
-            let guard = self.table.guard();
-            for keys in calls.chunks(batch) {
-                self.table.get_many(keys, &mut out, &guard).map_err(|error| self.failed(error))?;
-                for (&key, &found) in keys.iter().zip(&out) {
-                    let truth = Some(word(key, work.version));
-                    if found != truth {
-                        return Err(self.wrong(work, key, truth, found.into()));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn mix(&self, work: &Work<'_>) -> Result<(), LabError> {
-        let operations = match self.guards {
-            Guards::PerOperation => 1,
-            Guards::PerBatch(operations) => operations.max(1),
-        };
-        let all = work.keys.chunks(operations).zip(work.inserts.chunks(operations));
-        for (keys, inserts) in all {
-            let guard = self.table.guard();
-            for (&key, &insert) in keys.iter().zip(inserts) {
-                let now = word(key, work.version);
-                let (found, truth) = if insert {
-                    (self.table.insert(key, now, &guard), None)
-                } else {
-                    (self.table.get(key, &guard).map(Found::from), Some(now))
-                };
-                let found = found.map_err(|error| self.failed(error))?;
-                if !found.agrees(truth) {
-                    return Err(self.wrong(work, key, truth, found));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<T: Table> Subject for Measured<T> {
-    fn insert(&self, key: u64, word: u64) -> Result<Found, LabError> {
-        self.table.insert(key, word, &self.table.guard()).map_err(|error| self.failed(error))
-    }
-
-    fn get(&self, key: u64) -> Result<Option<u64>, LabError> {
-        self.table.get(key, &self.table.guard()).map_err(|error| self.failed(error))
-    }
-
-    fn get_many(&self, keys: &[u64], out: &mut [Option<u64>]) -> Result<(), LabError> {
-        self.table.get_many(keys, out, &self.table.guard()).map_err(|error| self.failed(error))
-    }
-
-    fn update(&self, key: u64, word: u64) -> Result<Found, LabError> {
-        self.table.update(key, word, &self.table.guard()).map_err(|error| self.failed(error))
-    }
-
-    fn remove(&self, key: u64) -> Result<Found, LabError> {
-        self.table.remove(key, &self.table.guard()).map_err(|error| self.failed(error))
-    }
-
-    fn run(&self, work: Work<'_>) -> Result<(), LabError> {
-        let (table, version) = (&self.table, work.version);
-        let absent = |_| None;
-        let bound = |key| Some(word(key, version));
-        match work.phase {
-            Phase::Insert => {
-                self.each(&work, absent, |key, guard| table.insert(key, word(key, version), guard))
-            }
-            Phase::Positive => {
-                self.each(&work, bound, |key, guard| Ok(table.get(key, guard)?.into()))
-            }
-            Phase::Negative => {
-                self.each(&work, absent, |key, guard| Ok(table.get(key, guard)?.into()))
-            }
-            Phase::GetMany => self.get_in_batches(&work),
-            Phase::Update => self
-                .each(&work, bound, |key, guard| table.update(key, word(key, version + 1), guard)),
-            Phase::Mixed => self.mix(&work),
-            Phase::Delete => self.each(&work, bound, |key, guard| table.remove(key, guard)),
-        }
-    }
-
-    fn size(&self) -> Result<Size, LabError> {
-        self.table.size().map_err(|error| self.failed(error))
-    }
-
-    fn counts(&self) -> Option<Counts> {
-        self.table.counts()
-    }
-
-    fn place(&self) -> Place {
-        self.table.place()
-    }
 }
 
 /// Where indexes that can persist are put. Tables of ordinary memory stay there whatever is asked for.
@@ -442,6 +294,22 @@ pub struct Setup {
     pub persist_ns: u64,
     /// On the emulated medium, nanoseconds that a line from outside a small cache takes. 0: as it is.
     pub read_ns: u64,
+    /// Nothing for keys and values of one word; otherwise how long they are.
+    pub shape: Option<Shape>,
+    /// Which file it is put in, on media that are files.
+    pub file: File,
+}
+
+/// The file of a table, or the directory of a store that has many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum File {
+    /// One that nobody else finds, and that is gone when the table or the process is.
+    #[default]
+    Nameless,
+    /// This one, which must not exist yet, and which stays.
+    New(PathBuf),
+    /// This one, which a table like this has left behind.
+    Existing(PathBuf),
 }
 
 /// Memory that the hungriest table and the driver take for a key, bytes.
@@ -461,11 +329,13 @@ impl Setup {
         location: Option<PathBuf>,
         pages: Pages,
         keys: u64,
+        shape: Option<Shape>,
     ) -> Result<Self, LabError> {
         if keys == 0 {
             return Err(LabError::Config("there must be at least one key".into()));
         }
-        let needed = keys.saturating_mul(BYTES_PER_KEY);
+        let each = BYTES_PER_KEY + shape.map_or(0, |shape| 3 * mean_bytes(shape) as u64);
+        let needed = keys.saturating_mul(each);
         if let Some(available) = machine::available()
             && needed > available
         {
@@ -486,8 +356,47 @@ impl Setup {
                 medium.name(),
             )));
         }
-        let (presize, counted) = (false, false);
-        Ok(Setup { medium, location, pages, keys, presize, counted, persist_ns: 600, read_ns: 0 })
+        Ok(Setup {
+            medium,
+            location,
+            pages,
+            keys,
+            presize: false,
+            counted: false,
+            persist_ns: 600,
+            read_ns: 0,
+            shape,
+            file: File::Nameless,
+        })
+    }
+
+    /// For tables that are there on these media only.
+    ///
+    /// # Errors
+    /// `Config` if another is asked for.
+    pub(crate) fn media_only(&self, index: &str, media: &[MediumKind]) -> Result<(), LabError> {
+        if media.contains(&self.medium) {
+            return Ok(());
+        }
+        let known: Vec<_> = media.iter().map(|medium| medium.name()).collect();
+        Err(LabError::Config(format!(
+            "{index} cannot be put on medium `{}` like this; take {}",
+            self.medium.name(),
+            known.join(" or ")
+        )))
+    }
+
+    /// For tables that take nothing but words.
+    ///
+    /// # Errors
+    /// `Config` if byte strings are asked for.
+    pub(crate) fn words_only(&self, index: &str) -> Result<(), LabError> {
+        match self.shape {
+            None => Ok(()),
+            Some(_) => Err(LabError::Config(format!(
+                "{index} takes keys and values of 8 bytes and no others; leave out the lengths"
+            ))),
+        }
     }
 }
 
@@ -512,9 +421,18 @@ const RIVALS: &[Entry] = &crate::rivals::ENTRIES;
 #[cfg(not(feature = "rivals"))]
 const RIVALS: &[Entry] = &[];
 
+#[cfg(feature = "stores")]
+const STORES: &[Entry] = &crate::stores::ENTRIES;
+#[cfg(not(feature = "stores"))]
+const STORES: &[Entry] = &[];
+
 /// Every table that can be measured.
 pub fn subjects() -> Vec<Entry> {
-    [&crate::indexed::ENTRIES[..], &[crate::reference::ENTRY], RIVALS].concat()
+    let indexes =
+        [&crate::indexed::ENTRIES[..], &crate::ablated::ENTRIES, &crate::indexed::SEGMENTS];
+    let ours = [indexes.concat(), vec![crate::evermap::ENTRY]];
+    let theirs = [&crate::reference::ENTRIES[..], RIVALS, STORES];
+    [ours.concat(), theirs.concat(), crate::plugin::entries()].concat()
 }
 
 /// The table of that name.
@@ -532,60 +450,6 @@ pub fn subject(name: &str) -> Result<Entry, LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Fault, Faulty};
-    use std::sync::atomic::Ordering::Relaxed;
-
-    #[test]
-    fn guards_are_kept_as_long_as_the_policy_says() {
-        let inserts = vec![true; 1000];
-        let keys: Vec<_> = (0..1000).collect();
-        let guards = |guards, phase, batch| {
-            let subject = Measured { name: "faulty", table: Faulty::new(Fault::None), guards };
-            let work = Work { phase, keys: &keys, inserts: &[], version: 0, batch };
-            if phase == Phase::Mixed {
-                subject.run(Work { inserts: &inserts, ..work }).unwrap();
-                return subject.table.guards.load(Relaxed);
-            }
-            subject.run(Work { phase: Phase::Insert, ..work }).unwrap();
-            let before = subject.table.guards.load(Relaxed);
-            if phase == Phase::Insert {
-                return before;
-            }
-            subject.run(work).unwrap();
-            subject.table.guards.load(Relaxed) - before
-        };
-        for phase in [Phase::Insert, Phase::Positive, Phase::Update, Phase::Mixed, Phase::Delete] {
-            assert_eq!(guards(Guards::PerOperation, phase, 1), 1000, "{phase}");
-            assert_eq!(guards(Guards::PerBatch(64), phase, 1), 16, "{phase}");
-        }
-        // Batches of 30 are 34 calls; three calls reach the 64 operations of a guard.
-        assert_eq!(guards(Guards::PerOperation, Phase::GetMany, 30), 34);
-        assert_eq!(guards(Guards::PerBatch(64), Phase::GetMany, 30), 12);
-    }
-
-    /// What the crash checker and other callers of single operations see.
-    #[test]
-    fn single_operations_answer_what_was_there_before() {
-        for entry in subjects() {
-            let setup = Setup::new(MediumKind::Dram, None, Pages::Base, 10).unwrap();
-            let table = (entry.build)(&setup).unwrap();
-            let is = |found: Found, truth| assert!(found.agrees(truth), "{}: {found}", entry.name);
-            is(table.update(1, 10).unwrap(), None);
-            is(table.remove(1).unwrap(), None);
-            is(table.insert(1, 10).unwrap(), None);
-            is(table.insert(1, 11).unwrap(), Some(10));
-            assert_eq!(table.get(1).unwrap(), Some(10), "{}", entry.name);
-            is(table.update(1, 12).unwrap(), Some(10));
-            is(table.insert(3, 30).unwrap(), None);
-            let mut out = [Some(9); 4];
-            table.get_many(&[1, 2, 3], &mut out).unwrap();
-            assert_eq!(out, [Some(12), None, Some(30), Some(9)], "{}", entry.name);
-            assert_eq!(table.size().unwrap().len, Some(2), "{}", entry.name);
-            is(table.remove(1).unwrap(), Some(12));
-            assert_eq!(table.get(1).unwrap(), None, "{}", entry.name);
-            assert_eq!(table.size().unwrap().len, Some(1), "{}", entry.name);
-        }
-    }
 
     #[test]
     fn answers_are_compared_as_far_as_they_say_something() {
@@ -593,5 +457,6 @@ mod tests {
         assert!(Found::Present.agrees(Some(1)) && !Found::Present.agrees(None));
         assert!(Found::Word(1).agrees(Some(1)));
         assert!(!Found::Word(1).agrees(Some(2)) && !Found::Word(1).agrees(None));
+        assert!(Found::Unsaid.agrees(None) && !Found::Garbled.agrees(Some(1)));
     }
 }

@@ -6,9 +6,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::LabError;
 use crate::output::{Output, Record};
 use crate::reference::Reference;
+use crate::report::Report;
 use crate::subject::{
-    Counts, Entry, Factory, Found, Guards, Measured, Setup, Size, Subject, Table,
+    Counts, Entry, Factory, Found, Guards, Measured, Setup, Size, Subject, Table, Work,
 };
+use crate::workload::bytes::Spelled;
+use crate::workload::{Phase, Writer};
 
 /// What is wrong with a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,12 +162,29 @@ pub(crate) fn faulty(fault: Fault) -> Entry {
     Entry { name: "faulty", about: "for tests", rival: false, build }
 }
 
+/// One thread's work of a phase on a table of words, one key at a time.
+pub(crate) fn work(phase: Phase, keys: &[u64]) -> Work<'_> {
+    static NONE: Spelled = Spelled::new();
+    Work {
+        name: phase.name(),
+        phase,
+        keys,
+        spelled: NONE.all(),
+        ops: &[],
+        version: 0,
+        batch: 1,
+        writer: Writer { thread: 0, threads: 1, first: 0, most: 0 },
+        bulk: false,
+    }
+}
+
 /// Keeps everything it is told.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) steps: u64,
     pub(crate) stepped: Vec<String>,
     pub(crate) records: Vec<Record>,
+    pub(crate) reports: Vec<Report>,
 }
 
 impl Output for Kept {
@@ -178,6 +198,11 @@ impl Output for Kept {
 
     fn record(&mut self, record: &Record) -> Result<(), LabError> {
         self.records.push(record.clone());
+        Ok(())
+    }
+
+    fn report(&mut self, report: &Report) -> Result<(), LabError> {
+        self.reports.push(report.clone());
         Ok(())
     }
 }

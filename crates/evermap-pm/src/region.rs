@@ -396,37 +396,40 @@ impl<M: Medium> Region<M> {
         // so everything is recovered once at that point.
         let next = generation.wrapping_add(1);
         let wrapped = next as u16 == 0;
-        // Before the region counts as open, it is durable who opens it: else a crash in between would look like
-        // one of another machine.
-        self.write_identity(identity);
-        m.fence();
-        m.store(&words.state, 0);
-        m.flush(&words.state);
         self.generation = if wrapped { next.wrapping_add(1) } else { next };
-        // Nothing is served before these are durable, in either order: a second crash must not find the old state
-        // again.
+        // Before the region counts as open, and before anything is served, it is durable who opens it: a crash must
+        // neither look like one of another machine nor let a generation be used again.
+        self.write_identity(identity);
         self.write_generation();
-        if clean {
-            // Above a page cache, no page that changes from now on may reach the disk before the one that says so.
+        let m = &self.medium;
+        m.store(&self.words().state, 0);
+        if clean && !m.mutant("DA-1") {
+            // A sync, because above a page cache nothing that changes from now on may reach the disk before this.
             m.sync()?;
         }
         Ok(Opened { clean, suspect, recover_all: !reliable || wrapped })
     }
 
+    /// Writes the generation; durable on return, with what was flushed before.
     fn write_generation(&self) {
         let (m, words) = (&self.medium, self.words());
         // One line, in this order: a crash between the two leaves a mismatch, which means "recover all".
         m.store(&words.generation[0], self.generation);
         m.store(&words.generation[1], !self.generation);
-        m.persist(&words.generation);
+        if !m.mutant("DA-2") {
+            m.flush(&words.generation);
+        }
+        m.fence();
     }
 
+    /// Writes the identity, and flushes it without a fence.
     fn write_identity(&self, identity: Identity) {
         let (m, words) = (&self.medium, self.words());
         for (cell, value) in words.identity.iter().zip(identity.words()) {
             m.store(cell, value);
         }
-        m.store(&words.holder, u64::from(std::process::id()));
+        // Of interest only while the process lives.
+        m.store_transient(&words.holder, u64::from(std::process::id()));
         m.flush(&words.identity);
     }
 

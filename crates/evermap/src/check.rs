@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use evermap_index::Visitor;
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Persistent, Visitor};
 use evermap_pm::Medium;
 
 use crate::read::Walk;

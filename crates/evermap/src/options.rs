@@ -8,7 +8,7 @@ use evermap_pm::ErrorKind;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
 use crate::error::pm;
-use crate::{Clock, Error};
+use crate::{Clock, Error, IndexKind};
 
 /// What a store survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +72,7 @@ pub struct Options {
     pub(crate) verify_reads: bool,
     pub(crate) lock_wait: Duration,
     pub(crate) seed: Option<u64>,
+    pub(crate) index: IndexKind,
     pub(crate) clock: Clock,
 }
 
@@ -95,6 +96,7 @@ impl Options {
             verify_reads: true,
             lock_wait: Duration::from_secs(30),
             seed,
+            index: IndexKind::default(),
             clock: Clock::system(),
         }
     }
@@ -187,6 +189,23 @@ impl Options {
     /// repeatable, but whoever knows the seed can choose keys that collide.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Which kind of index finds the records of a *new* store. Dash-EH unless told otherwise; a store that exists
+    /// keeps the one it was made with.
+    ///
+    /// ```
+    /// use evermap::{Evermap, IndexKind, Options};
+    /// for &kind in IndexKind::ALL {
+    ///     let map = Evermap::open("", Options::volatile().index(kind))?;
+    ///     map.put(b"key", b"value")?;
+    ///     assert_eq!(map.stat()?.index, kind);
+    /// }
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn index(mut self, kind: IndexKind) -> Self {
+        self.index = kind;
         self
     }
 

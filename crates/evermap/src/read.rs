@@ -5,8 +5,8 @@
 //! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
 //! hold.
 
+use evermap_index::Guard;
 use evermap_index::key::BytesRef;
-use evermap_index::{Guard, Index, Persistent};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 

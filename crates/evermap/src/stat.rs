@@ -3,13 +3,12 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use evermap_index::Index;
 use evermap_pm::Medium;
 use evermap_pm::epoch::EpochStats;
 
 use crate::census::Count;
 use crate::upkeep::SweepState;
-use crate::{Durability, Result, Store};
+use crate::{Durability, IndexKind, Result, Store};
 
 /// What [`Store::stat`] tells.
 #[derive(Clone, Debug)]
@@ -39,6 +38,8 @@ pub struct Stat {
     pub extent_size: u64,
     /// Most bytes that records may take; nothing without a limit.
     pub max_bytes: Option<u64>,
+    /// The kind of index.
+    pub index: IndexKind,
     /// Records per place in the index, 0 to 1.
     pub load_factor: f64,
     /// Segments of the index.
@@ -104,6 +105,7 @@ impl<M: Medium> Store<M> {
             file_bytes: heap.file_bytes,
             extent_size: region.extent_size(),
             max_bytes: Some(self.max_bytes).filter(|&limit| limit != u64::MAX),
+            index: self.index.kind(),
             load_factor: index.load_factor(),
             segments: index.segments,
             depth: index.depth,
@@ -143,6 +145,7 @@ impl fmt::Display for Stat {
         if let Some(limit) = self.max_bytes {
             line("memory limit", &limit)?;
         }
+        line("index", &self.index)?;
         line("load factor", &format!("{:.3}", self.load_factor))?;
         let changes = format!("{} split, {} merged", self.splits, self.merges);
         line("segments", &format!("{} ({changes}, depth {})", self.segments, self.depth))?;

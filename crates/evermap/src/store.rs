@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::time::Duration;
 
-use evermap_index::hash::dash::{Config, DashEh};
 use evermap_index::key::BytesRef;
 use evermap_index::record::KEY_MAX;
-use evermap_index::{Action, Bytes, Change, Guard, Index, Intent, Persistent};
+use evermap_index::{Action, Change, Guard, Intent};
 use evermap_pm::medium::Mapped;
 use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
 use evermap_pm::{Medium, Pool};
 
 use crate::census::{Count, Counters, Totals};
+use crate::primary::Primary;
 use crate::record::{Draft, Record, VALUE_MAX, record_bytes};
 use crate::sealed::{Place, seal, unseal};
 use crate::stamps::Stamps;
@@ -47,7 +47,7 @@ const PRIMARY: usize = 0;
 /// nothing has changed then; and [`Error::Pm`] with `Forked` in a forked child.
 pub struct Store<M: Medium = Mapped> {
     pub(crate) pool: Arc<Pool<M>>,
-    pub(crate) index: DashEh<Bytes, M>,
+    pub(crate) index: Primary<M>,
     pub(crate) stamps: Stamps,
     pub(crate) counters: Counters,
     pub(crate) clock: Clock,
@@ -127,9 +127,9 @@ impl<M: Medium> Store<M> {
                 return Err(evermap_pm::Error::damaged(at, "the root of the index is lost").into());
             }
             Stamps::create(region);
-            DashEh::create(pool.clone(), PRIMARY, Config::default())?
+            Primary::create(options.index, &pool, PRIMARY)?
         } else {
-            DashEh::open(pool.clone(), PRIMARY)?
+            Primary::open(&pool, PRIMARY)?
         };
         let stamps = Stamps::open(region, options.on_suspect)?;
         let clean = opened.is_none_or(|opened| opened.clean);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Guard, Intent, Persistent, Visitor};
+use evermap_index::{Guard, Intent, Visitor};
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::{is_value_of, value_of};
-use evermap::{Clock, Evermap, Meta, Options, Store};
+use evermap::{Clock, Evermap, Meta, Store};
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
 
@@ -14,7 +14,7 @@ const KEYS: u64 = 3000;
 
 fn store(capacity: u64) -> Store<Dram> {
     let medium = Dram::reserve(capacity, Pages::Base).unwrap();
-    let options = Options::small(capacity).clock(Clock::manual(1000));
+    let options = common::small(capacity).clock(Clock::manual(1000));
     Store::open(medium, Identity::default(), &options).unwrap()
 }
 
@@ -160,7 +160,7 @@ fn records_move_beside_readers_and_writers() {
 /// The keeper of a store in a file does it without being asked.
 #[test]
 fn it_happens_in_the_background() {
-    let map = Evermap::open("", Options::volatile().capacity(8 << 20).extent_size(4096)).unwrap();
+    let map = Evermap::open("", common::volatile().capacity(8 << 20).extent_size(4096)).unwrap();
     (0..KEYS).for_each(|key| map.put(&key_of(key), &[1; 100]).unwrap());
     let full = map.stat().unwrap().extent_bytes;
     for key in (0..KEYS).filter(|key| key % 10 != 0) {

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 use common::{Kept, Random, is_value_of, value_of};
-use evermap::{Edit, Error, Evermap, Meta, Options, Outcome};
+use evermap::{Edit, Error, Evermap, IndexKind, Meta, Options, Outcome};
 
 fn small_extents() -> Options {
-    Options::new().capacity(256 << 20).extent_size(64 << 10)
+    common::options().capacity(256 << 20).extent_size(64 << 10)
 }
 
 fn number(value: &[u8]) -> u64 {
@@ -22,7 +22,7 @@ fn number(value: &[u8]) -> u64 {
 fn increments_are_conserved() {
     const KEYS: u64 = 8;
     const ROUNDS: u64 = 8_000;
-    let map = Evermap::open("", Options::volatile()).unwrap();
+    let map = Evermap::open("", common::volatile()).unwrap();
     let ids = std::sync::Mutex::new(HashSet::new());
     thread::scope(|threads| {
         for me in 0..4u64 {
@@ -171,7 +171,9 @@ fn iteration_shows_what_stays_exactly_once() {
         }
         done.store(true, SeqCst);
     });
-    assert!(map.stat().unwrap().merges > 0, "the index never shrank");
+    let stat = map.stat().unwrap();
+    let shrinks = matches!(stat.index, IndexKind::DashEh | IndexKind::Clht);
+    assert!(stat.merges > 0 || !shrinks, "the index never shrank");
     assert!(map.check(true).unwrap().is_sound());
 }
 
@@ -244,7 +246,7 @@ fn sweeping_under_load_ends_exact() {
 /// An insert that found the old record flushed comes after the flush, so it must not be flushed itself.
 #[test]
 fn inserts_beside_flushes_are_before_or_after() {
-    let map = Evermap::open("", Options::volatile()).unwrap();
+    let map = Evermap::open("", common::volatile()).unwrap();
     let (begun, ended, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|threads| {
         let (map, begun, ended, done) = (&map, &begun, &ended, &done);
@@ -323,7 +325,7 @@ fn closing_under_load_loses_nothing() {
 /// A panic in a caller's closure is the caller's affair: it runs without locks.
 #[test]
 fn panics_of_callers_harm_nothing() {
-    let map = Evermap::open("", Options::volatile()).unwrap();
+    let map = Evermap::open("", common::volatile()).unwrap();
     map.put(b"key", b"value").unwrap();
     let panics = |action: &dyn Fn(&Evermap)| {
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| action(&map)));

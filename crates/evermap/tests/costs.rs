@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Kept, value_of};
-use evermap::{Options, Store};
+use evermap::Store;
 
 /// Fences of each of many operations, ascending.
 fn fences(
@@ -31,7 +31,7 @@ fn key_of(number: u64) -> Vec<u8> {
 #[test]
 fn a_put_waits_three_times() {
     let medium = Kept::new(64 << 20);
-    let store = medium.open(&Options::new().capacity(64 << 20)).unwrap();
+    let store = medium.open(&evermap::Options::new().capacity(64 << 20)).unwrap();
     let put = |store: &Store<Kept>, number| {
         store.put(&key_of(number), &value_of(&key_of(number), number, 100)).unwrap();
     };

@@ -37,7 +37,7 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 fn options() -> Options {
-    Options::small(256 << 10).seed(7).clock(Clock::manual(1000))
+    common::small(256 << 10).seed(7).clock(Clock::manual(1000))
 }
 
 fn open(sim: &Sim) -> Result<Store<Sim>, String> {

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn options() -> Options {
     // Expired records and flushes are no damage, so time stands still.
-    Options::small(BYTES).seed(1).clock(evermap::Clock::manual(1000))
+    common::small(BYTES).seed(1).clock(evermap::Clock::manual(1000))
 }
 
 fn key_of(number: u64) -> Vec<u8> {

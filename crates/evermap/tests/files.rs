@@ -15,7 +15,7 @@ use evermap::{
 use evermap_pm::ErrorKind;
 
 fn options() -> Options {
-    Options::new().capacity(1 << 30).extent_size(64 << 10).lock_wait(Duration::from_secs(60))
+    common::options().capacity(1 << 30).extent_size(64 << 10).lock_wait(Duration::from_secs(60))
 }
 
 fn open(path: &Path) -> Evermap {
@@ -59,7 +59,7 @@ fn an_orderly_stop_leaves_everything_in_order() {
 
 #[test]
 fn handles_know_that_another_closed_the_store() {
-    let map = Evermap::open("", Options::volatile()).unwrap();
+    let map = Evermap::open("", common::volatile()).unwrap();
     let other = map.clone();
     map.close().unwrap();
     assert!(matches!(other.get(b"key"), Err(Error::Closed)));
@@ -305,7 +305,7 @@ fn suspect_files_are_opened_only_as_told() {
 
 #[test]
 fn limits_are_enforced_by_errors() {
-    let map = Evermap::open("", Options::volatile()).unwrap();
+    let map = Evermap::open("", common::volatile()).unwrap();
     let long = vec![b'k'; KEY_MAX + 1];
     let too_long = |result: evermap::Result<bool>| matches!(result, Err(Error::KeyTooLong { len, max }) if (len, max) == (KEY_MAX + 1, KEY_MAX));
     assert!(too_long(map.put(&long, b"").map(|()| true)));
@@ -338,7 +338,7 @@ fn limits_are_enforced_by_errors() {
 #[test]
 fn the_memory_limit_holds() {
     const LIMIT: u64 = 1 << 20;
-    let map = Evermap::open("", Options::volatile().max_bytes(LIMIT)).unwrap();
+    let map = Evermap::open("", common::volatile().max_bytes(LIMIT)).unwrap();
     let fill = || {
         for key in 0u32.. {
             match map.insert(&key.to_le_bytes(), &[7; 1000], Meta::default()) {
@@ -369,7 +369,7 @@ fn the_memory_limit_holds() {
 fn a_quarter_of_a_mebibyte_is_enough() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let small = || Options::small(256 << 10);
+    let small = || common::small(256 << 10);
     let map = Evermap::open(&path, small()).unwrap();
     let mut count = 0u32;
     let error = loop {
@@ -445,7 +445,7 @@ fn forked_children_cannot_write() {
 fn volatile_stores_have_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let map = Evermap::open(&path, Options::new().durability(Durability::Volatile)).unwrap();
+    let map = Evermap::open(&path, common::options().durability(Durability::Volatile)).unwrap();
     map.put(b"key", b"value").unwrap();
     let stat = map.stat().unwrap();
     assert_eq!((stat.path, &stat.file_system[..], stat.medium), (None, "memory", "volatile"));

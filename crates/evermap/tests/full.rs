@@ -64,7 +64,7 @@ fn check<M: Medium>(store: &Store<M>, model: &Model) {
 fn space_ends_anywhere() {
     for round in 0..40u64 {
         let memory = Kept::new((200 << 10) + round * 20_000);
-        let options = Options::small(1 << 20).seed(round);
+        let options = common::small(1 << 20).seed(round);
         let mut store = memory.open(&options).unwrap();
         let (mut model, mut next) = (Model::new(), 0);
         let mut random = Random::new(round);
@@ -152,7 +152,7 @@ fn c_string(path: &Path) -> CString {
 }
 
 fn options() -> Options {
-    Options::new().capacity(1 << 30).extent_size(64 << 10)
+    common::options().capacity(1 << 30).extent_size(64 << 10)
 }
 
 /// Needs the right to mount; elsewhere `space_ends_anywhere` has to do.

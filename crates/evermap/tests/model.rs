@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{Kept, Random, value_of};
-use evermap::{Clock, Edit, Meta, Options, Outcome, Store};
+use evermap::{Clock, Edit, Meta, Outcome, Store};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
@@ -236,7 +236,7 @@ enum Stop {
 fn run(seed: u64, keys: u64, steps: u64, rounds: u64) {
     let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
     let options =
-        Options::new().capacity(64 << 20).extent_size(64 << 10).seed(seed).clock(clock.clone());
+        common::options().capacity(64 << 20).extent_size(64 << 10).seed(seed).clock(clock.clone());
     let mut random = Random::new(seed);
     let mut model = Model { now: 1000, ..Default::default() };
     let mut store = memory.open(&options).unwrap();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::{Kept, Random, value_of};
-use evermap::{Edit, Options, Store};
+use evermap::{Edit, Store};
 use evermap_pm::ErrorKind;
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -53,7 +53,7 @@ fn contents(store: &Store<Kept>) -> State {
 #[test]
 fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
     let memory = Kept::new(64 << 20);
-    let options = Options::new().capacity(64 << 20).extent_size(64 << 10).seed(3);
+    let options = common::options().capacity(64 << 20).extent_size(64 << 10).seed(3);
     let mut random = Random::new(3);
     let mut state = State::new();
     let (mut poisoned, mut panics) = (0, 0);

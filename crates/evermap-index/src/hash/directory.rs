@@ -19,10 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::sync::{RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
-use super::dash::layout::{Shape, top_bits};
+use super::shape::{DEPTH_MAX, Shape, top_bits};
 
-/// Deepest directory that is believed: 2^40 entries.
-pub(crate) const DEPTH_MAX: u32 = 40;
 const OFFSET: u64 = (1 << 48) - 1;
 
 /// See the [module](self).
@@ -37,7 +35,7 @@ pub(crate) struct Directory<M: Medium> {
 }
 
 /// Where a directory led a search.
-pub(crate) struct Found<'a> {
+pub struct Found<'a> {
     word: u64,
     entry: &'a PmU64,
     pub(crate) segment: u64,
@@ -53,7 +51,8 @@ pub(crate) struct Reserved {
 pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
 
 impl<M: Medium> Directory<M> {
-    /// Writes the entries of a new directory, and flushes them and the root cell without a fence.
+    /// Writes the entries of a new directory, flushed without a fence, and the root cell, which the caller flushes with
+    /// the root that it is part of.
     pub(crate) fn create(
         pool: Arc<Pool<M>>,
         root: u64,
@@ -67,7 +66,6 @@ impl<M: Medium> Directory<M> {
         m.flush(entries);
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         m.store(cell, encode(offset, depth));
-        m.flush(cell);
         let current = AtomicU64::new(encode(offset, depth));
         Ok(Directory { pool, root, current, latch: RwLock::new(()) })
     }
@@ -148,8 +146,11 @@ impl<M: Medium> Directory<M> {
     /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's
     /// fence.
     pub(crate) fn point(&self, shape: Shape, segment: u64, latch: &Shared<'_>) {
+        self.point_all(self.range(shape, latch), segment);
+    }
+
+    fn point_all(&self, range: &[PmU64], segment: u64) {
         let m = self.pool.medium();
-        let range = self.range(shape, latch);
         // The commit: from here on a crash leads to the new segment.
         m.store(&range[0], segment);
         m.persist(&range[0]);
@@ -157,6 +158,64 @@ impl<M: Medium> Directory<M> {
             range[1..].iter().for_each(|entry| m.store(entry, segment));
             m.flush(&range[1..]);
         }
+    }
+
+    /// Points the range of `upper`, the upper half of a segment, to `segment`, in a directory twice as large if this
+    /// one is too shallow: `room` is for that. Durable, except that the last flush awaits the caller's fence.
+    /// `false` if there is no room and it would be needed, which only a halving meanwhile can cause.
+    pub(crate) fn publish(
+        &self,
+        upper: Shape,
+        segment: u64,
+        room: &mut Option<Reserved>,
+        guard: &Guard<'_>,
+    ) -> bool {
+        loop {
+            {
+                let latch = self.share();
+                if upper.depth <= self.depth() {
+                    let range = self.range(upper, &latch);
+                    let _latch = (!self.pool.medium().mutant("DA-7")).then_some(latch);
+                    self.point_all(range, segment);
+                    return true;
+                }
+            }
+            let Some(reserved) = room.take() else { return false };
+            match self.double(reserved, upper, segment, guard) {
+                Ok(()) => return true,
+                // Another split doubled the directory while we looked.
+                Err(reserved) => self.cancel(reserved),
+            }
+        }
+    }
+
+    /// Finishes what [`point`](Self::point) began for the range of `shape` before a crash: entries that still name
+    /// `old` get what the entry before them names, durably.
+    ///
+    /// Parts of the range may have been split since. Each part's first entry was durable before anything else, so
+    /// the nearest entry to the left that does not name `old` is right. Other segments change their entries
+    /// meanwhile, so entries are only ever swapped from what must not be there.
+    pub(crate) fn finish_range(&self, shape: Shape, old: u64, latch: &Shared<'_>) {
+        let m = self.pool.medium();
+        let range = self.range(shape, latch);
+        let (mut changed, mut named) = (false, m.load(&range[0]));
+        for entry in &range[1..] {
+            if m.load(entry) == old && m.cas(entry, old, named).is_ok() {
+                m.flush(entry);
+                changed = true;
+            }
+            named = m.load(entry);
+        }
+        if changed {
+            m.fence();
+        }
+    }
+
+    /// Segments that the entries name, at least; exactly where no range is unfinished. O(entries).
+    pub(crate) fn segments(&self) -> u64 {
+        let (m, _latch) = (self.pool.medium(), self.share());
+        let others = self.entries().windows(2);
+        1 + others.filter(|pair| m.load(&pair[0]) != m.load(&pair[1])).count() as u64
     }
 
     /// Takes room for a directory of depth `depth + 1`.

@@ -1,4 +1,10 @@
 //! Hash indexes.
 
+pub mod cceh;
+pub mod clht;
 pub mod dash;
 pub(crate) mod directory;
+pub mod level;
+mod patience;
+pub(crate) mod root;
+pub(crate) mod shape;

@@ -280,6 +280,10 @@ impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
         Self::open(pool, root)
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        Self::root_at(pool, pool.medium().load(pool.root(root))).is_ok()
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
         let offset = pool.medium().load(pool.root(root));
         Self::root_at(&pool, offset)?;

@@ -167,18 +167,20 @@ pub fn storm<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
     rounds("storm", 6 * config.scale, subject, config, |driver, universe, seed| {
         let keys = &universe.keys[..8];
         let changes = threads(config.threads, |thread| {
-            blow(driver, keys, 8000, thread, &mut Rng::new(thread_seed(seed, thread)))
+            blow(driver, keys, 8000, thread, false, &mut Rng::new(thread_seed(seed, thread)))
         })?;
         settle(driver, keys, &changes.concat())
     })
 }
 
-/// What one thread of a storm does: changes on random keys.
+/// What one thread of a storm does: changes on random keys. `may_refuse` tells whether the index may answer
+/// `NoSpace` to some, because others take the room.
 pub(crate) fn blow<K: Numbered>(
     driver: &Driver<'_, K>,
     keys: &[u64],
     calls: usize,
     thread: usize,
+    may_refuse: bool,
     random: &mut Rng,
 ) -> Result<Vec<(u64, Change)>, String> {
     let mut words = 0;
@@ -201,7 +203,12 @@ pub(crate) fn blow<K: Numbered>(
         };
         let call = Call { key: *random.pick(keys), verb };
         let answer = driver.call(&call).map_err(|what| format!("{call}: {what}"))?;
-        let change = answer.ok_or_else(|| format!("{call}: no space"))?;
+        let change = match answer {
+            Some(change) => change,
+            // Nothing has changed.
+            None if may_refuse => continue,
+            None => return Err(format!("{call}: no space")),
+        };
         if change != verb.apply(change.old) {
             return Err(format!("{call}: {} is none of its answers", Told(change)));
         }

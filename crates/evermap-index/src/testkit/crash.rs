@@ -6,7 +6,7 @@
 //!
 //! [`crash_campaign!`](crate::crash_campaign) gives all of it to an index in one line.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Nested, Report, Sim,
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Medium};
 
-use super::keys::Numbered;
+use super::keys::{Numbered, Plain};
 use super::persistence::{PoolInstance, PoolSubject, ROOT};
 use super::{Instance, chance};
-use crate::{Change, Index, Persistent, Result};
+use crate::{Bytes, Change, Index, Persistent, Result};
 
 /// The rules by which a recovered index is judged.
 pub mod oracle {
@@ -73,6 +73,9 @@ pub mod oracle {
 pub struct Workload {
     /// Distinct keys.
     pub universe: u64,
+    /// Whether the keys of the lower half begin with the same hash bits, where keys are their own hashes, and come
+    /// first: so a directory gets deep while much of it names few segments.
+    pub skewed: bool,
     /// Operations.
     pub ops: u64,
     /// Whether the pool is closed and opened in between, with and without order, and swept.
@@ -90,6 +93,7 @@ impl Workload {
     /// So many keys that ranges of several directory entries are split, not only directories doubled.
     pub const GROWING: Workload = Workload {
         universe: 300,
+        skewed: false,
         ops: 700,
         reopen: false,
         threads: 0,
@@ -102,6 +106,8 @@ impl Workload {
     /// So few keys that every crash point gets its share of images.
     pub const FEW_KEYS: Workload =
         Workload { universe: 40, ops: 160, capacity: 128 << 10, ..Workload::REOPENING };
+    /// Wide ranges of a directory, whose entries lie in several lines.
+    pub const SKEWED: Workload = Workload { universe: 160, skewed: true, ..Workload::GROWING };
     /// Threads whose operations meet on few keys, beside structural changes and recovery.
     pub const PARALLEL: Workload =
         Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };
@@ -193,6 +199,10 @@ impl Workload {
             return calls;
         }
         let part = self.ops / 4;
+        if self.skewed {
+            let narrow = Workload { universe: self.universe / 2, ..*self };
+            narrow.draw(&mut rng, self.ops / 2, 90).for_each(&mut alone);
+        }
         self.draw(&mut rng, part, 80).for_each(&mut alone);
         if self.reopen {
             alone(Verb::Die);
@@ -204,6 +214,10 @@ impl Workload {
             self.draw(&mut rng, part, 70).for_each(&mut alone);
         }
         self.draw(&mut rng, part, 10).for_each(&mut alone);
+        if self.universe <= 64 {
+            // Until nothing is left.
+            (0..self.universe).map(|key| Verb::Op(key, MapOp::Remove)).for_each(&mut alone);
+        }
         self.draw(&mut rng, part, 50).for_each(&mut alone);
         calls
     }
@@ -232,6 +246,15 @@ impl Workload {
         })
     }
 
+    /// The number of the key at this place of the universe.
+    fn number(&self, place: u64) -> u64 {
+        if !self.skewed {
+            return place;
+        }
+        let spread = Rng::new(place).draw();
+        if place < self.universe / 2 { spread >> 5 } else { spread | 1 << 63 }
+    }
+
     /// First some calls that lead to any state, then a few of each thread. Half of the threads' operations meet on
     /// three keys.
     fn draw_parallel(&self, rng: &mut Rng, calls: &mut Vec<Call>) {
@@ -251,6 +274,7 @@ impl Workload {
             for thread in 1..=self.threads {
                 let drawn = self.draw(rng, 1, inserts).next().expect("one");
                 let verb = match drawn {
+                    Verb::Op(key, _) if rng.one_in(5) => Verb::Op(key, MapOp::Get),
                     Verb::Op(_, op) if rng.one_in(2) => Verb::Op(*rng.pick(&hot), op),
                     verb => verb,
                 };
@@ -311,6 +335,8 @@ pub struct Live<K: Numbered, P: PoolSubject<K>> {
     instance: PoolInstance<Sim, P::Index<Sim>>,
     workload: Workload,
     boot: u64,
+    /// What keys that nobody has looked at since recovery began may be bound to.
+    possible: Vec<(u64, BTreeSet<Option<u64>>)>,
 }
 
 fn text(error: Error) -> Wrong {
@@ -337,7 +363,8 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         let config = RegionConfig { extent_size, capacity, seed: Some(7) };
         let pool = Pool::create(sim.clone(), &config, identity(0))?;
         let index = Persistent::create(pool.clone(), ROOT, self.subject.config::<Sim>())?;
-        Ok(Live { instance: PoolInstance { pool, index }, workload: self.workload, boot: 0 })
+        let instance = PoolInstance { pool, index };
+        Ok(Live { instance, workload: self.workload, boot: 0, possible: Vec::new() })
     }
 
     /// The index, or nothing where the crash came before its creation was complete.
@@ -356,7 +383,8 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         }
         let index = Persistent::open(pool.clone(), ROOT)?;
         let instance = PoolInstance { pool, index };
-        Ok(Some((Live { instance, workload: self.workload, boot }, opened)))
+        let live = Live { instance, workload: self.workload, boot, possible: Vec::new() };
+        Ok(Some((live, opened)))
     }
 
     fn reopen(&self, sim: &Sim, boot: u64) -> Result<Live<K, P>, Wrong> {
@@ -434,11 +462,24 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// The tag of the word that a key is bound to.
-    fn find(&self, number: u64) -> Result<Option<u64>, Wrong> {
-        let owned = K::owned(number, self.instance().seed());
+    fn find(&self, key: u64) -> Result<Option<u64>, Wrong> {
+        let owned = K::owned(self.workload.number(key), self.instance().seed());
         let guard = self.instance.pool.pin();
         let found = self.instance.index.get(K::lend(&owned), &guard).map_err(text)?;
         Ok(found.map(|word| self.instance().tag(word)))
+    }
+
+    /// A history that begins with what is known of the keys.
+    fn unlooked(&self) -> Result<History, Wrong> {
+        let mut start: HashMap<u64, BTreeSet<Option<u64>>> =
+            self.possible.iter().cloned().collect();
+        for key in 0..self.workload.universe {
+            if !start.contains_key(&key) {
+                start.insert(key, BTreeSet::from([self.find(key)?]));
+            }
+        }
+        let boots = Mutex::new(vec![(0, self.boot)]);
+        Ok(History { map: MapHistory::allowing(start), boots })
     }
 
     /// What the keys are bound to; and nothing else may be there.
@@ -461,8 +502,8 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// Carries out `op`, as its caller would: what was replaced is retired, what was not put is taken back.
-    fn apply(&self, number: u64, op: MapOp) -> Result<Option<u64>> {
-        let owned = K::owned(number, self.instance().seed());
+    fn apply(&self, key: u64, op: MapOp) -> Result<Option<u64>> {
+        let owned = K::owned(self.workload.number(key), self.instance().seed());
         let (index, instance) = (&self.instance.index, self.instance());
         let key = || K::lend(&owned);
         let word = |tag| instance.word(key(), tag);
@@ -497,20 +538,15 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         Ok(seen)
     }
 
-    /// Answers what the operation saw; nothing where there was no space.
-    fn step(&self, history: &History, key: u64, op: MapOp) -> Result<Option<Option<u64>>, Wrong> {
+    fn step(&self, history: &History, verb: Verb) -> Result<(), Wrong> {
+        let Verb::Op(key, op) = verb else { return self.sweep() };
         let number = history.map.begin(self.medium(), key, op);
         match self.apply(key, op) {
-            Ok(seen) => {
-                history.map.end(self.medium(), number, seen);
-                Ok(Some(seen))
-            }
-            Err(error) if error.is_no_space() => {
-                history.map.fail(self.medium(), number);
-                Ok(None)
-            }
-            Err(error) => Err(text(error)),
+            Ok(seen) => history.map.end(self.medium(), number, seen),
+            Err(error) if error.is_no_space() => history.map.fail(self.medium(), number),
+            Err(error) => return Err(text(error)),
         }
+        Ok(())
     }
 
     /// Runs calls of several threads, each thread's in their order.
@@ -518,12 +554,7 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         let most = calls.iter().map(|call| call.thread).max().unwrap_or(0);
         let run = |thread: u64| -> Result<(), Wrong> {
             for call in calls.iter().filter(|call| call.thread == thread) {
-                match call.verb {
-                    Verb::Op(key, op) => _ = self.step(history, key, op)?,
-                    Verb::Sweep => self.sweep()?,
-                    // One of several threads cannot do this; it makes sense alone only.
-                    Verb::Die | Verb::Close => {}
-                }
+                self.step(history, call.verb)?;
             }
             Ok(())
         };
@@ -534,30 +565,53 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         self.medium().in_parallel(bodies.collect()).into_iter().collect()
     }
 
-    /// Operations one after the other, whose answers must be those of a map.
-    fn modelled(
-        &self,
-        history: &History,
-        model: &mut HashMap<u64, u64>,
-        verbs: impl Iterator<Item = Verb>,
-    ) -> Result<(), Wrong> {
-        for verb in verbs {
-            let Verb::Op(key, op) = verb else { continue };
-            let due = model.get(&key).copied();
-            let Some(seen) = self.step(history, key, op)? else { continue };
-            if seen != due {
-                let what = format!("{op:?} of key {key} saw {seen:?}, not {due:?}");
-                return wrong(oracle::MODEL, what);
-            }
-            match op.apply(due) {
-                Some(tag) => model.insert(key, tag),
-                None => model.remove(&key),
-            };
+    /// Runs operations: by one thread, or where the workload has several by two of them.
+    fn steps(&self, history: &History, verbs: impl Iterator<Item = Verb>) -> Result<(), Wrong> {
+        if self.workload.threads < 2 {
+            return verbs.into_iter().try_for_each(|verb| self.step(history, verb));
         }
-        let (found, mut due) =
-            (self.contents()?, Vec::from_iter(model.iter().map(|(k, t)| (*k, *t))));
-        due.sort_unstable();
-        if found == due { Ok(()) } else { wrong(oracle::MODEL, "the index holds something else") }
+        let call = |(at, verb)| Call { thread: at as u64 % 2 + 1, verb };
+        self.together(history, &verbs.enumerate().map(call).collect::<Vec<_>>())
+    }
+
+    /// Whether the index holds what it must after the operations of this history.
+    fn agrees(&self, history: &History) -> Result<(), Wrong> {
+        let mut found: HashMap<u64, u64> = self.contents()?.into_iter().collect();
+        (0..self.workload.universe).try_for_each(|key| {
+            let now = history.map.check_now(&key, found.remove(&key));
+            now.map_err(|what| Wrong::new(oracle::MODEL, what))
+        })
+    }
+}
+
+impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
+    /// Makes a call alone.
+    fn call(
+        &self,
+        sim: &Sim,
+        live: Live<K, P>,
+        history: &History,
+        verb: Verb,
+    ) -> Result<Live<K, P>, Wrong> {
+        match verb {
+            Verb::Op(..) | Verb::Sweep => {
+                live.step(history, verb)?;
+                Ok(live)
+            }
+            Verb::Die => {
+                let boot = live.boot;
+                drop(live);
+                self.reopen(sim, boot)
+            }
+            Verb::Close => {
+                live.instance.pool.close().map_err(text)?;
+                drop(live);
+                let opening = history.map.begin(sim, 0, MapOp::Get);
+                let live = self.reopen(sim, history.restarted(opening))?;
+                history.map.end(sim, opening, live.find(0)?);
+                Ok(live)
+            }
+        }
     }
 }
 
@@ -576,32 +630,23 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         let created = history.map.begin(sim, 0, MapOp::Get);
         let mut live = self.create(sim).map_err(text)?;
         history.map.end(sim, created, None);
-        let mut parts = calls.chunk_by(|a, b| a.thread > 0 && b.thread > 0);
-        let mut parallel = self.workload.threads > 1;
-        while let Some(part) = parts.next() {
-            let &[Call { thread: 0, verb }] = part else {
-                if std::mem::take(&mut parallel) {
-                    // What one thread does alone is crashed elsewhere.
-                    history = History::new(live.contents()?, live.boot);
-                    sim.checkpoint();
-                }
-                live.together(&history, part)?;
-                continue;
-            };
-            match verb {
-                Verb::Op(key, op) => _ = live.step(&history, key, op)?,
-                Verb::Sweep => live.sweep()?,
-                Verb::Die => {
-                    let boot = live.boot;
-                    drop(live);
-                    live = self.reopen(sim, boot)?;
-                }
-                Verb::Close => {
-                    live.instance.pool.close().map_err(text)?;
-                    drop(live);
-                    let opening = history.map.begin(sim, 0, MapOp::Get);
-                    live = self.reopen(sim, history.restarted(opening))?;
-                    history.map.end(sim, opening, live.find(0)?);
+        let parallel = self.workload.threads > 1;
+        let alone = |call: &Call| call.thread == 0 && matches!(call.verb, Verb::Op(..));
+        let (before, crashed) =
+            calls.split_at(calls.iter().rposition(alone).map_or(0, |last| last + 1));
+        for (part, is_crashed) in [(before, false), (crashed, true)] {
+            if parallel && is_crashed {
+                // What one thread does alone is crashed elsewhere.
+                history = History::new(live.contents()?, live.boot);
+                sim.checkpoint();
+            }
+            for calls in part.chunk_by(|a, b| a.thread > 0 && b.thread > 0) {
+                live = match calls {
+                    [Call { thread: 0, verb }] => self.call(sim, live, &history, *verb)?,
+                    calls => {
+                        live.together(&history, calls)?;
+                        live
+                    }
                 }
             }
         }
@@ -628,18 +673,23 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         let mut live = open()?;
         let mut before = None;
         // Now and then the process dies again just after somebody looked.
-        if point.record().is_multiple_of(8)
+        if point.record() % 8 == 3
             && let Some(first) = live
         {
             before = Some(first.contents()?);
             drop(first);
             live = open()?;
         }
-        // Half of the crashes meet lookups first, half the sweep.
+        // A crash may meet lookups first, or the sweep, or operations on keys that nobody has looked at.
         if let Some(live) = live.as_ref().filter(|_| point.record().is_multiple_of(2)) {
             live.sweep()?;
         }
+        let spared = |key: &u64| point.record() % 4 == 1 && key % 8 != 0;
         for key in 0..self.workload.universe {
+            if let Some(live) = live.as_mut().filter(|_| spared(&key)) {
+                live.possible.push((key, history.map.allowed(&key, point)));
+                continue;
+            }
             // Nobody was told that the index exists before its creation was complete.
             let found = live.as_ref().map_or(Ok(None), |live| live.find(key))?;
             history.map.check(&key, point, found).map_err(linearizable)?;
@@ -655,31 +705,24 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
     fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<History, Wrong> {
         let Some(live) = live else { return Ok(History::new(Vec::new(), 0)) };
         let mut rng = Rng::new(seed ^ 0x70726f6265);
-        let before = live.contents()?;
-        let mut model: HashMap<u64, u64> = before.iter().copied().collect();
-        let history = History::new(before, live.boot);
-        if self.workload.threads > 1 {
-            let calls: Vec<Call> = (1..=2)
-                .flat_map(|thread| {
-                    let verbs: Vec<Verb> = self.workload.draw(&mut rng, 3, 60).collect();
-                    verbs.into_iter().map(move |verb| Call { thread, verb })
-                })
-                .collect();
-            live.together(&history, &calls)?;
-            model = live.contents()?.into_iter().collect();
+        let history = if live.possible.is_empty() {
+            History::new(live.contents()?, live.boot)
         } else {
-            // Now and then so many that the structure changes once more.
-            let ops = if chance(&mut rng, 12) { self.workload.universe.min(80) } else { 6 };
-            live.modelled(&history, &mut model, self.workload.draw(&mut rng, ops, 75))?;
-        }
+            live.unlooked()?
+        };
+        // Now and then so many that the structure changes once more.
+        let most = self.workload.universe.min(80);
+        let ops = if chance(&mut rng, 15) { most } else { 6 };
+        live.steps(&history, self.workload.draw(&mut rng, ops, 75))?;
         if !live.instance.pool.is_swept() {
             live.sweep()?;
         }
+        live.agrees(&history)?;
         live.verify()?;
         // Whatever is there can be removed.
-        for key in (0..live.workload.universe).step_by(3) {
-            live.step(&history, key, MapOp::Remove)?;
-            model.remove(&key);
+        let third = || (0..live.workload.universe).step_by(3);
+        live.steps(&history, third().map(|key| Verb::Op(key, MapOp::Remove)))?;
+        for key in third() {
             if live.find(key)?.is_some() {
                 return wrong(
                     oracle::REMOVED,
@@ -687,7 +730,7 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
                 );
             }
         }
-        live.modelled(&history, &mut model, std::iter::empty())?;
+        live.agrees(&history)?;
         live.verify()?;
         Ok(history)
     }
@@ -728,7 +771,7 @@ fn config(workload: Workload, model: Model) -> sim::Config {
 /// All campaigns on the index that `subject` makes.
 pub fn battery<P>(name: &'static str, planted: &'static [&'static str], subject: P) -> Battery
 where
-    P: PoolSubject<u64> + PoolSubject<crate::Bytes> + Send + 'static,
+    P: PoolSubject<u64> + PoolSubject<Plain> + PoolSubject<Bytes> + Send + 'static,
 {
     let subject = Arc::new(subject);
     let on = |name, workload, model, seed| -> Box<dyn Trial> {
@@ -740,16 +783,23 @@ where
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload).restarting();
         Box::new(On::new(name, crashed, config(workload, model), 500))
     };
-    let bytes = Crashed::<crate::Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
+    let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
+    let skewed = On::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
+    let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
     let bytes = On::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
     let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
     let parallel = On::new("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
+    let together = Crashed::<Bytes, _>::new(subject.clone(), Workload::PARALLEL);
+    let together =
+        On::new("parallel-byte-keys", together, config(Workload::PARALLEL, Model::Adr), 2000);
     let trials = vec![
         on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
         on("reopening", Workload::REOPENING, Model::Adr, 100),
         on("growing", Workload::GROWING, Model::Adr, 0),
+        Box::new(skewed),
         Box::new(bytes),
         Box::new(parallel.in_parallel()),
+        Box::new(together.in_parallel()),
         on("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
         page("page-cache", 4096),
         page("torn-pages", 512),
@@ -804,13 +854,19 @@ macro_rules! crash_campaign {
             }
 
             #[test]
+            fn skewed_hashes() {
+                survives("skewed", 2);
+            }
+
+            #[test]
             fn byte_keys() {
                 survives("byte-keys", 2);
             }
 
             #[test]
             fn threads_in_parallel() {
-                survives("parallel", 100);
+                survives("parallel", 60);
+                survives("parallel-byte-keys", 40);
             }
 
             #[test]

@@ -15,6 +15,8 @@ pub trait Hook: Send + Sync + 'static {
     fn before_load(&self, word: u64);
     /// Before a word is stored.
     fn before_store(&self);
+    /// Before a fence.
+    fn before_fence(&self) {}
 }
 
 /// [`Dram`] with a [`Hook`].
@@ -131,6 +133,7 @@ unsafe impl<H: Hook> Medium for Hooked<H> {
     }
 
     fn fence(&self) {
+        self.hook.before_fence();
         self.memory.fence();
     }
 

@@ -330,7 +330,9 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
             let random = &mut Rng::new(thread_seed(seed, thread + life as usize * 4));
             match thread {
                 0 => instance.sweep().map_err(|error| format!("sweep: {error}"))?,
-                1 => return blow(driver, stormed, 2000, life as usize, random),
+                1 => {
+                    return blow(driver, stormed, 2000, life as usize, universe.hostile, random);
+                }
                 2 => {
                     let _done = Done(&writing);
                     plan.clear(driver, Vec::clone(left_over), life * 100, random)?;

@@ -438,6 +438,10 @@ impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
         Ok(Self::new(Chain::create(pool.clone(), root, ())?, pool, root))
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        Chain::<K, M>::is_at(pool, root)
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
         let chain = Chain::<K, M>::open(pool.clone(), root)?;
         if F::FLAW == Flaw::ForgetsAPairWhenOpened {

@@ -30,25 +30,25 @@ pub(crate) const ENTRIES: [Entry; 6] = [
         name: "dashmap",
         about: "dashmap: hashbrown tables behind sharded reader-writer locks",
         rival: true,
-        build: |setup| locking("dashmap", dashmap::DashMap::new(capacity(setup))),
+        build: |setup| locking("dashmap", dashmap::DashMap::new, setup),
     },
     Entry {
         name: "scc-hashmap",
         about: "scc HashMap: a lock in each bucket",
         rival: true,
-        build: |setup| locking("scc-hashmap", scc::HashMap::new(capacity(setup))),
+        build: |setup| locking("scc-hashmap", scc::HashMap::new, setup),
     },
     Entry {
         name: "scc-hashindex",
         about: "scc HashIndex: reads without locks, updates by copies",
         rival: true,
-        build: |setup| locking("scc-hashindex", scc::HashIndex::new(capacity(setup))),
+        build: |setup| locking("scc-hashindex", scc::HashIndex::new, setup),
     },
     Entry {
         name: "rwlock-hashbrown",
         about: "one hashbrown table behind one reader-writer lock",
         rival: true,
-        build: |setup| locking("rwlock-hashbrown", hashbrown::Locked::new(capacity(setup))),
+        build: |setup| locking("rwlock-hashbrown", hashbrown::Locked::new, setup),
     },
 ];
 
@@ -58,6 +58,11 @@ fn capacity(setup: &Setup) -> usize {
 }
 
 /// A table without guards.
-fn locking<T: Table>(name: &'static str, table: T) -> Result<Box<dyn Subject>, LabError> {
-    Ok(Box::new(Measured { name, table, guards: Guards::PerOperation }))
+fn locking<T: Table>(
+    name: &'static str,
+    new: fn(usize) -> T,
+    setup: &Setup,
+) -> Result<Box<dyn Subject>, LabError> {
+    setup.words_only(name)?;
+    Ok(Box::new(Measured { name, table: new(capacity(setup)), guards: Guards::PerOperation }))
 }

@@ -16,6 +16,7 @@ pub(super) fn build(
     guards: Guards,
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
+    setup.words_only(name)?;
     let capacity = super::capacity(setup);
     let table = Papaya(papaya::HashMap::with_capacity_and_hasher(capacity, BuildFold));
     Ok(Box::new(Measured { name, table, guards }))

@@ -556,9 +556,8 @@ impl<M: Medium> Heap<M> {
         let shared = &mut *hold(&self.shared);
         for index in first..first + count {
             // Not flushed: a crash that loses it leaves the sweep to find out.
-            self.region
-                .medium()
-                .store(&self.region.table()[index as usize], Use::Free.encode(index));
+            let entry = &self.region.table()[index as usize];
+            self.region.medium().store_transient(entry, Use::Free.encode(index));
             shared.free.insert(index);
             if !claimed {
                 shared.unclaimed.insert(index);

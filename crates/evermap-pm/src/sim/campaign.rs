@@ -1,9 +1,9 @@
 //! Runs a structure, crashes it everywhere, and crashes its recovery too.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
@@ -256,6 +256,11 @@ impl<'l, H> Level<'l, H> {
             probe_seed: self.probe_seed(owed.point),
             path,
         }
+    }
+
+    /// The same with another use of what is recovered.
+    pub(crate) fn salted(&self, salt: u64) -> Self {
+        Level { probe_seed: self.probe_seed ^ salt, ..*self }
     }
 
     /// The same of another recording of the same.

@@ -22,6 +22,8 @@ use super::trace::{Site, Trace};
 const PER_POINT: u64 = 12;
 /// Crash points in one recording, if more can be changed.
 const POINTS: usize = 160;
+/// Different uses of a recovered structure.
+const PROBES: u64 = 3;
 /// Of points that look the same, so many are tried first.
 const FIRST_OF_LOOK: usize = 6;
 
@@ -147,16 +149,19 @@ impl<'s, S: Subject> Sweep<'s, S> {
         let steps = mutation.site().and_then(|site| life.passing.get(&site));
         let mut steps: Vec<&Step> = steps.into_iter().flatten().collect();
         steps.sort_by_key(|step| step.record);
-        let mut walk = Walk::new(root.trace, &self.config.images);
-        for step in steps {
-            if !run.report.is_clean() {
-                break;
+        for salt in 0..PROBES {
+            let salted = root.salted(salt);
+            let mut walk = Walk::new(root.trace, &self.config.images);
+            for step in &steps {
+                if !run.report.is_clean() {
+                    return true;
+                }
+                let nested = campaign.crash_and_record(&salted, &mut walk, step, |nested| {
+                    let trace = mutation.apply(nested.trace);
+                    try_changed(&mut run, &nested.with(&trace), nested.trace, &self.config)
+                });
+                changed |= nested.ok().flatten().unwrap_or(false);
             }
-            let nested = campaign.crash_and_record(&root, &mut walk, step, |nested| {
-                let trace = mutation.apply(nested.trace);
-                try_changed(&mut run, &nested.with(&trace), nested.trace, &self.config)
-            });
-            changed |= nested.ok().flatten().unwrap_or(false);
         }
         changed
     }

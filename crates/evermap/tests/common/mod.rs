@@ -9,9 +9,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-use evermap::{Options, Store};
+use evermap::{IndexKind, Options, Store};
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
+
+/// The index that the stores of the tests are made with: `EVERMAP_TEST_INDEX`, the usual one unless that is set.
+fn index() -> IndexKind {
+    std::env::var("EVERMAP_TEST_INDEX").map_or_else(
+        |_| IndexKind::default(),
+        |name| name.parse().unwrap_or_else(|error| panic!("EVERMAP_TEST_INDEX: {error}")),
+    )
+}
+
+/// [`Options::new`] for the tests.
+pub fn options() -> Options {
+    Options::new().index(index())
+}
+
+/// [`Options::small`] for the tests.
+pub fn small(bytes: u64) -> Options {
+    Options::small(bytes).index(index())
+}
+
+/// [`Options::volatile`] for the tests.
+pub fn volatile() -> Options {
+    Options::volatile().index(index())
+}
 
 /// Memory that outlives the stores in it: dropping a store without closing it is the death of its process
 /// between two operations.

@@ -99,7 +99,10 @@ pub(super) fn find<K: Key, M: Medium>(
         Belonging::Native => meta.natives(),
         Belonging::Member => meta.allocated() & meta.members(),
     };
-    let mut candidates = matching_slots(m, bucket, fingerprint_of(probe.hash)) & slots;
+    let mut candidates = slots;
+    if !K::WITHOUT.fingerprints {
+        candidates &= matching_slots(m, bucket, fingerprint_of(probe.hash));
+    }
     while candidates != 0 {
         let slot = candidates.trailing_zeros() as usize;
         let cells = &bucket.slots[slot];
@@ -165,7 +168,9 @@ pub(super) fn erase<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
     m.store(&bucket.meta, meta_of(m, bucket).without(slot).0);
     // Durable before anyone writes into the slot: otherwise a crash could find the slot valid, under its old
     // fingerprint, with the new contents.
-    m.persist(&bucket.meta);
+    if !m.mutant("DA-11") {
+        m.persist(&bucket.meta);
+    }
 }
 
 /// Overwrites the fingerprint of a slot.

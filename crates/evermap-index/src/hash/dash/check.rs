@@ -1,34 +1,20 @@
-//! The invariants of Dash-EH, checked one by one.
+//! The invariants of Dash, checked one by one.
 
 use std::collections::HashMap;
 
 use evermap_pm::Medium;
 
-use super::DashEh;
 use super::bucket::{Record, fingerprint_of, matching_slots, meta_of};
 use super::layout::{Header, Segment, Shape, Version};
+use super::{Dash, Expansion};
 use crate::Key;
 
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
-    /// Makes every version word stale, so that each segment is recovered before it is used.
-    pub(super) fn walk_stale(&self) -> evermap_pm::Result<()> {
-        let m = self.medium();
-        let mut cursor = Some(0u64);
-        while let Some(hash) = cursor {
-            let offset = self.directory.locate(hash)?;
-            if let Some(segment) = m.at::<Segment<B, S>>(offset) {
-                m.store_transient(&segment.header.generation, self.generation.wrapping_sub(1));
-                for bucket in segment.normal.iter().chain(&segment.stash) {
-                    let stale = Version::fresh(self.generation.wrapping_sub(1));
-                    m.store_transient(&bucket.version, stale.0);
-                }
-            }
-            let step = 1u64.checked_shl(64 - self.directory.depth()).unwrap_or(0);
-            cursor = hash.checked_add(step).filter(|_| step != 0);
-        }
-        Ok(())
-    }
-
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
+{
     pub(super) fn check_everything(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut places: HashMap<u64, u64> = HashMap::new();
@@ -47,24 +33,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         if let Err(error) = walked {
             problems.push(error.to_string());
         }
-        self.check_directory(&mut problems);
+        E::check(self, &mut problems);
         problems
-    }
-
-    /// Every entry must name the segment whose shape covers it.
-    fn check_directory(&self, problems: &mut Vec<String>) {
-        let depth = self.directory.depth();
-        let latch = self.directory.share();
-        for pattern in 0..1u64 << depth {
-            let place = Shape { depth, pattern };
-            let named = self.directory.first(place, &latch);
-            let covers = self.shape_at(named).is_some_and(|shape| shape.covers(place.first_hash()));
-            if !covers {
-                problems.push(format!(
-                    "directory entry {pattern} names {named:#x}, which is elsewhere"
-                ));
-            }
-        }
     }
 
     fn check_segment(&self, offset: u64, segment: &Segment<B, S>) -> (Vec<String>, u64) {
@@ -124,7 +94,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         seen: &mut HashMap<(u64, u64), usize>,
         wrong: &mut impl FnMut(&str),
     ) {
-        if !covered.covers(record.hash) {
+        if !covered.covers(E::rank(record.hash)) {
             wrong("belongs to another segment");
         }
         // Two records may share a hash; two slots may not share a record.

@@ -2,7 +2,7 @@
 
 use evermap_pm::{PmU64, pod};
 
-use crate::hash::directory::DEPTH_MAX;
+pub use crate::hash::shape::Shape;
 
 /// Slots that a bucket has room for; a geometry may use fewer.
 pub const SLOTS_MAX: usize = 14;
@@ -316,68 +316,6 @@ impl Meta {
     }
 }
 
-/// Which hashes a segment holds: those whose top `depth` bits are `pattern`.
-///
-/// ```text
-/// bit  0..8   local depth, at most 40
-/// bit  8..48  pattern
-/// bit 48..64  check: recovery drops what a segment does not cover, so a damaged shape must not be believed
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
-    /// Local depth: how many hash bits tell this segment from others.
-    pub depth: u32,
-    /// Those bits.
-    pub pattern: u64,
-}
-
-impl Shape {
-    /// As stored.
-    pub fn encode(self) -> u64 {
-        let fields = u64::from(self.depth) | self.pattern << 8;
-        fields | Self::check(fields) << 48
-    }
-
-    /// As read; `None` for a word that is no shape.
-    pub fn decode(word: u64) -> Option<Self> {
-        let fields = word & ((1 << 48) - 1);
-        let shape = Shape { depth: u32::from(fields as u8), pattern: fields >> 8 };
-        let fits = shape.depth <= DEPTH_MAX && shape.pattern >> shape.depth == 0;
-        (fits && word >> 48 == Self::check(fields)).then_some(shape)
-    }
-
-    fn check(fields: u64) -> u64 {
-        (fields ^ 0x5348_4150).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
-    }
-
-    /// Whether records with this hash belong here.
-    #[inline(always)]
-    pub fn covers(self, hash: u64) -> bool {
-        top_bits(hash, self.depth) == self.pattern
-    }
-
-    /// The lower (0) or upper (1) half.
-    pub fn half(self, upper: u64) -> Self {
-        Shape { depth: self.depth + 1, pattern: self.pattern << 1 | upper }
-    }
-
-    /// What this is a half of.
-    pub fn parent(self) -> Option<Self> {
-        (self.depth > 0).then(|| Shape { depth: self.depth - 1, pattern: self.pattern >> 1 })
-    }
-
-    /// The least hash that belongs here.
-    pub fn first_hash(self) -> u64 {
-        if self.depth == 0 { 0 } else { self.pattern << (64 - self.depth) }
-    }
-}
-
-/// The top `depth` (at most 63) bits of a hash.
-#[inline(always)]
-pub fn top_bits(hash: u64, depth: u32) -> u64 {
-    (hash >> 1) >> (63 - (depth & 63))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -408,19 +346,6 @@ mod tests {
             0xffff_ffff,
             "the version wraps without touching the lock bit"
         );
-    }
-
-    #[test]
-    fn shapes_split_and_rejoin() {
-        let whole = Shape { depth: 0, pattern: 0 };
-        assert!(whole.covers(0) && whole.covers(u64::MAX) && whole.parent().is_none());
-        let upper = whole.half(1).half(0);
-        assert_eq!((upper.depth, upper.pattern), (2, 0b10));
-        assert!(upper.covers(0b10 << 62) && !upper.covers(0b11 << 62));
-        assert_eq!(upper.parent(), Some(whole.half(1)));
-        assert_eq!(upper.first_hash(), 1 << 63);
-        assert_eq!(Shape::decode(upper.encode()), Some(upper));
-        assert_eq!(Shape::decode(u64::MAX), None);
     }
 
     #[test]

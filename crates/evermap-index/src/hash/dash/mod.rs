@@ -1,13 +1,12 @@
-//! Dash-EH: extendible hashing for persistent memory.
+//! Dash: hashing for persistent memory, extendible ([`DashEh`]) and linear ([`DashLh`]).
 //!
-//! After "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB 2020). The layout is in
-//! [`layout`]; a picture of the whole:
+//! After "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB 2020). An index is made of
+//! segments, whose layout is in [`layout`]; which of them serves a hash, and how their number grows, is what its
+//! kinds differ in.
 //!
 //! ```text
-//! root ── directory ─┬─ segment ── 64 buckets of 14 slots, 2 stash buckets (, chain)
-//!                    ├─ segment
-//!                    └─ ...          top hash bits pick the segment, bits 8..14 the bucket,
-//!                                    bits 0..8 are the fingerprint
+//! segment    64 buckets of 14 slots, 2 stash buckets (, chain)
+//! hash       bits 0..8 are the fingerprint, bits 8..14 pick the bucket, higher ones the segment
 //! ```
 //!
 //! What the paper describes is here: fingerprints, balanced insert, displacement, a stash with overflow metadata,
@@ -15,48 +14,51 @@
 //!
 //! * **One version word a lookup.** Every change to a record is made under the lock of its home bucket, so
 //!   readers validate that alone, and skip the next bucket when the home bucket's filter says so.
-//! * **Home first.** The home bucket is filled to four sevenths before the next one is used.
-//! * **Splits are committed by the directory** and never redone. No persistent word names an uncommitted
-//!   segment; moved records are cleared after the commit. The paper's protocol needs a state machine and a redo,
-//!   in which its code loses data (see `recover`).
+//! * **Home first.** The home bucket is filled nearly up before the next one is used.
 //! * **The generation stamp is in the bucket**, next to the lock, so that a lookup learns from the word it reads
 //!   anyway whether the segment was recovered.
-//! * **Keys with equal hashes** go to a chain behind the stash, instead of doubling the directory for ever.
-//! * Merging happens below a quarter of a segment, and builds a new segment rather than changing one.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
+use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
-use evermap_pm::sync::{Backoff, Mutex};
-use evermap_pm::{Error, Guard, Medium, Pool, Result};
+use evermap_pm::sync::Mutex;
+use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
-use crate::hash::directory::Directory;
+use crate::Key;
+use crate::hash::patience::Patience;
+use crate::hash::root;
+use crate::hash::shape::behind;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
-use crate::{Bytes, Key};
 
 mod bucket;
 mod check;
+mod eh;
+mod expansion;
 pub mod layout;
+mod lh;
+mod lock;
 mod rebuild;
 mod recover;
-mod restructure;
 mod segment;
+
+pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
+pub use lh::{DashLh, Linear, TinyLh};
 
 use bucket::{
     Belonging, Held, Locking, Probe, Record, find, fingerprint_of, free_slot, matching_slots,
     try_lock,
 };
-use layout::{Root, Segment, Shape, Version};
-use restructure::Split;
-use segment::{Kind, Locks, Look, MakeRoom, Place};
+use expansion::{Expansion, Found, Split};
+use layout::{Meta, Segment, Shape, Version};
+use segment::{Chain, Kind, Locks, Look, MakeRoom, Place};
 
 /// Shape of a new index.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Global depth to begin with: `2^depth` segments of 17 KiB.
+    /// `2^depth` segments of 17 KiB to begin with; for Dash-EH this is the global depth. At most 20.
     pub initial_depth: u32,
 }
 
@@ -67,18 +69,13 @@ impl Default for Config {
     }
 }
 
-/// Dash-EH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
+/// Dash over keys `K` in medium `M` that grows as `E` does, with segments of `B` buckets and `S` stash buckets, using
+/// `N` slots of each: what is the same in [`DashEh`] and [`DashLh`].
 ///
-/// See the [module](self). The paper's geometry is the default; [`Tiny`] is for tests.
-pub struct DashEh<
-    K: Key,
-    M: Medium,
-    const B: usize = 64,
-    const S: usize = 2,
-    const N: usize = { layout::SLOTS_MAX },
-> {
+/// See the [module](self).
+pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
     pool: Arc<Pool<M>>,
-    directory: Directory<M>,
+    expansion: E,
     root: u64,
     /// What every operation needs of the pool, close at hand.
     region: Arc<Region<M>>,
@@ -86,27 +83,34 @@ pub struct DashEh<
     seed: u64,
     /// Locks for recovering segments, by offset.
     recovering: Box<[Mutex<()>]>,
-    segments: AtomicU64,
     splits: AtomicU64,
-    merges: AtomicU64,
     recovered: AtomicU64,
     keys: PhantomData<fn(K) -> K>,
 }
 
-/// Segments so small that a handful of keys makes every structural change happen.
-pub type Tiny<K, M> = DashEh<K, M, 4, 2, 4>;
-/// The geometry of the paper's runs at 90 % load: four stash buckets.
-pub type WideStash<K, M> = DashEh<K, M, 64, 4>;
-/// For stores: variable-length keys.
-pub type DashBytes<M> = DashEh<Bytes, M>;
+/// Deepest index to begin with: two to this many segments.
+const DEPTH_AT_FIRST: u32 = 20;
 
-/// Mistakes that this index carries in itself for tests: see [`Medium::mutant`]. The names are those of `docs/dash.md`.
-pub const MUTANTS: &[&str] = &[];
+/// Mistakes of other implementations that Dash-EH carries in itself for tests: see [`Medium::mutant`]. `docs/dash.md`
+/// tells what they are.
+pub const EH_MUTANTS: &[&str] = &[
+    "DA-1", "DA-2", "DA-3", "DA-4", "DA-5", "DA-6", "DA-7", "DA-8", "DA-9", "DA-10", "DA-11",
+    "DA-14",
+];
+
+/// Those that Dash-LH shares.
+pub const LH_MUTANTS: &[&str] =
+    &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
 
 /// Keys looked up together in [`Index::get_many`].
 const BATCH: usize = 32;
 
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
+{
     const GEOMETRY_IS_POSSIBLE: () = assert!(
         B.is_power_of_two()
             && B >= 4
@@ -117,11 +121,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             && N <= layout::SLOTS_MAX
     );
 
-    /// First word of the root: "DASHEH", key format, geometry.
+    /// First word of the root: the name of this kind of index, key format, geometry.
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
-        u64::from_le_bytes(*b"DASHEH\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+        u64::from_le_bytes(E::NAME) ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
     #[inline(always)]
@@ -134,57 +138,43 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         &self.pool
     }
 
-    fn assemble(pool: Arc<Pool<M>>, root: u64, directory: Directory<M>, segments: u64) -> Self {
-        DashEh {
+    fn assemble(pool: Arc<Pool<M>>, root: u64, expansion: E) -> Self {
+        Dash {
             region: pool.share_region(),
             generation: pool.generation(),
             seed: pool.seed(),
             recovering: (0..64).map(|_| Mutex::new(())).collect(),
-            segments: AtomicU64::new(segments),
             splits: AtomicU64::new(0),
-            merges: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
             keys: PhantomData,
             pool,
-            directory,
+            expansion,
             root,
         }
     }
 
-    fn segments(&self) -> u64 {
-        self.segments.load(Ordering::Relaxed)
-    }
-
     fn count_split(&self) {
-        self.segments.fetch_add(1, Ordering::Relaxed);
         self.splits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_merge(&self) {
-        // An estimate until everything was visited: more may be merged away than it counts.
-        let less = |segments: u64| Some(segments.saturating_sub(1));
-        let _ = self.segments.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        self.merges.fetch_add(1, Ordering::Relaxed);
     }
 
     fn count_recovered(&self) {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn waiting(&self) -> Waiting<'_, K, M, B, S, N> {
-        Waiting { index: self, backoff: Backoff::new(), since: None, recoveries: 0 }
+    fn waiting(&self) -> Waiting<'_, K, M, E, B, S, N> {
+        Waiting { index: self, patience: Patience::default(), recoveries: 0 }
     }
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
-        let found = self.directory.find(m, probe.hash)?;
-        match self.look(self.segment(found.segment)?, probe) {
+        let found = self.expansion.find(m, probe.hash)?;
+        match self.look(self.segment(found.segment())?, probe) {
             // No need to look at the directory again: a record that moved away is cleared before its bucket
             // is released.
             Look::Found(word) => Ok(Some(word)),
             // The segment may have been split between the directory and the bucket.
-            Look::Absent if self.directory.still(m, &found) => Ok(None),
+            Look::Absent if self.expansion.still(m, probe.hash, &found) => Ok(None),
             _ => self.lookup_again(probe),
         }
     }
@@ -195,32 +185,44 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let m = self.medium();
         let mut waiting = self.waiting();
         loop {
-            let found = self.directory.find(m, probe.hash)?;
-            let segment = self.segment(found.segment)?;
+            // A lookup splits nothing: it asks the segment where the record is, not where it should be.
+            let found = self.expansion.holder(m, probe.hash)?;
+            let segment = self.segment(found.segment())?;
             match self.look(segment, probe) {
                 Look::Found(word) => return Ok(Some(word)),
-                Look::Absent if self.directory.still(m, &found) => return Ok(None),
+                Look::Absent if self.expansion.still(m, probe.hash, &found) => return Ok(None),
                 Look::Absent | Look::Again => {}
                 Look::Busy => waiting.wait(segment)?,
-                Look::Stale => waiting.recover(found.segment)?,
+                Look::Stale => waiting.recover(found.segment())?,
             }
         }
     }
 
-    /// Tries to lock the home bucket of a hash, in the segment that serves it.
+    /// Tries to lock the home bucket of a hash, in the segment that serves it, or where `at_holder` says so the one
+    /// that holds its records.
     #[inline(always)]
-    fn try_lock_home(&self, hash: u64, intent: Intent) -> Result<LockingHome<'_, B, S>> {
-        let m = self.medium();
-        let found = self.directory.find(m, hash)?;
-        let (offset, segment) = (found.segment, self.segment(found.segment)?);
+    fn try_lock_home(
+        &self,
+        hash: u64,
+        intent: Intent,
+        at_holder: bool,
+    ) -> Result<LockingHome<'_, B, S>> {
+        let (m, expansion) = (self.medium(), &self.expansion);
+        let found = if at_holder { expansion.holder(m, hash) } else { expansion.find(m, hash) }?;
+        let (offset, segment) = (found.segment(), self.segment(found.segment())?);
         let at = Self::home_of(hash);
         if intent == Intent::MayInsert {
             // One insert in four needs the next bucket, and knows it only when the home bucket is here.
             m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
+            // The line that a new record will most likely go to. Guessed before the lock is asked for: a locked
+            // instruction lets nothing after it begin early.
+            let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
+            let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
+            prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
         }
         match try_lock(m, &segment.normal[at], self.generation) {
             // As long as one bucket is locked, its segment is neither split nor merged.
-            Locking::Held(home) if self.directory.still(m, &found) => {
+            Locking::Held(home) if expansion.still(m, hash, &found) => {
                 Ok(LockingHome::Held(Home { offset, segment, bucket: home }))
             }
             Locking::Held(home) => {
@@ -245,7 +247,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let poison = self.region.poison_on_panic();
         let probe = Probe::new(key, self.seed);
         let operation = Operation { probe: &probe, intent, guard };
-        let change = match self.try_lock_home(probe.hash, intent) {
+        let change = match self.try_lock_home(probe.hash, intent, false) {
             Ok(LockingHome::Held(home)) => self.apply_at_home(home, operation, &mut decide),
             Ok(_) => self.apply_anywhere(None, operation, &mut decide),
             Err(error) => Err(error),
@@ -269,8 +271,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return self.apply_to(place, Locks::default(), home, operation, decide);
         }
         // Nobody moves records of this bucket while it is locked, so the others need not be.
-        let absent = !home.bucket.version.may_be_elsewhere(probe.hash)
-            || self.find_held(home.segment, &home.bucket, probe).is_none();
+        let elsewhere =
+            home.bucket.version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata;
+        let absent = !elsewhere || self.find_held(home.segment, &home.bucket, probe).is_none();
         let room = free_slot(bucket::meta_of(m, bucket), Self::HOME_FIRST);
         match (absent, operation.intent, room) {
             (true, Intent::ExistingOnly, _) => {
@@ -318,11 +321,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             Action::Remove => {
                 let hash = operation.probe.hash;
                 self.remove_at(home.segment, &mut home.bucket, hash, &place);
+                if place.kind == Kind::Chain && bucket::meta_of(m, place.bucket).count() == 0 {
+                    self.trim_chain(home.segment, operation.guard);
+                }
                 let emptied = Self::may_be_sparse(m, &home.bucket);
                 locks.release(m, true);
                 home.bucket.release_changed(m);
                 if emptied {
-                    self.merge_if_sparse(home.offset, hash, operation.guard)?;
+                    E::emptied(self, home.offset, hash, operation.guard)?;
                 }
                 Ok(Change { old, new: None })
             }
@@ -338,10 +344,12 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         operation: Operation<'_, '_, K>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        let mut chain = None;
+        let mut chain = E::CHAIN;
         let change = self.apply_again(home, operation, &mut chain, decide);
-        if let Some(unused) = chain {
-            self.pool.free_unpublished(unused);
+        match chain {
+            Chain::Lengthen(unused) => self.pool.free_unpublished(unused),
+            Chain::Lengthened => E::lengthened(self)?,
+            Chain::Avoid | Chain::Fill => {}
         }
         change
     }
@@ -350,23 +358,29 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         &self,
         mut locked: Option<(Home<'_, B, S>, bool)>,
         operation: Operation<'_, '_, K>,
-        chain: &mut Option<u64>,
+        chain: &mut Chain,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let (m, probe) = (self.medium(), operation.probe);
         let mut waiting = self.waiting();
+        let mut at_holder = false;
         loop {
             let (mut home, absent) = match locked.take() {
                 Some(locked) => locked,
-                None => match self.try_lock_home(probe.hash, operation.intent)? {
+                None => match self.try_lock_home(probe.hash, operation.intent, at_holder)? {
                     LockingHome::Held(home) => (home, false),
                     LockingHome::Moved => continue,
                     LockingHome::Busy(segment) => {
                         waiting.wait(segment)?;
                         continue;
                     }
-                    LockingHome::Stale(offset) => {
+                    LockingHome::Stale(offset) if at_holder => {
                         waiting.recover(offset)?;
+                        continue;
+                    }
+                    LockingHome::Stale(offset) => {
+                        waiting.count_recovery(offset)?;
+                        at_holder = !E::prepare(self, offset, probe.hash, operation.guard)?;
                         continue;
                     }
                 },
@@ -406,10 +420,12 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 }
                 MakeRoom::Full => {
                     home.bucket.release(m);
-                    match self.split(home.offset, probe.hash, operation.guard)? {
-                        Split::Done => {}
-                        Split::Refused if chain.is_some() => {}
-                        Split::Refused => *chain = Some(self.pool.allocate(layout::BUCKET_BYTES)?),
+                    match (E::split(self, home.offset, probe.hash, operation.guard)?, &chain) {
+                        (Split::Done, _) => {}
+                        (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long()),
+                        (Split::Refused, _) => {
+                            *chain = Chain::Lengthen(self.pool.allocate(layout::BUCKET_BYTES)?);
+                        }
                     }
                 }
             }
@@ -430,7 +446,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let (mut hashes, mut segments) = ([0; BATCH], [0; BATCH]);
         for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
             *hash = K::hash(key, self.seed);
-            *segment = self.directory.find(m, *hash)?.segment;
+            *segment = self.expansion.find(m, *hash)?.segment();
             // A hint only: whether there is a segment is checked below.
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
@@ -457,16 +473,16 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let candidates = matching_slots(m, home, fingerprint_of(hash)) & natives;
         if candidates != 0 {
             let slot = &home.slots[candidates.trailing_zeros() as usize];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(slot).cast());
+            prefetch(std::ptr::from_ref(slot).cast());
         } else if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
             let next = &segment.normal[Self::next_of(at)];
-            evermap_pm::medium::prefetch(std::ptr::from_ref(next).cast());
+            prefetch(std::ptr::from_ref(next).cast());
         }
     }
 
-    /// Visits every segment once, in the order of hashes, with all its buckets locked during `copy`; then calls
+    /// Visits every segment once, in the order of ranks, with all its buckets locked during `copy`; then calls
     /// `each` with what was copied, without locks but under a guard of its own. `copy` is also told the first
-    /// hash that was not visited before: a merge can bring records back that were. Segments that cannot be
+    /// rank that was not visited before: a merge can bring records back that were. Segments that cannot be
     /// read are passed over; the first error is answered at the end.
     fn walk<T>(
         &self,
@@ -495,51 +511,47 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         result
     }
 
-    /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the hash
-    /// `from`, and the first hash behind that segment, if there is one.
+    /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the rank
+    /// `from`, and the first rank behind that segment, if there is one.
     fn step<T>(
         &self,
         from: u64,
         copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
     ) -> (Result<T>, Option<u64>) {
-        let behind = |depth: u32| {
-            let width = 1u64.checked_shl(64 - depth)?;
-            (from / width * width).checked_add(width)
-        };
+        let (m, hash) = (self.medium(), E::unrank(from));
         loop {
-            let offset = match self.directory.locate(from) {
-                Ok(offset) => offset,
-                Err(error) => return (Err(error), behind(self.directory.depth())),
+            let offset = match self.expansion.holder(m, hash) {
+                Ok(found) => found.segment(),
+                Err(error) => return (Err(error), behind(from, self.expansion.depth())),
             };
             let locked = self
                 .segment(offset)
-                .and_then(|segment| Ok(self.lock_all(offset, segment, from)?.then_some(segment)));
+                .and_then(|segment| Ok(self.lock_all(offset, segment, hash)?.then_some(segment)));
             match locked {
                 // It was split or merged before we had it: look again.
                 Ok(None) => {}
                 Ok(Some(segment)) => {
-                    let shape = Shape::decode(self.medium().load(&segment.header.shape))
+                    let shape = Shape::decode(m.load(&segment.header.shape))
                         .filter(|shape| shape.covers(from));
                     let copied = shape.map(|shape| (copy(offset, segment, from), shape.depth));
                     self.unlock_unchanged(segment);
                     return match copied {
-                        Some((copied, depth)) => (Ok(copied), behind(depth)),
+                        Some((copied, depth)) => (Ok(copied), behind(from, depth)),
                         None => {
-                            let what = "a directory entry names a segment of another place";
-                            let error = Error::damaged(offset, what);
-                            (Err(error), behind(self.directory.depth()))
+                            let error = Error::damaged(offset, "a segment of another place");
+                            (Err(error), behind(from, self.expansion.depth()))
                         }
                     };
                 }
-                Err(error) => return (Err(error), behind(self.directory.depth())),
+                Err(error) => return (Err(error), behind(from, self.expansion.depth())),
             }
         }
     }
 
-    /// The records of a segment with a hash of `from` or more.
+    /// The records of a segment with a rank of `from` or more.
     fn records_from(&self, segment: &Segment<B, S>, from: u64) -> Vec<Record> {
         let mut records = self.all_records(segment);
-        records.retain(|record| record.hash >= from);
+        records.retain(|record| E::rank(record.hash) >= from);
         records
     }
 }
@@ -578,25 +590,23 @@ enum LockingHome<'a, const B: usize, const S: usize> {
 }
 
 /// Waits for a bucket that cannot be used yet, with an eye on why it may never be.
-struct Waiting<'a, K: Key, M: Medium, const B: usize, const S: usize, const N: usize> {
-    index: &'a DashEh<K, M, B, S, N>,
-    backoff: Backoff,
-    /// Since when, from the first long wait on.
-    since: Option<Instant>,
+struct Waiting<'a, K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
+    index: &'a Dash<K, M, E, B, S, N>,
+    patience: Patience,
     recoveries: u32,
 }
 
-/// Nobody holds a bucket for so long.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Waiting<'_, K, M, B, S, N> {
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Waiting<'_, K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
+{
     /// Waits for a locked bucket.
     #[cold]
     fn wait(&mut self, segment: &Segment<B, S>) -> Result<()> {
-        const LONG: u32 = 1024;
-        // Its holder may have panicked.
-        self.index.pool.region().ensure_sound()?;
-        if !self.backoff.wait().is_multiple_of(LONG) {
+        let region = &self.index.region;
+        if !self.patience.wait(region)? {
             return Ok(());
         }
         // Damage can make a lock of nobody's look like one of ours. A segment that nobody has recovered cannot
@@ -605,29 +615,40 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Waiting<
         if m.load(&segment.header.generation) != self.index.generation {
             return self.recover(m.offset_of(segment));
         }
-        if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
-            return Ok(());
-        }
-        // Something has overwritten the lock. Reopening repairs it; until then nobody else is to wait so long.
-        drop(self.index.pool.region().poison_on_panic());
-        Err(Error::damaged(m.offset_of(segment), "a bucket stays locked"))
+        self.patience.go_on(region, m.offset_of(segment))
     }
 
     /// Recovers the segment of a stale bucket.
     #[cold]
     fn recover(&mut self, offset: u64) -> Result<()> {
+        self.count_recovery(offset)?;
+        self.index.recover(offset)
+    }
+
+    /// Notes that a bucket was found stale.
+    fn count_recovery(&mut self, offset: u64) -> Result<()> {
         const MANY: u32 = 100;
         self.recoveries += 1;
         if self.recoveries > MANY {
             let what = "a bucket stays stale though its segment was recovered";
             return Err(Error::damaged(offset, what));
         }
-        self.index.recover(offset)
+        Ok(())
     }
 }
 
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
-    for DashEh<K, M, B, S, N>
+/// So many keys have equal hashes that following their chain would take too long.
+#[cold]
+fn chain_too_long() -> Error {
+    let longest = format!("a chain of {} buckets for keys with equal hashes", segment::CHAIN_MAX);
+    Error::no_space(longest, layout::BUCKET_BYTES)
+}
+
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Index<K> for Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
 {
     #[inline(always)]
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
@@ -686,32 +707,35 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Index<K>
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
-        let segment_bytes = size_of::<Segment<B, S>>() as u64;
-        let depth = self.directory.depth();
-        let mut stats = Stats { depth, pm_bytes: 64 + (8 << depth), ..Default::default() };
+        let (mut stats, mut segments) = (Stats::default(), 0);
         self.walk(
             |_, segment, from| {
                 (self.records_from(segment, from).len() as u64, self.chain(segment).count() as u64)
             },
             |(records, chained)| {
+                segments += 1;
                 stats.len += records;
-                stats.segments += 1;
-                stats.capacity += ((B + S) as u64 + chained) * N as u64;
-                stats.pm_bytes += segment_bytes + chained * layout::BUCKET_BYTES;
+                stats.capacity += chained * N as u64;
+                stats.pm_bytes += chained * layout::BUCKET_BYTES;
                 true
             },
         )?;
+        stats.pm_bytes += E::ROOT_BYTES;
         stats.dram_bytes =
             (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;
         stats.splits = self.splits.load(Ordering::Relaxed);
-        stats.merges = self.merges.load(Ordering::Relaxed);
         stats.recovered = self.recovered.load(Ordering::Relaxed);
+        self.expansion.complete(segments, &mut stats);
         Ok(stats)
     }
 }
 
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persistent<M>
-    for DashEh<K, M, B, S, N>
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Persistent<M>
+    for Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
 {
     type Config = Config;
 
@@ -719,52 +743,43 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
         pool.region().ensure_writable()?;
         let m = pool.medium();
         let depth = config.initial_depth;
-        let size = size_of::<Segment<B, S>>() as u64;
+        if depth > DEPTH_AT_FIRST {
+            return Err(ErrorKind::Config(format!("an initial depth of {depth}")).into());
+        }
         // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
-        let block = pool.allocate(size_of::<Root>() as u64)?;
-        let segments: Vec<u64> =
-            (0..1 << depth).map(|_| pool.allocate_exact(size)).collect::<Result<_>>()?;
-        let directory = Directory::create(
-            pool.clone(),
-            block + std::mem::offset_of!(Root, directory) as u64,
-            depth,
-            &segments,
-        )?;
-        let count = segments.len() as u64;
-        let index = Self::assemble(pool.clone(), block, directory, count);
+        let block = pool.allocate(E::ROOT_BYTES)?;
+        let (expansion, segments) = E::create(&pool, block, depth)?;
+        let index = Self::assemble(pool.clone(), block, expansion);
+        if m.mutant("DA-6") {
+            m.store(pool.root(root), block);
+            m.persist(pool.root(root));
+        }
         for (pattern, offset) in segments.into_iter().enumerate() {
             let shape = Shape { depth, pattern: pattern as u64 };
-            let headers = index.build(offset, shape, std::iter::empty())?;
+            let headers = index.build(offset, Some(shape), std::iter::empty())?;
             index.unlock_all(index.segment(offset)?, &headers);
         }
-        let header = m.at::<Root>(block).expect("just allocated");
-        m.store(&header.kind, Self::kind());
-        m.flush(header);
+        let kind = m.at::<PmU64>(block).expect("just allocated");
+        m.store(kind, Self::kind());
+        m.flush(kind);
         m.fence();
         m.store(pool.root(root), block);
         m.persist(pool.root(root));
         Ok(index)
     }
 
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
     fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
-        let m = pool.medium();
-        let block = m.load(pool.root(root));
-        let header = m
-            .at::<Root>(block)
-            .filter(|_| block != 0)
-            .ok_or_else(|| Error::damaged(block, "the root names no index"))?;
-        if m.load(&header.kind) != Self::kind() {
-            return Err(Error::damaged(block, "the root names another kind of index"));
-        }
-        let cell = block + std::mem::offset_of!(Root, directory) as u64;
-        let directory = Directory::open(pool.clone(), cell)?;
-        // Exact once everything has been visited; low until then, which only postpones doubling.
-        let estimate = (1u64 << directory.depth()).div_ceil(4);
+        let block = root::block_of(&pool, root, Self::kind())?;
+        let expansion = E::open(&pool, block)?;
         let everything = pool.region().must_recover_all();
-        let index = Self::assemble(pool, block, directory, estimate);
+        let index = Self::assemble(pool, block, expansion);
         if everything {
             // Stamps of an earlier opener could be taken for ours: make none be.
-            index.walk_stale()?;
+            E::make_all_stale(&index)?;
         }
         Ok(index)
     }
@@ -772,9 +787,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
         {
-            // A directory that is replaced meanwhile must stay what it is while the visitor looks at it.
+            // What is replaced meanwhile must stay what it is while the visitor looks at it.
             let _guard = self.pool.pin();
-            visitor.block(self.directory.block());
+            self.expansion.visit(visitor);
         }
         let mut segments = 0;
         let visited = self.walk(
@@ -783,19 +798,21 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Persiste
             },
             |(offset, chain, records)| {
                 segments += 1;
-                visitor.block(offset);
+                if E::SEGMENTS_ARE_BLOCKS {
+                    visitor.block(offset);
+                }
                 chain.into_iter().for_each(|block| visitor.block(block));
                 records.iter().for_each(|record| visitor.word(record.word));
                 true
             },
         );
         if visited.is_ok() {
-            self.segments.store(segments, Ordering::Relaxed);
+            self.expansion.visited(segments);
         }
         visited
     }
 
-    /// The unit is a segment, `from` the least hash to show.
+    /// The unit is a segment, `from` the least rank to show.
     fn scan(
         &self,
         from: u64,

@@ -5,10 +5,10 @@
 
 use evermap_pm::{Error, Medium, PmU64, Result};
 
-use super::DashEh;
 use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
 use super::layout::{BUCKET_BYTES, Bucket, Header, Meta, Segment, Shape, Version};
 use super::segment::CHAIN_MAX;
+use super::{Dash, Expansion};
 use crate::Key;
 
 /// The headers of a segment's buckets.
@@ -116,8 +116,13 @@ impl<const B: usize, const S: usize> Headers<B, S> {
     }
 }
 
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
-    /// Writes a segment of this shape with these records into a fresh block, with every bucket locked, and flushes
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
+{
+    /// Writes a segment of this shape, or one that is not to be believed yet, with these records into fresh space, with every bucket locked, and flushes
     /// it without a fence. Answers its headers, for [`unlock_all`](Self::unlock_all).
     ///
     /// # Errors
@@ -125,7 +130,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     pub(super) fn build(
         &self,
         offset: u64,
-        shape: Shape,
+        shape: Option<Shape>,
         records: impl Iterator<Item = Record>,
     ) -> Result<Headers<B, S>> {
         let m = self.medium();
@@ -163,7 +168,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         }
         let chain = self.build_chain(&chained)?;
         m.store(&segment.header.magic, Header::MAGIC);
-        m.store(&segment.header.shape, shape.encode());
+        m.store(&segment.header.shape, shape.map_or(0, Shape::encode));
         m.store(&segment.header.chain, chain);
         m.store_transient(&segment.header.generation, self.generation);
         for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
@@ -221,7 +226,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         for (at, bucket) in segment.normal.iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
-                if !shape.covers(record.hash) {
+                if !shape.covers(E::rank(record.hash)) {
                     continue;
                 }
                 if home == at {
@@ -234,9 +239,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         for (i, bucket) in segment.stash.iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
-                if shape.covers(record.hash) && !self.is_copy(segment, home, record) {
-                    headers.stashed(home, i, slot, record.hash);
+                if !shape.covers(E::rank(record.hash)) || self.is_copy(segment, home, record) {
+                    continue;
                 }
+                if m.mutant("DA-10") {
+                    headers.stash[i].put(slot, record.hash, false);
+                    continue;
+                }
+                headers.stashed(home, i, slot, record.hash);
             }
         }
         self.rebuild_chain(segment, shape, &mut headers);
@@ -271,7 +281,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             let (hash, home, slot) = (record.hash, Self::home_of(record.hash), usize::from(slot));
             match site {
                 Site::Normal(at) if usize::from(at) == home => headers.native(home, slot, hash),
-                Site::Normal(_) | Site::Stash(_) if left[home] != 0 => {
+                _ if left[home] != 0 => {
                     let free = left[home].trailing_zeros() as usize;
                     left[home] &= left[home] - 1;
                     self.write_slot(&segment.normal[home], free, record);
@@ -306,6 +316,24 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         self.chain(segment).for_each(|bucket| visit(Site::Chain, bucket));
     }
 
+    /// Every record of a segment that the caller holds.
+    pub(super) fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
+        let mut records = Vec::with_capacity((B + S) * N);
+        self.for_each_placed(segment, |placed| records.push(placed.record));
+        records
+    }
+
+    /// A list with room for all that a segment holds, chains aside.
+    pub(super) fn room_for_records() -> Vec<Placed> {
+        Vec::with_capacity((B + S) * N)
+    }
+
+    /// Records in a segment, roughly if it is not locked.
+    pub(super) fn count(&self, segment: &Segment<B, S>) -> usize {
+        let buckets = segment.normal.iter().chain(&segment.stash);
+        buckets.map(|bucket| meta_of(self.medium(), bucket).count()).sum()
+    }
+
     /// The records of a bucket, with their slots.
     #[inline(always)]
     pub(super) fn records_of<'a>(
@@ -323,6 +351,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// Whether a record that is not in its home bucket also sits there: a crash interrupted its displacement or
     /// its way home. The two are identical, since nobody could change the record meanwhile; the one at home stays.
     fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
+        if self.medium().mutant("DA-9") {
+            return false;
+        }
         // By the slots alone: fingerprints may be of an earlier time.
         self.records_of(&segment.normal[home]).any(|(_, other)| {
             other.slot_key == record.slot_key
@@ -347,9 +378,10 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             };
             let mut lines = Lines::default();
             for (slot, record) in self.records_of(bucket) {
-                if shape.covers(record.hash) {
+                let home = Self::home_of(record.hash);
+                if shape.covers(E::rank(record.hash)) && !self.is_copy(segment, home, record) {
                     lines.put(slot, record.hash, false);
-                    headers.announce(Self::home_of(record.hash), None, record.hash);
+                    headers.announce(home, None, record.hash);
                 }
             }
             lines.store(m, bucket);
@@ -382,5 +414,5 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
 #[cold]
 fn no_segment(offset: u64) -> Error {
-    Error::damaged(offset, "a directory entry leads outside the region")
+    Error::damaged(offset, "there is no segment here: it is outside the region")
 }

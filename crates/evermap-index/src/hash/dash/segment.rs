@@ -6,14 +6,14 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use evermap_pm::{Medium, Result};
+use evermap_pm::{Guard, Medium, Result};
 
-use super::DashEh;
 use super::bucket::{
     Belonging, Held, Locking, Probe, Record, erase, find, fingerprint_of, free_slot, list,
     lists_any, meta_of, overflow_fingerprint, place, try_lock, unlist,
 };
-use super::layout::{Bucket, Meta, Segment, Version};
+use super::layout::{BUCKET_BYTES, Bucket, Meta, Segment, Version};
+use super::{Dash, Expansion};
 use crate::Key;
 
 /// Longest chain that is followed: a bound on what a damaged one can cost.
@@ -50,6 +50,19 @@ pub(super) enum Kind {
     Chain,
 }
 
+/// What an insert may do with the chain of a segment that is otherwise full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Chain {
+    /// Nothing: the segment can be split instead.
+    Avoid,
+    /// Use the room in it.
+    Fill,
+    /// Use the room in it, or lengthen it by the block at this offset.
+    Lengthen(u64),
+    /// It was lengthened.
+    Lengthened,
+}
+
 /// A free slot for a record, with the locks that protect it beside the home bucket's.
 pub(super) struct Room<'a> {
     pub(super) bucket: &'a Bucket,
@@ -82,7 +95,12 @@ pub(super) enum MakeRoom<'a> {
     Full,
 }
 
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
+{
     /// Fills this many slots of the home bucket before spreading to the next one: a record at home is found, and
     /// placed, with one cache line less. What it costs in load factor, displacement brings back.
     pub(super) const HOME_FIRST: usize = N * 13 / 14;
@@ -116,13 +134,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let m = self.medium();
         let home = &segment.normal[Self::home_of(probe.hash)];
         let version = Version(m.load(&home.version));
-        if !version.is_readable(self.generation) {
+        let readable = version.is_readable(self.generation);
+        if !readable && !(m.mutant("DA-8") && version.is_of(self.generation)) {
             return if version.is_of(self.generation) { Look::Busy } else { Look::Stale };
         }
         if let Some((_, word)) = find(m, home, probe, Belonging::Native) {
             return if self.is_unchanged(home, version) { Look::Found(word) } else { Look::Again };
         }
-        if version.may_be_elsewhere(probe.hash) {
+        if version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata {
             return self.look_elsewhere(segment, version, probe);
         }
         // Checked after a miss too: a record may have moved behind the search.
@@ -143,10 +162,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             let next = &segment.normal[Self::next_of(at)];
             found = find(m, next, probe, Belonging::Member).map(|(_, word)| word);
         }
-        if found.is_none() && version.overflowed() {
+        if found.is_none() && (version.overflowed() || K::WITHOUT.overflow_metadata) {
             found = self.find_in_stash(segment, version, probe).map(|place| place.word);
         }
         match found {
+            None if m.mutant("DA-14") => Look::Absent,
             _ if !self.is_unchanged(&segment.normal[at], version) => Look::Again,
             Some(word) => Look::Found(word),
             None => Look::Absent,
@@ -181,7 +201,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 kind: Kind::Stash(i),
             })
         };
-        if home.unlisted() == 0 {
+        if home.unlisted() == 0 && !K::WITHOUT.overflow_metadata {
             let announced = self.announced_in(segment, probe.hash);
             return (0..S).filter(|i| announced >> i & 1 == 1).find_map(in_stash);
         }
@@ -234,6 +254,30 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         .take(CHAIN_MAX)
     }
 
+    /// Offsets of a segment's chain buckets.
+    pub(super) fn chain_blocks(&self, segment: &Segment<B, S>) -> Vec<u64> {
+        self.chain(segment).map(|bucket| self.medium().offset_of(bucket)).collect()
+    }
+
+    /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
+    pub(super) fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
+        let m = self.medium();
+        let mut link = &segment.header.chain;
+        for _ in 0..CHAIN_MAX {
+            let offset = m.load(link);
+            let Some(bucket) = (offset != 0).then(|| m.at::<Bucket>(offset)).flatten() else {
+                return;
+            };
+            if meta_of(m, bucket).count() == 0 {
+                m.store(link, m.load(&bucket.version));
+                m.persist(link);
+                self.pool.retire(offset, BUCKET_BYTES, guard);
+            } else {
+                link = &bucket.version;
+            }
+        }
+    }
+
     /// Looks for a key whose home bucket is locked by the caller.
     #[inline(always)]
     pub(super) fn find_held<'a>(
@@ -252,7 +296,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 return Some(Place { bucket, slot, word, kind: Kind::Next });
             }
         }
-        if home.version.overflowed() {
+        if home.version.overflowed() || K::WITHOUT.overflow_metadata {
             return self.find_in_stash(segment, home.version, probe);
         }
         None
@@ -342,14 +386,14 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// Finds a free slot for a record with this hash, moving another record if that makes one.
     ///
     /// In the order of the paper (section 4.3): home bucket, next bucket, displacement to either side, stash;
-    /// then, where `chain` allows it because the segment cannot be split, the stash's chain.
+    /// then, where `chain` allows it, the stash's chain.
     #[inline(always)]
     pub(super) fn make_room<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
         home: &mut Held<'a>,
         hash: u64,
-        chain: &mut Option<u64>,
+        chain: &mut Chain,
     ) -> Result<MakeRoom<'a>> {
         if let Some(slot) = free_slot(meta_of(self.medium(), home.bucket), Self::HOME_FIRST) {
             let (bucket, locks) = (home.bucket, Locks::default());
@@ -363,7 +407,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         segment: &'a Segment<B, S>,
         home: &mut Held<'a>,
         hash: u64,
-        chain: &mut Option<u64>,
+        chain: &mut Chain,
     ) -> Result<MakeRoom<'a>> {
         let m = self.medium();
         let at = Self::home_of(hash);
@@ -474,7 +518,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         &'a self,
         segment: &'a Segment<B, S>,
         at: usize,
-        chain: &mut Option<u64>,
+        chain: &mut Chain,
     ) -> Option<(&'a Bucket, usize, Kind)> {
         let m = self.medium();
         for i in (0..S).map(|step| (at + step) % S) {
@@ -483,15 +527,17 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
                 return Some((bucket, slot, Kind::Stash(i)));
             }
         }
-        // Only a segment that cannot be split uses its chain.
-        (*chain)?;
+        if *chain == Chain::Avoid {
+            return None;
+        }
         let mut link = &segment.header.chain;
         for _ in 0..CHAIN_MAX {
             let offset = match m.load(link) {
                 // The end: lengthen it by an empty bucket. A crash leaves it empty, and reachable.
                 0 => {
-                    let offset = chain.take()?;
+                    let Chain::Lengthen(offset) = *chain else { return None };
                     self.append_chain_bucket(link, offset)?;
+                    *chain = Chain::Lengthened;
                     offset
                 }
                 offset => offset,

@@ -8,21 +8,12 @@
 use evermap_pm::{Guard, Medium, Result};
 
 use super::DashEh;
-use super::bucket::{Held, Locking, Record, meta_of, try_lock};
-use super::layout::{BUCKET_BYTES, Bucket, Segment, Shape, Version};
-use super::rebuild::Placed;
-use super::segment::CHAIN_MAX;
 use crate::Key;
-use crate::hash::directory::{DEPTH_MAX, Reserved};
-
-/// How an attempt to split ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Split {
-    /// It was split, by us or by someone else: try again.
-    Done,
-    /// A split would not help, or its directory would be out of proportion: use the chain.
-    Refused,
-}
+use crate::hash::dash::expansion::Split;
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Segment, Shape};
+use crate::hash::dash::rebuild::Placed;
+use crate::hash::directory::Reserved;
+use crate::hash::shape::DEPTH_MAX;
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
     /// Bytes of a directory that is always allowed.
@@ -41,13 +32,13 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Ok(Split::Done);
         };
         // Everything is reserved before anything is locked.
-        let doubles = shape.depth >= self.directory.depth();
+        let doubles = shape.depth >= self.expansion.directory.depth();
         if doubles && !self.may_double() {
             return Ok(Split::Refused);
         }
         let mut room = SplitRoom { block: Some(self.allocate_segment()?), directory: None };
         if doubles {
-            match self.directory.reserve_double(shape.depth) {
+            match self.expansion.directory.reserve_double(shape.depth) {
                 Ok(reserved) => room.directory = Some(reserved),
                 Err(error) => {
                     self.give_back(room);
@@ -65,19 +56,19 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     fn give_back(&self, room: SplitRoom) {
-        room.directory.into_iter().for_each(|reserved| self.directory.cancel(reserved));
+        room.directory.into_iter().for_each(|reserved| self.expansion.directory.cancel(reserved));
         room.block.into_iter().for_each(|block| self.pool.free_unpublished(block));
     }
 
-    pub(super) fn allocate_segment(&self) -> Result<u64> {
+    fn allocate_segment(&self) -> Result<u64> {
         self.pool.allocate_exact(size_of::<Segment<B, S>>() as u64)
     }
 
     /// Whether a directory of twice the size is in proportion: at most a quarter of the segments' bytes. Without
     /// this bound, keys with equal hash prefixes would double it for ever.
     fn may_double(&self) -> bool {
-        let depth = self.directory.depth() + 1;
-        let segments = self.segments() * size_of::<Segment<B, S>>() as u64;
+        let depth = self.expansion.directory.depth() + 1;
+        let segments = self.expansion.segments() * size_of::<Segment<B, S>>() as u64;
         depth <= DEPTH_MAX && 8 << depth <= Self::FREE_DIRECTORY.max(segments / 4)
     }
 
@@ -109,7 +100,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         }
         let block = room.block.take().expect("reserved");
         let moved = moving.iter().map(|placed| placed.record);
-        let headers = match self.build(block, upper, moved) {
+        let headers = match self.build(block, Some(upper), moved) {
             Ok(headers) => headers,
             Err(error) => {
                 room.block = Some(block);
@@ -120,48 +111,24 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         m.fence();
         // The new segment is complete and durable, with all its buckets locked: others may reach it as soon as
         // the directory names it, but act on it only once that is durable too.
-        if !self.publish_upper(upper, block, room, guard) {
+        if !self.expansion.directory.publish(upper, block, &mut room.directory, guard) {
             // The directory was halved meanwhile, and there is no room for doubling it: begin again.
             self.drop_unpublished(block);
             self.unlock_unchanged(segment);
             return Ok(Split::Done);
         }
+        // Only now, with the move durable, do the moved records go from here. That this is the lower half is known from
+        // the directory until the shape says so.
+        let remaining = self.settle(segment, lower, &staying, &moving);
         m.store(&segment.header.shape, lower.encode());
         m.flush(&segment.header.shape);
         m.fence();
-        // Only now, with the move durable, do the moved records go from here.
-        let remaining = self.settle(segment, lower, &staying, &moving);
-        m.fence();
         self.trim_chain(segment, guard);
         self.count_split();
+        self.expansion.count_split();
         self.unlock_all(self.segment(block)?, &headers);
         self.unlock_all(segment, &remaining);
         Ok(Split::Done)
-    }
-
-    /// Makes the directory name the upper half. `false` if it is too shallow and no larger one was reserved.
-    fn publish_upper(
-        &self,
-        upper: Shape,
-        block: u64,
-        room: &mut SplitRoom,
-        guard: &Guard<'_>,
-    ) -> bool {
-        loop {
-            {
-                let latch = self.directory.share();
-                if upper.depth <= self.directory.depth() {
-                    self.directory.point(upper, block, &latch);
-                    return true;
-                }
-            }
-            let Some(reserved) = room.directory.take() else { return false };
-            match self.directory.double(reserved, upper, block, guard) {
-                Ok(()) => return true,
-                // Another split doubled the directory while we looked.
-                Err(reserved) => self.directory.cancel(reserved),
-            }
-        }
     }
 
     /// Frees a built segment that was never named, with its chain.
@@ -179,96 +146,6 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         self.pool.free_unpublished(block);
     }
 
-    /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
-    fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
-        let m = self.medium();
-        let mut link = &segment.header.chain;
-        for _ in 0..CHAIN_MAX {
-            let offset = m.load(link);
-            let Some(bucket) = (offset != 0).then(|| m.at::<Bucket>(offset)).flatten() else {
-                return;
-            };
-            if meta_of(m, bucket).count() == 0 {
-                m.store(link, m.load(&bucket.version));
-                m.persist(link);
-                self.pool.retire(offset, BUCKET_BYTES, guard);
-            } else {
-                link = &bucket.version;
-            }
-        }
-    }
-
-    /// Every record of a segment that the caller holds.
-    pub(super) fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
-        let mut records = Vec::with_capacity((B + S) * N);
-        self.for_each_placed(segment, |placed| records.push(placed.record));
-        records
-    }
-
-    /// A list with room for all that a segment holds, chains aside.
-    fn room_for_records() -> Vec<Placed> {
-        Vec::with_capacity((B + S) * N)
-    }
-
-    /// Locks every normal bucket of the segment that serves `hash`; `false`, holding nothing, if that is not this
-    /// one any more.
-    ///
-    /// Buckets are locked in order, and whoever holds a bucket only ever tries to lock others, so this cannot
-    /// deadlock. A segment that was merged away stays locked for ever, which the directory tells.
-    pub(super) fn lock_all(&self, offset: u64, segment: &Segment<B, S>, hash: u64) -> Result<bool> {
-        for at in 0..B {
-            match self.lock_in_turn(offset, segment, at, hash) {
-                Ok(true) => {}
-                other => {
-                    segment.normal[..at].iter().for_each(|bucket| self.unlock_bucket(bucket));
-                    return other;
-                }
-            }
-        }
-        Ok(true)
-    }
-
-    /// Waits for one bucket; `false`, not holding it, if the segment does not serve `hash` any more.
-    fn lock_in_turn(
-        &self,
-        offset: u64,
-        segment: &Segment<B, S>,
-        at: usize,
-        hash: u64,
-    ) -> Result<bool> {
-        let m = self.medium();
-        let bucket = &segment.normal[at];
-        let mut waiting = self.waiting();
-        loop {
-            match try_lock(m, bucket, self.generation) {
-                // Stays locked until `unlock_all` or `unlock_unchanged`.
-                Locking::Held(Held { .. }) => {
-                    let serves = at > 0 || self.directory.locate(hash)? == offset;
-                    if !serves {
-                        self.unlock_bucket(bucket);
-                    }
-                    return Ok(serves);
-                }
-                Locking::Stale => waiting.recover(offset)?,
-                Locking::Busy => waiting.wait(segment)?,
-            }
-            // Whoever holds the first bucket keeps the segment in the directory.
-            if at == 0 && self.directory.locate(hash)? != offset {
-                return Ok(false);
-            }
-        }
-    }
-
-    fn unlock_bucket(&self, bucket: &Bucket) {
-        let m = self.medium();
-        m.store_transient(&bucket.version, Version(m.load(&bucket.version)).released().0);
-    }
-
-    /// Releases every normal bucket as it was.
-    pub(super) fn unlock_unchanged(&self, segment: &Segment<B, S>) {
-        segment.normal.iter().for_each(|bucket| self.unlock_bucket(bucket));
-    }
-
     /// Merges the segment that serves `hash` with its sibling if together they would be nearly empty, and halves
     /// the directory when that has become possible. Called after removals.
     #[cold]
@@ -282,7 +159,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let Some(shape) = Shape::decode(m.load(&segment.header.shape)) else { return Ok(()) };
         let Some(parent) = shape.parent() else { return Ok(()) };
         let (lower, upper) = (parent.half(0).first_hash(), parent.half(1).first_hash());
-        let (left, right) = (self.directory.locate(lower)?, self.directory.locate(upper)?);
+        let (left, right) =
+            (self.expansion.directory.locate(lower)?, self.expansion.directory.locate(upper)?);
         if left == right || !shape.covers(hash) {
             return Ok(());
         }
@@ -315,12 +193,6 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// Records in two siblings together at which they are merged: a quarter of one segment.
     const MERGE_BELOW: usize = (B + S) * N / 4;
 
-    /// Records in a segment, roughly if it is not locked.
-    fn count(&self, segment: &Segment<B, S>) -> usize {
-        let buckets = segment.normal.iter().chain(&segment.stash);
-        buckets.map(|bucket| meta_of(self.medium(), bucket).count()).sum()
-    }
-
     /// With both siblings locked; releases them unless it merges them, which leaves them locked for ever.
     fn merge_locked(
         &self,
@@ -336,7 +208,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         let records: Vec<_> =
             segments.iter().flat_map(|segment| self.all_records(segment)).collect();
         let built = if siblings && records.len() <= Self::MERGE_BELOW {
-            Some(self.build(block, parent, records.into_iter()))
+            Some(self.build(block, Some(parent), records.into_iter()))
         } else {
             None
         };
@@ -346,15 +218,19 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         };
         m.fence();
         {
-            let latch = self.directory.share();
+            let latch = self.expansion.directory.share();
             // The commit is the first entry of the *right* sibling: a shape of the parent's depth there cannot
             // be mistaken for a split that was not finished.
-            self.directory.point(parent.half(1), block, &latch);
-            m.fence();
-            self.directory.point(parent, block, &latch);
-            m.fence();
+            let mut ranges = [parent.half(1), parent];
+            if m.mutant("DA-4") {
+                ranges.reverse();
+            }
+            for range in ranges {
+                self.expansion.directory.point(range, block, &latch);
+                m.fence();
+            }
         }
-        self.count_merge();
+        self.expansion.count_merge();
         self.unlock_all(self.segment(block)?, &headers);
         for (offset, segment) in offsets.into_iter().zip(segments) {
             self.chain_blocks(segment).into_iter().for_each(|bucket| {
@@ -365,16 +241,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         Ok(true)
     }
 
-    /// Offsets of a segment's chain buckets.
-    pub(super) fn chain_blocks(&self, segment: &Segment<B, S>) -> Vec<u64> {
-        self.chain(segment).map(|bucket| self.medium().offset_of(bucket)).collect()
-    }
-
     /// Tries to halve the directory once enough merges have happened to make it likely.
     fn halve_if_worthwhile(&self, guard: &Guard<'_>) -> Result<()> {
-        let likely = 8 * self.segments() < 1 << self.directory.depth();
+        let likely = 8 * self.expansion.segments() < 1 << self.expansion.directory.depth();
         if likely {
-            match self.directory.halve(guard) {
+            match self.expansion.directory.halve(guard) {
                 Err(error) if !error.is_no_space() => return Err(error),
                 _ => {}
             }

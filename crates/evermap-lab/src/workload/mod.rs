@@ -3,12 +3,26 @@
 //! Everything follows from a seed: keys are a bijection of their index, so they are distinct without a
 //! table to check them against, and every phase visits them in another permutation that is computed place
 //! by place. A thread's share is written out before the clock starts, so generation costs no measured time.
+//!
+//! * [`mix`]: mixes of operations on popular and less popular keys, YCSB's among them;
+//! * [`zipf`]: what "popular" means;
+//! * [`bytes`]: keys and values as byte strings.
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
 use crate::LabError;
+
+pub mod bytes;
+pub mod mix;
+pub mod zipf;
+
+pub use bytes::{Lengths, Shape, Speller};
+pub use mix::{Blend, Distribution, Kind, Mix, Op, Writer};
+pub use zipf::Zipf;
+
+use bytes::Spelled;
 
 /// What is done to a table, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
@@ -87,6 +101,12 @@ pub const MIXED_GROUP: u64 = 5;
 #[inline(always)]
 pub fn word(key: u64, version: u64) -> u64 {
     key.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(version)
+}
+
+/// The version in which `key` is bound to `word`: a huge one where the word is another key's.
+#[inline(always)]
+pub fn version_of(key: u64, word: u64) -> u64 {
+    word.wrapping_sub(self::word(key, 0))
 }
 
 /// The finaliser of splitmix64: a bijection that spreads every input bit over all output bits.
@@ -185,8 +205,10 @@ impl Workload {
 pub struct Stream {
     /// The keys, in order.
     pub keys: Vec<u64>,
-    /// In `Mixed`: whether the operation is an insert. Empty in other phases.
-    pub inserts: Vec<bool>,
+    /// In `Mixed`: what is done with each. Empty in other phases.
+    pub ops: Vec<Op>,
+    /// The same keys as byte strings, where tables want those; see [`spell`](Stream::spell).
+    pub spelled: Spelled,
 }
 
 impl Stream {
@@ -207,7 +229,8 @@ impl Stream {
                     let insert = workload.insert_place(group) == i % MIXED_GROUP;
                     let index = if insert { 2 * workload.keys + group } else { order.at(i) };
                     self.keys.push(workload.key(index));
-                    self.inserts.push(insert);
+                    self.ops
+                        .push(Op { kind: if insert { Kind::Insert } else { Kind::Read }, own: 0 });
                 }
             }
         }
@@ -220,9 +243,15 @@ impl Stream {
         self.keys.extend(share.map(|i| workload.key(2 * workload.keys + i)));
     }
 
+    /// Writes out the keys as byte strings, too.
+    pub fn spell(&mut self, speller: &Speller) {
+        self.spelled.fill(speller, &self.keys);
+    }
+
     fn clear(&mut self) {
         self.keys.clear();
-        self.inserts.clear();
+        self.ops.clear();
+        self.spelled.clear();
     }
 }
 
@@ -250,11 +279,12 @@ mod tests {
         let workload = Workload { keys: 1000, threads: 1, seed: 42 };
         let first = |phase| keys(&workload, phase)[0];
         assert_eq!(Phase::ALL.map(first), GOLDEN_FIRST);
-        let inserts = &streams(&workload, Phase::Mixed)[0].inserts[..20];
-        let places: Vec<_> = (0..20).filter(|&at| inserts[at]).collect();
+        let ops = &streams(&workload, Phase::Mixed)[0].ops;
+        let places: Vec<_> = (0..20).filter(|&at| ops[at].kind == Kind::Insert).collect();
         assert_eq!(places, GOLDEN_INSERTS);
         assert_eq!(word(1, 0), 0xd134_2543_de82_ef95);
         assert_eq!(word(2, 1), 0xa268_4a87_bd05_df2b);
+        assert_eq!(version_of(2, word(2, 1)), 1);
     }
 
     const GOLDEN_FIRST: [u64; 7] = [
@@ -294,8 +324,9 @@ mod tests {
             let absent: HashSet<_> = keys(&workload, Phase::Negative).into_iter().collect();
             let (mut new, mut old) = (HashSet::new(), HashSet::new());
             for stream in streams(&workload, Phase::Mixed) {
-                for (key, insert) in stream.keys.iter().zip(&stream.inserts) {
-                    assert!(if *insert { new.insert(*key) } else { old.insert(*key) }, "twice");
+                for (key, op) in stream.keys.iter().zip(&stream.ops) {
+                    let of_its_kind = if op.kind == Kind::Insert { &mut new } else { &mut old };
+                    assert!(of_its_kind.insert(*key), "twice");
                 }
             }
             assert_eq!(new.len() as u64, workload.added());

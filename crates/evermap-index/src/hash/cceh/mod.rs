@@ -1,0 +1,607 @@
+//! CCEH: cacheline-conscious extendible hashing.
+//!
+//! After "Write-Optimized Dynamic Hashing for Persistent Memory" (Nam, Cha, Choi, Noh, Nam; FAST 2019). The layout
+//! is in [`layout`]; a picture of the whole:
+//!
+//! ```text
+//! root ── directory ─┬─ segment ── header line, 256 buckets of one line: 4 slots each
+//!                    ├─ segment
+//!                    └─ ...          top hash bits pick the segment, the low 8 the bucket;
+//!                                    a record is in that bucket or one of the three after it
+//! ```
+//!
+//! What the paper describes is here: buckets of a cache line, linear probing over four of them, an insert that takes
+//! one flush and one fence because storing the key commits it, lazy deletion (a split does not touch the records that
+//! move away: their hashes no longer match, which makes their slots free), and a directory whose ranges are changed
+//! behind one committing entry. What differs, and why:
+//!
+//! * **No key is reserved.** A slot is free when its key does not belong there, so what marks a removed record is
+//!   any key of another segment. The paper reserves two keys; one of them can block a slot for ever after a crash.
+//! * **Readers need no lock.** They compare the version in the segment's lock word, and store nothing
+//!   ([`Locking::Optimistic`]). The lock that readers share is there for comparison ([`Locking::Pessimistic`]).
+//! * **Recovery is lazy** and touches no record: a segment's stamp tells who meets it first after a restart to see
+//!   whether a split was left unfinished. The paper scans the directory at opening ([`Recovery::Eager`]).
+//! * **A split is committed by one directory entry**, or by the root where the directory doubles, and never redone.
+//!   No persistent word names an uncommitted segment, so nothing leaks.
+//! * **Records keep their slots when they move**, or go nearer home, so a new segment always has room for them.
+//! * **Keys with equal hashes** beyond what a window holds, 16, are refused with `NoSpace`, before the directory
+//!   grows for them in vain.
+//!
+//! Segments are not merged and the directory does not shrink, as in the paper.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::region::Region;
+use evermap_pm::sync::Mutex;
+use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
+
+use crate::hash::directory::Directory;
+use crate::hash::root;
+use crate::hash::shape::{DEPTH_MAX, Shape, behind};
+use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::{Bytes, Key};
+
+mod check;
+pub mod layout;
+mod lock;
+mod recover;
+mod segment;
+mod split;
+
+use layout::{BUCKET_BYTES, HEADER_BYTES, Root, SLOTS, Segment, Slot};
+use segment::{Held, Look, Probe, Waiting};
+
+/// Shape and switches of a new index.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Global depth to begin with, 1 to 40: `2^depth` segments of 16 KiB.
+    pub initial_depth: u32,
+    /// How readers and writers of a segment keep out of each other's way.
+    pub locking: Locking,
+    /// When segments are recovered after a restart.
+    pub recovery: Recovery,
+}
+
+impl Default for Config {
+    /// Two segments, and the better of the switches.
+    fn default() -> Self {
+        Config { initial_depth: 1, locking: Locking::Optimistic, recovery: Recovery::Lazy }
+    }
+}
+
+/// How readers keep out of the way of writers. Writers of one segment always exclude each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locking {
+    /// Readers store nothing: they look again if the segment's version has changed.
+    #[default]
+    Optimistic,
+    /// Readers share the segment's lock, which costs two stores to it for each lookup, as in the released codes. So
+    /// lookups, too, answer `Forked` in a forked child.
+    Pessimistic,
+}
+
+/// When segments are recovered after a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recovery {
+    /// Each when it is first touched: opening is O(1).
+    #[default]
+    Lazy,
+    /// All when the index is opened, as in the paper: O(directory).
+    Eager,
+}
+
+impl Config {
+    const PESSIMISTIC: u64 = 1;
+    const EAGER: u64 = 2;
+
+    /// The switches as the root keeps them.
+    fn options(self) -> u64 {
+        let locking = if self.locking == Locking::Pessimistic { Self::PESSIMISTIC } else { 0 };
+        let recovery = if self.recovery == Recovery::Eager { Self::EAGER } else { 0 };
+        locking | recovery
+    }
+
+    /// The switches in the root's word; `None` for a word that has none.
+    fn switches(options: u64) -> Option<(Locking, Recovery)> {
+        let locking = if options & Self::PESSIMISTIC == 0 {
+            Locking::Optimistic
+        } else {
+            Locking::Pessimistic
+        };
+        let recovery = if options & Self::EAGER == 0 { Recovery::Lazy } else { Recovery::Eager };
+        (options & !(Self::PESSIMISTIC | Self::EAGER) == 0).then_some((locking, recovery))
+    }
+}
+
+/// CCEH over keys `K` in medium `M`, with segments of `B` buckets, `P` of which are probed for a key.
+///
+/// See the [module](self). The paper's geometry is the default; [`Tiny`] is for tests.
+pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
+    pool: Arc<Pool<M>>,
+    directory: Directory<M>,
+    root: u64,
+    /// What every operation needs of the pool, close at hand.
+    region: Arc<Region<M>>,
+    generation: u64,
+    seed: u64,
+    locking: Locking,
+    /// Slot keys that belong to no segment whose hashes begin with the bit 0, and 1.
+    blanks: [u64; 2],
+    /// Locks for recovering segments, by offset.
+    recovering: Box<[Mutex<()>]>,
+    splits: AtomicU64,
+    recovered: AtomicU64,
+    keys: PhantomData<fn(K) -> K>,
+}
+
+/// Segments so small that a handful of keys makes every structural change happen.
+pub type Tiny<K, M> = Cceh<K, M, 4, 2>;
+/// For stores: variable-length keys.
+pub type CcehBytes<M> = Cceh<Bytes, M>;
+
+/// Keys looked up together in [`Index::get_many`].
+const BATCH: usize = 32;
+
+impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
+    /// Records with one hash that find room in any case: those of one window.
+    pub const ALWAYS_HOLDS: usize = P * SLOTS;
+
+    const GEOMETRY_IS_POSSIBLE: () =
+        assert!(B.is_power_of_two() && B >= 2 && B <= 1 << 15 && P >= 1 && P <= B);
+
+    /// First word of the root: "CCEH", geometry, key format.
+    fn kind() -> u64 {
+        let () = Self::GEOMETRY_IS_POSSIBLE;
+        let geometry = (B.ilog2() as u64) << 40 | (P as u64 & 0xff) << 32;
+        u64::from_le_bytes(*b"CCEH\0\0\0\0") ^ geometry ^ u64::from(K::FORMAT) << 48
+    }
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    /// The pool underneath.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.pool
+    }
+
+    fn assemble(
+        pool: Arc<Pool<M>>,
+        root: u64,
+        directory: Directory<M>,
+        locking: Locking,
+    ) -> Result<Self> {
+        let seed = pool.seed();
+        Ok(Cceh {
+            region: pool.share_region(),
+            generation: pool.generation(),
+            seed,
+            locking,
+            blanks: [Self::blank(0, seed)?, Self::blank(1, seed)?],
+            recovering: (0..64).map(|_| Mutex::new(())).collect(),
+            splits: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            keys: PhantomData,
+            pool,
+            directory,
+            root,
+        })
+    }
+
+    /// A slot key whose hash does not begin with this bit.
+    fn blank(bit: u64, seed: u64) -> Result<u64> {
+        /// Tries: hashes are uniform, so that two are enough on average.
+        const TRIES: u64 = 1024;
+        let mut keys = (0..TRIES).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        keys.find(|&key| K::slot_hash(key, seed) >> 63 != bit).ok_or_else(|| {
+            ErrorKind::Config("a kind of key whose hashes all begin with the same bit".into())
+                .into()
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        let segment = self.segment(self.directory.find(self.medium(), probe.hash)?.segment)?;
+        match self.look(segment, probe) {
+            Look::Seen(found) => Ok(found),
+            _ => self.lookup_again(probe),
+        }
+    }
+
+    /// The same with every case: segments that are locked, stale or split meanwhile.
+    #[cold]
+    fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        let m = self.medium();
+        let mut waiting = Waiting::default();
+        loop {
+            let found = self.directory.find(m, probe.hash)?;
+            let (offset, segment) = (found.segment, self.segment(found.segment)?);
+            match self.look(segment, probe) {
+                Look::Seen(word) => return Ok(word),
+                // Whoever splits a segment changes the directory before anything else.
+                Look::Elsewhere if self.directory.still(m, &found) => {
+                    return Err(misplaced(offset));
+                }
+                Look::Elsewhere | Look::Again => {}
+                Look::Busy => waiting.wait(self, offset, segment)?,
+                Look::Stale => self.recover(offset)?,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn apply(
+        &self,
+        key: K::Ref<'_>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        mut decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        self.region.ensure_writable()?;
+        let poison = self.region.poison_on_panic();
+        let change = self.change(&Probe::new(key, self.seed), intent, guard, &mut decide);
+        poison.disarm();
+        change
+    }
+
+    #[inline(always)]
+    fn change(
+        &self,
+        probe: &Probe<'_, K>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: &mut impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let m = self.medium();
+        loop {
+            let held = self.lock_serving(probe.hash)?;
+            if let Some((slot, old)) = self.find(held.segment, probe) {
+                return Ok(self.change_found(held, slot, old, decide));
+            }
+            if intent == Intent::ExistingOnly {
+                held.release(m);
+                return Ok(Change::default());
+            }
+            match self.free_slot(&held, probe.hash) {
+                Some(slot) => return Ok(self.change_absent(held, slot, probe, decide)),
+                None => {
+                    let wanted = self.wanted(held, probe.hash);
+                    self.split(wanted, guard)?;
+                }
+            }
+        }
+    }
+
+    /// Does what `decide` says about a record that was found, and releases the segment.
+    #[inline(always)]
+    fn change_found(
+        &self,
+        held: Held<'_, B>,
+        slot: &Slot,
+        old: u64,
+        decide: &mut impl FnMut(Option<u64>) -> Action,
+    ) -> Change {
+        let m = self.medium();
+        let new = match decide(Some(old)) {
+            Action::Keep => {
+                held.release(m);
+                return Change { old: Some(old), new: Some(old) };
+            }
+            Action::Put(word) => {
+                m.store(&slot.word, word);
+                Some(word)
+            }
+            Action::Remove => {
+                m.store(&slot.key, self.blank_of(held.shape));
+                None
+            }
+        };
+        // Durable before anybody sees it: one store, so that it is atomic.
+        m.persist(slot);
+        held.release_changed(m);
+        Change { old: Some(old), new }
+    }
+
+    /// Does what `decide` says about an absent key that `slot` has room for, and releases the segment.
+    #[inline(always)]
+    fn change_absent(
+        &self,
+        held: Held<'_, B>,
+        slot: &Slot,
+        probe: &Probe<'_, K>,
+        decide: &mut impl FnMut(Option<u64>) -> Action,
+    ) -> Change {
+        let m = self.medium();
+        let Action::Put(word) = decide(None) else {
+            held.release(m);
+            return Change::default();
+        };
+        // One line, which persists in program order: a crash finds the key with its word, or not at all.
+        m.store(&slot.word, word);
+        // The commit.
+        m.store(&slot.key, probe.slot_key);
+        m.persist(slot);
+        held.release_changed(m);
+        Change { old: None, new: Some(word) }
+    }
+
+    /// Looks up to [`BATCH`] keys up with their cache misses overlapped.
+    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        let m = self.medium();
+        let mut hashes = [0; BATCH];
+        for (&key, hash) in keys.iter().zip(&mut hashes) {
+            *hash = K::hash(key, self.seed);
+            // Hints only: whether there is a segment is checked below.
+            let segment = self.directory.find(m, *hash)?.segment;
+            m.prefetch(segment);
+            m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
+        }
+        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
+            *out = self.lookup(&Probe { key, hash, slot_key: K::slot_key(key, hash) })?;
+        }
+        Ok(())
+    }
+
+    fn bucket_offset(bucket: usize) -> u64 {
+        HEADER_BYTES + bucket as u64 * BUCKET_BYTES
+    }
+
+    /// Whether this thread may look: sharing a lock stores, which a forked child must not.
+    #[inline(always)]
+    fn ensure_may_look(&self, guard: &Guard<'_>) -> Result<()> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        match self.locking {
+            Locking::Optimistic => Ok(()),
+            Locking::Pessimistic => self.region.ensure_writable(),
+        }
+    }
+
+    /// Visits every segment once, in the order of hashes, locked during `copy`; then calls `each` with what was
+    /// copied, without a lock. Segments that cannot be read are passed over; the first error is answered at the end.
+    fn walk<T>(
+        &self,
+        mut copy: impl FnMut(&Held<'_, B>) -> T,
+        mut each: impl FnMut(T) -> bool,
+    ) -> Result<()> {
+        let mut cursor = Some(0);
+        let mut result = Ok(());
+        while let Some(from) = cursor {
+            let (copied, next) = self.step(from, &mut copy);
+            cursor = next;
+            match copied {
+                Ok(copied) => {
+                    if !each(copied) {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.region.ensure_writable()?;
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        result
+    }
+
+    /// One step of a walk: what `copy` makes of the segment that serves the hash `from`, and the first hash behind
+    /// that segment, if there is one.
+    fn step<T>(
+        &self,
+        from: u64,
+        copy: &mut impl FnMut(&Held<'_, B>) -> T,
+    ) -> (Result<T>, Option<u64>) {
+        let locked = self.region.ensure_writable().and_then(|()| {
+            // A directory that is replaced while we look must stay what it is.
+            let _guard = self.pool.pin();
+            self.lock_serving(from)
+        });
+        match locked {
+            Ok(held) => {
+                let (copied, depth) = (copy(&held), held.shape.depth);
+                held.release(self.medium());
+                (Ok(copied), behind(from, depth))
+            }
+            Err(error) => (Err(error), behind(from, self.directory.depth())),
+        }
+    }
+
+    /// Slot keys and words of a segment's records.
+    fn pairs(&self, held: &Held<'_, B>) -> Vec<(u64, u64)> {
+        let mut pairs = Vec::with_capacity(B * SLOTS);
+        self.for_each_record(held.segment, held.shape, |_, record| {
+            pairs.push((record.slot_key, record.word));
+        });
+        pairs
+    }
+}
+
+/// A directory entry leads to a segment, which says that it serves other hashes.
+#[cold]
+fn misplaced(offset: u64) -> Error {
+    Error::damaged(offset, "a directory entry names a segment of another place")
+}
+
+impl<K: Key, M: Medium, const B: usize, const P: usize> Index<K> for Cceh<K, M, B, P> {
+    #[inline(always)]
+    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
+        self.ensure_may_look(guard)?;
+        self.lookup(&Probe::new(key, self.seed))
+    }
+
+    fn get_many(
+        &self,
+        keys: &[K::Ref<'_>],
+        out: &mut [Option<u64>],
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        self.ensure_may_look(guard)?;
+        let out = &mut out[..keys.len()];
+        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+            self.lookup_batch(keys, out)?;
+        }
+        Ok(())
+    }
+
+    fn mutate(
+        &self,
+        key: K::Ref<'_>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.apply(key, intent, guard, decide)
+    }
+
+    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::MayInsert, guard, |old| match old {
+            None => Action::Put(word),
+            Some(_) => Action::Keep,
+        })
+    }
+
+    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Put(word))
+    }
+
+    fn upsert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::MayInsert, guard, |_| Action::Put(word))
+    }
+
+    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Remove)
+    }
+
+    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        self.walk(
+            |held| self.pairs(held),
+            |pairs| pairs.into_iter().all(|(slot_key, word)| each(slot_key, word)),
+        )
+    }
+
+    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
+        let depth = self.directory.depth();
+        let mut stats = Stats { depth, ..Default::default() };
+        self.walk(
+            |held| {
+                let mut records = 0;
+                self.for_each_record(held.segment, held.shape, |_, _| records += 1);
+                records
+            },
+            |records| {
+                stats.len += records;
+                stats.segments += 1;
+                true
+            },
+        )?;
+        stats.capacity = stats.segments * (B * SLOTS) as u64;
+        stats.pm_bytes = size_of::<Root>() as u64
+            + (8 << depth)
+            + stats.segments * size_of::<Segment<B>>() as u64;
+        stats.dram_bytes =
+            (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;
+        stats.splits = self.splits.load(Ordering::Relaxed);
+        stats.recovered = self.recovered.load(Ordering::Relaxed);
+        Ok(stats)
+    }
+}
+
+impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K, M, B, P> {
+    type Config = Config;
+
+    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        let (m, depth) = (pool.medium(), config.initial_depth);
+        if !(1..=DEPTH_MAX).contains(&depth) {
+            let text = format!("CCEH begins with a depth of 1 to {DEPTH_MAX}, not {depth}");
+            return Err(ErrorKind::Config(text).into());
+        }
+        let size = size_of::<Segment<B>>() as u64;
+        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
+        let block = pool.allocate(size_of::<Root>() as u64)?;
+        let segments: Vec<u64> =
+            (0..1 << depth).map(|_| pool.allocate_exact(size)).collect::<Result<_>>()?;
+        let directory = Directory::create(
+            pool.clone(),
+            block + std::mem::offset_of!(Root, directory) as u64,
+            depth,
+            &segments,
+        )?;
+        let index = Self::assemble(pool.clone(), block, directory, config.locking)?;
+        for (pattern, &offset) in segments.iter().enumerate() {
+            let shape = Shape { depth, pattern: pattern as u64 };
+            index.build(offset, shape, &index.no_records())?.release(m);
+        }
+        let header = m.at::<Root>(block).expect("just allocated");
+        m.store(&header.kind, Self::kind());
+        m.store(&header.options, config.options());
+        m.flush(header);
+        m.fence();
+        m.store(pool.root(root), block);
+        m.persist(pool.root(root));
+        Ok(index)
+    }
+
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+        let block = root::block_of(&pool, root, Self::kind())?;
+        let m = pool.medium();
+        let header = m
+            .at::<Root>(block)
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
+        let (locking, recovery) = Config::switches(m.load(&header.options))
+            .ok_or_else(|| Error::damaged(block, "impossible options of an index"))?;
+        let cell = block + std::mem::offset_of!(Root, directory) as u64;
+        let directory = Directory::open(pool.clone(), cell)?;
+        let index = Self::assemble(pool, block, directory, locking)?;
+        if index.region.must_recover_all() {
+            // Stamps of an earlier opener could be taken for ours: make none be.
+            index.make_all_stale()?;
+        }
+        if recovery == Recovery::Eager {
+            index.recover_all()?;
+        }
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        visitor.block(self.root);
+        {
+            // A directory that is replaced meanwhile must stay what it is while the visitor looks at it.
+            let _guard = self.pool.pin();
+            visitor.block(self.directory.block());
+        }
+        self.walk(
+            |held| (held.offset, self.pairs(held)),
+            |(offset, pairs)| {
+                visitor.block(offset);
+                pairs.iter().for_each(|&(_, word)| visitor.word(word));
+                true
+            },
+        )
+    }
+
+    /// The unit is a segment, `from` the least hash in it.
+    fn scan(
+        &self,
+        from: u64,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (pairs, next) = self.step(from, &mut |held| self.pairs(held));
+        if let Err(unusable) = self.region.ensure_writable() {
+            return (Err(unusable), None);
+        }
+        (pairs.map(|pairs| pairs.into_iter().for_each(|(key, word)| each(key, word))), next)
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_everything()
+    }
+}

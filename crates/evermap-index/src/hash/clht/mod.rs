@@ -1,0 +1,465 @@
+//! P-CLHT: a hash table whose buckets are cache lines, made persistent by RECIPE's first condition.
+//!
+//! After "Asynchronized Concurrency: The Secret to Scaling Concurrent Search Data Structures" (David, Guerraoui,
+//! Trigonakis; ASPLOS 2015) and "RECIPE" (Lee, Mohan, Kashyap, Kim, Chidambaram; SOSP 2019), the variant with
+//! locks that can be resized. The layout is in [`layout`]; a picture of the whole:
+//!
+//! ```text
+//! root ── table ─┬─ home bucket: lock, link, 3 pairs ── bucket ── bucket
+//!                ├─ home bucket
+//!                └─ ...                              low hash bits pick the home bucket
+//! ```
+//!
+//! What the papers describe is here: one line for a lookup and one flush for an insert, lookups that store nothing
+//! and take no lock, chains behind full buckets, and a resize in which writers help. What differs, and why:
+//!
+//! * **Readers see what is durable.** Which pairs a bucket holds is said twice: in a word that persists, and in one
+//!   that readers go by and that follows when the first is durable. The papers' readers see a pair before it is
+//!   durable, and a crash can take back what they returned.
+//! * **Any key and any word.** Occupied places are told by bits, not by keys other than 0; and a pair is read as a
+//!   whole by validating a version, not by reading its word twice, which mistakes a place for the same if it was
+//!   freed and filled with an equal word.
+//! * **The table is published by one word** that is durable before anybody follows it; lookups go by a copy in
+//!   ordinary memory.
+//! * **Locks carry the generation**, so nothing is reset at opening. Whoever first meets a bucket recovers it,
+//!   without waiting for anybody.
+//! * **Empty buckets leave their chain**, and a table that is nearly empty shrinks.
+//! * **The hash is mixed**, and the table grows when many chains are long, not when there are many buckets in
+//!   chains: keys with equal hashes make one chain longer, and nothing else.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::region::Region;
+use evermap_pm::sync::Mutex;
+use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
+
+use crate::hash::root;
+use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::{Key, recipe};
+
+mod bucket;
+mod chain;
+mod check;
+pub mod layout;
+mod resize;
+mod walk;
+
+use bucket::{Held, Probe, Stored, matching};
+use chain::{Place, Search};
+use layout::{BITS_MAX, BITS_MIN, BUCKET_BYTES, Bucket, Link, PAIRS, Root, Table};
+use resize::Resize;
+
+/// Shape of a new index.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Home buckets to begin with, 64 bytes each: rounded up to a power of two, at least 4. The table never has
+    /// fewer.
+    pub initial_buckets: u64,
+}
+
+impl Default for Config {
+    /// 512 buckets: 32 KiB.
+    fn default() -> Self {
+        Config { initial_buckets: 512 }
+    }
+}
+
+/// P-CLHT over keys `K` in medium `M`. See the [module](self).
+pub struct Clht<K: Key, M: Medium> {
+    pool: Arc<Pool<M>>,
+    /// What every operation needs of the pool, close at hand.
+    region: Arc<Region<M>>,
+    /// Copy of the root's table word, which changes only once that is durable.
+    current: AtomicU64,
+    generation: u64,
+    seed: u64,
+    root: u64,
+    /// Fewest home buckets, as a power of two.
+    floor: u32,
+    resizing: Mutex<Option<Arc<Resize>>>,
+    /// Buckets added to chains.
+    appended: AtomicU64,
+    /// Times that a chain became empty.
+    emptied: AtomicU64,
+    grown: AtomicU64,
+    shrunk: AtomicU64,
+    recovered: AtomicU64,
+    keys: PhantomData<fn(K) -> K>,
+}
+
+/// Keys looked up together in [`Index::get_many`].
+const BATCH: usize = 32;
+
+impl<K: Key, M: Medium> Clht<K, M> {
+    /// First word of the root: "P-CLHT" and the key format.
+    fn kind() -> u64 {
+        u64::from_le_bytes(*b"P-CLHT\0\0") ^ u64::from(K::FORMAT) << 48
+    }
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    /// The pool underneath.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.pool
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64, table: Table, floor: u32) -> Self {
+        Clht {
+            region: pool.share_region(),
+            current: AtomicU64::new(table.encode()),
+            generation: pool.generation(),
+            seed: pool.seed(),
+            root,
+            floor,
+            resizing: Mutex::new(None),
+            appended: AtomicU64::new(0),
+            emptied: AtomicU64::new(0),
+            grown: AtomicU64::new(0),
+            shrunk: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            keys: PhantomData,
+            pool,
+        }
+    }
+
+    fn root(&self) -> &Root {
+        self.medium().at(self.root).expect("checked when opened")
+    }
+
+    /// The current table. Blocks that it leads to stay what they are as long as a guard lives that was there
+    /// before.
+    #[inline(always)]
+    fn table(&self) -> Table {
+        // Acquire: pairs with the release in `set_table`, so that the buckets are there.
+        Table::decode(self.current.load(Ordering::Acquire))
+    }
+
+    fn set_table(&self, table: Table) {
+        self.current.store(table.encode(), Ordering::Release);
+    }
+
+    fn count_resize(&self, from: Table, to: Table) {
+        let counter = if from.bits < to.bits { &self.grown } else { &self.shrunk };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_recovered(&self) {
+        self.recovered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn apply(
+        &self,
+        key: K::Ref<'_>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        mut decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        self.region.ensure_writable()?;
+        let poison = self.region.poison_on_panic();
+        let probe = Probe::new(key, self.seed);
+        let change = match self.attempt(&probe, intent, &mut None, guard, &mut decide) {
+            Ok(Some(change)) => Ok(change),
+            Ok(None) => self.apply_with_room(&probe, intent, guard, &mut decide),
+            Err(error) => Err(error),
+        };
+        poison.disarm();
+        change
+    }
+
+    /// Does what `decide` says about a key. `None`, without having asked, if that takes a bucket more than `fresh`
+    /// has.
+    #[inline(always)]
+    fn attempt(
+        &self,
+        probe: &Probe<'_, K>,
+        intent: Intent,
+        fresh: &mut Option<&Bucket>,
+        guard: &Guard<'_>,
+        decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
+    ) -> Result<Option<Change>> {
+        let mut held = self.lock(probe.hash, guard)?;
+        let room = match self.search(&held, probe) {
+            Ok(Search::Absent(room)) => room,
+            Ok(Search::Present(place)) => {
+                return Ok(Some(self.change_at(held, &place, probe, guard, decide)));
+            }
+            Err(error) => {
+                held.release();
+                return Err(error);
+            }
+        };
+        let may_insert = intent == Intent::MayInsert;
+        if may_insert && room.is_none() && fresh.is_none() {
+            held.release();
+            return Ok(None);
+        }
+        let action = if may_insert { decide(None) } else { Action::Keep };
+        let mut change = Change::default();
+        if let Action::Put(word) = action {
+            let pair = Stored { slot_key: probe.slot_key, word };
+            match room {
+                Some((bucket, place)) => held.put(bucket, place, pair),
+                None => fresh.take().into_iter().for_each(|bucket| {
+                    held.append(bucket, pair, self.generation);
+                }),
+            }
+            change.new = Some(word);
+        }
+        held.release();
+        Ok(Some(change))
+    }
+
+    /// The same with a fresh bucket at hand, which is taken before the lock is.
+    #[cold]
+    fn apply_with_room(
+        &self,
+        probe: &Probe<'_, K>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let block = self.pool.allocate(BUCKET_BYTES)?;
+        let mut fresh = Some(self.bucket(block)?);
+        let change = self.attempt(probe, intent, &mut fresh, guard, decide);
+        match fresh {
+            Some(_) => self.pool.free_unpublished(block),
+            None => self.grow_if_crowded(guard),
+        }
+        Ok(change?.expect("there was room"))
+    }
+
+    /// Does what `decide` says about a pair that is there, and releases the chain.
+    #[inline(always)]
+    fn change_at(
+        &self,
+        mut held: Held<'_, M>,
+        place: &Place<'_>,
+        probe: &Probe<'_, K>,
+        guard: &Guard<'_>,
+        decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
+    ) -> Change {
+        let old = Some(place.word);
+        match decide(old) {
+            Action::Keep => {
+                held.release();
+                Change { old, new: old }
+            }
+            Action::Put(word) => {
+                let pair = Stored { slot_key: probe.slot_key, word };
+                held.replace(place.bucket, place.place, pair);
+                held.release();
+                Change { old, new: Some(word) }
+            }
+            Action::Remove => {
+                self.remove_at(&mut held, place, guard);
+                let emptied = Link(self.medium().load_relaxed(&held.home.link)) == Link::default();
+                held.release();
+                if emptied {
+                    self.shrink_if_sparse(guard);
+                }
+                Change { old, new: None }
+            }
+        }
+    }
+
+    /// Looks up to [`BATCH`] keys up with their cache misses overlapped: first all home buckets are fetched, then
+    /// what they lead to.
+    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        let m = self.medium();
+        let (mut hashes, mut homes) = ([0; BATCH], [0; BATCH]);
+        let table = self.table();
+        for ((&key, hash), home) in keys.iter().zip(&mut hashes).zip(&mut homes) {
+            *hash = K::hash(key, self.seed);
+            *home = table.home(table.home_of(*hash));
+            m.prefetch(*home);
+        }
+        for ((&key, &hash), &home) in keys.iter().zip(&hashes).zip(&homes) {
+            self.prefetch_match(self.bucket(home)?, K::slot_key(key, hash));
+        }
+        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
+            *out = self.lookup(&Probe { key, hash, slot_key: K::slot_key(key, hash) })?;
+        }
+        Ok(())
+    }
+
+    /// Fetches what a look will read after the home bucket: the key behind the word, or else the next bucket.
+    #[inline(always)]
+    fn prefetch_match(&self, home: &Bucket, slot_key: u64) {
+        let m = self.medium();
+        let candidates = matching(m, home, slot_key);
+        if candidates != 0 {
+            let place = candidates.trailing_zeros() as usize;
+            K::prefetch(m, m.load_relaxed(&home.pairs[place].word));
+        } else {
+            m.prefetch(Link(m.load_relaxed(&home.link)).rest());
+        }
+    }
+}
+
+impl<K: Key, M: Medium> Index<K> for Clht<K, M> {
+    #[inline(always)]
+    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        self.lookup(&Probe::new(key, self.seed))
+    }
+
+    fn get_many(
+        &self,
+        keys: &[K::Ref<'_>],
+        out: &mut [Option<u64>],
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        let out = &mut out[..keys.len()];
+        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+            self.lookup_batch(keys, out)?;
+        }
+        Ok(())
+    }
+
+    fn mutate(
+        &self,
+        key: K::Ref<'_>,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.apply(key, intent, guard, decide)
+    }
+
+    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::MayInsert, guard, |old| match old {
+            None => Action::Put(word),
+            Some(_) => Action::Keep,
+        })
+    }
+
+    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Put(word))
+    }
+
+    fn upsert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::MayInsert, guard, |_| Action::Put(word))
+    }
+
+    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Change> {
+        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Remove)
+    }
+
+    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        self.walk(|chain| chain.pairs.iter().all(|pair| each(pair.slot_key, pair.word)))
+    }
+
+    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
+        let mut stats = Stats::default();
+        let mut behind = 0;
+        self.walk(|chain| {
+            stats.len += chain.pairs.len() as u64;
+            behind += chain.behind.len() as u64;
+            true
+        })?;
+        let table = self.table();
+        let buckets = table.buckets() + behind;
+        Ok(Stats {
+            capacity: buckets * PAIRS as u64,
+            segments: 1 + behind,
+            pm_bytes: size_of::<Root>() as u64 + buckets * BUCKET_BYTES,
+            dram_bytes: size_of::<Self>() as u64,
+            depth: table.bits,
+            splits: self.grown.load(Ordering::Relaxed),
+            merges: self.shrunk.load(Ordering::Relaxed),
+            recovered: self.recovered.load(Ordering::Relaxed),
+            ..stats
+        })
+    }
+}
+
+impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
+    type Config = Config;
+
+    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        let m = pool.medium();
+        let bits = config.initial_buckets.max(1 << BITS_MIN).next_power_of_two().trailing_zeros();
+        if bits > BITS_MAX {
+            let text = format!("{} home buckets are too many", config.initial_buckets);
+            return Err(ErrorKind::Config(text).into());
+        }
+        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
+        let block = pool.allocate(size_of::<Root>() as u64)?;
+        let table = Table { offset: 0, bits };
+        let table = Table { offset: pool.allocate(table.bytes())?, bits };
+        let index = Self::assemble(pool.clone(), block, table, bits);
+        for number in 0..table.buckets() {
+            index.write_bucket(table.home(number), &[], 0)?;
+        }
+        let header = index.root();
+        m.store(&header.kind, Self::kind());
+        m.store(&header.table, table.encode());
+        m.store(&header.floor, u64::from(bits));
+        m.flush(header);
+        m.fence();
+        recipe::commit(m, pool.root(root), block);
+        Ok(index)
+    }
+
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+        let m = pool.medium();
+        let block = root::block_of(&pool, root, Self::kind())?;
+        let header = m
+            .at::<Root>(block)
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
+        // The process that stored the table word may have died before it flushed it.
+        m.persist(header);
+        let table = Table::decode(m.load(&header.table));
+        if !table.is_possible() || m.slice::<Bucket>(table.offset, table.buckets()).is_none() {
+            return Err(Error::damaged(block, "impossible table"));
+        }
+        let floor = m.load(&header.floor).clamp(BITS_MIN.into(), BITS_MAX.into()) as u32;
+        let everything = pool.region().must_recover_all();
+        let index = Self::assemble(pool, block, table, floor);
+        if everything {
+            // Stamps of an earlier opener could be taken for ours: make none be.
+            index.make_stale()?;
+        }
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        visitor.block(self.root);
+        {
+            // A table that is replaced meanwhile must stay what it is while the visitor looks at it.
+            let _guard = self.pool.pin();
+            visitor.block(self.table().offset);
+        }
+        self.walk(|chain| {
+            chain.behind.iter().for_each(|&block| visitor.block(block));
+            chain.pairs.iter().for_each(|pair| visitor.word(pair.word));
+            true
+        })
+    }
+
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        self.scan_chains(from, guard, each)
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_everything()
+    }
+}

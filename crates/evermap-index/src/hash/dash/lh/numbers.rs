@@ -1,0 +1,175 @@
+//! The arithmetic of linear hashing: which segment a hash belongs to, and where that segment is.
+//!
+//! Segments are numbered, and those below some *count* are in use. With `2^N <= count < 2^(N+1)`, a hash belongs
+//! to the segment that its low `N + 1` number bits name if that is in use, and to the one that its low `N` bits
+//! name otherwise. So a new segment `2^N + i` takes records from segment `i`, its *origin*, and from nowhere else.
+
+use crate::hash::dash::layout::Shape;
+
+/// Hash bits below those that number segments: fingerprint, bucket and filter use them.
+const NUMBER_SHIFT: u32 = 24;
+/// Most segments: all number bits, which is also as deep as a [`Shape`] can be.
+pub(super) const SEGMENTS_MAX: u64 = 1 << (64 - NUMBER_SHIFT);
+
+/// The segment of `count` (at least one) that a hash belongs to.
+#[inline(always)]
+pub(super) fn number_of(hash: u64, count: u64) -> u64 {
+    let bits = hash >> NUMBER_SHIFT;
+    // All bits of the largest number; the 1 is for a single segment, whose number has none.
+    let mask = u64::MAX >> ((count - 1) | 1).leading_zeros();
+    let number = bits & mask;
+    if number < count { number } else { bits & (mask >> 1) }
+}
+
+/// The least hash that belongs to a segment.
+pub(super) fn hash_of(number: u64) -> u64 {
+    number << NUMBER_SHIFT
+}
+
+/// The segment that gave `number`, which is not 0, its records: the same without the top bit.
+pub(super) fn origin(number: u64) -> u64 {
+    number & !(1 << number.ilog2())
+}
+
+/// How many bits the numbers of its origin and itself differ in at least: the least depth of the segment.
+pub(super) fn least_depth(number: u64) -> u32 {
+    64 - number.leading_zeros()
+}
+
+/// The number bits of a hash, from the top: halves of what a segment serves are neighbours in this order.
+pub(super) fn rank(hash: u64) -> u64 {
+    (hash >> NUMBER_SHIFT).reverse_bits()
+}
+
+/// The hash with this rank, as far as hashes have one.
+pub(super) fn unrank(rank: u64) -> u64 {
+    rank.reverse_bits() << NUMBER_SHIFT
+}
+
+/// The number of the segment with this shape: the low number bits of the hashes that it serves.
+pub(super) fn number_of_shape(shape: Shape) -> u64 {
+    if shape.depth == 0 { 0 } else { shape.pattern.reverse_bits() >> (64 - shape.depth) }
+}
+
+/// Where a segment is: in which array, and how many segments into it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Position {
+    pub(super) array: usize,
+    pub(super) within: u64,
+}
+
+/// Where segment `number` is, where the first `stride` arrays have `first` segments each, the next `stride` twice
+/// as many, and so on.
+#[inline(always)]
+pub(super) fn position(number: u64, first: u64, stride: u64) -> Position {
+    // In units of the first array: group g has `stride` arrays of 2^g units, and begins at stride * (2^g - 1).
+    let unit = number / first;
+    let group = (unit / stride + 1).ilog2();
+    let begins = stride * ((1 << group) - 1);
+    let array = (unit - begins) >> group;
+    let within = number - first * (begins + (array << group));
+    Position { array: (stride * u64::from(group) + array) as usize, within }
+}
+
+/// Segments in array `array`.
+pub(super) fn array_len(array: usize, first: u64, stride: u64) -> u64 {
+    first << (array as u64 / stride)
+}
+
+/// Segments in the first `arrays` arrays, at most [`SEGMENTS_MAX`].
+pub(super) const fn segments_in(arrays: usize, first: u64, stride: u64) -> u64 {
+    let (groups, rest) = (arrays as u64 / stride, arrays as u64 % stride);
+    if groups >= 40 {
+        return SEGMENTS_MAX;
+    }
+    let segments = first * (stride * ((1 << groups) - 1) + (rest << groups));
+    if segments < SEGMENTS_MAX { segments } else { SEGMENTS_MAX }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The values that follow from the paper's parameters: a stride of 8, and 64 segments in the first arrays.
+    #[test]
+    fn positions_are_those_of_hybrid_expansion() {
+        for (number, array, within) in [
+            (0, 0, 0),
+            (63, 0, 63),
+            (64, 1, 0),
+            (511, 7, 63),
+            (512, 8, 0),
+            (639, 8, 127),
+            (640, 9, 0),
+            (1536, 16, 0),
+        ] {
+            assert_eq!(position(number, 64, 8), Position { array, within }, "segment {number}");
+        }
+    }
+
+    #[test]
+    fn arrays_are_filled_one_after_the_other() {
+        for (first, stride) in [(64, 8), (61, 16), (2, 2), (1, 1), (3, 5)] {
+            let mut number = 0;
+            for array in 0..stride as usize * 4 {
+                assert_eq!(segments_in(array, first, stride), number);
+                for within in 0..array_len(array, first, stride) {
+                    assert_eq!(position(number, first, stride), Position { array, within });
+                    number += 1;
+                }
+            }
+        }
+    }
+
+    /// Positions stay right where numbers no longer fit 32 bits.
+    #[test]
+    fn the_last_segment_has_a_place() {
+        let last = position(SEGMENTS_MAX - 1, 61, 16);
+        assert!(last.array < 512 && last.within < array_len(last.array, 61, 16), "{last:?}");
+        assert_eq!(segments_in(512, 61, 16), SEGMENTS_MAX);
+    }
+
+    #[test]
+    fn a_new_segment_takes_from_its_origin_only() {
+        for count in 1..200 {
+            for bits in 0..1024 {
+                let hash = bits << NUMBER_SHIFT | 0x00ff_ffff;
+                let (before, after) = (number_of(hash, count), number_of(hash, count + 1));
+                assert!(before < count);
+                assert!(before == after || after == count && before == origin(count));
+            }
+        }
+    }
+
+    /// The paper's rule, with N and Next apart.
+    #[test]
+    fn the_count_says_what_n_and_next_do() {
+        for count in 1u64..300 {
+            let (n, next) = (count.ilog2(), count - (1 << count.ilog2()));
+            for bits in 0..2048u64 {
+                let short = bits % (1 << n);
+                let expected = if short < next { bits % (2 << n) } else { short };
+                assert_eq!(number_of(bits << NUMBER_SHIFT, count), expected);
+            }
+        }
+    }
+
+    fn shape_of(number: u64, depth: u32) -> Shape {
+        let pattern = if depth == 0 { 0 } else { number.reverse_bits() >> (64 - depth) };
+        Shape { depth, pattern }
+    }
+
+    #[test]
+    fn shapes_name_segments() {
+        for number in 0..100 {
+            for depth in least_depth(number)..12 {
+                let shape = shape_of(number, depth);
+                assert_eq!(number_of_shape(shape), number);
+                assert!(shape.covers(rank(hash_of(number))));
+                assert_eq!(shape.half(0), shape_of(number, depth + 1));
+                assert_eq!(shape.half(1), shape_of(number | 1 << depth, depth + 1));
+                assert_eq!(number_of(unrank(shape.first_hash()), u64::MAX >> 1), number);
+            }
+        }
+    }
+}

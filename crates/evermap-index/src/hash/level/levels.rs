@@ -1,0 +1,385 @@
+//! Which levels there are, and where their buckets lie.
+//!
+//! A level of `2^n` buckets is a table of chunks. Nothing larger than a chunk is ever allocated at once, and the
+//! chunks of a level that is given up serve the next one. The root names the tables; which of them count follows
+//! from which entries are there, so growth needs no log:
+//!
+//! ```text
+//! settled    ... 0   live  live  0        0 ...     bottom and top
+//! preparing  ... 0   live  live  prepared 0 ...     the next top is being written; nobody looks there
+//! growing    ... 0   live  live  live     0 ...     the lowest is being emptied, and takes no more records
+//! settled    ... 0   0     live  live     0 ...
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::medium::prefetch;
+use evermap_pm::region::Region;
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
+
+use super::bucket::Spot;
+use super::layout::{BUCKET_BYTES, Bucket, Named, OFFSET, Root, SIZES, Version};
+
+/// The smallest top: with four buckets, so that the bottom has two.
+pub(super) const SMALLEST: u32 = 2;
+/// The largest top.
+pub(super) const LARGEST: u32 = SIZES as u32 - 2;
+
+/// Which levels hold records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct View {
+    /// The level of homes: the top, or the middle one of three. `2^level` buckets.
+    pub(super) level: u32,
+    /// Whether there is a larger one above, into which the one below is being emptied.
+    pub(super) growing: bool,
+}
+
+impl View {
+    fn encode(self) -> u64 {
+        u64::from(self.level) << 1 | u64::from(self.growing)
+    }
+
+    #[inline(always)]
+    fn decode(word: u64) -> Self {
+        View { level: (word >> 1) as u32, growing: word & 1 != 0 }
+    }
+
+    /// The largest level that holds records.
+    #[inline(always)]
+    pub(super) fn highest(self) -> u32 {
+        self.level + u32::from(self.growing)
+    }
+
+    /// The smallest level that holds records.
+    #[inline(always)]
+    pub(super) fn lowest(self) -> u32 {
+        self.level - 1
+    }
+
+    /// Buckets in the level that is emptied, and as many that hand their keys' homes to the level above.
+    pub(super) fn steps(self) -> u64 {
+        1 << self.lowest()
+    }
+}
+
+/// A bucket and where it is.
+#[derive(Clone, Copy)]
+pub(super) struct Site<'a> {
+    pub(super) bucket: &'a Bucket,
+    pub(super) level: u32,
+    pub(super) index: u64,
+}
+
+impl Site<'_> {
+    /// Brings the bucket's first line towards the cache.
+    #[inline(always)]
+    pub(super) fn prefetch(self) {
+        prefetch(std::ptr::from_ref(self.bucket).cast());
+    }
+
+    /// A number for every bucket of every level, in the order in which walks pass them.
+    pub(super) fn position(self) -> u64 {
+        (1 << self.level) + self.index
+    }
+}
+
+/// Index of the bucket that the first hash function names: in the lower half of a level.
+#[inline(always)]
+pub(super) fn first_of(spot: Spot, level: u32) -> u64 {
+    top_bits(spot.first, level - 1)
+}
+
+/// Index of the bucket that the second hash function names: in the upper half.
+#[inline(always)]
+pub(super) fn second_of(spot: Spot, level: u32) -> u64 {
+    (1 << (level - 1)) + top_bits(spot.second, level - 1)
+}
+
+/// The top `bits` (at most 63) bits.
+#[inline(always)]
+fn top_bits(product: u64, bits: u32) -> u64 {
+    (product >> 1) >> (63 - (bits & 63))
+}
+
+/// See the [module](self). Chunks have `2^C` buckets.
+pub(super) struct Levels<M: Medium, const C: u32> {
+    pool: Arc<Pool<M>>,
+    region: Arc<Region<M>>,
+    root: u64,
+    /// A [`View`]. Changed only once the root's entry is durable, so that nobody acts on what a crash could take
+    /// back.
+    view: AtomicU64,
+    /// Offset of each level's table; set before the level becomes part of the view, and never changed after.
+    tables: [AtomicU64; SIZES],
+}
+
+impl<M: Medium, const C: u32> Levels<M, C> {
+    /// Bytes in a chunk of this level: small levels have one small chunk.
+    fn chunk_bytes(level: u32) -> u64 {
+        BUCKET_BYTES << level.min(C)
+    }
+
+    fn chunks(level: u32) -> u64 {
+        1 << level.saturating_sub(C)
+    }
+
+    /// Writes two empty levels and the entries of the root at `root`, and flushes them without a fence.
+    pub(super) fn create(pool: Arc<Pool<M>>, root: u64, level: u32) -> Result<Self> {
+        let levels = Self::assemble(pool, root);
+        for level in [level - 1, level] {
+            let table = levels.new_table(level)?;
+            levels.tables[level as usize].store(table, Ordering::Relaxed);
+            levels.extend(level, 0, 1 << level)?;
+            let entry = &levels.root().levels[level as usize];
+            levels.medium().store(entry, Named::new(table, Named::live(level)).0);
+        }
+        levels.set_view(View { level, growing: false });
+        Ok(levels)
+    }
+
+    /// Opens the levels that the root at `root` names.
+    pub(super) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
+        let levels = Self::assemble(pool, root);
+        let (mut live, mut prepared) = (Vec::new(), None);
+        for level in 0..SIZES as u32 {
+            let word = levels.medium().load(&levels.root().levels[level as usize]);
+            if word == 0 {
+                continue;
+            }
+            let (as_live, as_prepared) = (
+                Named(word).offset(Named::live(level)),
+                Named(word).offset(Named::prepared(level)),
+            );
+            let table = as_live.or(as_prepared).filter(|&table| levels.has_table(level, table));
+            let Some(table) = table else {
+                return Err(Error::damaged(root, format!("impossible level {level}: {word:#x}")));
+            };
+            levels.tables[level as usize].store(table, Ordering::Relaxed);
+            if as_live.is_some() { live.push(level) } else { prepared = prepared.or(Some(level)) }
+        }
+        let view = match live[..] {
+            [bottom, top] if top == bottom + 1 => View { level: top, growing: false },
+            [bottom, middle, top] if middle == bottom + 1 && top == middle + 1 => {
+                View { level: middle, growing: true }
+            }
+            _ => return Err(Error::damaged(root, format!("impossible levels {live:?}"))),
+        };
+        let beside = prepared.is_some_and(|level| view.growing || level != view.level + 1);
+        if beside || view.lowest() < SMALLEST - 1 {
+            return Err(Error::damaged(root, format!("impossible levels {live:?}, {prepared:?}")));
+        }
+        levels.set_view(view);
+        Ok(levels)
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
+        let region = pool.share_region();
+        let tables = [const { AtomicU64::new(0) }; SIZES];
+        Levels { pool, region, root, view: AtomicU64::new(0), tables }
+    }
+
+    fn has_table(&self, level: u32, table: u64) -> bool {
+        self.medium().slice::<PmU64>(table, Self::chunks(level)).is_some()
+    }
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    fn root(&self) -> &Root {
+        self.medium().at(self.root).expect("checked when opened")
+    }
+
+    /// Which levels there are now.
+    #[inline(always)]
+    pub(super) fn view(&self) -> View {
+        // Acquire: pairs with the release in `set_view`, so that the tables are there.
+        View::decode(self.view.load(Ordering::Acquire))
+    }
+
+    fn set_view(&self, view: View) {
+        self.view.store(view.encode(), Ordering::Release);
+    }
+
+    /// A bucket of a level in the view.
+    #[inline(always)]
+    pub(super) fn site(&self, level: u32, index: u64) -> Result<Site<'_>> {
+        let m = self.medium();
+        // Relaxed: whoever knows of the level has loaded the view.
+        let table = self.tables[level as usize].load(Ordering::Relaxed);
+        let bucket = m.at::<PmU64>(table + (index >> C) * 8).and_then(|entry| {
+            let chunk = m.load(entry) & OFFSET;
+            m.at::<Bucket>(chunk + (index & ((1 << C) - 1)) * BUCKET_BYTES)
+        });
+        match bucket {
+            Some(bucket) => Ok(Site { bucket, level, index }),
+            None => Err(outside(table)),
+        }
+    }
+
+    /// The two buckets of a level in which a record can be.
+    #[inline(always)]
+    pub(super) fn pair(&self, level: u32, spot: Spot) -> Result<[Site<'_>; 2]> {
+        Ok([self.site(level, first_of(spot, level))?, self.site(level, second_of(spot, level))?])
+    }
+
+    /// Brings what a look for a record at this spot reads towards the cache.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, view: View, spot: Spot) -> Result<()> {
+        for level in [view.level, view.lowest()] {
+            self.pair(level, spot)?.into_iter().for_each(Site::prefetch);
+        }
+        Ok(())
+    }
+
+    /// Whether the entry that leads to a bucket is what was once written there. Until this is known, nothing may
+    /// be stored to the bucket.
+    pub(super) fn ensure_named(&self, site: Site<'_>) -> Result<()> {
+        let table = self.tables[site.level as usize].load(Ordering::Relaxed);
+        let (chunk, m) = (site.index >> C, self.medium());
+        let entry = m.at::<PmU64>(table + chunk * 8).ok_or_else(|| outside(table))?;
+        match Named(m.load(entry)).offset(Named::chunk(site.level, chunk)) {
+            Some(_) => Ok(()),
+            None => Err(Error::damaged(m.offset_of(entry), "impossible chunk of a level")),
+        }
+    }
+
+    /// Calls `each` with the offset and size of every block that the root leads to, itself not among them. A block
+    /// is shown if it is there throughout: whether its level is in preparation or live makes no difference.
+    pub(super) fn blocks(&self, mut each: impl FnMut(u64, u64)) {
+        for level in 0..SIZES as u32 {
+            if self.medium().load(&self.root().levels[level as usize]) != 0 {
+                self.blocks_of(level, &mut each);
+            }
+        }
+    }
+
+    /// The same for the chunks and the table of a level.
+    fn blocks_of(&self, level: u32, mut each: impl FnMut(u64, u64)) {
+        let m = self.medium();
+        let table = self.tables[level as usize].load(Ordering::Relaxed);
+        let entries = m.slice::<PmU64>(table, Self::chunks(level)).unwrap_or_default();
+        for (chunk, entry) in entries.iter().enumerate() {
+            // A level in preparation has no chunks yet where it ends.
+            if let Some(offset) = Named(m.load(entry)).offset(Named::chunk(level, chunk as u64)) {
+                each(offset, Self::chunk_bytes(level));
+            }
+        }
+        each(table, Self::chunks(level) * 8);
+    }
+
+    /// Whether the level above the top is in preparation.
+    pub(super) fn is_prepared(&self, view: View) -> bool {
+        self.medium().load(&self.root().levels[view.level as usize + 1]) != 0
+    }
+
+    /// Begins the next level: an empty table, which the root names as one in preparation.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub(super) fn begin_preparation(&self, level: u32) -> Result<()> {
+        let m = self.medium();
+        let table = self.new_table(level)?;
+        m.fence();
+        self.tables[level as usize].store(table, Ordering::Relaxed);
+        self.set_entry(level, Named::new(table, Named::prepared(level)).0);
+        Ok(())
+    }
+
+    /// Takes back the level in preparation.
+    pub(super) fn abandon_preparation(&self, level: u32, guard: &Guard<'_>) {
+        self.set_entry(level, 0);
+        self.retire(level, guard);
+    }
+
+    /// Makes the level above, complete and durable, part of the table: the growth begins.
+    pub(super) fn begin_growth(&self, view: View) -> View {
+        let above = view.level + 1;
+        let table = self.tables[above as usize].load(Ordering::Relaxed);
+        self.set_entry(above, Named::new(table, Named::live(above)).0);
+        let growing = View { growing: true, ..view };
+        self.set_view(growing);
+        growing
+    }
+
+    /// Gives up the lowest level, which is empty and takes no more records: the growth ends.
+    pub(super) fn end_growth(&self, view: View, guard: &Guard<'_>) {
+        self.set_entry(view.lowest(), 0);
+        self.set_view(View { level: view.level + 1, growing: false });
+        self.retire(view.lowest(), guard);
+    }
+
+    /// Changes an entry of the root, durably.
+    fn set_entry(&self, level: u32, word: u64) {
+        let (m, entry) = (self.medium(), &self.root().levels[level as usize]);
+        m.store(entry, word);
+        m.persist(entry);
+    }
+
+    /// Gives back the blocks of a level that the root does not name any more.
+    fn retire(&self, level: u32, guard: &Guard<'_>) {
+        self.blocks_of(level, |offset, bytes| self.pool.retire(offset, bytes, guard));
+    }
+
+    /// A table without chunks, flushed.
+    fn new_table(&self, level: u32) -> Result<u64> {
+        let m = self.medium();
+        let table = self.pool.allocate(Self::chunks(level) * 8)?;
+        let entries = m.slice::<PmU64>(table, Self::chunks(level)).expect("just allocated");
+        entries.iter().for_each(|entry| m.store(entry, 0));
+        m.flush(entries);
+        Ok(table)
+    }
+
+    /// Makes `count` buckets of a level that nobody sees yet, from bucket `from` on, empty, and flushes them. Takes
+    /// the chunks that are missing.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(super) fn extend(&self, level: u32, from: u64, count: u64) -> Result<()> {
+        let m = self.medium();
+        let table = self.tables[level as usize].load(Ordering::Relaxed);
+        for index in from..from + count {
+            if index & ((1 << C) - 1) == 0 || index == from {
+                let entry =
+                    m.at::<PmU64>(table + (index >> C) * 8).ok_or_else(|| outside(table))?;
+                self.ensure_chunk(entry, level, index >> C)?;
+            }
+            let bucket = self.site(level, index)?.bucket;
+            m.store_transient(&bucket.version, Version::fresh(self.region.generation()).0);
+            m.store(&bucket.meta, 0);
+            m.store(&bucket.tokens, 0);
+            m.flush(&bucket.meta);
+            m.flush(&bucket.tokens);
+        }
+        Ok(())
+    }
+
+    /// Takes the chunk that `entry` is for, unless it is there from an attempt that a crash ended.
+    fn ensure_chunk(&self, entry: &PmU64, level: u32, chunk: u64) -> Result<()> {
+        let (m, tag) = (self.medium(), Named::chunk(level, chunk));
+        if Named(m.load(entry)).offset(tag).is_none() {
+            let offset = self.pool.allocate(Self::chunk_bytes(level))?;
+            m.store(entry, Named::new(offset, tag).0);
+            m.flush(entry);
+        }
+        Ok(())
+    }
+
+    /// Buckets of all levels in the view.
+    pub(super) fn buckets(&self, view: View) -> u64 {
+        (view.lowest()..=view.highest()).map(|level| 1 << level).sum()
+    }
+
+    /// Bytes of the next level, tables aside.
+    pub(super) fn next_bytes(&self, view: View) -> u64 {
+        BUCKET_BYTES << (view.level + 1)
+    }
+}
+
+#[cold]
+fn outside(table: u64) -> Error {
+    Error::damaged(table, "a level outside the region")
+}

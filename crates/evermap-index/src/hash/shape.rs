@@ -1,0 +1,118 @@
+//! Which hashes a segment serves, in one word.
+
+/// Deepest shape that is believed: a directory of 2^40 entries.
+pub(crate) const DEPTH_MAX: u32 = 40;
+
+/// Which hashes a segment holds: those whose top `depth` bits are `pattern`.
+///
+/// ```text
+/// bit  0..8   local depth, at most 40
+/// bit  8..48  pattern
+/// bit 48..64  check: recovery drops what a segment does not cover, so a damaged shape must not be believed
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Local depth: how many hash bits tell this segment from others.
+    pub depth: u32,
+    /// Those bits.
+    pub pattern: u64,
+}
+
+impl Shape {
+    const SALT: u64 = 0x5348_4150;
+
+    /// As stored.
+    pub fn encode(self) -> u64 {
+        let fields = u64::from(self.depth) | self.pattern << 8;
+        fields | check_bits(fields, Self::SALT) << 48
+    }
+
+    /// As read; `None` for a word that is no shape.
+    pub fn decode(word: u64) -> Option<Self> {
+        let fields = word & ((1 << 48) - 1);
+        let shape = Shape { depth: u32::from(fields as u8), pattern: fields >> 8 };
+        let fits = shape.depth <= DEPTH_MAX && shape.pattern >> shape.depth == 0;
+        (fits && word >> 48 == check_bits(fields, Self::SALT)).then_some(shape)
+    }
+
+    /// Whether records with this hash belong here.
+    #[inline(always)]
+    pub fn covers(self, hash: u64) -> bool {
+        top_bits(hash, self.depth) == self.pattern
+    }
+
+    /// Whether the shape that `word` encodes covers this hash, for a word that is known to be one.
+    #[inline(always)]
+    pub fn word_covers(word: u64, hash: u64) -> bool {
+        Shape { depth: u32::from(word as u8), pattern: word << 16 >> 24 }.covers(hash)
+    }
+
+    /// Whether all that belongs to `other` belongs here.
+    pub fn contains(self, other: Self) -> bool {
+        let deeper = other.depth.checked_sub(self.depth);
+        deeper.is_some_and(|levels| other.pattern >> levels == self.pattern)
+    }
+
+    /// The lower (0) or upper (1) half.
+    pub fn half(self, upper: u64) -> Self {
+        Shape { depth: self.depth + 1, pattern: self.pattern << 1 | upper }
+    }
+
+    /// What this is a half of.
+    pub fn parent(self) -> Option<Self> {
+        (self.depth > 0).then(|| Shape { depth: self.depth - 1, pattern: self.pattern >> 1 })
+    }
+
+    /// The least hash that belongs here.
+    pub fn first_hash(self) -> u64 {
+        if self.depth == 0 { 0 } else { self.pattern << (64 - self.depth) }
+    }
+}
+
+/// Sixteen bits by which a word that is damaged, or not what `salt` stands for, is told from a good one.
+pub(crate) fn check_bits(fields: u64, salt: u64) -> u64 {
+    (fields ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
+}
+
+/// The first hash behind the segment of local depth `depth` that serves `hash`, if there is one.
+pub(crate) fn behind(hash: u64, depth: u32) -> Option<u64> {
+    let width = 1u64.checked_shl(64 - depth)?;
+    (hash / width * width).checked_add(width)
+}
+
+/// The top `depth` (at most 63) bits of a hash.
+#[inline(always)]
+pub(crate) fn top_bits(hash: u64, depth: u32) -> u64 {
+    (hash >> 1) >> (63 - (depth & 63))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_split_and_rejoin() {
+        let whole = Shape { depth: 0, pattern: 0 };
+        assert!(whole.covers(0) && whole.covers(u64::MAX) && whole.parent().is_none());
+        let upper = whole.half(1).half(0);
+        assert_eq!((upper.depth, upper.pattern), (2, 0b10));
+        assert!(upper.covers(0b10 << 62) && !upper.covers(0b11 << 62));
+        assert_eq!(upper.parent(), Some(whole.half(1)));
+        assert_eq!(upper.first_hash(), 1 << 63);
+        assert_eq!(Shape::decode(upper.encode()), Some(upper));
+        assert_eq!(Shape::decode(u64::MAX), None);
+        for hash in [0, 1, 1 << 62, 0b10 << 62, 0b101 << 61, 0b11 << 62, u64::MAX] {
+            assert_eq!(Shape::word_covers(upper.encode(), hash), upper.covers(hash), "{hash:#x}");
+        }
+        assert!(whole.contains(upper) && upper.contains(upper) && upper.contains(upper.half(1)));
+        assert!(!upper.contains(whole) && !upper.contains(whole.half(1).half(1).half(0)));
+    }
+
+    #[test]
+    fn segments_follow_one_another() {
+        assert_eq!(behind(5, 0), None);
+        assert_eq!(behind(5, 1), Some(1 << 63));
+        assert_eq!(behind(u64::MAX, 1), None);
+        assert_eq!(behind(0b0110 << 60, 3), Some(0b1000 << 60));
+    }
+}

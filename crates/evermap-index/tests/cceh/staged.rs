@@ -1,0 +1,252 @@
+//! Two threads, one held up at a chosen access until the other has done what it can.
+//!
+//! What a thread has stored is visible to others before it is durable. To find out whether anybody acts on it too
+//! early, one thread is stopped at each of its accesses in turn, another runs in the gap, and everything that both
+//! did is recorded by the simulator and crashed.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use evermap_pm::medium::Note;
+use evermap_pm::sim::Sim;
+use evermap_pm::{Medium, PmU64, Result};
+
+/// Accesses of the second thread after which it counts as waiting for the first.
+const PATIENCE: u64 = 3000;
+/// How long the first thread waits at most: the second may wait in a lock of the system, where it is not seen.
+const LONGEST: Duration = Duration::from_millis(100);
+
+/// What a thread is in a [`run`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    None,
+    First,
+    Second,
+}
+
+thread_local! {
+    static ROLE: Cell<Role> = const { Cell::new(Role::None) };
+}
+
+/// Accesses at which the first thread may stop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stops {
+    /// Those that change, flush or fence something.
+    Changes,
+    /// All.
+    Accesses,
+}
+
+/// Who runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Turn {
+    First,
+    /// The first thread is stopped.
+    Second,
+    /// The second thread is through, or waits for the first.
+    FirstAgain,
+    /// The first thread is through.
+    Both,
+}
+
+struct State {
+    turn: Turn,
+    /// At which accesses the first thread may stop.
+    stops: Stops,
+    /// So many of them it makes before it does.
+    left: u64,
+    /// Accesses of the second thread in its turn.
+    taken: u64,
+    /// Whether the first thread was stopped at all.
+    stopped: bool,
+}
+
+/// The simulator, with places to stop.
+#[derive(Clone)]
+pub(crate) struct Staged {
+    sim: Sim,
+    stage: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl Staged {
+    pub(crate) fn new(sim: Sim) -> Self {
+        let state =
+            State { turn: Turn::Both, stops: Stops::Changes, left: 0, taken: 0, stopped: false };
+        Staged { sim, stage: Arc::new((Mutex::new(state), Condvar::new())) }
+    }
+
+    pub(crate) fn sim(&self) -> &Sim {
+        &self.sim
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.stage.0.lock().unwrap()
+    }
+
+    fn wait_while(&self, wait: impl Fn(Turn) -> bool) {
+        let state = self.state();
+        drop(self.stage.1.wait_while(state, |state| wait(state.turn)).unwrap());
+    }
+
+    /// Runs `first` up to number `stop` of those accesses, then `second` until it is through or waits for `first`,
+    /// then both. `false` if `first` was through before.
+    pub(crate) fn run(
+        &self,
+        stops: Stops,
+        stop: u64,
+        first: impl FnOnce() + Send,
+        second: impl FnOnce() + Send,
+    ) -> bool {
+        *self.state() = State { turn: Turn::First, stops, left: stop, taken: 0, stopped: false };
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let _leaves = Leaves(self);
+                ROLE.set(Role::First);
+                first();
+            });
+            threads.spawn(|| {
+                self.wait_while(|turn| turn == Turn::First);
+                let _leaves = Leaves(self);
+                ROLE.set(Role::Second);
+                second();
+            });
+        });
+        self.state().stopped
+    }
+
+    /// An access; `changes` if it changes, flushes or fences something.
+    fn step(&self, changes: bool) {
+        match ROLE.get() {
+            Role::First => {
+                let mut state = self.state();
+                let counts = changes || state.stops == Stops::Accesses;
+                if state.turn != Turn::First || !counts {
+                    return;
+                }
+                if state.left > 0 {
+                    state.left -= 1;
+                    return;
+                }
+                (state.turn, state.stopped) = (Turn::Second, true);
+                self.stage.1.notify_all();
+                let waiting = |state: &mut State| state.turn == Turn::Second;
+                let (mut state, _) =
+                    self.stage.1.wait_timeout_while(state, LONGEST, waiting).unwrap();
+                state.turn = Turn::FirstAgain;
+            }
+            Role::Second => {
+                let mut state = self.state();
+                if state.turn == Turn::Second {
+                    state.taken += 1;
+                    if state.taken < PATIENCE {
+                        return;
+                    }
+                    state.turn = Turn::FirstAgain;
+                    self.stage.1.notify_all();
+                }
+                drop(state);
+                // Deterministic from here on: it goes on when the first thread is through.
+                self.wait_while(|turn| turn == Turn::FirstAgain);
+            }
+            Role::None => {}
+        }
+    }
+}
+
+/// Ends a thread's part, also by a panic: the other must not wait for ever.
+struct Leaves<'a>(&'a Staged);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.turn = match (ROLE.replace(Role::None), state.turn) {
+            (Role::First, _) => Turn::Both,
+            (_, Turn::Second) => Turn::FirstAgain,
+            (_, turn) => turn,
+        };
+        self.0.stage.1.notify_all();
+    }
+}
+
+// SAFETY: base, length and capacity are those of the simulator, which keeps the promises; all accesses go through it.
+unsafe impl Medium for Staged {
+    fn base(&self) -> NonNull<u8> {
+        self.sim.base()
+    }
+
+    fn len(&self) -> u64 {
+        self.sim.len()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.sim.capacity()
+    }
+
+    fn grow(&self, len: u64) -> Result<()> {
+        self.sim.grow(len)
+    }
+
+    fn discard(&self, range: Range<u64>) {
+        self.sim.discard(range);
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.sim.sync()
+    }
+
+    fn name(&self) -> &'static str {
+        "staged"
+    }
+
+    fn flush_bytes(&self, addr: *const u8, len: usize) {
+        self.step(true);
+        self.sim.flush_bytes(addr, len);
+    }
+
+    fn fence(&self) {
+        self.step(true);
+        self.sim.fence();
+    }
+
+    fn note(&self, note: Note) {
+        self.sim.note(note);
+    }
+
+    fn load(&self, cell: &PmU64) -> u64 {
+        self.step(false);
+        self.sim.load(cell)
+    }
+
+    fn load_relaxed(&self, cell: &PmU64) -> u64 {
+        self.step(false);
+        self.sim.load_relaxed(cell)
+    }
+
+    fn store(&self, cell: &PmU64, value: u64) {
+        self.step(true);
+        self.sim.store(cell, value);
+    }
+
+    fn store_transient(&self, cell: &PmU64, value: u64) {
+        self.step(true);
+        self.sim.store_transient(cell, value);
+    }
+
+    fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        self.step(true);
+        self.sim.cas(cell, old, new)
+    }
+
+    fn cas_transient(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        self.step(true);
+        self.sim.cas_transient(cell, old, new)
+    }
+
+    fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
+        self.step(true);
+        self.sim.write_bytes(cells, bytes);
+    }
+}

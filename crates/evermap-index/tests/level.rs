@@ -1,0 +1,328 @@
+//! What went wrong in other implementations of Level hashing, one test each.
+//!
+//! The numbers are those of `docs/level.md`, which also answers the pitfalls that cannot occur here at all.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use evermap_index::hash::level::{Config, Level, Resize, Tiny};
+use evermap_index::testkit::Coarse;
+use evermap_index::testkit::PoolSubject;
+use evermap_index::testkit::crash::{Workload, assert_survives};
+use evermap_index::{Action, Change, Guard, Index, Intent, Persistent, Result, Stats, Visitor};
+use evermap_pm::medium::{Counted, Dram, Note, Pages};
+use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::sim::{Image, ImageConfig, Model, Sim, for_each_image};
+use evermap_pm::{Medium, Pool};
+
+fn pool<M: Medium>(medium: M, extent_size: u64) -> Arc<Pool<M>> {
+    let config = RegionConfig { extent_size, capacity: medium.capacity(), seed: Some(1) };
+    Pool::create(medium, &config, Identity::default()).unwrap()
+}
+
+fn dram(capacity: u64, extent_size: u64) -> Arc<Pool<Dram>> {
+    pool(Dram::reserve(capacity, Pages::Base).unwrap(), extent_size)
+}
+
+fn tiny(resize: Resize) -> Config {
+    Config { top_level: 2, resize }
+}
+
+/// Ends the loops of other threads, also if this one panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Keys with equal hashes fill four buckets, which no growth can help. They are refused, and the table stays small.
+#[test]
+fn equal_hashes_end_in_no_space() {
+    for resize in [Resize::Incremental, Resize::Blocking] {
+        let pool = dram(64 << 20, 4096);
+        let index = Tiny::<Coarse, _>::create(pool.clone(), 0, tiny(resize)).unwrap();
+        let keys: Vec<u64> = (0..200).map(|i| 0x9a3c_55f0 << 32 | i).collect();
+        let insert = |&&key: &&u64| match index.insert(key, key, &pool.pin()) {
+            Ok(change) => change.inserted(),
+            Err(error) => {
+                assert!(error.is_no_space(), "{error}");
+                false
+            }
+        };
+        let held: Vec<&u64> = keys.iter().filter(insert).collect();
+        // Four buckets of four slots, six while the lowest level cannot be emptied.
+        assert!((16..=24).contains(&held.len()), "{}", held.len());
+        for key in &keys {
+            let due = held.contains(&key).then_some(*key);
+            assert_eq!(index.get(*key, &pool.pin()).unwrap(), due);
+        }
+        let stats = index.stats(&pool.pin()).unwrap();
+        assert!(stats.depth <= 6, "{stats:?}");
+        assert_eq!(index.check(), Vec::<String>::new());
+        // With fewer than four buckets hold, there is room again.
+        for key in &held[15..] {
+            assert!(index.remove(**key, &pool.pin()).unwrap().removed());
+        }
+        let refused = keys.iter().find(|key| !held.contains(key)).unwrap();
+        assert!(index.insert(*refused, 1, &pool.pin()).unwrap().inserted());
+        assert_eq!(index.check(), Vec::<String>::new());
+    }
+}
+
+/// The most lines that one insertion flushes while the table grows several times.
+fn costliest_insert(resize: Resize) -> (u64, u64) {
+    let medium = Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap());
+    let pool = pool(medium, 2 << 20);
+    let config = Config { top_level: 9, resize };
+    let index = Level::<u64, _>::create(pool.clone(), 0, config).unwrap();
+    let mut most = 0;
+    for key in 0..100_000 {
+        pool.medium().reset();
+        index.insert(key, key, &pool.pin()).unwrap();
+        most = most.max(pool.medium().counts().lines_flushed);
+    }
+    (most, index.stats(&pool.pin()).unwrap().splits)
+}
+
+/// The work of a growth is spread over many insertions, however large the table.
+#[test]
+fn no_insertion_pays_for_a_whole_growth() {
+    let (incremental, growths) = costliest_insert(Resize::Incremental);
+    assert!(growths >= 4, "{growths}");
+    // Sixty-four buckets prepared, one emptied, and the insertion itself.
+    assert!(incremental < 250, "{incremental} lines in one insertion");
+    let (blocking, growths) = costliest_insert(Resize::Blocking);
+    assert!(growths >= 4, "{growths}");
+    assert!(blocking > 10_000, "{blocking} lines: this is what the paper's way costs");
+}
+
+/// L8: a lookup visits one bucket after the other, and a record moves behind it. Keys that are never removed must
+/// always be found while the table grows, in either way.
+#[test]
+fn l8_no_lookup_misses_a_record_that_moves() {
+    const KEPT: u64 = 200;
+    for resize in [Resize::Incremental, Resize::Blocking] {
+        for _ in 0..4 {
+            let pool = dram(1 << 28, 4096);
+            let index = Tiny::<u64, _>::create(pool.clone(), 0, tiny(resize)).unwrap();
+            for key in 0..KEPT {
+                index.insert(key, key + 1, &pool.pin()).unwrap();
+            }
+            let done = AtomicBool::new(false);
+            std::thread::scope(|threads| {
+                let readers: Vec<_> = (0..2)
+                    .map(|_| {
+                        threads.spawn(|| {
+                            let mut looks = 0;
+                            while !done.load(Ordering::Relaxed) {
+                                for key in 0..KEPT {
+                                    let found = index.get(key, &pool.pin()).unwrap();
+                                    assert_eq!(found, Some(key + 1), "key {key} was always there");
+                                }
+                                looks += KEPT;
+                            }
+                            looks
+                        })
+                    })
+                    .collect();
+                let end = SetOnDrop(&done);
+                (KEPT..20_000).for_each(|key| {
+                    index.insert(key, key, &pool.pin()).unwrap();
+                });
+                drop(end);
+                assert!(readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>() > 0);
+            });
+            assert!(index.stats(&pool.pin()).unwrap().splits >= 5);
+            assert_eq!(index.check(), Vec::<String>::new());
+        }
+    }
+}
+
+/// L8, LV-15: two threads insert the same keys; each key is added by exactly one, whose word is the one that stays.
+#[test]
+fn l8_concurrent_insertions_of_one_key_add_it_once() {
+    const KEYS: u64 = 5000;
+    let pool = dram(1 << 26, 4096);
+    let index = Tiny::<u64, _>::create(pool.clone(), 0, tiny(Resize::Incremental)).unwrap();
+    let insert_all = |thread: u64| -> Vec<u64> {
+        let mine =
+            |&key: &u64| index.insert(key, key * 2 + thread, &pool.pin()).unwrap().inserted();
+        (0..KEYS).filter(mine).collect()
+    };
+    let [one, other] = std::thread::scope(|threads| {
+        let handles = [0, 1].map(|thread| threads.spawn(move || insert_all(thread)));
+        handles.map(|handle| handle.join().unwrap())
+    });
+    assert_eq!(one.len() + other.len(), KEYS as usize);
+    for (thread, keys) in [(0, one), (1, other)] {
+        for key in keys {
+            assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key * 2 + thread));
+        }
+    }
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// A walk that is interrupted between its units shows what was there all the time once, whatever grows meanwhile.
+#[test]
+fn walks_show_each_record_once_while_the_table_grows() {
+    for insertions_between in [1, 5, 30] {
+        let pool = dram(1 << 26, 4096);
+        let index = Level::<u64, _, 4, 2>::create(
+            pool.clone(),
+            0,
+            Config { top_level: 8, resize: Resize::Incremental },
+        )
+        .unwrap();
+        let stable = 1200;
+        for key in 0..stable {
+            index.insert(key, key, &pool.pin()).unwrap();
+        }
+        let mut next = 1_000_000;
+        let mut shown: HashMap<u64, u32> = HashMap::new();
+        let mut from = Some(0);
+        while let Some(here) = from {
+            let guard = pool.pin();
+            let (result, more) = index.scan(here, &guard, &mut |key, word| {
+                assert_eq!(key, word);
+                *shown.entry(key).or_default() += 1;
+            });
+            result.unwrap();
+            drop(guard);
+            from = more;
+            for _ in 0..insertions_between * 8 {
+                index.insert(next, next, &pool.pin()).unwrap();
+                next += 1;
+            }
+        }
+        for key in 0..stable {
+            assert_eq!(shown.get(&key), Some(&1), "key {key}, {insertions_between} between");
+        }
+        assert!(shown.values().all(|&times| times == 1));
+        assert_eq!(index.check(), Vec::<String>::new());
+    }
+}
+
+/// What is answered by `create` outlives a crash, though nobody has used it yet.
+#[test]
+fn creation_is_durable_when_it_returns() {
+    const CAPACITY: u64 = 128 << 10;
+    let sim = Sim::new(CAPACITY).unwrap();
+    let pool = pool(sim.clone(), 4096);
+    sim.note(Note::Begin(0));
+    Tiny::<u64, _>::create(pool.clone(), 0, tiny(Resize::Incremental)).unwrap();
+    sim.note(Note::End(0));
+    drop(pool);
+    let mut images = 0;
+    let visit = |image: &Image<'_>| {
+        if image.point.completed(0) {
+            let survivor = Sim::from_image(image.bytes, CAPACITY).unwrap();
+            let (pool, _) = Pool::open(survivor, Identity::default(), OnSuspect::Refuse).unwrap();
+            let index = Tiny::<u64, _>::open(pool.clone(), 0).unwrap();
+            assert_eq!(index.get(1, &pool.pin()).unwrap(), None);
+            images += 1;
+        }
+        ControlFlow::Continue(())
+    };
+    for_each_image(&sim.trace(), &ImageConfig::default(), visit);
+    assert!(images > 0);
+}
+
+/// An index in memory that held another one before, with the same kinds of blocks in the same places: what it does
+/// not write, it finds.
+struct Recycled<M: Medium>(Tiny<u64, M>);
+
+impl<M: Medium> Index<u64> for Recycled<M> {
+    fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
+        self.0.get(key, guard)
+    }
+
+    fn mutate(
+        &self,
+        key: u64,
+        intent: Intent,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.0.mutate(key, intent, guard, decide)
+    }
+
+    fn for_each(&self, guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        self.0.for_each(guard, each)
+    }
+
+    fn stats(&self, guard: &Guard<'_>) -> Result<Stats> {
+        self.0.stats(guard)
+    }
+}
+
+impl<M: Medium> Persistent<M> for Recycled<M> {
+    type Config = Config;
+
+    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+        struct Blocks(Vec<u64>);
+        impl Visitor for Blocks {
+            fn block(&mut self, offset: u64) {
+                self.0.push(offset);
+            }
+            fn word(&mut self, _word: u64) {}
+        }
+        // Under another root, so that no crash takes it for this one.
+        let slot = root + 1;
+        let former = Tiny::<u64, M>::create(pool.clone(), slot, config)?;
+        for key in 0..400 {
+            former.insert(key, 0xdead, &pool.pin())?;
+        }
+        let mut blocks = Blocks(Vec::new());
+        former.visit(&mut blocks)?;
+        let m = pool.medium();
+        m.store(pool.root(slot), 0);
+        m.persist(pool.root(slot));
+        pool.epoch().drain();
+        blocks.0.into_iter().for_each(|block| pool.free_unpublished(block));
+        Tiny::create(pool, root, config).map(Recycled)
+    }
+
+    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+        Tiny::<u64, M>::is_at(pool, root)
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+        Tiny::open(pool, root).map(Recycled)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        self.0.visit(visitor)
+    }
+
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        self.0.scan(from, guard, each)
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.0.check()
+    }
+}
+
+struct InUsedMemory;
+
+impl PoolSubject<u64> for InUsedMemory {
+    type Index<M: Medium> = Recycled<M>;
+
+    fn config<M: Medium>(&self) -> Config {
+        tiny(Resize::Incremental)
+    }
+}
+
+#[test]
+fn used_memory_is_as_good_as_new() {
+    assert_survives::<u64, _>(&InUsedMemory, Workload::GROWING, Model::Adr, 0..2);
+}

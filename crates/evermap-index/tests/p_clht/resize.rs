@@ -1,0 +1,173 @@
+//! Replacing the table.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use evermap_index::hash::clht::layout::{Bucket, Link, Root, Table};
+use evermap_index::testkit::Plain;
+use evermap_index::{Clht, Index};
+use evermap_pm::medium::Dram;
+use evermap_pm::{ErrorKind, Medium};
+
+use crate::watched::{Access, Watched};
+use crate::{ROOT, dram, get, put, remove, tiny, verify};
+
+fn table<M: Medium>(index: &Clht<Plain, M>) -> Table {
+    let pool = index.pool();
+    let root = pool.medium().at::<Root>(pool.medium().load(pool.root(ROOT))).unwrap();
+    Table::decode(pool.medium().load(&root.table))
+}
+
+/// Puts `count` pairs into the chain of `low`.
+fn fill<M: Medium>(index: &Clht<Plain, M>, low: u64, count: u64) {
+    (1..=count).for_each(|number| put(index, number << 32 | low, number));
+}
+
+/// While one writer is held up in the middle of copying, readers find everything without waiting, and another
+/// writer that needs a chain which is being replaced copies the rest.
+#[test]
+fn writers_help_and_readers_do_not_wait() {
+    const KEYS: u64 = 1800;
+    let index = Arc::new(tiny::<u64, _>(Watched::new(dram(4 << 20))));
+    (0..KEYS).for_each(|key| put(&index, key, key + 1));
+    let before = index.stats(&index.pool().pin()).unwrap();
+    let (held_up, release) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (flushes_of_others, copying) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (holding, held) = mpsc::channel();
+    {
+        let (held_up, release) = (held_up.clone(), release.clone());
+        let (flushes_of_others, copying) = (flushes_of_others.clone(), copying.clone());
+        let first = std::thread::current().id();
+        // An insert flushes two lines at most: whoever flushes more between two fences is copying.
+        index.pool().medium().watch(move |access| match access {
+            Access::Fence => drop(copying.swap(0, SeqCst)),
+            Access::Flush if held_up.load(SeqCst) => drop(flushes_of_others.fetch_add(1, SeqCst)),
+            Access::Flush
+                if copying.fetch_add(1, SeqCst) > 4 && std::thread::current().id() != first =>
+            {
+                held_up.store(true, SeqCst);
+                holding.send(()).unwrap();
+                while !release.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+            }
+            _ => {}
+        });
+    }
+    std::thread::scope(|threads| {
+        let resizer = index.clone();
+        threads.spawn(move || {
+            let resizes = || resizer.stats(&resizer.pool().pin()).unwrap().splits;
+            let mut key = KEYS;
+            while resizes() == before.splits {
+                put(&resizer, key, key + 1);
+                key += 1;
+            }
+        });
+        held.recv_timeout(Duration::from_secs(60)).expect("the table grows");
+        for key in 0..KEYS {
+            assert_eq!(get(&index, key), Some(key + 1));
+        }
+        assert_eq!(flushes_of_others.load(SeqCst), 0, "lookups flush nothing");
+        let helper = index.clone();
+        let helping = threads.spawn(move || {
+            (0..KEYS).for_each(|key| put(&helper, key, key + 2));
+        });
+        // All of the new table but what the first one has taken; updates wait until that is there too.
+        while flushes_of_others.load(SeqCst) < 1 << before.depth {
+            assert!(!helping.is_finished(), "nobody helps");
+            std::thread::yield_now();
+        }
+        release.store(true, SeqCst);
+    });
+    index.pool().medium().unwatch();
+    for key in 0..KEYS {
+        assert_eq!(get(&index, key), Some(key + 2));
+    }
+    verify(&index);
+}
+
+/// Where a chain cannot be copied the table stays what it is: every chain is usable again, and nothing leaks.
+#[test]
+fn a_resize_that_fails_leaves_everything_as_it_was() {
+    let index = tiny::<Plain, _>(dram(1 << 20));
+    let m = index.pool().medium();
+    fill(&index, 2, 9);
+    let home = m.at::<Bucket>(table(&index).home(2)).unwrap();
+    let behind = m.at::<Bucket>(Link(m.load(&home.link)).next().unwrap()).unwrap();
+    let link = m.load(&behind.link);
+    m.store(&behind.link, link | 8);
+    let before = table(&index);
+    // Two more chains are long now: time to grow.
+    fill(&index, 0, 9);
+    fill(&index, 1, 9);
+    assert_eq!(table(&index), before);
+    for low in [0, 1] {
+        (1..=9).for_each(|number| assert_eq!(get(&index, number << 32 | low), Some(number)));
+    }
+    let broken = index.get(1 << 40 | 2, &index.pool().pin()).unwrap_err();
+    assert!(matches!(broken.kind(), ErrorKind::Damaged { .. }), "{broken}");
+    m.store(&behind.link, link);
+    verify(&index);
+    // And now it can.
+    fill(&index, 3, 9);
+    assert_ne!(table(&index), before);
+    verify(&index);
+}
+
+/// Keys with equal hashes make one chain longer. They do not enlarge the table, and what they took is free again
+/// when they are gone.
+#[test]
+fn equal_hashes_make_one_chain() {
+    let index = tiny::<evermap_index::testkit::Coarse, _>(dram(1 << 20));
+    let keys = || (0..3000u64).map(|number| 0x1234_5678_0000_0000 | number);
+    keys().for_each(|key| put(&index, key, !key));
+    let stats = index.stats(&index.pool().pin()).unwrap();
+    assert_eq!((stats.len, stats.depth, stats.splits), (3000, 2, 0));
+    keys().for_each(|key| assert_eq!(get(&index, key), Some(!key)));
+    verify(&index);
+    keys().for_each(|key| remove(&index, key));
+    let stats = index.stats(&index.pool().pin()).unwrap();
+    assert_eq!((stats.len, stats.segments), (0, 1), "only the table is left");
+    verify(&index);
+}
+
+#[test]
+fn the_table_follows_the_number_of_pairs() {
+    const KEYS: u64 = 100_000;
+    let index = tiny::<u64, Dram>(dram(64 << 20));
+    let stats = || index.stats(&index.pool().pin()).unwrap();
+    let mut least = 1f64;
+    for key in 0..KEYS {
+        put(&index, key, key);
+        if key > 1000 && key % 1000 == 0 {
+            least = least.min(stats().load_factor());
+        }
+    }
+    let full = stats();
+    assert!(least > 0.4, "load factor {least}");
+    assert!(full.splits >= 12, "{full:?}");
+    (0..KEYS).for_each(|key| remove(&index, key));
+    let empty = stats();
+    assert!(empty.merges >= 3 && empty.depth < 8, "{empty:?}");
+    verify(&index);
+}
+
+/// Whoever asked for a large table keeps it.
+#[test]
+fn a_table_does_not_shrink_below_what_it_was_made_for() {
+    use evermap_index::Persistent;
+    use evermap_index::hash::clht::Config;
+    use evermap_pm::Pool;
+    use evermap_pm::region::{Identity, RegionConfig};
+    let config = RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: Some(1) };
+    let pool = Pool::create(dram(1 << 20), &config, Identity::default()).unwrap();
+    let index = Clht::<u64, _>::create(pool, ROOT, Config { initial_buckets: 1000 }).unwrap();
+    for round in 0..3 {
+        (0..100).for_each(|key| put(&index, key, round));
+        (0..100).for_each(|key| remove(&index, key));
+    }
+    let stats = index.stats(&index.pool().pin()).unwrap();
+    assert_eq!((stats.depth, stats.merges), (10, 0));
+}

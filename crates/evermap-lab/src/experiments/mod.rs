@@ -1,0 +1,129 @@
+//! The experiments, by name.
+
+use crate::LabError;
+use crate::compare::Driven;
+use crate::output::Output;
+use crate::report::{Figure, Report};
+use crate::subject::subjects;
+use crate::tables::times;
+
+mod load_factor;
+pub mod recovery;
+mod segment;
+mod settings;
+mod stores;
+mod sweeps;
+mod words;
+
+pub use settings::{Setting, Settings};
+
+/// An experiment that can be run.
+#[derive(Clone, Copy)]
+pub struct Experiment {
+    /// The name on command lines and in records.
+    pub name: &'static str,
+    /// One line about it.
+    pub about: &'static str,
+    /// Settings that mean something to it, besides those of all.
+    pub takes: &'static [Setting],
+    run: fn(&Settings, &mut dyn Output) -> Result<Report, LabError>,
+}
+
+/// Every experiment, in the order in which `all` runs them.
+pub const EXPERIMENTS: &[Experiment] = &[
+    words::MICRO,
+    words::SCALE,
+    words::DATASET_SIZE,
+    words::VARIABLE_KEYS,
+    load_factor::LOAD_FACTOR,
+    segment::SEGMENT_SIZE,
+    words::FINGERPRINTS,
+    words::OVERFLOW_METADATA,
+    words::LOCKING,
+    sweeps::LATENCY_SWEEP,
+    sweeps::MEMORY,
+    stores::YCSB,
+    recovery::RECOVERY,
+    recovery::AFTER_RECOVERY,
+];
+
+impl Experiment {
+    /// Runs it; `out` learns everything at once.
+    ///
+    /// # Errors
+    /// `Config` for settings that are impossible or mean nothing to it, and those of what it measures.
+    pub fn run(&self, settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+        settings.check(self)?;
+        self.run_as_far_as_it_applies(settings, out)
+    }
+
+    /// As [`run`](Experiment::run), but passes over settings that mean nothing to it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_as_far_as_it_applies(
+        &self,
+        settings: &Settings,
+        out: &mut dyn Output,
+    ) -> Result<Report, LabError> {
+        let report = (self.run)(settings, out)?;
+        out.report(&report)?;
+        Ok(report)
+    }
+}
+
+/// The experiment of that name.
+///
+/// # Errors
+/// `UnknownExperiment`, with the names there are.
+pub fn experiment(name: &str) -> Result<Experiment, LabError> {
+    EXPERIMENTS.iter().find(|one| one.name == name).copied().ok_or_else(|| {
+        LabError::UnknownExperiment {
+            name: name.to_owned(),
+            known: EXPERIMENTS.iter().map(|one| one.name).collect(),
+        }
+    })
+}
+
+/// Those of `names` that can be measured in this program.
+fn those_there_are(names: &[&str]) -> Vec<String> {
+    let all = subjects();
+    let known = |name: &&str| all.iter().any(|entry| entry.name == *name);
+    names.iter().copied().filter(known).map(str::to_owned).collect()
+}
+
+/// A ratio that a paper reports, and the one found here.
+fn ratio_figure(driven: &Driven, of: &str, to: &str, phase: &str, paper: &str) -> Figure {
+    Figure {
+        what: format!("{phase}: {of} / {to}"),
+        paper: paper.to_owned(),
+        here: driven.ratio(of, to, phase).map(|ratio| times(&ratio)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Kept;
+
+    #[test]
+    fn names_are_unique_and_unknown_ones_are_answered_with_the_known() {
+        for one in EXPERIMENTS {
+            assert_eq!(experiment(one.name).unwrap().about, one.about);
+            assert_eq!(EXPERIMENTS.iter().filter(|other| other.name == one.name).count(), 1);
+        }
+        let error = experiment("mikro").err().unwrap().to_string();
+        assert!(
+            error.starts_with("unknown experiment `mikro`; known are: micro, scale"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn settings_that_mean_nothing_are_refused() {
+        let settings = Settings { batch: Some(8), ..Settings::default() };
+        let error = experiment("memory").unwrap().run(&settings, &mut Kept::default());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("`--batch` means nothing to memory; it takes --index"), "{error}");
+    }
+}

@@ -1,0 +1,238 @@
+//! What may be asked of experiments. Everything has a default that depends on the experiment.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use evermap_pm::medium::Pages;
+
+use super::Experiment;
+use crate::LabError;
+use crate::drive::{Config, Plan};
+use crate::subject::MediumKind;
+use crate::workload::{Distribution, Lengths, Mix, Phase, Shape};
+
+/// A setting that not every experiment takes, by its name on command lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting(&'static str);
+
+/// Names of settings.
+#[allow(missing_docs)] // the names say it
+impl Setting {
+    pub const INDEX: Setting = Setting("index");
+    pub const KEYS: Setting = Setting("keys");
+    pub const THREADS: Setting = Setting("threads");
+    pub const ROUNDS: Setting = Setting("rounds");
+    pub const MEDIUM: Setting = Setting("medium");
+    pub const PERSIST_NS: Setting = Setting("persist-ns");
+    pub const READ_NS: Setting = Setting("read-ns");
+    pub const PHASES: Setting = Setting("phases");
+    pub const BATCH: Setting = Setting("batch");
+    pub const PRESIZE: Setting = Setting("presize");
+    pub const HUGE_PAGES: Setting = Setting("huge-pages");
+    pub const NO_LIMITS: Setting = Setting("no-limits");
+    pub const KEY_BYTES: Setting = Setting("key-bytes");
+    pub const VALUE_BYTES: Setting = Setting("value-bytes");
+    pub const WORKLOADS: Setting = Setting("workloads");
+    pub const DISTRIBUTION: Setting = Setting("distribution");
+    pub const THETA: Setting = Setting("theta");
+    pub const OPS: Setting = Setting("ops");
+    pub const FROM: Setting = Setting("from");
+    pub const TO: Setting = Setting("to");
+    pub const SAMPLES: Setting = Setting("samples");
+}
+
+/// What everything that drives tables takes.
+pub(super) const DRIVEN: &[Setting] = &[
+    Setting::INDEX,
+    Setting::KEYS,
+    Setting::THREADS,
+    Setting::ROUNDS,
+    Setting::MEDIUM,
+    Setting::PERSIST_NS,
+    Setting::READ_NS,
+    Setting::PHASES,
+    Setting::BATCH,
+    Setting::PRESIZE,
+    Setting::HUGE_PAGES,
+    Setting::NO_LIMITS,
+    Setting::KEY_BYTES,
+    Setting::VALUE_BYTES,
+];
+
+/// What may be asked of an experiment; nothing for its own choice. See [`Config`] for what they mean.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)] // see `Config`
+pub struct Settings {
+    /// Fewer keys and rounds: a fraction of a minute for each experiment, and figures to match.
+    pub quick: bool,
+    pub seed: Option<u64>,
+    pub location: Option<PathBuf>,
+    pub patience: Option<Duration>,
+    pub retries: Option<usize>,
+    /// The program that a child process of `recovery` runs: this one.
+    pub program: Option<PathBuf>,
+    pub indexes: Option<Vec<String>>,
+    pub keys: Option<u64>,
+    pub threads: Option<usize>,
+    pub rounds: Option<usize>,
+    pub medium: Option<MediumKind>,
+    pub persist_ns: Option<u64>,
+    pub read_ns: Option<u64>,
+    pub phases: Option<Vec<Phase>>,
+    pub batch: Option<usize>,
+    pub presize: bool,
+    pub huge_pages: bool,
+    pub no_limits: bool,
+    pub key_bytes: Option<Lengths>,
+    pub value_bytes: Option<Lengths>,
+    pub workloads: Option<Vec<Mix>>,
+    pub distribution: Option<Distribution>,
+    pub theta: Option<f64>,
+    /// Operations of a mix.
+    pub ops: Option<u64>,
+    /// Keys at the first sample.
+    pub from: Option<u64>,
+    /// Keys at the last sample.
+    pub to: Option<u64>,
+    pub samples: Option<u64>,
+}
+
+/// How much an experiment does unless told otherwise.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    pub(super) keys: u64,
+    pub(super) rounds: usize,
+    pub(super) quick_keys: u64,
+    pub(super) quick_rounds: usize,
+}
+
+impl Settings {
+    /// The settings that were made, of those that not every experiment takes.
+    fn given(&self) -> Vec<Setting> {
+        let all = [
+            (Setting::INDEX, self.indexes.is_some()),
+            (Setting::KEYS, self.keys.is_some()),
+            (Setting::THREADS, self.threads.is_some()),
+            (Setting::ROUNDS, self.rounds.is_some()),
+            (Setting::MEDIUM, self.medium.is_some()),
+            (Setting::PERSIST_NS, self.persist_ns.is_some()),
+            (Setting::READ_NS, self.read_ns.is_some()),
+            (Setting::PHASES, self.phases.is_some()),
+            (Setting::BATCH, self.batch.is_some()),
+            (Setting::PRESIZE, self.presize),
+            (Setting::HUGE_PAGES, self.huge_pages),
+            (Setting::NO_LIMITS, self.no_limits),
+            (Setting::KEY_BYTES, self.key_bytes.is_some()),
+            (Setting::VALUE_BYTES, self.value_bytes.is_some()),
+            (Setting::WORKLOADS, self.workloads.is_some()),
+            (Setting::DISTRIBUTION, self.distribution.is_some()),
+            (Setting::THETA, self.theta.is_some()),
+            (Setting::OPS, self.ops.is_some()),
+            (Setting::FROM, self.from.is_some()),
+            (Setting::TO, self.to.is_some()),
+            (Setting::SAMPLES, self.samples.is_some()),
+        ];
+        all.into_iter().filter(|one| one.1).map(|one| one.0).collect()
+    }
+
+    /// Refuses what means nothing to `experiment`: whoever sets it expects something to change.
+    pub(super) fn check(&self, experiment: &Experiment) -> Result<(), LabError> {
+        match self.given().iter().find(|given| !experiment.takes.contains(given)) {
+            None => Ok(()),
+            Some(stray) => {
+                let takes: Vec<_> =
+                    experiment.takes.iter().map(|one| format!("--{}", one.0)).collect();
+                Err(LabError::Config(format!(
+                    "`--{}` means nothing to {}; it takes {}",
+                    stray.0,
+                    experiment.name,
+                    takes.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// The tables to measure: those asked for, or those of `usual` that this program has.
+    pub(super) fn indexes(&self, usual: &[&str]) -> Vec<String> {
+        self.indexes.clone().unwrap_or_else(|| super::those_there_are(usual))
+    }
+
+    /// Lengths of keys and values; nothing unless one of them was asked for.
+    pub(super) fn shape(&self) -> Option<Shape> {
+        self.key_bytes.or(self.value_bytes)?;
+        let usual = Shape::default();
+        Some(Shape {
+            keys: self.key_bytes.unwrap_or(usual.keys),
+            values: self.value_bytes.unwrap_or(usual.values),
+        })
+    }
+
+    /// Processors that this process may use.
+    pub(super) fn processors() -> usize {
+        crate::machine::processors().len().max(1)
+    }
+
+    pub(super) fn keys(&self, scale: Scale) -> u64 {
+        self.keys.unwrap_or(if self.quick { scale.quick_keys } else { scale.keys })
+    }
+
+    pub(super) fn pages(&self) -> Pages {
+        if self.huge_pages { Pages::Huge } else { Pages::Base }
+    }
+
+    /// How to drive tables.
+    pub(super) fn config(&self, experiment: &'static str, usual: &[&str], scale: Scale) -> Config {
+        let config = Config::default();
+        let quick = self.quick;
+        Config {
+            experiment,
+            indexes: self.indexes(usual),
+            keys: self.keys(scale),
+            threads: self.threads.unwrap_or(1),
+            seed: self.seed.unwrap_or(config.seed),
+            medium: self.medium.unwrap_or(config.medium),
+            location: self.location.clone(),
+            pages: self.pages(),
+            persist_ns: self.persist_ns.unwrap_or(config.persist_ns),
+            read_ns: self.read_ns.unwrap_or(config.read_ns),
+            rounds: self.rounds.unwrap_or(if quick { scale.quick_rounds } else { scale.rounds }),
+            plan: Plan::Phases(self.phases.clone().unwrap_or_else(|| Phase::ALL.to_vec())),
+            batch: self.batch.unwrap_or(config.batch),
+            shape: self.shape(),
+            presize: self.presize,
+            patience: self.patience(),
+            retries: self.retries.unwrap_or(if quick { 0 } else { config.retries }),
+            limits: !self.no_limits,
+            ..config
+        }
+    }
+
+    /// How long to wait for others to leave the machine.
+    pub(super) fn patience(&self) -> Duration {
+        let usual = if self.quick { Duration::ZERO } else { Config::default().patience };
+        self.patience.unwrap_or(usual)
+    }
+}
+
+/// The keys, threads and other circumstances of a drive, in words.
+pub(super) fn circumstances(config: &Config) -> String {
+    let keys_and_values = match config.shape {
+        None => "keys and values of 8 bytes".to_owned(),
+        Some(shape) => format!("keys of {} bytes, values of {}", shape.keys, shape.values),
+    };
+    let threads = if config.threads == 1 { "thread" } else { "threads" };
+    let emulated = match config.medium {
+        MediumKind::Emulated => {
+            format!(" (a persist takes {} ns, a read {} ns)", config.persist_ns, config.read_ns)
+        }
+        _ => String::new(),
+    };
+    format!(
+        "{} keys, {keys_and_values}, {} {threads}, {} rounds, medium {}{emulated}, seed {}",
+        config.keys,
+        config.threads,
+        config.rounds,
+        config.medium.name(),
+        config.seed,
+    )
+}

@@ -1,0 +1,208 @@
+//! Experiments that vary the medium, or look at nothing but space.
+
+use super::settings::{Scale, circumstances};
+use super::words::sizes;
+use super::{Experiment, Setting, Settings};
+use crate::LabError;
+use crate::drive::{Config, Plan, drive};
+use crate::output::Output;
+use crate::report::{Grid, Marks, Plot, Point, Report, Series, cell};
+use crate::subject::MediumKind;
+use crate::tables::{notes_of_all, point, speed};
+use crate::workload::Phase;
+
+/// Nanoseconds of a persist.
+const DELAYS: [u64; 8] = [0, 50, 200, 400, 600, 800, 1000, 1400];
+
+pub(super) const LATENCY_SWEEP: Experiment = Experiment {
+    name: "latency-sweep",
+    about: "insert, update and delete on memory whose persists take 50 to 1400 ns (emulated)",
+    takes: &[
+        Setting::INDEX,
+        Setting::KEYS,
+        Setting::THREADS,
+        Setting::ROUNDS,
+        Setting::READ_NS,
+        Setting::PHASES,
+        Setting::PRESIZE,
+    ],
+    run: latency_sweep,
+};
+
+fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let scale = Scale { keys: 1_000_000, rounds: 3, quick_keys: 50_000, quick_rounds: 1 };
+    let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht"];
+    let all = vec![Phase::Insert, Phase::Positive, Phase::Update, Phase::Delete];
+    let base = Config {
+        medium: MediumKind::Emulated,
+        plan: Plan::Phases(settings.phases.clone().unwrap_or(all)),
+        latency: false,
+        limits: false,
+        ..settings.config("latency-sweep", &usual, scale)
+    };
+    let mut drives = Vec::new();
+    for persist_ns in DELAYS {
+        // What is counted does not depend on the delay.
+        let config = Config { persist_ns, counts: persist_ns == DELAYS[0], ..base.clone() };
+        drives.push((persist_ns, drive(&config, out)?));
+    }
+    let (mut tables, mut plots) = (Vec::new(), Vec::new());
+    let title = "By how much an operation slows down for each ns of a persist, and its fences";
+    let mut slopes = Grid::new(title, &["slope", "fences counted"]);
+    let columns: Vec<_> = DELAYS.iter().map(|delay| format!("{delay} ns")).collect();
+    let columns: Vec<_> = columns.iter().map(String::as_str).collect();
+    let first = &drives[0].1;
+    let phases = first.subjects.first().map(|subject| subject.phases.clone()).unwrap_or_default();
+    for phase in phases {
+        let mut grid = Grid::new(format!("{}: million operations a second", phase.name), &columns);
+        let mut series = Vec::new();
+        for subject in &first.subjects {
+            let records: Vec<_> = drives
+                .iter()
+                .filter_map(|(delay, driven)| {
+                    Some((*delay, &driven.subject(subject.name)?.phase(phase.name)?.summary))
+                })
+                .collect();
+            let cells =
+                records.iter().map(|(_, record)| speed(record).unwrap_or_else(|| "-".into()));
+            grid.push(subject.name, cells.collect());
+            let points = records.iter();
+            let points: Vec<_> =
+                points.filter_map(|(delay, record)| point(*delay as f64, record)).collect();
+            let counted = subject.phase(phase.name).and_then(|phase| phase.summary.fences_per_op);
+            slopes.push(
+                format!("{}, {}", phase.name, subject.name),
+                vec![cell(slope(&points, base.threads), 2), cell(counted, 2)],
+            );
+            series.push(Series { name: subject.name.to_owned(), points });
+        }
+        tables.push(grid);
+        plots.push(Plot {
+            title: phase.name.to_owned(),
+            x: "ns a persist takes at least".into(),
+            y: "million operations/s".into(),
+            log_x: false,
+            marks: Marks::Lines,
+            series,
+        });
+    }
+    tables.push(slopes);
+    Ok(Report {
+        experiment: "latency-sweep",
+        title: "what slower memory costs".into(),
+        about: circumstances(&base),
+        figures: Vec::new(),
+        tables,
+        plots,
+        notes: notes_of_all(drives.iter().map(|(_, driven)| driven)),
+    })
+}
+
+/// By how many nanoseconds an operation gets slower for each that a persist does, between 600 and 1400 ns.
+fn slope(points: &[Point], threads: usize) -> Option<f64> {
+    let at = |delay: f64| points.iter().find(|point| point.x == delay);
+    let (low, high) = (at(600.0)?, at(1400.0)?);
+    Some(threads as f64 * (1e3 / high.y - 1e3 / low.y) / (high.x - low.x))
+}
+
+pub(super) const MEMORY: Experiment = Experiment {
+    name: "memory",
+    about: "bytes for a record, in ordinary memory and in the medium, at several sizes",
+    takes: &[
+        Setting::INDEX,
+        Setting::KEYS,
+        Setting::MEDIUM,
+        Setting::PRESIZE,
+        Setting::HUGE_PAGES,
+        Setting::KEY_BYTES,
+        Setting::VALUE_BYTES,
+    ],
+    run: memory,
+};
+
+fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let scale = Scale { keys: 8_000_000, rounds: 1, quick_keys: 200_000, quick_rounds: 1 };
+    let usual = [
+        "dash-eh",
+        "dash-eh-4-stash",
+        "dash-lh",
+        "cceh",
+        "level",
+        "p-clht",
+        "papaya",
+        "dashmap",
+        "scc-hashmap",
+        "scc-hashindex",
+        "rwlock-hashbrown",
+    ];
+    let base = Config {
+        plan: Plan::Phases(vec![Phase::Insert]),
+        latency: false,
+        counts: false,
+        limits: false,
+        // Others do not change what a table takes.
+        foreign_limit: f64::INFINITY,
+        ..settings.config("memory", &usual, scale)
+    };
+    let sizes = sizes(base.keys);
+    let mut drives = Vec::new();
+    for &keys in &sizes {
+        drives.push((keys, drive(&Config { keys, ..base.clone() }, out)?));
+    }
+    let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
+    let columns: Vec<_> = columns.iter().map(String::as_str).collect();
+    let title = "Bytes for a record: in ordinary memory + in the medium";
+    let mut grid = Grid::new(title, &columns);
+    let mut series = Vec::new();
+    for subject in &drives[0].1.subjects {
+        let mut line = Series { name: subject.name.to_owned(), points: Vec::new() };
+        let mut cells = Vec::new();
+        for (keys, driven) in &drives {
+            let record = driven.subject(subject.name).map(|one| &one.phases[0].summary);
+            let each = |bytes: Option<u64>| bytes.unwrap_or(0) as f64 / *keys as f64;
+            let (dram, pm) =
+                record.map_or((0.0, 0.0), |one| (each(one.dram_bytes), each(one.pm_bytes)));
+            cells.push(format!("{dram:.1} + {pm:.1}"));
+            line.points.push(Point::new(*keys as f64, dram + pm));
+        }
+        grid.push(subject.name, cells);
+        series.push(line);
+    }
+    let plot = Plot {
+        title: "Bytes for a record".into(),
+        x: "keys".into(),
+        y: "bytes".into(),
+        log_x: true,
+        marks: Marks::Lines,
+        series,
+    };
+    Ok(Report {
+        experiment: "memory",
+        title: "what a record takes".into(),
+        about: circumstances(&base),
+        figures: Vec::new(),
+        tables: vec![grid],
+        plots: vec![plot],
+        notes: vec![
+            "Tables that cannot tell are measured by the growth of the process: small ones seem to take nothing."
+                .into(),
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_by_hand() {
+        // Two persists an operation, and 100 ns besides.
+        let point = |delay: f64| Point::new(delay, 1e3 / (100.0 + 2.0 * delay));
+        let points = [point(0.0), point(600.0), point(1400.0)];
+        assert!((slope(&points, 1).unwrap() - 2.0).abs() < 1e-9);
+        // Two threads do twice as many in the same time.
+        let twice = points.map(|point| Point { y: 2.0 * point.y, ..point });
+        assert!((slope(&twice, 2).unwrap() - 2.0).abs() < 1e-9);
+        assert_eq!(slope(&points[..2], 1), None);
+    }
+}

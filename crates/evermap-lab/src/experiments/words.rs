@@ -1,0 +1,405 @@
+//! Experiments in which tables go through the phases: alone, with more threads, more keys, longer keys, and without
+//! one of the ideas of Dash.
+
+use super::settings::{DRIVEN, Scale, circumstances};
+use super::{Experiment, Settings, ratio_figure};
+use crate::LabError;
+use crate::compare::Driven;
+use crate::drive::{Config, Plan, drive};
+use crate::output::{Output, Record};
+use crate::report::{Figure, Grid, Marks, Plot, Report, Series};
+use crate::tables::{bars, grids, notes, notes_of_all, point, speed};
+use crate::workload::{Phase, Shape};
+
+/// Ours, and what others in memory do with the same keys.
+const USUAL: &[&str] =
+    &["dash-eh", "dash-lh", "cceh", "level", "p-clht", "papaya", "dashmap", "scc-hashmap"];
+/// CCEH and Level hashing as they are built here, and closer to what the paper measured.
+const CCEHS: [&str; 2] = ["cceh-paper", "cceh"];
+const LEVELS: [&str; 2] = ["level-paper", "level"];
+
+pub(super) const MICRO: Experiment = Experiment {
+    name: "micro",
+    about: "insert, look-up, update and delete of random keys, one table beside the other",
+    takes: DRIVEN,
+    run: micro,
+};
+
+fn micro(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let scale = Scale { keys: 10_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 2 };
+    let usual = [USUAL, &[CCEHS[0], LEVELS[0]]].concat();
+    let config = settings.config("micro", &usual, scale);
+    let driven = drive(&config, out)?;
+    // Figure 7 of the paper, one thread, keys and values of 8 bytes.
+    let claims = [
+        ("insert", "about 1", "2.5"),
+        ("positive", "1.9", "2.6"),
+        ("negative", "2.4", "4.4"),
+        ("delete", "1.2", "1.9"),
+    ];
+    let figures = against_rivals(&driven, &claims);
+    Ok(Report {
+        figures,
+        ..report(&config, &driven, "one operation after the other, or one batch")
+    })
+}
+
+/// What the paper says about Dash-EH beside CCEH and beside Level hashing, for each phase.
+fn against_rivals(driven: &Driven, claims: &[(&str, &str, &str)]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for (phase, cceh, level) in claims {
+        let rivals = CCEHS.map(|to| (to, cceh)).into_iter().chain(LEVELS.map(|to| (to, level)));
+        for (to, paper) in rivals {
+            figures.push(ratio_figure(driven, "dash-eh", to, phase, paper));
+        }
+    }
+    figures
+}
+
+/// Tables, bars and notes of a drive.
+fn report(config: &Config, driven: &Driven, title: &str) -> Report {
+    Report {
+        experiment: config.experiment,
+        title: title.to_owned(),
+        about: circumstances(config),
+        tables: grids(driven),
+        plots: vec![bars(driven, "Throughput by phase")],
+        notes: notes(driven),
+        figures: Vec::new(),
+    }
+}
+
+pub(super) const VARIABLE_KEYS: Experiment = Experiment {
+    name: "variable-keys",
+    about: "the same with keys that are byte strings: 16 bytes, values of 8",
+    takes: DRIVEN,
+    run: variable_keys,
+};
+
+fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let scale = Scale { keys: 5_000_000, rounds: 5, quick_keys: 50_000, quick_rounds: 2 };
+    let ours = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
+    let usual = [&ours[..], &[CCEHS[0], LEVELS[0]]].concat();
+    let mut config = settings.config("variable-keys", &usual, scale);
+    config.shape = config.shape.or(Some(Shape::default()));
+    let driven = drive(&config, out)?;
+    let claims = [
+        ("insert", "2.0", "3.7"),
+        ("positive", "2", "5"),
+        ("negative", "5", "15"),
+        ("delete", "1.2", "2.9"),
+    ];
+    let figures = against_rivals(&driven, &claims);
+    let report = report(&config, &driven, "keys that are byte strings");
+    let mut notes = report.notes.clone();
+    notes.push(
+        "An insertion allocates a record for key and value and makes it durable; in the paper the caller has done \
+         that beforehand."
+            .into(),
+    );
+    Ok(Report { figures, notes, ..report })
+}
+
+/// A sweep's drives, each with the value that was varied.
+struct Sweep {
+    name: &'static str,
+    log: bool,
+    drives: Vec<(f64, Driven)>,
+}
+
+impl Sweep {
+    /// One plot for each phase: throughput of every table over what was varied.
+    fn plots(&self) -> Vec<Plot> {
+        let Some((_, first)) = self.drives.first() else { return Vec::new() };
+        let phases = first.subjects.first().map(|subject| &subject.phases[..]).unwrap_or(&[]);
+        let series = |phase: &str| {
+            let line = |name: &str| Series {
+                name: name.to_owned(),
+                points: self
+                    .points(name, phase)
+                    .filter_map(|(x, record)| point(x, record))
+                    .collect(),
+            };
+            first.subjects.iter().map(|subject| line(subject.name)).collect()
+        };
+        let plot = |phase: &str| Plot {
+            title: phase.to_owned(),
+            x: self.name.to_owned(),
+            y: "million operations/s".into(),
+            log_x: self.log,
+            marks: Marks::Lines,
+            series: series(phase),
+        };
+        phases.iter().map(|phase| plot(phase.name)).collect()
+    }
+
+    fn points<'s>(
+        &'s self,
+        subject: &'s str,
+        phase: &'s str,
+    ) -> impl Iterator<Item = (f64, &'s Record)> + 's {
+        self.drives.iter().filter_map(move |(x, driven)| {
+            Some((*x, &driven.subject(subject)?.phase(phase)?.summary))
+        })
+    }
+
+    /// The same as tables: a row for each table, a column for each value.
+    fn tables(&self) -> Vec<Grid> {
+        let columns: Vec<_> = self.drives.iter().map(|(x, _)| x.to_string()).collect();
+        let columns: Vec<_> = columns.iter().map(String::as_str).collect();
+        let table = |plot: Plot| {
+            let title = format!("{}: million operations a second, by {}", plot.title, self.name);
+            let mut grid = Grid::new(title, &columns);
+            for series in plot.series {
+                let cells = self.points(&series.name, &plot.title);
+                let cells = cells.map(|(_, record)| speed(record).unwrap_or_else(|| "-".into()));
+                grid.push(series.name.clone(), cells.collect());
+            }
+            grid
+        };
+        self.plots().into_iter().map(table).collect()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        notes_of_all(self.drives.iter().map(|(_, driven)| driven))
+    }
+}
+
+pub(super) const SCALE: Experiment = Experiment {
+    name: "scale",
+    about: "the phases with 1, 2, 4, ... threads, up to the processors there are",
+    takes: DRIVEN,
+    run: scale,
+};
+
+fn scale(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let scale = Scale { keys: 5_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 1 };
+    let most = settings.threads.unwrap_or_else(Settings::processors);
+    let mut counts: Vec<_> = std::iter::successors(Some(1), |count| Some(count * 2))
+        .take_while(|&one| one < most)
+        .collect();
+    counts.push(most);
+    let all = [Phase::Insert, Phase::Positive, Phase::Negative, Phase::Mixed, Phase::Delete];
+    let phases = settings.phases.clone().unwrap_or_else(|| all.to_vec());
+    let base = Config {
+        plan: Plan::Phases(phases),
+        latency: false,
+        counts: false,
+        limits: false,
+        ..settings.config("scale", USUAL, scale)
+    };
+    let mut sweep = Sweep { name: "threads", log: false, drives: Vec::new() };
+    for threads in counts {
+        let config = Config { threads, ..base.clone() };
+        sweep.drives.push((threads as f64, drive(&config, out)?));
+    }
+    let last = &sweep.drives.last().expect("at least one thread").1;
+    let ratio = |to, phase, paper| ratio_figure(last, "dash-eh", to, phase, paper);
+    let speedup = |index: &str, paper: &str| {
+        let mops: Vec<_> = sweep.points(index, "delete").map(|(_, record)| record.mops).collect();
+        let here = mops.first().copied().flatten().zip(mops.last().copied().flatten());
+        Figure {
+            what: format!(
+                "delete: {index}, all threads / one (24 threads in the paper, {most} here)"
+            ),
+            paper: paper.to_owned(),
+            here: here.map(|(one, all)| format!("{:.2}", all / one)),
+        }
+    };
+    let figures = vec![
+        ratio("cceh", "insert", "up to 1.3"),
+        ratio("level", "insert", "up to 8.9"),
+        ratio("cceh", "mixed", "2.7"),
+        ratio("level", "mixed", "9.0"),
+        speedup("dash-eh", "8.4"),
+        speedup("dash-lh", "9.8"),
+        speedup("cceh", "6.1"),
+        speedup("level", "14.7"),
+    ];
+    Ok(Report {
+        experiment: "scale",
+        title: format!("1 to {most} threads"),
+        about: format!("{}, and fewer", circumstances(&Config { threads: most, ..base })),
+        figures,
+        tables: sweep.tables(),
+        plots: sweep.plots(),
+        notes: sweep.notes(),
+    })
+}
+
+pub(super) const DATASET_SIZE: Experiment = Experiment {
+    name: "dataset-size",
+    about: "the phases at sizes from the cache's to --keys",
+    takes: DRIVEN,
+    run: dataset_size,
+};
+
+fn dataset_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let scale = Scale { keys: 20_000_000, rounds: 3, quick_keys: 400_000, quick_rounds: 1 };
+    let all = [Phase::Insert, Phase::Positive, Phase::Negative, Phase::GetMany];
+    let phases = settings.phases.clone().unwrap_or_else(|| all.to_vec());
+    let usual = ["dash-eh", "dash-lh", "cceh", "level", "papaya", "dashmap"];
+    let base = Config {
+        plan: Plan::Phases(phases),
+        latency: false,
+        counts: false,
+        limits: false,
+        ..settings.config("dataset-size", &usual, scale)
+    };
+    let mut sweep = Sweep { name: "keys", log: true, drives: Vec::new() };
+    for keys in sizes(base.keys) {
+        sweep.drives.push((keys as f64, drive(&Config { keys, ..base.clone() }, out)?));
+    }
+    Ok(Report {
+        experiment: "dataset-size",
+        title: format!("up to {} keys", base.keys),
+        about: format!("{}, at several sizes", circumstances(&base)),
+        figures: Vec::new(),
+        tables: sweep.tables(),
+        plots: sweep.plots(),
+        notes: sweep.notes(),
+    })
+}
+
+/// Up to five sizes that end at `most`, each a third of the next: by powers of two, tables that double would be
+/// equally full at all of them.
+pub(super) fn sizes(most: u64) -> Vec<u64> {
+    let thirds = (0..5).map(|step| most / 3u64.pow(step));
+    let mut sizes: Vec<_> = thirds.filter(|&size| size > 0).collect();
+    sizes.reverse();
+    if sizes.is_empty() { vec![most] } else { sizes }
+}
+
+/// An idea of Dash, and tables with and without it.
+struct Ablation {
+    name: &'static str,
+    title: &'static str,
+    with: &'static str,
+    without: &'static [&'static str],
+    fixed: [&'static str; 4],
+    variable: Option<[&'static str; 4]>,
+}
+
+const PHASES: [Phase; 4] = [Phase::Insert, Phase::Positive, Phase::Negative, Phase::Delete];
+
+fn ablate(
+    ablation: &Ablation,
+    settings: &Settings,
+    out: &mut dyn Output,
+) -> Result<Report, LabError> {
+    let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 2 };
+    let usual = [&[ablation.with], ablation.without].concat();
+    let phases = settings.phases.clone().unwrap_or_else(|| PHASES.to_vec());
+    let fixed = Config {
+        plan: Plan::Phases(phases),
+        limits: false,
+        latency: false,
+        threads: settings.threads.unwrap_or_else(Settings::processors),
+        ..settings.config(ablation.name, &usual, scale)
+    };
+    let mut report = Report {
+        experiment: ablation.name,
+        title: ablation.title.to_owned(),
+        about: circumstances(&fixed),
+        ..Report::default()
+    };
+    let mut one = |config: &Config, what: &str, paper: Option<[&str; 4]>| -> Result<(), LabError> {
+        let driven = drive(config, out)?;
+        for grid in grids(&driven) {
+            let title = format!("{} ({what})", grid.title);
+            report.tables.push(Grid { title, ..grid });
+        }
+        report.plots.push(bars(&driven, what));
+        report.notes.extend(notes(&driven));
+        for without in ablation.without {
+            for (phase, paper) in PHASES.iter().zip(paper.unwrap_or(["-"; 4])) {
+                let figure = ratio_figure(&driven, ablation.with, without, phase.name(), paper);
+                let what = format!("{what}, {}", figure.what);
+                report.figures.push(Figure { what, ..figure });
+            }
+        }
+        Ok(())
+    };
+    one(&fixed, "keys of 8 bytes", Some(ablation.fixed))?;
+    let variable = Config {
+        shape: settings.shape().or(Some(Shape::default())),
+        keys: fixed.keys / 2,
+        ..fixed.clone()
+    };
+    if ablation.variable.is_some() && variable.keys > 0 {
+        one(&variable, "keys of 16 bytes", ablation.variable)?;
+    }
+    report.notes.sort();
+    report.notes.dedup();
+    Ok(report)
+}
+
+pub(super) const FINGERPRINTS: Experiment = Experiment {
+    name: "fingerprints",
+    about: "Dash-EH with and without fingerprints, keys of 8 and of 16 bytes",
+    takes: DRIVEN,
+    run: |settings, out| {
+        let ablation = Ablation {
+            name: "fingerprints",
+            title: "what a byte of each key's hash beside the bucket's lock is worth",
+            with: "dash-eh",
+            without: &["dash-eh-no-fingerprints"],
+            fixed: ["1.04", "1.19", "1.72", "1.02"],
+            variable: Some(["1.88", "3.13", "7.04", "1.52"]),
+        };
+        ablate(&ablation, settings, out)
+    },
+};
+
+pub(super) const OVERFLOW_METADATA: Experiment = Experiment {
+    name: "overflow-metadata",
+    about: "Dash-EH with and without knowing what is in the stash, two and four stash buckets",
+    takes: DRIVEN,
+    run: |settings, out| {
+        let ablation = Ablation {
+            name: "overflow-metadata",
+            title: "what knowing about the stash in the home bucket is worth",
+            with: "dash-eh",
+            without: &["dash-eh-no-metadata", "dash-eh-4-stash", "dash-eh-4-stash-no-metadata"],
+            fixed: ["1.07", "1.29", "1.70", "1.16"],
+            variable: None,
+        };
+        let mut report = ablate(&ablation, settings, out)?;
+        // The paper's figures are for the same number of stash buckets.
+        for figure in &mut report.figures {
+            if !figure.what.ends_with("/ dash-eh-no-metadata") {
+                figure.paper = "-".into();
+            }
+        }
+        Ok(report)
+    },
+};
+
+pub(super) const LOCKING: Experiment = Experiment {
+    name: "locking",
+    about: "Dash-EH with optimistic look-ups, and with look-ups that take the bucket's lock",
+    takes: DRIVEN,
+    run: |settings, out| {
+        let ablation = Ablation {
+            name: "locking",
+            title: "what look-ups that store nothing are worth",
+            with: "dash-eh",
+            without: &["dash-eh-locked-reads"],
+            fixed: ["-", "locks do not scale on PM", "locks do not scale on PM", "-"],
+            variable: None,
+        };
+        ablate(&ablation, settings, out)
+    },
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_end_at_the_greatest() {
+        assert_eq!(sizes(810_000), [10_000, 30_000, 90_000, 270_000, 810_000]);
+        assert_eq!(sizes(5), [1, 5]);
+        assert_eq!(sizes(0), [0]);
+    }
+}

@@ -1,0 +1,381 @@
+//! Stores from byte strings to byte strings, measured.
+//!
+//! As [`table`](crate::table) does for words: a store implements [`Store`], and [`Stored`] turns it into a
+//! [`Subject`]. Byte keys are written out before the clock starts; values are made, and those that come back are
+//! compared byte by byte, while it runs, for every store alike.
+
+use crate::LabError;
+use crate::error::Failure;
+use crate::subject::{Counts, Found, Place, Sight, Size, Subject, Work};
+use crate::workload::{Kind, Op, Phase, Shape, Speller, version_of, word};
+
+/// Result of a store's operation.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// Pairs that a store is given at once where it is filled without being measured.
+const BULK: usize = 1000;
+
+/// A concurrent store from byte strings to byte strings, as its author would have it called.
+pub trait Store: Send + Sync + 'static {
+    /// What look-ups need to hold: a guard, a read transaction. `()` where there is no such thing.
+    type Reader<'a>;
+
+    /// Takes one.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn reader(&self) -> Result<Self::Reader<'_>>;
+
+    /// Replaces what is in `value` by the value of `key`; answers whether it is present.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn get(&self, key: &[u8], reader: &Self::Reader<'_>, value: &mut Vec<u8>) -> Result<bool>;
+
+    /// Looks up many keys, and shows `each` the place of the key and the value of those that are present. One by
+    /// one, unless the store knows better.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn get_many(
+        &self,
+        keys: &[&[u8]],
+        reader: &Self::Reader<'_>,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let mut value = Vec::new();
+        for (place, key) in keys.iter().enumerate() {
+            if self.get(key, reader, &mut value)? {
+                each(place, &value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds `key` to `value`, whether or not it was bound; answers what it was bound to, if the store says so.
+    /// As durable on return as the store promises.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<Found>;
+
+    /// Binds many keys, not necessarily durably.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn load(&self, pairs: &[(&[u8], &[u8])]) -> Result<()> {
+        for (key, value) in pairs {
+            self.put(key, value)?;
+        }
+        Ok(())
+    }
+
+    /// Unbinds `key`; answers whether it was bound, if the store says so.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn remove(&self, key: &[u8]) -> Result<Found>;
+
+    /// Shows `each` up to `count` pairs in ascending order of their keys, from `from` on.
+    ///
+    /// # Errors
+    /// The store's own; it is not called unless [`is_ordered`](Store::is_ordered).
+    fn scan(
+        &self,
+        _from: &[u8],
+        _count: usize,
+        _reader: &Self::Reader<'_>,
+        _each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether [`scan`](Store::scan) works.
+    fn is_ordered(&self) -> bool {
+        false
+    }
+
+    /// Size and shape, as far as the store knows them. May walk the whole store.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn size(&self) -> Result<Size>;
+
+    /// What the medium has counted since it was made, if it counts.
+    fn counts(&self) -> Option<Counts> {
+        None
+    }
+
+    /// Where the store lives.
+    fn place(&self) -> Place;
+}
+
+/// A store with a name and the shape of its keys and values. Every look-up takes a reader of its own.
+pub struct Stored<S> {
+    name: &'static str,
+    store: S,
+    speller: Speller,
+}
+
+type Done = std::result::Result<(), LabError>;
+
+impl<S: Store> Stored<S> {
+    /// `store` under this name in errors and reports.
+    pub fn new(name: &'static str, store: S, shape: Shape) -> Self {
+        Stored { name, store, speller: Speller::new(shape) }
+    }
+
+    #[cold]
+    fn failed(&self, source: Failure) -> LabError {
+        LabError::index(self.name, source)
+    }
+
+    /// The key of `work` at `place` is bound to `value`, or absent. Compares that with `truth`.
+    #[inline(always)]
+    fn judge(
+        &self,
+        work: &Work<'_>,
+        place: usize,
+        value: Option<&[u8]>,
+        truth: Option<u64>,
+    ) -> Done {
+        let key = work.keys[place];
+        let word = value.map(|value| self.speller.word_of(key, value));
+        if word == truth.map(Some) {
+            return Ok(());
+        }
+        Err(work.wrong(self.name, key, truth.into(), found_of(word)))
+    }
+
+    /// Looks up the key at `place`.
+    #[inline(always)]
+    fn get_at<'v>(
+        &self,
+        work: &Work<'_>,
+        place: usize,
+        value: &'v mut Vec<u8>,
+    ) -> std::result::Result<Option<&'v [u8]>, LabError> {
+        let reader = self.store.reader().map_err(|error| self.failed(error))?;
+        let found = self.store.get(work.spelled.at(place), &reader, value);
+        Ok(found.map_err(|error| self.failed(error))?.then_some(&value[..]))
+    }
+
+    fn look_up(&self, work: &Work<'_>, truth: impl Fn(u64) -> Option<u64>) -> Done {
+        let mut value = Vec::new();
+        for (place, &key) in work.keys.iter().enumerate() {
+            let found = self.get_at(work, place, &mut value)?;
+            self.judge(work, place, found, truth(key))?;
+        }
+        Ok(())
+    }
+
+    fn look_up_many(&self, work: &Work<'_>) -> Done {
+        let (batch, count) = (work.batch.max(1), work.keys.len());
+        let (mut spelled, mut found) = (Vec::new(), Vec::new());
+        for first in (0..count).step_by(batch) {
+            let places = first..(first + batch).min(count);
+            spelled.clear();
+            spelled.extend(places.clone().map(|place| work.spelled.at(place)));
+            found.clear();
+            found.resize(places.len(), None);
+            let reader = self.store.reader().map_err(|error| self.failed(error))?;
+            self.store
+                .get_many(&spelled, &reader, &mut |at, value| {
+                    found[at] = Some(self.speller.word_of(work.keys[first + at], value));
+                })
+                .map_err(|error| self.failed(error))?;
+            for (&key, &found) in work.keys[places].iter().zip(&found) {
+                let truth = Some(word(key, work.version));
+                if found != truth.map(Some) {
+                    return Err(work.wrong(self.name, key, truth.into(), found_of(found)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds every key of `work` to its word of `version`.
+    fn put_all(&self, work: &Work<'_>, version: u64, truth: impl Fn(u64) -> Option<u64>) -> Done {
+        let mut value = Vec::new();
+        for (place, &key) in work.keys.iter().enumerate() {
+            value.clear();
+            self.speller.append_value(key, version, &mut value);
+            let found = self.store.put(work.spelled.at(place), &value);
+            let found = found.map_err(|error| self.failed(error))?;
+            if !found.agrees(truth(key)) {
+                return Err(work.wrong(self.name, key, truth(key).into(), found));
+            }
+        }
+        Ok(())
+    }
+
+    fn load_all(&self, work: &Work<'_>) -> Done {
+        let (mut values, mut ends) = (Vec::new(), Vec::new());
+        let places: Vec<_> = (0..work.keys.len()).collect();
+        for places in places.chunks(BULK) {
+            values.clear();
+            ends.clear();
+            for &place in places {
+                let start = values.len();
+                self.speller.append_value(work.keys[place], work.version, &mut values);
+                ends.push(start..values.len());
+            }
+            let pairs: Vec<_> = places
+                .iter()
+                .zip(&ends)
+                .map(|(&place, range)| (work.spelled.at(place), &values[range.clone()]))
+                .collect();
+            self.store.load(&pairs).map_err(|error| self.failed(error))?;
+        }
+        Ok(())
+    }
+
+    fn remove_all(&self, work: &Work<'_>) -> Done {
+        for (place, &key) in work.keys.iter().enumerate() {
+            let found = self.store.remove(work.spelled.at(place));
+            let found = found.map_err(|error| self.failed(error))?;
+            let truth = Some(word(key, work.version));
+            if !found.agrees(truth) {
+                return Err(work.wrong(self.name, key, truth.into(), found));
+            }
+        }
+        Ok(())
+    }
+
+    fn mix(&self, work: &Work<'_>) -> Done {
+        let mut value = Vec::new();
+        for (place, &op) in work.ops.iter().enumerate() {
+            match op.kind {
+                Kind::Read => self.read(work, place, op, &mut value)?,
+                Kind::Scan(count) => self.scan(work, place, usize::from(count))?,
+                Kind::Insert => self.write(work, place, work.version, Found::Absent, &mut value)?,
+                Kind::Update | Kind::ReadModifyWrite => {
+                    if op.kind == Kind::ReadModifyWrite {
+                        self.read(work, place, op, &mut value)?;
+                    }
+                    let version = work.version + work.writes(place + 1);
+                    self.write(work, place, version, Found::Present, &mut value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn read(&self, work: &Work<'_>, place: usize, op: Op, value: &mut Vec<u8>) -> Done {
+        let key = work.keys[place];
+        let found = self.get_at(work, place, value)?;
+        let bound = found.map(|value| self.speller.word_of(key, value));
+        match bound {
+            Some(Some(bound)) if work.may_find(version_of(key, bound), op) => Ok(()),
+            _ => {
+                let own = work.version + work.writer.version(u64::from(op.own));
+                let expected = Found::Word(word(key, own));
+                Err(work.wrong(self.name, key, expected, found_of(bound)))
+            }
+        }
+    }
+
+    /// Binds the key at `place`, which was `before`.
+    #[inline(always)]
+    fn write(
+        &self,
+        work: &Work<'_>,
+        place: usize,
+        version: u64,
+        before: Found,
+        value: &mut Vec<u8>,
+    ) -> Done {
+        let key = work.keys[place];
+        value.clear();
+        self.speller.append_value(key, version, value);
+        let found = self.store.put(work.spelled.at(place), value);
+        let found = found.map_err(|error| self.failed(error))?;
+        if found == Found::Unsaid || found == before {
+            return Ok(());
+        }
+        Err(work.wrong(self.name, key, before, found))
+    }
+
+    fn scan(&self, work: &Work<'_>, place: usize, count: usize) -> Done {
+        if !self.store.is_ordered() {
+            return Err(LabError::Unordered { index: self.name });
+        }
+        let mut sight = Sight::new(work.keys[place], work);
+        let mut see = |bytes: &[u8], value: &[u8]| match self.speller.key_of(bytes) {
+            Some(key) => sight.see(key, self.speller.word_of(key, value)),
+            None => sight.see(0, None),
+        };
+        self.store
+            .reader()
+            .and_then(|reader| self.store.scan(work.spelled.at(place), count, &reader, &mut see))
+            .map_err(|error| self.failed(error))?;
+        sight.judge(self.name, count)
+    }
+}
+
+fn found_of(word: Option<Option<u64>>) -> Found {
+    match word {
+        None => Found::Absent,
+        Some(None) => Found::Garbled,
+        Some(Some(word)) => Found::Word(word),
+    }
+}
+
+impl<S: Store> Subject for Stored<S> {
+    fn get(&self, key: u64) -> std::result::Result<Option<u64>, LabError> {
+        let (mut bytes, mut value) = (Vec::new(), Vec::new());
+        self.speller.append_key(key, &mut bytes);
+        let found = self
+            .store
+            .reader()
+            .and_then(|reader| self.store.get(&bytes, &reader, &mut value))
+            .map_err(|error| self.failed(error))?;
+        if !found {
+            return Ok(None);
+        }
+        let garbled = || LabError::WrongAnswer {
+            index: self.name,
+            phase: "a look-up",
+            key,
+            expected: Found::Present,
+            found: Found::Garbled,
+        };
+        self.speller.word_of(key, &value).map(Some).ok_or_else(garbled)
+    }
+
+    fn run(&self, work: Work<'_>) -> Done {
+        let version = work.version;
+        let (absent, bound) = (|_| None, |key| Some(word(key, version)));
+        match work.phase {
+            Phase::Insert if work.bulk => self.load_all(&work),
+            Phase::Insert => self.put_all(&work, version, absent),
+            Phase::Positive => self.look_up(&work, bound),
+            Phase::Negative => self.look_up(&work, absent),
+            Phase::GetMany => self.look_up_many(&work),
+            Phase::Update => self.put_all(&work, version + 1, bound),
+            Phase::Mixed => self.mix(&work),
+            Phase::Delete => self.remove_all(&work),
+        }
+    }
+
+    fn speller(&self) -> Option<Speller> {
+        Some(self.speller.clone())
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.store.is_ordered()
+    }
+
+    fn size(&self) -> std::result::Result<Size, LabError> {
+        self.store.size().map_err(|error| self.failed(error))
+    }
+
+    fn counts(&self) -> Option<Counts> {
+        self.store.counts()
+    }
+
+    fn place(&self) -> Place {
+        self.store.place()
+    }
+}

@@ -1,0 +1,368 @@
+//! Keys and values as byte strings.
+//!
+//! Both follow from the 64-bit key of the workload. A byte key begins with it; a value begins with the
+//! [`word`](super::word) that the key would be bound to in a table of words, and goes on with words that follow
+//! from that one, so that a value which is torn, cut off, or another key's is recognised.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{GOLDEN, Zipf, random, splitmix, word};
+use crate::LabError;
+
+/// Bytes that a key or a value begins with and cannot do without.
+const LEAD: u32 = 8;
+/// Longest value, bytes.
+const LENGTH_MAX: u32 = 1 << 20;
+/// Lengths that a distribution is reduced to.
+const QUANTILES: usize = 256;
+
+/// How long keys or values are, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// All the same.
+    Fixed(u32),
+    /// Every length between these, equally often.
+    Uniform(u32, u32),
+    /// Every length between these, the shortest most often: by Zipf's law with the skew of YCSB.
+    Zipfian(u32, u32),
+}
+
+impl Lengths {
+    /// Least and greatest.
+    pub fn bounds(self) -> (u32, u32) {
+        match self {
+            Lengths::Fixed(bytes) => (bytes, bytes),
+            Lengths::Uniform(least, most) | Lengths::Zipfian(least, most) => (least, most),
+        }
+    }
+
+    fn check(self) -> Result<Self, LabError> {
+        let (least, most) = self.bounds();
+        if least < LEAD || most > LENGTH_MAX || least > most {
+            return Err(LabError::Config(format!(
+                "lengths of {self} bytes are impossible: they lie between {LEAD} and {LENGTH_MAX} bytes, \
+                 the shortest first"
+            )));
+        }
+        Ok(self)
+    }
+
+    /// The lengths at evenly spread points of the distribution.
+    fn quantiles(self) -> [u32; QUANTILES] {
+        let (least, most) = self.bounds();
+        let zipf = Zipf::new(Zipf::YCSB);
+        std::array::from_fn(|at| match self {
+            Lengths::Fixed(bytes) => bytes,
+            Lengths::Uniform(..) => {
+                let span = u64::from(most - least) * at as u64 / (QUANTILES as u64 - 1);
+                least + span as u32
+            }
+            Lengths::Zipfian(..) => {
+                let point = (at as u64 * 2 + 1) << (u64::BITS - 1 - QUANTILES.ilog2());
+                least + zipf.rank(u64::from(most - least) + 1, point) as u32
+            }
+        })
+    }
+}
+
+impl fmt::Display for Lengths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lengths::Fixed(bytes) => write!(f, "{bytes}"),
+            Lengths::Uniform(least, most) => write!(f, "{least}-{most}"),
+            Lengths::Zipfian(least, most) => write!(f, "zipfian:{least}-{most}"),
+        }
+    }
+}
+
+impl FromStr for Lengths {
+    type Err = LabError;
+
+    fn from_str(text: &str) -> Result<Self, LabError> {
+        let unknown = || {
+            LabError::Config(format!(
+                "lengths `{text}` are not understood; write 16, 8-64, or zipfian:8-1024"
+            ))
+        };
+        let number = |text: &str| text.parse::<u32>().map_err(|_| unknown());
+        let between = |text: &str| {
+            let (least, most) = text.split_once('-').ok_or_else(unknown)?;
+            Ok::<_, LabError>((number(least)?, number(most)?))
+        };
+        let lengths = if let Some(bounds) = text.strip_prefix("zipfian:") {
+            let (least, most) = between(bounds)?;
+            Lengths::Zipfian(least, most)
+        } else if text.contains('-') {
+            let (least, most) = between(text)?;
+            Lengths::Uniform(least, most)
+        } else {
+            Lengths::Fixed(number(text)?)
+        };
+        lengths.check()
+    }
+}
+
+/// How long keys and values are, where they are byte strings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Of keys.
+    pub keys: Lengths,
+    /// Of values.
+    pub values: Lengths,
+}
+
+impl Shape {
+    /// Most bytes of a key and its value together.
+    pub fn most_bytes(self) -> u64 {
+        u64::from(self.keys.bounds().1) + u64::from(self.values.bounds().1)
+    }
+}
+
+impl Default for Shape {
+    /// Those of the literature on persistent memory: keys of 16 bytes, values of 8.
+    fn default() -> Self {
+        Shape { keys: Lengths::Fixed(16), values: Lengths::Fixed(8) }
+    }
+}
+
+/// Writes and reads byte keys and values of one shape.
+#[derive(Clone, Debug)]
+pub struct Speller {
+    keys: [u32; QUANTILES],
+    values: [u32; QUANTILES],
+}
+
+impl Speller {
+    /// For keys and values of this shape.
+    pub fn new(shape: Shape) -> Self {
+        Speller { keys: shape.keys.quantiles(), values: shape.values.quantiles() }
+    }
+
+    /// Appends the byte key of `key`. Byte keys sort as their keys do.
+    #[inline]
+    pub fn append_key(&self, key: u64, out: &mut Vec<u8>) {
+        out.extend_from_slice(&key.to_be_bytes());
+        let bytes = self.keys[quantile(key, 1)] as usize - LEAD as usize;
+        append_words(splitmix(key), bytes, out);
+    }
+
+    /// The key of a byte key; nothing where it is no such.
+    pub fn key_of(&self, bytes: &[u8]) -> Option<u64> {
+        let key = u64::from_be_bytes(bytes.get(..8)?.try_into().ok()?);
+        let rest = &bytes[8..];
+        let long = self.keys[quantile(key, 1)] as usize - LEAD as usize;
+        (rest.len() == long && are_words(splitmix(key), rest)).then_some(key)
+    }
+
+    /// Appends the value of `key` in `version`.
+    #[inline]
+    pub fn append_value(&self, key: u64, version: u64, out: &mut Vec<u8>) {
+        append_words(word(key, version), self.values[quantile(key, 2)] as usize, out);
+    }
+
+    /// The word that a value of `key` stands for; nothing where it is no value of that key.
+    #[inline]
+    pub fn word_of(&self, key: u64, value: &[u8]) -> Option<u64> {
+        let first = u64::from_le_bytes(value.get(..8)?.try_into().ok()?);
+        let long = self.values[quantile(key, 2)] as usize;
+        (value.len() == long && are_words(first, value)).then_some(first)
+    }
+}
+
+/// Which length a key has. `of` keeps the lengths of keys and values apart.
+#[inline]
+fn quantile(key: u64, of: u64) -> usize {
+    (key.wrapping_mul(GOLDEN + 2 * of) >> 56) as usize
+}
+
+/// Appends `first`, `first + GOLDEN`, ... little-endian, `bytes` in all.
+#[inline]
+fn append_words(first: u64, bytes: usize, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.resize(start + bytes, 0);
+    let mut word = first;
+    let mut chunks = out[start..].chunks_exact_mut(8);
+    for chunk in &mut chunks {
+        chunk.copy_from_slice(&word.to_le_bytes());
+        word = word.wrapping_add(GOLDEN);
+    }
+    let rest = chunks.into_remainder();
+    rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
+}
+
+/// Whether `bytes` are what [`append_words`] writes.
+#[inline]
+fn are_words(first: u64, bytes: &[u8]) -> bool {
+    let mut word = first;
+    let chunks = bytes.chunks_exact(8);
+    let rest = chunks.remainder();
+    let mut wrong = 0;
+    for chunk in chunks {
+        wrong |= u64::from_le_bytes(chunk.try_into().expect("8 bytes")) ^ word;
+        word = word.wrapping_add(GOLDEN);
+    }
+    wrong == 0 && *rest == word.to_le_bytes()[..rest.len()]
+}
+
+/// Byte keys, one after the other.
+#[derive(Default)]
+pub struct Spelled {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Spelled {
+    /// None.
+    pub const fn new() -> Self {
+        Spelled { bytes: Vec::new(), ends: Vec::new() }
+    }
+
+    /// Spells `keys`.
+    pub fn fill(&mut self, speller: &Speller, keys: &[u64]) {
+        self.clear();
+        for &key in keys {
+            speller.append_key(key, &mut self.bytes);
+            self.ends.push(self.bytes.len());
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    /// All of them.
+    pub fn all(&self) -> SpelledPart<'_> {
+        SpelledPart { all: self, first: 0 }
+    }
+}
+
+/// Byte keys from one on.
+#[derive(Clone, Copy)]
+pub struct SpelledPart<'a> {
+    all: &'a Spelled,
+    first: usize,
+}
+
+impl<'a> SpelledPart<'a> {
+    /// Without the first `count`.
+    pub fn after(self, count: usize) -> Self {
+        SpelledPart { first: self.first + count, ..self }
+    }
+
+    /// The byte key at `place`.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline(always)]
+    pub fn at(self, place: usize) -> &'a [u8] {
+        let place = self.first + place;
+        let start = if place == 0 { 0 } else { self.all.ends[place - 1] };
+        &self.all.bytes[start..self.all.ends[place]]
+    }
+}
+
+/// Mean bytes of a key and of its value.
+pub fn mean_bytes(shape: Shape) -> f64 {
+    let mean = |lengths: Lengths| {
+        lengths.quantiles().iter().map(|&bytes| f64::from(bytes)).sum::<f64>() / QUANTILES as f64
+    };
+    mean(shape.keys) + mean(shape.values)
+}
+
+/// A number for each draw of a generator.
+pub(crate) fn draw(seed: u64, of: u64, place: u64) -> u64 {
+    random(seed ^ splitmix(of), place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(keys: &str, values: &str) -> Shape {
+        Shape { keys: keys.parse().unwrap(), values: values.parse().unwrap() }
+    }
+
+    #[test]
+    fn lengths_are_written_and_read() {
+        for text in ["8", "16", "8-64", "zipfian:8-1024"] {
+            assert_eq!(text.parse::<Lengths>().unwrap().to_string(), text);
+        }
+        for text in ["", "x", "8-", "-8", "zipfian:8", "uniform:1-2"] {
+            let error = text.parse::<Lengths>().unwrap_err().to_string();
+            assert!(error.contains("not understood; write 16"), "{error}");
+        }
+        for text in ["7", "0-16", "64-8", "9999999"] {
+            let error = text.parse::<Lengths>().unwrap_err().to_string();
+            assert!(error.contains("impossible: they lie between 8 and"), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_and_values_go_both_ways() {
+        for shape in [shape("8", "8"), shape("16", "100"), shape("8-40", "zipfian:8-900")] {
+            let speller = Speller::new(shape);
+            for i in 0..2000 {
+                let (key, version) = (random(1, i), i % 7);
+                let (mut name, mut value) = (Vec::new(), Vec::new());
+                speller.append_key(key, &mut name);
+                speller.append_value(key, version, &mut value);
+                assert_eq!(speller.key_of(&name), Some(key));
+                assert_eq!(speller.word_of(key, &value), Some(word(key, version)));
+                let (least, most) = shape.values.bounds();
+                assert!((least as usize..=most as usize).contains(&value.len()));
+                // What is cut off, torn or another key's is none.
+                assert_eq!(speller.word_of(key, &value[..value.len() - 1]), None);
+                if value.len() > 8 {
+                    *value.last_mut().unwrap() ^= 1;
+                    assert_eq!(speller.word_of(key, &value), None);
+                }
+                name.push(0);
+                assert_eq!(speller.key_of(&name), None);
+            }
+        }
+    }
+
+    #[test]
+    fn byte_keys_sort_as_their_keys() {
+        let speller = Speller::new(shape("8-64", "8"));
+        let mut keys: Vec<_> = (0..500).map(|i| random(9, i)).collect();
+        let spell = |&key: &u64| {
+            let mut name = Vec::new();
+            speller.append_key(key, &mut name);
+            name
+        };
+        let mut names: Vec<_> = keys.iter().map(spell).collect();
+        keys.sort();
+        names.sort();
+        assert_eq!(names, keys.iter().map(spell).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn lengths_follow_their_distribution() {
+        let count = |lengths: &str, below: u32| {
+            let speller = Speller::new(shape("8", lengths));
+            let long = |i| speller.values[quantile(random(5, i), 2)];
+            (0..10_000).filter(|&i| long(i) < below).count()
+        };
+        assert!((4500..5500).contains(&count("8-107", 58)));
+        // By Zipf's law of 100 ranks half of the weight is on the first eight.
+        assert!((4300..5700).contains(&count("zipfian:8-107", 16)));
+        assert_eq!(mean_bytes(shape("16", "8")), 24.0);
+        assert!((mean_bytes(shape("16", "8-107")) - (16.0 + 57.5)).abs() < 1.0);
+    }
+
+    #[test]
+    fn spelled_keys_are_found_by_place() {
+        let speller = Speller::new(shape("8-40", "8"));
+        let keys: Vec<_> = (0..100).map(|i| random(2, i)).collect();
+        let mut spelled = Spelled::default();
+        spelled.fill(&speller, &keys);
+        for (place, &key) in keys.iter().enumerate() {
+            assert_eq!(speller.key_of(spelled.all().at(place)), Some(key));
+            assert_eq!(spelled.all().after(place).at(0), spelled.all().at(place));
+        }
+    }
+}
