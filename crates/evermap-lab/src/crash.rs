@@ -5,11 +5,13 @@
 //! campaign must notice.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use evermap_index::hash::dash;
+use evermap_index::Clht;
+use evermap_index::hash::{cceh, clht, dash, level};
 use evermap_index::testkit::crash::{battery, oracle};
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::Medium;
@@ -30,22 +32,62 @@ pub struct Crashable {
     battery: fn() -> Battery,
 }
 
-struct TinyDash;
+/// A subject of the conformance kit: a tiny geometry of an index.
+macro_rules! tiny {
+    ($name:ident, $index:ty, $key:ident, $medium:ident, $config:ty, $value:expr) => {
+        struct $name;
 
-impl<K: Numbered> PoolSubject<K> for TinyDash {
-    type Index<M: Medium> = dash::Tiny<K, M>;
+        impl<$key: Numbered> PoolSubject<$key> for $name {
+            type Index<$medium: Medium> = $index;
 
-    fn config<M: Medium>(&self) -> dash::Config {
-        dash::Config { initial_depth: 0 }
-    }
+            fn config<$medium: Medium>(&self) -> $config {
+                $value
+            }
+        }
+    };
 }
 
-/// Everything that can be crashed.
-pub const CRASHABLE: [Crashable; 1] = [Crashable {
-    name: "dash-eh",
-    about: "Dash-EH with segments of 4 buckets, its heap and its region",
-    battery: || battery("dash-eh", dash::MUTANTS, TinyDash),
-}];
+tiny!(TinyDashEh, dash::Tiny<K, M>, K, M, dash::Config, dash::Config { initial_depth: 0 });
+tiny!(TinyDashLh, dash::TinyLh<K, M>, K, M, dash::Config, dash::Config { initial_depth: 0 });
+tiny!(TinyCceh, cceh::Tiny<K, M>, K, M, cceh::Config, cceh::Config {
+    initial_depth: 1,
+    locking: cceh::Locking::Optimistic,
+    recovery: cceh::Recovery::Lazy
+});
+tiny!(TinyLevel, level::Tiny<K, M>, K, M, level::Config, level::Config {
+    top_level: 2,
+    resize: level::Resize::Incremental
+});
+tiny!(TinyClht, Clht<K, M>, K, M, clht::Config, clht::Config { initial_buckets: 4 });
+
+/// Everything that can be crashed, each with its heap and its region.
+pub const CRASHABLE: [Crashable; 5] = [
+    Crashable {
+        name: "dash-eh",
+        about: "Dash-EH with segments of 4 buckets",
+        battery: || battery("dash-eh", dash::EH_MUTANTS, TinyDashEh),
+    },
+    Crashable {
+        name: "dash-lh",
+        about: "Dash-LH with segments of 4 buckets",
+        battery: || battery("dash-lh", dash::LH_MUTANTS, TinyDashLh),
+    },
+    Crashable {
+        name: "cceh",
+        about: "CCEH with tiny segments, optimistic locks, lazy recovery",
+        battery: || battery("cceh", &[], TinyCceh),
+    },
+    Crashable {
+        name: "level",
+        about: "Level hashing with levels of four and two buckets, incremental resizing",
+        battery: || battery("level", &[], TinyLevel),
+    },
+    Crashable {
+        name: "p-clht",
+        about: "P-CLHT with four buckets",
+        battery: || battery("p-clht", &[], TinyClht),
+    },
+];
 
 /// What to crash, and how much.
 #[derive(Clone, Debug)]
@@ -153,6 +195,43 @@ pub struct CrashReport {
     pub mutant_seconds: f64,
 }
 
+impl fmt::Display for CrashReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.index)?;
+        let mut row = |name: &str, value: String| writeln!(f, "  {name:<22}{value}");
+        row("workloads", format!("{}, {} operations", self.seeds, self.operations))?;
+        let exhaustive = 100.0 * self.exhaustive;
+        row("crash points", format!("{}, {exhaustive:.1} % exhausted", self.crash_points))?;
+        row("images", format!("{}, {} of them nested", self.images, self.nested_images))?;
+        row("pairs reversed", format!("{} of {}", self.pairs_tried, self.pairs))?;
+        row("orders of threads", self.schedules.to_string())?;
+        for (name, [first, nested]) in &self.recovery {
+            row("recovery", format!("{name}: {first}, nested {nested}"))?;
+        }
+        row("judged by", self.oracles.join(", "))?;
+        row("images a second", format!("{:.0} (a core)", self.images as f64 / self.seconds))?;
+        row("violations", self.violations.to_string())?;
+        for found in &self.found {
+            row("", format!("{} [{}]", found.message, found.oracle))?;
+        }
+        if self.mutants > 0 {
+            let changing = self.mutants - self.unchanged.len() as u64;
+            row("mistakes", format!("{} of {changing} noticed", self.killed))?;
+            for (oracle, times) in &self.killed_by {
+                row("", format!("{times} by {oracle}"))?;
+            }
+            for mutant in &self.unchanged {
+                row("  change nothing", mutant.clone())?;
+            }
+            for Survivor { mutant, explanation } in &self.survivors {
+                let why = explanation.as_deref().unwrap_or("unexplained");
+                row("  not noticed", format!("{mutant}: {why}"))?;
+            }
+        }
+        writeln!(f)
+    }
+}
+
 /// Crashes what `config` says.
 ///
 /// # Errors
@@ -194,7 +273,7 @@ fn crash(crashable: &Crashable, config: &CrashConfig, watch: &dyn Watch) -> Cras
     reports.into_iter().for_each(|(report, _)| all.merge(report));
     let mut report = summary(crashable.name, &all, seconds);
     if config.mutants && all.is_clean() {
-        make_mistakes(battery, config, watch, &mut report);
+        make_mistakes(battery, config, watch, &all, &mut report);
     }
     report
 }
@@ -232,6 +311,7 @@ fn make_mistakes(
     battery: &Battery,
     config: &CrashConfig,
     watch: &dyn Watch,
+    all: &Report,
     report: &mut CrashReport,
 ) {
     // The campaigns were clean; with fewer seeds they are too.
@@ -259,7 +339,9 @@ fn make_mistakes(
             }
             Fate::NoChange => report.unchanged.push(mutation.to_string()),
             Fate::Survived(_) => {
-                let explanation = None;
+                let site = mutation.site();
+                let explanation =
+                    site.and_then(|site| all.harmless.get(&site)).map(ToString::to_string);
                 report.survivors.push(Survivor { mutant: mutation.to_string(), explanation });
             }
         }

@@ -14,7 +14,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::medium::{Medium, OFFSET_LIMIT};
+use crate::medium::{Medium, Note, OFFSET_LIMIT};
 use crate::{Error, ErrorKind, PmU64, Result, pod};
 
 /// First word of a superblock: "EVERMAP" and a zero byte.
@@ -440,6 +440,8 @@ impl<M: Medium> Region<M> {
     pub(crate) fn close(&self) -> Result<()> {
         self.ensure_writable()?;
         self.medium.sync()?;
+        self.medium
+            .note(Note::Harmless("torn, the word is not `CLEAN`: the region counts as open"));
         self.medium.store(&self.words().state, CLEAN);
         self.medium.sync()
     }

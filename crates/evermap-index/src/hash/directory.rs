@@ -16,6 +16,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::{RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
@@ -247,6 +248,7 @@ impl<M: Medium> Directory<M> {
         }
         let m = self.pool.medium();
         let new = m.slice::<PmU64>(reserved.offset, 1 << reserved.depth).expect("just allocated");
+        m.note(Note::Scope("directory doubled"));
         for (i, entry) in self.entries().iter().enumerate() {
             let old = m.load(entry);
             m.store(&new[2 * i], old);
@@ -276,6 +278,7 @@ impl<M: Medium> Directory<M> {
             self.pool.free_unpublished(reserved);
             return Ok(false);
         }
+        m.note(Note::Scope("directory halved"));
         let new = m.slice::<PmU64>(reserved, 1 << (depth - 1)).expect("just allocated");
         new.iter().zip(pairs).for_each(|(entry, pair)| m.store(entry, m.load(&pair[0])));
         m.persist(new);

@@ -43,6 +43,9 @@ pub enum Note {
     End(u64),
     /// A named piece of work begins: a split, a merge, a recovery step.
     Scope(&'static str),
+    /// Why a mistake at the store, flush or fence that follows would make no difference: for those that ask after
+    /// mutants that survive.
+    Harmless(&'static str),
 }
 
 /// Memory made of [`PmU64`] words, with the order in which they become durable.

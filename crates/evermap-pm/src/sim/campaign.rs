@@ -631,6 +631,7 @@ impl<'r, S: Subject> Run<'r, S> {
         self.report.flush_sites.extend(trace.flush_sites());
         self.report.fence_sites.extend(trace.fence_sites());
         self.report.commit_sites.extend(trace.commit_sites());
+        self.report.harmless.extend(trace.harmless());
     }
 
     /// Crashes one recording at all its points, and then the recoveries that are worth it.

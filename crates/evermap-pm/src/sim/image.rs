@@ -436,7 +436,9 @@ impl<'t> Walk<'t> {
             Event::Fence | Event::FailedSync | Event::Grow { .. } | Event::Discard { .. } => {
                 self.moved = true
             }
-            Event::Flush { .. } | Event::Note(Note::Scope(_)) | Event::Omitted => {}
+            Event::Flush { .. }
+            | Event::Note(Note::Scope(_) | Note::Harmless(_))
+            | Event::Omitted => {}
         }
         let canvas = &mut self.canvas;
         self.state.step(self.next, &mut |word: &Word| {
@@ -572,6 +574,7 @@ impl<'t> Walk<'t> {
                     Event::Note(Note::Begin(op)) => format!("the begin of {}", name(op)),
                     Event::Note(Note::End(op)) => format!("the end of {}", name(op)),
                     Event::Note(Note::Scope(scope)) => format!("entering {scope}"),
+                    Event::Note(Note::Harmless(_)) => "a note".into(),
                     Event::Store { .. } => "the store".into(),
                     Event::Flush { .. } => "the flush".into(),
                     Event::Fence => "the fence".into(),

@@ -531,7 +531,7 @@ unsafe impl Medium for Sim {
         match note {
             Note::Begin(_) => schedule::did(Did::Begin),
             Note::End(_) => schedule::did(Did::End),
-            Note::Scope(_) => {}
+            Note::Scope(_) | Note::Harmless(_) => {}
         }
     }
 

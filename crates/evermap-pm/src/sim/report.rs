@@ -55,6 +55,8 @@ pub struct Report {
     pub fence_sites: BTreeSet<Site>,
     /// Where single words were stored and made durable by themselves, in the same.
     pub commit_sites: BTreeSet<Site>,
+    /// Places at which a mistake would make no difference, and why.
+    pub harmless: BTreeMap<Site, &'static str>,
     /// Images after which something was wrong; also workloads that failed without a crash.
     pub failed_images: u64,
     /// What went wrong, each kind of crash once.
@@ -119,6 +121,7 @@ impl Report {
         self.flush_sites.extend(other.flush_sites);
         self.fence_sites.extend(other.fence_sites);
         self.commit_sites.extend(other.commit_sites);
+        self.harmless.extend(other.harmless);
         for violation in other.violations {
             if !self.violations.contains(&violation) {
                 self.violations.push(violation);

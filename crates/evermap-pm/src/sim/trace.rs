@@ -275,6 +275,20 @@ impl Trace {
         sites
     }
 
+    /// Places at which a mistake would make no difference, and [why](Note::Harmless).
+    pub fn harmless(&self) -> HashMap<Site, &'static str> {
+        let mut said: HashMap<u16, &'static str> = HashMap::new();
+        let mut harmless = HashMap::new();
+        for record in &self.records {
+            if let Event::Note(Note::Harmless(why)) = record.event {
+                said.insert(record.thread, why);
+            } else if let Some(why) = said.remove(&record.thread) {
+                harmless.insert(record.site, why);
+            }
+        }
+        harmless
+    }
+
     fn sites(&self, wanted: impl Fn(&Event) -> bool) -> BTreeSet<Site> {
         self.records.iter().filter(|r| wanted(&r.event)).map(|r| r.site).collect()
     }
@@ -296,12 +310,9 @@ impl Trace {
         let notes = self.records[..at].iter().rev().filter(|r| r.thread == thread);
         notes
             .filter_map(|record| match record.event {
-                Event::Note(note) => Some(note),
+                Event::Note(Note::Scope(name)) => Some(Some(name)),
+                Event::Note(Note::Begin(_) | Note::End(_)) => Some(None),
                 _ => None,
-            })
-            .map(|note| match note {
-                Note::Scope(name) => Some(name),
-                Note::Begin(_) | Note::End(_) => None,
             })
             .next()
             .flatten()

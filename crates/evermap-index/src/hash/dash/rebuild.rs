@@ -3,6 +3,7 @@
 //! Both work on a segment that nobody else can touch, and collect its bucket headers in ordinary memory before
 //! storing them.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
@@ -70,6 +71,9 @@ impl Lines {
 
 fn store_changed<M: Medium>(m: &M, cell: &PmU64, value: u64) {
     if m.load_relaxed(cell) != value {
+        m.note(Note::Harmless(
+            "torn, some slots are as before: what does not belong is dropped again, fingerprints are made anew",
+        ));
         m.store(cell, value);
     }
 }
@@ -355,10 +359,14 @@ where
             return false;
         }
         // By the slots alone: fingerprints may be of an earlier time.
-        self.records_of(&segment.normal[home]).any(|(_, other)| {
+        let is_copy = self.records_of(&segment.normal[home]).any(|(_, other)| {
             other.slot_key == record.slot_key
                 && (other.word == record.word || !K::WORDS_ARE_RECORDS)
-        })
+        });
+        if is_copy {
+            self.medium().note(Note::Scope("copy dropped"));
+        }
+        is_copy
     }
 
     /// The same for the chain. A link that leads nowhere, or back, ends it.

@@ -3,6 +3,7 @@
 //! * A split whose directory range or shape was not finished: the first entry of the upper half's range.
 //! * A merge whose ranges were not finished: the first entry of the right sibling's range.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
 use super::DashEh;
@@ -27,11 +28,13 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Err(Error::damaged(offset, "a segment is deeper than the directory"));
         }
         if let Some(merged) = self.merged_into(offset, shape, &latch) {
+            m.note(Note::Scope("merge found"));
             self.swap_entries(shape, &latch, merged, |entry| entry == offset);
             return Ok(None);
         }
         let mut shape = shape;
         if let Some(upper) = self.unfinished_split(offset, shape, &latch) {
+            m.note(Note::Scope("split finished"));
             shape = upper.parent().expect("a half").half(0);
             m.store(&segment.header.shape, shape.encode());
             m.flush(&segment.header.shape);
@@ -111,6 +114,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             }
         }
         if changed {
+            m.note(Note::Scope("directory range finished"));
             m.fence();
         }
     }

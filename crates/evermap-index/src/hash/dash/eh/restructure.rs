@@ -5,6 +5,7 @@
 //! the other entries of a directory range, and records that no longer belong: recovery sees both from the first
 //! entry of the range and from the segment's shape.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};
 
 use super::DashEh;
@@ -86,6 +87,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             self.unlock_unchanged(segment);
             return Ok(Split::Done);
         }
+        m.note(Note::Scope("split"));
         let (lower, upper) = (shape.half(0), shape.half(1));
         let (mut staying, mut moving) = (Self::room_for_records(), Self::room_for_records());
         self.for_each_placed(segment, |placed: Placed| {
@@ -217,6 +219,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Ok(false);
         };
         m.fence();
+        m.note(Note::Scope("merge"));
         {
             let latch = self.expansion.directory.share();
             // The commit is the first entry of the *right* sibling: a shape of the parent's depth there cannot
