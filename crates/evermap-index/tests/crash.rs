@@ -2,11 +2,13 @@
 
 use evermap_index::hash::cceh::{self, Locking, Recovery};
 use evermap_index::hash::clht;
-use evermap_index::hash::dash::{Config, Tiny, TinyLh};
+use evermap_index::hash::dash::{Config, EH_MUTANTS, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
+use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_index::{Clht, crash_campaign};
 use evermap_pm::Medium;
+use evermap_pm::sim::mutants::Fate;
 
 struct TinyDash;
 
@@ -67,3 +69,32 @@ impl<K: Numbered> PoolSubject<K> for TinyClht {
 }
 
 crash_campaign!(p_clht, TinyClht);
+
+/// What was found once stays mended.
+#[test]
+fn what_was_found_stays_mended() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/crashes");
+    let battery = battery("dash_eh", &[], TinyDash);
+    let mut replayed = 0;
+    for file in std::fs::read_dir(directory).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        battery.replay(&text).unwrap_or_else(|what| panic!("{}: {what}", path.display()));
+        replayed += 1;
+    }
+    assert!(replayed > 0);
+}
+
+/// Each mistake of another implementation that can be made here is noticed.
+#[test]
+fn mistakes_are_noticed() {
+    evermap_pm::sim::campaign::keep_panics_quiet();
+    let battery = battery("dash_eh", EH_MUTANTS, TinyDash);
+    let unnoticed = |name: &&&str| {
+        let (fate, trial) = battery.fate_of_planted(name, 2);
+        println!("{name}: {fate} {trial:?}");
+        matches!(fate, Fate::Survived(_))
+    };
+    let survivors: Vec<_> = battery.planted.iter().filter(unnoticed).collect();
+    assert!(survivors.is_empty(), "not noticed: {survivors:?}");
+}
