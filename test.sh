@@ -29,13 +29,18 @@ cargo clippy --workspace --all-targets --all-features -- -D warnings
 step "tests, with short crash campaigns"
 cargo test --workspace --all-features
 
+step "the store, over each of its other indexes"
+for index in dash-lh cceh; do
+    EVERMAP_TEST_INDEX=$index cargo test -p evermap --tests --quiet
+done
+
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
 step "laboratory, in brief"
 cargo build --release --quiet --bin evermap
 "${CARGO_TARGET_DIR:-target}/release/evermap" lab run micro \
-    --index dash-eh,papaya,dashmap,scc-hashmap --keys 100000 --threads 2 \
+    --index dash-eh,dash-lh,cceh,level,p-clht,papaya,dashmap,scc-hashmap --keys 100000 --threads 2 \
     --rounds 1 --patience 0 --retries 0 --no-limits
 
 step "a killed server, a real client"

@@ -19,7 +19,7 @@ use crate::{DONE, NO};
 /// death of the process and above the page cache, and crashes the recoveries too. Fails if anything is lost.
 #[derive(Args)]
 pub(crate) struct Crash {
-    /// Indexes, separated by commas: dash-eh, dash-lh, cceh, level, p-clht [default: all]
+    /// Indexes, separated by commas: dash-eh, dash-lh, cceh, level, p-clht, line [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     index: Vec<String>,
     /// Workloads of each campaign; of those with parallel threads 25 for one

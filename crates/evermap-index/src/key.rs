@@ -136,6 +136,64 @@ impl Key for Bytes {
     }
 }
 
+/// A kind of key that is known from its *image*, 64 bits that place it, so that an index need not store what a
+/// position implies (quotienting).
+///
+/// The image of a variable-length key is its hash: keys may share one, and are told apart by their records.
+pub trait Quotient: Key {
+    /// The image of the key. Uniform in all 64 bits; two keys share one only where words are records.
+    fn image(key: Self::Ref<'_>, seed: u64) -> u64;
+
+    /// The slot key (see [`Key::slot_key`]) of the keys with this image.
+    fn slot_key_of(image: u64, seed: u64) -> u64;
+}
+
+impl Quotient for u64 {
+    #[inline(always)]
+    fn image(key: u64, seed: u64) -> u64 {
+        mix_invertibly(key, seed)
+    }
+
+    #[inline(always)]
+    fn slot_key_of(image: u64, seed: u64) -> u64 {
+        unmix(image, seed)
+    }
+}
+
+impl Quotient for Bytes {
+    #[inline(always)]
+    fn image(key: BytesRef<'_>, _seed: u64) -> u64 {
+        key.hash
+    }
+
+    #[inline(always)]
+    fn slot_key_of(image: u64, _seed: u64) -> u64 {
+        image
+    }
+}
+
+/// Odd factors whose products spread structured keys well, as the tests require.
+const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xe703_7ed1_a0b4_28db];
+/// What undoes them, modulo 2^64.
+const INVERSES: [u64; 2] = [0xf1de_83e1_9937_733d, 0x2e1b_9953_f3b3_9353];
+const _: () = assert!(FACTORS[0].wrapping_mul(INVERSES[0]) == 1);
+const _: () = assert!(FACTORS[1].wrapping_mul(INVERSES[1]) == 1);
+
+/// Mixes a `u64` key into its image: a multiplication, a reversal of bytes, a multiplication.
+///
+/// The first product depends on all bits in its top byte, which the reversal brings to the bottom; in the second
+/// the top depends on everything again. A bijection of three instructions.
+#[inline(always)]
+fn mix_invertibly(key: u64, seed: u64) -> u64 {
+    (key ^ seed).wrapping_mul(FACTORS[0]).swap_bytes().wrapping_mul(FACTORS[1])
+}
+
+/// Undoes [`mix_invertibly`].
+#[inline(always)]
+fn unmix(image: u64, seed: u64) -> u64 {
+    image.wrapping_mul(INVERSES[1]).swap_bytes().wrapping_mul(INVERSES[0]) ^ seed
+}
+
 /// Mixes a `u64` key into a hash: a folded 64x64 multiplication, twice, keyed by the seed.
 ///
 /// The first fold alone lets structured keys (a few high bits set) collide in the low byte; the second
@@ -163,19 +221,21 @@ mod tests {
         assert_eq!(BytesRef::new(b"evermap", 42).hash, xxh3_64_with_seed(b"evermap", 42));
     }
 
+    type Family = (&'static str, fn(u64) -> u64);
+
+    const FAMILIES: [Family; 6] = [
+        ("counting", |i| i),
+        ("stride 64", |i| i * 64),
+        ("high bits", |i| i << 44),
+        ("aligned addresses", |i| 0x7f00_0000_0000 + i * 4096),
+        ("bit reversed", |i| i.reverse_bits()),
+        ("two halves", |i| (i << 32) | i),
+    ];
+
     /// Structured keys must spread over directory bits (top), bucket bits (8..14) and fingerprints (0..8).
     #[test]
     fn structured_keys_spread() {
-        type Family = (&'static str, fn(u64) -> u64);
-        let families: [Family; 6] = [
-            ("counting", |i| i),
-            ("stride 64", |i| i * 64),
-            ("high bits", |i| i << 44),
-            ("aligned addresses", |i| 0x7f00_0000_0000 + i * 4096),
-            ("bit reversed", |i| i.reverse_bits()),
-            ("two halves", |i| (i << 32) | i),
-        ];
-        for (name, family) in families {
+        for (name, family) in FAMILIES {
             for (part, shift) in [("top", 56), ("bucket", 8), ("fingerprint", 0)] {
                 let mut counts = [0u32; 256];
                 for i in 0..1 << 16 {
@@ -184,6 +244,50 @@ mod tests {
                 // 65,536 draws over 256 boxes: mean 256, standard deviation 16. Seven of them is a broken hash.
                 let (low, high) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
                 assert!(*low > 256 - 112 && *high < 256 + 112, "{name} {part}: {low}..{high}");
+            }
+        }
+    }
+
+    /// Images are part of the format too.
+    #[test]
+    fn golden_images() {
+        let images = [0, 1, u64::MAX].map(|key| mix_invertibly(key, 42));
+        assert_eq!(images, [0xafb0_e8bc_1290_7c97, 0x2a87_8dcf_b1e6_c0c1, 0xc974_f35e_ad65_1664]);
+    }
+
+    #[test]
+    fn images_lead_back() {
+        for seed in [0, 7, u64::MAX] {
+            for (_, family) in FAMILIES {
+                for key in (0..1 << 12).map(family).chain([u64::MAX, 1 << 63]) {
+                    assert_eq!(unmix(mix_invertibly(key, seed), seed), key);
+                }
+            }
+        }
+    }
+
+    /// Structured keys must spread over each part of the image, and over two parts together: directory bits (top),
+    /// line bits (0..8), the bits that lead to another line (8..16).
+    #[test]
+    fn images_spread() {
+        type Part = (&'static str, fn(u64) -> u64);
+        let parts: [Part; 5] = [
+            ("top", |image| image >> 56),
+            ("line", |image| image & 0xff),
+            ("step", |image| image >> 8 & 0xff),
+            ("top and line", |image| image >> 60 << 4 | image & 0xf),
+            ("line and step", |image| image >> 4 & 0xff),
+        ];
+        for seed in [0, 7, 0x5eed_5eed_5eed_5eed] {
+            for (name, family) in FAMILIES {
+                for (part, part_of) in parts {
+                    let mut counts = [0u32; 256];
+                    for i in 0..1 << 16 {
+                        counts[part_of(mix_invertibly(family(i), seed)) as usize] += 1;
+                    }
+                    let (low, high) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+                    assert!(*low > 256 - 112 && *high < 256 + 112, "{name} {part}: {low}..{high}");
+                }
             }
         }
     }

@@ -21,5 +21,6 @@ pub use hash::cceh::Cceh;
 pub use hash::clht::Clht;
 pub use hash::dash::{DashEh, DashLh};
 pub use hash::level::Level;
+pub use hash::line::LineHash;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
-pub use key::{Bytes, Key, Without};
+pub use key::{Bytes, Key, Quotient, Without};

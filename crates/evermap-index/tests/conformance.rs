@@ -4,9 +4,10 @@ use evermap_index::hash::cceh::{self, Cceh, Locking};
 use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
+use evermap_index::hash::line;
 use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
-use evermap_index::testkit::{self, Failure, Numbered, PoolSubject};
-use evermap_index::{Bytes, Clht, DashEh, DashLh, conformance};
+use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
+use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, conformance};
 use evermap_pm::Medium;
 use evermap_pm::medium::Dram;
 
@@ -67,6 +68,18 @@ impl<K: Numbered> PoolSubject<K> for TinyLevel {
 
 conformance!(level_hashing, TinyLevel(Resize::Incremental));
 conformance!(level_hashing_paper, TinyLevel(Resize::Blocking));
+
+struct TinyLine;
+
+impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
+    type Index<M: Medium> = line::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> line::Config {
+        line::Config { initial_depth: 0 }
+    }
+}
+
+conformance!(line_hash, TinyLine, [u64, Plain, Bytes]);
 
 /// The geometry for use, which is the one that costs are promised for.
 struct FullDash;
@@ -241,3 +254,90 @@ impl<K: Numbered> PoolSubject<K> for TinyClht {
 }
 
 conformance!(p_clht, TinyClht);
+
+/// The table that a laboratory would use for so many keys.
+struct FullClht;
+
+impl<K: Numbered> PoolSubject<K> for FullClht {
+    type Index<M: Medium> = Clht<K, M>;
+
+    fn config<M: Medium>(&self) -> clht::Config {
+        clht::Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// Nearly everything concerns one line: it is read, and flushed once. At this size chains are about as long as
+/// they get.
+#[test]
+fn p_clht_costs() -> Result<(), Failure> {
+    let promise = |kind, lines_read, persists: u64, percent| {
+        // A bucket behind the home bucket is a line written, and so is the lock.
+        let lines_written = 2 * persists.min(1);
+        let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
+        Promise { kind, most, percent }
+    };
+    let promises = |record: u64| {
+        [
+            promise(Kind::Hit, 1 + record, 0, 70),
+            promise(Kind::Hit, 3 + record, 0, 98),
+            promise(Kind::Hit, u64::MAX, 0, 100),
+            promise(Kind::Miss, 1, 0, 50),
+            promise(Kind::Miss, u64::MAX, 0, 100),
+            promise(Kind::Insert, 3 + record, 1, 70),
+            // A bucket is added. The rest look at a sample of the table then, or replace it.
+            promise(Kind::Insert, 3 + record, 2, 98),
+            promise(Kind::Update, u64::MAX, 1, 100),
+            // A bucket behind becomes empty, and leaves its chain.
+            promise(Kind::Remove, u64::MAX, 1, 75),
+            promise(Kind::Remove, u64::MAX, 2, 99),
+        ]
+    };
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullClht, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&FullClht, config, 10_000, &promises(5))
+}
+
+/// The geometry for use.
+struct FullLine;
+
+impl<K: Numbered + Quotient> PoolSubject<K> for FullLine {
+    type Index<M: Medium> = LineHash<K, M>;
+
+    fn config<M: Medium>(&self) -> line::Config {
+        line::Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// A lookup reads the directory's line and one more; whatever changes one word flushes one line.
+#[test]
+fn line_hash_costs() -> Result<(), Failure> {
+    let promise = |kind, lines_read, persists, percent| {
+        let (lines_flushed, fences) = (persists, persists);
+        let lines_written = if persists == 0 { 0 } else { 2 };
+        let most = Cost { lines_read, lines_written, lines_flushed, fences };
+        Promise { kind, most, percent }
+    };
+    let promises = |record: u64| {
+        [
+            promise(Kind::Hit, 2 + record, 0, 90),
+            promise(Kind::Hit, 4 + record, 0, 100),
+            promise(Kind::Miss, 2, 0, 90),
+            promise(Kind::Miss, 3, 0, 100),
+            // The rest moves another record, or splits a segment.
+            promise(Kind::Insert, 3 + record, 1, 80),
+            promise(Kind::Update, 4 + record, 1, 100),
+            promise(Kind::Remove, 3 + record, 1, 99),
+        ]
+    };
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullLine, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&FullLine, config, 10_000, &promises(4))
+}

@@ -4,9 +4,11 @@ use evermap_index::hash::cceh::{self, Locking, Recovery};
 use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, EH_MUTANTS, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
+use evermap_index::hash::line;
+
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::{Numbered, PoolSubject};
-use evermap_index::{Clht, crash_campaign};
+use evermap_index::{Clht, Quotient, crash_campaign};
 use evermap_pm::Medium;
 use evermap_pm::sim::mutants::Fate;
 
@@ -69,6 +71,18 @@ impl<K: Numbered> PoolSubject<K> for TinyClht {
 }
 
 crash_campaign!(p_clht, TinyClht);
+
+struct TinyLine;
+
+impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
+    type Index<M: Medium> = line::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> line::Config {
+        line::Config { initial_depth: 0 }
+    }
+}
+
+crash_campaign!(line_hash, TinyLine);
 
 /// What was found once stays mended.
 #[test]

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use evermap_index::key::Quotient;
 use evermap_index::{Action, Bytes, Index, Intent, Key, Result, Without};
 use evermap_pm::medium::{Counted, Dram};
 use evermap_pm::{Guard, Medium};
@@ -78,6 +79,18 @@ impl<K: Key, const WHAT: u8> Key for Lacking<K, WHAT> {
     #[inline(always)]
     fn prefetch<M: Medium>(medium: &M, word: u64) {
         K::prefetch(medium, word);
+    }
+}
+
+impl<K: Quotient, const WHAT: u8> Quotient for Lacking<K, WHAT> {
+    #[inline(always)]
+    fn image(key: K::Ref<'_>, seed: u64) -> u64 {
+        K::image(key, seed)
+    }
+
+    #[inline(always)]
+    fn slot_key_of(image: u64, seed: u64) -> u64 {
+        K::slot_key_of(image, seed)
     }
 }
 

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use evermap_index::Clht;
-use evermap_index::hash::{cceh, clht, dash, level};
+use evermap_index::hash::{cceh, clht, dash, level, line};
+use evermap_index::key::Quotient;
 use evermap_index::testkit::crash::{battery, oracle};
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::Medium;
@@ -60,8 +61,18 @@ tiny!(TinyLevel, level::Tiny<K, M>, K, M, level::Config, level::Config {
 });
 tiny!(TinyClht, Clht<K, M>, K, M, clht::Config, clht::Config { initial_buckets: 4 });
 
+struct TinyLine;
+
+impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
+    type Index<M: Medium> = line::Tiny<K, M>;
+
+    fn config<M: Medium>(&self) -> line::Config {
+        line::Config { initial_depth: 0 }
+    }
+}
+
 /// Everything that can be crashed, each with its heap and its region.
-pub const CRASHABLE: [Crashable; 5] = [
+pub const CRASHABLE: [Crashable; 6] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
@@ -86,6 +97,11 @@ pub const CRASHABLE: [Crashable; 5] = [
         name: "p-clht",
         about: "P-CLHT with four buckets",
         battery: || battery("p-clht", &[], TinyClht),
+    },
+    Crashable {
+        name: "line",
+        about: "the line hash, beginning with one segment",
+        battery: || battery("line", &[], TinyLine),
     },
 ];
 

@@ -4,7 +4,7 @@
 //! * [`subject`]: what it is measured of, by name: [tables of words](table) and [stores of byte strings](store)
 //!   behind one object-safe view, [plugins](plugin) among them;
 //! * [`workload`]: seeded keys, the phases they are used in, and mixes such as YCSB's;
-//! * [`drive`]: the driver: interleaved rounds, pinned threads, every answer checked;
+//! * [`drive()`]: the driver: interleaved rounds, pinned threads, every answer checked;
 //! * [`compare`]: medians, and ratios within rounds;
 //! * [`crash`]: crash campaigns, and mistakes that they must notice;
 //! * [`limits`]: what the machine itself can do, as a yardstick;

@@ -352,11 +352,26 @@ mod tests {
     use crate::testing::Kept;
     use std::process::Command;
 
-    /// Compiles C into a library in a directory of its own.
-    fn compile(name: &str, source: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("lab-plugin-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let (code, library) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
+    /// A library in a directory of its own, which is removed at the end: what was loaded stays loaded.
+    struct Compiled(PathBuf);
+
+    impl Compiled {
+        fn library(&self) -> PathBuf {
+            self.0.join("plugin.so")
+        }
+    }
+
+    impl Drop for Compiled {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn compile(name: &str, source: &str) -> Compiled {
+        let folder = format!("lab-plugin-{}-{name}", std::process::id());
+        let compiled = Compiled(std::env::temp_dir().join(folder));
+        std::fs::create_dir_all(&compiled.0).unwrap();
+        let code = compiled.0.join("plugin.c");
         std::fs::write(&code, source).unwrap();
         let done = Command::new("cc")
             .args([
@@ -364,18 +379,19 @@ mod tests {
             ])
             .arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/plugin"))
             .arg("-o")
-            .args([&library, &code])
+            .args([&compiled.library(), &code])
             .output()
             .expect("a C compiler is installed");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        library
+        compiled
     }
 
     const EXAMPLE: &str = include_str!("../plugin/open_addressing.c");
 
     #[test]
     fn the_example_passes_as_any_table() {
-        let library = compile("example", EXAMPLE);
+        let compiled = compile("example", EXAMPLE);
+        let library = compiled.library();
         // SAFETY: our own example.
         let name = unsafe { load(&library) }.unwrap();
         assert_eq!(name, "open-addressing");
@@ -407,7 +423,7 @@ mod tests {
             "if (slot) *word = slot->word + (key % 1000 == 0);",
         );
         // SAFETY: our own example, with wrong answers.
-        let name = unsafe { load(&compile("forgetful", &lying)) }.unwrap();
+        let name = unsafe { load(&compile("forgetful", &lying).library()) }.unwrap();
         let config = Config {
             indexes: vec![name.to_owned()],
             keys: 20_000,
@@ -423,7 +439,7 @@ mod tests {
             "int answer = key % 1000 == 0 ? -1 : find(shard, key, h) != NULL;",
         );
         // SAFETY: our own example, with failures.
-        let name = unsafe { load(&compile("failing", &failing)) }.unwrap();
+        let name = unsafe { load(&compile("failing", &failing).library()) }.unwrap();
         let config = Config { indexes: vec![name.to_owned()], ..config };
         let error = drive(&config, &mut Kept::default()).unwrap_err().to_string();
         assert!(
@@ -438,7 +454,7 @@ mod tests {
         let refused = |path: &Path| unsafe { load(path) }.unwrap_err().to_string();
         let changed = |name: &str, from: &str, to: &str| {
             let named = EXAMPLE.replace("\"open-addressing\"", &format!("\"{name}\""));
-            refused(&compile(name, &named.replace(from, to)))
+            refused(&compile(name, &named.replace(from, to)).library())
         };
         assert!(
             changed("newer", ".abi = EVERMAP_LAB_ABI", ".abi = 99")
@@ -447,9 +463,13 @@ mod tests {
         let lacking = changed("lacking", ".update = update,", ".update = 0 ? update : NULL,");
         assert!(lacking.contains("lacks the function `update`"), "{lacking}");
         let taken = EXAMPLE.replace("\"open-addressing\"", "\"dash-eh\"");
-        assert!(refused(&compile("taken", &taken)).contains("there is an index `dash-eh` already"));
-        let other =
-            refused(&compile("other", "int nothing(void); int nothing(void) { return 0; }"));
+        assert!(
+            refused(&compile("taken", &taken).library())
+                .contains("there is an index `dash-eh` already")
+        );
+        let other = refused(
+            &compile("other", "int nothing(void); int nothing(void) { return 0; }").library(),
+        );
         assert!(other.contains("evermap_lab_plugin.h"), "{other}");
         assert!(
             refused(Path::new("/no/such/library.so")).starts_with("load /no/such/library.so: ")

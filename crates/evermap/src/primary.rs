@@ -4,11 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use evermap_index::hash::{cceh, clht, dash, level};
+use evermap_index::hash::{cceh, dash};
 use evermap_index::key::BytesRef;
 use evermap_index::{
-    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Intent, Level, Persistent,
-    Result, Stats, Visitor,
+    Action, Bytes, Cceh, Change, DashEh, DashLh, Guard, Index, Intent, Persistent, Result, Stats,
+    Visitor,
 };
 use evermap_pm::{ErrorKind, Medium, Pool};
 
@@ -26,16 +26,11 @@ pub enum IndexKind {
     DashLh,
     /// CCEH: extendible hashing with buckets of one cache line. It never shrinks.
     Cceh,
-    /// Level hashing: two levels, four candidate buckets, the highest load factor. It never shrinks.
-    Level,
-    /// P-CLHT: buckets of one cache line with chains, after RECIPE.
-    Clht,
 }
 
 impl IndexKind {
     /// Every kind.
-    pub const ALL: &'static [IndexKind] =
-        &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh, IndexKind::Level, IndexKind::Clht];
+    pub const ALL: &'static [IndexKind] = &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh];
 
     /// Its name, as the command line and the laboratory know it.
     pub fn name(self) -> &'static str {
@@ -43,8 +38,6 @@ impl IndexKind {
             IndexKind::DashEh => "dash-eh",
             IndexKind::DashLh => "dash-lh",
             IndexKind::Cceh => "cceh",
-            IndexKind::Level => "level",
-            IndexKind::Clht => "p-clht",
         }
     }
 }
@@ -97,8 +90,6 @@ types! {
     DashLh: DashLh, DashLh;
     SmallDashLh: SmallDashLh, DashLh;
     Cceh: Cceh, Cceh;
-    Level: Level, Level;
-    Clht: Clht, Clht;
 }
 
 impl fmt::Display for IndexKind {
@@ -135,14 +126,6 @@ impl<M: Medium> Primary<M> {
                 DashLh::create(pool, root, dash::Config::default()).map(Primary::DashLh)
             }
             IndexKind::Cceh => Cceh::create(pool, root, cceh::Config::default()).map(Primary::Cceh),
-            IndexKind::Level => {
-                let config = level::Config { top_level: 5, ..level::Config::default() };
-                Level::create(pool, root, config).map(Primary::Level)
-            }
-            IndexKind::Clht => {
-                let config = clht::Config { initial_buckets: 64 };
-                Clht::create(pool, root, config).map(Primary::Clht)
-            }
         }
     }
 

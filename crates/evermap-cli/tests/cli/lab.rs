@@ -104,9 +104,10 @@ const BRIEF: [&str; 7] = ["--quick", "--rounds", "1", "--patience", "0", "--retr
 fn a_killed_table_is_opened_again() {
     let dir = tempfile::tempdir().unwrap();
     let place = ["--location", dir.path().to_str().unwrap(), "--json", "-"];
+    let brief = ["--quick", "--patience", "0"];
     for experiment in ["recovery", "after-recovery"] {
         let what = ["lab", "run", experiment, "--index", "dash-eh,evermap", "--keys", "30000"];
-        let said = run([&what[..], &BRIEF, &place].concat()).well();
+        let said = run([&what[..], &brief, &place].concat()).well();
         let records = records(&said);
         assert!(records.len() >= 2);
         for record in &records {

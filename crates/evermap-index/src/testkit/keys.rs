@@ -3,7 +3,7 @@
 use evermap_pm::Medium;
 
 use crate::Key;
-use crate::key::{Bytes, BytesRef};
+use crate::key::{Bytes, BytesRef, Quotient};
 use evermap_pm::sim::rng::Rng;
 
 /// A kind of key of which the kit can make the one with any number.
@@ -95,6 +95,17 @@ impl<const COARSE: bool> Key for Placed<COARSE> {
     }
 
     fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
+}
+
+/// Its hash is the key.
+impl Quotient for Plain {
+    fn image(key: u64, _seed: u64) -> u64 {
+        key
+    }
+
+    fn slot_key_of(image: u64, _seed: u64) -> u64 {
+        image
+    }
 }
 
 impl<const COARSE: bool> Numbered for Placed<COARSE> {

@@ -4,14 +4,14 @@
 //! interleaving with whole operations of one writer is tried.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use evermap_index::testkit::Plain;
 use evermap_index::{Clht, Index, Persistent};
 use evermap_pm::medium::Dram;
 
 use crate::watched::{Access, Watched};
-use crate::{dram, get, put, remove, tiny};
+use crate::{dram, get, put, remove, tiny, wait_until};
 
 type Table = Clht<Plain, Watched<Dram>>;
 
@@ -156,3 +156,67 @@ fn a_lookup_in_a_table_that_was_replaced_answers_what_was_true() {
     act(&index, 0);
     assert_eq!(get(&index, 5), None);
 }
+
+/// A lookup that has begun before a word is replaced in place, and ends before that is durable, must not answer the
+/// new word: a crash could take it back. The lookup is stopped at each of its loads until the writer stands at its
+/// fence, and the writer goes on when the lookup has ended, or has looked so often that it must be waiting.
+#[test]
+fn a_lookup_never_answers_a_word_that_is_not_durable() {
+    const LOOKS: u64 = 1000;
+    let (mut stopped, mut waited) = (0, 0);
+    for stop in 0.. {
+        let index = Arc::new(tiny::<Plain, _>(Watched::new(dram(1 << 20))));
+        (0..3).for_each(|number| put(&index, key(number), 1));
+        let (loads, stage) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(BEGUN)));
+        let looker = std::thread::current().id();
+        {
+            let (loads, stage) = (loads.clone(), stage.clone());
+            index.pool().medium().watch(move |access| {
+                if std::thread::current().id() != looker {
+                    if access == Access::Fence {
+                        stage.store(STORED, SeqCst);
+                        wait_until(|| stage.load(SeqCst) == GO_ON);
+                    }
+                } else if loads.fetch_add(1, SeqCst) == stop {
+                    stage.store(WRITE, SeqCst);
+                    wait_until(|| stage.load(SeqCst) == STORED);
+                } else if loads.load(SeqCst) > stop + LOOKS {
+                    stage.store(GO_ON, SeqCst);
+                }
+            });
+        }
+        let found = std::thread::scope(|threads| {
+            let (writer, turn) = (index.clone(), stage.clone());
+            threads.spawn(move || {
+                wait_until(|| turn.load(SeqCst) == WRITE || turn.load(SeqCst) == GO_ON);
+                if turn.load(SeqCst) == WRITE {
+                    put(&writer, key(1), 2);
+                }
+            });
+            let found = get(&index, key(1));
+            let before = stage.swap(GO_ON, SeqCst);
+            (found, before)
+        });
+        index.pool().medium().unwatch();
+        match found {
+            // It was never stopped: every load has had its turn.
+            (_, BEGUN) => break,
+            (found, STORED) => assert_eq!(found, Some(1), "stopped at load {stop}"),
+            (found, _) => {
+                waited += 1;
+                assert_eq!(found, Some(2), "stopped at load {stop}");
+            }
+        }
+        stopped += 1;
+    }
+    assert!(stopped > 3 && waited > 0, "stopped {stopped} times, waited {waited} times");
+}
+
+/// Neither has done anything.
+const BEGUN: u64 = 0;
+/// The lookup is stopped, and the writer begins.
+const WRITE: u64 = 1;
+/// The writer stands before its fence, and the lookup goes on.
+const STORED: u64 = 2;
+/// The writer goes on.
+const GO_ON: u64 = 3;

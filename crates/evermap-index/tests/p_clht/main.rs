@@ -63,6 +63,12 @@ where
     index.get(key, &index.pool().pin()).unwrap()
 }
 
+fn wait_until(ready: impl Fn() -> bool) {
+    while !ready() {
+        std::thread::yield_now();
+    }
+}
+
 /// Every block that the index names.
 fn reachable<K: Key, M: Medium>(index: &Clht<K, M>) -> BTreeSet<u64> {
     struct Blocks(BTreeSet<u64>);

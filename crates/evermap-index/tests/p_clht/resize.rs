@@ -11,7 +11,7 @@ use evermap_pm::medium::Dram;
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::watched::{Access, Watched};
-use crate::{ROOT, dram, get, put, remove, tiny, verify};
+use crate::{ROOT, dram, get, put, remove, tiny, verify, wait_until};
 
 fn table<M: Medium>(index: &Clht<Plain, M>) -> Table {
     let pool = index.pool();
@@ -24,46 +24,50 @@ fn fill<M: Medium>(index: &Clht<Plain, M>, low: u64, count: u64) {
     (1..=count).for_each(|number| put(index, number << 32 | low, number));
 }
 
+/// Lets a thread that is held up go on, also if the test fails.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 /// While one writer is held up in the middle of copying, readers find everything without waiting, and another
 /// writer that needs a chain which is being replaced copies the rest.
 #[test]
 fn writers_help_and_readers_do_not_wait() {
     const KEYS: u64 = 1800;
-    let index = Arc::new(tiny::<u64, _>(Watched::new(dram(4 << 20))));
+    // Their own hashes: chains are filled evenly, and number 0 is replaced first.
+    let index = Arc::new(tiny::<Plain, _>(Watched::new(dram(4 << 20))));
     (0..KEYS).for_each(|key| put(&index, key, key + 1));
     let before = index.stats(&index.pool().pin()).unwrap();
+    let first_chain = table(&index).home(0);
     let (held_up, release) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let (flushes_of_others, copying) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let flushes_of_others = Arc::new(AtomicU64::new(0));
     let (holding, held) = mpsc::channel();
     {
         let (held_up, release) = (held_up.clone(), release.clone());
-        let (flushes_of_others, copying) = (flushes_of_others.clone(), copying.clone());
-        let first = std::thread::current().id();
-        // An insert flushes two lines at most: whoever flushes more between two fences is copying.
+        let flushes_of_others = flushes_of_others.clone();
+        let frozen = AtomicBool::new(false);
         index.pool().medium().watch(move |access| match access {
-            Access::Fence => drop(copying.swap(0, SeqCst)),
             Access::Flush if held_up.load(SeqCst) => drop(flushes_of_others.fetch_add(1, SeqCst)),
-            Access::Flush
-                if copying.fetch_add(1, SeqCst) > 4 && std::thread::current().id() != first =>
-            {
+            // The first writer inserts nothing into this chain, so it does this only to freeze it.
+            Access::Store(offset) if offset == first_chain => frozen.store(true, SeqCst),
+            Access::Flush if frozen.load(SeqCst) => {
                 held_up.store(true, SeqCst);
                 holding.send(()).unwrap();
-                while !release.load(SeqCst) {
-                    std::thread::yield_now();
-                }
+                wait_until(|| release.load(SeqCst));
             }
             _ => {}
         });
     }
     std::thread::scope(|threads| {
+        let _release = SetOnDrop(&release);
         let resizer = index.clone();
         threads.spawn(move || {
-            let resizes = || resizer.stats(&resizer.pool().pin()).unwrap().splits;
-            let mut key = KEYS;
-            while resizes() == before.splits {
-                put(&resizer, key, key + 1);
-                key += 1;
-            }
+            let elsewhere = (KEYS..2 * KEYS + 200).filter(|key| key % (1 << before.depth) != 0);
+            elsewhere.for_each(|key| put(&resizer, key, key + 1));
         });
         held.recv_timeout(Duration::from_secs(60)).expect("the table grows");
         for key in 0..KEYS {
@@ -71,10 +75,9 @@ fn writers_help_and_readers_do_not_wait() {
         }
         assert_eq!(flushes_of_others.load(SeqCst), 0, "lookups flush nothing");
         let helper = index.clone();
-        let helping = threads.spawn(move || {
-            (0..KEYS).for_each(|key| put(&helper, key, key + 2));
-        });
-        // All of the new table but what the first one has taken; updates wait until that is there too.
+        let helping = threads.spawn(move || put(&helper, 0, 2));
+        // One update flushes a line, and this is most of the new table. The update itself waits until what the first
+        // writer has taken is there too.
         while flushes_of_others.load(SeqCst) < 1 << before.depth {
             assert!(!helping.is_finished(), "nobody helps");
             std::thread::yield_now();
@@ -82,8 +85,9 @@ fn writers_help_and_readers_do_not_wait() {
         release.store(true, SeqCst);
     });
     index.pool().medium().unwatch();
-    for key in 0..KEYS {
-        assert_eq!(get(&index, key), Some(key + 2));
+    assert_eq!(get(&index, 0), Some(2));
+    for key in 1..KEYS {
+        assert_eq!(get(&index, key), Some(key + 1));
     }
     verify(&index);
 }
@@ -170,4 +174,31 @@ fn a_table_does_not_shrink_below_what_it_was_made_for() {
     }
     let stats = index.stats(&index.pool().pin()).unwrap();
     assert_eq!((stats.depth, stats.merges), (10, 0));
+}
+
+/// Damage that bends a chain into a circle costs an answer, not a hang.
+#[test]
+fn a_chain_that_leads_back_to_itself_is_noticed() {
+    let index = tiny::<Plain, _>(dram(1 << 20));
+    let m = index.pool().medium();
+    fill(&index, 2, 12);
+    let home = m.at::<Bucket>(table(&index).home(2)).unwrap();
+    let first = Link(m.load(&home.link)).next().unwrap();
+    let mut last = m.at::<Bucket>(first).unwrap();
+    while !Link(m.load(&last.link)).is_last() {
+        last = m.at::<Bucket>(Link(m.load(&last.link)).next().unwrap()).unwrap();
+    }
+    m.store(&last.link, Link(m.load(&last.link)).followed_by(first).0);
+    let guard = index.pool().pin();
+    let absent = 1 << 40 | 2;
+    for error in [
+        index.get(absent, &guard).unwrap_err(),
+        index.insert(absent, 1, &guard).unwrap_err(),
+        index.for_each(&guard, &mut |_, _| true).unwrap_err(),
+    ] {
+        assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
+    }
+    // The others are as usable as before, and so is what comes before the circle closes.
+    fill(&index, 1, 3);
+    assert_eq!((get(&index, 1 << 32 | 1), get(&index, 1 << 32 | 2)), (Some(1), Some(1)));
 }

@@ -90,7 +90,12 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     Ok(Report {
         experiment: "latency-sweep",
         title: "what slower memory costs".into(),
-        about: circumstances(&base),
+        about: format!(
+            "{}, and from {} to {} ns",
+            circumstances(&base),
+            DELAYS[0],
+            DELAYS[DELAYS.len() - 1]
+        ),
         figures: Vec::new(),
         tables,
         plots,

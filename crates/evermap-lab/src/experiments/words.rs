@@ -274,8 +274,9 @@ pub(super) fn sizes(most: u64) -> Vec<u64> {
 struct Ablation {
     name: &'static str,
     title: &'static str,
-    with: &'static str,
-    without: &'static [&'static str],
+    /// With it, and without.
+    pairs: &'static [(&'static str, &'static str)],
+    /// What the paper reports for the first pair, by phase.
     fixed: [&'static str; 4],
     variable: Option<[&'static str; 4]>,
 }
@@ -288,7 +289,8 @@ fn ablate(
     out: &mut dyn Output,
 ) -> Result<Report, LabError> {
     let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 2 };
-    let usual = [&[ablation.with], ablation.without].concat();
+    let usual: Vec<_> =
+        ablation.pairs.iter().flat_map(|&(with, without)| [with, without]).collect();
     let phases = settings.phases.clone().unwrap_or_else(|| PHASES.to_vec());
     let fixed = Config {
         plan: Plan::Phases(phases),
@@ -311,9 +313,10 @@ fn ablate(
         }
         report.plots.push(bars(&driven, what));
         report.notes.extend(notes(&driven));
-        for without in ablation.without {
-            for (phase, paper) in PHASES.iter().zip(paper.unwrap_or(["-"; 4])) {
-                let figure = ratio_figure(&driven, ablation.with, without, phase.name(), paper);
+        for (nth, (with, without)) in ablation.pairs.iter().enumerate() {
+            let paper = paper.filter(|_| nth == 0).unwrap_or(["-"; 4]);
+            for (phase, paper) in PHASES.iter().zip(paper) {
+                let figure = ratio_figure(&driven, with, without, phase.name(), paper);
                 let what = format!("{what}, {}", figure.what);
                 report.figures.push(Figure { what, ..figure });
             }
@@ -342,8 +345,7 @@ pub(super) const FINGERPRINTS: Experiment = Experiment {
         let ablation = Ablation {
             name: "fingerprints",
             title: "what a byte of each key's hash beside the bucket's lock is worth",
-            with: "dash-eh",
-            without: &["dash-eh-no-fingerprints"],
+            pairs: &[("dash-eh", "dash-eh-no-fingerprints")],
             fixed: ["1.04", "1.19", "1.72", "1.02"],
             variable: Some(["1.88", "3.13", "7.04", "1.52"]),
         };
@@ -359,19 +361,14 @@ pub(super) const OVERFLOW_METADATA: Experiment = Experiment {
         let ablation = Ablation {
             name: "overflow-metadata",
             title: "what knowing about the stash in the home bucket is worth",
-            with: "dash-eh",
-            without: &["dash-eh-no-metadata", "dash-eh-4-stash", "dash-eh-4-stash-no-metadata"],
+            pairs: &[
+                ("dash-eh", "dash-eh-no-metadata"),
+                ("dash-eh-4-stash", "dash-eh-4-stash-no-metadata"),
+            ],
             fixed: ["1.07", "1.29", "1.70", "1.16"],
             variable: None,
         };
-        let mut report = ablate(&ablation, settings, out)?;
-        // The paper's figures are for the same number of stash buckets.
-        for figure in &mut report.figures {
-            if !figure.what.ends_with("/ dash-eh-no-metadata") {
-                figure.paper = "-".into();
-            }
-        }
-        Ok(report)
+        ablate(&ablation, settings, out)
     },
 };
 
@@ -383,8 +380,7 @@ pub(super) const LOCKING: Experiment = Experiment {
         let ablation = Ablation {
             name: "locking",
             title: "what look-ups that store nothing are worth",
-            with: "dash-eh",
-            without: &["dash-eh-locked-reads"],
+            pairs: &[("dash-eh", "dash-eh-locked-reads")],
             fixed: ["-", "locks do not scale on PM", "locks do not scale on PM", "-"],
             variable: None,
         };

@@ -82,7 +82,7 @@ where
 {
     let small = ("sans-serif", 15).into_font().color(&BLACK);
     let mut builder = ChartBuilder::on(root);
-    builder.margin(6).x_label_area_size(48).y_label_area_size(68);
+    builder.margin(6).margin_right(24).x_label_area_size(48).y_label_area_size(68);
     let mut chart = builder.build_cartesian_2d(x, y).map_err(text)?;
     let grey = RGBColor(0xc0, 0xc0, 0xc0);
     let mut mesh = chart.configure_mesh();

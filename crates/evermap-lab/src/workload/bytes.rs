@@ -1,7 +1,7 @@
 //! Keys and values as byte strings.
 //!
 //! Both follow from the 64-bit key of the workload. A byte key begins with it; a value begins with the
-//! [`word`](super::word) that the key would be bound to in a table of words, and goes on with words that follow
+//! [`word`] that the key would be bound to in a table of words, and goes on with words that follow
 //! from that one, so that a value which is torn, cut off, or another key's is recognised.
 
 use std::fmt;

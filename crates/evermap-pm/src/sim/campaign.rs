@@ -333,7 +333,7 @@ impl<S: Subject> Campaign<'_, S> {
 
     /// Runs a workload without crashing it.
     pub(crate) fn record(&self, calls: &[S::Call]) -> Result<Recorded<S::History>, Wrong> {
-        let (sim, history) = self.run(calls, self.config.mutation)?;
+        let (sim, history) = self.run(calls, None)?;
         Ok(Recorded { trace: self.trace_of(&sim), history, order: sim.order() })
     }
 
@@ -350,10 +350,11 @@ impl<S: Subject> Campaign<'_, S> {
     fn run(
         &self,
         calls: &[S::Call],
-        mutation: Option<Mutation>,
+        expected: Option<Mutation>,
     ) -> Result<(Sim, S::History), Wrong> {
         let sim = Sim::new(self.config.capacity).map_err(|error| error.to_string())?;
-        sim.mutate(mutation);
+        sim.mutate(self.config.mutation);
+        expected.into_iter().for_each(|mutation| sim.expect(mutation));
         sim.set_schedule(self.schedule(self.seed));
         let history = catch("the workload", || self.subject.run(&sim, calls))?;
         Ok((sim, history))

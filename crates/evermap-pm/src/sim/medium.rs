@@ -89,6 +89,8 @@ struct Log {
     /// What decisions have changed, and what was there before, last first.
     overwritten: Vec<(u64, u64)>,
     mutation: Option<Mutation>,
+    /// A mistake that the recording is to get later.
+    expected: Option<Mutation>,
     schedule: Schedule,
     /// Depends on the order in which threads ran under the schedule.
     order: u64,
@@ -106,6 +108,10 @@ impl Log {
     }
 
     fn push(&mut self, event: Event, site: Site) {
+        let omits = |mutation: Mutation| {
+            mutation.omits(event, site) && !matches!(mutation, Mutation::DelayFlush(_))
+        };
+        let event = if self.mutation.is_some_and(omits) { Event::Omitted } else { event };
         if !self.paused {
             let thread = self.thread();
             self.records.push(Record { event, thread, site });
@@ -165,11 +171,15 @@ impl Sim {
         Ok(sim)
     }
 
-    /// Lets the structure make the mistake that it carries in itself, if this is one, from now on. What else a
-    /// mutation is about is left to [`Mutation::apply`], later; but threads that run
-    /// [in parallel](Sim::in_parallel) are held up where the mistake shows.
+    /// Makes a mistake from now on: leaves out flushes or fences, or lets the structure make one that it carries
+    /// in itself. Other mistakes concern whole recordings: see [`Mutation::apply`].
     pub fn mutate(&self, mutation: Option<Mutation>) {
         self.log().mutation = mutation;
+    }
+
+    /// Lets threads that run [in parallel](Sim::in_parallel) be held up where this mistake will show.
+    pub(crate) fn expect(&self, mutation: Mutation) {
+        self.log().expected = Some(mutation);
     }
 
     /// Chooses the order in which threads run that are started [in parallel](Sim::in_parallel) from now on.
@@ -309,7 +319,7 @@ impl Sim {
         let log = shared.log.get_mut().unwrap_or_else(PoisonError::into_inner);
         log.forget();
         (log.paused, log.partial, log.fail_sync) = (false, false, false);
-        (log.undecided, log.order) = (None, 0);
+        (log.undecided, log.expected, log.order) = (None, None, 0);
         log.overwritten.clear();
         log.threads.clear();
         for lines in [&mut shared.read, &mut shared.undecided, &mut shared.quiet] {
@@ -519,7 +529,7 @@ unsafe impl Medium for Sim {
         let omitted = {
             let mut log = self.log();
             log.push(Event::Fence, site);
-            log.mutation.is_some_and(|mutation| mutation.omits(Event::Fence, site))
+            log.expected.or(log.mutation).is_some_and(|mutation| mutation.omits(Event::Fence, site))
         };
         if !omitted {
             schedule::did(Did::Fence);

@@ -164,9 +164,6 @@ impl<K: Key, M: Medium> Clht<K, M> {
         let mut before = home;
         for bucket in self.behind(home) {
             let bucket = bucket?;
-            if !Control(m.load(&bucket.control)).is_of(self.generation) {
-                self.recover(bucket);
-            }
             let taken = Link(m.load_relaxed(&bucket.link)).taken();
             if let Some((place, word)) = find(m, bucket, taken, probe) {
                 return Ok(Search::Present(Place { bucket, place, word, before: Some(before) }));
@@ -177,7 +174,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         Ok(Search::Absent(room_found))
     }
 
-    /// The buckets behind a home bucket, in a chain that nobody changes.
+    /// The buckets behind a home bucket, recovered, in a chain that nobody changes.
     pub(super) fn behind<'a>(
         &'a self,
         home: &'a Bucket,
@@ -191,7 +188,11 @@ impl<K: Key, M: Medium> Clht<K, M> {
             }
             let next = link.next().and_then(|next| {
                 circle.pass(next)?;
-                self.bucket(next)
+                let bucket = self.bucket(next)?;
+                if !Control(m.load(&bucket.control)).is_of(self.generation) {
+                    self.recover(bucket);
+                }
+                Ok(bucket)
             });
             // An error ends the chain.
             link = next.as_ref().map_or(Link::default(), |bucket| Link(m.load(&bucket.link)));

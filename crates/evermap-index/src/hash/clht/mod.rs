@@ -79,6 +79,14 @@ pub struct Clht<K: Key, M: Medium> {
     /// Fewest home buckets, as a power of two.
     floor: u32,
     resizing: Mutex<Option<Arc<Resize>>>,
+    events: Events,
+    keys: PhantomData<fn(K) -> K>,
+}
+
+/// What has happened since opening. On lines of its own: what is above is read by every operation.
+#[derive(Default)]
+#[repr(align(128))]
+struct Events {
     /// Buckets added to chains.
     appended: AtomicU64,
     /// Times that a chain became empty.
@@ -86,7 +94,6 @@ pub struct Clht<K: Key, M: Medium> {
     grown: AtomicU64,
     shrunk: AtomicU64,
     recovered: AtomicU64,
-    keys: PhantomData<fn(K) -> K>,
 }
 
 /// Keys looked up together in [`Index::get_many`].
@@ -117,11 +124,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
             root,
             floor,
             resizing: Mutex::new(None),
-            appended: AtomicU64::new(0),
-            emptied: AtomicU64::new(0),
-            grown: AtomicU64::new(0),
-            shrunk: AtomicU64::new(0),
-            recovered: AtomicU64::new(0),
+            events: Events::default(),
             keys: PhantomData,
             pool,
         }
@@ -144,12 +147,12 @@ impl<K: Key, M: Medium> Clht<K, M> {
     }
 
     fn count_resize(&self, from: Table, to: Table) {
-        let counter = if from.bits < to.bits { &self.grown } else { &self.shrunk };
+        let counter = if from.bits < to.bits { &self.events.grown } else { &self.events.shrunk };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
     fn count_recovered(&self) {
-        self.recovered.fetch_add(1, Ordering::Relaxed);
+        self.events.recovered.fetch_add(1, Ordering::Relaxed);
     }
 
     #[inline(always)]
@@ -373,9 +376,9 @@ impl<K: Key, M: Medium> Index<K> for Clht<K, M> {
             pm_bytes: size_of::<Root>() as u64 + buckets * BUCKET_BYTES,
             dram_bytes: size_of::<Self>() as u64,
             depth: table.bits,
-            splits: self.grown.load(Ordering::Relaxed),
-            merges: self.shrunk.load(Ordering::Relaxed),
-            recovered: self.recovered.load(Ordering::Relaxed),
+            splits: self.events.grown.load(Ordering::Relaxed),
+            merges: self.events.shrunk.load(Ordering::Relaxed),
+            recovered: self.events.recovered.load(Ordering::Relaxed),
             ..stats
         })
     }

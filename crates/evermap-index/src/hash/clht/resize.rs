@@ -106,7 +106,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     #[cold]
     pub(super) fn grow_if_crowded(&self, guard: &Guard<'_>) {
         let table = self.table();
-        let Some(sample) = self.sample(&self.appended, table) else { return };
+        let Some(sample) = self.sample(&self.events.appended, table) else { return };
         let chained = sample.iter().filter(|link| !link.is_last()).count();
         if chained * 5 > sample.len() * 2 && table.bits < BITS_MAX {
             self.resize(table, table.bits + 1, guard);
@@ -121,7 +121,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         if table.bits <= self.floor {
             return;
         }
-        let Some(sample) = self.sample(&self.emptied, table) else { return };
+        let Some(sample) = self.sample(&self.events.emptied, table) else { return };
         let in_chain = |link: &Link| if link.is_last() { 0 } else { PAIRS };
         let pairs: usize =
             sample.iter().map(|link| link.taken().count_ones() as usize + in_chain(link)).sum();

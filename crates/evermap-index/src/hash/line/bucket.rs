@@ -1,0 +1,261 @@
+//! One line: its lock, finding, placing and erasing records.
+
+use std::sync::atomic::{Ordering, fence};
+
+use evermap_pm::Medium;
+
+use super::layout::{
+    FILTER, FOREIGN, Geometry, LOCKED, Line, META, TAG, VALID, VERSION_LOW, VERSION_MORE,
+    filter_bit,
+};
+use crate::key::Quotient;
+
+/// A key on its way through the index.
+pub(super) struct Probe<'a, K: Quotient> {
+    pub(super) key: K::Ref<'a>,
+    pub(super) image: u64,
+}
+
+impl<'a, K: Quotient> Probe<'a, K> {
+    #[inline(always)]
+    pub(super) fn new(key: K::Ref<'a>, seed: u64) -> Self {
+        Probe { key, image: K::image(key, seed) }
+    }
+}
+
+/// A record on its way into a slot.
+#[derive(Clone, Copy)]
+pub(super) struct Record {
+    pub(super) image: u64,
+    pub(super) word: u64,
+}
+
+/// The key words of a line, as they were at one moment.
+pub(super) type Keys = [u64; 4];
+
+/// Reads the key words of a line. What is read afterwards belongs to them if they are still
+/// [the same](is_unchanged) then.
+#[inline(always)]
+pub(super) fn keys_of<M: Medium>(m: &M, line: &Line) -> Keys {
+    // Acquire: the word with the lock comes first, so that the others are not older than it says.
+    let first = m.load(&line.keys[0]);
+    let rest = |slot: usize| m.load_relaxed(&line.keys[slot]);
+    [first, rest(1), rest(2), rest(3)]
+}
+
+/// Whether nothing has changed in a line, and with the records that belong to it, since `keys` were read.
+#[inline(always)]
+pub(super) fn is_unchanged<M: Medium>(m: &M, line: &Line, keys: &Keys) -> bool {
+    // Acquire: everything read above is read before the version is read again. Whoever changes a record of this
+    // line locks the line first, so an unchanged version means that nothing changed.
+    fence(Ordering::Acquire);
+    [0, 1, 3].into_iter().all(|slot| m.load_relaxed(&line.keys[slot]) == keys[slot])
+}
+
+/// Whether some thread holds the line.
+#[inline(always)]
+pub(super) fn is_locked(keys: &Keys) -> bool {
+    keys[0] & LOCKED != 0
+}
+
+/// Slots that are valid and have this tag and this mark ([`FOREIGN`] or 0), as bits.
+///
+/// Without branches: which slot holds a key is random, and a processor that guesses wrong throws away the lookups
+/// that it began meanwhile.
+#[inline(always)]
+pub(super) fn matching(keys: &Keys, tag: u64, mark: u64) -> u32 {
+    let wanted = tag | VALID | mark;
+    let is = |slot: usize| u32::from(keys[slot] ^ wanted <= META) << slot;
+    is(0) | is(1) | is(2) | is(3)
+}
+
+/// Slots that hold records, as bits.
+#[inline(always)]
+pub(super) fn valid(keys: &Keys) -> u32 {
+    let is = |slot: usize| u32::from(keys[slot] & VALID != 0) << slot;
+    is(0) | is(1) | is(2) | is(3)
+}
+
+/// The lowest slot without a record.
+#[inline(always)]
+pub(super) fn free_slot<const N: usize>(keys: &Keys) -> Option<usize> {
+    let slot = valid(keys).trailing_ones() as usize;
+    (slot < N).then_some(slot)
+}
+
+/// The slots that are set in `bits`.
+#[inline(always)]
+pub(super) fn slots(mut bits: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let slot = bits.trailing_zeros() as usize;
+        bits &= bits.checked_sub(1)?;
+        // Bits come from four slots.
+        Some(slot & 3)
+    })
+}
+
+/// The record with the probe's key and this mark, as slot and word.
+///
+/// Without the lock this is a guess, to be validated by the home line's version.
+#[inline(always)]
+pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
+    m: &M,
+    line: &Line,
+    keys: &Keys,
+    probe: &Probe<'_, K>,
+    mark: u64,
+) -> Option<(usize, u64)> {
+    let bits = matching(keys, Geometry::<L, N>::tag(probe.image), mark);
+    if N == 4 && !K::WORDS_ARE_RECORDS {
+        // No two keys share an image, so there is one at most.
+        return (bits != 0).then(|| {
+            let slot = bits.trailing_zeros() as usize & 3;
+            (slot, m.load_relaxed(&line.words[slot]))
+        });
+    }
+    slots(bits).find_map(|slot| {
+        let word = m.load_relaxed(&line.words[slot]);
+        let is_it =
+            has_top::<M, L, N>(m, line, slot, probe.image) && K::matches(m, word, probe.key);
+        is_it.then_some((slot, word))
+    })
+}
+
+/// Whether the record in a slot has the top bits of this image.
+#[inline(always)]
+fn has_top<M: Medium, const L: usize, const N: usize>(
+    m: &M,
+    line: &Line,
+    slot: usize,
+    image: u64,
+) -> bool {
+    N == 4
+        || Geometry::<L, N>::top_in(m.load_relaxed(&line.words[3]), slot)
+            == Geometry::<L, N>::top(image)
+}
+
+/// A line that the calling thread has locked.
+#[must_use = "a line stays locked until it is released"]
+pub(super) struct Held<'a> {
+    pub(super) line: &'a Line,
+}
+
+/// Locks a line unless another thread holds it.
+#[inline(always)]
+pub(super) fn try_lock<'a, M: Medium>(m: &M, line: &'a Line) -> Option<Held<'a>> {
+    let first = m.load(&line.keys[0]);
+    let free = first & LOCKED == 0;
+    (free && m.cas_transient(&line.keys[0], first, first | LOCKED).is_ok()).then_some(Held { line })
+}
+
+impl Held<'_> {
+    /// Releases the line after a change that readers must notice.
+    #[inline(always)]
+    pub(super) fn release_changed<M: Medium>(self, m: &M) {
+        let first = m.load_relaxed(&self.line.keys[0]);
+        if first & VERSION_LOW == VERSION_LOW {
+            carry(m, self.line);
+            m.store_transient(&self.line.keys[0], first & !(VERSION_LOW | LOCKED));
+        } else {
+            m.store_transient(&self.line.keys[0], (first & !LOCKED) + 1);
+        }
+    }
+
+    /// Releases the line as it was.
+    #[inline(always)]
+    pub(super) fn release<M: Medium>(self, m: &M) {
+        let first = m.load_relaxed(&self.line.keys[0]);
+        m.store_transient(&self.line.keys[0], first & !LOCKED);
+    }
+}
+
+/// Counts the higher bits of a line's version on, before the lowest are released as zero.
+#[cold]
+fn carry<M: Medium>(m: &M, line: &Line) {
+    for slot in [1, 3] {
+        let key = m.load_relaxed(&line.keys[slot]);
+        let next = (key + 1) & VERSION_MORE;
+        m.store_transient(&line.keys[slot], key & !VERSION_MORE | next);
+        if next != 0 {
+            break;
+        }
+    }
+}
+
+/// Writes a record into a free slot of a locked line. Stores of one line persist in program order, so the record
+/// is valid only with its word.
+#[inline(always)]
+pub(super) fn write<M: Medium, const L: usize, const N: usize>(
+    m: &M,
+    line: &Line,
+    slot: usize,
+    record: Record,
+    mark: u64,
+) {
+    m.store(&line.words[slot], record.word);
+    if N < 4 {
+        let tops = m.load_relaxed(&line.words[3]);
+        let top = Geometry::<L, N>::top(record.image);
+        m.store(&line.words[3], Geometry::<L, N>::with_top(tops, slot, top));
+    }
+    let meta = m.load_relaxed(&line.keys[slot]) & META;
+    // The commit.
+    let tag = Geometry::<L, N>::tag(record.image);
+    m.store(&line.keys[slot], tag | VALID | mark | meta);
+}
+
+/// The same, durably: one flush and one fence.
+#[inline(always)]
+pub(super) fn place<M: Medium, const L: usize, const N: usize>(
+    m: &M,
+    line: &Line,
+    slot: usize,
+    record: Record,
+    mark: u64,
+) {
+    write::<M, L, N>(m, line, slot, record, mark);
+    m.persist(line);
+}
+
+/// Takes the record out of a slot of a locked line. Durable once the line is flushed; the slot may be reused at
+/// once, since what is stored there persists later.
+#[inline(always)]
+pub(super) fn clear<M: Medium>(m: &M, line: &Line, slot: usize) {
+    m.store(&line.keys[slot], m.load_relaxed(&line.keys[slot]) & META);
+}
+
+/// Whether a record of the line with this filter may be in its other line.
+#[inline(always)]
+pub(super) fn may_be_away(keys: &Keys, tag: u64) -> bool {
+    keys[2] & filter_bit(tag) != 0
+}
+
+/// Notes in a locked line that a record of it is in its other line.
+#[inline(always)]
+pub(super) fn note_away<M: Medium>(m: &M, line: &Line, tag: u64) {
+    let key = m.load_relaxed(&line.keys[2]);
+    m.store_transient(&line.keys[2], key | filter_bit(tag));
+}
+
+/// Replaces what a locked line says about records elsewhere.
+pub(super) fn set_filter<M: Medium>(m: &M, line: &Line, filter: u64) {
+    let key = m.load_relaxed(&line.keys[2]);
+    let with = key & !META | filter;
+    if with != key {
+        m.store_transient(&line.keys[2], with);
+    }
+}
+
+/// The tag in a key word.
+#[inline(always)]
+pub(super) fn tag_of(key: u64) -> u64 {
+    key & TAG
+}
+
+/// Whether the record of a key word belongs to another line.
+#[inline(always)]
+pub(super) fn is_foreign(key: u64) -> bool {
+    key & FOREIGN != 0
+}
+
+const _: () = assert!(FILTER | super::layout::CHAINED < META);

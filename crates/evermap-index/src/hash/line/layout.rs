@@ -1,0 +1,229 @@
+//! What a line hash keeps in the region. The pictures are in the documentation of the types.
+
+use evermap_pm::{PmU64, pod};
+
+pod! {
+    /// One cache line: four records of 16 bytes, and nothing else.
+    ///
+    /// ```text
+    /// byte  0  key words 0 to 3   bit 12..64 tag     52 bits of the image of the key
+    ///                             bit 11     valid   storing it commits an insert or a delete
+    ///                             bit 10     foreign the record belongs to the line that its tag leads to
+    ///                             bit  0..10 of word 0: version (0..9), locked (9)
+    ///                                        of word 1: version, next ten bits
+    ///                                        of word 2: filter (0..8), chained (8)
+    ///                                        of word 3: version, last ten bits
+    /// byte 32  words 0 to 3
+    /// ```
+    ///
+    /// Where a record sits implies the bits of the image that the tag lacks: the lowest are the number of its home
+    /// line, the highest are shared by all records of a segment. In a geometry of three slots they are not, and the
+    /// fourth word holds them: 16 bits for each slot.
+    ///
+    /// Version, lock, filter and chained can be rebuilt, so they are never flushed for their own sake.
+    pub struct Line: 64 {
+        /// Tags, and twelve bits each of what tells how to read them.
+        pub keys: [PmU64; 4],
+        /// The values, or where they are.
+        pub words: [PmU64; 4],
+    }
+}
+
+/// Key word 0: some thread holds the line.
+pub const LOCKED: u64 = 1 << 9;
+/// Key word 0: the lowest bits of the line's version, which counts changes. They are just below the lock.
+pub const VERSION_LOW: u64 = LOCKED - 1;
+/// Key words 1 and 3: more bits of the version.
+pub const VERSION_MORE: u64 = META;
+/// Key word 2: a bit for some tag bits of each record of this line that sits in another one.
+pub const FILTER: u64 = 0xff;
+/// Key word 2: some record of this line is in the segment's chain.
+pub const CHAINED: u64 = 1 << 8;
+/// The part of a key word that says nothing about its record.
+pub const META: u64 = (1 << 10) - 1;
+/// The record belongs to another line.
+pub const FOREIGN: u64 = 1 << 10;
+/// There is a record.
+pub const VALID: u64 = 1 << 11;
+/// The part of a key word that comes from the image.
+pub const TAG: u64 = !0 << TAG_SHIFT;
+const TAG_SHIFT: u32 = 12;
+const TAG_BITS: u32 = 64 - TAG_SHIFT;
+
+/// The bit of [`FILTER`] for a tag.
+#[inline(always)]
+pub fn filter_bit(tag: u64) -> u64 {
+    1 << (tag >> (TAG_SHIFT + 8) & 7)
+}
+
+/// Which part of an image goes where, in segments of `L` lines of which `N` slots each are used.
+pub struct Geometry<const L: usize, const N: usize>;
+
+impl<const L: usize, const N: usize> Geometry<L, N> {
+    const LINE_BITS: u32 = {
+        assert!(L.is_power_of_two() && L >= 4 && L <= 1024 && (N == 3 || N == 4));
+        L.ilog2()
+    };
+    /// Bits above the tag.
+    const TOP_BITS: u32 = 64 - TAG_BITS - Self::LINE_BITS;
+    /// Least local depth of a segment: with four slots the segment implies the top bits.
+    pub const DEPTH_MIN: u32 = if N == 4 { Self::TOP_BITS } else { 0 };
+    /// Slots of a line as bits.
+    pub const SLOTS: u32 = (1 << N) - 1;
+
+    /// The line that an image belongs to.
+    #[inline(always)]
+    pub fn home(image: u64) -> usize {
+        image as usize & (L - 1)
+    }
+
+    /// The part of an image that its key word holds.
+    #[inline(always)]
+    pub fn tag(image: u64) -> u64 {
+        image >> Self::LINE_BITS << TAG_SHIFT
+    }
+
+    /// The highest bits of an image.
+    #[inline(always)]
+    pub fn top(image: u64) -> u64 {
+        image >> (TAG_BITS + Self::LINE_BITS)
+    }
+
+    /// The image of these parts.
+    #[inline(always)]
+    pub fn image(top: u64, tag: u64, home: usize) -> u64 {
+        top << (TAG_BITS + Self::LINE_BITS) | tag >> TAG_SHIFT << Self::LINE_BITS | home as u64
+    }
+
+    /// The other line where a record in line `at` may be. It leads from either to the other.
+    #[inline(always)]
+    pub fn other(at: usize, tag: u64) -> usize {
+        // Odd, so that it never leads to the same line.
+        at ^ ((tag >> TAG_SHIFT) as usize & (L - 1) | 1)
+    }
+
+    /// `word` of a line's fourth slot with the top bits of the record in `slot` replaced.
+    #[inline(always)]
+    pub fn with_top(word: u64, slot: usize, top: u64) -> u64 {
+        word & !(0xffff << (16 * slot)) | top << (16 * slot)
+    }
+
+    /// Undoes [`with_top`](Self::with_top).
+    #[inline(always)]
+    pub fn top_in(word: u64, slot: usize) -> u64 {
+        word >> (16 * slot) & ((1 << Self::TOP_BITS) - 1)
+    }
+}
+
+pod! {
+    /// The first line of a segment.
+    pub struct Header: 64 {
+        /// `Header::MAGIC`.
+        pub magic: PmU64,
+        /// Which images belong here.
+        pub shape: PmU64,
+        /// The opener that recovered this segment. Not flushed: every opener begins with all segments stale.
+        pub generation: PmU64,
+        /// First link of the chain that takes what two lines cannot: an offset, 0 for none.
+        pub chain: PmU64,
+        /// Held while the chain changes: 0 or 1. Not flushed.
+        pub chain_lock: PmU64,
+        reserved: [PmU64; 3],
+    }
+}
+
+impl Header {
+    /// "LINESEG" and a version byte.
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"LINESEG\x01");
+}
+
+pod! {
+    /// A segment of `L` lines.
+    pub struct Segment<const L: usize> {
+        /// Identity and shape.
+        pub header: Header,
+        /// The records.
+        pub lines: [Line; L],
+    }
+}
+
+const _: () = assert!(size_of::<Segment<256>>() == 257 * 64);
+
+/// Records in a link of a chain.
+pub const LINK_SLOTS: usize = 3;
+
+pod! {
+    /// A link of a segment's chain: records whose home line and the other one are full, where a split would not
+    /// help.
+    ///
+    /// ```text
+    /// byte  0  next   bit 0..48 offset of the next link, 0 for none; bit 48..51 which slots are valid
+    /// byte  8  images 0 to 2
+    /// byte 32  words 0 to 2
+    /// ```
+    pub struct Link: 64 {
+        /// The next link, and which slots hold records: storing it commits.
+        pub next: PmU64,
+        /// Whole images.
+        pub images: [PmU64; LINK_SLOTS],
+        /// The values, or where they are.
+        pub words: [PmU64; LINK_SLOTS],
+        reserved: PmU64,
+    }
+}
+
+/// Part of a word that is an offset: of [`Link::next`], and of a directory entry, whose upper bits are its stamp.
+pub const OFFSET: u64 = (1 << 48) - 1;
+
+/// Which slots of a link are valid.
+#[inline(always)]
+pub fn valid_in(next: u64) -> u32 {
+    (next >> 48) as u32 & ((1 << LINK_SLOTS) - 1)
+}
+
+/// The bit of [`Link::next`] that makes `slot` valid.
+#[inline(always)]
+pub fn link_bit(slot: usize) -> u64 {
+    1 << (48 + slot)
+}
+
+pod! {
+    /// What the region's root slot names.
+    pub struct Root: 64 {
+        /// Which index, key format and geometry this is.
+        pub kind: PmU64,
+        /// The directory: see [`hash::directory`](crate::hash::directory).
+        pub directory: PmU64,
+        reserved: [PmU64; 6],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts_make_the_whole<const L: usize, const N: usize>() {
+        let mut image = 0x0123_4567_89ab_cdef_u64;
+        for _ in 0..1000 {
+            image = image.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let (top, tag) = (Geometry::<L, N>::top(image), Geometry::<L, N>::tag(image));
+            let home = Geometry::<L, N>::home(image);
+            assert_eq!(Geometry::<L, N>::image(top, tag, home), image);
+            assert_eq!(tag & !TAG, 0);
+            let other = Geometry::<L, N>::other(home, tag);
+            assert!(other != home && other < L);
+            assert_eq!(Geometry::<L, N>::other(other, tag), home);
+            assert_eq!(filter_bit(tag) & !FILTER, 0);
+            let tops = (0..3).fold(!0, |word, slot| Geometry::<L, N>::with_top(word, slot, top));
+            assert!((0..3).all(|slot| Geometry::<L, N>::top_in(tops, slot) == top));
+        }
+    }
+
+    #[test]
+    fn the_parts_of_an_image_make_it_whole() {
+        parts_make_the_whole::<4, 3>();
+        parts_make_the_whole::<64, 4>();
+        parts_make_the_whole::<256, 4>();
+        parts_make_the_whole::<1024, 3>();
+    }
+}

@@ -1,0 +1,345 @@
+//! Writing whole segments: a new one from a picture of it, an old one after a split or a crash.
+//!
+//! All of it works on segments that nobody else can touch.
+
+use evermap_pm::{Medium, Result};
+
+use super::bucket::{
+    Record, clear, free_slot, is_foreign, keys_of, set_filter, slots, tag_of, valid, write,
+};
+use super::layout::{
+    CHAINED, FOREIGN, Geometry, Header, LINK_SLOTS, LOCKED, Line, Link, META, OFFSET, Segment,
+    VALID, filter_bit, link_bit, valid_in,
+};
+use super::segment::CHAIN_MAX;
+use super::{LineHash, Shape};
+use crate::key::Quotient;
+
+/// The lines of a segment in ordinary memory. The metadata in their key words is the filter and nothing else.
+pub(super) struct Picture<const L: usize, const N: usize> {
+    lines: Box<[PicturedLine; L]>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct PicturedLine {
+    keys: [u64; 4],
+    words: [u64; 4],
+}
+
+/// A record that can go home: from a slot of one line into a slot of another.
+struct WayHome {
+    from: (usize, usize),
+    to: (usize, usize),
+    record: Record,
+}
+
+impl<const L: usize, const N: usize> Picture<L, N> {
+    pub(super) fn empty() -> Self {
+        Picture { lines: Box::new([PicturedLine::default(); L]) }
+    }
+
+    fn put(&mut self, at: usize, slot: usize, record: Record, mark: u64) {
+        let line = &mut self.lines[at];
+        line.words[slot] = record.word;
+        if N < 4 {
+            let top = Geometry::<L, N>::top(record.image);
+            line.words[3] = Geometry::<L, N>::with_top(line.words[3], slot, top);
+        }
+        let meta = line.keys[slot] & META;
+        line.keys[slot] = Geometry::<L, N>::tag(record.image) | VALID | mark | meta;
+    }
+
+    /// Puts a record where a segment of its own holds it: the same line and slot.
+    #[inline(always)]
+    pub(super) fn put_at(&mut self, at: usize, slot: usize, key: u64, record: Record) {
+        self.put(at, slot, record, key & FOREIGN);
+    }
+
+    /// Puts a record into its home line or its other one; `false` if both are full.
+    pub(super) fn put_anywhere(&mut self, record: Record) -> bool {
+        let home = Geometry::<L, N>::home(record.image);
+        let tag = Geometry::<L, N>::tag(record.image);
+        let other = Geometry::<L, N>::other(home, tag);
+        if let Some(slot) = free_slot::<N>(&self.lines[home].keys) {
+            self.put(home, slot, record, 0);
+        } else if let Some(slot) = free_slot::<N>(&self.lines[other].keys) {
+            self.put(other, slot, record, FOREIGN);
+            self.lines[home].keys[2] |= filter_bit(tag);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Lets foreign records go home where there is room, and makes all filters. Answers who went: the records'
+    /// images are complete but for their top bits.
+    fn bring_home(&mut self) -> Vec<WayHome> {
+        let mut ways = Vec::new();
+        for at in 0..L {
+            for slot in slots(valid(&self.lines[at].keys)) {
+                let key = self.lines[at].keys[slot];
+                if !is_foreign(key) {
+                    continue;
+                }
+                let tag = tag_of(key);
+                let home = Geometry::<L, N>::other(at, tag);
+                let Some(free) = free_slot::<N>(&self.lines[home].keys) else {
+                    self.lines[home].keys[2] |= filter_bit(tag);
+                    continue;
+                };
+                let top = Geometry::<L, N>::top_in(self.lines[at].words[3], slot);
+                let image = Geometry::<L, N>::image(if N < 4 { top } else { 0 }, tag, home);
+                let record = Record { image, word: self.lines[at].words[slot] };
+                self.put(home, free, record, 0);
+                ways.push(WayHome { from: (at, slot), to: (home, free), record });
+            }
+        }
+        // Not before: in a segment that lives, a slot is free only when its record is durable elsewhere.
+        for way in &ways {
+            self.lines[way.from.0].keys[way.from.1] &= META;
+        }
+        ways
+    }
+
+    /// Notes that a record with this image is in the chain.
+    fn note_chained(&mut self, image: u64) {
+        self.lines[Geometry::<L, N>::home(image)].keys[2] |= CHAINED;
+    }
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+    /// Writes a segment of this shape, with these records in its chain, into a fresh block, with every line locked,
+    /// and flushes it without a fence.
+    ///
+    /// # Errors
+    /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
+    pub(super) fn build(
+        &self,
+        offset: u64,
+        shape: Shape,
+        picture: &Picture<L, N>,
+        chained: &[Record],
+    ) -> Result<()> {
+        let m = self.medium();
+        let segment = self.segment(offset)?;
+        let chain = self.build_chain(chained)?;
+        let header = &segment.header;
+        m.store(&header.magic, Header::MAGIC);
+        m.store(&header.shape, shape.encode());
+        m.store(&header.chain, chain);
+        m.store_transient(&header.chain_lock, 0);
+        m.store_transient(&header.generation, self.pool.generation());
+        m.flush(header);
+        for (line, pictured) in segment.lines.iter().zip(picture.lines.iter()) {
+            for slot in slots(valid(&pictured.keys)) {
+                m.store(&line.words[slot], pictured.words[slot]);
+            }
+            if N < 4 {
+                m.store(&line.words[3], pictured.words[3]);
+            }
+            m.store(&line.keys[0], pictured.keys[0] | LOCKED);
+            (1..4).for_each(|slot| m.store(&line.keys[slot], pictured.keys[slot]));
+            m.flush(line);
+        }
+        Ok(())
+    }
+
+    /// Writes the upper half of a segment that is being split, which the caller holds, into a fresh block: see
+    /// [`build`](Self::build).
+    pub(super) fn build_upper(
+        &self,
+        offset: u64,
+        upper: Shape,
+        mut moving: Picture<L, N>,
+        chained: &[Record],
+    ) -> Result<()> {
+        moving.bring_home();
+        // There may be room now for what had to go to the chain.
+        let mut left: Vec<Record> = Vec::new();
+        for &record in chained {
+            if !moving.put_anywhere(record) {
+                moving.note_chained(record.image);
+                left.push(record);
+            }
+        }
+        self.build(offset, upper, &moving, &left)
+    }
+
+    /// Writes records into fresh links, flushed without a fence; answers the first link's offset, or 0.
+    fn build_chain(&self, records: &[Record]) -> Result<u64> {
+        let m = self.medium();
+        let mut blocks: Vec<u64> = Vec::new();
+        for _ in records.chunks(LINK_SLOTS) {
+            match self.pool.allocate(size_of::<Link>() as u64) {
+                Ok(block) => blocks.push(block),
+                Err(error) => {
+                    blocks.into_iter().for_each(|block| self.pool.free_unpublished(block));
+                    return Err(error);
+                }
+            }
+        }
+        for (i, records) in records.chunks(LINK_SLOTS).enumerate() {
+            let link = m.at::<Link>(blocks[i]).expect("just allocated");
+            let mut next = blocks.get(i + 1).copied().unwrap_or(0);
+            for (slot, record) in records.iter().enumerate() {
+                m.store(&link.images[slot], record.image);
+                m.store(&link.words[slot], record.word);
+                next |= link_bit(slot);
+            }
+            m.store(&link.next, next);
+            m.flush(link);
+        }
+        Ok(blocks.first().copied().unwrap_or(0))
+    }
+
+    /// Ends a split in its lower half, which is durably that already: clears what moved away, and lets foreign
+    /// records go home. `staying` pictures the others, in their places.
+    pub(super) fn settle(&self, segment: &Segment<L>, shape: Shape, mut staying: Picture<L, N>) {
+        let m = self.medium();
+        // No flush: the shape tells that these do not belong here, whether or not a crash brings them back.
+        for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
+            for slot in slots(valid(&keys_of(m, line)) & !valid(&pictured.keys)) {
+                clear(m, line, slot);
+            }
+        }
+        let ways = staying.bring_home();
+        if !ways.is_empty() {
+            self.go_home(segment, &ways);
+        }
+        self.settle_chain(segment, shape, &mut staying);
+        for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
+            set_filter(m, line, pictured.keys[2] & META);
+        }
+    }
+
+    /// Moves records to their home lines, durably.
+    fn go_home(&self, segment: &Segment<L>, ways: &[WayHome]) {
+        let m = self.medium();
+        for way in ways {
+            let (line, slot) = (&segment.lines[way.to.0], way.to.1);
+            write::<M, L, N>(m, line, slot, way.record, 0);
+            m.flush(line);
+        }
+        // The copies are durable before any original goes.
+        m.fence();
+        for way in ways {
+            let line = &segment.lines[way.from.0];
+            clear(m, line, way.from.1);
+            m.flush(line);
+        }
+        // And the originals are durably gone before anyone can remove a copy: else a crash could bring them back.
+        m.fence();
+    }
+
+    /// Clears what moved away from the chain, and notes in `staying` what did not.
+    fn settle_chain(&self, segment: &Segment<L>, shape: Shape, staying: &mut Picture<L, N>) {
+        let m = self.medium();
+        for link in self.chain(segment) {
+            let mut next = m.load(&link.next);
+            for (slot, record) in self.records_in(link) {
+                if shape.covers(record.image) {
+                    staying.note_chained(record.image);
+                } else {
+                    next &= !link_bit(slot);
+                }
+            }
+            m.store(&link.next, next);
+            m.flush(link);
+        }
+    }
+
+    /// Makes a segment that may have seen a crash what its slots and its shape say, durably: drops records that do
+    /// not belong, and copies that a move left behind; frees all locks and makes all filters anew.
+    ///
+    /// Nothing but tags, valid and foreign bits is believed.
+    pub(super) fn rebuild(&self, segment: &Segment<L>, shape: Shape) {
+        let m = self.medium();
+        let mut filters = [0u64; L];
+        self.for_each_slot(segment, |at, slot, key, record| {
+            let home = Geometry::<L, N>::home(record.image);
+            let line = &segment.lines[at];
+            let belongs = shape.covers(record.image);
+            if !belongs || is_foreign(key) && self.is_copy(segment, home, shape, record) {
+                clear(m, line, slot);
+                m.flush(line);
+            } else if is_foreign(key) {
+                filters[home] |= filter_bit(tag_of(key));
+            }
+        });
+        self.rebuild_chain(segment, shape, &mut filters);
+        // Durable before anyone acts on it: a copy that came back after the other one was removed would be a key
+        // that came back.
+        m.fence();
+        m.store_transient(&segment.header.chain_lock, 0);
+        for (line, filter) in segment.lines.iter().zip(filters) {
+            set_filter(m, line, filter);
+            let first = m.load_relaxed(&line.keys[0]);
+            if first & LOCKED != 0 {
+                m.store_transient(&line.keys[0], first & !LOCKED);
+            }
+            if N < 4 && m.load_relaxed(&line.keys[3]) & !META != 0 {
+                clear(m, line, 3);
+            }
+        }
+    }
+
+    /// Whether a foreign record also sits in its home line: a crash interrupted its displacement or its way home.
+    /// The two are identical, since nobody could change the record meanwhile; the one at home stays.
+    fn is_copy(&self, segment: &Segment<L>, home: usize, shape: Shape, record: Record) -> bool {
+        let (m, line) = (self.medium(), &segment.lines[home]);
+        let keys = keys_of(m, line);
+        let top = shape.pattern >> shape.depth.saturating_sub(Geometry::<L, N>::DEPTH_MIN);
+        slots(valid(&keys) & Geometry::<L, N>::SLOTS).filter(|&slot| !is_foreign(keys[slot])).any(
+            |slot| {
+                let other = self.record_in(line, home, slot, keys[slot], top);
+                other.image == record.image && (other.word == record.word || !K::WORDS_ARE_RECORDS)
+            },
+        )
+    }
+
+    /// The same for the chain. A link that leads nowhere, or back, ends it.
+    fn rebuild_chain(&self, segment: &Segment<L>, shape: Shape, filters: &mut [u64; L]) {
+        let m = self.medium();
+        let mut seen = std::collections::HashSet::new();
+        let mut cell = &segment.header.chain;
+        while seen.len() < CHAIN_MAX {
+            let word = m.load(cell);
+            let offset = word & OFFSET;
+            if offset == 0 {
+                return;
+            }
+            let Some(link) = m.at::<Link>(offset).filter(|_| seen.insert(offset)) else {
+                m.store(cell, word & !OFFSET);
+                m.flush(cell);
+                return;
+            };
+            let mut next = m.load(&link.next) & (OFFSET | 0b111 << 48);
+            let there = valid_in(next);
+            for slot in (0..LINK_SLOTS).filter(|&slot| there >> slot & 1 == 1) {
+                let image = m.load_relaxed(&link.images[slot]);
+                if shape.covers(image) {
+                    filters[Geometry::<L, N>::home(image)] |= CHAINED;
+                } else {
+                    next &= !link_bit(slot);
+                }
+            }
+            if next != m.load(&link.next) {
+                m.store(&link.next, next);
+                m.flush(link);
+            }
+            cell = &link.next;
+        }
+    }
+
+    /// Every record of a segment that the caller holds.
+    pub(super) fn all_records(&self, segment: &Segment<L>) -> Vec<Record> {
+        let mut records = Vec::with_capacity(L * N);
+        self.for_each_slot(segment, |_, _, _, record| records.push(record));
+        for link in self.chain(segment) {
+            records.extend(self.records_in(link).map(|(_, record)| record));
+        }
+        records
+    }
+}
+
+const _: () = assert!(std::mem::offset_of!(Line, words) == 32);

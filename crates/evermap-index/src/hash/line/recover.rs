@@ -1,0 +1,202 @@
+//! Recovery, one segment at a time, when it is first touched.
+//!
+//! Every opener begins with all segments stale: the directory's entries carry the stamp of an earlier one. The first
+//! to meet a stale entry finishes what a crash may have interrupted:
+//!
+//! * a split whose directory range or shape was not finished: the first entry of the range decides;
+//! * a merge whose ranges were not finished: the first entry of the right sibling's range decides;
+//! * a move that left two copies of a record: the foreign one is dropped;
+//! * filters and locks, which are never flushed: made from the slots.
+//!
+//! Then it stamps the segment's whole range, so that a segment that was recovered never has a stale entry for long.
+//! Nothing is redone that was not committed, so recovery allocates nothing and can be interrupted and repeated.
+
+use evermap_pm::sync::MutexGuard;
+use evermap_pm::{Error, Medium, Result};
+
+use super::layout::{Geometry, OFFSET, Segment};
+use super::{LineHash, Shape, is_segment};
+use crate::hash::directory::Shared;
+use crate::key::Quotient;
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+    /// Recovers the segment at `offset`, or waits until someone else has. Afterwards its entries are stamped, or no
+    /// entry names it any more.
+    ///
+    /// # Errors
+    /// `Damaged` if there is no segment, or one that contradicts the directory; it stays stale then.
+    #[cold]
+    pub(super) fn recover(&self, offset: u64) -> Result<()> {
+        self.region.ensure_sound()?;
+        let _one_at_a_time = self.recovering(offset);
+        let m = self.medium();
+        let segment = self.segment(offset)?;
+        if !is_segment(m, &segment.header) {
+            return Err(Error::damaged(
+                offset,
+                "a directory entry names something that is no segment",
+            ));
+        }
+        let mut shape = Shape::decode(m.load(&segment.header.shape))
+            .filter(|shape| shape.depth >= Geometry::<L, N>::DEPTH_MIN)
+            .ok_or_else(|| Error::damaged(offset, "impossible shape of a segment"))?;
+        if m.load(&segment.header.generation) != self.pool.generation() {
+            match self.finish_structure(offset, segment, shape)? {
+                Some(finished) => shape = finished,
+                None => return Ok(()),
+            }
+            self.rebuild(segment, shape);
+            self.recovered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            m.store_transient(&segment.header.generation, self.pool.generation());
+        }
+        // Up to here everyone waits for us, because every entry is stale.
+        self.stamp_range(offset, shape);
+        Ok(())
+    }
+
+    fn recovering(&self, offset: u64) -> MutexGuard<'_, ()> {
+        let stripe = &self.recovering[(offset / 64) as usize % self.recovering.len()];
+        stripe.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The offset that the first entry of a range holds.
+    fn first(&self, shape: Shape, latch: &Shared<'_>) -> u64 {
+        self.directory.first(shape, latch) & OFFSET
+    }
+
+    /// Finishes a split or merge of this segment that was committed. Answers its shape, `None` if it was merged
+    /// away.
+    ///
+    /// Other segments change their entries meanwhile, so entries are only ever swapped from what must not be there.
+    fn finish_structure(
+        &self,
+        offset: u64,
+        segment: &Segment<L>,
+        shape: Shape,
+    ) -> Result<Option<Shape>> {
+        let m = self.medium();
+        let latch = self.directory.share();
+        if shape.depth > self.directory.depth() {
+            return Err(Error::damaged(offset, "a segment is deeper than the directory"));
+        }
+        if let Some(merged) = self.merged_into(offset, shape, &latch) {
+            self.swap_entries(shape, &latch, Some(merged), |named| named == offset);
+            return Ok(None);
+        }
+        let mut shape = shape;
+        if let Some(upper) = self.unfinished_split(offset, shape, &latch) {
+            shape = upper.parent().expect("a half").half(0);
+            m.store(&segment.header.shape, shape.encode());
+            m.persist(&segment.header.shape);
+        }
+        self.finish_sibling_range(offset, shape, &latch)?;
+        self.finish_own_range(offset, shape, &latch);
+        if self.first(shape, &latch) != offset {
+            return Err(Error::damaged(
+                offset,
+                "the directory and a segment disagree on its place",
+            ));
+        }
+        Ok(Some(shape))
+    }
+
+    /// The entry of the segment that this one was merged into, if it was.
+    fn merged_into(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<u64> {
+        let parent = shape.parent()?;
+        let entry = self.directory.first(parent.half(1), latch);
+        let named = entry & OFFSET;
+        (named != offset && self.shape_at(named) == Some(parent)).then_some(entry)
+    }
+
+    /// The upper half of this segment, if it was split off but this segment does not say so yet. What got it may have
+    /// been split again since, and again: nobody had to touch this segment for that.
+    fn unfinished_split(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<Shape> {
+        let upper = (shape.depth < self.directory.depth()).then(|| shape.half(1))?;
+        let named = self.first(upper, latch);
+        let serves = |shape: Shape| upper.contains(shape);
+        (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
+    }
+
+    /// Entries of the upper half that still name this, the lower half: each gets what the entry before it holds.
+    ///
+    /// Parts of the upper half may have been split since. The first entry of each was durable before anything else,
+    /// so the nearest entry to the left that does not name this segment is right.
+    fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
+        let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
+        if sibling == shape {
+            return Ok(());
+        }
+        if self.first(sibling, latch) == offset {
+            return Err(Error::damaged(
+                offset,
+                "the directory gives a segment more than its shape",
+            ));
+        }
+        self.swap_entries(sibling, latch, None, |named| named == offset);
+        Ok(())
+    }
+
+    /// Entries that still name the two segments that were merged into this one.
+    fn finish_own_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) {
+        if shape.depth >= self.directory.depth() || self.first(shape.half(1), latch) != offset {
+            return;
+        }
+        self.swap_entries(shape, latch, Some(offset), |named| {
+            let old = self.shape_at(named);
+            named != offset && (old == Some(shape.half(0)) || old == Some(shape.half(1)))
+        });
+    }
+
+    /// Points those entries of a range that `wrong` picks by their offsets to `right`, or to what the entry before
+    /// them names, durably.
+    fn swap_entries(
+        &self,
+        range: Shape,
+        latch: &Shared<'_>,
+        right: Option<u64>,
+        wrong: impl Fn(u64) -> bool,
+    ) {
+        let m = self.medium();
+        let entries = self.directory.range(range, latch);
+        let (mut changed, mut before) = (false, m.load(&entries[0]));
+        for entry in entries {
+            let word = m.load(entry);
+            if wrong(word & OFFSET) && m.cas(entry, word, right.unwrap_or(before)).is_ok() {
+                m.flush(entry);
+                changed = true;
+            }
+            before = m.load(entry);
+        }
+        if changed {
+            m.fence();
+        }
+    }
+
+    /// Stamps the entries of `shape`'s range that name the segment at `offset`.
+    fn stamp_range(&self, offset: u64, shape: Shape) {
+        let (m, latch) = (self.medium(), self.directory.share());
+        if shape.depth > self.directory.depth() {
+            return;
+        }
+        for entry in self.directory.range(shape, &latch) {
+            let word = m.load(entry);
+            if word & OFFSET == offset && word != offset | self.stamp {
+                // A stamp need not persist. Where the swap fails, someone else has stamped or replaced the entry.
+                let _ = m.cas_transient(entry, word, offset | self.stamp);
+            }
+        }
+    }
+
+    /// Takes the stamp from every directory entry, so that each segment is recovered before it is used.
+    pub(super) fn unstamp_all(&self) {
+        let (m, latch) = (self.medium(), self.directory.share());
+        for entry in self.directory.range(Shape { depth: 0, pattern: 0 }, &latch) {
+            let word = m.load(entry);
+            // Any stamp but ours will do.
+            m.store_transient(entry, word & OFFSET | !self.stamp & !OFFSET);
+            if let Some(segment) = m.at::<Segment<L>>(word & OFFSET) {
+                m.store_transient(&segment.header.generation, !self.pool.generation());
+            }
+        }
+    }
+}

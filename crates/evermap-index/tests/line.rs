@@ -1,0 +1,78 @@
+//! The line hash against a model.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use evermap_index::hash::line::{Config, LineHash, Tiny};
+use evermap_index::{Index, Persistent};
+use evermap_pm::Pool;
+use evermap_pm::medium::{Dram, Pages};
+use evermap_pm::region::{Identity, RegionConfig};
+
+fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
+    let config = RegionConfig { extent_size, capacity, seed: Some(1) };
+    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+    Pool::create(medium, &config, Identity::default()).unwrap()
+}
+
+fn model<I: Index<u64> + Persistent<Dram, Config = Config>>(
+    pool: Arc<Pool<Dram>>,
+    universe: u64,
+    rounds: u64,
+) {
+    let index = I::create(pool.clone(), 0, Config::default()).unwrap();
+    let mut model: HashMap<u64, u64> = HashMap::new();
+    let mut state = 99u64;
+    let mut next = move |below: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    for round in 0..rounds {
+        let guard = pool.pin();
+        let key = next(universe);
+        // Grows for a third of the time, then shrinks, then grows again.
+        let inserts = if (round / (rounds / 6 + 1)).is_multiple_of(2) { 70 } else { 20 };
+        if next(100) < inserts {
+            let change = index.upsert(key, round, &guard).unwrap();
+            assert_eq!(change.old, model.insert(key, round), "round {round}");
+        } else {
+            let change = index.remove(key, &guard).unwrap();
+            assert_eq!(change.old, model.remove(&key), "round {round}");
+        }
+        let other = next(universe);
+        assert_eq!(index.get(other, &guard).unwrap(), model.get(&other).copied());
+        if round % (rounds / 20 + 1) == 0 {
+            assert_eq!(index.check(), Vec::<String>::new());
+        }
+    }
+    let guard = pool.pin();
+    let mut seen = HashMap::new();
+    index
+        .for_each(&guard, &mut |key, word| {
+            assert_eq!(seen.insert(key, word), None);
+            true
+        })
+        .unwrap();
+    assert_eq!(seen, model);
+    let keys: Vec<u64> = (0..universe).collect();
+    let mut out = vec![None; keys.len()];
+    index.get_many(&keys, &mut out, &guard).unwrap();
+    for (key, out) in keys.iter().zip(out) {
+        assert_eq!(out, model.get(key).copied());
+    }
+    let stats = index.stats(&guard).unwrap();
+    println!("{stats:?}");
+    assert_eq!(stats.len, model.len() as u64);
+    assert!(stats.splits > 0);
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+#[test]
+fn tiny_agrees_with_a_model() {
+    model::<Tiny<u64, _>>(pool(4096, 1 << 22), 600, 60_000);
+}
+
+#[test]
+fn standard_agrees_with_a_model() {
+    model::<LineHash<u64, _>>(pool(2 << 20, 1 << 28), 60_000, 600_000);
+}
