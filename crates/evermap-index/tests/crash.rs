@@ -5,7 +5,6 @@ use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, EH_MUTANTS, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::hash::line;
-
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_index::{Clht, Quotient, crash_campaign};
@@ -102,13 +101,13 @@ fn what_was_found_stays_mended() {
 /// Each mistake of another implementation that can be made here is noticed.
 #[test]
 fn mistakes_are_noticed() {
-    evermap_pm::sim::campaign::keep_panics_quiet();
+    evermap_pm::sim::keep_panics_quiet();
     let battery = battery("dash_eh", EH_MUTANTS, TinyDash);
-    let unnoticed = |name: &&&str| {
+    let is_unnoticed = |&name: &&'static str| {
         let (fate, trial) = battery.fate_of_planted(name, 2);
         println!("{name}: {fate} {trial:?}");
         matches!(fate, Fate::Survived(_))
     };
-    let survivors: Vec<_> = battery.planted.iter().filter(unnoticed).collect();
+    let survivors: Vec<_> = battery.planted.iter().copied().filter(is_unnoticed).collect();
     assert!(survivors.is_empty(), "not noticed: {survivors:?}");
 }

@@ -17,7 +17,7 @@ use evermap_index::testkit::crash::{battery, oracle};
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::Medium;
 use evermap_pm::sim::battery::Battery;
-use evermap_pm::sim::campaign::keep_panics_quiet;
+use evermap_pm::sim::keep_panics_quiet;
 use evermap_pm::sim::mutants::Fate;
 use evermap_pm::sim::{Mutation, Report, Violation};
 use serde::Serialize;

@@ -397,14 +397,17 @@ impl<M: Medium> Region<M> {
         let next = generation.wrapping_add(1);
         let wrapped = next as u16 == 0;
         self.generation = if wrapped { next.wrapping_add(1) } else { next };
-        // Before the region counts as open, and before anything is served, it is durable who opens it: a crash must
-        // neither look like one of another machine nor let a generation be used again.
+        // First it is durable who opens the region, and as which generation: a crash must neither look like one of
+        // another machine, nor let a generation be used again. One fence for both.
         self.write_identity(identity);
         self.write_generation();
+        // Only then the region counts as open. One that was not closed does already. One that was must say so before
+        // anything else changes; and since pages above a page cache reach the disk in any order, that takes a sync:
+        // else a machine that crashes could leave a changed file that counts as closed. It is one flush of the device
+        // for one page, whatever the size, since nothing else has changed since the close; none in memory.
         let m = &self.medium;
         m.store(&self.words().state, 0);
         if clean && !m.mutant("DA-1") {
-            // A sync, because above a page cache nothing that changes from now on may reach the disk before this.
             m.sync()?;
         }
         Ok(Opened { clean, suspect, recover_all: !reliable || wrapped })
@@ -570,4 +573,30 @@ fn random() -> u64 {
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     (now.as_nanos() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Event, Sim};
+
+    const IDENTITY: Identity = Identity { boot: [1, 2], device: 3, inode: 4, birth: 5 };
+
+    fn syncs(sim: &Sim) -> usize {
+        sim.trace().records().iter().filter(|record| record.event == Event::Sync).count()
+    }
+
+    #[test]
+    fn opening_syncs_once_where_the_region_was_closed_and_never_else() {
+        let sim = Sim::new(1 << 16).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+        let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
+        assert_eq!(syncs(&sim), 0);
+        region.close().unwrap();
+        for (clean, expected) in [(true, 1), (false, 0)] {
+            sim.checkpoint();
+            let (_, opened) = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap();
+            assert_eq!((opened.clean, syncs(&sim)), (clean, expected));
+        }
+    }
 }

@@ -8,7 +8,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
 
-use super::campaign::{Attempt, Campaign, Config, Level, Recorded, Run};
+use super::campaign::{Campaign, Config, Level, Recorded};
+use super::crashes::{Attempt, Run};
 use super::durable::Durability;
 use super::image::{Choice, Item, Walk};
 use super::mutation::Mutation;
