@@ -22,7 +22,7 @@ pub(crate) struct Crash {
     /// Indexes, separated by commas: dash-eh, dash-lh, cceh, level, p-clht, line [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     index: Vec<String>,
-    /// Workloads of each campaign; of those with parallel threads 25 for one
+    /// Workloads of each campaign; of those with parallel threads 25 or more for one
     #[arg(long, value_name = "N", default_value_t = 4)]
     seeds: u64,
     /// Make mistakes, one at a time, that the campaigns must notice: takes some minutes an index

@@ -10,12 +10,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use evermap_index::Clht;
-use evermap_index::hash::{cceh, clht, dash, level, line};
-use evermap_index::key::Quotient;
+use evermap_index::hash::cceh::{Locking, Recovery};
+use evermap_index::hash::dash;
+use evermap_index::hash::level::Resize;
 use evermap_index::testkit::crash::{battery, oracle};
-use evermap_index::testkit::{Numbered, PoolSubject};
-use evermap_pm::Medium;
+use evermap_index::testkit::tiny;
 use evermap_pm::sim::battery::Battery;
 use evermap_pm::sim::keep_panics_quiet;
 use evermap_pm::sim::mutants::Fate;
@@ -33,75 +32,37 @@ pub struct Crashable {
     battery: fn() -> Battery,
 }
 
-/// A subject of the conformance kit: a tiny geometry of an index.
-macro_rules! tiny {
-    ($name:ident, $index:ty, $key:ident, $medium:ident, $config:ty, $value:expr) => {
-        struct $name;
-
-        impl<$key: Numbered> PoolSubject<$key> for $name {
-            type Index<$medium: Medium> = $index;
-
-            fn config<$medium: Medium>(&self) -> $config {
-                $value
-            }
-        }
-    };
-}
-
-tiny!(TinyDashEh, dash::Tiny<K, M>, K, M, dash::Config, dash::Config { initial_depth: 0 });
-tiny!(TinyDashLh, dash::TinyLh<K, M>, K, M, dash::Config, dash::Config { initial_depth: 0 });
-tiny!(TinyCceh, cceh::Tiny<K, M>, K, M, cceh::Config, cceh::Config {
-    initial_depth: 1,
-    locking: cceh::Locking::Optimistic,
-    recovery: cceh::Recovery::Lazy
-});
-tiny!(TinyLevel, level::Tiny<K, M>, K, M, level::Config, level::Config {
-    top_level: 2,
-    resize: level::Resize::Incremental
-});
-tiny!(TinyClht, Clht<K, M>, K, M, clht::Config, clht::Config { initial_buckets: 4 });
-
-struct TinyLine;
-
-impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
-    type Index<M: Medium> = line::Tiny<K, M>;
-
-    fn config<M: Medium>(&self) -> line::Config {
-        line::Config { initial_depth: 0 }
-    }
-}
-
 /// Everything that can be crashed, each with its heap and its region.
 pub const CRASHABLE: [Crashable; 6] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
-        battery: || battery("dash-eh", dash::EH_MUTANTS, TinyDashEh),
+        battery: || battery("dash-eh", dash::EH_MUTANTS, tiny::DashEh),
     },
     Crashable {
         name: "dash-lh",
         about: "Dash-LH with segments of 4 buckets",
-        battery: || battery("dash-lh", dash::LH_MUTANTS, TinyDashLh),
+        battery: || battery("dash-lh", dash::LH_MUTANTS, tiny::DashLh),
     },
     Crashable {
         name: "cceh",
         about: "CCEH with tiny segments, optimistic locks, lazy recovery",
-        battery: || battery("cceh", &[], TinyCceh),
+        battery: || battery("cceh", &[], tiny::Cceh(Locking::Optimistic, Recovery::Lazy)),
     },
     Crashable {
         name: "level",
         about: "Level hashing with levels of four and two buckets, incremental resizing",
-        battery: || battery("level", &[], TinyLevel),
+        battery: || battery("level", &[], tiny::Level(Resize::Incremental)),
     },
     Crashable {
         name: "p-clht",
         about: "P-CLHT with four buckets",
-        battery: || battery("p-clht", &[], TinyClht),
+        battery: || battery("p-clht", &[], tiny::PClht),
     },
     Crashable {
         name: "line",
         about: "the line hash, beginning with one segment",
-        battery: || battery("line", &[], TinyLine),
+        battery: || battery("line", &[], tiny::Line),
     },
 ];
 
@@ -110,7 +71,7 @@ pub const CRASHABLE: [Crashable; 6] = [
 pub struct CrashConfig {
     /// Names of structures; all if there is none.
     pub indexes: Vec<String>,
-    /// Seeds of each campaign; campaigns of parallel threads take 25 for one.
+    /// Seeds of each campaign; campaigns of parallel threads take 25 or more for one.
     pub seeds: u64,
     /// Whether to make mistakes.
     pub mutants: bool,

@@ -609,7 +609,8 @@ impl Subject for Shared {
 
 #[test]
 fn schedules_find_what_a_reader_was_told_too_early_and_repeat() {
-    for strategy in [Strategy::Gap, Strategy::Random, Strategy::Priority] {
+    use Strategy::{Gap, Mixed, Priority, Random, Stall};
+    for strategy in [Gap, Stall, Random, Priority, Mixed] {
         let config = Config { strategy, ..config() };
         campaign::run(&Shared { helps: true }, &config, 0..40).assert_clean();
         let report = campaign::run(&Shared { helps: false }, &config, 0..40);

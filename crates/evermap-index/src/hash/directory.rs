@@ -175,8 +175,9 @@ impl<M: Medium> Directory<M> {
             {
                 let latch = self.share();
                 if upper.depth <= self.depth() {
-                    let range = self.range(upper, &latch);
-                    let _latch = (!self.pool.medium().mutant("DA-7")).then_some(latch);
+                    let (m, range) = (self.pool.medium(), self.range(upper, &latch));
+                    let _latch = (!m.mutant("DA-7")).then_some(latch);
+                    m.note(Note::Scope("split published"));
                     self.point_all(range, segment);
                     return true;
                 }

@@ -6,6 +6,7 @@
 //!
 //! [`crash_campaign!`](crate::crash_campaign) gives all of it to an index in one line.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
@@ -84,6 +85,8 @@ pub struct Workload {
     /// Threads that run in parallel in the end, each with a few operations; none if it is less than two. Only that
     /// part is crashed then.
     pub threads: u64,
+    /// Whether these threads hardly ever meet on a key, but insert new ones, so that their structure changes meet.
+    pub fresh: bool,
     /// Bytes of the pool.
     pub capacity: u64,
     /// Bytes of an extent.
@@ -98,6 +101,7 @@ impl Workload {
         ops: 700,
         reopen: false,
         threads: 0,
+        fresh: false,
         capacity: 256 << 10,
         extent_size: 4096,
     };
@@ -112,6 +116,9 @@ impl Workload {
     /// Threads whose operations meet on few keys, beside structural changes and recovery.
     pub const PARALLEL: Workload =
         Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };
+    /// Threads whose structure changes meet.
+    pub const CROWDED: Workload =
+        Workload { universe: 240, ops: 60, fresh: true, ..Workload::PARALLEL };
 }
 
 /// One call of a workload. As text: `upsert 3 17`, `remove 3`, `die`, ...; in parallel `2: upsert 3 17`.
@@ -259,10 +266,10 @@ impl Workload {
     /// First some calls that lead to any state, then a few of each thread. Half of the threads' operations meet on
     /// three keys.
     fn draw_parallel(&self, rng: &mut Rng, calls: &mut Vec<Call>) {
-        let before = self.ops / 2 + rng.below(self.ops);
+        let before = if self.fresh { 0 } else { self.ops / 2 } + rng.below(self.ops);
         let mut alone = |verb| calls.push(Call { thread: 0, verb });
         self.draw(rng, before, 85).for_each(&mut alone);
-        if rng.one_in(3) {
+        if !self.fresh && rng.one_in(3) {
             self.draw(rng, self.ops / 2, 10).for_each(&mut alone);
         }
         let dies = rng.one_in(2);
@@ -270,13 +277,16 @@ impl Workload {
             alone(Verb::Die);
         }
         let hot: Vec<u64> = (0..3).map(|_| rng.below(self.universe)).collect();
-        let inserts = *rng.pick(&[30, 60, 90]);
-        for _ in 0..3 + rng.below(5) {
+        let inserts = if self.fresh { 90 } else { *rng.pick(&[30, 60, 90]) };
+        let rounds = if self.fresh { 12 } else { 3 };
+        for _ in 0..rounds + rng.below(5) {
             for thread in 1..=self.threads {
                 let drawn = self.draw(rng, 1, inserts).next().expect("one");
                 let verb = match drawn {
                     Verb::Op(key, _) if rng.one_in(5) => Verb::Op(key, MapOp::Get),
-                    Verb::Op(_, op) if rng.one_in(2) => Verb::Op(*rng.pick(&hot), op),
+                    Verb::Op(_, op) if !self.fresh && rng.one_in(2) => {
+                        Verb::Op(*rng.pick(&hot), op)
+                    }
                     verb => verb,
                 };
                 calls.push(Call { thread, verb });
@@ -475,8 +485,8 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         let mut start: HashMap<u64, BTreeSet<Option<u64>>> =
             self.possible.iter().cloned().collect();
         for key in 0..self.workload.universe {
-            if !start.contains_key(&key) {
-                start.insert(key, BTreeSet::from([self.find(key)?]));
+            if let Entry::Vacant(unknown) = start.entry(key) {
+                unknown.insert(BTreeSet::from([self.find(key)?]));
             }
         }
         let boots = Mutex::new(vec![(0, self.boot)]);
@@ -686,6 +696,10 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
                 }
             }
         }
+        if parallel {
+            // What threads were told must make sense even if nothing crashes.
+            live.agrees(&history)?;
+        }
         Ok(history)
     }
 
@@ -723,7 +737,7 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
             (Some(live), First::Growth) => live.fill_corner(corner, true)?,
             _ => {}
         }
-        let spared = |key: &u64| first == First::Operations && key % 8 != 0;
+        let spared = |key: &u64| first == First::Operations && !key.is_multiple_of(8);
         for key in 0..self.workload.universe {
             if let Some(live) = live.as_mut().filter(|_| spared(&key)) {
                 live.possible.push((key, history.map.allowed(&key, point)));
@@ -810,6 +824,13 @@ fn config(workload: Workload, model: Model) -> sim::Config {
         ..sim::Config::default()
     };
     match (workload.threads, model) {
+        // What matters is the order of threads: it shows in most images or in none.
+        (2.., _) if workload.fresh => sim::Config {
+            images: ImageConfig { per_point: 2, ..config.images },
+            nested: Nested { depth: 0, ..config.nested },
+            max_images: 20,
+            ..config
+        },
         // There are many orders of threads; each gets few images.
         (2.., _) => sim::Config {
             images: ImageConfig { per_point: 8, ..config.images },
@@ -852,14 +873,17 @@ where
     let together = Crashed::<Bytes, _>::new(subject.clone(), Workload::PARALLEL);
     let together =
         On::new("parallel-byte-keys", together, config(Workload::PARALLEL, Model::Adr), 2000);
+    let crowded = Crashed::<u64, _>::new(subject.clone(), Workload::CROWDED);
+    let crowded = On::new("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
     let trials = vec![
         on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
+        Box::new(crowded.in_parallel(400)),
         on("reopening", Workload::REOPENING, Model::Adr, 100),
         on("growing", Workload::GROWING, Model::Adr, 0),
         Box::new(skewed),
         Box::new(bytes),
-        Box::new(parallel.in_parallel()),
-        Box::new(together.in_parallel()),
+        Box::new(parallel.in_parallel(25)),
+        Box::new(together.in_parallel(25)),
         on("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
         page("page-cache", 4096),
         page("torn-pages", 512),
@@ -943,6 +967,7 @@ macro_rules! crash_campaign {
             fn threads_in_parallel() {
                 survives("parallel", 60);
                 survives("parallel-byte-keys", 40);
+                survives("crowded", 60);
             }
 
             #[test]

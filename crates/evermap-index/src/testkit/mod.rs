@@ -47,6 +47,7 @@ pub mod linearizability;
 pub mod model;
 pub mod persistence;
 pub mod reference;
+pub mod tiny;
 
 #[cfg(test)]
 mod planted_tests;

@@ -75,18 +75,20 @@ pub struct On<S> {
     subject: S,
     config: Config,
     first_seed: u64,
-    parallel: bool,
+    /// Where threads run in parallel: how many seeds are worth one of another campaign.
+    parallel: Option<u64>,
 }
 
 impl<S: Subject> On<S> {
     /// A campaign whose seeds begin with `first_seed`.
     pub fn new(name: &'static str, subject: S, config: Config, first_seed: u64) -> Self {
-        On { name, subject, config, first_seed, parallel: false }
+        On { name, subject, config, first_seed, parallel: None }
     }
 
-    /// The same for a subject whose threads run in parallel: mutants then run again, under schedules made for them.
-    pub fn in_parallel(self) -> Self {
-        On { parallel: true, ..self }
+    /// The same for a subject whose threads run in parallel, of which so many seeds are worth one of another campaign.
+    /// Mutants then run again, under schedules made for them.
+    pub fn in_parallel(self, seeds_for_one: u64) -> Self {
+        On { parallel: Some(seeds_for_one), ..self }
     }
 
     fn seeds(&self, count: u64) -> Range<u64> {
@@ -107,7 +109,7 @@ where
     }
 
     fn seeds_for_one(&self) -> u64 {
-        if self.parallel { 25 } else { 1 }
+        self.parallel.unwrap_or(1)
     }
 
     fn run(&self, seeds: u64) -> Report {
@@ -152,7 +154,7 @@ where
 
     fn fate(&self, mutation: Mutation) -> Fate {
         match self.sweep.fate(mutation) {
-            Fate::Survived(images) if self.on.parallel => {
+            Fate::Survived(images) if self.on.parallel.is_some() => {
                 let On { subject, config, .. } = self.on;
                 let again =
                     mutants::fate_in_parallel(subject, config, mutation, self.seeds.clone());

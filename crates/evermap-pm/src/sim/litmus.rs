@@ -425,11 +425,11 @@ fn a_commit_is_a_word_that_is_stored_alone() {
         flush_fence(sim, X2);
     });
     let lines: Vec<u32> = trace.commit_sites().iter().map(Site::line).collect();
-    let third = trace
+    let mut stores = trace
         .records()
         .iter()
         .filter(|record| matches!(record.event, Event::Store { transient: false, .. }));
-    assert_eq!(lines, [third.last().unwrap().site.line()]);
+    assert_eq!(lines, [stores.next_back().unwrap().site.line()]);
 }
 
 #[test]

@@ -540,8 +540,9 @@ unsafe impl Medium for Sim {
         self.log().push(Event::Note(note), Site::caller());
         match note {
             Note::Begin(_) => schedule::did(Did::Begin),
+            Note::Scope(_) => schedule::did(Did::Scope),
             Note::End(_) => schedule::did(Did::End),
-            Note::Scope(_) | Note::Harmless(_) => {}
+            Note::Harmless(_) => {}
         }
     }
 

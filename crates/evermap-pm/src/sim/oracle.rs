@@ -192,10 +192,10 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
             })
             .collect();
         intervals.sort_by_key(|interval| interval.begin);
-        self.from_start(key, &intervals)
+        self.states_after(key, &intervals)
     }
 
-    fn from_start(&self, key: &K, intervals: &[Interval]) -> BTreeSet<Option<u64>> {
+    fn states_after(&self, key: &K, intervals: &[Interval]) -> BTreeSet<Option<u64>> {
         match self.start.get(key) {
             Some(states) => states.iter().flat_map(|&state| outcomes(state, intervals)).collect(),
             None => outcomes(None, intervals),
@@ -212,7 +212,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         let interval =
             |&Call { begin, end, op, outcome, .. }: &Call| Interval { begin, end, op, outcome };
         let intervals: Vec<Interval> = list.iter().map(interval).collect();
-        judge(key, self.from_start(key, &intervals), found)
+        judge(key, self.states_after(key, &intervals), found)
     }
 
     /// Whether `key` may be in the state `found` after the crash at `point` if nothing but what was synced is

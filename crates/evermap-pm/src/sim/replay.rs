@@ -186,6 +186,8 @@ impl fmt::Display for Strategy {
             Strategy::Random => "random",
             Strategy::Priority => "priority",
             Strategy::Gap => "gap",
+            Strategy::Stall => "stall",
+            Strategy::Mixed => "mixed",
         })
     }
 }
@@ -198,7 +200,11 @@ impl FromStr for Strategy {
             "random" => Ok(Strategy::Random),
             "priority" => Ok(Strategy::Priority),
             "gap" => Ok(Strategy::Gap),
-            _ => Err(format!("unknown strategy `{text}`; known are: random, priority, gap")),
+            "stall" => Ok(Strategy::Stall),
+            "mixed" => Ok(Strategy::Mixed),
+            _ => Err(format!(
+                "unknown strategy `{text}`; known are: random, priority, gap, stall, mixed"
+            )),
         }
     }
 }

@@ -26,8 +26,14 @@ pub enum Strategy {
     Priority,
     /// Any; but a thread whose stores others can see already, while they are not durable yet, is often held up
     /// until others have completed an operation: what these were told is lost if the stores are.
-    #[default]
     Gap,
+    /// Any; but a thread is often held up where it has read something, or begins a named piece of work, until others
+    /// have completed some operations: what it knows is old then.
+    Stall,
+    /// One of these, as the seed says. Each finds what the others hardly do: `Priority` lets a thread do much while
+    /// another one stands still anywhere.
+    #[default]
+    Mixed,
 }
 
 /// A strategy with the seed of its choices.
@@ -50,8 +56,11 @@ pub(crate) enum Did {
     Transient,
     /// All that it stored and flushed is durable.
     Fence,
-    /// It began or completed an operation.
+    /// It began an operation.
     Begin,
+    /// It began a named piece of one.
+    Scope,
+    /// It completed an operation.
     End,
 }
 
@@ -137,9 +146,15 @@ impl State {
         let mut rng = Rng::new(fold(schedule.seed, count as u64));
         let mut priorities: Vec<u64> = (0..count as u64).map(|place| place + (1 << 32)).collect();
         rng.shuffle(&mut priorities);
+        let strategy = match schedule.strategy {
+            Strategy::Mixed => {
+                *rng.pick(&[Strategy::Gap, Strategy::Stall, Strategy::Priority, Strategy::Random])
+            }
+            strategy => strategy,
+        };
         let mut state = State {
             rng,
-            strategy: schedule.strategy,
+            strategy,
             lives: vec![Life::Ready; count],
             gaps: vec![false; count],
             priorities,
@@ -171,14 +186,15 @@ impl State {
             Did::Store => self.gaps[me] = true,
             Did::Fence => self.gaps[me] = false,
             Did::End => self.completed += 1,
-            Did::Load | Did::Transient | Did::Begin => {}
+            Did::Load | Did::Transient | Did::Begin | Did::Scope => {}
         }
         match self.strategy {
             Strategy::Gap if self.gaps[me] && what != Did::Load && self.rng.one_in(3) => {
-                self.lives[me] = Life::Parked(self.completed + 1 + self.rng.below(2));
-                self.any()
+                self.park(me, 2)
             }
-            Strategy::Random | Strategy::Gap => {
+            Strategy::Stall if what == Did::Load && self.rng.one_in(40) => self.park(me, 6),
+            Strategy::Stall if what == Did::Scope && self.rng.one_in(2) => self.park(me, 12),
+            Strategy::Random | Strategy::Gap | Strategy::Stall | Strategy::Mixed => {
                 let one_in = if what == Did::Load { 32 } else { 8 };
                 if self.rng.one_in(one_in) { self.any() } else { me }
             }
@@ -190,6 +206,12 @@ impl State {
                 self.any()
             }
         }
+    }
+
+    /// Holds a thread up until others have completed so many operations at most. Answers whose turn it is.
+    fn park(&mut self, me: usize, most: u64) -> usize {
+        self.lives[me] = Life::Parked(self.completed + 1 + self.rng.below(most));
+        self.any()
     }
 
     /// Whose turn it is while thread `me` cannot go on.
@@ -222,20 +244,24 @@ impl State {
 
     /// A thread that can run, as the strategy chooses. The number of threads if all have ended.
     fn any(&mut self) -> usize {
-        let mut able = self.those(|life| life == Life::Ready);
-        if able.is_empty() {
-            // Who was held up for the others' sake holds them up now.
-            able = self.those(|life| matches!(life, Life::Parked(_)));
-        }
-        if able.is_empty() {
-            able = self.those(|life| life == Life::Waiting);
-        }
+        let ready = self.those(|life| life == Life::Ready);
         let chosen = match self.strategy {
-            _ if able.is_empty() => return self.lives.len(),
-            Strategy::Priority => {
-                able.into_iter().max_by_key(|&at| self.priorities[at]).expect("not empty")
+            Strategy::Priority if !ready.is_empty() => {
+                ready.into_iter().max_by_key(|&at| self.priorities[at]).expect("not empty")
             }
-            Strategy::Random | Strategy::Gap => *self.rng.pick(&able),
+            _ if !ready.is_empty() => *self.rng.pick(&ready),
+            _ => {
+                // Who was held up for the others' sake holds them up now.
+                let mut able = self.those(|life| matches!(life, Life::Parked(_)));
+                if able.is_empty() {
+                    // Nobody said so, but what one of them waits for may be there: any, whatever its priority.
+                    able = self.those(|life| life == Life::Waiting);
+                }
+                if able.is_empty() {
+                    return self.lives.len();
+                }
+                *self.rng.pick(&able)
+            }
         };
         self.lives[chosen] = Life::Ready;
         chosen
