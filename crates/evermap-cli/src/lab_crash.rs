@@ -28,6 +28,9 @@ pub(crate) struct Crash {
     /// Make mistakes, one at a time, that the campaigns must notice: takes some minutes an index
     #[arg(long)]
     mutants: bool,
+    /// Measure how many images are verified in a second, by what is asked of each
+    #[arg(long)]
+    rates: bool,
     /// Threads that share the work
     #[arg(long, value_name = "N", default_value_t = 2)]
     threads: usize,
@@ -58,6 +61,7 @@ impl Crash {
             indexes: self.index.clone(),
             seeds: self.seeds,
             mutants: self.mutants,
+            rates: self.rates,
             threads: self.threads,
         };
         let bar = ProgressBar::new(0);

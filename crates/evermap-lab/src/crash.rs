@@ -13,12 +13,13 @@ use std::time::Instant;
 use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash;
 use evermap_index::hash::level::Resize;
-use evermap_index::testkit::crash::{battery, oracle};
+use evermap_index::testkit::crash::{battery, costs, oracle};
 use evermap_index::testkit::tiny;
 use evermap_pm::sim::battery::Battery;
 use evermap_pm::sim::keep_panics_quiet;
 use evermap_pm::sim::mutants::Fate;
 use evermap_pm::sim::{Mutation, Report, Violation};
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::LabError;
@@ -30,6 +31,7 @@ pub struct Crashable {
     /// What it is, in a line.
     pub about: &'static str,
     battery: fn() -> Battery,
+    costs: fn(u64) -> Battery,
 }
 
 /// Everything that can be crashed, each with its heap and its region.
@@ -38,31 +40,37 @@ pub const CRASHABLE: [Crashable; 6] = [
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
         battery: || battery("dash-eh", dash::EH_MUTANTS, tiny::DashEh),
+        costs: |images| costs("dash-eh", tiny::DashEh, images),
     },
     Crashable {
         name: "dash-lh",
         about: "Dash-LH with segments of 4 buckets",
         battery: || battery("dash-lh", dash::LH_MUTANTS, tiny::DashLh),
+        costs: |images| costs("dash-lh", tiny::DashLh, images),
     },
     Crashable {
         name: "cceh",
         about: "CCEH with tiny segments, optimistic locks, lazy recovery",
         battery: || battery("cceh", &[], tiny::Cceh(Locking::Optimistic, Recovery::Lazy)),
+        costs: |images| costs("cceh", tiny::Cceh(Locking::Optimistic, Recovery::Lazy), images),
     },
     Crashable {
         name: "level",
         about: "Level hashing with levels of four and two buckets, incremental resizing",
         battery: || battery("level", &[], tiny::Level(Resize::Incremental)),
+        costs: |images| costs("level", tiny::Level(Resize::Incremental), images),
     },
     Crashable {
         name: "p-clht",
         about: "P-CLHT with four buckets",
         battery: || battery("p-clht", &[], tiny::PClht),
+        costs: |images| costs("p-clht", tiny::PClht, images),
     },
     Crashable {
         name: "line",
         about: "the line hash, beginning with one segment",
         battery: || battery("line", &[], tiny::Line),
+        costs: |images| costs("line", tiny::Line, images),
     },
 ];
 
@@ -75,6 +83,8 @@ pub struct CrashConfig {
     pub seeds: u64,
     /// Whether to make mistakes.
     pub mutants: bool,
+    /// Whether to measure what it costs to ask more of a recovered structure.
+    pub rates: bool,
     /// Threads that share the work.
     pub threads: usize,
 }
@@ -119,6 +129,17 @@ pub struct Survivor {
     pub mutant: String,
     /// Why it makes no difference, if that is known.
     pub explanation: Option<String>,
+}
+
+/// How many images are verified in a second of a processor.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rate {
+    /// What was asked of a recovered structure, besides what is asked in the rows above.
+    pub asked: String,
+    /// Images, in pools of 64 KiB.
+    pub images: u64,
+    /// Seconds of one processor.
+    pub seconds: f64,
 }
 
 /// What came of crashing one structure.
@@ -170,6 +191,8 @@ pub struct CrashReport {
     pub seconds: f64,
     /// Seconds for the mistakes, over all threads together.
     pub mutant_seconds: f64,
+    /// What it costs to ask more, where that was measured.
+    pub rates: Vec<Rate>,
 }
 
 impl fmt::Display for CrashReport {
@@ -186,7 +209,11 @@ impl fmt::Display for CrashReport {
             row("recovery", format!("{name}: {first}, nested {nested}"))?;
         }
         row("judged by", self.oracles.join(", "))?;
-        row("images a second", format!("{:.0} (a core)", self.images as f64 / self.seconds))?;
+        row("images a second", format!("{:.0} a thread", self.images as f64 / self.seconds))?;
+        for Rate { asked, images, seconds } in &self.rates {
+            let rate = *images as f64 / seconds;
+            row("images a second", format!("{rate:.0} of a processor: {asked} ({images})"))?;
+        }
         row("violations", self.violations.to_string())?;
         for found in &self.found {
             row("", format!("{} [{}]", found.message, found.oracle))?;
@@ -252,7 +279,29 @@ fn crash(crashable: &Crashable, config: &CrashConfig, watch: &dyn Watch) -> Cras
     if config.mutants && all.is_clean() {
         make_mistakes(battery, config, watch, &all, &mut report);
     }
+    if config.rates {
+        measure_rates(&(crashable.costs)(RATED_IMAGES), watch, &mut report);
+    }
     report
+}
+
+/// Images of each seed that rates are measured with.
+const RATED_IMAGES: u64 = 20_000;
+
+/// One campaign after the other, by the time that this thread was given.
+fn measure_rates(costs: &Battery, watch: &dyn Watch, report: &mut CrashReport) {
+    watch.more(costs.trials.len() as u64);
+    for trial in &costs.trials {
+        let start = clock_gettime(ClockId::ThreadCPUTime);
+        let found = costs.run(&**trial, 2);
+        let end = clock_gettime(ClockId::ThreadCPUTime);
+        let seconds =
+            (end.tv_sec - start.tv_sec) as f64 + (end.tv_nsec - start.tv_nsec) as f64 / 1e9;
+        watch.done(&format!("{}: {} images", costs.name_of(&**trial), found.images));
+        report.violations += found.failed_images;
+        report.found.extend(found.violations.iter().map(Found::from));
+        report.rates.push(Rate { asked: trial.name().to_owned(), images: found.images, seconds });
+    }
 }
 
 fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
@@ -281,6 +330,7 @@ fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
         survivors: Vec::new(),
         seconds,
         mutant_seconds: 0.0,
+        rates: Vec::new(),
     }
 }
 

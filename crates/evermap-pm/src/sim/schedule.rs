@@ -139,7 +139,7 @@ struct State {
 }
 
 /// Nobody waits so often in vain.
-const DEADLOCK: u64 = 1 << 20;
+const DEADLOCK: u64 = 1 << 16;
 
 impl State {
     fn new(schedule: Schedule, count: usize) -> Self {
