@@ -911,13 +911,13 @@ where
     let crowded = On::new("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
     let trials = vec![
         on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
-        Box::new(crowded.in_parallel(400)),
         on("reopening", Workload::REOPENING, Model::Adr, 100),
         on("growing", Workload::GROWING, Model::Adr, 0),
         Box::new(skewed),
         Box::new(bytes),
         Box::new(parallel.in_parallel(25)),
         Box::new(together.in_parallel(25)),
+        Box::new(crowded.in_parallel(400)),
         on("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
         page("page-cache", 4096),
         page("torn-pages", 512),
