@@ -4,6 +4,8 @@
 //! an index; each looks the same inside: `mod.rs` is the public type with its layout drawn, `layout.rs`
 //! the on-media structures, and one file for each structural idea.
 //!
+//! Indexes that know which key comes next are in [`ordered`].
+//!
 //! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
 //! [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable before they are visible).
 
@@ -11,6 +13,7 @@ pub mod fingerprint;
 pub mod hash;
 pub mod index;
 pub mod key;
+pub mod ordered;
 pub mod recipe;
 pub mod record;
 #[cfg(any(test, feature = "testkit"))]
@@ -24,3 +27,5 @@ pub use hash::level::Level;
 pub use hash::line::LineHash;
 pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};
+pub use ordered::bplus::BPlus;
+pub use ordered::{Cursor, Direction, OrderedIndex};

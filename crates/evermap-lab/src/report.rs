@@ -110,8 +110,8 @@ impl Report {
         for table in &self.tables {
             text.push_str(&table.text());
         }
-        if !self.figures.is_empty() {
-            text.push_str(&self.figures_table().text());
+        if let Some(figures) = self.figures_table() {
+            text.push_str(&figures.text());
         }
         if !self.notes.is_empty() {
             text.push('\n');
@@ -122,17 +122,18 @@ impl Report {
         text
     }
 
-    /// The paper's figures beside those found here.
-    pub fn figures_table(&self) -> Grid {
+    /// The paper's figures beside those found here; nothing where none of them was measured.
+    pub fn figures_table(&self) -> Option<Grid> {
+        self.figures.iter().find(|figure| figure.here.is_some())?;
         let row = |figure: &Figure| {
             let here = figure.here.clone().unwrap_or_else(|| "not measured".to_owned());
             (figure.what.clone(), vec![figure.paper.clone(), here])
         };
-        Grid {
+        Some(Grid {
             title: "The paper's figures, and those found here".into(),
             columns: vec!["paper".into(), "here".into()],
             rows: self.figures.iter().map(row).collect(),
-        }
+        })
     }
 }
 
@@ -208,5 +209,7 @@ mod tests {
         assert!(text.contains("speed    1.9           2.0\n"), "{text}");
         assert!(text.contains("speed    1.9  not measured\n"), "{text}");
         assert!(text.ends_with("\nTake care.\n"), "{text}");
+        let nothing = Report { figures: vec![figure(None)], ..Report::default() };
+        assert!(!nothing.text().contains("paper"), "{}", nothing.text());
     }
 }

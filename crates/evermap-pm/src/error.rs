@@ -57,6 +57,14 @@ pub enum ErrorKind {
         /// Bytes that were asked for.
         needed: u64,
     },
+    /// A key is longer than an index can hold. Nothing was changed.
+    #[error("key of {len} bytes is too long; the limit is {max}")]
+    KeyTooLong {
+        /// Its length, bytes.
+        len: usize,
+        /// The limit, bytes.
+        max: usize,
+    },
     /// The operating system refused something.
     #[error("{}: {action}: {source}", path.display())]
     Io {

@@ -20,7 +20,7 @@ use evermap_pm::medium::Note;
 use evermap_pm::sync::{RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
-use super::shape::{DEPTH_MAX, Shape, top_bits};
+use super::shape::{DEPTH_MAX, Shape};
 
 const OFFSET: u64 = (1 << 48) - 1;
 
@@ -29,7 +29,7 @@ pub(crate) struct Directory<M: Medium> {
     pool: Arc<Pool<M>>,
     /// Offset of the root cell.
     root: u64,
-    /// Copy of the root cell.
+    /// What the root cell says, as searches want it: see [`Current`].
     current: AtomicU64,
     /// Shared by those who change entries, exclusive for those who replace the directory.
     latch: RwLock<()>,
@@ -37,9 +37,36 @@ pub(crate) struct Directory<M: Medium> {
 
 /// Where a directory led a search.
 pub struct Found<'a> {
-    word: u64,
+    current: Current,
     entry: &'a PmU64,
     pub(crate) segment: u64,
+}
+
+/// A directory in a form that takes a search few instructions: `bit 0..6` how far half a hash is to be shifted to be
+/// the number of its entry, `bit 6..54` offset of the entries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Current(u64);
+
+impl Current {
+    fn new(offset: u64, depth: u32) -> Self {
+        Current(offset << 6 | u64::from(63 - depth))
+    }
+
+    /// Where the entry for `hash` is.
+    #[inline(always)]
+    fn entry_for(self, hash: u64) -> u64 {
+        // Half of it, so that depth 0 needs no case of its own. The shift takes the low six bits alone.
+        self.offset() + (hash >> 1).wrapping_shr(self.0 as u32) * 8
+    }
+
+    #[inline(always)]
+    fn offset(self) -> u64 {
+        self.0 >> 6
+    }
+
+    fn depth(self) -> u32 {
+        63 - (self.0 & 63) as u32
+    }
 }
 
 /// Room for a directory of twice the size, taken before any lock.
@@ -67,7 +94,7 @@ impl<M: Medium> Directory<M> {
         m.flush(entries);
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         m.store(cell, encode(offset, depth));
-        let current = AtomicU64::new(encode(offset, depth));
+        let current = AtomicU64::new(Current::new(offset, depth).0);
         Ok(Directory { pool, root, current, latch: RwLock::new(()) })
     }
 
@@ -80,7 +107,7 @@ impl<M: Medium> Directory<M> {
         if !fits || offset == 0 || encode(offset, depth) != word {
             return Err(Error::damaged(root, format!("impossible directory {word:#x}")));
         }
-        let current = AtomicU64::new(word);
+        let current = AtomicU64::new(Current::new(offset, depth).0);
         Ok(Directory { pool, root, current, latch: RwLock::new(()) })
     }
 
@@ -94,30 +121,34 @@ impl<M: Medium> Directory<M> {
     /// caller has at hand.
     #[inline(always)]
     pub(crate) fn find<'a>(&'a self, m: &'a M, hash: u64) -> Result<Found<'a>> {
-        // Acquire: pairs with the release in `replace`, so that the entries are there.
-        let word = self.current.load(Ordering::Acquire);
-        let (offset, depth) = decode(word);
-        match m.at::<PmU64>(offset + top_bits(hash, depth) * 8) {
-            Some(entry) => Ok(Found { word, entry, segment: m.load(entry) }),
-            None => Err(outside(offset)),
+        let current = self.current();
+        match m.at::<PmU64>(current.entry_for(hash)) {
+            Some(entry) => Ok(Found { current, entry, segment: m.load(entry) }),
+            None => Err(outside(current.offset())),
         }
+    }
+
+    #[inline(always)]
+    fn current(&self) -> Current {
+        // Acquire: pairs with the release in `replace`, so that the entries are there.
+        Current(self.current.load(Ordering::Acquire))
     }
 
     /// Whether a search that began with `found` would still be led to the same segment.
     #[inline(always)]
     pub(crate) fn still(&self, m: &M, found: &Found<'_>) -> bool {
-        m.load(found.entry) == found.segment && self.current.load(Ordering::Acquire) == found.word
+        m.load(found.entry) == found.segment && self.current() == found.current
     }
 
     /// Global depth.
     #[inline(always)]
     pub(crate) fn depth(&self) -> u32 {
-        decode(self.current.load(Ordering::Acquire)).1
+        self.current().depth()
     }
 
     /// Offset of the entries.
     pub(crate) fn block(&self) -> u64 {
-        decode(self.current.load(Ordering::Acquire)).0
+        self.current().offset()
     }
 
     /// Holds off replacement of the directory.
@@ -127,8 +158,11 @@ impl<M: Medium> Directory<M> {
     }
 
     fn entries(&self) -> &[PmU64] {
-        let (offset, depth) = decode(self.current.load(Ordering::Acquire));
-        self.pool.medium().slice(offset, 1 << depth).expect("checked when it became current")
+        let current = self.current();
+        self.pool
+            .medium()
+            .slice(current.offset(), 1 << current.depth())
+            .expect("checked when it became current")
     }
 
     /// The entries of `shape`'s range, which must not be deeper than the directory.
@@ -289,18 +323,17 @@ impl<M: Medium> Directory<M> {
         Ok(true)
     }
 
-    /// Makes a complete, durable directory the current one; returns the word of the old one.
-    fn replace(&self, offset: u64, depth: u32) -> u64 {
+    /// Makes a complete, durable directory the current one; returns the old one.
+    fn replace(&self, offset: u64, depth: u32) -> Current {
         let m = self.pool.medium();
         let cell = m.at::<PmU64>(self.root).expect("checked when opened");
         m.store(cell, encode(offset, depth));
         m.persist(cell);
-        self.current.swap(encode(offset, depth), Ordering::AcqRel)
+        Current(self.current.swap(Current::new(offset, depth).0, Ordering::AcqRel))
     }
 
-    fn retire(&self, word: u64, guard: &Guard<'_>) {
-        let (offset, depth) = decode(word);
-        self.pool.retire(offset, 8 << depth, guard);
+    fn retire(&self, old: Current, guard: &Guard<'_>) {
+        self.pool.retire(old.offset(), 8 << old.depth(), guard);
     }
 }
 
@@ -313,7 +346,6 @@ fn encode(offset: u64, depth: u32) -> u64 {
     offset | u64::from(depth) << 48
 }
 
-#[inline(always)]
 fn decode(word: u64) -> (u64, u32) {
     (word & OFFSET, (word >> 48) as u32 & 0xff)
 }

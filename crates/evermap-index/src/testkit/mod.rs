@@ -39,12 +39,13 @@ pub mod chain;
 pub mod concurrent;
 pub mod counters;
 pub mod crash;
-mod crowd;
+pub(crate) mod crowd;
 pub mod damage;
 pub mod hooked;
 pub mod keys;
 pub mod linearizability;
 pub mod model;
+pub mod ordered;
 pub mod persistence;
 pub mod reference;
 pub mod tiny;
@@ -189,7 +190,7 @@ fn chance(random: &mut Rng, percent: u64) -> bool {
 pub struct Failure(String);
 
 impl Failure {
-    fn new<K>(part: &str, universe: &str, seed: u64, what: impl fmt::Display) -> Self {
+    fn new<K: ?Sized>(part: &str, universe: &str, seed: u64, what: impl fmt::Display) -> Self {
         let kind = std::any::type_name::<K>();
         Failure(format!("{part}, {kind} keys, {universe}, seed {seed}: {what}"))
     }

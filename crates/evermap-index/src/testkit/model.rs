@@ -103,7 +103,7 @@ fn generate(random: &mut Rng, universe: &Universe, unique_words: bool) -> Vec<St
 }
 
 /// A key, most often one that `suits`.
-fn choose(random: &mut Rng, universe: &Universe, suits: impl Fn(u64) -> bool) -> u64 {
+pub(super) fn choose(random: &mut Rng, universe: &Universe, suits: impl Fn(u64) -> bool) -> u64 {
     let tries = if chance(random, 70) { 20 } else { 1 };
     let mut key = *random.pick(&universe.keys);
     for _ in 1..tries {
@@ -272,7 +272,7 @@ impl<K: Numbered, S: Subject<K>> World<'_, K, S> {
     }
 }
 
-fn differs(found: impl fmt::Display, due: impl fmt::Display) -> String {
+pub(super) fn differs(found: impl fmt::Display, due: impl fmt::Display) -> String {
     format!("answers {found}, must answer {due}")
 }
 
@@ -298,10 +298,10 @@ const SHOWN: usize = 60;
 const TRIALS: usize = 600;
 
 /// Shortens a failing sequence and prints it, the failure behind its last line.
-fn report(
-    steps: &[Step],
+pub(super) fn report<T: Clone + fmt::Display>(
+    steps: &[T],
     first: (usize, String),
-    fails: impl Fn(&[Step]) -> Option<(usize, String)>,
+    fails: impl Fn(&[T]) -> Option<(usize, String)>,
 ) -> String {
     let mut trials = 0;
     let (steps, what) = shorten(steps, first, |steps| {

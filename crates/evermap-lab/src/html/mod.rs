@@ -100,8 +100,8 @@ fn section(report: &Report, html: &mut String) {
     for line in report.about.lines() {
         let _ = writeln!(html, "<p>{}</p>", escape(line));
     }
-    if !report.figures.is_empty() {
-        grid(&report.figures_table(), "figures", html);
+    if let Some(figures) = report.figures_table() {
+        grid(&figures, "figures", html);
     }
     html.push_str("<div class=\"plots\">\n");
     report.plots.iter().for_each(|plot| figure(plot, html));
@@ -245,7 +245,9 @@ mod tests {
             experiment: "scale",
             title: "more and more threads".into(),
             about: "10 keys\n1 thread".into(),
-            figures: vec![Figure { what: "w".into(), paper: "1.9".into(), here: None }],
+            figures: [None, Some("2.0".into())]
+                .map(|here| Figure { what: "w".into(), paper: "1.9".into(), here })
+                .into(),
             tables: vec![table],
             plots: vec![plot(Marks::Lines), plot(Marks::Bars(groups))],
             notes: vec!["A note.".into()],

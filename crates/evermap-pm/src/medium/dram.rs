@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::{Medium, OFFSET_LIMIT};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, PmU64, Quad, Result};
 
 /// Page size to ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +114,11 @@ unsafe impl Medium for Dram {
 
     fn name(&self) -> &'static str {
         "dram"
+    }
+
+    #[inline(always)]
+    fn load_four(&self, cells: &[PmU64; 4]) -> Quad {
+        Quad::load(cells)
     }
 
     #[inline(always)]

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::{PmU64, Pod, Result};
+use crate::{PmU64, Pod, Quad, Result};
 
 mod counted;
 mod dram;
@@ -139,6 +139,16 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     #[track_caller]
     fn load_relaxed(&self, cell: &PmU64) -> u64 {
         cell.atomic().load(Relaxed)
+    }
+
+    /// Loads four neighbouring words, each whole, together perhaps of different moments (acquire).
+    ///
+    /// One by one unless a medium says that its words are memory that may be read at once.
+    #[inline(always)]
+    #[track_caller]
+    fn load_four(&self, cells: &[PmU64; 4]) -> Quad {
+        // The first is read first, and all are acquired: callers may go by any of them.
+        Quad::new([0, 1, 2, 3].map(|i| self.load(&cells[i])))
     }
 
     /// Stores a word. Stores of one thread become visible in program order (release).

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use evermap_pm::Medium;
+use evermap_pm::{Medium, Quad};
 
 use super::layout::{
     FILTER, FOREIGN, Geometry, LOCKED, Line, META, TAG, VALID, VERSION_LOW, VERSION_MORE,
@@ -33,8 +33,7 @@ pub(super) struct Record {
 /// The key words of a line, as they were at one moment.
 pub(super) type Keys = [u64; 4];
 
-/// Reads the key words of a line. What is read afterwards belongs to them if they are still
-/// [the same](is_unchanged) then.
+/// Reads the key words of a line that the caller holds, or cannot rely on.
 #[inline(always)]
 pub(super) fn keys_of<M: Medium>(m: &M, line: &Line) -> Keys {
     // Acquire: the word with the lock comes first, so that the others are not older than it says.
@@ -43,19 +42,15 @@ pub(super) fn keys_of<M: Medium>(m: &M, line: &Line) -> Keys {
     [first, rest(1), rest(2), rest(3)]
 }
 
-/// Whether nothing has changed in a line, and with the records that belong to it, since `keys` were read.
+/// Whether nothing has changed in a line, and with the records that belong to it, since its key words were `seen`, and
+/// nobody holds the line.
 #[inline(always)]
-pub(super) fn is_unchanged<M: Medium>(m: &M, line: &Line, keys: &Keys) -> bool {
+pub(super) fn is_unchanged<M: Medium>(m: &M, line: &Line, seen: &Quad) -> bool {
     // Acquire: everything read above is read before the version is read again. Whoever changes a record of this
-    // line locks the line first, so an unchanged version means that nothing changed.
+    // line locks the line first, so an unchanged version means that nothing changed. If somebody held the line when
+    // it was seen, who released it without a change, what was read is right too.
     fence(Ordering::Acquire);
-    [0, 1, 3].into_iter().all(|slot| m.load_relaxed(&line.keys[slot]) == keys[slot])
-}
-
-/// Whether some thread holds the line.
-#[inline(always)]
-pub(super) fn is_locked(keys: &Keys) -> bool {
-    keys[0] & LOCKED != 0
+    seen.is_still(&m.load_four(&line.keys), LOCKED)
 }
 
 /// Slots that are valid and have this tag and this mark ([`FOREIGN`] or 0), as bits.
@@ -69,10 +64,23 @@ pub(super) fn matching(keys: &Keys, tag: u64, mark: u64) -> u32 {
     is(0) | is(1) | is(2) | is(3)
 }
 
+/// The same for key words that were seen without the lock.
+#[inline(always)]
+pub(super) fn matching_seen(seen: &Quad, tag: u64, mark: u64) -> u32 {
+    seen.matching(!META, tag | VALID | mark)
+}
+
 /// Slots that hold records, as bits.
 #[inline(always)]
 pub(super) fn valid(keys: &Keys) -> u32 {
     let is = |slot: usize| u32::from(keys[slot] & VALID != 0) << slot;
+    is(0) | is(1) | is(2) | is(3)
+}
+
+/// Slots that hold records of another line, as bits.
+#[inline(always)]
+pub(super) fn foreign(keys: &Keys) -> u32 {
+    let is = |slot: usize| u32::from(keys[slot] & (VALID | FOREIGN) == VALID | FOREIGN) << slot;
     is(0) | is(1) | is(2) | is(3)
 }
 
@@ -94,26 +102,24 @@ pub(super) fn slots(mut bits: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The record with the probe's key and this mark, as slot and word.
+/// The record with the probe's key among the slots of a line that [match](matching), as slot and word.
 ///
 /// Without the lock this is a guess, to be validated by the home line's version.
 #[inline(always)]
 pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
     line: &Line,
-    keys: &Keys,
+    matching: u32,
     probe: &Probe<'_, K>,
-    mark: u64,
 ) -> Option<(usize, u64)> {
-    let bits = matching(keys, Geometry::<L, N>::tag(probe.image), mark);
     if N == 4 && !K::WORDS_ARE_RECORDS {
         // No two keys share an image, so there is one at most.
-        return (bits != 0).then(|| {
-            let slot = bits.trailing_zeros() as usize & 3;
+        return (matching != 0).then(|| {
+            let slot = matching.trailing_zeros() as usize & 3;
             (slot, m.load_relaxed(&line.words[slot]))
         });
     }
-    slots(bits).find_map(|slot| {
+    slots(matching).find_map(|slot| {
         let word = m.load_relaxed(&line.words[slot]);
         let is_it =
             has_top::<M, L, N>(m, line, slot, probe.image) && K::matches(m, word, probe.key);
@@ -222,12 +228,6 @@ pub(super) fn place<M: Medium, const L: usize, const N: usize>(
 #[inline(always)]
 pub(super) fn clear<M: Medium>(m: &M, line: &Line, slot: usize) {
     m.store(&line.keys[slot], m.load_relaxed(&line.keys[slot]) & META);
-}
-
-/// Whether a record of the line with this filter may be in its other line.
-#[inline(always)]
-pub(super) fn may_be_away(keys: &Keys, tag: u64) -> bool {
-    keys[2] & filter_bit(tag) != 0
 }
 
 /// Notes in a locked line that a record of it is in its other line.

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use evermap_pm::Medium;
 
-use super::bucket::{Record, is_foreign, keys_of, may_be_away, tag_of};
+use super::bucket::{Record, is_foreign, keys_of, tag_of};
 use super::layout::{CHAINED, Geometry, Header, OFFSET, Segment};
+use super::segment::may_be_elsewhere;
 use super::{LineHash, Shape};
 use crate::key::Quotient;
 
@@ -70,7 +71,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 problems.push(format!("segment {offset:#x} line {at} slot {slot}: {what}"));
             };
             let home = &segment.lines[Geometry::<L, N>::home(record.image)];
-            if is_foreign(key) && !may_be_away(&keys_of(m, home), tag_of(key)) {
+            if is_foreign(key) && !may_be_elsewhere(keys_of(m, home)[2], tag_of(key)) {
                 wrong("the filter hides it");
             }
             self.check_record(record, covered, &mut seen, &mut wrong);

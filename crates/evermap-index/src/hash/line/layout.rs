@@ -21,6 +21,7 @@ pod! {
     /// fourth word holds them: 16 bits for each slot.
     ///
     /// Version, lock, filter and chained can be rebuilt, so they are never flushed for their own sake.
+    #[repr(align(64))]
     pub struct Line: 64 {
         /// Tags, and twelve bits each of what tells how to read them.
         pub keys: [PmU64; 4],
@@ -89,6 +90,18 @@ impl<const L: usize, const N: usize> Geometry<L, N> {
         image >> (TAG_BITS + Self::LINE_BITS)
     }
 
+    /// To which half (0 or 1) of a segment of local depth `depth` the record in a slot belongs, with this key word and
+    /// with `tops` in its line's fourth word.
+    #[inline(always)]
+    pub fn half(key: u64, tops: u64, slot: usize, depth: u32) -> u64 {
+        // The highest bit of the image that the segment does not imply.
+        let bit = 63 - depth;
+        match bit.checked_sub(TAG_BITS + Self::LINE_BITS) {
+            Some(bit) => Self::top_in(tops, slot) >> bit & 1,
+            None => key >> (bit - Self::LINE_BITS + TAG_SHIFT) & 1,
+        }
+    }
+
     /// The image of these parts.
     #[inline(always)]
     pub fn image(top: u64, tag: u64, home: usize) -> u64 {
@@ -100,6 +113,12 @@ impl<const L: usize, const N: usize> Geometry<L, N> {
     pub fn other(at: usize, tag: u64) -> usize {
         // Odd, so that it never leads to the same line.
         at ^ ((tag >> TAG_SHIFT) as usize & (L - 1) | 1)
+    }
+
+    /// The line where a record with this image may be beside its home.
+    #[inline(always)]
+    pub fn other_of(image: u64) -> usize {
+        Self::other(Self::home(image), Self::tag(image))
     }
 
     /// `word` of a line's fourth slot with the top bits of the record in `slot` replaced.
@@ -216,6 +235,10 @@ mod tests {
             assert_eq!(filter_bit(tag) & !FILTER, 0);
             let tops = (0..3).fold(!0, |word, slot| Geometry::<L, N>::with_top(word, slot, top));
             assert!((0..3).all(|slot| Geometry::<L, N>::top_in(tops, slot) == top));
+            for depth in Geometry::<L, N>::DEPTH_MIN..=40 {
+                let half = Geometry::<L, N>::half(tag | META, tops, 2, depth);
+                assert_eq!(half, image >> (63 - depth) & 1, "{depth}");
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 use evermap_pm::{Medium, Result};
 
 use super::bucket::{
-    Record, clear, free_slot, is_foreign, keys_of, set_filter, slots, tag_of, valid, write,
+    Record, clear, foreign, free_slot, is_foreign, keys_of, set_filter, slots, tag_of, valid, write,
 };
 use super::layout::{
     CHAINED, FOREIGN, Geometry, Header, LINK_SLOTS, LOCKED, Line, Link, META, OFFSET, Segment,
@@ -49,10 +49,9 @@ impl<const L: usize, const N: usize> Picture<L, N> {
         line.keys[slot] = Geometry::<L, N>::tag(record.image) | VALID | mark | meta;
     }
 
-    /// Puts a record where a segment of its own holds it: the same line and slot.
-    #[inline(always)]
-    pub(super) fn put_at(&mut self, at: usize, slot: usize, key: u64, record: Record) {
-        self.put(at, slot, record, key & FOREIGN);
+    /// Records in the lines.
+    pub(super) fn count(&self) -> usize {
+        self.lines.iter().map(|line| valid(&line.keys).count_ones() as usize).sum()
     }
 
     /// Puts a record into its home line or its other one; `false` if both are full.
@@ -76,11 +75,8 @@ impl<const L: usize, const N: usize> Picture<L, N> {
     fn bring_home(&mut self) -> Vec<WayHome> {
         let mut ways = Vec::new();
         for at in 0..L {
-            for slot in slots(valid(&self.lines[at].keys)) {
+            for slot in slots(foreign(&self.lines[at].keys)) {
                 let key = self.lines[at].keys[slot];
-                if !is_foreign(key) {
-                    continue;
-                }
                 let tag = tag_of(key);
                 let home = Geometry::<L, N>::other(at, tag);
                 let Some(free) = free_slot::<N>(&self.lines[home].keys) else {
@@ -131,12 +127,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         m.store_transient(&header.generation, self.pool.generation());
         m.flush(header);
         for (line, pictured) in segment.lines.iter().zip(picture.lines.iter()) {
-            for slot in slots(valid(&pictured.keys)) {
-                m.store(&line.words[slot], pictured.words[slot]);
-            }
-            if N < 4 {
-                m.store(&line.words[3], pictured.words[3]);
-            }
+            (0..4).for_each(|slot| m.store(&line.words[slot], pictured.words[slot]));
             m.store(&line.keys[0], pictured.keys[0] | LOCKED);
             (1..4).for_each(|slot| m.store(&line.keys[slot], pictured.keys[slot]));
             m.flush(line);
@@ -196,11 +187,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// records go home. `staying` pictures the others, in their places.
     pub(super) fn settle(&self, segment: &Segment<L>, shape: Shape, mut staying: Picture<L, N>) {
         let m = self.medium();
-        // No flush: the shape tells that these do not belong here, whether or not a crash brings them back.
+        // No flush: the shape tells that these do not belong here, whether or not a crash brings them back. Every word
+        // is stored, the filter as none: which ones stay is random, and guessing wrong takes longer than storing.
         for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
-            for slot in slots(valid(&keys_of(m, line)) & !valid(&pictured.keys)) {
-                clear(m, line, slot);
+            let keys = keys_of(m, line);
+            for slot in [0, 1, 3] {
+                m.store(&line.keys[slot], pictured.keys[slot] | keys[slot] & META);
             }
+            m.store(&line.keys[2], pictured.keys[2]);
         }
         let ways = staying.bring_home();
         if !ways.is_empty() {
@@ -210,6 +204,29 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
             set_filter(m, line, pictured.keys[2] & META);
         }
+    }
+
+    /// Pictures of the lower and the upper half of a segment of this depth, which the caller holds: every record in
+    /// the line and the slot where it is, without filters.
+    pub(super) fn picture_halves(&self, segment: &Segment<L>, depth: u32) -> [Picture<L, N>; 2] {
+        let m = self.medium();
+        let mut halves = [Picture::empty(), Picture::empty()];
+        let [lower, upper] = &mut halves;
+        let lines = segment.lines.iter().zip(lower.lines.iter_mut().zip(upper.lines.iter_mut()));
+        for (line, (lower, upper)) in lines {
+            let keys = keys_of(m, line);
+            let words = [0, 1, 2, 3].map(|slot| m.load_relaxed(&line.words[slot]));
+            for slot in 0..N {
+                // Masks instead of branches: which half a record belongs to is random.
+                let there = 0u64.wrapping_sub(keys[slot] / VALID & 1);
+                let goes =
+                    0u64.wrapping_sub(Geometry::<L, N>::half(keys[slot], words[3], slot, depth));
+                lower.keys[slot] = keys[slot] & !META & there & !goes;
+                upper.keys[slot] = keys[slot] & !META & there & goes;
+            }
+            (lower.words, upper.words) = (words, words);
+        }
+        halves
     }
 
     /// Moves records to their home lines, durably.

@@ -106,17 +106,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             return Ok(Split::Done);
         }
         let (lower, upper) = (shape.half(0), shape.half(1));
-        let (mut staying, mut moving) = (Picture::empty(), Picture::empty());
-        let (mut stay, mut move_) = (0, 0);
-        self.for_each_slot(segment, |at, slot, key, record| {
-            if upper.covers(record.image) {
-                moving.put_at(at, slot, key, record);
-                move_ += 1;
-            } else {
-                staying.put_at(at, slot, key, record);
-                stay += 1;
-            }
-        });
+        let [staying, moving] = self.picture_halves(segment, shape.depth);
+        let (stay, move_) = (staying.count(), moving.count());
         let chained: Vec<Record> = self
             .chain(segment)
             .flat_map(|link| self.records_in(link))

@@ -9,11 +9,12 @@ use evermap_pm::{Medium, PmU64, Result};
 
 use super::LineHash;
 use super::bucket::{
-    Held, Keys, Probe, Record, clear, find, free_slot, is_foreign, is_locked, is_unchanged,
-    keys_of, may_be_away, note_away, place, tag_of, try_lock, valid,
+    Held, Probe, Record, clear, find, free_slot, is_foreign, is_unchanged, keys_of, matching_seen,
+    note_away, place, tag_of, try_lock, valid,
 };
 use super::layout::{
-    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, OFFSET, Segment, link_bit, valid_in,
+    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, OFFSET, Segment, filter_bit, link_bit,
+    valid_in,
 };
 use crate::key::Quotient;
 
@@ -24,8 +25,43 @@ pub(super) const CHAIN_MAX: usize = 1 << 20;
 pub(super) enum Look {
     Found(u64),
     Absent,
+    /// Not in its home line, but perhaps beside it.
+    Elsewhere,
     /// Something changed meanwhile, or is being changed: look again.
     Again,
+}
+
+/// Looks for a key in its home line, without a lock or a store.
+///
+/// How many lookups a processor overlaps is decided by how few instructions each takes, so this is short.
+#[inline(always)]
+pub(super) fn look_at<K: Quotient, M: Medium, const L: usize, const N: usize>(
+    m: &M,
+    home: &Line,
+    probe: &Probe<'_, K>,
+) -> Look {
+    let seen = m.load_four(&home.keys);
+    let tag = Geometry::<L, N>::tag(probe.image);
+    if let Some((_, word)) = find::<K, M, L, N>(m, home, matching_seen(&seen, tag, 0), probe) {
+        return if is_unchanged(m, home, &seen) { Look::Found(word) } else { Look::Again };
+    }
+    if may_be_elsewhere(seen.word::<2>(), tag) {
+        return Look::Elsewhere;
+    }
+    // Checked after a miss too: a record may have moved behind the search.
+    if is_unchanged(m, home, &seen) { Look::Absent } else { Look::Again }
+}
+
+/// Whether a record with this tag, of the line with this third key word, may be somewhere else.
+#[inline(always)]
+pub(super) fn may_be_elsewhere(key: u64, tag: u64) -> bool {
+    key & (CHAINED | filter_bit(tag)) != 0
+}
+
+/// Brings a line towards the cache.
+#[inline(always)]
+pub(super) fn prefetch_line(line: &Line) {
+    evermap_pm::medium::prefetch(std::ptr::from_ref(line).cast());
 }
 
 /// Where a record sits.
@@ -88,75 +124,41 @@ pub(super) enum MakeRoom<'a> {
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Looks for a key without a lock or a store.
-    ///
-    /// How many lookups a processor overlaps is decided by how few instructions each takes, so the common cases,
-    /// a record at home and none at all, come first and are short.
-    #[inline(always)]
+    /// Looks for a key without a lock or a store, wherever it may be.
     pub(super) fn look(&self, segment: &Segment<L>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
         let home = &segment.lines[Geometry::<L, N>::home(probe.image)];
-        let keys = keys_of(m, home);
-        if is_locked(&keys) {
-            return Look::Again;
+        match look_at::<K, M, L, N>(m, home, probe) {
+            Look::Elsewhere => {}
+            looked => return looked,
         }
-        if let Some((_, word)) = find::<K, M, L, N>(m, home, &keys, probe, 0) {
-            return if is_unchanged(m, home, &keys) { Look::Found(word) } else { Look::Again };
-        }
-        if Self::may_be_elsewhere(&keys, probe.image) {
-            return self.look_elsewhere(segment, home, &keys, probe);
-        }
-        // Checked after a miss too: a record may have moved behind the search.
-        if is_unchanged(m, home, &keys) { Look::Absent } else { Look::Again }
-    }
-
-    /// Whether a record of the line with these keys, and with this image, may be somewhere else.
-    #[inline(always)]
-    pub(super) fn may_be_elsewhere(keys: &Keys, image: u64) -> bool {
-        keys[2] & (CHAINED | super::layout::filter_bit(Geometry::<L, N>::tag(image))) != 0
-    }
-
-    /// Goes on looking in the other line and the chain.
-    fn look_elsewhere(
-        &self,
-        segment: &Segment<L>,
-        home: &Line,
-        keys: &Keys,
-        probe: &Probe<'_, K>,
-    ) -> Look {
-        let found = self.find_elsewhere(segment, keys, probe).map(|place| place.word);
+        let seen = m.load_four(&home.keys);
+        let found = self.find_elsewhere(segment, seen.word::<2>(), probe).map(|place| place.word);
         match found {
-            _ if !is_unchanged(self.medium(), home, keys) => Look::Again,
+            _ if !is_unchanged(m, home, &seen) => Look::Again,
             Some(word) => Look::Found(word),
             None => Look::Absent,
         }
     }
 
-    /// Looks for a key that is not in its home line, whose keys are given. Under the home line's lock the answer is
+    /// Looks for a key that is not in its home line, whose third key word is given. Under the home line's lock the answer is
     /// certain, without it a guess. The other line's lock does not matter: nobody else touches this record.
     pub(super) fn find_elsewhere<'a>(
         &'a self,
         segment: &'a Segment<L>,
-        keys: &Keys,
+        key: u64,
         probe: &Probe<'_, K>,
     ) -> Option<Place<'a>> {
         let m = self.medium();
         let tag = Geometry::<L, N>::tag(probe.image);
-        if may_be_away(keys, tag) {
-            let line = &segment.lines[self.other_of(probe.image)];
-            if let Some((slot, word)) =
-                find::<K, M, L, N>(m, line, &keys_of(m, line), probe, FOREIGN)
-            {
+        if key & filter_bit(tag) != 0 {
+            let line = &segment.lines[Geometry::<L, N>::other_of(probe.image)];
+            let matching = matching_seen(&m.load_four(&line.keys), tag, FOREIGN);
+            if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching, probe) {
                 return Some(Place { word, spot: Spot::Away(line, slot) });
             }
         }
-        if keys[2] & CHAINED != 0 { self.find_in_chain(segment, probe) } else { None }
-    }
-
-    /// The line where a record with this image may be beside its home.
-    #[inline(always)]
-    pub(super) fn other_of(&self, image: u64) -> usize {
-        Geometry::<L, N>::other(Geometry::<L, N>::home(image), Geometry::<L, N>::tag(image))
+        if key & CHAINED != 0 { self.find_in_chain(segment, probe) } else { None }
     }
 
     #[cold]
@@ -273,7 +275,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         chain: &mut Option<u64>,
     ) -> Result<MakeRoom<'a>> {
         let m = self.medium();
-        let (at, beside) = (Geometry::<L, N>::home(image), self.other_of(image));
+        let (at, beside) = (Geometry::<L, N>::home(image), Geometry::<L, N>::other_of(image));
         let (home, other) = (&segment.lines[at], &segment.lines[beside]);
         let Some(held) = try_lock(m, other) else { return Ok(MakeRoom::Busy) };
         let mut locks = Locks { other: Some(held), ..Locks::default() };
@@ -314,8 +316,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let from = &segment.lines[at];
         let keys = keys_of(m, from);
         let top = self.top_of(segment);
+        let to = |slot: usize| &segment.lines[Geometry::<L, N>::other(at, tag_of(keys[slot]))];
+        // All at once: one wait for memory instead of one each.
+        (0..N).for_each(|slot| prefetch_line(to(slot)));
         (0..N).find_map(|slot| {
-            let to = &segment.lines[Geometry::<L, N>::other(at, tag_of(keys[slot]))];
+            let to = to(slot);
             // Looked at before it is locked: most are full.
             free_slot::<N>(&keys_of(m, to))?;
             let held = try_lock(m, to)?;

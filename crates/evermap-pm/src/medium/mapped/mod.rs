@@ -16,7 +16,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
 
 use super::{Medium, OFFSET_LIMIT, Pages, flush};
 use crate::region::Identity;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, PmU64, Quad, Result};
 
 mod address;
 mod domain;
@@ -380,6 +380,11 @@ unsafe impl Medium for Mapped {
             Some(file) => file.sync(&self.mapping, self.len()),
             None => Ok(()),
         }
+    }
+
+    #[inline(always)]
+    fn load_four(&self, cells: &[PmU64; 4]) -> Quad {
+        Quad::load(cells)
     }
 
     fn name(&self) -> &'static str {

@@ -1,0 +1,328 @@
+//! How a key is found, and a pair changed.
+//!
+//! A descent reads in each node which child serves the key, and asks the node's version whether that was true, before
+//! it looks at the child. A child serves the same keys for as long as it is not obsolete, so whoever was led to it is
+//! right there, whatever happened to its parent meanwhile. Nothing is locked on the way down; a change locks its leaf.
+
+use std::ops::Bound;
+
+use evermap_pm::sync::Backoff;
+use evermap_pm::{ErrorKind, Guard, Result};
+
+use super::BPlus;
+use super::key::Probe;
+use super::node::{Content, Node, Target};
+use super::reclaim::retire_block;
+use super::tally::Count;
+use super::version::{Restart, Seen};
+use crate::ordered::{Direction, Page};
+use crate::record::KEY_MAX;
+use crate::{Action, Change, Intent};
+
+/// Level of the anchor: above all others.
+pub(super) const ANCHOR: u32 = u32::MAX;
+
+/// Attempts without a lock before one is taken even for reading.
+const ATTEMPTS: u32 = 8;
+
+/// Attempts of one operation.
+pub(super) struct Attempts {
+    backoff: Backoff,
+    made: u32,
+}
+
+impl Attempts {
+    pub(super) fn new() -> Self {
+        Attempts { backoff: Backoff::new(), made: 0 }
+    }
+
+    /// Waits for whoever was in the way.
+    #[cold]
+    pub(super) fn again(&mut self) {
+        self.made = self.backoff.wait();
+    }
+
+    /// Whether others have been in the way too often.
+    #[inline(always)]
+    fn exhausted(&self) -> bool {
+        self.made >= ATTEMPTS
+    }
+}
+
+/// Where a descent led.
+pub(super) struct Path<'g, const N: usize> {
+    pub(super) parent: &'g Node<N>,
+    /// The slot of the parent that led to the node.
+    pub(super) at: usize,
+    pub(super) node: &'g Node<N>,
+    /// The version of the node before anything else of it was read.
+    pub(super) seen: Seen,
+}
+
+/// What became of an attempt to change a pair.
+enum Outcome {
+    Done(Change),
+    /// A pair was removed, and its leaf has few left.
+    Sparse(Change),
+    /// The leaf has no room for another pair.
+    Full,
+}
+
+/// Why an attempt has changed nothing.
+enum Obstacle {
+    Restart,
+    Error(evermap_pm::Error),
+}
+
+impl From<Restart> for Obstacle {
+    fn from(_: Restart) -> Self {
+        Obstacle::Restart
+    }
+}
+
+impl From<evermap_pm::Error> for Obstacle {
+    fn from(error: evermap_pm::Error) -> Self {
+        Obstacle::Error(error)
+    }
+}
+
+impl<const N: usize> BPlus<N> {
+    /// The node of a level that serves what is looked for, if the tree is so high.
+    #[inline(always)]
+    pub(super) fn descend<'g>(
+        &'g self,
+        target: Target<'_>,
+        level: u32,
+        guard: &'g Guard<'_>,
+    ) -> Result<Option<Path<'g, N>>, Restart> {
+        let mut parent: &Node<N> = &self.anchor;
+        let mut node = self.root(guard);
+        let mut at = 0;
+        loop {
+            let seen = node.version.read()?;
+            if node.level <= level {
+                return Ok((node.level == level).then_some(Path { parent, at, node, seen }));
+            }
+            at = node.child_at(target, guard);
+            let child = node.child(at, guard);
+            if let Some(child) = child {
+                Node::prefetch_heads(child);
+            }
+            // Only now is it known that this child serves the key, and is a child at all.
+            node.version.validate(seen)?;
+            parent = node;
+            node = child.ok_or(Restart)?;
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn root<'g>(&'g self, guard: &'g Guard<'_>) -> &'g Node<N> {
+        self.anchor.child(0, guard).expect("the anchor always names a root")
+    }
+
+    /// [`OrderedIndex::get`](crate::ordered::OrderedIndex::get).
+    #[inline]
+    pub(super) fn get_word(&self, key: &[u8]) -> Option<u64> {
+        let probe = Probe::new(key);
+        let guard = self.epoch.pin();
+        let mut attempts = Attempts::new();
+        loop {
+            match self.try_get(&probe, &attempts, &guard) {
+                Ok(word) => return word,
+                Err(Restart) => attempts.again(),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn try_get(
+        &self,
+        probe: &Probe<'_>,
+        attempts: &Attempts,
+        guard: &Guard<'_>,
+    ) -> Result<Option<u64>, Restart> {
+        let Path { node, seen, .. } = self.descend(Target::At(probe), 0, guard)?.ok_or(Restart)?;
+        let locked = if attempts.exhausted() { Some(node.version.lock()?) } else { None };
+        let spot = node.search(probe, guard);
+        let word = spot.exists.then(|| node.word(spot.at));
+        if locked.is_none() {
+            node.version.validate(seen)?;
+        }
+        Ok(word)
+    }
+
+    /// [`OrderedIndex::mutate`](crate::ordered::OrderedIndex::mutate).
+    pub(super) fn change(
+        &self,
+        key: &[u8],
+        intent: Intent,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        if key.len() > KEY_MAX {
+            return match intent {
+                Intent::ExistingOnly => Ok(Change::default()),
+                Intent::MayInsert => {
+                    Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into())
+                }
+            };
+        }
+        let probe = Probe::new(key);
+        let guard = self.epoch.pin();
+        let mut attempts = Attempts::new();
+        loop {
+            match self.try_change(&probe, intent, decide, &attempts, &guard) {
+                Ok(Outcome::Done(change)) => return Ok(change),
+                Ok(Outcome::Sparse(change)) => {
+                    self.mend(&probe, 0, &guard);
+                    return Ok(change);
+                }
+                Ok(Outcome::Full) => self.split(&probe, 0, &guard)?,
+                Err(Obstacle::Restart) => attempts.again(),
+                Err(Obstacle::Error(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// One attempt. `decide` is called only in one that succeeds.
+    fn try_change(
+        &self,
+        probe: &Probe<'_>,
+        intent: Intent,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+        attempts: &Attempts,
+        guard: &Guard<'_>,
+    ) -> Result<Outcome, Obstacle> {
+        let path = self.descend(Target::At(probe), 0, guard)?.ok_or(Restart)?;
+        let (leaf, seen) = (path.node, path.seen);
+        let early = if attempts.exhausted() { Some(leaf.version.lock()?) } else { None };
+        let spot = leaf.search(probe, guard);
+        let full = leaf.count() == N;
+        if early.is_none() {
+            leaf.version.validate(seen)?;
+        }
+        let new = match (spot.exists, intent) {
+            (true, _) => None,
+            (false, Intent::ExistingOnly) => return Ok(Outcome::Done(Change::default())),
+            (false, Intent::MayInsert) if full => return Ok(Outcome::Full),
+            // Whatever can fail comes before the decision.
+            (false, Intent::MayInsert) => {
+                let tail = probe.tail(leaf.prefix())?;
+                self.tally.allow(tail.size())?;
+                Some(tail)
+            }
+        };
+        let mut locked = match early {
+            Some(locked) => locked,
+            // Where the key is, or is not, was true at `seen`; so it still is.
+            None => leaf.version.upgrade(seen)?,
+        };
+        let old = spot.exists.then(|| leaf.word(spot.at));
+        let new_word = match (decide(old), new) {
+            (Action::Keep, _) | (Action::Remove, Some(_)) => old,
+            (Action::Put(word), None) => {
+                locked.changing();
+                leaf.set_content(spot.at, Content::Word(word));
+                Some(word)
+            }
+            (Action::Put(word), Some(tail)) => {
+                locked.changing();
+                let head = probe.head(leaf.prefix());
+                leaf.insert(spot.at, head, tail.get(), Content::Word(word));
+                self.tally.add(Count::Pairs, 1);
+                if tail.size() > 0 {
+                    self.tally.add(Count::Bytes, tail.size());
+                }
+                tail.give_away();
+                Some(word)
+            }
+            (Action::Remove, None) => {
+                locked.changing();
+                let block = leaf.tail(spot.at, guard).block();
+                leaf.remove(spot.at);
+                self.tally.subtract(Count::Pairs, 1);
+                if let Some(block) = block {
+                    self.tally.subtract(Count::Bytes, block.size());
+                    // SAFETY: 1. blocks that slots name were given away; each is named by one slot, and we have
+                    // just removed this one. 2. so no node names it but such as were replaced. 3. callers pin it.
+                    unsafe { retire_block(block, guard) };
+                }
+                None
+            }
+        };
+        let change = Change { old, new: new_word };
+        let sparse = change.removed() && leaf.is_sparse();
+        Ok(if sparse { Outcome::Sparse(change) } else { Outcome::Done(change) })
+    }
+
+    /// [`OrderedIndex::page`](crate::ordered::OrderedIndex::page): one leaf.
+    pub(super) fn read_page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) {
+        if direction == Direction::Descending && from == Bound::Excluded(&[]) {
+            // No key is below the empty one.
+            return page.clear();
+        }
+        let from = from.map(Probe::new);
+        let guard = self.epoch.pin();
+        let mut attempts = Attempts::new();
+        while let Err(Restart) = self.try_page(from.as_ref(), direction, page, &attempts, &guard) {
+            attempts.again();
+        }
+    }
+
+    fn try_page(
+        &self,
+        from: Bound<&Probe<'_>>,
+        direction: Direction,
+        page: &mut Page,
+        attempts: &Attempts,
+        guard: &Guard<'_>,
+    ) -> Result<(), Restart> {
+        page.clear();
+        let target = match (direction, from) {
+            (Direction::Ascending, Bound::Unbounded) => Target::First,
+            (Direction::Descending, Bound::Unbounded) => Target::Last,
+            (Direction::Descending, Bound::Excluded(probe)) => Target::Below(probe),
+            (_, Bound::Included(probe) | Bound::Excluded(probe)) => Target::At(probe),
+        };
+        let path = self.descend(target, 0, guard)?.ok_or(Restart)?;
+        let (leaf, seen) = (path.node, path.seen);
+        Node::prefetch(leaf);
+        // Most likely what is asked for next.
+        Node::prefetch(path.parent.hint(match direction {
+            Direction::Ascending => path.at + 1,
+            Direction::Descending => path.at.wrapping_sub(1),
+        }));
+        let locked = if attempts.exhausted() { Some(leaf.version.lock()?) } else { None };
+        let count = leaf.count();
+        let at = |probe| leaf.search(probe, guard).at;
+        let behind = |probe| {
+            let spot = leaf.search(probe, guard);
+            spot.at + usize::from(spot.exists)
+        };
+        let slots = match (direction, from) {
+            (_, Bound::Unbounded) => 0..count,
+            (Direction::Ascending, Bound::Included(probe)) => at(probe)..count,
+            (Direction::Ascending, Bound::Excluded(probe)) => behind(probe)..count,
+            (Direction::Descending, Bound::Included(probe)) => 0..behind(probe),
+            (Direction::Descending, Bound::Excluded(probe)) => 0..at(probe),
+        };
+        page.pairs.reserve(slots.len());
+        // All blocks at once, not one after the other.
+        slots.clone().for_each(|at| leaf.tail(at, guard).prefetch());
+        for at in slots {
+            page.pairs.push_with(leaf.word(at), |bytes| leaf.spell(at, bytes, guard));
+        }
+        if locked.is_none() {
+            leaf.version.validate(seen)?;
+        }
+        let (low, high) = (leaf.range().low(), leaf.range().high());
+        let edge = match direction {
+            Direction::Ascending => high,
+            // Nothing is below the empty key.
+            Direction::Descending => Some(low).filter(|low| !low.is_empty()),
+        };
+        if let Some(edge) = edge {
+            page.go_on_at(edge);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,391 @@
+//! Sequences of operations on byte strings against an ordered map of the standard library.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::OrderedSubject;
+use super::spelled::Spelling;
+use crate::ordered::{Cursor, Direction, OrderedIndex};
+use crate::testkit::call::{Call, Told, Verb};
+use crate::testkit::model::{choose, differs, panicked, report};
+use crate::testkit::{Config, Failure, Universe, chance};
+use crate::{Action, Change};
+use evermap_pm::Result;
+use evermap_pm::sim::rng::Rng;
+
+/// Runs random sequences over byte strings that are hard to order: growth, churn and shrinkage in turn, with walks
+/// over ranges in both directions, some of them left and resumed.
+///
+/// # Errors
+/// The shortest failing sequence that was found, as lines of code. Keys are numbered as they are ordered.
+pub fn ranges<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
+    for (name, keys) in key_sets() {
+        let places = (0..keys.len() as u64).collect();
+        let universe = Universe { name, keys: places, hostile: false };
+        for round in 0..config.scale {
+            let seed = config.seed_of(round);
+            let steps = generate(&mut Rng::new(seed), &universe, &keys);
+            let fails = |steps: &[Step]| run(subject, &keys, steps).err();
+            if let Some(first) = fails(&steps) {
+                let text = report(&steps, first, fails);
+                return Err(Failure::new::<[u8]>("ranges", name, seed, text));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sets of keys, each sorted.
+pub fn key_sets() -> Vec<(&'static str, Vec<Vec<u8>>)> {
+    let spelled = |spelling: Spelling, count| (0..count).map(|n| spelling.spell(n)).collect();
+    let bits = (0..64).flat_map(|bit| [1u64 << bit, !(1 << bit), (1 << bit) - 1, u64::MAX]);
+    let mut sets: Vec<(&str, Vec<Vec<u8>>)> = vec![
+        ("counting", spelled(Spelling::Numbers, 1500)),
+        ("single bits", bits.map(|n| n.to_be_bytes().to_vec()).collect()),
+        ("words", spelled(Spelling::Words, 1000)),
+        ("strings of three letters", strings(&[0, 1, 0xff], 5)),
+        ("one letter", (0..200).map(|length| vec![0; length]).collect()),
+        ("behind a long prefix", strings(b"\0a", 6).iter().map(|end| behind(300, end)).collect()),
+        (
+            "lengths about 8 and 15",
+            (0..40).flat_map(|n| [behind(n, b"\x01"), behind(n, b"x")]).collect(),
+        ),
+        (
+            "longest",
+            (0..12).flat_map(|n| [behind(65_535 - n, b"1"), behind(65_535, &[n as u8])]).collect(),
+        ),
+    ];
+    for (_, keys) in &mut sets {
+        keys.sort();
+        keys.dedup();
+    }
+    sets
+}
+
+fn behind(length: usize, end: &[u8]) -> Vec<u8> {
+    let mut key = vec![b'p'; length];
+    key.extend_from_slice(end);
+    key
+}
+
+/// All strings of up to `length` of these letters.
+fn strings(letters: &[u8], length: usize) -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = vec![Vec::new()];
+    let mut start = 0;
+    for _ in 0..length {
+        let longer = |string: &Vec<u8>| {
+            letters.iter().map(|&letter| [&string[..], &[letter]].concat()).collect::<Vec<_>>()
+        };
+        let next: Vec<Vec<u8>> = all[start..].iter().flat_map(longer).collect();
+        start = all.len();
+        all.extend(next);
+    }
+    all
+}
+
+/// A bound that owns its key.
+type Edge = Bound<Vec<u8>>;
+
+/// One line of a sequence.
+#[derive(Clone, Debug)]
+enum Step {
+    Call(Call),
+    /// Over a range, up to `most` pairs; a new cursor goes on after every `resumed` pairs.
+    Walk {
+        from: Edge,
+        to: Edge,
+        direction: Direction,
+        resumed: usize,
+        most: usize,
+    },
+    Prefix(Vec<u8>, Direction),
+    /// Everything, and an audit.
+    Compare,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Call(call) => write!(f, "{call};"),
+            Step::Walk { from, to, direction, resumed, most } => write!(
+                f,
+                "walk({:?}, {:?}, {direction:?}, resumed after {resumed}, {most} at most);",
+                from.as_ref().map(|key| Short(key)),
+                to.as_ref().map(|key| Short(key)),
+            ),
+            Step::Prefix(prefix, direction) => {
+                write!(f, "prefix({:?}, {direction:?});", Short(prefix))
+            }
+            Step::Compare => f.write_str("compare();"),
+        }
+    }
+}
+
+/// A key for people to read.
+pub(super) struct Short<'k>(pub(super) &'k [u8]);
+
+impl fmt::Debug for Short<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            0..=40 => write!(f, "b\"{}\"", self.0.escape_ascii()),
+            length => write!(
+                f,
+                "b\"{}[{} bytes]{}\"",
+                self.0[..8].escape_ascii(),
+                length - 16,
+                self.0[length - 8..].escape_ascii()
+            ),
+        }
+    }
+}
+
+/// A percentage of verbs that may add keys, and steps for each key.
+const PHASES: [(u64, f64); 3] = [(85, 2.5), (45, 0.5), (8, 3.5)];
+/// How often all phases are gone through.
+const CYCLES: usize = 2;
+
+fn generate(random: &mut Rng, universe: &Universe, keys: &[Vec<u8>]) -> Vec<Step> {
+    let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut steps = Vec::new();
+    let mut words = 0;
+    let mut word = |random: &mut Rng| {
+        words += 1;
+        *random.pick(&[words, words, 0, u64::MAX, words % 5])
+    };
+    for (grow, steps_per_key) in [PHASES; CYCLES].concat() {
+        let count = (200.max((keys.len() as f64 * steps_per_key) as usize)).min(6000);
+        for at in 0..count {
+            if at % (count / 4) == count / 8 {
+                steps.push(Step::Compare);
+            }
+            if chance(random, 4) {
+                steps.push(walk(random, keys));
+            }
+            let key = choose(random, universe, |key| model.contains_key(&key) == (grow < 50));
+            let current = model.get(&key).copied();
+            let call = Call { key, verb: Verb::random(random, current, grow, &mut word) };
+            match call.verb.apply(current).new {
+                Some(word) => model.insert(key, word),
+                None => model.remove(&key),
+            };
+            steps.push(Step::Call(call));
+        }
+    }
+    steps.push(Step::Compare);
+    steps
+}
+
+fn walk(random: &mut Rng, keys: &[Vec<u8>]) -> Step {
+    let direction = *random.pick(&[Direction::Ascending, Direction::Descending]);
+    if chance(random, 20) {
+        let mut prefix = near(random, keys);
+        prefix.truncate(random.below(prefix.len() as u64 + 1) as usize);
+        return Step::Prefix(prefix, direction);
+    }
+    let mut edge = || match random.below(5) {
+        0 => Bound::Unbounded,
+        1 | 2 => Bound::Included(near(random, keys)),
+        _ => Bound::Excluded(near(random, keys)),
+    };
+    let (from, to) = (edge(), edge());
+    let resumed = *random.pick(&[1, 2, 7, 1000, 1000]);
+    Step::Walk { from, to, direction, resumed, most: *random.pick(&[1, 10, 10, 100, 5000]) }
+}
+
+/// A key, or one between it and its neighbours.
+fn near(random: &mut Rng, keys: &[Vec<u8>]) -> Vec<u8> {
+    let mut key = random.pick(keys).clone();
+    match random.below(6) {
+        0 => key.push(0),
+        1 => key.push(0xff),
+        2 => drop(key.pop()),
+        _ => {}
+    }
+    key
+}
+
+/// Runs a sequence on a fresh index. Answers which step failed, and how.
+fn run<S: OrderedSubject>(
+    subject: &S,
+    keys: &[Vec<u8>],
+    steps: &[Step],
+) -> Result<(), (usize, String)> {
+    let mut at = 0;
+    // A panic is a failure like others: it must name its sequence too.
+    let result = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
+        let index = subject.fresh().map_err(|error| format!("cannot be made: {error}"))?;
+        let mut world = World { index: &index, keys, model: BTreeMap::new() };
+        for step in steps {
+            world.step(step)?;
+            at += 1;
+        }
+        Ok(())
+    }));
+    match result {
+        Ok(done) => done.map_err(|what| (at, what)),
+        Err(panic) => Err((at, panicked(panic))),
+    }
+}
+
+/// The index and what it must hold.
+struct World<'w> {
+    index: &'w dyn OrderedIndex,
+    keys: &'w [Vec<u8>],
+    model: BTreeMap<Vec<u8>, u64>,
+}
+
+/// Pairs in the order in which they were shown.
+type Pairs = Vec<(Vec<u8>, u64)>;
+
+impl World<'_> {
+    fn step(&mut self, step: &Step) -> Result<(), String> {
+        match step {
+            Step::Call(call) => self.call(call),
+            Step::Walk { from, to, direction, resumed, most } => {
+                let (from, to) = (from.as_ref(), to.as_ref());
+                let range = (from.map(Vec::as_slice), to.map(Vec::as_slice));
+                let due = self.due(|key| range.contains(key), *direction, *most);
+                self.expect(self.shown(range, *direction, *resumed, *most)?, due)
+            }
+            Step::Prefix(prefix, direction) => {
+                let due = self.due(|key| key.starts_with(prefix), *direction, usize::MAX);
+                let mut cursor = Cursor::with_prefix(self.index, prefix, *direction);
+                self.expect(collect(&mut cursor, usize::MAX)?, due)
+            }
+            Step::Compare => self.compare(),
+        }
+    }
+
+    fn call(&mut self, call: &Call) -> Result<(), String> {
+        let key = &self.keys[call.key as usize];
+        let due = call.verb.apply(self.model.get(key).copied());
+        let change = carry_out(self.index, key, call.verb)?;
+        if change != due {
+            return Err(differs(Told(change), Told(due)));
+        }
+        match due.new {
+            Some(word) => self.model.insert(key.clone(), word),
+            None => self.model.remove(key),
+        };
+        Ok(())
+    }
+
+    /// Pairs that a walk must show.
+    fn due(&self, inside: impl Fn(&[u8]) -> bool, direction: Direction, most: usize) -> Pairs {
+        let pairs = self.model.iter().filter(|(key, _)| inside(key));
+        let pairs = pairs.map(|(key, &word)| (key.clone(), word));
+        match direction {
+            Direction::Ascending => pairs.take(most).collect(),
+            Direction::Descending => pairs.rev().take(most).collect(),
+        }
+    }
+
+    fn shown(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        resumed: usize,
+        most: usize,
+    ) -> Result<Pairs, String> {
+        let (mut from, mut to) = (range.0.map(<[u8]>::to_vec), range.1.map(<[u8]>::to_vec));
+        let mut pairs = Pairs::new();
+        loop {
+            let range = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
+            let mut cursor = Cursor::new(self.index, range, direction);
+            let wanted = resumed.min(most - pairs.len());
+            let part = collect(&mut cursor, wanted)?;
+            let (ended, position) = (part.len() < wanted, cursor.position().map(<[u8]>::to_vec));
+            pairs.extend(part);
+            if ended || pairs.len() == most {
+                return Ok(pairs);
+            }
+            match direction {
+                Direction::Ascending => from = position,
+                Direction::Descending => to = position,
+            }
+        }
+    }
+
+    fn expect(&self, shown: Pairs, due: Pairs) -> Result<(), String> {
+        if shown == due {
+            return Ok(());
+        }
+        let at = shown.iter().zip(&due).take_while(|(shown, due)| shown == due).count();
+        let told = |pairs: &Pairs| match pairs.get(at) {
+            Some((key, word)) => format!("{:?} with word {word}", Short(key)),
+            None => "the end".into(),
+        };
+        Err(format!("pair {at} shown is {}, must be {}", told(&shown), told(&due)))
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        for direction in [Direction::Ascending, Direction::Descending] {
+            let mut cursor = Cursor::new(self.index, .., direction);
+            let shown = collect(&mut cursor, usize::MAX)?;
+            self.expect(shown, self.due(|_| true, direction, usize::MAX))?;
+        }
+        for (at, key) in self.keys.iter().enumerate() {
+            let found = self.index.get(key).map_err(|error| error.to_string())?;
+            let due = self.model.get(key).copied();
+            if found != due {
+                return Err(format!("get({at}): {}", differs(Told(found), Told(due))));
+            }
+        }
+        let (len, due) = (self.index.len(), self.model.len() as u64);
+        if len != due || self.index.stats().len != due || self.index.is_empty() != (due == 0) {
+            return Err(format!("len: {}", differs(len, due)));
+        }
+        match self.index.check() {
+            found if found.is_empty() => Ok(()),
+            found => Err(format!("check: {}", found.join("; "))),
+        }
+    }
+}
+
+/// Up to `most` pairs of a cursor.
+fn collect(cursor: &mut Cursor<'_>, most: usize) -> Result<Pairs, String> {
+    let mut pairs = Pairs::new();
+    while pairs.len() < most {
+        match cursor.next().map_err(|error| error.to_string())? {
+            Some((key, word)) => pairs.push((key.to_vec(), word)),
+            None => break,
+        }
+    }
+    Ok(pairs)
+}
+
+/// What an operation answers. A get answers as a change that changes nothing.
+fn carry_out(index: &dyn OrderedIndex, key: &[u8], verb: Verb) -> Result<Change, String> {
+    let change = match verb {
+        Verb::Get => index.get(key).map(|word| Change { old: word, new: word }),
+        Verb::Insert(word) => index.insert(key, word),
+        Verb::Update(word) => index.update(key, word),
+        Verb::Upsert(word) => index.upsert(key, word),
+        Verb::CompareExchange { expected, new } => index.compare_exchange(key, expected, new),
+        Verb::Remove => index.remove(key),
+        Verb::RemoveIf(word) => index.remove_if(key, word),
+        Verb::Mutate { intent, absent, present } => {
+            let decide =
+                &mut |old: Option<u64>| -> Action { if old.is_some() { present } else { absent } };
+            index.mutate(key, intent, decide)
+        }
+    };
+    change.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_of_keys_are_what_they_say() {
+        for (name, keys) in key_sets() {
+            assert!(keys.len() >= 20 && keys.is_sorted_by(|a, b| a < b), "{name}: {}", keys.len());
+        }
+        let all: Vec<Vec<u8>> = key_sets().into_iter().flat_map(|(_, keys)| keys).collect();
+        assert!(all.iter().any(Vec::is_empty), "the empty key");
+        assert!(all.iter().any(|key| key.len() == crate::record::KEY_MAX), "the longest key");
+    }
+}

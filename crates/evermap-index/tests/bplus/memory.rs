@@ -1,0 +1,111 @@
+//! Every byte that a tree takes is given back.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+
+use evermap_index::ordered::bplus::{BPlus, Config};
+use evermap_index::ordered::{OrderedIndex, Run};
+use evermap_index::testkit::ordered::spelled::Spelling;
+use evermap_pm::sim::rng::Rng;
+
+/// The system's allocator, which counts what threads that ask for it allocate and free.
+struct Counting;
+
+static LIVE: AtomicI64 = AtomicI64::new(0);
+
+thread_local! {
+    static COUNTS: Cell<bool> = const { Cell::new(false) };
+}
+
+fn count(bytes: i64) {
+    if COUNTS.try_with(Cell::get).unwrap_or(false) {
+        LIVE.fetch_add(bytes, SeqCst);
+    }
+}
+
+// SAFETY: everything is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes that `body` leaves allocated, of which every thread that it starts must [count](counted) its own.
+fn left_by(body: impl FnOnce()) -> i64 {
+    let before = LIVE.load(SeqCst);
+    counted(body);
+    LIVE.load(SeqCst) - before
+}
+
+fn counted<T>(body: impl FnOnce() -> T) -> T {
+    COUNTS.set(true);
+    let result = body();
+    COUNTS.set(false);
+    result
+}
+
+/// One test, for what it counts belongs to the process.
+#[test]
+fn nothing_leaks() {
+    let key = |number: u64| Spelling::Words.spell(number);
+    let churned = || {
+        let tree = &BPlus::<7>::new();
+        let churn = |thread: u64| {
+            let mut random = Rng::new(thread);
+            for word in 0..30_000 {
+                let key = key(random.below(4000));
+                if random.below(100) < 50 { tree.upsert(&key, word) } else { tree.remove(&key) }
+                    .unwrap();
+            }
+        };
+        COUNTS.set(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || counted(|| churn(thread)));
+            }
+        });
+        COUNTS.set(true);
+        assert_eq!(tree.check(), crate::SOUND);
+    };
+    // Whatever the process makes once.
+    counted(churned);
+    assert_eq!(left_by(|| drop(BPlus::<40>::new())), 0, "an empty tree");
+    assert_eq!(left_by(churned), 0, "a tree that threads have changed");
+
+    let mut run = Run::new();
+    (0..20_000).for_each(|number| run.push(&key(number), number));
+    assert_eq!(
+        left_by(|| drop(BPlus::<7>::load(Config::default(), std::slice::from_ref(&run), 1))),
+        0
+    );
+    let refused = Config { bytes_max: 300_000 };
+    let load = || assert!(BPlus::<7>::load(refused, std::slice::from_ref(&run), 1).is_err());
+    assert_eq!(left_by(load), 0, "a load that was refused");
+
+    // What a tree says it takes is what it takes: nodes, their ranges and blocks.
+    let (mut stated, mut tree) = (0, None);
+    let empty = left_by(|| tree = Some(BPlus::<40>::new()));
+    let taken = left_by(|| {
+        let tree = tree.as_ref().expect("just made");
+        let before = tree.stats().dram_bytes;
+        (0..20_000).for_each(|number| assert!(tree.insert(&key(number), 1).unwrap().inserted()));
+        stated = (tree.stats().dram_bytes - before) as i64;
+    });
+    let waiting = tree.as_ref().map_or(0, |tree| tree.reclamation().bytes_waiting as i64);
+    let rest = taken - stated - waiting;
+    // Lists of what waits.
+    assert!((0..32_768).contains(&rest), "{taken} taken, {stated} stated, {waiting} waiting");
+    assert_eq!(left_by(|| drop(tree)), -(empty + taken), "a large tree");
+}
