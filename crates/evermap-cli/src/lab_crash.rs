@@ -25,6 +25,9 @@ pub(crate) struct Crash {
     /// Workloads of each campaign; of those with parallel threads 25 or more for one
     #[arg(long, value_name = "N", default_value_t = 4)]
     seeds: u64,
+    /// Leave out so many workloads before these: for long campaigns in pieces
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    skip: u64,
     /// Make mistakes, one at a time, that the campaigns must notice: takes some minutes an index
     #[arg(long)]
     mutants: bool,
@@ -60,6 +63,7 @@ impl Crash {
         let config = CrashConfig {
             indexes: self.index.clone(),
             seeds: self.seeds,
+            skip: self.skip,
             mutants: self.mutants,
             rates: self.rates,
             threads: self.threads,

@@ -81,6 +81,8 @@ pub struct CrashConfig {
     pub indexes: Vec<String>,
     /// Seeds of each campaign; campaigns of parallel threads take 25 or more for one.
     pub seeds: u64,
+    /// Seeds to leave out before these: for campaigns that run in pieces.
+    pub skip: u64,
     /// Whether to make mistakes.
     pub mutants: bool,
     /// Whether to measure what it costs to ask more of a recovered structure.
@@ -268,7 +270,9 @@ fn crash(crashable: &Crashable, config: &CrashConfig, watch: &dyn Watch) -> Cras
     let reports = share(config.threads, trials.len(), |at| {
         let trial = &*trials[at];
         let start = Instant::now();
-        let report = battery.run(trial, config.seeds * trial.seeds_for_one());
+        let each = trial.seeds_for_one();
+        let seeds = config.skip * each..(config.skip + config.seeds) * each;
+        let report = battery.run(trial, seeds);
         watch.done(&format!("{}: {} images", battery.name_of(trial), report.images));
         (report, start.elapsed().as_secs_f64())
     });
@@ -293,7 +297,7 @@ fn measure_rates(costs: &Battery, watch: &dyn Watch, report: &mut CrashReport) {
     watch.more(costs.trials.len() as u64);
     for trial in &costs.trials {
         let start = clock_gettime(ClockId::ThreadCPUTime);
-        let found = costs.run(&**trial, 2);
+        let found = costs.run(&**trial, 0..2);
         let end = clock_gettime(ClockId::ThreadCPUTime);
         let seconds =
             (end.tv_sec - start.tv_sec) as f64 + (end.tv_nsec - start.tv_nsec) as f64 / 1e9;

@@ -32,8 +32,8 @@ pub trait Trial: Send + Sync {
     /// How many seeds it takes for one of other campaigns: where each is worth little.
     fn seeds_for_one(&self) -> u64;
 
-    /// Crashes the workloads of so many seeds, beginning with its own first one.
-    fn run(&self, seeds: u64) -> Report;
+    /// Crashes the workloads of these seeds, counted from its own first one.
+    fn run(&self, seeds: Range<u64>) -> Report;
 
     /// Gets ready for mutants, with so many seeds.
     ///
@@ -112,8 +112,9 @@ where
         self.parallel.unwrap_or(1)
     }
 
-    fn run(&self, seeds: u64) -> Report {
-        campaign::run(&self.subject, &self.config, self.seeds(seeds))
+    fn run(&self, seeds: Range<u64>) -> Report {
+        let seeds = self.first_seed + seeds.start..self.first_seed + seeds.end;
+        campaign::run(&self.subject, &self.config, seeds)
     }
 
     fn prepare(&self, seeds: u64) -> Result<Box<dyn Prepared + '_>, Box<Report>> {
@@ -224,7 +225,7 @@ impl Battery {
     }
 
     /// Runs one of its campaigns, so that violations name it.
-    pub fn run(&self, trial: &dyn Trial, seeds: u64) -> Report {
+    pub fn run(&self, trial: &dyn Trial, seeds: Range<u64>) -> Report {
         let mut report = trial.run(seeds);
         for violation in &mut report.violations {
             violation.replay.subject = Some(self.name_of(trial));

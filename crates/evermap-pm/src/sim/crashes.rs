@@ -120,7 +120,9 @@ impl<'r, S: Subject> Run<'r, S> {
         root: &'r Level<'r, S::History>,
         report: &'r mut Report,
     ) -> Self {
-        let sandboxes = (0..=campaign.config.nested.depth).map(|_| Sandbox::default()).collect();
+        // Mutants are tried on recoveries even where those are not crashed otherwise.
+        let depth = campaign.config.nested.depth.max(1);
+        let sandboxes = (0..=depth).map(|_| Sandbox::default()).collect();
         let (seen, shapes) = Default::default();
         let rng = Rng::new(fold(campaign.config.images.seed, campaign.seed));
         let (passing, images, quick) = (None, 0, false);
