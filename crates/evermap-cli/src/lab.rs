@@ -16,6 +16,7 @@ use evermap_lab::{EXPERIMENTS, Output, Settings, experiment, plugin, subjects};
 
 use crate::DONE;
 use crate::failure::Failure;
+use crate::lab_crash::Crash;
 
 /// Name that stands for every experiment.
 const ALL: &str = "all";
@@ -32,6 +33,7 @@ enum LabCommand {
     List(List),
     Run(Box<Run>),
     Fill(Fill),
+    Crash(Crash),
 }
 
 impl Lab {
@@ -40,6 +42,7 @@ impl Lab {
             LabCommand::List(list) => list.run()?,
             LabCommand::Run(run) => run.run()?,
             LabCommand::Fill(fill) => fill.run()?,
+            LabCommand::Crash(crash) => return crash.run(),
         }
         Ok(DONE)
     }

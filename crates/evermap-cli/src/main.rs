@@ -5,6 +5,7 @@ mod failure;
 mod format;
 mod inspect;
 mod lab;
+mod lab_crash;
 mod load;
 mod open;
 mod serve;

@@ -6,11 +6,13 @@
 //! * [`workload`]: seeded keys, the phases they are used in, and mixes such as YCSB's;
 //! * [`drive()`]: the driver: interleaved rounds, pinned threads, every answer checked;
 //! * [`compare`]: medians, and ratios within rounds;
+//! * [`crash`]: crash campaigns, and mistakes that they must notice;
 //! * [`limits`]: what the machine itself can do, as a yardstick;
 //! * [`report`]: what came out, as tables, plots, and a paper's figures beside ours;
 //! * [`output`], [`html`]: the same for people and programs.
 
 mod ablated;
+pub mod crash;
 mod error;
 mod evermap;
 mod hash;
@@ -43,6 +45,7 @@ pub mod subject;
 pub mod table;
 pub mod workload;
 
+pub use crash::{CrashConfig, run_crash};
 pub use drive::{Config, drive, drive_on};
 pub use error::{Failure, LabError};
 pub use experiments::{EXPERIMENTS, Experiment, Settings, experiment};

@@ -129,6 +129,21 @@ fn new_ordinal() -> usize {
     number
 }
 
+/// Runs `body` while the calling thread has the given number, which no other thread that uses the same domains
+/// has meanwhile.
+pub(crate) fn with_ordinal<R>(number: usize, body: impl FnOnce() -> R) -> R {
+    struct Restore(usize);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ORDINAL.set(self.0);
+        }
+    }
+    // Its place must be among those that are looked at; see `Domain::places`.
+    ORDINALS.fetch_max(number + 1, SeqCst);
+    let _restore = Restore(ORDINAL.replace(number));
+    body()
+}
+
 /// Whether the kernel can run a fence on all threads of this process.
 fn register_process_fence() -> bool {
     // SAFETY: this system call takes numbers only and touches no memory.

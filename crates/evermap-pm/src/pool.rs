@@ -177,9 +177,8 @@ impl<M: Medium> Pool<M> {
     pub fn close(&self) -> Result<()> {
         self.region.ensure_writable()?;
         self.epoch.drain();
-        let place = &self.region.words().snapshot;
-        self.medium().store(&place[0], 0);
-        self.medium().persist(place);
+        // Not flushed, as little as the snapshot: the region becomes clean when all of it is durable.
+        self.medium().store(&self.region.words().snapshot[0], 0);
         // Without room for the snapshot, or before the sweep is through, the next open sweeps.
         if self.is_swept() {
             match self.heap.save_snapshot() {

@@ -1,16 +1,21 @@
 //! The crash simulator at work on a small structure: it must find nothing in the right one, and every
 //! mistake in the wrong ones.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Barrier;
 use std::thread;
 
 use evermap_pm::medium::{LINE, Note};
 use evermap_pm::sim::detect::detect;
+use evermap_pm::sim::mutants::{Fate, Sweep};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{
-    Config, CrashPoint, ImageConfig, Model, Mutation, Nested, Replay, Sim, Subject, campaign,
+    Config, CrashPoint, ImageConfig, Model, Mutation, Nested, Replay, Sim, Strategy, Subject,
+    Wrong, campaign,
 };
+use evermap_pm::sync::Mutex;
 use evermap_pm::{Medium, PmU64, pod};
 
 const KEYS: u64 = 4;
@@ -121,10 +126,8 @@ impl Pairs {
         }
     }
 
-    fn puts(&self, count: u64, seed: u64, history: &MapHistory<u64>) -> Result<(), String> {
-        let mut rng = Rng::new(seed);
-        for _ in 0..count {
-            let (key, value) = (rng.below(KEYS), 1 + rng.below(1 << 32));
+    fn puts(&self, calls: &[Put], history: &MapHistory<u64>) -> Result<(), String> {
+        for &Put { key, value } in calls {
             let op = history.begin(&self.sim, key, MapOp::Upsert(value));
             let old = self.put(key, value)?;
             history.end(&self.sim, op, (old != 0).then_some(old));
@@ -133,14 +136,46 @@ impl Pairs {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Put {
+    key: u64,
+    value: u64,
+}
+
+impl fmt::Display for Put {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "put {} {}", self.key, self.value)
+    }
+}
+
+impl FromStr for Put {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (key, value) =
+            text.strip_prefix("put ").and_then(|text| text.split_once(' ')).ok_or(())?;
+        Ok(Put { key: key.parse().map_err(|_| ())?, value: value.parse().map_err(|_| ())? })
+    }
+}
+
+fn puts(count: u64, seed: u64) -> Vec<Put> {
+    let mut rng = Rng::new(seed);
+    (0..count).map(|_| Put { key: rng.below(KEYS), value: 1 + rng.below(1 << 32) }).collect()
+}
+
 impl Subject for Bug {
+    type Call = Put;
     type History = MapHistory<u64>;
     type Live = Pairs;
 
-    fn run(&self, sim: &Sim, seed: u64) -> Result<Self::History, String> {
+    fn workload(&self, seed: u64) -> Vec<Put> {
+        puts(12, seed)
+    }
+
+    fn run(&self, sim: &Sim, calls: &[Put]) -> Result<Self::History, Wrong> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         let history = MapHistory::new([]);
-        Pairs { sim: sim.clone(), bug: *self }.puts(12, seed, &history)?;
+        Pairs { sim: sim.clone(), bug: *self }.puts(calls, &history)?;
         Ok(history)
     }
 
@@ -149,7 +184,7 @@ impl Subject for Bug {
         sim: &Sim,
         history: &Self::History,
         point: &CrashPoint,
-    ) -> Result<Pairs, String> {
+    ) -> Result<Pairs, Wrong> {
         let pairs = Pairs { sim: sim.clone(), bug: *self };
         if sim.len() == 0 {
             sim.grow(4096).map_err(|error| error.to_string())?;
@@ -161,13 +196,13 @@ impl Subject for Bug {
         Ok(pairs)
     }
 
-    fn probe(&self, pairs: Pairs, seed: u64) -> Result<Self::History, String> {
+    fn probe(&self, pairs: Pairs, seed: u64) -> Result<Self::History, Wrong> {
         let mut found = Vec::new();
         for key in 0..KEYS {
             found.extend(pairs.get(key)?.map(|word| (key, word)));
         }
         let history = MapHistory::new(found);
-        pairs.puts(2, seed, &history)?;
+        pairs.puts(&puts(2, seed), &history)?;
         Ok(history)
     }
 
@@ -236,7 +271,7 @@ fn a_report_says_what_was_lost() {
         "by thread 0, in operation ",
         "Upsert(",
         "NOT persisted: store at",
-        "replay: seed=0 ",
+        "replay:\nmodel adr\nseed 0\ncrash ",
     ];
     for part in parts {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
@@ -372,10 +407,15 @@ impl Register {
 }
 
 impl Subject for Register {
+    type Call = String;
     type History = MapHistory<u64>;
     type Live = Sim;
 
-    fn run(&self, sim: &Sim, _seed: u64) -> Result<Self::History, String> {
+    fn workload(&self, _seed: u64) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<Self::History, Wrong> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         let (history, turn) = (MapHistory::new([]), Barrier::new(2));
         thread::scope(|threads| {
@@ -400,13 +440,13 @@ impl Subject for Register {
         sim: &Sim,
         history: &Self::History,
         point: &CrashPoint,
-    ) -> Result<Sim, String> {
+    ) -> Result<Sim, Wrong> {
         let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
         history.check(&0, point, Some(found).filter(|word| *word != 0))?;
         Ok(sim.clone())
     }
 
-    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, String> {
+    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, Wrong> {
         let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
         Ok(MapHistory::new((found != 0).then_some((0, found))))
     }
@@ -421,4 +461,184 @@ fn what_a_reader_was_told_must_survive() {
     campaign::run(&Register { helps: true }, &config(), 0..1).assert_clean();
     let report = campaign::run(&Register { helps: false }, &config(), 0..1);
     assert_eq!(report.violations[0].message, "recovery: key 0: found absent, allowed: 0x5");
+}
+
+/// Built image by image, or left undecided: the same mistakes are found.
+#[test]
+fn undecided_memory_shows_what_built_images_show() {
+    for bug in [Bug::None, Bug::MissingFlush, Bug::MissingFence, Bug::CommitBeforeData] {
+        let found = [true, false].map(|undecided| {
+            let report = campaign::run(&bug, &Config { undecided, ..config() }, 0..2);
+            (report.is_clean(), report.points == report.exhaustive_points)
+        });
+        assert_eq!(found[0].0, bug == Bug::None, "{bug:?}");
+        assert_eq!(found[0].0, found[1].0, "{bug:?}");
+        assert!(bug != Bug::None || (found[0].1 && found[1].1));
+    }
+}
+
+/// Many lines that recovery never looks at, behind one word that it does: two ways, not two to the number of lines.
+struct Hidden;
+
+const HIDDEN: u64 = 30;
+
+impl Subject for Hidden {
+    type Call = String;
+    type History = ();
+    type Live = ();
+
+    fn workload(&self, _seed: u64) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<(), Wrong> {
+        sim.grow(4096).map_err(|error| error.to_string())?;
+        for line in 1..=HIDDEN {
+            sim.store(sim.at(line * LINE).unwrap(), line);
+        }
+        sim.store(sim.at(0).unwrap(), 1);
+        Ok(())
+    }
+
+    fn recover(&self, sim: &Sim, _: &(), _: &CrashPoint) -> Result<(), Wrong> {
+        let word: Option<&PmU64> = sim.at(0);
+        // Only if it counts is anything else looked at: one more line, of which both states are right.
+        if word.is_some_and(|word| sim.load(word) == 1) {
+            sim.load(sim.at::<PmU64>(LINE).unwrap());
+        }
+        Ok(())
+    }
+
+    fn probe(&self, (): (), _seed: u64) -> Result<(), Wrong> {
+        Ok(())
+    }
+}
+
+#[test]
+fn only_what_recovery_reads_is_decided() {
+    let nested = Nested { depth: 0, ..config().nested };
+    let report = campaign::run(&Hidden, &Config { nested, ..config() }, 0..1);
+    report.assert_clean();
+    assert_eq!(report.points, report.exhaustive_points, "{report}");
+    // Three ways, and three more that begin otherwise and end alike, besides those without the file.
+    assert!(report.images <= 10, "{report}");
+}
+
+#[test]
+fn a_violation_shrinks_to_the_calls_that_it_needs() {
+    let config = Config { shrink: true, ..config() };
+    let report = campaign::run(&Bug::MissingFlush, &config, 0..1);
+    let violation = &report.violations[0];
+    let text = violation.replay.to_string();
+    assert!((1..=2).contains(&text.matches("call put").count()), "{text}");
+    let again = campaign::replay(&Bug::MissingFlush, &config, &text.parse().unwrap()).unwrap();
+    assert_eq!(again.map(|again| again.message), Some(violation.message.clone()));
+    let mended = campaign::run_replayed(&Bug::None, &config, &violation.replay).unwrap();
+    mended.assert_clean();
+    let broken = campaign::run_replayed(&Bug::MissingFlush, &config, &violation.replay).unwrap();
+    assert!(!broken.is_clean());
+}
+
+/// The same as dropping them one at a time by hand.
+#[test]
+fn a_sweep_kills_every_mutant_that_matters() {
+    let sweep = Sweep::new(&Bug::None, &config(), 0..2).unwrap();
+    let mutations = sweep.mutations();
+    let drops =
+        |mutation: &&Mutation| matches!(mutation, Mutation::DropFlush(_) | Mutation::DropFence(_));
+    assert_eq!(mutations.iter().filter(drops).count(), 13);
+    for &mutation in mutations.iter().filter(drops) {
+        let fate = sweep.fate(mutation);
+        assert!(matches!(fate, Fate::Killed(_)), "{mutation}: {fate}");
+    }
+    // The words of the halves and the flag are small: half of one is the whole.
+    let torn = mutations.iter().filter(|mutation| matches!(mutation, Mutation::TearStore(_)));
+    assert!(torn.count() > 0);
+    assert!(Sweep::new(&Bug::MissingFence, &config(), 0..2).is_err());
+}
+
+/// A register again, under the simulator's scheduler: one thread stores, one reads.
+struct Shared {
+    helps: bool,
+}
+
+impl Subject for Shared {
+    type Call = String;
+    type History = MapHistory<u64>;
+    type Live = Sim;
+
+    fn workload(&self, _seed: u64) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<Self::History, Wrong> {
+        sim.grow(4096).map_err(|error| error.to_string())?;
+        let history = MapHistory::new([]);
+        let register = Register { helps: self.helps };
+        let bodies: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
+            Box::new(|| {
+                let cell: &PmU64 = sim.at(0).unwrap();
+                let op = history.begin(sim, 0, MapOp::Insert(5));
+                sim.store(cell, 5);
+                sim.persist(cell);
+                history.end(sim, op, None);
+            }),
+            Box::new(|| {
+                for _ in 0..3 {
+                    register.get(sim, &history);
+                }
+            }),
+        ];
+        sim.in_parallel(bodies);
+        Ok(history)
+    }
+
+    fn recover(
+        &self,
+        sim: &Sim,
+        history: &MapHistory<u64>,
+        point: &CrashPoint,
+    ) -> Result<Sim, Wrong> {
+        Register { helps: self.helps }.recover(sim, history, point)
+    }
+
+    fn probe(&self, sim: Sim, seed: u64) -> Result<Self::History, Wrong> {
+        Register { helps: self.helps }.probe(sim, seed)
+    }
+}
+
+#[test]
+fn schedules_find_what_a_reader_was_told_too_early_and_repeat() {
+    use Strategy::{Gap, Mixed, Priority, Random, Stall};
+    for strategy in [Gap, Stall, Random, Priority, Mixed] {
+        let config = Config { strategy, ..config() };
+        campaign::run(&Shared { helps: true }, &config, 0..40).assert_clean();
+        let report = campaign::run(&Shared { helps: false }, &config, 0..40);
+        assert!(!report.is_clean(), "{strategy} finds nothing");
+        let again = campaign::run(&Shared { helps: false }, &config, 0..40);
+        assert_eq!(report.to_string(), again.to_string());
+        assert!(report.schedules.len() > 1);
+    }
+}
+
+#[test]
+fn threads_that_wait_for_each_other_are_noticed() {
+    let sim = Sim::new(4096).unwrap();
+    let (one, other) = (Mutex::new(()), Mutex::new(()));
+    sim.grow(4096).unwrap();
+    let body = |first: &'static str| -> Box<dyn FnOnce() + Send + '_> {
+        let (first, second) = if first == "one" { (&one, &other) } else { (&other, &one) };
+        let sim = &sim;
+        Box::new(move || {
+            let _first = first.lock().unwrap();
+            for _ in 0..100 {
+                sim.load(sim.at::<PmU64>(0).unwrap());
+            }
+            drop(second.lock());
+        })
+    };
+    let run = || sim.in_parallel(vec![body("one"), body("other")]);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    let said = *result.unwrap_err().downcast::<&str>().unwrap();
+    assert!(said.contains("deadlock"), "{said}");
 }

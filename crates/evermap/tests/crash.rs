@@ -10,7 +10,7 @@ use evermap::{Clock, Edit, Meta, Options, Outcome, Store};
 use evermap_pm::region::{Identity, Region};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Sim, Subject};
+use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Sim, Subject, Wrong};
 
 /// A workload on a store.
 struct Workload {
@@ -152,10 +152,17 @@ impl Live {
 }
 
 impl Subject for Workload {
+    /// The seed of everything: the workload is one piece.
+    type Call = u64;
     type History = History;
     type Live = Option<Live>;
 
-    fn run(&self, sim: &Sim, seed: u64) -> Result<History, String> {
+    fn workload(&self, seed: u64) -> Vec<u64> {
+        vec![seed]
+    }
+
+    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<History, Wrong> {
+        let seed = calls[0];
         let history = History { map: MapHistory::new([]), ids: Mutex::default() };
         let mut rng = Rng::new(seed);
         let part = self.ops / 3;
@@ -178,7 +185,7 @@ impl Subject for Workload {
         sim: &Sim,
         history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live>, String> {
+    ) -> Result<Option<Live>, Wrong> {
         if Region::is_blank(sim) {
             // Nobody was told that the store exists.
             (0..self.keys).try_for_each(|key| history.map.check(&key, point, None))?;
@@ -196,7 +203,7 @@ impl Subject for Workload {
         Ok(Some(live))
     }
 
-    fn probe(&self, live: Option<Live>, seed: u64) -> Result<History, String> {
+    fn probe(&self, live: Option<Live>, seed: u64) -> Result<History, Wrong> {
         let empty = || History { map: MapHistory::new([]), ids: Mutex::default() };
         let Some(live) = live else { return Ok(empty()) };
         let mut rng = Rng::new(seed);

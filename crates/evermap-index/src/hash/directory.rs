@@ -16,8 +16,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
-use evermap_pm::sync::RwLock;
+use evermap_pm::sync::{RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::shape::{DEPTH_MAX, Shape};
@@ -78,7 +79,7 @@ pub(crate) struct Reserved {
 }
 
 /// Proof that the directory is not being replaced.
-pub(crate) type Shared<'a> = std::sync::RwLockReadGuard<'a, ()>;
+pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
 
 impl<M: Medium> Directory<M> {
     /// Writes the entries of a new directory, flushed without a fence, and the root cell, which the caller flushes with
@@ -182,8 +183,11 @@ impl<M: Medium> Directory<M> {
     /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's
     /// fence.
     pub(crate) fn point(&self, shape: Shape, segment: u64, latch: &Shared<'_>) {
+        self.point_all(self.range(shape, latch), segment);
+    }
+
+    fn point_all(&self, range: &[PmU64], segment: u64) {
         let m = self.pool.medium();
-        let range = self.range(shape, latch);
         // The commit: from here on a crash leads to the new segment.
         m.store(&range[0], segment);
         m.persist(&range[0]);
@@ -207,7 +211,10 @@ impl<M: Medium> Directory<M> {
             {
                 let latch = self.share();
                 if upper.depth <= self.depth() {
-                    self.point(upper, segment, &latch);
+                    let (m, range) = (self.pool.medium(), self.range(upper, &latch));
+                    let _latch = (!m.mutant("DA-7")).then_some(latch);
+                    m.note(Note::Scope("split published"));
+                    self.point_all(range, segment);
                     return true;
                 }
             }
@@ -278,6 +285,7 @@ impl<M: Medium> Directory<M> {
         }
         let m = self.pool.medium();
         let new = m.slice::<PmU64>(reserved.offset, 1 << reserved.depth).expect("just allocated");
+        m.note(Note::Scope("directory doubled"));
         for (i, entry) in self.entries().iter().enumerate() {
             let old = m.load(entry);
             m.store(&new[2 * i], old);
@@ -307,6 +315,7 @@ impl<M: Medium> Directory<M> {
             self.pool.free_unpublished(reserved);
             return Ok(false);
         }
+        m.note(Note::Scope("directory halved"));
         let new = m.slice::<PmU64>(reserved, 1 << (depth - 1)).expect("just allocated");
         new.iter().zip(pairs).for_each(|(entry, pair)| m.store(entry, m.load(&pair[0])));
         m.persist(new);

@@ -1,30 +1,92 @@
 //! Crash campaigns: an index, its heap and its region, crashed everywhere by the simulator.
 //!
-//! A workload runs once on the simulated medium, on a geometry so small that some hundred operations lead
-//! through every structural change. At every point where a crash could matter, the images that it could leave
-//! are opened, judged by durable linearizability, used further, audited for leaks, and crashed again.
+//! A workload runs once on the simulated medium, on a geometry so small that some hundred calls lead through every
+//! structural change. At every point where a crash could matter, the images that it could leave are opened,
+//! judged by every rule in [`oracle`], used further, and crashed again.
+//!
+//! [`crash_campaign!`](crate::crash_campaign) gives all of it to an index in one line.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
 
 use evermap_pm::pool::Pool;
-use evermap_pm::region::{Identity, OnSuspect, Region, RegionConfig};
+use evermap_pm::region::{Identity, OnSuspect, Opened, Region, RegionConfig};
+use evermap_pm::sim::battery::{Battery, On, Trial};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Report, Sim};
+use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Nested, Report, Sim, Wrong};
+use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Medium};
 
-use super::Instance;
-use super::keys::Numbered;
+use super::keys::{Numbered, Plain};
 use super::persistence::{PoolInstance, PoolSubject, ROOT};
-use crate::{Change, Index, Persistent, Result};
+use super::{Instance, chance};
+use crate::{Bytes, Change, Index, Persistent, Result};
 
-/// How the workload is shaped.
+/// The rules by which a recovered index is judged.
+pub mod oracle {
+    /// What was acknowledged is there, what was not is there wholly or not at all, key by key.
+    pub const LINEARIZABLE: &str = "durable linearizability";
+    /// Whoever was told that the index exists finds it.
+    pub const CREATED: &str = "creation is durable";
+    /// Looking up every key shows what going through all pairs shows.
+    pub const SCAN: &str = "lookups and scans agree";
+    /// The index finds nothing wrong with itself.
+    pub const STRUCTURE: &str = "structure";
+    /// What is allocated is what can be reached, once.
+    pub const SPACE: &str = "no leak";
+    /// Further operations answer as those of a map do.
+    pub const MODEL: &str = "answers of further operations";
+    /// What is removed is gone.
+    pub const REMOVED: &str = "removal";
+    /// A second recovery shows what the first one did.
+    pub const TWICE: &str = "recovery is idempotent";
+    /// An opener is told whether it can trust what it finds.
+    pub const SUSPECT: &str = "suspect files are refused";
+    /// Every error says that something is wrong.
+    pub const ERRORS: &str = "answers";
+    /// Nothing panics.
+    pub const PANIC: &str = "no panic";
+    /// Nothing goes on for ever.
+    pub const STEPS: &str = "bounded steps";
+    /// All of them.
+    pub const ALL: [&str; 12] = [
+        LINEARIZABLE,
+        CREATED,
+        SCAN,
+        STRUCTURE,
+        SPACE,
+        MODEL,
+        REMOVED,
+        TWICE,
+        SUSPECT,
+        ERRORS,
+        PANIC,
+        STEPS,
+    ];
+}
+
+/// How a workload is shaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Distinct keys.
     pub universe: u64,
+    /// Whether the keys of the lower half begin with the same hash bits, where keys are their own hashes, and come
+    /// first: so a directory gets deep while much of it names few segments.
+    pub skewed: bool,
     /// Operations.
     pub ops: u64,
     /// Whether the pool is closed and opened in between, with and without order, and swept.
     pub reopen: bool,
+    /// Threads that run in parallel in the end, each with a few operations; none if it is less than two. Only that
+    /// part is crashed then.
+    pub threads: u64,
+    /// Whether these threads hardly ever meet on a key, but insert new ones, so that their structure changes meet.
+    pub fresh: bool,
     /// Bytes of the pool.
     pub capacity: u64,
     /// Bytes of an extent.
@@ -33,75 +95,375 @@ pub struct Workload {
 
 impl Workload {
     /// So many keys that ranges of several directory entries are split, not only directories doubled.
-    pub const GROWING: Workload =
-        Workload { universe: 300, ops: 700, reopen: false, capacity: 256 << 10, extent_size: 4096 };
+    pub const GROWING: Workload = Workload {
+        universe: 300,
+        skewed: false,
+        ops: 700,
+        reopen: false,
+        threads: 0,
+        fresh: false,
+        capacity: 256 << 10,
+        extent_size: 4096,
+    };
     /// Lives that end in and out of order, with sweeps in between.
     pub const REOPENING: Workload =
         Workload { universe: 200, ops: 500, reopen: true, ..Workload::GROWING };
     /// So few keys that every crash point gets its share of images.
     pub const FEW_KEYS: Workload =
         Workload { universe: 40, ops: 160, capacity: 128 << 10, ..Workload::REOPENING };
+    /// Wide ranges of a directory, whose entries lie in several lines.
+    pub const SKEWED: Workload = Workload { universe: 160, skewed: true, ..Workload::GROWING };
+    /// Threads whose operations meet on few keys, beside structural changes and recovery.
+    pub const PARALLEL: Workload =
+        Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };
+    /// Threads whose structure changes meet.
+    pub const CROWDED: Workload =
+        Workload { universe: 240, ops: 60, fresh: true, ..Workload::PARALLEL };
 }
 
-/// The workload on an index, as a subject of the simulator.
-#[derive(Clone, Copy, Debug)]
-pub struct Crashed<'a, K, P> {
-    subject: &'a P,
+/// One call of a workload. As text: `upsert 3 17`, `remove 3`, `die`, ...; in parallel `2: upsert 3 17`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The thread that makes it, 0 for the one that is alone. Neighbouring calls of other threads run in parallel.
+    pub thread: u64,
+    /// What it does.
+    pub verb: Verb,
+}
+
+/// What a [`Call`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// An operation on the key with this number.
+    Op(u64, MapOp),
+    /// The process dies, and another one opens the pool.
+    Die,
+    /// The pool is closed; then the machine restarts, and the pool is opened.
+    Close,
+    /// What an unclean stop left behind is found out.
+    Sweep,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.thread > 0 {
+            write!(f, "{}: ", self.thread)?;
+        }
+        match self.verb {
+            Verb::Op(key, MapOp::Get) => write!(f, "get {key}"),
+            Verb::Op(key, MapOp::Insert(tag)) => write!(f, "insert {key} {tag}"),
+            Verb::Op(key, MapOp::Update(tag)) => write!(f, "update {key} {tag}"),
+            Verb::Op(key, MapOp::Upsert(tag)) => write!(f, "upsert {key} {tag}"),
+            Verb::Op(key, MapOp::Remove) => write!(f, "remove {key}"),
+            Verb::Op(key, MapOp::CompareExchange { expected, new }) => {
+                write!(f, "compare_exchange {key} {expected} {new}")
+            }
+            Verb::Op(key, MapOp::RemoveIf(tag)) => write!(f, "remove_if {key} {tag}"),
+            Verb::Die => write!(f, "die"),
+            Verb::Close => write!(f, "close"),
+            Verb::Sweep => write!(f, "sweep"),
+        }
+    }
+}
+
+impl FromStr for Call {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        read_call(text).ok_or_else(|| format!("not a call: {text:?}"))
+    }
+}
+
+fn read_call(text: &str) -> Option<Call> {
+    let (thread, text) = text.split_once(": ").unwrap_or(("0", text));
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let numbers: Vec<u64> =
+        words.iter().skip(1).map(|word| word.parse()).collect::<Result<_, _>>().ok()?;
+    let verb = match (*words.first()?, &numbers[..]) {
+        ("get", &[key]) => Verb::Op(key, MapOp::Get),
+        ("insert", &[key, tag]) => Verb::Op(key, MapOp::Insert(tag)),
+        ("update", &[key, tag]) => Verb::Op(key, MapOp::Update(tag)),
+        ("upsert", &[key, tag]) => Verb::Op(key, MapOp::Upsert(tag)),
+        ("remove", &[key]) => Verb::Op(key, MapOp::Remove),
+        ("compare_exchange", &[key, expected, new]) => {
+            Verb::Op(key, MapOp::CompareExchange { expected, new })
+        }
+        ("remove_if", &[key, tag]) => Verb::Op(key, MapOp::RemoveIf(tag)),
+        ("die", []) => Verb::Die,
+        ("close", []) => Verb::Close,
+        ("sweep", []) => Verb::Sweep,
+        _ => return None,
+    };
+    Some(Call { thread: thread.parse().ok()?, verb })
+}
+
+impl Workload {
+    /// The calls of a seed.
+    pub fn calls(&self, seed: u64) -> Vec<Call> {
+        let mut rng = Rng::new(seed);
+        let mut calls = Vec::new();
+        let mut alone = |verb| calls.push(Call { thread: 0, verb });
+        if self.threads > 1 {
+            self.draw_parallel(&mut rng, &mut calls);
+            return calls;
+        }
+        let part = self.ops / 4;
+        if self.skewed {
+            let narrow = Workload { universe: self.universe / 2, ..*self };
+            narrow.draw(&mut rng, self.ops / 2, 90).for_each(&mut alone);
+        }
+        self.draw(&mut rng, part, 80).for_each(&mut alone);
+        if self.reopen {
+            alone(Verb::Die);
+            self.draw(&mut rng, part / 2, 60).for_each(&mut alone);
+            alone(Verb::Sweep);
+            self.draw(&mut rng, part / 2, 60).for_each(&mut alone);
+            alone(Verb::Close);
+        } else {
+            self.draw(&mut rng, part, 70).for_each(&mut alone);
+        }
+        self.draw(&mut rng, part, 10).for_each(&mut alone);
+        if self.universe <= 64 {
+            // Until nothing is left.
+            (0..self.universe).map(|key| Verb::Op(key, MapOp::Remove)).for_each(&mut alone);
+        }
+        self.draw(&mut rng, part, 50).for_each(&mut alone);
+        calls
+    }
+
+    /// Random operations, so many percent of them insertions.
+    fn draw<'r>(
+        &self,
+        rng: &'r mut Rng,
+        ops: u64,
+        inserts: u64,
+    ) -> impl Iterator<Item = Verb> + use<'r> {
+        let universe = self.universe;
+        (0..ops).map(move |_| {
+            let key = rng.below(universe);
+            let tag = rng.draw() >> 16 | 1;
+            let op = match rng.below(100) {
+                n if n < inserts => match rng.below(3) {
+                    0 => MapOp::Insert(tag),
+                    _ => MapOp::Upsert(tag),
+                },
+                n if n < 90 => MapOp::Remove,
+                n if n < 95 => MapOp::Update(tag),
+                _ => MapOp::Get,
+            };
+            Verb::Op(key, op)
+        })
+    }
+
+    /// The number of the key at this place of the universe.
+    fn number(&self, place: u64) -> u64 {
+        if !self.skewed {
+            return place;
+        }
+        let spread = Rng::new(place).draw();
+        if place < self.universe / 2 { spread >> 5 } else { spread | 1 << 63 }
+    }
+
+    /// First some calls that lead to any state, then a few of each thread. Half of the threads' operations meet on
+    /// three keys.
+    fn draw_parallel(&self, rng: &mut Rng, calls: &mut Vec<Call>) {
+        let before = if self.fresh { 0 } else { self.ops / 2 } + rng.below(self.ops);
+        let mut alone = |verb| calls.push(Call { thread: 0, verb });
+        self.draw(rng, before, 85).for_each(&mut alone);
+        if !self.fresh && rng.one_in(3) {
+            self.draw(rng, self.ops / 2, 10).for_each(&mut alone);
+        }
+        let dies = rng.one_in(2);
+        if dies {
+            alone(Verb::Die);
+        }
+        let hot: Vec<u64> = (0..3).map(|_| rng.below(self.universe)).collect();
+        let inserts = if self.fresh { 90 } else { *rng.pick(&[30, 60, 90]) };
+        let rounds = if self.fresh { 12 } else { 3 };
+        for _ in 0..rounds + rng.below(5) {
+            for thread in 1..=self.threads {
+                let drawn = self.draw(rng, 1, inserts).next().expect("one");
+                let verb = match drawn {
+                    Verb::Op(key, _) if rng.one_in(5) => Verb::Op(key, MapOp::Get),
+                    Verb::Op(_, op) if !self.fresh && rng.one_in(2) => {
+                        Verb::Op(*rng.pick(&hot), op)
+                    }
+                    verb => verb,
+                };
+                calls.push(Call { thread, verb });
+            }
+        }
+        if dies && rng.one_in(2) {
+            calls.push(Call { thread: self.threads + 1, verb: Verb::Sweep });
+        }
+    }
+}
+
+/// What the callers of an index asked and were told, and on which machine.
+pub struct History {
+    map: MapHistory<u64>,
+    /// The first operation after each restart of the machine, and how often that has restarted then.
+    boots: Mutex<Vec<(u64, u64)>>,
+}
+
+impl History {
+    /// Of an index that holds these pairs, on a machine that has restarted so often.
+    fn new(pairs: Vec<(u64, u64)>, boot: u64) -> Self {
+        History { map: MapHistory::new(pairs), boots: Mutex::new(vec![(0, boot)]) }
+    }
+
+    fn restarted(&self, op: u64) -> u64 {
+        let mut boots = self.boots.lock().expect("no panics while held");
+        let boot = boots.last().expect("never empty").1 + 1;
+        boots.push((op, boot));
+        boot
+    }
+
+    /// How often the machine had restarted before the crash.
+    fn boot_at(&self, point: &CrashPoint) -> u64 {
+        let boots = self.boots.lock().expect("no panics while held");
+        let begun = boots.iter().rev().find(|(op, _)| *op < point.begun());
+        begun.unwrap_or(&boots[0]).1
+    }
+}
+
+/// The machine and the file, as the region remembers them.
+fn identity(boot: u64) -> Identity {
+    Identity { boot: [0xb007, boot], device: 1, inode: 2, birth: 3 }
+}
+
+/// A workload on an index, as a subject of the simulator.
+#[derive(Debug)]
+pub struct Crashed<K, P> {
+    subject: P,
     workload: Workload,
+    /// Whether recovery begins on another machine than the one that crashed.
+    restarts: bool,
+    care: Care,
     keys: std::marker::PhantomData<fn() -> K>,
 }
 
-impl<'a, K: Numbered, P: PoolSubject<K>> Crashed<'a, K, P> {
+/// How much is asked of a recovered index: each asks what those before it do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Care {
+    /// All keys are looked up, and the index looks for faults in itself.
+    Lookups,
+    /// It is used further, and must answer as a map does.
+    Probe,
+    /// It is swept, so that what is allocated must be what can be reached; and it meets that, growth or operations
+    /// before anybody has looked at a key.
+    Everything,
+}
+
+/// A pool and an index while they are open.
+pub struct Live<K: Numbered, P: PoolSubject<K>> {
+    instance: PoolInstance<Sim, P::Index<Sim>>,
+    workload: Workload,
+    boot: u64,
+    /// What keys that nobody has looked at since recovery began may be bound to.
+    possible: Vec<(u64, BTreeSet<Option<u64>>)>,
+}
+
+fn text(error: Error) -> Wrong {
+    Wrong::new(oracle::ERRORS, error.to_string())
+}
+
+fn wrong<T>(oracle: &'static str, what: impl Into<String>) -> Result<T, Wrong> {
+    Err(Wrong::new(oracle, what))
+}
+
+impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
     /// Workload `workload` on the index that `subject` makes.
-    pub fn new(subject: &'a P, workload: Workload) -> Self {
-        Crashed { subject, workload, keys: std::marker::PhantomData }
+    pub fn new(subject: P, workload: Workload) -> Self {
+        let keys = std::marker::PhantomData;
+        Crashed { subject, workload, restarts: false, care: Care::Everything, keys }
     }
 
-    /// Crashes the workloads of `seeds` under `model`, with at most `max_images` images for each.
-    pub fn run(&self, model: Model, seeds: std::ops::Range<u64>, max_images: u64) -> Report {
-        let config = sim::Config {
-            capacity: self.workload.capacity,
-            images: ImageConfig { per_point: 64, ..ImageConfig::of(model) },
-            max_images,
-            ..sim::Config::default()
-        };
-        sim::campaign::run(self, &config, seeds)
+    /// The same; but of what is recovered no more is asked than this.
+    pub fn asking(self, care: Care) -> Self {
+        Crashed { care, ..self }
+    }
+
+    /// The same; but every crash is one of the machine, whose memory loses pages of the file.
+    pub fn restarting(self) -> Self {
+        Crashed { restarts: true, ..self }
     }
 
     fn create(&self, sim: &Sim) -> Result<Live<K, P>> {
-        let Workload { capacity, extent_size, universe, .. } = self.workload;
+        let Workload { capacity, extent_size, .. } = self.workload;
         let config = RegionConfig { extent_size, capacity, seed: Some(7) };
-        let pool = Pool::create(sim.clone(), &config, Identity::default())?;
+        let pool = Pool::create(sim.clone(), &config, identity(0))?;
         let index = Persistent::create(pool.clone(), ROOT, self.subject.config::<Sim>())?;
-        Ok(Live { instance: PoolInstance { pool, index }, universe })
+        let instance = PoolInstance { pool, index };
+        Ok(Live { instance, workload: self.workload, boot: 0, possible: Vec::new() })
     }
 
     /// The index, or nothing where the crash came before its creation was complete.
-    fn open(&self, sim: &Sim) -> Result<Option<Live<K, P>>> {
+    fn open(
+        &self,
+        sim: &Sim,
+        boot: u64,
+        on_suspect: OnSuspect,
+    ) -> Result<Option<(Live<K, P>, Opened)>> {
         if Region::is_blank(sim) {
             return Ok(None);
         }
-        let (pool, _) = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse)?;
+        let (pool, opened) = Pool::open(sim.clone(), identity(boot), on_suspect)?;
         if sim.load(pool.root(ROOT)) == 0 {
             return Ok(None);
         }
         let index = Persistent::open(pool.clone(), ROOT)?;
-        Ok(Some(Live { instance: PoolInstance { pool, index }, universe: self.workload.universe }))
+        let instance = PoolInstance { pool, index };
+        let live = Live { instance, workload: self.workload, boot, possible: Vec::new() };
+        Ok(Some((live, opened)))
     }
 
-    fn reopen(&self, sim: &Sim) -> Result<Live<K, P>, String> {
-        self.open(sim).map_err(text)?.ok_or_else(|| "the index is gone".to_owned())
+    fn reopen(&self, sim: &Sim, boot: u64) -> Result<Live<K, P>, Wrong> {
+        let open = self.open(sim, boot, OnSuspect::Refuse).map_err(text)?;
+        open.map(|(live, _)| live).ok_or_else(|| Wrong::new(oracle::CREATED, "the index is gone"))
+    }
+
+    /// Recovery after a restart of the machine: a file that was closed holds what it did then; any other is
+    /// refused, and may be asked for what is left of it.
+    fn recover_restarted(
+        &self,
+        sim: &Sim,
+        history: &History,
+        point: &CrashPoint,
+    ) -> Result<Option<Live<K, P>>, Wrong> {
+        const OTHER: u64 = 1 << 32;
+        match self.open(sim, OTHER, OnSuspect::Refuse) {
+            Ok(Some((live, opened))) => {
+                if !opened.clean {
+                    return wrong(oracle::SUSPECT, "a file that was not closed is trusted");
+                }
+                for key in 0..self.workload.universe {
+                    let found = live.find(key)?;
+                    history.map.check_synced(&key, point, found).map_err(linearizable)?;
+                }
+                Ok(Some(live))
+            }
+            Ok(None) => {
+                for key in 0..self.workload.universe {
+                    history.map.check_synced(&key, point, None).map_err(linearizable)?;
+                }
+                Ok(None)
+            }
+            Err(_) => {
+                // Whatever can be read is shown, and nothing else is promised.
+                if let Ok(Some((live, _))) = self.open(sim, OTHER, OnSuspect::Salvage) {
+                    for key in 0..self.workload.universe {
+                        let _ = live.find(key);
+                    }
+                    let _ = live.instance.index.check();
+                }
+                Ok(None)
+            }
+        }
     }
 }
 
-/// A workload's pool and index while they are open.
-pub struct Live<K: Numbered, P: PoolSubject<K>> {
-    instance: PoolInstance<Sim, P::Index<Sim>>,
-    universe: u64,
-}
-
-fn text(error: Error) -> String {
-    error.to_string()
+fn linearizable(what: String) -> Wrong {
+    Wrong::new(oracle::LINEARIZABLE, what)
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
@@ -113,30 +475,50 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         self.instance.pool.medium()
     }
 
-    fn sweep(&self) -> Result<(), String> {
+    fn sweep(&self) -> Result<(), Wrong> {
         self.instance().sweep().map_err(text)
     }
 
+    /// Every invariant.
+    fn check(&self) -> Result<(), Wrong> {
+        let problems = self.instance.index.check();
+        if problems.is_empty() { Ok(()) } else { wrong(oracle::STRUCTURE, problems.join("; ")) }
+    }
+
     /// Every invariant, and that what is taken is what can be reached.
-    fn verify(&self) -> Result<(), String> {
+    fn verify(&self) -> Result<(), Wrong> {
+        self.check()?;
         match self.instance().audit() {
-            wrong if wrong.is_empty() => Ok(()),
-            wrong => Err(wrong.join("; ")),
+            problems if problems.is_empty() => Ok(()),
+            problems => wrong(oracle::SPACE, problems.join("; ")),
         }
     }
 
     /// The tag of the word that a key is bound to.
-    fn find(&self, number: u64) -> Result<Option<u64>, String> {
-        let owned = K::owned(number, self.instance().seed());
+    fn find(&self, key: u64) -> Result<Option<u64>, Wrong> {
+        let owned = K::owned(self.workload.number(key), self.instance().seed());
         let guard = self.instance.pool.pin();
         let found = self.instance.index.get(K::lend(&owned), &guard).map_err(text)?;
         Ok(found.map(|word| self.instance().tag(word)))
     }
 
+    /// A history that begins with what is known of the keys.
+    fn unlooked(&self) -> Result<History, Wrong> {
+        let mut start: HashMap<u64, BTreeSet<Option<u64>>> =
+            self.possible.iter().cloned().collect();
+        for key in 0..self.workload.universe {
+            if let Entry::Vacant(unknown) = start.entry(key) {
+                unknown.insert(BTreeSet::from([self.find(key)?]));
+            }
+        }
+        let boots = Mutex::new(vec![(0, self.boot)]);
+        Ok(History { map: MapHistory::allowing(start), boots })
+    }
+
     /// What the keys are bound to; and nothing else may be there.
-    fn contents(&self) -> Result<Vec<(u64, u64)>, String> {
+    fn contents(&self) -> Result<Vec<(u64, u64)>, Wrong> {
         let mut pairs = Vec::new();
-        for number in 0..self.universe {
+        for number in 0..self.workload.universe {
             pairs.extend(self.find(number)?.map(|tag| (number, tag)));
         }
         // Recovery may have died while strangers were there.
@@ -153,23 +535,36 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         self.instance.index.for_each(&guard, &mut count).map_err(text)?;
         match pairs.len() + strangers {
             found if found == shown => Ok(pairs),
-            found => Err(format!("{found} keys are found, but {shown} pairs shown")),
+            found => {
+                wrong(oracle::SCAN, format!("{found} keys are found, but {shown} pairs shown"))
+            }
         }
     }
 
     /// Carries out `op`, as its caller would: what was replaced is retired, what was not put is taken back.
-    fn apply(&self, number: u64, op: MapOp) -> Result<Option<u64>> {
-        let owned = K::owned(number, self.instance().seed());
+    fn apply(&self, key: u64, op: MapOp) -> Result<Option<u64>> {
+        let owned = K::owned(self.workload.number(key), self.instance().seed());
         let (index, instance) = (&self.instance.index, self.instance());
-        let word = |tag| instance.word(K::lend(&owned), tag);
+        let key = || K::lend(&owned);
+        let word = |tag| instance.word(key(), tag);
         let mut made = None;
         let guard = self.instance.pool.pin();
+        // Where words are records, the tag of one is not what it is compared with.
+        let current = |tag| -> Result<u64> {
+            let found = index.get(key(), &guard)?;
+            Ok(found.filter(|&word| instance.tag(word) == tag).unwrap_or(tag))
+        };
         let change = match op {
-            MapOp::Insert(tag) => index.insert(K::lend(&owned), *made.insert(word(tag)?), &guard),
-            MapOp::Upsert(tag) => index.upsert(K::lend(&owned), *made.insert(word(tag)?), &guard),
-            MapOp::Update(tag) => index.update(K::lend(&owned), *made.insert(word(tag)?), &guard),
-            MapOp::Remove => index.remove(K::lend(&owned), &guard),
-            _ => index.get(K::lend(&owned), &guard).map(|old| Change { old, new: old }),
+            MapOp::Insert(tag) => index.insert(key(), *made.insert(word(tag)?), &guard),
+            MapOp::Upsert(tag) => index.upsert(key(), *made.insert(word(tag)?), &guard),
+            MapOp::Update(tag) => index.update(key(), *made.insert(word(tag)?), &guard),
+            MapOp::Remove => index.remove(key(), &guard),
+            MapOp::CompareExchange { expected, new } => {
+                let expected = current(expected)?;
+                index.compare_exchange(key(), expected, *made.insert(word(new)?), &guard)
+            }
+            MapOp::RemoveIf(expected) => index.remove_if(key(), current(expected)?, &guard),
+            MapOp::Get => index.get(key(), &guard).map(|old| Change { old, new: old }),
         };
         let put = change.as_ref().ok().and_then(|change| change.new);
         if let Some(made) = made.filter(|_| put != made) {
@@ -183,174 +578,411 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         Ok(seen)
     }
 
-    fn step(&self, history: &MapHistory<u64>, key: u64, op: MapOp) -> Result<(), String> {
-        let number = history.begin(self.medium(), key, op);
+    fn step(&self, history: &History, verb: Verb) -> Result<(), Wrong> {
+        let Verb::Op(key, op) = verb else { return self.sweep() };
+        let number = history.map.begin(self.medium(), key, op);
         match self.apply(key, op) {
-            Ok(seen) => history.end(self.medium(), number, seen),
-            Err(error) if error.is_no_space() => history.fail(self.medium(), number),
+            Ok(seen) => history.map.end(self.medium(), number, seen),
+            Err(error) if error.is_no_space() => history.map.fail(self.medium(), number),
             Err(error) => return Err(text(error)),
         }
         Ok(())
     }
 
-    /// Numbers of keys that no history speaks of.
-    fn strangers(&self) -> std::ops::Range<u64> {
-        self.universe..self.universe + 160
+    /// Keys that no history speaks of.
+    fn strangers(&self) -> Range<u64> {
+        self.workload.universe..self.workload.universe + 160
     }
 
     /// Strangers that crowd into one corner of the index: their hashes agree in three bits at either end.
     fn crowd(&self, corner: u64) -> Vec<u64> {
         let seed = self.instance().seed();
-        let in_corner = |number: &u64| {
-            let hash = K::hash(K::lend(&K::owned(*number, seed)), seed);
+        let in_corner = |key: &u64| {
+            let hash = K::hash(K::lend(&K::owned(self.workload.number(*key), seed)), seed);
             hash >> 61 == corner % 8 || hash >> 24 & 7 == corner % 8
         };
         self.strangers().filter(in_corner).collect()
     }
 
-    /// Fills one corner and empties it again, before and after `verify`. What a crash has left in other corners is not
-    /// touched by the growth of this one.
-    fn amid_growth(
-        &self,
-        corner: u64,
-        verify: impl FnOnce() -> Result<(), String>,
-    ) -> Result<(), String> {
-        let apply = |number, op| match self.apply(number, op) {
-            Err(error) if !error.is_no_space() => Err(text(error)),
-            _ => Ok(()),
-        };
-        let crowd = self.crowd(corner);
-        for &number in &crowd {
-            apply(number, MapOp::Insert(number | 1))?;
-        }
-        verify()?;
-        crowd.into_iter().try_for_each(|number| apply(number, MapOp::Remove))
-    }
-
-    /// Random operations, so many percent of them insertions.
-    fn steps(
-        &self,
-        history: &MapHistory<u64>,
-        rng: &mut Rng,
-        ops: u64,
-        inserts: u64,
-    ) -> Result<(), String> {
-        for _ in 0..ops {
-            let key = rng.below(self.universe);
-            let tag = rng.draw() | 1;
-            let op = match rng.below(100) {
-                n if n < inserts => match rng.below(3) {
-                    0 => MapOp::Insert(tag),
-                    _ => MapOp::Upsert(tag),
-                },
-                n if n < 90 => MapOp::Remove,
-                n if n < 95 => MapOp::Update(tag),
-                _ => MapOp::Get,
-            };
-            self.step(history, key, op)?;
+    /// Fills one corner, or empties it again. What a crash has left in other corners is not touched by the growth of
+    /// this one.
+    fn fill_corner(&self, corner: u64, fill: bool) -> Result<(), Wrong> {
+        for key in self.crowd(corner) {
+            let op = if fill { MapOp::Insert(key | 1) } else { MapOp::Remove };
+            match self.apply(key, op) {
+                Err(error) if !error.is_no_space() => return Err(text(error)),
+                _ => {}
+            }
         }
         Ok(())
     }
+
+    /// Runs calls of several threads, each thread's in their order.
+    fn together(&self, history: &History, calls: &[Call]) -> Result<(), Wrong> {
+        let most = calls.iter().map(|call| call.thread).max().unwrap_or(0);
+        let run = |thread: u64| -> Result<(), Wrong> {
+            for call in calls.iter().filter(|call| call.thread == thread) {
+                self.step(history, call.verb)?;
+            }
+            Ok(())
+        };
+        let bodies =
+            (1..=most).map(|thread| -> Box<dyn FnOnce() -> Result<(), Wrong> + Send + '_> {
+                Box::new(move || run(thread))
+            });
+        self.medium().in_parallel(bodies.collect()).into_iter().collect()
+    }
+
+    /// Runs operations: by one thread, or where the workload has several by two of them.
+    fn steps(&self, history: &History, verbs: impl Iterator<Item = Verb>) -> Result<(), Wrong> {
+        if self.workload.threads < 2 {
+            return verbs.into_iter().try_for_each(|verb| self.step(history, verb));
+        }
+        let call = |(at, verb)| Call { thread: at as u64 % 2 + 1, verb };
+        self.together(history, &verbs.enumerate().map(call).collect::<Vec<_>>())
+    }
+
+    /// Whether the index holds what it must after the operations of this history.
+    fn agrees(&self, history: &History) -> Result<(), Wrong> {
+        let mut found: HashMap<u64, u64> = self.contents()?.into_iter().collect();
+        (0..self.workload.universe).try_for_each(|key| {
+            let now = history.map.check_now(&key, found.remove(&key));
+            now.map_err(|what| Wrong::new(oracle::MODEL, what))
+        })
+    }
 }
 
-impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<'_, K, P> {
-    type History = MapHistory<u64>;
+impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
+    /// Makes a call alone.
+    fn call(
+        &self,
+        sim: &Sim,
+        live: Live<K, P>,
+        history: &History,
+        verb: Verb,
+    ) -> Result<Live<K, P>, Wrong> {
+        match verb {
+            Verb::Op(..) | Verb::Sweep => {
+                live.step(history, verb)?;
+                Ok(live)
+            }
+            Verb::Die => {
+                let boot = live.boot;
+                drop(live);
+                self.reopen(sim, boot)
+            }
+            Verb::Close => {
+                live.instance.pool.close().map_err(text)?;
+                drop(live);
+                let opening = history.map.begin(sim, 0, MapOp::Get);
+                let live = self.reopen(sim, history.restarted(opening))?;
+                history.map.end(sim, opening, live.find(0)?);
+                Ok(live)
+            }
+        }
+    }
+}
+
+impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
+    type Call = Call;
+    type History = History;
     type Live = Option<Live<K, P>>;
 
-    fn run(&self, sim: &Sim, seed: u64) -> Result<MapHistory<u64>, String> {
-        let history = MapHistory::new([]);
-        let mut rng = Rng::new(seed);
+    fn workload(&self, seed: u64) -> Vec<Call> {
+        self.workload.calls(seed)
+    }
+
+    fn run(&self, sim: &Sim, calls: &[Call]) -> Result<History, Wrong> {
+        let mut history = History::new(Vec::new(), 0);
+        // Whoever is told that this has ended relies on the index.
+        let created = history.map.begin(sim, 0, MapOp::Get);
         let mut live = self.create(sim).map_err(text)?;
-        let part = self.workload.ops / 4;
-        live.steps(&history, &mut rng, part, 80)?;
-        if self.workload.reopen {
-            // As if the process had died: nothing is closed.
-            drop(live);
-            live = self.reopen(sim)?;
-            live.steps(&history, &mut rng, part / 2, 60)?;
-            live.sweep()?;
-            live.steps(&history, &mut rng, part / 2, 60)?;
-            live.instance.pool.close().map_err(text)?;
-            drop(live);
-            live = self.reopen(sim)?;
-        } else {
-            live.steps(&history, &mut rng, part, 70)?;
+        history.map.end(sim, created, None);
+        let parallel = self.workload.threads > 1;
+        let alone = |call: &Call| call.thread == 0 && matches!(call.verb, Verb::Op(..));
+        let (before, crashed) =
+            calls.split_at(calls.iter().rposition(alone).map_or(0, |last| last + 1));
+        for (part, is_crashed) in [(before, false), (crashed, true)] {
+            if parallel && is_crashed {
+                // What one thread does alone is crashed elsewhere.
+                history = History::new(live.contents()?, live.boot);
+                sim.checkpoint();
+            }
+            for calls in part.chunk_by(|a, b| a.thread > 0 && b.thread > 0) {
+                live = match calls {
+                    [Call { thread: 0, verb }] => self.call(sim, live, &history, *verb)?,
+                    calls => {
+                        live.together(&history, calls)?;
+                        live
+                    }
+                }
+            }
         }
-        live.steps(&history, &mut rng, part, 10)?;
-        live.steps(&history, &mut rng, part, 50)?;
+        if parallel {
+            // What threads were told must make sense even if nothing crashes.
+            live.agrees(&history)?;
+        }
         Ok(history)
     }
 
     fn recover(
         &self,
         sim: &Sim,
-        history: &MapHistory<u64>,
+        history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live<K, P>>, String> {
-        let live = self.open(sim).map_err(text)?;
-        let verify = || {
-            (0..self.workload.universe).try_for_each(|key| {
-                // Nobody was told that the index exists before its creation was complete.
-                let found = live.as_ref().map_or(Ok(None), |live| live.find(key))?;
-                history.check(&key, point, found)
-            })
+    ) -> Result<Option<Live<K, P>>, Wrong> {
+        if self.restarts {
+            return self.recover_restarted(sim, history, point);
+        }
+        let boot = history.boot_at(point);
+        let open = || -> Result<Option<Live<K, P>>, Wrong> {
+            let open = self.open(sim, boot, OnSuspect::Refuse).map_err(text)?;
+            if open.is_none() && point.ended() > 0 {
+                return wrong(oracle::CREATED, "the index is gone");
+            }
+            Ok(open.map(|(live, _)| live))
         };
-        // A third of the crashes meet the sweep first, a third lookups, a third growth.
-        match (&live, point.record() % 3) {
-            (Some(live), 0) => live.sweep().and_then(|()| verify())?,
-            (Some(live), 1) => live.amid_growth(point.record() as u64 / 3, verify)?,
-            _ => verify()?,
+        let mut live = open()?;
+        let mut before = None;
+        let first = if self.care < Care::Everything { First::Keys } else { First::of(point) };
+        // Now and then the process dies again just after somebody looked.
+        if first == First::Lookups
+            && let Some(first) = live
+        {
+            before = Some(first.contents()?);
+            drop(first);
+            live = open()?;
+        }
+        let corner = point.record() as u64 / 4;
+        match (&live, first) {
+            (Some(live), First::Sweep) => live.sweep()?,
+            (Some(live), First::Growth) => live.fill_corner(corner, true)?,
+            _ => {}
+        }
+        let spared = |key: &u64| first == First::Operations && !key.is_multiple_of(8);
+        for key in 0..self.workload.universe {
+            if let Some(live) = live.as_mut().filter(|_| spared(&key)) {
+                live.possible.push((key, history.map.allowed(&key, point)));
+                continue;
+            }
+            // Nobody was told that the index exists before its creation was complete.
+            let found = live.as_ref().map_or(Ok(None), |live| live.find(key))?;
+            history.map.check(&key, point, found).map_err(linearizable)?;
+        }
+        if let Some(live) = live.as_ref().filter(|_| first == First::Growth) {
+            live.fill_corner(corner, false)?;
+        }
+        if let Some(live) = live.as_ref().filter(|_| self.care < Care::Everything) {
+            live.check()?;
+        }
+        if let (Some(live), Some(before)) = (&live, before)
+            && live.contents()? != before
+        {
+            return wrong(oracle::TWICE, "recovered again, the index holds something else");
         }
         Ok(live)
     }
 
-    fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<MapHistory<u64>, String> {
-        let Some(live) = live else { return Ok(MapHistory::new([])) };
+    fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<History, Wrong> {
+        let Some(live) = live.filter(|_| self.care > Care::Lookups) else {
+            return Ok(History::new(Vec::new(), 0));
+        };
         let mut rng = Rng::new(seed ^ 0x70726f6265);
-        let history = MapHistory::new(live.contents()?);
-        live.steps(&history, &mut rng, 6, 70)?;
+        let history = if live.possible.is_empty() {
+            History::new(live.contents()?, live.boot)
+        } else {
+            live.unlooked()?
+        };
+        // Now and then so many that the structure changes once more.
+        let most = self.workload.universe.min(80);
+        let ops = if chance(&mut rng, 15) { most } else { 6 };
+        live.steps(&history, self.workload.draw(&mut rng, ops, 75))?;
+        if self.care == Care::Probe {
+            live.agrees(&history)?;
+            live.check()?;
+            return Ok(history);
+        }
         if !live.instance.pool.is_swept() {
             live.sweep()?;
         }
+        live.agrees(&history)?;
         live.verify()?;
         // Whatever is there can be removed.
-        for key in (0..live.universe).step_by(3) {
-            live.step(&history, key, MapOp::Remove)?;
+        let third = || (0..live.workload.universe).step_by(3);
+        live.steps(&history, third().map(|key| Verb::Op(key, MapOp::Remove)))?;
+        for key in third() {
             if live.find(key)?.is_some() {
-                return Err(format!("key {key} is still there after its removal"));
+                return wrong(
+                    oracle::REMOVED,
+                    format!("key {key} is still there after its removal"),
+                );
             }
         }
+        live.agrees(&history)?;
         live.verify()?;
         Ok(history)
     }
 
-    fn op_name(&self, history: &MapHistory<u64>, op: u64) -> String {
-        history.name(op)
+    fn op_name(&self, history: &History, op: u64) -> String {
+        history.map.name(op)
     }
 }
 
-/// One campaign of a battery: fails the test with the report unless it is clean. `EVERMAP_TESTKIT_SCALE` multiplies
-/// its images.
+/// What a recovered index meets first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum First {
+    Sweep,
+    /// Growth in one corner.
+    Growth,
+    /// Operations on keys that nobody has looked at.
+    Operations,
+    /// Lookups of all keys, twice.
+    Lookups,
+    /// Lookups of all keys.
+    Keys,
+}
+
+impl First {
+    fn of(point: &CrashPoint) -> Self {
+        [First::Sweep, First::Growth, First::Operations, First::Lookups][point.record() % 4]
+    }
+}
+
+/// How much a campaign tries: `EVERMAP_TESTKIT_SCALE` multiplies it.
+fn config(workload: Workload, model: Model) -> sim::Config {
+    let config = sim::Config {
+        capacity: workload.capacity,
+        images: ImageConfig { per_point: 64, ..ImageConfig::of(model) },
+        max_images: 4_000 * super::Config::from_env().scale as u64,
+        shrink: true,
+        ..sim::Config::default()
+    };
+    match (workload.threads, model) {
+        // What matters is the order of threads: it shows in most images or in none.
+        (2.., _) if workload.fresh => sim::Config {
+            images: ImageConfig { per_point: 2, ..config.images },
+            nested: Nested { depth: 0, ..config.nested },
+            max_images: 20,
+            ..config
+        },
+        // There are many orders of threads; each gets few images.
+        (2.., _) => sim::Config {
+            images: ImageConfig { per_point: 8, ..config.images },
+            nested: Nested { per_point: 2, every: 512, ..config.nested },
+            max_images: 240,
+            ..config
+        },
+        // What is refused is not recovered, so it is not crashed again either.
+        (_, Model::PageCache { .. }) => sim::Config {
+            images: ImageConfig { per_point: 16, ..config.images },
+            nested: Nested { depth: 0, ..config.nested },
+            max_images: 3_000,
+            ..config
+        },
+        _ => config,
+    }
+}
+
+/// All campaigns on the index that `subject` makes.
+pub fn battery<P>(name: &'static str, planted: &'static [&'static str], subject: P) -> Battery
+where
+    P: PoolSubject<u64> + PoolSubject<Plain> + PoolSubject<Bytes> + Send + 'static,
+{
+    let subject = Arc::new(subject);
+    let on = |name, workload, model, seed| -> Box<dyn Trial> {
+        let crashed = Crashed::<u64, _>::new(subject.clone(), workload);
+        Box::new(On::new(name, crashed, config(workload, model), seed))
+    };
+    let page = |name, granule| -> Box<dyn Trial> {
+        let (workload, model) = (Workload::FEW_KEYS, Model::PageCache { granule });
+        let crashed = Crashed::<u64, _>::new(subject.clone(), workload).restarting();
+        Box::new(On::new(name, crashed, config(workload, model), 500))
+    };
+    let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
+    let skewed = On::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
+    let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
+    let bytes = On::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
+    let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
+    let parallel = On::new("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
+    let together = Crashed::<Bytes, _>::new(subject.clone(), Workload::PARALLEL);
+    let together =
+        On::new("parallel-byte-keys", together, config(Workload::PARALLEL, Model::Adr), 2000);
+    let crowded = Crashed::<u64, _>::new(subject.clone(), Workload::CROWDED);
+    let crowded = On::new("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
+    let trials = vec![
+        on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
+        on("reopening", Workload::REOPENING, Model::Adr, 100),
+        on("growing", Workload::GROWING, Model::Adr, 0),
+        Box::new(skewed),
+        Box::new(bytes),
+        Box::new(parallel.in_parallel(25)),
+        Box::new(together.in_parallel(25)),
+        Box::new(crowded.in_parallel(400)),
+        on("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
+        page("page-cache", 4096),
+        page("torn-pages", 512),
+    ];
+    Battery { name, trials, planted }
+}
+
+/// Campaigns that show what it costs to ask more of a recovered index: in a pool of 64 KiB, so many images of each
+/// seed.
+pub fn costs<P>(name: &'static str, subject: P, max_images: u64) -> Battery
+where
+    P: PoolSubject<u64> + Send + 'static,
+{
+    let subject = Arc::new(subject);
+    let workload = Workload { universe: 32, capacity: 64 << 10, ..Workload::FEW_KEYS };
+    let config = sim::Config { max_images, ..config(workload, Model::Adr) };
+    let flat = sim::Config { nested: Nested { depth: 0, ..config.nested }, ..config };
+    let on = |name, care, config| -> Box<dyn Trial> {
+        let crashed = Crashed::<u64, _>::new(subject.clone(), workload).asking(care);
+        Box::new(On::new(name, crashed, config, 300))
+    };
+    let trials = vec![
+        on("lookups and check", Care::Lookups, flat),
+        on("and a probe", Care::Probe, flat),
+        on("and a sweep", Care::Everything, flat),
+        on("and nested crashes", Care::Everything, config),
+    ];
+    Battery { name, trials, planted: &[] }
+}
+
+/// Crashes the workloads of `seeds` under `model`.
 ///
 /// # Panics
-/// If a crash leads to a violation, or hardly any image was built.
+/// With the report if a crash leads to a violation, or hardly any image was built.
 pub fn assert_survives<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
     workload: Workload,
     model: Model,
-    seeds: std::ops::Range<u64>,
+    seeds: Range<u64>,
 ) {
-    let images = 4_000 * super::Config::from_env().scale as u64;
-    let report = Crashed::<K, P>::new(subject, workload).run(model, seeds, images);
-    println!("{report}");
-    report.assert_clean();
-    assert!(report.images > 1000);
+    let crashed = Crashed::<K, &P>::new(subject, workload);
+    assert_clean(&sim::campaign::run(&crashed, &config(workload, model), seeds));
 }
 
-/// Declares a module of crash campaigns: `crash_campaign!(name, subject)` for a
-/// [`PoolSubject`] of `u64` and [`Bytes`](crate::Bytes).
+/// Runs one campaign of a battery.
 ///
-/// `subject` is an expression that each test evaluates anew.
+/// # Panics
+/// As [`assert_survives`]; also if there is no such campaign.
+pub fn assert_trial(battery: &Battery, trial: &str, seeds: u64) {
+    let trial =
+        battery.trials.iter().find(|other| other.name() == trial).expect("a known campaign");
+    assert_clean(&battery.run(&**trial, 0..seeds));
+}
+
+fn assert_clean(report: &Report) {
+    println!("{report}");
+    report.assert_clean();
+    assert!(report.images > 1000, "only {} images", report.images);
+}
+
+/// Declares a module of crash campaigns: `crash_campaign!(name, subject)` for a [`PoolSubject`] of `u64` and
+/// [`Bytes`](crate::Bytes).
+///
+/// `subject` is an expression that each test evaluates anew. The campaigns are short, some ten seconds of a processor
+/// altogether; `EVERMAP_TESTKIT_SCALE` makes them longer.
 #[macro_export]
 macro_rules! crash_campaign {
     ($name:ident, $subject:expr) => {
@@ -358,56 +990,53 @@ macro_rules! crash_campaign {
         mod $name {
             #[allow(unused_imports)]
             use super::*;
-            use $crate::testkit::crash::{Workload, assert_survives};
+            use $crate::testkit::crash::{assert_trial, battery};
+
+            fn survives(trial: &str, seeds: u64) {
+                assert_trial(&battery(stringify!($name), &[], $subject), trial, seeds);
+            }
 
             #[test]
             fn growing_and_shrinking() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::GROWING,
-                    evermap_pm::sim::Model::Adr,
-                    0..3,
-                );
+                survives("growing", 2);
             }
 
             #[test]
             fn reopening_and_sweeping() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::REOPENING,
-                    evermap_pm::sim::Model::Adr,
-                    100..103,
-                );
+                survives("reopening", 2);
             }
 
             #[test]
             fn few_keys() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::FEW_KEYS,
-                    evermap_pm::sim::Model::Adr,
-                    300..304,
-                );
+                survives("few-keys", 2);
+            }
+
+            #[test]
+            fn skewed_hashes() {
+                survives("skewed", 1);
             }
 
             #[test]
             fn byte_keys() {
-                assert_survives::<$crate::Bytes, _>(
-                    &$subject,
-                    Workload::FEW_KEYS,
-                    evermap_pm::sim::Model::Adr,
-                    400..402,
-                );
+                survives("byte-keys", 1);
+            }
+
+            #[test]
+            fn threads_in_parallel() {
+                survives("parallel", 30);
+                survives("parallel-byte-keys", 20);
+                survives("crowded", 60);
             }
 
             #[test]
             fn process_death_at_every_store() {
-                assert_survives::<u64, _>(
-                    &$subject,
-                    Workload::REOPENING,
-                    evermap_pm::sim::Model::ProcessDeath,
-                    200..202,
-                );
+                survives("process-death", 1);
+            }
+
+            #[test]
+            fn power_loss_above_the_page_cache() {
+                survives("page-cache", 1);
+                survives("torn-pages", 1);
             }
         }
     };

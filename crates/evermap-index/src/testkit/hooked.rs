@@ -83,7 +83,7 @@ impl Hook for Budget {
     }
 }
 
-/// Lets threads of a [crowd](super::crowd) stop at any access.
+/// Lets threads of a crowd stop at any access.
 pub struct Stops;
 
 impl Hook for Stops {

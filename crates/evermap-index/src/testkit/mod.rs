@@ -50,6 +50,7 @@ pub mod model;
 pub mod ordered;
 pub mod persistence;
 pub mod reference;
+pub mod tiny;
 
 #[cfg(test)]
 mod planted_tests;

@@ -55,6 +55,22 @@ impl<K: Numbered, P: PoolSubject<K>> PoolSubject<K> for &P {
     }
 }
 
+impl<K: Numbered, P: PoolSubject<K> + Send> PoolSubject<K> for Arc<P> {
+    type Index<M: Medium> = P::Index<M>;
+
+    fn config<M: Medium>(&self) -> <Self::Index<M> as Persistent<M>>::Config {
+        (**self).config::<M>()
+    }
+
+    fn always_holds(&self) -> usize {
+        (**self).always_holds()
+    }
+
+    fn extent_size(&self) -> u64 {
+        (**self).extent_size()
+    }
+}
+
 impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
     type Instance = PoolInstance<Hooked<Stops>, P::Index<Hooked<Stops>>>;
 

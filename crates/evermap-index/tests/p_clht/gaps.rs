@@ -15,7 +15,7 @@ use evermap_pm::medium::LINE;
 use evermap_pm::region::{Identity, OnSuspect, Region};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, ImageConfig, Sim, Subject};
+use evermap_pm::sim::{self, CrashPoint, ImageConfig, Sim, Subject, Wrong};
 use evermap_pm::{Medium, Pool};
 
 use crate::watched::{Access, Watched};
@@ -176,10 +176,17 @@ fn step<M: Medium>(
 }
 
 impl Subject for Gaps {
+    /// The seed of everything: the workload is one piece.
+    type Call = u64;
     type History = MapHistory<u64>;
     type Live = Option<Clht<u64, Sim>>;
 
-    fn run(&self, sim: &Sim, seed: u64) -> Result<MapHistory<u64>, String> {
+    fn workload(&self, seed: u64) -> Vec<u64> {
+        vec![seed]
+    }
+
+    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<MapHistory<u64>, Wrong> {
+        let seed = calls[0];
         let history = MapHistory::new([]);
         let index: Table = tiny(Watched::new(sim.clone()));
         // What is created alone is another test's.
@@ -215,7 +222,8 @@ impl Subject for Gaps {
         index.pool().medium().unwatch();
         let stats = index.stats(&index.pool().pin()).map_err(text)?;
         assert!(stats.splits > 0 && stats.merges > 0, "{stats:?}");
-        both.map(|()| history)
+        both?;
+        Ok(history)
     }
 
     fn recover(
@@ -223,7 +231,7 @@ impl Subject for Gaps {
         sim: &Sim,
         history: &MapHistory<u64>,
         point: &CrashPoint,
-    ) -> Result<Self::Live, String> {
+    ) -> Result<Self::Live, Wrong> {
         if Region::is_blank(sim) {
             return Err("the region is gone".into());
         }
@@ -237,9 +245,9 @@ impl Subject for Gaps {
         Ok(Some(index))
     }
 
-    fn probe(&self, live: Self::Live, _seed: u64) -> Result<MapHistory<u64>, String> {
+    fn probe(&self, live: Self::Live, _seed: u64) -> Result<MapHistory<u64>, Wrong> {
         let problems = live.map_or(Vec::new(), |index| index.check());
-        if problems.is_empty() { Ok(MapHistory::new([])) } else { Err(problems.join("; ")) }
+        if problems.is_empty() { Ok(MapHistory::new([])) } else { Err(problems.join("; ").into()) }
     }
 
     fn op_name(&self, history: &MapHistory<u64>, op: u64) -> String {

@@ -593,9 +593,8 @@ impl<M: Medium> Heap<M> {
         let shared = &mut *hold(&self.shared);
         for index in first..first + count {
             // Not flushed: a crash that loses it leaves the sweep to find out.
-            self.region
-                .medium()
-                .store(&self.region.table()[index as usize], Use::Free.encode(index));
+            let entry = &self.region.table()[index as usize];
+            self.region.medium().store_transient(entry, Use::Free.encode(index));
             shared.free.insert(index);
             if !claimed {
                 shared.unclaimed.insert(index);
@@ -789,9 +788,11 @@ impl<M: Medium> Heap<M> {
         }
         let mut in_hands = BTreeSet::new();
         let mut note = |hand: &Hand, size: u64| {
-            for block in (0..64).filter(|block| hand.mask >> block & 1 == 1) {
-                let within = u64::from(hand.first + block) * size;
+            let mut left = hand.mask;
+            while left != 0 {
+                let within = u64::from(hand.first + left.trailing_zeros()) * size;
                 in_hands.insert(self.region.extent_offset(hand.extent) + within);
+                left &= left - 1;
             }
         };
         for shard in &self.shards {

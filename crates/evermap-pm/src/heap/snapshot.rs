@@ -12,7 +12,7 @@ use crate::{PmU64, Result};
 const IN_USE: u64 = 1 << 31;
 
 impl<M: Medium> Heap<M> {
-    /// Saves which blocks are taken. Nothing may be allocated or freed any more.
+    /// Saves which blocks are taken, without making that durable. Nothing may be allocated or freed any more.
     ///
     /// # Errors
     /// `NoSpace`, after which the next open sweeps.
@@ -24,12 +24,10 @@ impl<M: Medium> Heap<M> {
         let m = self.region.medium();
         let cells = m.slice::<PmU64>(offset, words.len() as u64).expect("just allocated");
         m.write_bytes(cells, &bytes);
-        m.persist(cells);
         let place = &self.region.words().snapshot;
         m.store(&place[0], offset);
         m.store(&place[1], bytes.len() as u64);
         m.store(&place[2], u64::from(crc32c::crc32c(&bytes)));
-        m.persist(place);
         Ok(())
     }
 

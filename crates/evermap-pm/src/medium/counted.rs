@@ -237,7 +237,7 @@ unsafe impl<M: Medium> Medium for Counted<M> {
         match note {
             Note::Begin(_) => self.begin_op(),
             Note::End(_) => self.end_op(),
-            Note::Scope(_) => {}
+            Note::Scope(_) | Note::Harmless(_) => {}
         }
         self.inner.note(note);
     }

@@ -43,6 +43,9 @@ pub enum Note {
     End(u64),
     /// A named piece of work begins: a split, a merge, a recovery step.
     Scope(&'static str),
+    /// Why a mistake at the store, flush or fence that follows would make no difference: for those that ask after
+    /// mutants that survive.
+    Harmless(&'static str),
 }
 
 /// Memory made of [`PmU64`] words, with the order in which they become durable.
@@ -116,6 +119,13 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     #[inline(always)]
     #[track_caller]
     fn note(&self, _note: Note) {}
+
+    /// Whether to make the mistake `name`, which tests of a structure must notice: never, except on the simulator
+    /// when it was [told to](crate::sim::Mutation::Planted). So code behind it vanishes from real media.
+    #[inline(always)]
+    fn mutant(&self, _name: &'static str) -> bool {
+        false
+    }
 
     /// Loads a word; what was stored before the store that this reads is visible afterwards (acquire).
     #[inline(always)]

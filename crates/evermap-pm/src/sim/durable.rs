@@ -161,7 +161,7 @@ impl<'t> Durability<'t> {
                 // prefix may be there, until a new store makes it dirty.
                 self.abandoned.extend(self.pending.keys().map(|&granule| (granule, at)));
             }
-            Event::Flush { .. } | Event::Fence | Event::Sync | Event::Note(_) => {}
+            Event::Flush { .. } | Event::Fence | Event::Sync | Event::Note(_) | Event::Omitted => {}
         }
     }
 
@@ -189,7 +189,7 @@ impl<'t> Durability<'t> {
     fn store(&mut self, record: u32, span: Span, transient: bool) {
         let words = self.trace.words(span);
         let mut at = 0;
-        // Words of a bulk write that share a line form one entry, in every model.
+        // Words of a bulk write that share a line form one entry, in every model; so do the halves of a torn one.
         for line in words.chunk_by(|a, b| a.offset / LINE == b.offset / LINE) {
             let changed = line.iter().enumerate().filter(|(_, word)| word.old != word.new);
             let mask = changed.fold(0, |mask, (bit, _)| mask | 1 << bit);

@@ -10,9 +10,11 @@ use std::fmt::{self, Write};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
+use super::coverage::look_of;
 use super::durable::{Durability, Entry, Length, Model};
 use super::rng::{Rng, finish, fold};
-use super::trace::{Event, LENGTH, Op, Ops, Trace, Word, get, put};
+use super::trace::{Event, LENGTH, Op, Ops, Site, Trace, Word, get, put};
+use super::undecided::Undecided;
 use crate::medium::Note;
 
 /// Which images to build.
@@ -186,11 +188,6 @@ impl Image<'_> {
         &self.walk.items
     }
 
-    /// The choice for granule `at` that loses nothing.
-    pub(crate) fn whole(&self, at: usize) -> Choice {
-        self.walk.whole(at)
-    }
-
     /// The crash in words: where, and which stores that might have been lost were, and were not.
     ///
     /// `name` tells an operation's name from its number.
@@ -238,6 +235,11 @@ impl Choice {
     /// How many different choices `entries` allow.
     fn count(entries: &[Entry]) -> u64 {
         1 + entries.iter().map(|entry| ways(entry.mask)).sum::<u64>()
+    }
+
+    /// All that `entries` allow, from nothing to everything.
+    pub(crate) fn every(entries: &[Entry]) -> Vec<Self> {
+        (0..Choice::count(entries)).map(|number| Choice::nth(entries, number)).collect()
     }
 
     /// The `number`-th choice that `entries` allow, of [`count`](Choice::count).
@@ -434,7 +436,9 @@ impl<'t> Walk<'t> {
             Event::Fence | Event::FailedSync | Event::Grow { .. } | Event::Discard { .. } => {
                 self.moved = true
             }
-            Event::Flush { .. } | Event::Note(Note::Scope(_)) => {}
+            Event::Flush { .. }
+            | Event::Note(Note::Scope(_) | Note::Harmless(_))
+            | Event::Omitted => {}
         }
         let canvas = &mut self.canvas;
         self.state.step(self.next, &mut |word: &Word| {
@@ -443,8 +447,48 @@ impl<'t> Walk<'t> {
         self.next += 1;
     }
 
-    fn entries_of(&self, item: &Item) -> &[Entry] {
+    pub(crate) fn entries_of(&self, item: &Item) -> &[Entry] {
         &self.entries[item.first..item.first + item.count]
+    }
+
+    /// The record before which the crash comes.
+    pub(crate) fn next_record(&self) -> usize {
+        self.next
+    }
+
+    /// Where what this entry says was stored.
+    pub(crate) fn site_of(&self, entry: &Entry) -> Site {
+        self.trace.records()[entry.record as usize].site
+    }
+
+    /// The same at points that look the same: where the crash comes, and where what is undecided was stored.
+    pub(crate) fn look(&self) -> u64 {
+        let here = self.trace.records().get(self.next).map(|record| record.site);
+        let stored = self.entries.iter().filter(|entry| !entry.transient);
+        fold(look_of(here.into_iter()), look_of(stored.map(|entry| self.site_of(entry))))
+    }
+
+    /// How many images there are.
+    pub(crate) fn images(&self) -> u64 {
+        self.ways(|_| true)
+    }
+
+    /// Whether recovery can be let loose on what is undecided here: not where the length is, and not where a
+    /// granule can hold too many different things.
+    pub(crate) fn can_stay_undecided(&self) -> bool {
+        const MOST: u64 = 1 << 12;
+        self.items
+            .iter()
+            .all(|item| item.offset < LENGTH && Choice::count(self.entries_of(item)) <= MOST)
+    }
+
+    /// Everything that is undecided here, with what each granule is rather to hold.
+    pub(crate) fn undecided(&self, script: Vec<u16>, preferred: &[Choice]) -> Undecided {
+        let mut undecided = Undecided::new(script);
+        for (item, &preferred) in self.items.iter().zip(preferred) {
+            undecided.add(self.trace, item.range(), self.entries_of(item), preferred);
+        }
+        undecided
     }
 
     /// The granules undecided at this point.
@@ -460,8 +504,13 @@ impl<'t> Walk<'t> {
     }
 
     /// The choice at granule `at` that loses nothing.
-    fn whole(&self, at: usize) -> Choice {
+    pub(crate) fn whole(&self, at: usize) -> Choice {
         Choice::all(self.entries_of(&self.items[at]))
+    }
+
+    /// Any choice for granule `at`.
+    pub(crate) fn any_choice(&self, at: usize, rng: &mut Rng) -> Choice {
+        Choice::random(self.entries_of(&self.items[at]), rng)
     }
 
     /// Whether `choice` can be made for granule `at`.
@@ -504,6 +553,16 @@ impl<'t> Walk<'t> {
         }
     }
 
+    /// Depends on the contents as applied, alone.
+    pub(crate) fn hash(&self) -> u64 {
+        self.canvas.hash
+    }
+
+    /// The image as applied was shown: the next one tells what has changed since.
+    pub(crate) fn shown(&mut self) {
+        self.canvas.changed.clear();
+    }
+
     /// Where the crash happened, in words.
     fn place(&self, point: &CrashPoint, name: &dyn Fn(u64) -> String) -> String {
         let at = point.record;
@@ -515,12 +574,14 @@ impl<'t> Walk<'t> {
                     Event::Note(Note::Begin(op)) => format!("the begin of {}", name(op)),
                     Event::Note(Note::End(op)) => format!("the end of {}", name(op)),
                     Event::Note(Note::Scope(scope)) => format!("entering {scope}"),
+                    Event::Note(Note::Harmless(_)) => "a note".into(),
                     Event::Store { .. } => "the store".into(),
                     Event::Flush { .. } => "the flush".into(),
                     Event::Fence => "the fence".into(),
                     Event::Sync | Event::FailedSync => "the sync".into(),
                     Event::Grow { .. } => "the growth".into(),
                     Event::Discard { .. } => "the discard".into(),
+                    Event::Omitted => "what was left out".into(),
                 };
                 let _ = write!(
                     text,
@@ -560,7 +621,7 @@ impl<'t> Walk<'t> {
 
 /// A way to choose an image where there are too many to build them all.
 #[derive(Clone, Copy)]
-enum Shape {
+pub(crate) enum Shape {
     /// Nothing undecided is there.
     Nothing,
     /// All of it is.
@@ -587,7 +648,7 @@ enum Idle {
 }
 
 /// The images to build at one point.
-enum Plan {
+pub(crate) enum Plan {
     /// All of them.
     Every(u64),
     /// All combinations of stores that need to persist, each with some states of the others.
@@ -597,7 +658,7 @@ enum Plan {
 }
 
 impl Plan {
-    fn of(walk: &Walk<'_>, config: &ImageConfig, rng: &mut Rng) -> Self {
+    pub(crate) fn of(walk: &Walk<'_>, config: &ImageConfig, rng: &mut Rng) -> Self {
         let every = walk.ways(|_| true);
         if every <= config.per_point {
             return Plan::Every(every);
@@ -628,7 +689,12 @@ impl Plan {
         Plan::Some(shapes)
     }
 
-    fn len(&self) -> u64 {
+    /// Whether it has every combination of stores that need to persist.
+    pub(crate) fn is_exhaustive(&self) -> bool {
+        !matches!(self, Plan::Some(_))
+    }
+
+    pub(crate) fn len(&self) -> u64 {
         match self {
             Plan::Every(combinations) => *combinations,
             Plan::EveryStore { combinations, rounds } => combinations * rounds,
@@ -637,7 +703,13 @@ impl Plan {
     }
 
     /// Makes the `number`-th image's choices.
-    fn choose(&self, number: u64, walk: &Walk<'_>, rng: &mut Rng, choices: &mut Vec<Choice>) {
+    pub(crate) fn choose(
+        &self,
+        number: u64,
+        walk: &Walk<'_>,
+        rng: &mut Rng,
+        choices: &mut Vec<Choice>,
+    ) {
         choices.clear();
         let mut digits = number;
         // Each combination meets another state in each round; in a single round, its neighbours do.
@@ -694,24 +766,19 @@ impl Shape {
     }
 }
 
-/// The most images at one point with which all points together have no more than `budget`.
-pub(crate) fn fair_share(trace: &Trace, config: &ImageConfig, budget: u64) -> u64 {
-    let mut walk = Walk::new(trace, config);
-    let mut rng = Rng::new(config.seed);
-    let mut wanted = Vec::new();
-    while walk.next_point().is_some() {
-        wanted.push(Plan::of(&walk, config, &mut rng).len());
-    }
+/// The most images at one point with which points that want so many have no more than `budget` together.
+/// Nothing if there is enough for all.
+pub(crate) fn fair_share(mut wanted: Vec<u64>, budget: u64) -> Option<u64> {
     wanted.sort_unstable();
     let mut left = budget;
     for (at, &images) in wanted.iter().enumerate() {
         let share = left / (wanted.len() - at) as u64;
         if images > share {
-            return share.max(2);
+            return Some(share.max(2));
         }
         left -= images;
     }
-    config.per_point
+    None
 }
 
 /// Shows `visit` the possible images at every crash point of `trace`, each once for the same obligations.
@@ -724,18 +791,6 @@ pub fn for_each_image(
     mut visit: impl FnMut(&Image<'_>) -> ControlFlow<()>,
 ) -> ImageStats {
     let mut seen = HashSet::new();
-    explore(trace, config, &mut seen, &CrashPoint::promises, &mut visit)
-}
-
-/// [`for_each_image`] with a memory of its own of what was seen, for the obligations that `obligations`
-/// tells apart.
-pub(crate) fn explore(
-    trace: &Trace,
-    config: &ImageConfig,
-    seen: &mut HashSet<u64>,
-    obligations: &dyn Fn(&CrashPoint) -> u64,
-    visit: &mut dyn FnMut(&Image<'_>) -> ControlFlow<()>,
-) -> ImageStats {
     let mut walk = Walk::new(trace, config);
     let mut rng = Rng::new(config.seed);
     let mut stats = ImageStats::default();
@@ -743,15 +798,15 @@ pub(crate) fn explore(
     while let Some(point) = walk.next_point() {
         let plan = Plan::of(&walk, config, &mut rng);
         stats.points += 1;
-        stats.exhaustive += u64::from(!matches!(plan, Plan::Some(_)));
-        let owed = obligations(&point);
+        stats.exhaustive += u64::from(plan.is_exhaustive());
+        let owed = point.promises();
         for number in 0..plan.len() {
             plan.choose(number, &walk, &mut rng, &mut choices);
             walk.apply(&choices);
-            if seen.insert(fold(walk.canvas.hash, owed)) {
+            if seen.insert(fold(walk.hash(), owed)) {
                 stats.images += 1;
                 let flow = visit(&walk.image(&point, &choices));
-                walk.canvas.changed.clear();
+                walk.shown();
                 if flow.is_break() {
                     return stats;
                 }

@@ -45,14 +45,21 @@ fn other(sim: &Sim, code: impl FnOnce(&Sim) + Send) {
 
 /// Runs `program` and returns what the words at `read` may hold after a crash: at any moment, and at the end.
 fn crash(config: ImageConfig, read: &[u64], program: impl FnOnce(&Sim)) -> [BTreeSet<Vec<u64>>; 2] {
+    crash_trace(config, read, &record(program))
+}
+
+fn record(program: impl FnOnce(&Sim)) -> Trace {
     let sim = Sim::new(1 << 16).unwrap();
     sim.grow(Z + 4096).unwrap();
     sim.checkpoint();
     program(&sim);
     acknowledge(&sim);
-    let trace = sim.trace();
+    sim.trace()
+}
+
+fn crash_trace(config: ImageConfig, read: &[u64], trace: &Trace) -> [BTreeSet<Vec<u64>>; 2] {
     let [mut ever, mut last] = [BTreeSet::new(), BTreeSet::new()];
-    let stats = for_each_image(&trace, &config, |image| {
+    let stats = for_each_image(trace, &config, |image| {
         let found: Vec<u64> = read.iter().map(|&offset| get(image.bytes, offset)).collect();
         if image.point.record() == trace.records().len() {
             last.insert(found.clone());
@@ -368,16 +375,14 @@ fn mutations_change_exactly_their_site() {
         sim.flush(cell(sim, Y));
         sim.fence();
     };
+    let trace = record(program);
+    let crashed =
+        |mutation: Mutation| crash_trace(ImageConfig::default(), &[X, Y], &mutation.apply(&trace));
     let mutated = |mutation| {
-        at_end(&[X, Y], |sim| {
-            sim.mutate(Some(mutation));
-            program(sim);
-        })
+        let [_, last] = crashed(mutation);
+        last
     };
-    let sim = Sim::new(4096).unwrap();
-    sim.grow(4096).unwrap();
-    program(&sim);
-    let (flushes, fences) = (sim.trace().flush_sites(), sim.trace().fence_sites());
+    let (flushes, fences) = (trace.flush_sites(), trace.fence_sites());
     assert_eq!((flushes.len(), fences.len()), (2, 2));
     let (first, second) = (flushes.first().unwrap(), flushes.last().unwrap());
     // The helper's flush comes first in the file, and is the one of X.
@@ -387,11 +392,44 @@ fn mutations_change_exactly_their_site() {
     assert_eq!(mutated(Mutation::DropFence(*fences.last().unwrap())), sets(&[[1, 0], [1, 1]]));
     // Delayed past its fence and the next store, the first flush is completed by the second fence.
     assert_eq!(mutated(Mutation::DelayFlush(*first)), sets(&[[1, 1]]));
-    let early = ever(&[X, Y], |sim| {
-        sim.mutate(Some(Mutation::DelayFlush(*first)));
-        program(sim);
-    });
+    let [early, _] = crashed(Mutation::DelayFlush(*first));
     assert!(early.contains(&vec![0, 1]), "{early:?}");
+}
+
+#[test]
+fn a_torn_store_persists_in_any_part_of_its_halves() {
+    let trace = record(|sim| {
+        set(sim, X, 0x0102);
+        flush_fence(sim, X);
+        set(sim, X, 0x0302);
+        flush_fence(sim, X);
+    });
+    let commits = trace.commit_sites();
+    assert_eq!(commits.len(), 1, "`set` stores both");
+    let torn = Mutation::TearStore(*commits.first().unwrap()).apply(&trace);
+    let [ever, last] = crash_trace(ImageConfig::default(), &[X], &torn);
+    // Of the second store a single byte changes.
+    let halves: Vec<u64> = ever.into_iter().map(|found| found[0]).collect();
+    assert!(halves == [0, 0x0002, 0x0102, 0x0302] || halves == [0, 0x0100, 0x0102, 0x0302]);
+    assert_eq!(last, sets(&[[0x0302]]));
+}
+
+#[test]
+fn a_commit_is_a_word_that_is_stored_alone() {
+    let trace = record(|sim| {
+        sim.store(cell(sim, X), 1);
+        sim.store(cell(sim, Y), 1);
+        flush_fence(sim, X);
+        sim.store_transient(cell(sim, Y), 2);
+        sim.store(cell(sim, X2), 1);
+        flush_fence(sim, X2);
+    });
+    let lines: Vec<u32> = trace.commit_sites().iter().map(Site::line).collect();
+    let mut stores = trace
+        .records()
+        .iter()
+        .filter(|record| matches!(record.event, Event::Store { transient: false, .. }));
+    assert_eq!(lines, [stores.next_back().unwrap().site.line()]);
 }
 
 #[test]

@@ -6,24 +6,17 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::mutation::Mutation;
+use super::rng::fold;
+use super::schedule::{self, Did, Schedule};
 use super::trace::{Event, LENGTH, Record, Site, Span, Trace, Word};
+use super::undecided::{Outcome, Undecided};
 use crate::epoch::thread_ordinal;
 use crate::medium::{Dram, LINE, Medium, Note, Pages};
 use crate::{Error, ErrorKind, PmU64, Result};
 
 /// Accesses that a thread may still make while it unwinds from having run out of its budget.
 const GRACE: u64 = 100_000;
-
-/// A deliberate mistake, made at one call site: what a good test must notice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutation {
-    /// Flushes called here do nothing.
-    DropFlush(Site),
-    /// Fences called here do nothing.
-    DropFence(Site),
-    /// Flushes called here happen only after the same thread's next store.
-    DelayFlush(Site),
-}
 
 /// Memory that remembers every store, flush and fence, so that all crash states can be derived afterwards.
 ///
@@ -43,9 +36,43 @@ struct Shared {
     memory: Dram,
     len: AtomicU64,
     steps: AtomicU64,
-    /// One bit a line: whether it was loaded from.
-    read: Box<[AtomicU64]>,
+    /// Lines that were loaded from.
+    read: Lines,
+    /// Lines that hold something undecided.
+    undecided: Lines,
+    /// Lines of which a load need not take notice: they were read before, and nothing in them is undecided.
+    quiet: Lines,
     log: Mutex<Log>,
+}
+
+/// A set of lines: one bit each.
+struct Lines(Box<[AtomicU64]>);
+
+impl Lines {
+    fn new(capacity: u64) -> Self {
+        Lines((0..capacity.div_ceil(LINE * 64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    #[inline(always)]
+    fn has(&self, line: u64) -> bool {
+        self.0[(line / 64) as usize].load(Relaxed) >> (line % 64) & 1 != 0
+    }
+
+    fn add(&self, line: u64) {
+        self.0[(line / 64) as usize].fetch_or(1 << (line % 64), Relaxed);
+    }
+
+    fn remove(&self, line: u64) {
+        self.0[(line / 64) as usize].fetch_and(!(1 << (line % 64)), Relaxed);
+    }
+
+    fn fill(&self) {
+        self.0.iter().for_each(|lines| lines.store(u64::MAX, Relaxed));
+    }
+
+    fn clear(&mut self) {
+        self.0.iter_mut().for_each(|lines| *lines.get_mut() = 0);
+    }
 }
 
 #[derive(Default)]
@@ -58,9 +85,15 @@ struct Log {
     words: Vec<Word>,
     /// Ordinals of the threads seen: the position is the number in the records.
     threads: Vec<usize>,
+    undecided: Option<Undecided>,
+    /// What decisions have changed, and what was there before, last first.
+    overwritten: Vec<(u64, u64)>,
     mutation: Option<Mutation>,
-    /// Flushes that wait for the next store of their thread.
-    delayed: Vec<Record>,
+    /// A mistake that the recording is to get later.
+    expected: Option<Mutation>,
+    schedule: Schedule,
+    /// Depends on the order in which threads ran under the schedule.
+    order: u64,
 }
 
 impl Log {
@@ -75,6 +108,10 @@ impl Log {
     }
 
     fn push(&mut self, event: Event, site: Site) {
+        let omits = |mutation: Mutation| {
+            mutation.omits(event, site) && !matches!(mutation, Mutation::DelayFlush(_))
+        };
+        let event = if self.mutation.is_some_and(omits) { Event::Omitted } else { event };
         if !self.paused {
             let thread = self.thread();
             self.records.push(Record { event, thread, site });
@@ -95,28 +132,11 @@ impl Log {
     fn stored(&mut self, words: impl IntoIterator<Item = Word>, transient: bool, site: Site) {
         let words = self.span(words);
         self.push(Event::Store { words, transient }, site);
-        if !self.delayed.is_empty() {
-            let thread = self.thread();
-            let due = self.delayed.extract_if(.., |flush| flush.thread == thread);
-            self.records.extend(due);
-        }
-    }
-
-    fn flushed(&mut self, event: Event, site: Site) {
-        match self.mutation {
-            Some(Mutation::DropFlush(at)) if at == site => {}
-            Some(Mutation::DelayFlush(at)) if at == site && !self.paused => {
-                let thread = self.thread();
-                self.delayed.push(Record { event, thread, site });
-            }
-            _ => self.push(event, site),
-        }
     }
 
     fn forget(&mut self) {
         self.records.clear();
         self.words.clear();
-        self.delayed.clear();
     }
 }
 
@@ -129,14 +149,10 @@ impl Sim {
     pub fn new(capacity: u64) -> Result<Self> {
         let memory = Dram::reserve(capacity, Pages::Base)?;
         memory.grow(memory.capacity())?;
-        let read = (0..memory.capacity().div_ceil(LINE * 64)).map(|_| AtomicU64::new(0)).collect();
-        let shared = Shared {
-            memory,
-            len: AtomicU64::new(0),
-            steps: AtomicU64::new(u64::MAX),
-            read,
-            log: Mutex::default(),
-        };
+        let lines = || Lines::new(memory.capacity());
+        let (read, undecided, quiet) = (lines(), lines(), lines());
+        let (len, steps) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        let shared = Shared { memory, len, steps, read, undecided, quiet, log: Mutex::default() };
         Ok(Sim { shared: Arc::new(shared) })
     }
 
@@ -155,9 +171,43 @@ impl Sim {
         Ok(sim)
     }
 
-    /// Makes a mistake at one call site from now on, or none.
+    /// Makes a mistake from now on: leaves out flushes or fences, or lets the structure make one that it carries
+    /// in itself. Other mistakes concern whole recordings: see [`Mutation::apply`].
     pub fn mutate(&self, mutation: Option<Mutation>) {
         self.log().mutation = mutation;
+    }
+
+    /// Lets threads that run [in parallel](Sim::in_parallel) be held up where this mistake will show.
+    pub(crate) fn expect(&self, mutation: Mutation) {
+        self.log().expected = Some(mutation);
+    }
+
+    /// Chooses the order in which threads run that are started [in parallel](Sim::in_parallel) from now on.
+    pub fn set_schedule(&self, schedule: Schedule) {
+        self.log().schedule = schedule;
+    }
+
+    /// Runs `bodies` as threads that take turns at every access to this medium, in an order that follows from
+    /// the schedule: the same in every run, if they share nothing else. Answers what they answer.
+    ///
+    /// # Panics
+    /// If one of them does, or if they wait for each other for ever.
+    pub fn in_parallel<'env, R: Send>(
+        &self,
+        bodies: Vec<Box<dyn FnOnce() -> R + Send + 'env>>,
+    ) -> Vec<R> {
+        let schedule = self.log().schedule;
+        let (results, order) = schedule::run(schedule, bodies);
+        let mut log = self.log();
+        log.order = fold(log.order, order);
+        // What runs in parallel next need not run in the same way.
+        log.schedule.seed = fold(schedule.seed, 1);
+        results
+    }
+
+    /// A number that depends on the order in which threads ran that were started [in parallel](Sim::in_parallel).
+    pub fn order(&self) -> u64 {
+        self.log().order
     }
 
     /// Stops recording and forgets what was recorded: for setting up a state that others crash.
@@ -201,16 +251,29 @@ impl Sim {
 
     /// What the memory holds now. Counts as reading all of it.
     pub fn contents(&self) -> Vec<u8> {
-        self.shared.read.iter().for_each(|lines| lines.store(u64::MAX, Relaxed));
+        self.shared.read.fill();
         self.bytes()
     }
 
     /// Whether anything in `range` was loaded since the medium was made. What lies outside always was.
     pub fn was_read(&self, range: Range<u64>) -> bool {
         range.end > self.capacity()
-            || (range.start / LINE..range.end.div_ceil(LINE)).any(|line| {
-                self.shared.read[(line / 64) as usize].load(Relaxed) >> (line % 64) & 1 != 0
-            })
+            || (range.start / LINE..range.end.div_ceil(LINE)).any(|line| self.shared.read.has(line))
+    }
+
+    /// Leaves open what is at some places, to be decided when it is read.
+    pub(crate) fn leave_undecided(&self, undecided: Undecided) {
+        undecided.lines().for_each(|line| self.shared.undecided.add(line));
+        self.log().undecided = Some(undecided);
+    }
+
+    /// Ends the indecision: answers what was decided since [`leave_undecided`](Self::leave_undecided). What was
+    /// not has no right contents.
+    pub(crate) fn decisions(&self) -> Outcome {
+        let undecided = self.log().undecided.take().unwrap_or_default();
+        // Whatever follows sees one of the possible contents, and a reload puts them all back.
+        self.log().overwritten.extend(undecided.take_back());
+        undecided.into_outcome()
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -239,6 +302,10 @@ impl Sim {
                 for word in log.words.iter().rev().filter(|word| word.offset != LENGTH) {
                     cells[word.offset as usize / 8].atomic().store(word.old, Relaxed);
                 }
+                // Decisions are made before anything is stored at their place.
+                for &(offset, before) in &log.overwritten {
+                    cells[offset as usize / 8].atomic().store(before, Relaxed);
+                }
                 // What lies beyond a shorter file is lost, and reads as zero here already.
                 for &offset in changed.iter().filter(|&&offset| offset < image.len() as u64) {
                     let value = super::trace::get(image, offset);
@@ -252,7 +319,12 @@ impl Sim {
         let log = shared.log.get_mut().unwrap_or_else(PoisonError::into_inner);
         log.forget();
         (log.paused, log.partial, log.fail_sync) = (false, false, false);
-        shared.read.iter_mut().for_each(|word| *word.get_mut() = 0);
+        (log.undecided, log.expected, log.order) = (None, None, 0);
+        log.overwritten.clear();
+        log.threads.clear();
+        for lines in [&mut shared.read, &mut shared.undecided, &mut shared.quiet] {
+            lines.clear();
+        }
         *shared.steps.get_mut() = u64::MAX;
         true
     }
@@ -303,34 +375,71 @@ impl Sim {
         panic!("stuck: the budget of accesses ran out at {}", Site::caller());
     }
 
+    /// Takes notice of a load, and decides what is there if that is undecided.
     #[inline]
-    fn mark_read(&self, offset: u64) {
+    fn loading(&self, offset: u64) {
         let line = offset / LINE;
-        let (word, bit) = (&self.shared.read[(line / 64) as usize], 1 << (line % 64));
-        if word.load(Relaxed) & bit == 0 {
-            word.fetch_or(bit, Relaxed);
+        if !self.shared.quiet.has(line) {
+            self.loading_first(line, offset);
+        }
+        schedule::did(Did::Load);
+    }
+
+    #[cold]
+    fn loading_first(&self, line: u64, offset: u64) {
+        let shared = &self.shared;
+        shared.read.add(line);
+        if shared.undecided.has(line) {
+            let mut log = self.log();
+            let Some(undecided) = &mut log.undecided else { return };
+            let cell = &self.words(offset + 8)[offset as usize / 8];
+            if let Some(value) = undecided.load(offset, cell.atomic().load(Relaxed)) {
+                cell.atomic().store(value, Release);
+            }
+            if !undecided.is_decided(line) {
+                return;
+            }
+            shared.undecided.remove(line);
+        }
+        shared.quiet.add(line);
+    }
+
+    /// Takes notice of a store: what was undecided there does not matter any more.
+    #[inline]
+    fn storing(&self, offset: u64, log: &mut Log) {
+        if self.shared.undecided.has(offset / LINE)
+            && let Some(undecided) = &mut log.undecided
+        {
+            undecided.store(offset);
         }
     }
 
     #[track_caller]
     fn store_word(&self, cell: &PmU64, new: u64, transient: bool) {
         let offset = self.access("store", std::ptr::from_ref(cell).cast(), 8);
-        let mut log = self.log();
-        let old = cell.atomic().swap(new, Release);
-        log.stored([Word { offset, old, new }], transient, Site::caller());
+        {
+            let mut log = self.log();
+            self.storing(offset, &mut log);
+            let old = cell.atomic().swap(new, Release);
+            log.stored([Word { offset, old, new }], transient, Site::caller());
+        }
+        schedule::did(if transient { Did::Transient } else { Did::Store });
     }
 
     #[track_caller]
     fn cas_word(&self, cell: &PmU64, old: u64, new: u64, transient: bool) -> Result<u64, u64> {
         let offset = self.access("compare-and-swap", std::ptr::from_ref(cell).cast(), 8);
-        self.mark_read(offset);
-        let mut log = self.log();
-        let found = cell.atomic().load(Acquire);
-        if found != old {
-            return Err(found);
+        self.loading(offset);
+        {
+            let mut log = self.log();
+            let found = cell.atomic().load(Acquire);
+            if found != old {
+                return Err(found);
+            }
+            cell.atomic().store(new, Release);
+            log.stored([Word { offset, old, new }], transient, Site::caller());
         }
-        cell.atomic().store(new, Release);
-        log.stored([Word { offset, old, new }], transient, Site::caller());
+        schedule::did(if transient { Did::Transient } else { Did::Store });
         Ok(old)
     }
 }
@@ -383,6 +492,7 @@ unsafe impl Medium for Sim {
             return;
         }
         let mut log = self.log();
+        (start..end).step_by(8).for_each(|offset| self.storing(offset, &mut log));
         let cells = &self.words(end)[start as usize / 8..];
         let words = (start..end).step_by(8).zip(cells).filter_map(|(offset, cell)| {
             let old = cell.atomic().swap(0, Release);
@@ -410,33 +520,47 @@ unsafe impl Medium for Sim {
     fn flush_bytes(&self, addr: *const u8, len: usize) {
         let offset = self.access("flush", addr, len);
         if len > 0 {
-            self.log().flushed(Event::Flush { offset, len: len as u64 }, Site::caller());
+            self.log().push(Event::Flush { offset, len: len as u64 }, Site::caller());
         }
     }
 
     fn fence(&self) {
         let site = Site::caller();
-        let mut log = self.log();
-        if log.mutation != Some(Mutation::DropFence(site)) {
+        let omitted = {
+            let mut log = self.log();
             log.push(Event::Fence, site);
+            log.expected.or(log.mutation).is_some_and(|mutation| mutation.omits(Event::Fence, site))
+        };
+        if !omitted {
+            schedule::did(Did::Fence);
         }
     }
 
     fn note(&self, note: Note) {
         self.log().push(Event::Note(note), Site::caller());
+        match note {
+            Note::Begin(_) => schedule::did(Did::Begin),
+            Note::Scope(_) => schedule::did(Did::Scope),
+            Note::End(_) => schedule::did(Did::End),
+            Note::Harmless(_) => {}
+        }
+    }
+
+    fn mutant(&self, name: &'static str) -> bool {
+        self.log().mutation == Some(Mutation::Planted(name))
     }
 
     #[inline]
     fn load(&self, cell: &PmU64) -> u64 {
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
-        self.mark_read(offset);
+        self.loading(offset);
         cell.atomic().load(Acquire)
     }
 
     #[inline]
     fn load_relaxed(&self, cell: &PmU64) -> u64 {
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
-        self.mark_read(offset);
+        self.loading(offset);
         cell.atomic().load(Relaxed)
     }
 
@@ -463,6 +587,7 @@ unsafe impl Medium for Sim {
             return;
         }
         let mut log = self.log();
+        (start..).step_by(8).take(cells.len()).for_each(|offset| self.storing(offset, &mut log));
         let words = cells.iter().zip(bytes.chunks(8)).zip((start..).step_by(8));
         let words = words.map(|((cell, bytes), offset)| {
             let mut word = [0; 8];
@@ -471,5 +596,7 @@ unsafe impl Medium for Sim {
             Word { offset, old: cell.atomic().swap(new, Relaxed), new }
         });
         log.stored(words, false, Site::caller());
+        drop(log);
+        schedule::did(Did::Store);
     }
 }

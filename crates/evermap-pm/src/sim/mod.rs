@@ -11,8 +11,9 @@
 //!   recoveries in turn. It reports violations in words, with a [`Replay`] to see each again.
 //! * [`oracle`] knows what a map may hold after a crash.
 //! * [`detect`] finds mistakes and waste that show without any crash.
-//! * A [`Mutation`] drops or delays a flush or a fence: whoever tests a structure should see that dropping
-//!   any one of them is noticed.
+//! * [`mutants`] drops or delays every flush and every fence, one at a time, and tears every commit: whoever
+//!   tests a structure should see that each of these mistakes is noticed.
+//! * A [`schedule`] lets threads take turns in an order that repeats.
 //!
 //! What the simulator assumes: accesses of all threads happen one after the other, in some order that each
 //! agrees with (a weaker memory is the business of other tools); read-modify-writes are no fences; a word of
@@ -23,7 +24,7 @@
 //! Two counters that must never differ by more than one. Both lie on lines of their own.
 //!
 //! ```
-//! use evermap_pm::sim::{campaign, Config, CrashPoint, Sim, Subject};
+//! use evermap_pm::sim::{campaign, Config, CrashPoint, Sim, Subject, Wrong};
 //! use evermap_pm::medium::Note;
 //! use evermap_pm::{Medium, PmU64};
 //!
@@ -50,12 +51,17 @@
 //! }
 //!
 //! impl Subject for Counters {
+//!     type Call = String;
 //!     /// What the counters were when the history began.
 //!     type History = u64;
 //!     type Live = (Sim, u64);
 //!
-//!     fn run(&self, sim: &Sim, _seed: u64) -> Result<u64, String> {
-//!         for op in 0..10 {
+//!     fn workload(&self, _seed: u64) -> Vec<String> {
+//!         vec!["count".into(); 10]
+//!     }
+//!
+//!     fn run(&self, sim: &Sim, calls: &[String]) -> Result<u64, Wrong> {
+//!         for op in 0..calls.len() as u64 {
 //!             sim.note(Note::Begin(op));
 //!             self.count(sim)?;
 //!             sim.note(Note::End(op));
@@ -63,7 +69,7 @@
 //!         Ok(0)
 //!     }
 //!
-//!     fn recover(&self, sim: &Sim, start: &u64, point: &CrashPoint) -> Result<Self::Live, String> {
+//!     fn recover(&self, sim: &Sim, start: &u64, point: &CrashPoint) -> Result<Self::Live, Wrong> {
 //!         let [first, second] = counters(sim)?.map(|counter| sim.load(counter));
 //!         // Recovery takes back a count that was only half done.
 //!         if first != second {
@@ -72,12 +78,12 @@
 //!         }
 //!         let allowed = start + point.ended()..=start + point.begun();
 //!         if !allowed.contains(&second) || first < second || first > second + 1 {
-//!             return Err(format!("counted {first} and {second}, allowed {allowed:?}"));
+//!             return Err(format!("counted {first} and {second}, allowed {allowed:?}").into());
 //!         }
 //!         Ok((sim.clone(), second))
 //!     }
 //!
-//!     fn probe(&self, (sim, start): Self::Live, _seed: u64) -> Result<u64, String> {
+//!     fn probe(&self, (sim, start): Self::Live, _seed: u64) -> Result<u64, Wrong> {
 //!         sim.note(Note::Begin(0));
 //!         self.count(&sim)?;
 //!         sim.note(Note::End(0));
@@ -88,24 +94,42 @@
 //! let config = Config { capacity: 4096, ..Config::default() };
 //! campaign::run(&Counters { flushes: true }, &config, 0..1).assert_clean();
 //! let report = campaign::run(&Counters { flushes: false }, &config, 0..1);
-//! assert!(report.violations[0].message.contains("counted 1 and 0"), "{report}");
+//! assert!(report.violations[0].message.contains("counted 0 and 0, allowed 1..=1"), "{report}");
 //! ```
 
+pub mod battery;
 pub mod campaign;
+mod coverage;
+mod crashes;
 pub mod detect;
 mod durable;
+mod frontier;
 mod image;
 #[cfg(test)]
 mod litmus;
 mod medium;
+pub mod mutants;
+mod mutation;
 pub mod oracle;
+mod panics;
+mod replay;
 mod report;
 pub mod rng;
+pub mod schedule;
+mod shrink;
+mod subject;
 mod trace;
+mod undecided;
 
-pub use campaign::{Config, Nested, Subject};
+pub use campaign::{Config, Nested};
+pub use coverage::{Pairs, Pruning};
 pub use durable::{Length, Model};
 pub use image::{CrashPoint, Image, ImageConfig, ImageStats, for_each_image};
-pub use medium::{Mutation, Sim};
-pub use report::{Replay, Report, Violation};
+pub use medium::Sim;
+pub use mutation::Mutation;
+pub use panics::keep_panics_quiet;
+pub use replay::Replay;
+pub use report::{Report, Violation};
+pub use schedule::Strategy;
+pub use subject::{Subject, Wrong};
 pub use trace::{Event, Op, Record, Site, Span, Trace, Word};

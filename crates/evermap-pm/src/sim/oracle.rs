@@ -55,7 +55,8 @@ impl MapOp {
 /// What the callers of a map asked and were told. Shared by all threads of a workload.
 #[derive(Debug)]
 pub struct MapHistory<K> {
-    start: HashMap<K, u64>,
+    /// The states that each key may have had at the beginning; a key that is not here was absent.
+    start: HashMap<K, BTreeSet<Option<u64>>>,
     calls: Mutex<Calls<K>>,
 }
 
@@ -63,6 +64,8 @@ pub struct MapHistory<K> {
 struct Calls<K> {
     /// Key and position in the key's list, by operation number.
     places: Vec<(K, usize)>,
+    /// Begins and ends so far.
+    ticks: usize,
     by_key: HashMap<K, Vec<Call>>,
 }
 
@@ -71,6 +74,9 @@ struct Call {
     number: u64,
     op: MapOp,
     outcome: Outcome,
+    /// When it began and returned, in ticks.
+    begin: usize,
+    end: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +99,22 @@ struct Interval {
     outcome: Outcome,
 }
 
+impl<K> Calls<K> {
+    fn tick(&mut self) -> usize {
+        self.ticks += 1;
+        self.ticks
+    }
+}
+
 impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     /// The history of a map that holds these pairs when it begins.
     pub fn new(start: impl IntoIterator<Item = (K, u64)>) -> Self {
-        let calls = Calls { places: Vec::new(), by_key: HashMap::new() };
+        Self::allowing(start.into_iter().map(|(key, word)| (key, BTreeSet::from([Some(word)]))))
+    }
+
+    /// The history of a map of which it is known only which states its keys may have when it begins.
+    pub fn allowing(start: impl IntoIterator<Item = (K, BTreeSet<Option<u64>>)>) -> Self {
+        let calls = Calls { places: Vec::new(), ticks: 0, by_key: HashMap::new() };
         MapHistory { start: start.into_iter().collect(), calls: Mutex::new(calls) }
     }
 
@@ -106,8 +124,9 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         let number = {
             let mut calls = self.calls();
             let number = calls.places.len() as u64;
+            let begin = calls.tick();
             let list = calls.by_key.entry(key.clone()).or_default();
-            list.push(Call { number, op, outcome: Outcome::Open });
+            list.push(Call { number, op, outcome: Outcome::Open, begin, end: usize::MAX });
             let place = list.len() - 1;
             calls.places.push((key, place));
             number
@@ -157,10 +176,15 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     /// The states in which a crash at `point` may leave `key`. Empty if what the operations answered is
     /// impossible already.
     pub fn allowed(&self, key: &K, point: &CrashPoint) -> BTreeSet<Option<u64>> {
+        self.outcomes(key, point, false)
+    }
+
+    fn outcomes(&self, key: &K, point: &CrashPoint, synced: bool) -> BTreeSet<Option<u64>> {
         let calls = self.calls();
         let list = calls.by_key.get(key).map_or(&[][..], |list| list);
         let mut intervals: Vec<Interval> = list
             .iter()
+            .filter(|call| !synced || point.synced(call.number))
             .filter_map(|call| {
                 let span = point.op(call.number)?;
                 let end = span.end.filter(|end| *end < point.record()).unwrap_or(usize::MAX);
@@ -168,7 +192,41 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
             })
             .collect();
         intervals.sort_by_key(|interval| interval.begin);
-        outcomes(self.start.get(key).copied(), &intervals)
+        self.states_after(key, &intervals)
+    }
+
+    fn states_after(&self, key: &K, intervals: &[Interval]) -> BTreeSet<Option<u64>> {
+        match self.start.get(key) {
+            Some(states) => states.iter().flat_map(|&state| outcomes(state, intervals)).collect(),
+            None => outcomes(None, intervals),
+        }
+    }
+
+    /// Whether `key` may be in the state `found` now, without any crash.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_now(&self, key: &K, found: Option<u64>) -> Result<(), String> {
+        let calls = self.calls();
+        let list = calls.by_key.get(key).map_or(&[][..], |list| list);
+        let interval =
+            |&Call { begin, end, op, outcome, .. }: &Call| Interval { begin, end, op, outcome };
+        let intervals: Vec<Interval> = list.iter().map(interval).collect();
+        judge(key, self.states_after(key, &intervals), found)
+    }
+
+    /// Whether `key` may be in the state `found` after the crash at `point` if nothing but what was synced is
+    /// left.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_synced(
+        &self,
+        key: &K,
+        point: &CrashPoint,
+        found: Option<u64>,
+    ) -> Result<(), String> {
+        judge(key, self.outcomes(key, point, true), found)
     }
 
     /// Whether a crash at `point` may leave `key` in the state `found`.
@@ -176,30 +234,37 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     /// # Errors
     /// What was found and what would be allowed, in words.
     pub fn check(&self, key: &K, point: &CrashPoint, found: Option<u64>) -> Result<(), String> {
-        let allowed = self.allowed(key, point);
-        if allowed.contains(&found) {
-            return Ok(());
-        }
-        let allowed: Vec<String> = allowed.into_iter().map(show).collect();
-        let found = show(found);
-        Err(match allowed.len() {
-            0 => format!(
-                "key {key:?}: its operations contradict each other already before the crash"
-            ),
-            _ => format!("key {key:?}: found {found}, allowed: {}", allowed.join(" or ")),
-        })
+        judge(key, self.allowed(key, point), found)
     }
 
     fn returned(&self, number: u64, outcome: Outcome) {
         let mut calls = self.calls();
-        let Calls { places, by_key } = &mut *calls;
+        let end = calls.tick();
+        let Calls { places, by_key, .. } = &mut *calls;
         let (key, at) = &places[number as usize];
-        by_key.get_mut(key).expect("begun")[*at].outcome = outcome;
+        let call = &mut by_key.get_mut(key).expect("begun")[*at];
+        (call.outcome, call.end) = (outcome, end);
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls<K>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn judge<K: Debug>(
+    key: &K,
+    allowed: BTreeSet<Option<u64>>,
+    found: Option<u64>,
+) -> Result<(), String> {
+    if allowed.contains(&found) {
+        return Ok(());
+    }
+    let allowed: Vec<String> = allowed.into_iter().map(show).collect();
+    let found = show(found);
+    Err(match allowed.len() {
+        0 => format!("key {key:?}: its operations contradict each other already before the crash"),
+        _ => format!("key {key:?}: found {found}, allowed: {}", allowed.join(" or ")),
+    })
 }
 
 fn show(state: Option<u64>) -> String {

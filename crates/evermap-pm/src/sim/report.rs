@@ -1,16 +1,16 @@
-//! What a campaign did and found, in words, and how to see it again.
+//! What a campaign did and found, in words.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::str::FromStr;
 
-use super::image::{Choice, Image};
+use super::coverage::Pairs;
+use super::replay::Replay;
 use super::trace::Site;
 
 /// What a campaign did and found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Seeds whose workload ran.
+    /// Workloads that ran.
     pub seeds: u64,
     /// Operations of the workloads.
     pub ops: u64,
@@ -20,10 +20,16 @@ pub struct Report {
     pub flushes: u64,
     /// Fences of the workloads.
     pub fences: u64,
+    /// Named pieces of work in the workloads, by their name, as often as they were begun.
+    pub work: BTreeMap<&'static str, u64>,
+    /// Orders in which the threads of the workloads ran, as numbers.
+    pub schedules: BTreeSet<u64>,
     /// Crash points in the workloads.
     pub points: u64,
     /// Those of them at which every combination of stores that need to persist was considered.
     pub exhaustive_points: u64,
+    /// Those of them at which recovery ran on undecided memory.
+    pub undecided_points: u64,
     /// Images recovered and verified, nested ones included.
     pub images: u64,
     /// Images of crashes during or after the recovery from another crash.
@@ -38,10 +44,19 @@ pub struct Report {
     pub unread: u64,
     /// Whether the budget of images ran out before the last crash point of a workload.
     pub truncated: bool,
+    /// Which pairs of stores were tried in reverse order.
+    pub pairs: Pairs,
+    /// Named pieces of work after a crash, by their name, as often as they were begun: after the first crash, and
+    /// after a nested one.
+    pub actions: BTreeMap<&'static str, [u64; 2]>,
     /// Where flushes were called, in workloads and in the recoveries that were crashed.
     pub flush_sites: BTreeSet<Site>,
     /// Where fences were called, in workloads and in the recoveries that were crashed.
     pub fence_sites: BTreeSet<Site>,
+    /// Where single words were stored and made durable by themselves, in the same.
+    pub commit_sites: BTreeSet<Site>,
+    /// Places at which a mistake would make no difference, and why.
+    pub harmless: BTreeMap<Site, &'static str>,
     /// Images after which something was wrong; also workloads that failed without a crash.
     pub failed_images: u64,
     /// What went wrong, each kind of crash once.
@@ -62,11 +77,62 @@ impl Report {
     pub fn assert_clean(&self) {
         assert!(self.is_clean(), "{self}");
     }
+
+    /// Pairs of stores that were tried in reverse order, and all that could be.
+    pub fn pairs(&self) -> (u64, u64) {
+        let tried = self.pairs.values().filter(|&&tried| tried).count();
+        (tried as u64, self.pairs.len() as u64)
+    }
+
+    /// Adds what another campaign did and found.
+    pub fn merge(&mut self, other: Report) {
+        let numbers = [
+            (&mut self.seeds, other.seeds),
+            (&mut self.ops, other.ops),
+            (&mut self.stores, other.stores),
+            (&mut self.flushes, other.flushes),
+            (&mut self.fences, other.fences),
+            (&mut self.points, other.points),
+            (&mut self.exhaustive_points, other.exhaustive_points),
+            (&mut self.undecided_points, other.undecided_points),
+            (&mut self.images, other.images),
+            (&mut self.nested_images, other.nested_images),
+            (&mut self.nested_chosen, other.nested_chosen),
+            (&mut self.nested_traces, other.nested_traces),
+            (&mut self.repeated, other.repeated),
+            (&mut self.unread, other.unread),
+            (&mut self.failed_images, other.failed_images),
+        ];
+        for (sum, more) in numbers {
+            *sum += more;
+        }
+        self.truncated |= other.truncated;
+        for (name, times) in other.work {
+            *self.work.entry(name).or_default() += times;
+        }
+        for (name, times) in other.actions {
+            let sum = self.actions.entry(name).or_default();
+            *sum = [sum[0] + times[0], sum[1] + times[1]];
+        }
+        for (pair, tried) in other.pairs {
+            *self.pairs.entry(pair).or_default() |= tried;
+        }
+        self.schedules.extend(other.schedules);
+        self.flush_sites.extend(other.flush_sites);
+        self.fence_sites.extend(other.fence_sites);
+        self.commit_sites.extend(other.commit_sites);
+        self.harmless.extend(other.harmless);
+        for violation in other.violations {
+            if !self.violations.contains(&violation) {
+                self.violations.push(violation);
+            }
+        }
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let share = 100.0 * self.exhaustive_points as f64 / self.points.max(1) as f64;
+        let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         writeln!(
             f,
             "{} workloads: {} operations, {} stores, {} flushes, {} fences",
@@ -74,8 +140,16 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "{} crash points, {share:.1} % of them with every combination of stores",
-            self.points
+            "{} crash points, {:.1} % of them with every combination of stores, {:.1} % on undecided memory",
+            self.points,
+            percent(self.exhaustive_points, self.points),
+            percent(self.undecided_points, self.points)
+        )?;
+        let (tried, pairs) = self.pairs();
+        writeln!(
+            f,
+            "{tried} of {pairs} pairs of stores tried in reverse order ({:.1} %)",
+            percent(tried, pairs)
         )?;
         writeln!(
             f,
@@ -87,6 +161,16 @@ impl fmt::Display for Report {
             self.repeated,
             self.unread
         )?;
+        if !self.actions.is_empty() {
+            let told = self
+                .actions
+                .iter()
+                .map(|(name, [first, nested])| format!("{name} {first}, nested {nested}"));
+            writeln!(f, "after crashes: {}", told.collect::<Vec<_>>().join("; "))?;
+        }
+        if self.schedules.len() > 1 {
+            writeln!(f, "{} orders of threads", self.schedules.len())?;
+        }
         if self.truncated {
             writeln!(f, "the budget of images ran out before the last crash point")?;
         }
@@ -100,118 +184,32 @@ impl fmt::Display for Report {
 pub struct Violation {
     /// What was wrong.
     pub message: String,
+    /// By which rule.
+    pub oracle: &'static str,
     /// How it came about: each crash with the stores that were lost in it.
     pub story: String,
     /// For [`replay`](super::campaign::replay).
     pub replay: Replay,
 }
 
+impl Violation {
+    /// The same for violations that say the same of other keys and words: the message without its numbers.
+    pub(crate) fn kind(&self) -> String {
+        let mut kind = String::new();
+        for word in self.message.split(' ') {
+            if word.starts_with(|c: char| c.is_ascii_digit()) || word == "absent" {
+                continue;
+            }
+            kind.push_str(word);
+            kind.push(' ');
+        }
+        kind
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}\n{}replay: {}", self.message, self.story, self.replay)
-    }
-}
-
-/// A crash, and crashes of the recovery from it, exactly. As text it fits on a line:
-/// `seed=7 123:1240=1,1280=0+3f 45:` is a crash of the workload of seed 7 before record 123, with the
-/// oldest undecided store to the granule at 0x1240 persisted and words 0x3f of the oldest one at 0x1280,
-/// followed by one of its recovery before record 45.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replay {
-    pub(crate) seed: u64,
-    pub(crate) steps: Vec<Step>,
-}
-
-/// One crash of a [`Replay`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
-    pub(crate) record: usize,
-    /// By the granule's offset; granules not named have lost all that was undecided.
-    pub(crate) choices: Vec<(u64, Choice)>,
-}
-
-impl Step {
-    pub(crate) fn of(image: &Image<'_>) -> Self {
-        let choices = image.items().iter().zip(image.choices);
-        let choices = choices.filter(|(_, choice)| **choice != Choice::default());
-        Step {
-            record: image.point.record(),
-            choices: choices.map(|(item, choice)| (item.offset, *choice)).collect(),
-        }
-    }
-
-    /// Makes another choice for the granule at `offset`.
-    pub(crate) fn set(&mut self, offset: u64, choice: Choice) {
-        self.choices.retain(|(at, _)| *at != offset);
-        self.choices.push((offset, choice));
-    }
-
-    /// The choice for the granule at `offset`.
-    pub(crate) fn choice(&self, offset: u64) -> Choice {
-        self.choices
-            .iter()
-            .find(|(at, _)| *at == offset)
-            .map_or(Choice::default(), |(_, choice)| *choice)
-    }
-}
-
-impl fmt::Display for Replay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "seed={}", self.seed)?;
-        for step in &self.steps {
-            write!(f, " {}:", step.record)?;
-            for (at, (offset, Choice { taken, partial })) in step.choices.iter().enumerate() {
-                let comma = if at > 0 { "," } else { "" };
-                write!(f, "{comma}{offset:x}={taken}")?;
-                if *partial != 0 {
-                    write!(f, "+{partial:x}")?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for Replay {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse(text).ok_or_else(|| {
-            format!("not a replay: {text:?}; expected seed=N and then RECORD:OFFSET=TAKEN+WORDS,... for each crash")
-        })
-    }
-}
-
-fn parse(text: &str) -> Option<Replay> {
-    let mut words = text.split_whitespace();
-    let seed = words.next()?.strip_prefix("seed=")?.parse().ok()?;
-    let steps = words.map(|word| {
-        let (record, choices) = word.split_once(':')?;
-        let choices = choices.split(',').filter(|choice| !choice.is_empty()).map(|choice| {
-            let (offset, choice) = choice.split_once('=')?;
-            let (taken, partial) = choice.split_once('+').unwrap_or((choice, "0"));
-            let partial = u8::from_str_radix(partial, 16).ok()?;
-            let choice = Choice { taken: taken.parse().ok()?, partial };
-            Some((u64::from_str_radix(offset, 16).ok()?, choice))
-        });
-        Some(Step { record: record.parse().ok()?, choices: choices.collect::<Option<_>>()? })
-    });
-    Some(Replay { seed, steps: steps.collect::<Option<_>>()? })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn replays_survive_being_text() {
-        let text = "seed=7 123:1240=1,1280=0+3f 45:";
-        let replay: Replay = text.parse().unwrap();
-        assert_eq!(replay.steps.len(), 2);
-        assert_eq!(replay.steps[0].choice(0x1280), Choice { taken: 0, partial: 0x3f });
-        assert_eq!(replay.to_string(), text);
-        for wrong in ["", "seed=", "seed=x", "7", "seed=1 5", "seed=1 5:3", "seed=1 5:g=1"] {
-            assert!(wrong.parse::<Replay>().is_err(), "{wrong}");
-        }
+        let Violation { message, oracle, story, replay } = self;
+        write!(f, "{message} [{oracle}]\n{story}replay:\n{replay}")
     }
 }

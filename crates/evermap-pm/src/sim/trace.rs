@@ -36,6 +36,11 @@ impl Site {
     pub fn column(&self) -> u32 {
         self.0.column()
     }
+
+    /// A number that hardly any other place has.
+    pub(crate) fn number(&self) -> u64 {
+        (self.file().len() as u64) << 48 | u64::from(self.line()) << 16 | u64::from(self.column())
+    }
 }
 
 impl fmt::Display for Site {
@@ -104,6 +109,8 @@ pub enum Event {
     },
     /// Where the program is.
     Note(Note),
+    /// A flush or fence that a [`Mutation`](super::Mutation) has left out.
+    Omitted,
 }
 
 /// One thing that happened, who did it and where.
@@ -236,8 +243,66 @@ impl Trace {
         self.sites(|event| matches!(event, Event::Fence))
     }
 
+    /// Where words were stored that commit something: stores of one word that were the only ones of their
+    /// thread, transient ones aside, between two of its fences.
+    pub fn commit_sites(&self) -> BTreeSet<Site> {
+        /// What a thread has stored since its last fence.
+        #[derive(Clone, Copy)]
+        enum Since {
+            Nothing,
+            One(Site),
+            More,
+        }
+        let mut threads: HashMap<u16, Since> = HashMap::new();
+        let mut sites = BTreeSet::new();
+        for record in &self.records {
+            let since = threads.entry(record.thread).or_insert(Since::Nothing);
+            match record.event {
+                Event::Store { words, transient: false } => {
+                    *since = match (*since, words.count) {
+                        (Since::Nothing, 1) => Since::One(record.site),
+                        _ => Since::More,
+                    };
+                }
+                Event::Fence | Event::Sync => {
+                    if let Since::One(site) = std::mem::replace(since, Since::Nothing) {
+                        sites.insert(site);
+                    }
+                }
+                _ => {}
+            }
+        }
+        sites
+    }
+
+    /// Places at which a mistake would make no difference, and [why](Note::Harmless).
+    pub fn harmless(&self) -> HashMap<Site, &'static str> {
+        let mut said: HashMap<u16, &'static str> = HashMap::new();
+        let mut harmless = HashMap::new();
+        for record in &self.records {
+            if let Event::Note(Note::Harmless(why)) = record.event {
+                said.insert(record.thread, why);
+            } else if let Some(why) = said.remove(&record.thread) {
+                harmless.insert(record.site, why);
+            }
+        }
+        harmless
+    }
+
     fn sites(&self, wanted: impl Fn(&Event) -> bool) -> BTreeSet<Site> {
         self.records.iter().filter(|r| wanted(&r.event)).map(|r| r.site).collect()
+    }
+
+    /// The same recording with other records, which may name `more` words behind its own.
+    pub(crate) fn with(&self, records: Vec<Record>, more: Vec<Word>) -> Self {
+        let words = self.words.iter().copied().chain(more).collect();
+        let ops = Arc::new(Ops::of(&records));
+        Trace { base: self.base.clone(), records, words, ops }
+    }
+
+    /// How many words all spans have together.
+    pub(crate) fn word_count(&self) -> u32 {
+        self.words.len() as u32
     }
 
     /// The last named piece of work that `thread` was in before record `at`, since its operation began.
@@ -245,12 +310,9 @@ impl Trace {
         let notes = self.records[..at].iter().rev().filter(|r| r.thread == thread);
         notes
             .filter_map(|record| match record.event {
-                Event::Note(note) => Some(note),
+                Event::Note(Note::Scope(name)) => Some(Some(name)),
+                Event::Note(Note::Begin(_) | Note::End(_)) => Some(None),
                 _ => None,
-            })
-            .map(|note| match note {
-                Note::Scope(name) => Some(name),
-                Note::Begin(_) | Note::End(_) => None,
             })
             .next()
             .flatten()

@@ -1,6 +1,7 @@
 //! One bucket: its lock, finding, placing and erasing records.
 
 use evermap_pm::Medium;
+use evermap_pm::medium::Note;
 
 use super::layout::{Bucket, HEADER_LINE_SLOTS, Meta, Version};
 use crate::hash::probe::Probe;
@@ -151,10 +152,15 @@ pub(super) fn overwrite<M: Medium>(m: &M, bucket: &Bucket, slot: usize, word: u6
 /// Takes the record out of a slot of a locked bucket, durably. The slot may be reused afterwards.
 #[inline(always)]
 pub(super) fn erase<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
+    m.note(Note::Harmless(
+        "torn, one of the slot's two bits goes before the other: recovery goes by the first alone",
+    ));
     m.store(&bucket.meta, meta_of(m, bucket).without(slot).0);
     // Durable before anyone writes into the slot: otherwise a crash could find the slot valid, under its old
     // fingerprint, with the new contents.
-    m.persist(&bucket.meta);
+    if !m.mutant("DA-11") {
+        m.persist(&bucket.meta);
+    }
 }
 
 /// Overwrites the fingerprint of a slot.

@@ -91,6 +91,17 @@ pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: u
 /// Deepest index to begin with: two to this many segments.
 const DEPTH_AT_FIRST: u32 = 20;
 
+/// Mistakes of other implementations that Dash-EH carries in itself for tests: see [`Medium::mutant`]. `docs/dash.md`
+/// tells what they are.
+pub const EH_MUTANTS: &[&str] = &[
+    "DA-1", "DA-2", "DA-3", "DA-4", "DA-5", "DA-6", "DA-7", "DA-8", "DA-9", "DA-10", "DA-11",
+    "DA-14",
+];
+
+/// Those that Dash-LH shares.
+pub const LH_MUTANTS: &[&str] =
+    &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
+
 /// Keys looked up together in [`Index::get_many`].
 const BATCH: usize = 32;
 
@@ -740,6 +751,10 @@ where
         let block = pool.allocate(E::ROOT_BYTES)?;
         let (expansion, segments) = E::create(&pool, block, depth)?;
         let index = Self::assemble(pool.clone(), block, expansion);
+        if m.mutant("DA-6") {
+            m.store(pool.root(root), block);
+            m.persist(pool.root(root));
+        }
         for (pattern, offset) in segments.into_iter().enumerate() {
             let shape = Shape { depth, pattern: pattern as u64 };
             let headers = index.build(offset, Some(shape), std::iter::empty())?;

@@ -3,6 +3,7 @@
 //! Both work on a segment that nobody else can touch, and collect its bucket headers in ordinary memory before
 //! storing them.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
@@ -70,6 +71,9 @@ impl Lines {
 
 fn store_changed<M: Medium>(m: &M, cell: &PmU64, value: u64) {
     if m.load_relaxed(cell) != value {
+        m.note(Note::Harmless(
+            "torn, some slots are as before: what does not belong is dropped again, fingerprints are made anew",
+        ));
         m.store(cell, value);
     }
 }
@@ -239,9 +243,14 @@ where
         for (i, bucket) in segment.stash.iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
-                if shape.covers(E::rank(record.hash)) && !self.is_copy(segment, home, record) {
-                    headers.stashed(home, i, slot, record.hash);
+                if !shape.covers(E::rank(record.hash)) || self.is_copy(segment, home, record) {
+                    continue;
                 }
+                if m.mutant("DA-10") {
+                    headers.stash[i].put(slot, record.hash, false);
+                    continue;
+                }
+                headers.stashed(home, i, slot, record.hash);
             }
         }
         self.rebuild_chain(segment, shape, &mut headers);
@@ -346,11 +355,18 @@ where
     /// Whether a record that is not in its home bucket also sits there: a crash interrupted its displacement or
     /// its way home. The two are identical, since nobody could change the record meanwhile; the one at home stays.
     fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
+        if self.medium().mutant("DA-9") {
+            return false;
+        }
         // By the slots alone: fingerprints may be of an earlier time.
-        self.records_of(&segment.normal[home]).any(|(_, other)| {
+        let is_copy = self.records_of(&segment.normal[home]).any(|(_, other)| {
             other.slot_key == record.slot_key
                 && (other.word == record.word || !K::WORDS_ARE_RECORDS)
-        })
+        });
+        if is_copy {
+            self.medium().note(Note::Scope("copy dropped"));
+        }
+        is_copy
     }
 
     /// The same for the chain. A link that leads nowhere, or back, ends it.

@@ -9,6 +9,7 @@
 //!
 //! Nothing is redone that was not committed, so recovery allocates nothing and can be interrupted and repeated.
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Medium, Result};
 
@@ -70,6 +71,7 @@ where
     /// Drops what does not belong, makes all headers anew, and declares the segment fresh.
     fn finish_contents(&self, segment: &Segment<B, S>, shape: Shape) {
         let m = self.medium();
+        m.note(Note::Scope("segment recovered"));
         let headers = self.rebuild(segment, shape);
         m.fence();
         // Up to here everyone waits, because every version word is stale. The header comes last: as long as it

@@ -135,8 +135,9 @@ where
         let m = self.medium();
         let home = &segment.normal[Self::home_of(probe.hash)];
         let version = Version(m.load(&home.version));
-        if !version.is_readable(self.generation) {
-            return if version.is_of(self.generation) { Look::Busy } else { Look::Stale };
+        let is_of_now = version.is_of(self.generation);
+        if !(version.is_readable(self.generation) || m.mutant("DA-8") && is_of_now) {
+            return if is_of_now { Look::Busy } else { Look::Stale };
         }
         if let Some((_, word)) = find(m, home, probe, Belonging::Native) {
             return if self.is_unchanged(home, version) { Look::Found(word) } else { Look::Again };
@@ -145,7 +146,8 @@ where
             return self.look_elsewhere(segment, version, probe);
         }
         // Checked after a miss too: a record may have moved behind the search.
-        if self.is_unchanged(home, version) { Look::Absent } else { Look::Again }
+        let verified = m.mutant("DA-14") || self.is_unchanged(home, version);
+        if verified { Look::Absent } else { Look::Again }
     }
 
     /// Goes on looking in the next bucket and the stash.
@@ -166,6 +168,7 @@ where
             found = self.find_in_stash(segment, version, probe).map(|place| place.word);
         }
         match found {
+            None if m.mutant("DA-14") => Look::Absent,
             _ if !self.is_unchanged(&segment.normal[at], version) => Look::Again,
             Some(word) => Look::Found(word),
             None => Look::Absent,

@@ -106,7 +106,7 @@ impl OrderedIndex for Mistaken {
         };
         if self.mistake == Mistake::ShowsThePast {
             // Not in one thread: what is past there is plain to see.
-            let past = LockedTree(std::sync::RwLock::new(self.past.lock().unwrap().clone()));
+            let past = LockedTree(evermap_pm::sync::RwLock::new(self.past.lock().unwrap().clone()));
             return past.page(from, direction, page);
         }
         if self.mistake == Mistake::GoesOnByRank && direction == Direction::Ascending {

@@ -176,13 +176,13 @@ impl File {
             let action = "syncing (an earlier sync failed, so data is lost; reopen the store)";
             return Err(Error::io(action, &self.path, errno));
         }
+        // On Linux this is an `fdatasync` of the range: the file's length and its blocks become durable too, with one
+        // flush of the device.
         // SAFETY: writes pages of our own mapping to its file; changes no byte of them.
-        unsafe { msync(mapping.address(0), bytes as usize, MsyncFlags::SYNC) }
-            .and_then(|()| rustix::fs::fdatasync(&self.fd))
-            .map_err(|errno| {
-                *failure = Some(errno);
-                Error::io("syncing", &self.path, errno)
-            })
+        unsafe { msync(mapping.address(0), bytes as usize, MsyncFlags::SYNC) }.map_err(|errno| {
+            *failure = Some(errno);
+            Error::io("syncing", &self.path, errno)
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 //! * A split whose directory range or shape was not finished: the first entry of the upper half's range.
 //! * A merge whose ranges were not finished: the first entry of the right sibling's range.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
 use super::DashEh;
@@ -27,14 +28,16 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Err(Error::damaged(offset, "a segment is deeper than the directory"));
         }
         if let Some(merged) = self.merged_into(offset, shape, &latch) {
+            m.note(Note::Scope("merge found"));
             self.swap_entries(shape, &latch, merged, |entry| entry == offset);
             return Ok(None);
         }
         let mut shape = shape;
         if let Some(upper) = self.unfinished_split(offset, shape, &latch) {
+            m.note(Note::Scope("split finished"));
             shape = upper.parent().expect("a half").half(0);
             m.store(&segment.header.shape, shape.encode());
-            m.persist(&segment.header.shape);
+            m.flush(&segment.header.shape);
         }
         self.finish_sibling_range(offset, shape, &latch)?;
         self.finish_own_range(offset, shape, &latch);
@@ -57,7 +60,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// The upper half of this segment, if it was split off but this segment does not say so yet. What got it may have
     /// been split again since, and again: nobody had to touch this segment for that.
     fn unfinished_split(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<Shape> {
-        let upper = (shape.depth < self.expansion.directory.depth()).then(|| shape.half(1))?;
+        let splits = shape.depth < self.expansion.directory.depth();
+        let upper = (splits && !self.medium().mutant("DA-3")).then(|| shape.half(1))?;
         let named = self.expansion.directory.first(upper, latch);
         let serves = |shape: Shape| upper.contains(shape);
         (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
@@ -84,6 +88,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     fn finish_own_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) {
         if shape.depth >= self.expansion.directory.depth()
             || self.expansion.directory.first(shape.half(1), latch) != offset
+            || self.medium().mutant("DA-5")
         {
             return;
         }
@@ -111,6 +116,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             }
         }
         if changed {
+            m.note(Note::Scope("directory range finished"));
             m.fence();
         }
     }

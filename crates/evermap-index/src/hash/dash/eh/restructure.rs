@@ -5,6 +5,7 @@
 //! the other entries of a directory range, and records that no longer belong: recovery sees both from the first
 //! entry of the range and from the segment's shape.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};
 
 use super::DashEh;
@@ -86,6 +87,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             self.unlock_unchanged(segment);
             return Ok(Split::Done);
         }
+        m.note(Note::Scope("split"));
         let (lower, upper) = (shape.half(0), shape.half(1));
         let (mut staying, mut moving) = (Self::room_for_records(), Self::room_for_records());
         self.for_each_placed(segment, |placed: Placed| {
@@ -117,11 +119,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             self.unlock_unchanged(segment);
             return Ok(Split::Done);
         }
+        // Only now, with the move durable, do the moved records go from here. That this is the lower half is known from
+        // the directory until the shape says so.
+        let remaining = self.settle(segment, lower, &staying, &moving);
         m.store(&segment.header.shape, lower.encode());
         m.flush(&segment.header.shape);
-        m.fence();
-        // Only now, with the move durable, do the moved records go from here.
-        let remaining = self.settle(segment, lower, &staying, &moving);
         m.fence();
         self.trim_chain(segment, guard);
         self.count_split();
@@ -217,14 +219,19 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
             return Ok(false);
         };
         m.fence();
+        m.note(Note::Scope("merge"));
         {
             let latch = self.expansion.directory.share();
             // The commit is the first entry of the *right* sibling: a shape of the parent's depth there cannot
             // be mistaken for a split that was not finished.
-            self.expansion.directory.point(parent.half(1), block, &latch);
-            m.fence();
-            self.expansion.directory.point(parent, block, &latch);
-            m.fence();
+            let mut ranges = [parent.half(1), parent];
+            if m.mutant("DA-4") {
+                ranges.reverse();
+            }
+            for range in ranges {
+                self.expansion.directory.point(range, block, &latch);
+                m.fence();
+            }
         }
         self.expansion.count_merge();
         self.unlock_all(self.segment(block)?, &headers);

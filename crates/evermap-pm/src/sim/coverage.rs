@@ -1,0 +1,111 @@
+//! What crashes have been tried, and which are worth more tries.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::image::{Choice, Walk};
+use super::rng::fold;
+use super::trace::Site;
+
+/// Pairs of stores of which one came first, on different granules, undecided at the same time: whether they were
+/// tried the other way round, the later one there and the earlier one lost.
+pub type Pairs = BTreeMap<(Site, Site), bool>;
+
+/// A pair that was not tried yet: for each of its stores the granule, and the position among its entries.
+struct Untried {
+    sites: (Site, Site),
+    first: (usize, u32),
+    second: (usize, u32),
+}
+
+/// Looks for pairs at one crash point.
+pub(crate) struct PairSearch {
+    untried: Vec<Untried>,
+}
+
+impl PairSearch {
+    /// The pairs at this point that are new or not tried yet.
+    pub(crate) fn new(walk: &Walk<'_>, pairs: &mut Pairs) -> Self {
+        // Each place of the program once a granule: the oldest store is the first to be lost, the newest the last
+        // to be there.
+        let mut stores: HashMap<(Site, usize), (u32, u32)> = HashMap::new();
+        for (granule, item) in walk.items().iter().enumerate() {
+            for (at, entry) in (0..).zip(walk.entries_of(item)).filter(|(_, e)| !e.transient) {
+                let site = walk.site_of(entry);
+                stores.entry((site, granule)).or_insert((at, entry.record));
+            }
+        }
+        let mut untried = Vec::new();
+        for (&(earlier, granule), &(at, record)) in &stores {
+            for (&(later, other), &(other_at, other_record)) in &stores {
+                if granule == other || record >= other_record {
+                    continue;
+                }
+                let sites = (earlier, later);
+                if !*pairs.entry(sites).or_insert(false) {
+                    let (first, second) = ((granule, at), (other, other_at));
+                    untried.push(Untried { sites, first, second });
+                }
+            }
+        }
+        PairSearch { untried }
+    }
+
+    /// Notes an image, or several that recovery cannot tell apart: for each granule what is left at least and at
+    /// most.
+    pub(crate) fn tried(&mut self, pairs: &mut Pairs, left: impl Fn(usize) -> (Choice, Choice)) {
+        self.untried.retain(|pair| {
+            let ((granule, at), (other, other_at)) = (pair.first, pair.second);
+            let reversed = left(granule).0.taken <= at && left(other).1.taken > other_at;
+            if reversed {
+                pairs.insert(pair.sites, true);
+            }
+            !reversed
+        });
+    }
+}
+
+/// Which crash points get all the images that there is room for: those that look new.
+#[derive(Clone, Copy, Debug)]
+pub struct Pruning {
+    /// Of the points that look the same (where the crash comes, and where what is undecided was stored), so many
+    /// are treated in full.
+    pub first: u64,
+    /// One in so many of the others is.
+    pub every: u64,
+    /// The rest get so many images.
+    pub images: u64,
+}
+
+impl Default for Pruning {
+    fn default() -> Self {
+        Pruning { first: 8, every: 16, images: 4 }
+    }
+}
+
+/// Applies a [`Pruning`] in one walk.
+pub(crate) struct Pruner {
+    pruning: Pruning,
+    seen: HashMap<u64, u64>,
+}
+
+impl Pruner {
+    pub(crate) fn new(pruning: Pruning) -> Self {
+        Pruner { pruning, seen: HashMap::new() }
+    }
+
+    /// The most images at this point, where each may have `most`.
+    pub(crate) fn most(&mut self, walk: &Walk<'_>, most: u64) -> u64 {
+        let count = self.seen.entry(walk.look()).or_insert(0);
+        *count += 1;
+        let full = *count <= self.pruning.first || count.is_multiple_of(self.pruning.every.max(1));
+        if full { most } else { most.min(self.pruning.images) }
+    }
+}
+
+/// A number for a set of places of the program.
+pub(crate) fn look_of(sites: impl Iterator<Item = Site>) -> u64 {
+    let mut numbers: Vec<u64> = sites.map(|site| site.number()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers.into_iter().fold(0, fold)
+}

@@ -1,0 +1,507 @@
+//! Goes through the crashes of one workload, and through those of the recoveries from them.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::ControlFlow;
+
+use super::campaign::{Campaign, Level, Recovery};
+use super::coverage::{PairSearch, Pruner, look_of};
+use super::frontier::Frontier;
+use super::image::{Choice, CrashPoint, Image, ImageConfig, Plan, Walk, fair_share};
+use super::medium::Sim;
+use super::replay::Step;
+use super::report::{Report, Violation};
+use super::rng::{Rng, fold};
+use super::shrink;
+use super::subject::{Subject, Wrong};
+use super::trace::{Event, Record, Site, Trace};
+use crate::medium::Note;
+
+/// Recoveries of one shape that are all crashed.
+const FIRST_OF_SHAPE: u64 = 8;
+/// Recoveries that are crashed in one walk through the recording that they follow on.
+const TOGETHER: usize = 64;
+/// Where there are no more images than this, building them costs less than deciding them.
+const FEW_IMAGES: u64 = 8;
+
+/// A medium per depth, used again for each image.
+#[derive(Default)]
+struct Sandbox {
+    sim: Option<Sim>,
+    /// Offsets where the next image may differ from the one that `sim` was made of.
+    stale: Vec<u64>,
+    /// Whether `stale` knows of all such offsets.
+    follows: bool,
+}
+
+impl Sandbox {
+    fn load(&mut self, image: &Image<'_>, capacity: u64) -> &Sim {
+        let changed = self.follows.then_some(&self.stale[..]);
+        let reusable = self.sim.as_mut().is_some_and(|sim| sim.reload(image.bytes, changed));
+        if !reusable {
+            // The first image, or the subject has kept a handle of the last one.
+            let fresh = Sim::from_image(image.bytes, capacity);
+            self.sim = Some(fresh.expect("an image fits where it came from"));
+        }
+        self.stale.clear();
+        self.follows = true;
+        self.sim.as_ref().expect("just set")
+    }
+}
+
+/// Which choices at one crash point are known to make no difference.
+///
+/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they
+/// hold.
+#[derive(Default)]
+struct ReadFilter {
+    /// For each set of granules that a recovery has read: the choices made there, hashed.
+    seen: Vec<(Vec<bool>, HashSet<u64>)>,
+}
+
+impl ReadFilter {
+    fn covers(&self, image: &Image<'_>) -> bool {
+        self.seen.iter().any(|(read, choices)| choices.contains(&project(image, read)))
+    }
+
+    fn add(&mut self, image: &Image<'_>, sim: &Sim) {
+        let read: Vec<bool> = image.items().iter().map(|item| sim.was_read(item.range())).collect();
+        let choice = project(image, &read);
+        match self.seen.iter_mut().find(|(other, _)| *other == read) {
+            Some((_, choices)) => {
+                choices.insert(choice);
+            }
+            None => self.seen.push((read, HashSet::from([choice]))),
+        }
+    }
+}
+
+/// Hashes the choices of `image` for the granules that are `read`.
+fn project(image: &Image<'_>, read: &[bool]) -> u64 {
+    let choices = image.choices.iter().zip(read).filter(|(_, read)| **read);
+    choices.fold(0, |hash, (choice, _)| {
+        fold(hash, u64::from(choice.taken) << 8 | u64::from(choice.partial))
+    })
+}
+
+/// The crashes of one workload.
+pub(crate) struct Run<'r, S: Subject> {
+    campaign: &'r Campaign<'r, S>,
+    root: &'r Level<'r, S::History>,
+    pub(crate) report: &'r mut Report,
+    sandboxes: Vec<Sandbox>,
+    /// Images that were verified, with what was owed.
+    seen: HashSet<u64>,
+    /// Recoveries of each shape.
+    shapes: HashMap<u64, u64>,
+    /// For each place where a recovery flushes, fences or stores, some crashes whose recovery comes by there.
+    pub(crate) passing: Option<HashMap<Site, Vec<Step>>>,
+    rng: Rng,
+    /// Images verified.
+    images: u64,
+    /// Whether it is enough to know that something is wrong.
+    pub(crate) quick: bool,
+}
+
+/// The images of one crash point.
+pub(crate) struct Attempt<'a> {
+    /// The most images.
+    pub(crate) most: u64,
+    /// What the granules are to hold rather than anything else, in the first images on undecided memory.
+    pub(crate) preferred: Vec<Vec<Choice>>,
+    /// Whether to leave all decisions open, however few there are.
+    pub(crate) undecided: bool,
+    /// Receives the crashes whose recovery is worth a crash in turn.
+    pub(crate) chosen: &'a mut Vec<Step>,
+}
+
+impl<'r, S: Subject> Run<'r, S> {
+    pub(crate) fn new(
+        campaign: &'r Campaign<'r, S>,
+        root: &'r Level<'r, S::History>,
+        report: &'r mut Report,
+    ) -> Self {
+        // Mutants are tried on recoveries even where those are not crashed otherwise.
+        let depth = campaign.config.nested.depth.max(1);
+        let sandboxes = (0..=depth).map(|_| Sandbox::default()).collect();
+        let (seen, shapes) = Default::default();
+        let rng = Rng::new(fold(campaign.config.images.seed, campaign.seed));
+        let (passing, images, quick) = (None, 0, false);
+        Run { campaign, root, report, sandboxes, seen, shapes, passing, rng, images, quick }
+    }
+
+    pub(crate) fn crash_all(&mut self) {
+        let (config, trace) = (self.campaign.config, self.root.trace);
+        self.count(trace);
+        // Crashes of recoveries get what is left over, at least half.
+        let halves = if config.nested.depth > 0 { 2 } else { 1 };
+        let wanted = self.wanted(trace);
+        let share = fair_share(wanted, config.max_images / halves);
+        let per_point = share.unwrap_or(config.images.per_point);
+        let seed = fold(config.images.seed, self.campaign.seed);
+        let images = ImageConfig { per_point, seed, ..config.images };
+        self.crash(self.root, &images);
+    }
+
+    /// How many images each crash point is worth.
+    fn wanted(&self, trace: &Trace) -> Vec<u64> {
+        let config = self.campaign.config;
+        let mut walk = Walk::new(trace, &config.images);
+        let mut pruner = Pruner::new(config.pruning);
+        let mut wanted = Vec::new();
+        while walk.next_point().is_some() {
+            let most = pruner.most(&walk, config.images.per_point);
+            wanted.push(walk.images().min(most));
+        }
+        wanted
+    }
+
+    fn count(&mut self, trace: &Trace) {
+        self.report.ops += trace.ops().len() as u64;
+        for record in trace.records() {
+            match record.event {
+                Event::Store { .. } => self.report.stores += 1,
+                Event::Flush { .. } => self.report.flushes += 1,
+                Event::Fence => self.report.fences += 1,
+                Event::Note(Note::Scope(name)) => {
+                    *self.report.work.entry(name).or_default() += 1;
+                }
+                _ => {}
+            }
+        }
+        self.see_sites(trace);
+    }
+
+    fn see_sites(&mut self, trace: &Trace) {
+        self.report.flush_sites.extend(trace.flush_sites());
+        self.report.fence_sites.extend(trace.fence_sites());
+        self.report.commit_sites.extend(trace.commit_sites());
+        self.report.harmless.extend(trace.harmless());
+    }
+
+    /// Crashes one recording at all its points, and then the recoveries that are worth it.
+    fn crash(&mut self, level: &Level<'_, S::History>, images: &ImageConfig) {
+        let depth = level.path.len();
+        let mut chosen = Vec::new();
+        self.begin(level);
+        let mut walk = Walk::new(level.trace, images);
+        let mut pruner = Pruner::new(self.campaign.config.pruning);
+        let every = self.stride(level, images);
+        let mut probed = self.rng.below(every);
+        while let Some(point) = walk.next_point() {
+            if level.is_after_recovery(&point) {
+                probed += 1;
+                if !probed.is_multiple_of(every) {
+                    continue;
+                }
+            }
+            let mut most = images.per_point;
+            if depth == 0 {
+                most = pruner.most(&walk, most);
+            }
+            let attempt =
+                Attempt { most, preferred: Vec::new(), undecided: false, chosen: &mut chosen };
+            if self.crash_point(level, &mut walk, &point, images, attempt).is_break() {
+                break;
+            }
+        }
+        // Should the budget run out, what it was spent on has no pattern.
+        Rng::new(images.seed).shuffle(&mut chosen);
+        self.report.nested_chosen += chosen.len() as u64;
+        for steps in chosen.chunks_mut(TOGETHER) {
+            steps.sort_by_key(|step| step.record);
+            let mut walk = Walk::new(level.trace, images);
+            let more = |step: &Step| self.crash_recovery(level, &mut walk, step);
+            if steps.iter().try_for_each(more).is_break() {
+                return;
+            }
+        }
+    }
+
+    /// Prepares for crashes of another recording.
+    pub(crate) fn begin(&mut self, level: &Level<'_, S::History>) {
+        self.sandboxes[level.path.len()].follows = false;
+    }
+
+    /// One in so many crash points in the probe after a recovery is tried.
+    fn stride(&self, level: &Level<'_, S::History>, images: &ImageConfig) -> u64 {
+        if level.recovery.is_none() {
+            return 1;
+        }
+        let mut walk = Walk::new(level.trace, images);
+        let points = std::iter::from_fn(|| walk.next_point());
+        let after = points.filter(|point| level.is_after_recovery(point)).count() as u64;
+        after.div_ceil(self.campaign.config.nested.probe_points.max(1)).max(1)
+    }
+
+    /// Crashes one recording at one point.
+    pub(crate) fn crash_point(
+        &mut self,
+        level: &Level<'_, S::History>,
+        walk: &mut Walk<'_>,
+        point: &CrashPoint,
+        images: &ImageConfig,
+        attempt: Attempt<'_>,
+    ) -> ControlFlow<()> {
+        let is_root = level.path.is_empty();
+        let mut pairs = is_root.then(|| PairSearch::new(walk, &mut self.report.pairs));
+        let undecided = (attempt.undecided || walk.images() > FEW_IMAGES)
+            && self.campaign.config.undecided
+            && walk.can_stay_undecided();
+        self.report.points += u64::from(is_root);
+        let (flow, exhaustive) = if undecided {
+            self.crash_undecided(level, walk, point, attempt, &mut pairs)
+        } else {
+            let images = ImageConfig { per_point: attempt.most, ..*images };
+            self.crash_decided(level, walk, point, &images, attempt.chosen, &mut pairs)
+        };
+        self.report.exhaustive_points += u64::from(is_root && exhaustive);
+        flow
+    }
+
+    /// Builds the images of one point, or a choice of them. Answers also whether it was all of them.
+    fn crash_decided(
+        &mut self,
+        level: &Level<'_, S::History>,
+        walk: &mut Walk<'_>,
+        point: &CrashPoint,
+        images: &ImageConfig,
+        chosen: &mut Vec<Step>,
+        pairs: &mut Option<PairSearch>,
+    ) -> (ControlFlow<()>, bool) {
+        let (depth, config) = (level.path.len(), self.campaign.config);
+        let plan = Plan::of(walk, images, &mut self.rng);
+        let owed = level.owed(point);
+        let mut filter = ReadFilter::default();
+        let mut choices = Vec::new();
+        for number in 0..plan.len() {
+            plan.choose(number, walk, &mut self.rng, &mut choices);
+            walk.apply(&choices);
+            let mut flow = ControlFlow::Continue(());
+            if self.seen.insert(fold(walk.hash(), owed.id)) {
+                let image = walk.image(point, &choices);
+                self.sandboxes[depth].stale.extend_from_slice(image.changed);
+                if filter.covers(&image) {
+                    self.report.unread += 1;
+                } else if self.spend(level).is_break() {
+                    flow = ControlFlow::Break(());
+                } else {
+                    let sim = self.sandboxes[depth].load(&image, config.capacity).clone();
+                    let step = || Step::new(point.record(), image.items(), image.choices);
+                    let result = self.campaign.recover(&sim, &owed, level.probe_seed(point));
+                    if result.is_ok() {
+                        filter.add(&image, &sim);
+                    }
+                    flow = self.judge(level, &sim, result, step, chosen);
+                }
+                if let Some(pairs) = pairs {
+                    pairs.tried(&mut self.report.pairs, |at| (choices[at], choices[at]));
+                }
+                walk.shown();
+            } else {
+                self.report.repeated += 1;
+            }
+            walk.revert();
+            if flow.is_break() {
+                return (flow, false);
+            }
+        }
+        (ControlFlow::Continue(()), plan.is_exhaustive())
+    }
+
+    /// Lets recovery loose on memory that is undecided, until every image was shown that it can tell apart from
+    /// the others, or enough were. Answers also whether it was all of them.
+    fn crash_undecided(
+        &mut self,
+        level: &Level<'_, S::History>,
+        walk: &mut Walk<'_>,
+        point: &CrashPoint,
+        attempt: Attempt<'_>,
+        pairs: &mut Option<PairSearch>,
+    ) -> (ControlFlow<()>, bool) {
+        let (depth, config) = (level.path.len(), self.campaign.config);
+        let count = walk.items().len();
+        let newest: Vec<Choice> = (0..count).map(|at| walk.whole(at)).collect();
+        let oldest = vec![Choice::default(); count];
+        let any = (0..count).map(|at| walk.any_choice(at, &mut self.rng)).collect();
+        let preferred = attempt.preferred.into_iter().chain([newest, oldest, any]).collect();
+        let mut frontier = Frontier::new(preferred);
+        let owed = level.owed(point);
+        let image = walk.image(point, &[]);
+        self.sandboxes[depth].stale.extend_from_slice(image.changed);
+        let mut flow = ControlFlow::Continue(());
+        for _ in 0..attempt.most {
+            let Some(next) = frontier.next(&mut self.rng) else { break };
+            flow = self.spend(level);
+            if flow.is_break() {
+                break;
+            }
+            let sim = self.sandboxes[depth].load(&image, config.capacity).clone();
+            sim.leave_undecided(walk.undecided(next.script.clone(), frontier.preferred(&next)));
+            let result = self.campaign.recover(&sim, &owed, level.probe_seed(point));
+            let outcome = sim.decisions();
+            frontier.ran(&next, &outcome.made, &mut self.rng);
+            let choices: Vec<Choice> = outcome.left.iter().map(|(_, newest)| *newest).collect();
+            let step = || Step::new(point.record(), walk.items(), &choices);
+            flow = self.judge(level, &sim, result, step, attempt.chosen);
+            if let Some(pairs) = pairs {
+                pairs.tried(&mut self.report.pairs, |at| outcome.left[at]);
+            }
+            if flow.is_break() {
+                break;
+            }
+        }
+        let exhaustive = flow.is_continue() && frontier.is_done();
+        walk.shown();
+        self.report.undecided_points += u64::from(depth == 0);
+        (flow, exhaustive)
+    }
+
+    /// Takes one image from the budget.
+    fn spend(&mut self, level: &Level<'_, S::History>) -> ControlFlow<()> {
+        let depth = level.path.len();
+        if self.images >= self.campaign.config.max_images {
+            self.report.truncated |= depth == 0;
+            return ControlFlow::Break(());
+        }
+        self.images += 1;
+        self.report.images += 1;
+        self.report.nested_images += u64::from(depth > 0);
+        ControlFlow::Continue(())
+    }
+
+    /// Takes notice of what came of one image. `chosen` learns of recoveries that are worth a crash.
+    fn judge(
+        &mut self,
+        level: &Level<'_, S::History>,
+        sim: &Sim,
+        result: Recovery<S>,
+        step: impl FnOnce() -> Step,
+        chosen: &mut Vec<Step>,
+    ) -> ControlFlow<()> {
+        let (depth, config) = (level.path.len(), self.campaign.config);
+        self.see_actions(depth, sim);
+        match result {
+            Err(wrong) => {
+                let violation = self.violation(level, step(), wrong);
+                self.report.failed_images += 1;
+                // Several crashes often come down to the same one.
+                if !self.report.violations.contains(&violation) {
+                    self.report.violations.push(violation);
+                }
+            }
+            Ok(survived) => {
+                let sample = depth < config.nested.depth && self.is_sample(sim, survived.recovered);
+                if sample || self.passing.is_some() {
+                    let step = step();
+                    if depth == 0 {
+                        self.see_passing(sim, &step);
+                    }
+                    if sample {
+                        chosen.push(step);
+                    }
+                }
+            }
+        }
+        self.flow()
+    }
+
+    /// Counts the named pieces of work of a recovery.
+    fn see_actions(&mut self, depth: usize, sim: &Sim) {
+        let actions = &mut self.report.actions;
+        sim.with_records(|records| {
+            for record in records {
+                if let Event::Note(Note::Scope(name)) = record.event {
+                    actions.entry(name).or_default()[usize::from(depth > 0)] += 1;
+                }
+            }
+        });
+    }
+
+    /// Remembers which places this recovery came by.
+    fn see_passing(&mut self, sim: &Sim, step: &Step) {
+        const ENOUGH: usize = 48;
+        let Some(passing) = &mut self.passing else { return };
+        sim.with_records(|records| {
+            let matters = |record: &&Record| {
+                let event = record.event;
+                matches!(event, Event::Flush { .. } | Event::Fence | Event::Store { .. })
+            };
+            let sites: BTreeSet<Site> = records.iter().filter(matters).map(|r| r.site).collect();
+            for site in sites {
+                let steps = passing.entry(site).or_default();
+                if steps.len() < ENOUGH {
+                    steps.push(step.clone());
+                }
+            }
+        });
+    }
+
+    /// Stops when enough has gone wrong.
+    fn flow(&self) -> ControlFlow<()> {
+        if self.report.failed_images < self.campaign.config.max_failed {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    }
+
+    /// Whether this recovery is one of the first of its shape, or in the sample of the others.
+    fn is_sample(&mut self, sim: &Sim, recovered: usize) -> bool {
+        let shape = sim.with_records(|records| shape(&records[..recovered]));
+        let count = self.shapes.entry(shape).or_default();
+        *count += 1;
+        let every = self.campaign.config.nested.every.max(1);
+        *count <= FIRST_OF_SHAPE || count.is_multiple_of(every)
+    }
+
+    /// Records the recovery from the crash that `step` tells once more, and crashes it.
+    fn crash_recovery(
+        &mut self,
+        level: &Level<'_, S::History>,
+        walk: &mut Walk<'_>,
+        step: &Step,
+    ) -> ControlFlow<()> {
+        if self.images >= self.campaign.config.max_images {
+            return ControlFlow::Break(());
+        }
+        self.flow()?;
+        let config = self.campaign.config;
+        let done = self.campaign.crash_and_record(level, walk, step, |nested| {
+            let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, nested.id));
+            self.report.nested_traces += 1;
+            self.see_sites(nested.trace);
+            self.crash(nested, &ImageConfig { per_point, seed, ..config.images });
+        });
+        // It has succeeded before; only a subject that is not deterministic fails now.
+        done.expect("the step came from this recording");
+        ControlFlow::Continue(())
+    }
+
+    /// Reports what recovery said, for the crash that deviates as little as possible from one that loses nothing,
+    /// or from one that loses everything.
+    fn violation(&self, level: &Level<'_, S::History>, step: Step, wrong: Wrong) -> Violation {
+        let steps = level.path_with(&step);
+        if self.quick {
+            let (story, replay) = (String::new(), self.campaign.replay_of(steps));
+            return Violation { message: wrong.what, oracle: wrong.oracle, story, replay };
+        }
+        if let Ok(Some(found)) = self.campaign.follow(self.root, &steps) {
+            return shrink::least_deviation(self.campaign, self.root, found);
+        }
+        Violation {
+            message: format!(
+                "{} (did not happen again: the subject is not deterministic)",
+                wrong.what
+            ),
+            oracle: wrong.oracle,
+            story: String::new(),
+            replay: self.campaign.replay_of(steps),
+        }
+    }
+}
+
+/// Hashes the set of places that the records come from.
+fn shape(records: &[Record]) -> u64 {
+    let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
+    look_of(changes.map(|record| record.site))
+}

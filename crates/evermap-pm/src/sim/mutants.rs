@@ -1,0 +1,349 @@
+//! Drops and delays every flush, drops every fence, and tears every commit, one at a time: a campaign that does
+//! not notice one of these has a hole, or what was dropped was not needed.
+//!
+//! Such a mistake changes nothing that the program does, only what a crash may leave behind. So workloads run
+//! once, and of each changed recording only those crashes are tried that the right program cannot have.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::ops::Range;
+
+use super::campaign::{Campaign, Config, Level, Recorded};
+use super::crashes::{Attempt, Run};
+use super::durable::Durability;
+use super::image::{Choice, Item, Walk};
+use super::mutation::Mutation;
+use super::replay::Step;
+use super::report::Report;
+use super::rng::{Rng, fold};
+use super::subject::Subject;
+use super::trace::{Site, Trace};
+
+/// Images at one crash point.
+const PER_POINT: u64 = 12;
+/// Crash points in one recording, if more can be changed.
+const POINTS: usize = 160;
+/// Different uses of a recovered structure.
+const PROBES: u64 = 3;
+/// Of points that look the same, so many are tried first.
+const FIRST_OF_LOOK: usize = 6;
+
+/// What came of a mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was noticed.
+    Killed(Kill),
+    /// It was not, after so many images.
+    Survived(u64),
+    /// No recording has another crash because of it.
+    NoChange,
+}
+
+/// How a mistake was noticed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    /// By which rule.
+    pub oracle: &'static str,
+    /// What was wrong, in words.
+    pub message: String,
+    /// In the workload of this seed.
+    pub seed: u64,
+    /// After so many images.
+    pub images: u64,
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fate::Killed(Kill { oracle, message, seed, images }) => {
+                write!(f, "killed by {oracle}, seed {seed}, {images} images: {message}")
+            }
+            Fate::Survived(images) => write!(f, "SURVIVED {images} images"),
+            Fate::NoChange => write!(f, "changes nothing"),
+        }
+    }
+}
+
+/// Workloads that survive every crash, to be run with mistakes.
+pub struct Sweep<'s, S: Subject> {
+    subject: &'s S,
+    config: Config,
+    lives: Vec<Life<S::History>>,
+    report: Report,
+}
+
+/// One workload, and crashes whose recovery comes by each place.
+struct Life<H> {
+    seed: u64,
+    recorded: Recorded<H>,
+    passing: HashMap<Site, Vec<Step>>,
+}
+
+impl<'s, S: Subject> Sweep<'s, S> {
+    /// Runs the workloads of `seeds` without a mistake, and crashes them.
+    ///
+    /// # Errors
+    /// The report, if something goes wrong without any mistake.
+    pub fn new(subject: &'s S, config: &Config, seeds: Range<u64>) -> Result<Self, Box<Report>> {
+        let config = Config { mutation: None, max_failed: 1, ..*config };
+        let mut sweep = Sweep { subject, config, lives: Vec::new(), report: Report::default() };
+        for seed in seeds {
+            let campaign = &Campaign { subject, config: &sweep.config, seed };
+            let mut report = Report { seeds: 1, ..Report::default() };
+            match campaign.record(&subject.workload(seed)) {
+                Ok(recorded) => {
+                    report.schedules.insert(recorded.order);
+                    let root = recorded.root(seed);
+                    let mut run = Run::new(campaign, &root, &mut report);
+                    run.passing = Some(HashMap::new());
+                    run.crash_all();
+                    let passing = run.passing.take().unwrap_or_default();
+                    sweep.lives.push(Life { seed, recorded, passing });
+                }
+                Err(wrong) => {
+                    report.failed_images += 1;
+                    report.violations.push(campaign.uncrashed(wrong));
+                }
+            }
+            sweep.report.merge(report);
+        }
+        if sweep.report.is_clean() { Ok(sweep) } else { Err(Box::new(sweep.report)) }
+    }
+
+    /// What crashing the right program has shown.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Every mistake that can be made in these workloads and their recoveries.
+    pub fn mutations(&self) -> BTreeSet<Mutation> {
+        let Report { flush_sites, fence_sites, commit_sites, .. } = &self.report;
+        let flushes = flush_sites.iter().copied();
+        let drops = flushes.clone().map(Mutation::DropFlush);
+        let delays = flushes.map(Mutation::DelayFlush);
+        let fences = fence_sites.iter().copied().map(Mutation::DropFence);
+        let torn = commit_sites.iter().copied().map(Mutation::TearStore);
+        drops.chain(delays).chain(fences).chain(torn).collect()
+    }
+
+    /// Looks whether a mistake is noticed; stops at the first crash that shows it.
+    pub fn fate(&self, mutation: Mutation) -> Fate {
+        let mut report = Report::default();
+        let mut changed = false;
+        for life in &self.lives {
+            changed |= self.try_life(life, mutation, &mut report);
+            if let Some(kill) = kill_of(&report, life.seed) {
+                return Fate::Killed(kill);
+            }
+        }
+        if changed { Fate::Survived(report.images) } else { Fate::NoChange }
+    }
+
+    /// Crashes a workload, and recoveries, where the mistake makes a difference; answers whether it does anywhere.
+    fn try_life(&self, life: &Life<S::History>, mutation: Mutation, report: &mut Report) -> bool {
+        let campaign = &Campaign { subject: self.subject, config: &self.config, seed: life.seed };
+        let root = life.recorded.root(life.seed);
+        let mut run = Run::new(campaign, &root, report);
+        run.quick = true;
+        let trace = mutation.apply(root.trace);
+        let mut changed = try_changed(&mut run, &root.with(&trace), root.trace, &self.config);
+        let steps = mutation.site().and_then(|site| life.passing.get(&site));
+        let mut steps: Vec<&Step> = steps.into_iter().flatten().collect();
+        steps.sort_by_key(|step| step.record);
+        for salt in 0..PROBES {
+            let salted = root.salted(salt);
+            let mut walk = Walk::new(root.trace, &self.config.images);
+            for step in &steps {
+                if !run.report.is_clean() {
+                    return true;
+                }
+                let nested = campaign.crash_and_record(&salted, &mut walk, step, |nested| {
+                    let trace = mutation.apply(nested.trace);
+                    try_changed(&mut run, &nested.with(&trace), nested.trace, &self.config)
+                });
+                changed |= nested.ok().flatten().unwrap_or(false);
+            }
+        }
+        changed
+    }
+}
+
+fn kill_of(report: &Report, seed: u64) -> Option<Kill> {
+    let violation = report.violations.first()?;
+    let (oracle, message) = (violation.oracle, violation.message.clone());
+    Some(Kill { oracle, message, seed, images: report.images })
+}
+
+/// Runs workloads in which threads run in parallel with a mistake. They are recorded anew, since threads are held up
+/// where the mistake shows.
+pub fn fate_in_parallel<S: Subject>(
+    subject: &S,
+    config: &Config,
+    mutation: Mutation,
+    seeds: Range<u64>,
+) -> Fate {
+    let right = Config { mutation: None, max_failed: 1, ..*config };
+    let mut report = Report::default();
+    let mut changed = false;
+    for seed in seeds {
+        let campaign = Campaign { subject, config: &right, seed };
+        match campaign.record_unlike(&subject.workload(seed), mutation) {
+            Ok(recorded) => {
+                let root = recorded.root(seed);
+                let mut run = Run::new(&campaign, &root, &mut report);
+                run.quick = true;
+                let trace = mutation.apply(root.trace);
+                changed |= try_changed(&mut run, &root.with(&trace), root.trace, &right);
+            }
+            Err(wrong) => {
+                report.failed_images += 1;
+                report.violations.push(campaign.uncrashed(wrong));
+            }
+        }
+        if let Some(kill) = kill_of(&report, seed) {
+            return Fate::Killed(kill);
+        }
+    }
+    if changed { Fate::Survived(report.images) } else { Fate::NoChange }
+}
+
+/// Runs whole campaigns with a mistake that the structure carries in itself.
+pub fn fate_of_planted<S: Subject>(
+    subject: &S,
+    config: &Config,
+    name: &'static str,
+    seeds: Range<u64>,
+) -> Fate {
+    let config = Config { mutation: Some(Mutation::Planted(name)), max_failed: 1, ..*config };
+    let mut images = 0;
+    for seed in seeds {
+        let report = super::campaign::run_quickly(subject, &config, seed);
+        images += report.images;
+        if let Some(kill) = kill_of(&report, seed) {
+            return Fate::Killed(Kill { images, ..kill });
+        }
+    }
+    Fate::Survived(images)
+}
+
+/// A granule of which the mistake leaves more undecided, and what it is to hold to show that.
+struct Change {
+    granule: usize,
+    shows: Choice,
+}
+
+/// Crashes a changed recording where more is undecided than in the right one; answers whether there is such a
+/// point.
+fn try_changed<S: Subject>(
+    run: &mut Run<'_, S>,
+    level: &Level<'_, S::History>,
+    right: &Trace,
+    config: &Config,
+) -> bool {
+    let points = changed_points(level.trace, right, config);
+    let any = !points.is_empty();
+    run.begin(level);
+    let mut walk = Walk::new(level.trace, &config.images);
+    let mut before = Before::new(right, config);
+    for record in selection(points, config.images.seed) {
+        let Some(point) = walk.go_to(record) else { break };
+        let changes = before.changes(&walk);
+        let preferred = preferences(&walk, &changes);
+        let chosen = &mut Vec::new();
+        let attempt = Attempt { most: PER_POINT, preferred, undecided: true, chosen };
+        if run.crash_point(level, &mut walk, &point, &config.images, attempt).is_break() {
+            break;
+        }
+    }
+    any
+}
+
+/// The points at which more is undecided, and what they look like.
+fn changed_points(changed: &Trace, right: &Trace, config: &Config) -> Vec<(usize, u64)> {
+    let mut walk = Walk::new(changed, &config.images);
+    let mut before = Before::new(right, config);
+    let mut points = Vec::new();
+    while let Some(point) = walk.next_point() {
+        if !before.changes(&walk).is_empty() {
+            points.push((point.record(), walk.look()));
+        }
+    }
+    points
+}
+
+/// Chooses some of many points: a few of each look, and any others.
+fn selection(points: Vec<(usize, u64)>, seed: u64) -> Vec<usize> {
+    let mut looks: HashMap<u64, usize> = HashMap::new();
+    let (mut chosen, mut rest) = (Vec::new(), Vec::new());
+    for (record, look) in points {
+        let seen = looks.entry(look).or_default();
+        *seen += 1;
+        if *seen <= FIRST_OF_LOOK { chosen.push(record) } else { rest.push(record) }
+    }
+    let mut rng = Rng::new(fold(seed, chosen.len() as u64));
+    for points in [&mut chosen, &mut rest] {
+        rng.shuffle(points);
+    }
+    chosen.extend(rest);
+    chosen.truncate(POINTS);
+    chosen.sort_unstable();
+    chosen
+}
+
+/// What is undecided in the right program.
+struct Before<'t> {
+    state: Durability<'t>,
+    right: &'t Trace,
+    at: usize,
+}
+
+impl<'t> Before<'t> {
+    fn new(right: &'t Trace, config: &Config) -> Self {
+        let state = Durability::new(right, config.images.model, config.images.length);
+        Before { state, right, at: 0 }
+    }
+
+    /// What the mistake has changed where `walk` is.
+    fn changes(&mut self, walk: &Walk<'_>) -> Vec<Change> {
+        while self.at < walk.next_record().min(self.right.records().len()) {
+            self.state.step(self.at, &mut |_| {});
+            self.at += 1;
+        }
+        walk.items().iter().enumerate().filter_map(|at| self.change(walk, at)).collect()
+    }
+
+    fn change(&self, walk: &Walk<'_>, (granule, item): (usize, &Item)) -> Option<Change> {
+        let pending = self.state.pending().get(&(item.offset / self.state.granule_bytes()));
+        let entries = walk.entries_of(item);
+        let right = pending.map_or(&[][..], |right| right);
+        let is_right = |first: u32| right.iter().any(|entry| entry.first == first);
+        // The halves of torn stores stand behind all words of the right recording.
+        let torn = entries.iter().position(|entry| entry.first >= self.right.word_count());
+        let shows = match torn {
+            Some(at) => Choice { taken: at as u32, partial: 1 },
+            None if entries.iter().all(|entry| is_right(entry.first)) => return None,
+            None => Choice::default(),
+        };
+        Some(Change { granule, shows })
+    }
+}
+
+/// What granules are to hold so that a crash shows the changes: all of them with everything else there, or
+/// lost; then one at a time.
+fn preferences(walk: &Walk<'_>, changes: &[Change]) -> Vec<Vec<Choice>> {
+    const SINGLE: usize = 4;
+    let newest: Vec<Choice> = (0..walk.items().len()).map(|at| walk.whole(at)).collect();
+    let oldest = vec![Choice::default(); newest.len()];
+    let show = |mut choices: Vec<Choice>, changes: &[Change]| {
+        for change in changes {
+            choices[change.granule] = change.shows;
+        }
+        choices
+    };
+    let mut all = vec![show(newest.clone(), changes), show(oldest, changes)];
+    if changes.len() > 1 {
+        let single = changes.chunks(1).take(SINGLE);
+        all.extend(single.map(|change| show(newest.clone(), change)));
+    }
+    all
+}

@@ -1,0 +1,119 @@
+//! Deliberate mistakes: what a good test must notice.
+
+use std::fmt;
+
+use super::trace::{Event, Record, Site, Span, Trace, Word};
+
+/// A deliberate mistake, made wherever the program comes by one place.
+///
+/// All but the last concern durability alone: what the program does is the same, so they change a recording
+/// after it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mutation {
+    /// Flushes called here do nothing.
+    DropFlush(Site),
+    /// Fences called here do nothing.
+    DropFence(Site),
+    /// Flushes called here happen only after the same thread's next store.
+    DelayFlush(Site),
+    /// Words stored here become durable in two steps.
+    TearStore(Site),
+    /// The mistake of this name that the structure carries in itself: see
+    /// [`Medium::mutant`](crate::Medium::mutant).
+    Planted(&'static str),
+}
+
+impl Mutation {
+    /// Where the mistake is made, unless the structure knows.
+    pub fn site(self) -> Option<Site> {
+        match self {
+            Mutation::DropFlush(site)
+            | Mutation::DropFence(site)
+            | Mutation::DelayFlush(site)
+            | Mutation::TearStore(site) => Some(site),
+            Mutation::Planted(_) => None,
+        }
+    }
+
+    /// Whether this flush or fence is left out, so that what was stored before stays undecided.
+    pub(crate) fn omits(self, event: Event, site: Site) -> bool {
+        match (self, event) {
+            (Mutation::DropFlush(at) | Mutation::DelayFlush(at), Event::Flush { .. })
+            | (Mutation::DropFence(at), Event::Fence) => at == site,
+            _ => false,
+        }
+    }
+
+    /// The recording as it would be with this mistake.
+    pub fn apply(self, trace: &Trace) -> Trace {
+        match self {
+            Mutation::DropFlush(_) | Mutation::DropFence(_) => {
+                let omit = |record: &Record| {
+                    let event = record.event;
+                    let event = if self.omits(event, record.site) { Event::Omitted } else { event };
+                    Record { event, ..*record }
+                };
+                trace.with(trace.records().iter().map(omit).collect(), Vec::new())
+            }
+            Mutation::DelayFlush(site) => delay(trace, site),
+            Mutation::TearStore(site) => tear(trace, site),
+            Mutation::Planted(_) => trace.clone(),
+        }
+    }
+}
+
+fn delay(trace: &Trace, site: Site) -> Trace {
+    let mut delayed: Vec<Record> = Vec::new();
+    let mut records = Vec::with_capacity(trace.records().len());
+    for &record in trace.records() {
+        if Mutation::DelayFlush(site).omits(record.event, record.site) {
+            delayed.push(record);
+            continue;
+        }
+        records.push(record);
+        if matches!(record.event, Event::Store { .. }) {
+            records.extend(delayed.extract_if(.., |flush| flush.thread == record.thread));
+        }
+    }
+    trace.with(records, Vec::new())
+}
+
+fn tear(trace: &Trace, site: Site) -> Trace {
+    let mut halves = Vec::new();
+    let mut records = trace.records().to_vec();
+    for (at, record) in records.iter_mut().enumerate() {
+        let Event::Store { words, transient: false } = record.event else { continue };
+        let &[word] = trace.words(words) else { continue };
+        let Some(half) = half_of(word, at % 2 == 0).filter(|_| record.site == site) else {
+            continue;
+        };
+        // The words of one store become durable in any subset: nothing, the half, or all.
+        let first = trace.word_count() + halves.len() as u32;
+        halves.extend([half, Word { old: half.new, ..word }]);
+        record.event = Event::Store { words: Span { first, count: 2 }, transient: false };
+    }
+    trace.with(records, halves)
+}
+
+/// The store of those of the bytes that change which are lower, or higher, than the others; nothing where a
+/// single byte changes.
+fn half_of(word: Word, lower: bool) -> Option<Word> {
+    let changed = (word.old ^ word.new).to_le_bytes();
+    let changed: Vec<usize> = (0..8).filter(|&at| changed[at] != 0).collect();
+    let (low, high) = changed.split_at(changed.len() / 2);
+    let taken = if lower { low } else { high };
+    let mask = taken.iter().fold(0, |mask, at| mask | 0xff << (8 * at));
+    (!low.is_empty()).then_some(Word { new: word.old & !mask | word.new & mask, ..word })
+}
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mutation::DropFlush(site) => write!(f, "drop the flush at {site}"),
+            Mutation::DropFence(site) => write!(f, "drop the fence at {site}"),
+            Mutation::DelayFlush(site) => write!(f, "delay the flush at {site}"),
+            Mutation::TearStore(site) => write!(f, "tear the store at {site}"),
+            Mutation::Planted(name) => write!(f, "make mistake {name}"),
+        }
+    }
+}
