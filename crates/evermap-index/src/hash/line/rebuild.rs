@@ -216,13 +216,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         for (line, (lower, upper)) in lines {
             let keys = keys_of(m, line);
             let words = [0, 1, 2, 3].map(|slot| m.load_relaxed(&line.words[slot]));
-            for slot in 0..N {
+            for (slot, &key) in keys.iter().enumerate().take(N) {
                 // Masks instead of branches: which half a record belongs to is random.
-                let there = 0u64.wrapping_sub(keys[slot] / VALID & 1);
-                let goes =
-                    0u64.wrapping_sub(Geometry::<L, N>::half(keys[slot], words[3], slot, depth));
-                lower.keys[slot] = keys[slot] & !META & there & !goes;
-                upper.keys[slot] = keys[slot] & !META & there & goes;
+                let there = 0u64.wrapping_sub(u64::from(key & VALID != 0));
+                let goes = 0u64.wrapping_sub(Geometry::<L, N>::half(key, words[3], slot, depth));
+                lower.keys[slot] = key & !META & there & !goes;
+                upper.keys[slot] = key & !META & there & goes;
             }
             (lower.words, upper.words) = (words, words);
         }
