@@ -43,14 +43,15 @@ enum Drain<'a> {
     Stuck,
 }
 
-/// So many mutations for each bucket of the lowest level may pass before one waits until that is emptied. By then the
-/// level above them has a third of its slots taken, and room for all that is left below.
-const GRACE: u64 = 8;
-
 /// Buckets that a mutation prepares ahead: so few that nobody notices, so many that all are ready in time.
 const AHEAD: u64 = 64;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
+    /// So many mutations for each bucket of the lowest level may pass before all wait until that is emptied. By then
+    /// they can have taken a quarter of the highest level, which leaves room for all that is below. If a walk that
+    /// holds records there let more pass, they would find none in the end, and the growth would be stuck.
+    const GRACE: u64 = N as u64;
+
     pub(super) fn count_recovered(&self) {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
@@ -82,9 +83,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let view = self.levels.view();
         if view.growing {
             let step = self.cursor.fetch_add(1, Ordering::Relaxed);
-            if step >= view.steps() * GRACE {
-                self.cursor.store(0, Ordering::Relaxed);
-                return self.finish_growth(guard);
+            if step >= view.steps() * Self::GRACE {
+                self.finish_growth(guard)?;
+                if self.levels.view() == view {
+                    // Chosen hashes leave no room above. To try that each time would cost more than it is worth.
+                    self.cursor.store(0, Ordering::Relaxed);
+                }
+                return Ok(());
             }
             self.take_step(view, step % view.steps())?;
             self.end_growth_if_done(view, guard, None);
