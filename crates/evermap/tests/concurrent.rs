@@ -67,7 +67,8 @@ fn increments_are_conserved() {
     });
     let sum: u64 = map.iter().map(|pair| number(&pair.unwrap().1)).sum();
     assert_eq!(sum, 4 * ROUNDS);
-    assert!(map.check(true).unwrap().is_sound());
+    let report = map.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
 }
 
 /// Whoever reads while values are overwritten, removed and inserted sees whole values of the right key.
@@ -125,7 +126,8 @@ fn readers_see_whole_values() {
         done.store(true, SeqCst);
     });
     assert_eq!(map.stat().unwrap().damage_met, 0);
-    assert!(map.check(true).unwrap().is_sound());
+    let report = map.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
 }
 
 /// Tells the other threads to end, when it is dropped.
@@ -191,7 +193,8 @@ fn iteration_shows_what_stays_exactly_once() {
     let stat = map.stat().unwrap();
     let shrinks = matches!(stat.index, IndexKind::DashEh | IndexKind::Clht);
     assert!(stat.merges > 0 || !shrinks, "the index never shrank");
-    assert!(map.check(true).unwrap().is_sound());
+    let report = map.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
 }
 
 /// What a thread knows of its own keys.
@@ -293,7 +296,8 @@ fn inserts_beside_flushes_are_before_or_after() {
             });
         }
     });
-    assert!(map.check(true).unwrap().is_sound());
+    let report = map.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
 }
 
 /// Closing waits for what is running; what was acknowledged is there; what comes later is told.
@@ -355,6 +359,7 @@ fn panics_of_callers_harm_nothing() {
     panics(&|map| drop(map.get_many(&[b"key"], |_, _| panic!("caller"))));
     assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     map.put(b"key", b"other").unwrap();
-    assert!(map.check(true).unwrap().is_sound());
+    let report = map.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
     map.close().unwrap();
 }
