@@ -343,7 +343,9 @@ mod tests {
     #[test]
     fn patience_is_rewarded() {
         let tree = &BPlus::<40>::new();
-        STABLE.iter().for_each(|key| drop(tree.insert(&key.to_be_bytes(), *key).is_ok()));
+        for key in STABLE {
+            assert!(tree.insert(&key.to_be_bytes(), key).unwrap().inserted());
+        }
         let writing = AtomicUsize::new(2);
         threads(4, |thread| {
             if thread < 2 {
