@@ -14,8 +14,8 @@
 //!             1   2      3         4     5   6
 //! ```
 //!
-//! Readers store nothing: a node's [version](version) proves what they read. What a node serves never changes; nodes
-//! that are split or merged are [replaced](restructure), and freed when nobody can see them any more. So a leaf needs
+//! Readers store nothing: a node's version proves what they read. What a node serves never changes; nodes
+//! that are split or merged are replaced, and freed when nobody can see them any more. So a leaf needs
 //! no link to the next: who goes on from its upper end by a new descent misses nothing, in either direction.
 
 use std::ops::Bound;

@@ -326,3 +326,86 @@ impl<const N: usize> BPlus<N> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::ordered::OrderedIndex;
+    use crate::testkit::concurrent::{Done, threads};
+    use crate::testkit::crowd::Operation;
+
+    const STABLE: [u64; 3] = [20, 40, 60];
+
+    /// Operations that have been in others' way too often work under the lock of a leaf in which others insert and
+    /// remove all the time.
+    #[test]
+    fn patience_is_rewarded() {
+        let tree = &BPlus::<40>::new();
+        for key in STABLE {
+            assert!(tree.insert(&key.to_be_bytes(), key).unwrap().inserted());
+        }
+        let writing = AtomicUsize::new(2);
+        threads(4, |thread| {
+            if thread < 2 {
+                let _done = Done(&writing);
+                return pass_through(tree, thread as u64);
+            }
+            let exhausted = Attempts { backoff: Backoff::new(), made: ATTEMPTS };
+            // Relaxed: it need only end.
+            while writing.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+                let _operation = Operation::begin();
+                read_patiently(tree, &exhausted)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((tree.len(), tree.stats().splits), (3, 0), "all of it was in one leaf");
+        assert_eq!(tree.check(), Vec::<String>::new());
+    }
+
+    fn pass_through(tree: &BPlus<40>, thread: u64) -> Result<(), String> {
+        for round in 0..20_000 {
+            let _operation = Operation::begin();
+            let key = (round * 7 % 30 * 2 + thread + 1).to_be_bytes();
+            if STABLE.contains(&u64::from_be_bytes(key)) {
+                continue;
+            }
+            let inserted = tree.insert(&key, 0).map_err(|error| error.to_string())?.inserted();
+            let removed = tree.remove(&key).map_err(|error| error.to_string())?.removed();
+            if !inserted || !removed {
+                return Err(format!("{key:?}: inserted {inserted}, removed {removed}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_patiently(tree: &BPlus<40>, exhausted: &Attempts) -> Result<(), String> {
+        let guard = tree.epoch.pin();
+        for stable in STABLE {
+            let key = stable.to_be_bytes();
+            let probe = Probe::new(&key);
+            let keep = &mut |_: Option<u64>| Action::Keep;
+            match tree.try_get(&probe, exhausted, &guard) {
+                Ok(found) if found != Some(stable) => return Err(format!("get found {found:?}")),
+                _ => {}
+            }
+            match tree.try_change(&probe, Intent::MayInsert, keep, exhausted, &guard) {
+                Ok(Outcome::Done(change)) if change.old == Some(stable) => {}
+                Err(Obstacle::Restart) => {}
+                _ => return Err("a change found something else".into()),
+            }
+        }
+        let mut page = Page::default();
+        let from = Bound::Unbounded;
+        if tree.try_page(from, Direction::Ascending, &mut page, exhausted, &guard) == Ok(()) {
+            let words: Vec<u64> =
+                page.pairs.iter().map(|(_, word)| word).filter(|&word| word > 0).collect();
+            if words != STABLE {
+                return Err(format!("a page shows {words:?}"));
+            }
+        }
+        Ok(())
+    }
+}
