@@ -63,7 +63,7 @@ pub(crate) struct Upkeep {
     swept: Condvar,
     /// Whether a thread in the background sweeps as soon as it can.
     kept: AtomicBool,
-    /// Held by whoever sweeps, moves records, or must not be disturbed by either.
+    /// Held by whoever sweeps, purges or moves records, or must not be disturbed by that.
     sweeping: Mutex<()>,
     stop: AtomicBool,
     /// Whether a purge has something to do at once.
@@ -92,13 +92,13 @@ impl Upkeep {
         }
     }
 
-    /// Waits until nobody sweeps or moves records, and keeps it so.
+    /// Waits until nobody sweeps, purges or moves records, and keeps it so.
     pub(crate) fn sweeping(&self) -> MutexGuard<'_, ()> {
         // A sweep that panicked has poisoned the store.
         self.sweeping.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The same without waiting: nothing if somebody sweeps or moves records.
+    /// The same without waiting: nothing if somebody is at it.
     pub(crate) fn try_sweeping(&self) -> Option<MutexGuard<'_, ()>> {
         self.sweeping.try_lock().ok()
     }
@@ -214,7 +214,8 @@ impl<M: Medium> Store<M> {
     }
 
     /// Removes the records that are expired or flushed; answers how many. Other operations may go on
-    /// meanwhile. O(n). [`Evermap`](crate::Evermap) calls it in the background.
+    /// meanwhile; a sweep, a compaction or a check has to end first, so the calling thread must not hold a
+    /// [`Reader`](crate::Reader). O(n). [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -229,6 +230,7 @@ impl<M: Medium> Store<M> {
     /// See [`Store`].
     pub fn purge(&self) -> Result<u64> {
         self.pool.region().ensure_writable()?;
+        let _sweeping = self.upkeep.sweeping();
         // From here on whoever stores a record that expires says so again; this pass may miss it.
         self.upkeep.expiring.store(false, Relaxed);
         let mut purged = 0;

@@ -311,7 +311,6 @@ impl Crew {
 
     /// The life of one thread.
     fn run<R>(self: &Arc<Self>, me: usize, body: impl FnOnce() -> R) -> thread::Result<R> {
-        let _ = self.threads[me].set(thread::current());
         self.await_turn(me);
         MEMBER.set(Some((self.clone(), me)));
         GOVERNED.set(true);
@@ -347,7 +346,11 @@ pub(crate) fn run<'env, R: Send>(
             .enumerate()
             .map(|(me, body)| threads.spawn(move || crew.run(me, body)))
             .collect();
-        // A thread that comes to wait for its turn later sees that it has it.
+        // Before anyone has a turn, so that whoever gives it on can wake the next. A thread that comes to wait only
+        // later sees that it has it.
+        for (place, handle) in crew.threads.iter().zip(&handles) {
+            place.set(handle.thread().clone()).expect("set once");
+        }
         crew.give(first);
         handles.into_iter().map(|handle| handle.join().expect("its panics are caught")).collect()
     });

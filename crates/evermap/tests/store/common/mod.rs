@@ -1,7 +1,6 @@
-//! What several test programs share.
-#![allow(dead_code, unreachable_pub)] // every program uses a part of it
+//! What several tests share.
 
-pub mod child;
+pub(crate) mod child;
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -22,24 +21,24 @@ fn index() -> IndexKind {
 }
 
 /// [`Options::new`] for the tests.
-pub fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options::new().index(index())
 }
 
 /// [`Options::small`] for the tests.
-pub fn small(bytes: u64) -> Options {
+pub(crate) fn small(bytes: u64) -> Options {
     Options::small(bytes).index(index())
 }
 
 /// [`Options::volatile`] for the tests.
-pub fn volatile() -> Options {
+pub(crate) fn volatile() -> Options {
     Options::volatile().index(index())
 }
 
 /// Memory that outlives the stores in it: dropping a store without closing it is the death of its process
 /// between two operations.
 #[derive(Clone)]
-pub struct Kept {
+pub(crate) struct Kept {
     memory: Arc<Dram>,
     /// Flushes until one panics; negative: none does.
     fuse: Arc<AtomicI64>,
@@ -47,27 +46,27 @@ pub struct Kept {
 }
 
 impl Kept {
-    pub fn new(capacity: u64) -> Self {
+    pub(crate) fn new(capacity: u64) -> Self {
         let memory = Arc::new(Dram::reserve(capacity, Pages::Base).unwrap());
         Kept { memory, fuse: Arc::new(AtomicI64::new(-1)), fences: Arc::default() }
     }
 
-    pub fn open(&self, options: &Options) -> evermap::Result<Store<Kept>> {
+    pub(crate) fn open(&self, options: &Options) -> evermap::Result<Store<Kept>> {
         Store::open(self.clone(), Identity::default(), options)
     }
 
     /// Ordered persists so far.
-    pub fn fences(&self) -> u64 {
+    pub(crate) fn fences(&self) -> u64 {
         self.fences.load(SeqCst)
     }
 
     /// Makes the flush after `flushes` more panic.
-    pub fn light_fuse(&self, flushes: i64) {
+    pub(crate) fn light_fuse(&self, flushes: i64) {
         self.fuse.store(flushes, SeqCst);
     }
 
     /// Puts the fuse out; answers whether it has burnt down before.
-    pub fn put_fuse_out(&self) -> bool {
+    pub(crate) fn put_fuse_out(&self) -> bool {
         self.fuse.swap(-1, SeqCst) < 0
     }
 }
@@ -115,27 +114,27 @@ unsafe impl Medium for Kept {
 }
 
 /// A generator whose numbers are the same in every run.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    pub fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         (self.next() >> 16) % limit
     }
 }
 
 /// A value that tells which key it belongs to and which version it is.
-pub fn value_of(key: &[u8], version: u64, len: usize) -> Vec<u8> {
+pub(crate) fn value_of(key: &[u8], version: u64, len: usize) -> Vec<u8> {
     let mut value = key.to_vec();
     value.extend_from_slice(&version.to_le_bytes());
     let mut random = Random::new(version ^ key.len() as u64);
@@ -146,7 +145,7 @@ pub fn value_of(key: &[u8], version: u64, len: usize) -> Vec<u8> {
 }
 
 /// Whether `value` is some version of what [`value_of`] makes for `key`.
-pub fn is_value_of(key: &[u8], value: &[u8]) -> bool {
+pub(crate) fn is_value_of(key: &[u8], value: &[u8]) -> bool {
     let Some(rest) = value.strip_prefix(key) else { return false };
     let Some(version) = rest.first_chunk::<8>() else { return false };
     value_of(key, u64::from_le_bytes(*version), value.len()) == value

@@ -1,13 +1,11 @@
 //! Stores in files: opening them again after every kind of stop, and what is refused.
 
-mod common;
-
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Random, child, is_value_of, value_of};
+use crate::common::{self, Random, child, is_value_of, value_of};
 use evermap::{
     Clock, Count, Durability, Error, Evermap, KEY_MAX, Meta, OnSuspect, Options, SweepState,
     VALUE_MAX,
@@ -74,7 +72,7 @@ fn handles_know_that_another_closed_the_store() {
 /// Writes until it is killed, saying what it is about to do and what was acknowledged.
 #[test]
 fn write_until_killed() {
-    let Some(argument) = child::asked_for("write_until_killed") else { return };
+    let Some(argument) = child::asked_for("files::write_until_killed") else { return };
     let (path, round) = argument.split_once('\n').unwrap();
     let map = open(path.as_ref());
     let mut random = Random::new(round.parse().unwrap());
@@ -136,7 +134,7 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
     let mut state = State::new();
     for round in 0..12usize {
         let mut process =
-            child::start("write_until_killed", format!("{}\n{round}", path.display()));
+            child::start("files::write_until_killed", format!("{}\n{round}", path.display()));
         let mut trying = None;
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         for (heard, line) in lines.map_while(Result::ok).enumerate() {
@@ -178,7 +176,7 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
 fn a_pending_flush_survives_a_kill() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let mut process = child::start("set_a_flush_and_hang", path.display());
+    let mut process = child::start("files::set_a_flush_and_hang", path.display());
     let mut line = String::new();
     let mut out = BufReader::new(process.stdout.take().unwrap());
     while line.trim() != "ready" {
@@ -207,7 +205,7 @@ fn a_pending_flush_survives_a_kill() {
 
 #[test]
 fn set_a_flush_and_hang() {
-    let Some(path) = child::asked_for("set_a_flush_and_hang") else { return };
+    let Some(path) = child::asked_for("files::set_a_flush_and_hang") else { return };
     let map = Evermap::open(path, options().clock(Clock::manual(1000))).unwrap();
     map.put(b"flushed", b"value").unwrap();
     map.flush_all(None).unwrap();
@@ -230,7 +228,7 @@ fn there_is_one_writer_at_a_time() {
         matches!(error.kind(), Some(ErrorKind::InUse { pid, path: p }) if *pid == own && *p == path),
         "{error}"
     );
-    let mut process = child::start("open_what_is_in_use", path.display());
+    let mut process = child::start("files::open_what_is_in_use", path.display());
     let mut said = String::new();
     std::io::Read::read_to_string(&mut process.stdout.take().unwrap(), &mut said).unwrap();
     assert!(process.wait().unwrap().success());
@@ -241,7 +239,7 @@ fn there_is_one_writer_at_a_time() {
 
 #[test]
 fn open_what_is_in_use() {
-    let Some(path) = child::asked_for("open_what_is_in_use") else { return };
+    let Some(path) = child::asked_for("files::open_what_is_in_use") else { return };
     println!("{}", refusal(path.as_ref(), options().lock_wait(Duration::ZERO)));
 }
 
@@ -398,7 +396,7 @@ fn a_quarter_of_a_mebibyte_is_enough() {
 /// Forks, and looks at the inherited store in the child.
 #[test]
 fn fork_and_look() {
-    let Some(path) = child::asked_for("fork_and_look") else { return };
+    let Some(path) = child::asked_for("files::fork_and_look") else { return };
     let map = open(path.as_ref());
     map.put(b"key", b"value").unwrap();
     // SAFETY: the child below uses the store and ends; other threads of this process hold no lock that it
@@ -433,7 +431,8 @@ fn fork_and_look() {
 fn forked_children_cannot_write() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let status = child::start("fork_and_look", path.display()).wait_with_output().unwrap().status;
+    let status =
+        child::start("files::fork_and_look", path.display()).wait_with_output().unwrap().status;
     assert!(status.success());
     let map = open(&path);
     assert!(map.stat().unwrap().clean_open);

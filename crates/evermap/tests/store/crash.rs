@@ -1,11 +1,9 @@
 //! Crashes the store everywhere.
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
-use common::value_of;
+use crate::common::{self, value_of};
 use evermap::{Clock, Edit, Meta, Options, Outcome, Store};
 use evermap_pm::region::{Identity, Region};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};

@@ -1,11 +1,9 @@
 //! Space that other sizes cannot use comes back.
 
-mod common;
-
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use common::{is_value_of, value_of};
+use crate::common::{self, is_value_of, value_of};
 use evermap::{Clock, Evermap, Meta, Store};
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;

@@ -1,11 +1,9 @@
 //! Panics in the middle of a change, as a bug would cause them.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{Kept, Random, value_of};
+use crate::common::{self, Kept, Random, value_of};
 use evermap::{Edit, Store};
 use evermap_pm::ErrorKind;
 

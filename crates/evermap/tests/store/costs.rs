@@ -1,8 +1,6 @@
 //! How often an operation waits for what it wrote to be durable.
 
-mod common;
-
-use common::{Kept, value_of};
+use crate::common::{Kept, value_of};
 use evermap::Store;
 
 /// Fences of each of many operations, ascending.

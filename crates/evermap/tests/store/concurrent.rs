@@ -1,12 +1,10 @@
 //! Several threads at once.
 
-mod common;
-
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
-use common::{Kept, Random, is_value_of, value_of};
+use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{Edit, Error, Evermap, IndexKind, Meta, Options, Outcome};
 
 fn small_extents() -> Options {
@@ -298,6 +296,20 @@ fn inserts_beside_flushes_are_before_or_after() {
     });
     let report = map.check(true).unwrap();
     assert!(report.is_sound(), "{report}");
+}
+
+/// What the background removes while a check looks at it is no problem.
+#[test]
+fn checks_beside_purges_are_sound() {
+    let map = Evermap::open("", common::volatile()).unwrap();
+    for round in 0..300u64 {
+        for key in 0..round % 20 {
+            map.put(&key.to_le_bytes(), b"value").unwrap();
+        }
+        map.flush_all(None).unwrap();
+        let report = map.check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+    }
 }
 
 /// Closing waits for what is running; what was acknowledged is there; what comes later is told.

@@ -1,10 +1,8 @@
 //! Random operations on a store and on a model of it, with orderly and unclean stops in between.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{Kept, Random, value_of};
+use crate::common::{self, Kept, Random, value_of};
 use evermap::{Clock, Edit, Meta, Outcome, Store};
 
 #[derive(Clone, Debug, PartialEq)]

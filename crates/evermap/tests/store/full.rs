@@ -1,12 +1,10 @@
 //! No space left: a clear error, nothing lost, and usable again as soon as there is room.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
-use common::{Kept, Random, is_value_of, value_of};
+use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{Evermap, Options, Store};
 use evermap_pm::Medium;
 

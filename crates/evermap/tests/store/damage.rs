@@ -5,8 +5,6 @@
 //! cases run in processes of their own with limits on memory and time, so that a crash or a hang is noticed
 //! and named.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use common::{Random, child, is_value_of, value_of};
+use crate::common::{self, Random, child, is_value_of, value_of};
 use evermap::{Evermap, Item, Meta, OnSuspect, Options};
 
 const BYTES: u64 = 256 << 10;
@@ -148,7 +146,7 @@ fn build(path: &Path, stop: &str) -> Template {
         older.push(std::fs::read(path).unwrap());
     }
     if stop == "unclean" {
-        let mut process = child::start("write_and_hang", path.display());
+        let mut process = child::start("damage::write_and_hang", path.display());
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         assert!(lines.map_while(Result::ok).any(|line| line == "ready"));
         process.kill().unwrap();
@@ -161,7 +159,7 @@ fn build(path: &Path, stop: &str) -> Template {
 
 #[test]
 fn write_and_hang() {
-    let Some(path) = child::asked_for("write_and_hang") else { return };
+    let Some(path) = child::asked_for("damage::write_and_hang") else { return };
     let map = Evermap::open(path, options()).unwrap();
     (0..KEYS).step_by(9).for_each(|number| put(&map, number, 9000 + number).unwrap());
     println!("ready");
@@ -266,7 +264,7 @@ fn limit_memory() {
 #[test]
 fn use_damaged_files() {
     static PANICKED: AtomicBool = AtomicBool::new(false);
-    let Some(argument) = child::asked_for("use_damaged_files") else { return };
+    let Some(argument) = child::asked_for("damage::use_damaged_files") else { return };
     limit_memory();
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -306,7 +304,7 @@ fn supervise(stop: &str) {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let path = directory.path().join("map");
     let argument = format!("{}\n{stop}\n{wanted}", path.display());
-    let mut process = child::start("use_damaged_files", argument);
+    let mut process = child::start("damage::use_damaged_files", argument);
     let (say, hear) = channel();
     let lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let reader = std::thread::spawn(move || {

@@ -1,0 +1,12 @@
+//! The store's tests, in one program: each of these would compile the whole store again.
+
+mod common;
+mod compact;
+mod concurrent;
+mod costs;
+mod crash;
+mod damage;
+mod files;
+mod full;
+mod model;
+mod panics;
