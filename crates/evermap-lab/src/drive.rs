@@ -1,7 +1,8 @@
 //! The driver: takes tables through phases, and measures.
 //!
-//! Machines are noisy, so figures are only compared within a run: the tables take turns (A B C, A B C, ...),
-//! a ratio is taken within each round, and its median and a distribution-free interval are reported.
+//! Machines are noisy, so figures are only compared within a run: the tables take turns, a ratio is taken within each
+//! round, and its median and a distribution-free interval are reported. Each round has an order of its own, because
+//! a table runs in the memory that the one before it has left.
 //! Threads are pinned. What everybody else on the machine used meanwhile is measured, and a phase that was
 //! disturbed is void and repeated. Every answer of a table is checked while the clock runs, and the whole
 //! content afterwards.
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use evermap_pm::medium::Pages;
+use evermap_pm::sim::rng::Rng;
 
 use crate::LabError;
 use crate::compare::{Driven, PhaseReport, SubjectReport, summary};
@@ -27,6 +29,8 @@ use crate::workload::{Blend, Phase, Shape, Speller, Stream, Workload, Writer, ve
 
 /// Most threads that an experiment may have.
 const THREADS_MAX: usize = 256;
+/// What most tables take for a key while they grow.
+const WARM_BYTES: u64 = 64;
 /// Foreign processor time is known in scheduler ticks, so a shorter phase is judged by its whole round.
 const JUDGED_ALONE: f64 = 0.25;
 
@@ -239,7 +243,8 @@ impl Driver<'_> {
         let mut limits = Vec::new();
         let mut tables: Vec<_> = entries.iter().map(|&entry| Rounds::new(entry)).collect();
         for round in 0..config.rounds {
-            for table in &mut tables {
+            for at in turns(tables.len(), config.seed, round) {
+                let table = &mut tables[at];
                 self.announce(
                     &table.entry,
                     &format!("round {} of {}", round + 1, config.rounds),
@@ -298,6 +303,7 @@ impl Driver<'_> {
     fn throughput(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         machine::trim();
         machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
+        machine::warm_up(WARM_BYTES * self.config.keys as u64, self.config.pages);
         let mut run = Run::new(self, entry, false)?;
         let (mut records, mut uses) = (Vec::new(), Vec::new());
         let mut footprint = Footprint::default();
@@ -444,6 +450,16 @@ impl Driver<'_> {
             ..Record::at(run.subject.place())
         }
     }
+}
+
+/// In which order so many tables run in a round.
+fn turns(tables: usize, seed: u64, round: usize) -> Vec<usize> {
+    let mut turns: Vec<_> = (0..tables).collect();
+    // The first in the order that was asked for.
+    if round > 0 {
+        Rng::new(seed.wrapping_add(round as u64)).shuffle(&mut turns);
+    }
+    turns
 }
 
 /// The rounds of one table so far; in each, a record for every reported step.
@@ -823,6 +839,16 @@ mod tests {
     }
 
     #[test]
+    fn every_table_has_a_turn_and_every_round_an_order() {
+        let orders: Vec<_> = (0..9).map(|round| turns(5, 1, round)).collect();
+        assert_eq!(orders[0], [0, 1, 2, 3, 4]);
+        for order in &orders {
+            assert!((0..5).all(|at| order.contains(&at)), "{order:?}");
+        }
+        assert!(orders.windows(2).all(|two| two[0] != two[1]), "{orders:?}");
+    }
+
+    #[test]
     fn tables_take_turns() {
         let entries = [faulty(Fault::None), subject("reference").unwrap()];
         let config = Config { plan: Plan::Phases(vec![Phase::Insert, Phase::Delete]), ..config(1) };
@@ -834,13 +860,15 @@ mod tests {
             .map(|record| (record.index.as_str(), record.phase.as_str(), record.round))
             .collect();
         let both = |index, round| [(index, "insert", round), (index, "delete", round)];
+        let names = ["faulty", "reference"];
+        let second = turns(2, config.seed, 1);
         let expected = [
-            both("faulty", Some(0)),
-            both("reference", Some(0)),
-            both("faulty", Some(1)),
-            both("reference", Some(1)),
-            both("faulty", None),
-            both("reference", None),
+            both(names[0], Some(0)),
+            both(names[1], Some(0)),
+            both(names[second[0]], Some(1)),
+            both(names[second[1]], Some(1)),
+            both(names[0], None),
+            both(names[1], None),
         ];
         assert_eq!(order, expected.concat());
         assert_eq!(kept.steps, kept.stepped.len() as u64);
