@@ -303,7 +303,7 @@ impl Driver<'_> {
     fn throughput(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         machine::trim();
         machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
-        machine::warm_up(WARM_BYTES * self.config.keys as u64, self.config.pages);
+        machine::warm_up(WARM_BYTES * self.config.keys, self.config.pages);
         let mut run = Run::new(self, entry, false)?;
         let (mut records, mut uses) = (Vec::new(), Vec::new());
         let mut footprint = Footprint::default();
