@@ -99,7 +99,7 @@ impl<M: Medium> Store<M> {
         } else if let SweepState::Failed(why) = self.upkeep.sweep_state() {
             report.problem(format!("sweep: {why}"));
         }
-        // Records that are being moved would be seen twice.
+        // Records that are being moved would be seen twice, and what is purged meanwhile counted after all.
         let _upkeep = self.upkeep.sweeping();
         // What waits to be reused is allocated but not reachable.
         self.pool.epoch().drain();
