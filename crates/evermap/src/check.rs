@@ -10,7 +10,7 @@ use evermap_pm::Medium;
 use crate::read::Walk;
 use crate::record::Record;
 use crate::upkeep::SweepState;
-use crate::{Result, Store};
+use crate::{Error, Result, Store};
 
 /// Problems that are described; the rest are counted.
 const DESCRIBED: usize = 1000;
@@ -110,7 +110,11 @@ impl<M: Medium> Store<M> {
         self.check_records(&mut report)?;
         self.check_blocks(&mut report);
         self.check_counts(&mut report);
-        self.check_ordered(&mut |what| report.problem(what))?;
+        match self.check_ordered(&mut |what| report.problem(what)) {
+            Err(Error::Closed) => return Err(Error::Closed),
+            Err(error) => report.problem(format!("ordered index: {error}")),
+            Ok(()) => {}
+        }
         Ok(report)
     }
 

@@ -6,9 +6,9 @@ use std::ops::{
     Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive,
 };
 
-use evermap_index::BPlus;
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::{Cursor, Direction, Run, prefix_end};
+use evermap_index::{BPlus, Guard};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
@@ -288,8 +288,8 @@ impl<'s, M: Medium> Scan<'s, M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Pm`](crate::Error::Pm) with `Forked`, `Poisoned` or
-    /// `Damaged`, where the hash index is. Damaged records are reported to `each` instead.
+    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Pm`](crate::Error::Pm) with `Forked` or `Poisoned`. What is
+    /// damaged is reported to `each`.
     pub fn visit(&mut self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
         if !self.items.is_empty() {
             self.begin_again(self.direction);
@@ -344,20 +344,41 @@ impl<'s, M: Medium> Scan<'s, M> {
         for (key, at) in refs.iter_mut().zip(places.clone()) {
             *key = BytesRef { bytes: self.keys.key(at), hash: self.keys.word(at) };
         }
-        let (refs, mut shown) = (&refs[..places.len()], 0);
-        let mut last = None;
-        let limit = self.limit;
-        let go_on = self.store.get_batch(refs, value, &guard, |at, item| {
-            shown += 1;
-            last = Some(at);
+        let (refs, limit) = (&refs[..places.len()], self.limit);
+        let (mut shown, mut last) = (0, 0);
+        let mut show = |at: usize, item: Result<Item<'_>>| {
+            (shown, last) = (shown + 1, at);
             each(refs[at].bytes, item) && shown < limit
-        })?;
-        self.limit -= shown;
-        self.at = match last {
-            Some(last) if !go_on => self.at + last + 1,
-            _ => self.keys.len(),
         };
+        let looked_up = match self.store.get_batch(refs, value, &guard, &mut show) {
+            // A part of the hash index cannot be read. It is told of with each key that leads there, and only with those.
+            Err(error) if error.is_damaged() => self.look_up_singly(refs, value, &guard, &mut show),
+            looked_up => looked_up,
+        };
+        self.limit -= shown;
+        self.at = if looked_up? { self.keys.len() } else { self.at + last + 1 };
         Ok(())
+    }
+
+    /// Looks keys up one by one; answers whether to go on.
+    #[cold]
+    fn look_up_singly(
+        &self,
+        refs: &[BytesRef<'_>],
+        value: &mut Vec<u8>,
+        guard: &Guard<'_>,
+        show: &mut impl FnMut(usize, Result<Item<'_>>) -> bool,
+    ) -> Result<bool> {
+        for (at, key) in refs.chunks(1).enumerate() {
+            let go_on = match self.store.get_batch(key, value, guard, |_, item| show(at, item)) {
+                Err(error) if error.is_damaged() => show(at, Err(error)),
+                looked_up => looked_up?,
+            };
+            if !go_on {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Copies some records ahead for the iterator; answers whether there may be any.
