@@ -14,6 +14,7 @@ use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
 use evermap_pm::{Medium, Pool};
 
 use crate::census::{Count, Counters, Totals};
+use crate::ordered::Ordered;
 use crate::primary::Primary;
 use crate::record::{Draft, Record, VALUE_MAX, record_bytes};
 use crate::sealed::{Place, seal, unseal};
@@ -57,6 +58,8 @@ pub struct Store<M: Medium = Mapped> {
     /// Reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
     pub(crate) upkeep: Upkeep,
+    /// Nothing unless [`Options::ordered`] asks for it.
+    pub(crate) ordered: Option<Ordered>,
     pub(crate) origin: Origin,
 }
 
@@ -141,6 +144,7 @@ impl<M: Medium> Store<M> {
         };
         Ok(Store {
             upkeep: Upkeep::new(!pool.is_swept() || known.is_none()),
+            ordered: options.ordered.then(|| Ordered::new(options.notices, is_new)),
             index,
             stamps,
             counters: Counters::new(known),
@@ -337,9 +341,12 @@ impl<M: Medium> Store<M> {
     ) -> Result<Change> {
         loop {
             let mut born_flushed = false;
+            // Whether a record was there that nobody can see.
+            let mut buried = false;
             let change = self.index.mutate(key, intent, guard, &mut |word| {
                 let mark = self.stamps.mark();
                 let live = word.and_then(|word| self.live(word, mark));
+                buried = word.is_some() && live.is_none();
                 match (decide(live), draft) {
                     (Verdict::Publish | Verdict::PublishWith(_), Some(draft))
                         if draft.stamp() < mark =>
@@ -365,6 +372,10 @@ impl<M: Medium> Store<M> {
             }
             if change.changed() {
                 self.account(change.old, draft.filter(|_| change.new.is_some()), guard);
+                // Of a record that cannot be read, whoever built the ordered index may not know the key.
+                if change.old.is_none() || change.new.is_none() || buried {
+                    self.notice(key, guard);
+                }
             }
             return Ok(change);
         }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
 use crate::common::{self, value_of};
+use crate::ordered;
 use evermap::{Clock, Edit, Meta, Options, Outcome, Store};
 use evermap_pm::region::{Identity, Region};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
@@ -35,7 +36,7 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 fn options() -> Options {
-    common::small(256 << 10).seed(7).clock(Clock::manual(1000))
+    common::small(256 << 10).seed(7).clock(Clock::manual(1000)).ordered(true)
 }
 
 fn open(sim: &Sim) -> Result<Store<Sim>, String> {
@@ -97,6 +98,7 @@ impl Live {
                 store.compact().map_err(text)?;
                 return Ok(());
             }
+            _ if version.is_multiple_of(2) => return ordered::scan_agrees(store),
             _ => MapOp::Get,
         };
         let number = history.map.begin(&self.sim, key, op);
@@ -145,6 +147,7 @@ impl Live {
 
     fn verify(&self) -> Result<(), String> {
         let report = self.store.check(true).map_err(text)?;
+        ordered::scan_agrees(&self.store)?;
         if report.is_sound() && self.store.len().exact { Ok(()) } else { Err(text(report)) }
     }
 }

@@ -9,4 +9,5 @@ mod damage;
 mod files;
 mod full;
 mod model;
+mod ordered;
 mod panics;
