@@ -7,33 +7,48 @@ use crate::indexed::{Stage, nameless};
 use crate::store::{Result, Store, Stored};
 use crate::subject::{Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject};
 
-/// The registry's line.
-pub(crate) const ENTRY: Entry = Entry {
-    name: "evermap",
-    about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",
-    rival: false,
-    build: |setup| {
-        setup.media_only(ENTRY.name, &[MediumKind::Dram, MediumKind::Process])?;
-        let opened = Opened::new(setup).map_err(|error| LabError::index(ENTRY.name, error))?;
-        Ok(Box::new(Stored::new(ENTRY.name, opened, setup.shape.unwrap_or_default()))
-            as Box<dyn Subject>)
+/// The registry's lines.
+pub(crate) const ENTRIES: [Entry; 2] = [
+    Entry {
+        name: "evermap",
+        about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",
+        rival: false,
+        build: |setup| build("evermap", false, setup),
     },
-};
+    Entry {
+        name: "evermap-ordered",
+        about: "the same with a tree of its keys in ordinary memory, so that it can be scanned",
+        rival: false,
+        build: |setup| build("evermap-ordered", true, setup),
+    },
+];
+
+fn build(
+    name: &'static str,
+    ordered: bool,
+    setup: &Setup,
+) -> std::result::Result<Box<dyn Subject>, LabError> {
+    setup.media_only(name, &[MediumKind::Dram, MediumKind::Process])?;
+    let opened = Opened::new(name, ordered, setup).map_err(|error| LabError::index(name, error))?;
+    Ok(Box::new(Stored::new(name, opened, setup.shape.unwrap_or_default())))
+}
 
 /// The store, and where it is.
 struct Opened {
     map: Evermap,
     place: Place,
+    ordered: bool,
 }
 
 impl Opened {
-    fn new(setup: &Setup) -> Result<Self> {
-        let stage = Stage { name: ENTRY.name, guards: Guards::PerOperation, setup };
+    fn new(name: &'static str, ordered: bool, setup: &Setup) -> Result<Self> {
+        let stage = Stage { name, guards: Guards::PerOperation, setup };
         let (capacity, place) = (stage.capacity(), stage.place());
-        let options = Options::new().capacity(capacity).seed(0);
+        let options = Options::new().capacity(capacity).seed(0).ordered(ordered);
         let map = match &setup.file {
             _ if setup.medium == MediumKind::Dram => {
-                Evermap::open("", Options::volatile().capacity(capacity).seed(0))?
+                let options = Options::volatile().capacity(capacity).seed(0).ordered(ordered);
+                Evermap::open("", options)?
             }
             File::New(path) => Evermap::open(path, options)?,
             File::Existing(path) => Evermap::open(path, options.create(false))?,
@@ -44,7 +59,7 @@ impl Opened {
                 map
             }
         };
-        Ok(Opened { map, place })
+        Ok(Opened { map, place, ordered })
     }
 }
 
@@ -83,12 +98,34 @@ impl Store for Opened {
         Ok(if self.map.remove(key)? { Found::Present } else { Found::Absent })
     }
 
+    fn scan(
+        &self,
+        from: &[u8],
+        count: usize,
+        (): &(),
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<()> {
+        let mut failure = None;
+        self.map.scan(from..)?.limit(count as u64).visit(|item| {
+            match item {
+                Ok(item) => each(item.key, item.value),
+                Err(error) => failure = Some(error),
+            }
+            failure.is_none()
+        })?;
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.ordered
+    }
+
     fn size(&self) -> Result<Size> {
         let stat = self.map.stat()?;
         Ok(Size {
             len: Some(stat.records.value),
             load_factor: Some(stat.load_factor),
-            dram_bytes: None,
+            dram_bytes: stat.ordered.as_ref().map(|ordered| ordered.bytes),
             pm_bytes: Some(stat.allocated_bytes),
         })
     }

@@ -430,7 +430,7 @@ const STORES: &[Entry] = &[];
 pub fn subjects() -> Vec<Entry> {
     let indexes =
         [&crate::indexed::ENTRIES[..], &crate::ablated::ENTRIES, &crate::indexed::SEGMENTS];
-    let ours = [indexes.concat(), vec![crate::evermap::ENTRY, crate::ordered::ENTRY]];
+    let ours = [indexes.concat(), crate::evermap::ENTRIES.to_vec(), vec![crate::ordered::ENTRY]];
     let theirs = [&crate::reference::ENTRIES[..], RIVALS, STORES];
     [ours.concat(), theirs.concat(), crate::plugin::entries()].concat()
 }

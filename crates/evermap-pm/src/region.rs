@@ -368,9 +368,9 @@ impl<M: Medium> Region<M> {
         }
         for entry in lost {
             m.store(entry, 0);
+            // Fenced with the generation, before anything is served.
             m.flush(entry);
         }
-        m.fence();
         Ok(())
     }
 

@@ -49,6 +49,7 @@ const TABLES: &[&str] = &[
 /// Stores of byte strings, by what their changes survive.
 const STORES: &[&str] = &[
     "evermap",
+    "evermap-ordered",
     "lmdb-process",
     "fjall-process",
     "rocksdb-process",
