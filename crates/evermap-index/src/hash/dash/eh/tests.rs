@@ -135,3 +135,66 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     };
     is_durable_after(&sim, serve, (at, wanted));
 }
+
+/// A key whose hash leaves its last sixteen bits out, so that many share one.
+enum Crowded {}
+
+impl Key for Crowded {
+    type Ref<'a> = u64;
+    const FORMAT: u16 = 200;
+    const WORDS_ARE_RECORDS: bool = false;
+    fn hash(key: u64, _seed: u64) -> u64 {
+        key & !0xffff
+    }
+    fn slot_key(key: u64, _hash: u64) -> u64 {
+        key
+    }
+    fn slot_hash(slot_key: u64, seed: u64) -> u64 {
+        Self::hash(slot_key, seed)
+    }
+    fn matches<M: Medium>(_medium: &M, _word: u64, _key: u64) -> bool {
+        true
+    }
+    fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
+}
+
+/// Records with equal hashes fill several buckets of a chain, and move with it when their segment is split: all of
+/// the new chain is durable.
+#[test]
+fn a_chain_of_several_buckets_survives_a_split() {
+    let sim = Sim::new(CAPACITY).unwrap();
+    sim.pause();
+    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
+    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
+    let index = Tiny::<Crowded, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    // All further bits are ones, so that a crowd belongs to the upper half of each split.
+    let crowd = |corner: u64| (1..40).map(move |key| corner << 62 | (1 << 62) - (1 << 16) | key);
+    let crowds: Vec<u64> = (0..4).flat_map(crowd).collect();
+    for &key in &crowds {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    let splits = index.stats(&pool.pin()).unwrap().splits;
+    sim.checkpoint();
+    sim.note(Note::Begin(0));
+    let others: Vec<u64> = (0..64).map(|key| key << 58 | 1 << 57).collect();
+    for &key in &others {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    assert!(index.stats(&pool.pin()).unwrap().splits > splits + 3);
+    sim.note(Note::End(0));
+    drop((index, pool));
+    let mut images = 0;
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        if image.point.completed(0) {
+            let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
+            let pool = Pool::open(sim, Identity::default(), OnSuspect::Refuse).unwrap().0;
+            let index = Tiny::<Crowded, _>::open(pool.clone(), 0).unwrap();
+            for &key in crowds.iter().chain(&others) {
+                assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
+            }
+            images += 1;
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(images > 0);
+}
