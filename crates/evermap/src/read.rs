@@ -251,7 +251,11 @@ impl<M: Medium> Store<M> {
 
     /// The record that `word` names, unless it is dead, and when it expires.
     #[inline]
-    fn readable(&self, key: BytesRef<'_>, word: u64) -> Result<Option<(Record<'_, M>, u32)>> {
+    pub(crate) fn readable(
+        &self,
+        key: BytesRef<'_>,
+        word: u64,
+    ) -> Result<Option<(Record<'_, M>, u32)>> {
         let damaged = |what| {
             self.met_damage();
             Error::damaged(key.bytes, word & evermap_index::record::OFFSET_MASK, what)

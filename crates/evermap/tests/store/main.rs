@@ -1,5 +1,6 @@
 //! The store's tests, in one program: each of these would compile the whole store again.
 
+mod batch;
 mod common;
 mod compact;
 mod concurrent;

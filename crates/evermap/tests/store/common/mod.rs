@@ -13,7 +13,7 @@ use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
 /// The index that the stores of the tests are made with: `EVERMAP_TEST_INDEX`, the usual one unless that is set.
-fn index() -> IndexKind {
+pub(crate) fn index() -> IndexKind {
     std::env::var("EVERMAP_TEST_INDEX").map_or_else(
         |_| IndexKind::default(),
         |name| name.parse().unwrap_or_else(|error| panic!("EVERMAP_TEST_INDEX: {error}")),
