@@ -286,7 +286,10 @@ impl<M: Medium> Store<M> {
         let guard = self.enter_writing()?;
         let turn = self.claims.turn();
         let _claim = self.claims.claim(&turn, keys);
-        let mark = self.stamps.mark();
+        let Some(mark) = self.stamps.settled_mark() else {
+            self.stamps.wait_for_flush();
+            return Ok(None);
+        };
         let mut plans = Vec::with_capacity(keys.len());
         for (part, &key) in batch.parts.iter().zip(keys) {
             let plan = self.look(key, mark, &guard)?;
@@ -393,7 +396,7 @@ impl<M: Medium> Store<M> {
             poison.disarm();
             return Err(error);
         }
-        if self.stamps.mark() != mark {
+        if self.stamps.settled_mark() != Some(mark) {
             self.unbind_new(steps, guard);
             poison.disarm();
             return Ok(Progress::Overtaken);
@@ -480,7 +483,7 @@ impl<M: Medium> Store<M> {
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
     /// map.apply(Batch::new().add(b"here", -5).add(b"there", 5))?;
     /// let mut total = 0;
-    /// map.get_together(&[b"here", b"there"], |_, item| {
+    /// map.get_together(&["here", "there"], |_, item| {
     ///     total += item.ok().and_then(|item| counter(item.value)).unwrap_or(0);
     ///     true
     /// })?;
@@ -489,13 +492,15 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]; damaged records are reported to `each` instead.
+    /// See [`Store`]; damaged records are reported to `each` instead. [`Error::Pm`] with `Forked` in a forked child.
     pub fn get_together<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
         mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
     ) -> Result<()> {
         let keys: Vec<_> = keys.iter().map(|key| self.key(key.as_ref())).collect::<Result<_>>()?;
+        // In a forked child nobody tells whether a batch changes things.
+        self.pool.region().ensure_writable()?;
         let guard = self.enter()?;
         let found = self.look_together(&keys, &guard)?;
         let mut value = Vec::new();
@@ -542,10 +547,11 @@ impl<M: Medium> Store<M> {
             let found: Vec<_> = found
                 .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word)))
                 .collect();
-            if self.claims.still(settled) && self.stamps.mark() == mark || turn.is_some() {
+            // A flush must not come in between either.
+            if self.claims.still(settled) && self.stamps.mark() == mark {
                 return Ok(found);
             }
         }
-        unreachable!("the last look holds batches off")
+        unreachable!("flushes end at some time")
     }
 }

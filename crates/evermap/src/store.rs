@@ -357,14 +357,17 @@ impl<M: Medium> Store<M> {
     ) -> Result<Change> {
         let mut turn = None;
         loop {
-            let (mut born_flushed, mut claimed) = (false, false);
+            let (mut born_flushed, mut claimed, mut flushing) = (false, false, false);
             let change = self.index.mutate(key, intent, guard, &mut |word| {
                 // Whoever has the turn need not ask: no batch runs.
                 claimed = turn.is_none() && self.claims.covers(key.hash);
                 if claimed {
                     return Action::Keep;
                 }
-                let mark = self.stamps.mark();
+                let Some(mark) = self.stamps.settled_mark() else {
+                    flushing = true;
+                    return Action::Keep;
+                };
                 let live = word.and_then(|word| self.live(word, mark));
                 match (decide(live), draft) {
                     (Verdict::Publish | Verdict::PublishWith(_), Some(draft))
@@ -387,6 +390,10 @@ impl<M: Medium> Store<M> {
             })?;
             if claimed {
                 turn = Some(self.claims.turn());
+                continue;
+            }
+            if flushing {
+                self.stamps.wait_for_flush();
                 continue;
             }
             if let (true, Some(draft)) = (born_flushed, draft) {

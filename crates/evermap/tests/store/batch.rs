@@ -298,8 +298,9 @@ fn transfers_conserve() {
                     assert!((least..=most).contains(&sum), "{least} <= {sum} <= {most}");
                 }
             });
-            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            let ends: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
             done.store(true, SeqCst);
+            ends.into_iter().for_each(|end| end.unwrap());
         });
         let sum: i64 = names.iter().map(|name| count(&*map, name)).sum();
         assert_eq!(sum, added.load(SeqCst), "{kind}");
