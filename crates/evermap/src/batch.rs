@@ -12,7 +12,8 @@ use evermap_pm::sync::Backoff;
 
 use crate::atomic::sum;
 use crate::intent::{Entry, Intent};
-use crate::record::{Draft, Record, control_of, record_bytes};
+use crate::read::Found;
+use crate::record::{Draft, control_of, record_bytes};
 use crate::store::ensure_length;
 use crate::{Error, Item, Meta, Outcome, Result, Store};
 
@@ -527,7 +528,7 @@ impl<M: Medium> Store<M> {
         &'g self,
         keys: &[BytesRef<'_>],
         guard: &'g Guard<'_>,
-    ) -> Result<Vec<Result<Option<(Record<'g, M>, u32)>>>> {
+    ) -> Result<Vec<Result<Option<Found<'g, M>>>>> {
         let mut backoff = Backoff::new();
         for looks in 0.. {
             let turn = (looks >= LOOKS).then(|| self.claims.turn());

@@ -151,7 +151,7 @@ fn what_is_dead_is_absent() {
     clock.set(1002);
     assert_eq!(store.get(b"a").unwrap(), None);
     store.flush_all(None).unwrap();
-    assert_eq!(store.apply(Batch::new().add(b"c", 1)).unwrap().is_done(), true);
+    assert!(store.apply(Batch::new().add(b"c", 1)).unwrap().is_done());
     assert_eq!(count(&store, b"c"), 1, "began anew");
     assert_eq!(store.purge().unwrap(), 1);
     sound(&store);
@@ -438,7 +438,8 @@ fn a_decided_batch_is_completed_once() {
 #[test]
 fn an_intent_that_cannot_be_read_is_an_error_or_dropped() {
     let intent_at = |memory: &Kept| memory.load(word(memory, INTENT_ROOT)) & 0xffff_ffff_ffff;
-    let damages: [(&str, fn(&Kept, u64)); 4] = [
+    type Damage = fn(&Kept, u64);
+    let damages: [(&str, Damage); 4] = [
         ("root", |memory, _| {
             let root = word(memory, INTENT_ROOT);
             memory.store(root, memory.load(root) ^ 1 << 20);
