@@ -2,6 +2,7 @@
 """Edits the source as a tired author would, one small mistake at a time, and looks whether the tests notice.
 
     tests/source-edits/run.py [--edits 40] [--seed 1] [--minutes 3] [--only-for MINUTES]
+    tests/source-edits/run.py --again
     tests/source-edits/run.py --table
 
 Each edit removes one flush, removes one fence, swaps two neighbouring persistent stores, drops one step of a recovery,
@@ -10,7 +11,8 @@ the heap, the pool and the region.
 
 Works in a copy of the tree, `target/source-edits/tree`, with a target directory of its own; the tree itself is never
 touched. What came of each edit is a line of `target/source-edits/results-SEED.jsonl`: a run that is stopped goes on
-where it was. An edit that does not compile is none, and the next one takes its place.
+where it was. An edit that does not compile is none, and the next one takes its place. With `--again`, those that were
+not noticed are tried once more, on a new copy of the tree: when tests were added for them.
 """
 
 import argparse
@@ -39,10 +41,20 @@ use evermap_index::testkit::tiny::DashEh;
 
 crash_campaign!(dash_eh, DashEh);
 """
+# The conformance kit on it, which knows threads that are held up.
+KIT = """//! The conformance kit on one index.
+
+use evermap_index::conformance;
+use evermap_index::testkit::tiny::DashEh;
+
+conformance!(dash_eh, DashEh);
+"""
+WRITTEN = {"edited": CAMPAIGN, "edited_kit": KIT}
 TESTS = [
     ["-p", "evermap-index", "--test", "edited"],
     ["-p", "evermap-pm", "--lib"],
     ["-p", "evermap-index", "--test", "dash", "--test", "pitfalls"],
+    ["-p", "evermap-index", "--test", "edited_kit"],
 ]
 
 
@@ -179,6 +191,30 @@ def judge(tree, minutes):
     return "not noticed", None, 60.0 * minutes - left
 
 
+UNNOTICED = ("not noticed", "time ran out")
+
+
+def identity(result):
+    """What an edit is known by, also when lines above it have changed."""
+    return result["kind"], result["file"], result["before"]
+
+
+def valid(results):
+    return [result for result in results if result["verdict"] != "does not compile"]
+
+
+def copy(tree):
+    """Makes the copy that is edited, unless there is one, and the tests that are run in it."""
+    if not os.path.exists(tree):
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for name in filter(None, listed.split("\0")):
+            os.makedirs(os.path.dirname(os.path.join(tree, name)), exist_ok=True)
+            shutil.copy2(os.path.join(ROOT, name), os.path.join(tree, name))
+    for name, text in WRITTEN.items():
+        with open(os.path.join(tree, "crates/evermap-index/tests", f"{name}.rs"), "w") as file:
+            file.write(text)
+
+
 def table(results):
     print("| | edit | where | what was there | verdict |\n|---|---|---|---|---|")
     for number, result in enumerate(results, 1):
@@ -198,6 +234,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=3, help="for the tests of one edit, without compiling")
     parser.add_argument("--only-for", type=float, default=1e9, help="minutes after which no further edit is begun")
     parser.add_argument("--work", default=os.path.join(ROOT, "target", "source-edits"))
+    parser.add_argument("--again", action="store_true", help="try those once more that were not noticed")
     parser.add_argument("--table", action="store_true", help="print what came of the edits so far")
     options = parser.parse_args()
     begin = time.time()
@@ -206,28 +243,28 @@ def main():
     if os.path.exists(path):
         with open(path) as file:
             results = [json.loads(line) for line in file]
-    counted = [result for result in results if result["verdict"] != "does not compile"]
     if options.table:
-        return table(counted)
+        return table(valid(results))
     tree = os.path.join(options.work, "tree")
-    if not os.path.exists(tree):
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        for name in filter(None, listed.split("\0")):
-            os.makedirs(os.path.dirname(os.path.join(tree, name)), exist_ok=True)
-            shutil.copy2(os.path.join(ROOT, name), os.path.join(tree, name))
-    with open(os.path.join(tree, "crates/evermap-index/tests/edited.rs"), "w") as file:
-        file.write(CAMPAIGN)
-    known = {(r["kind"], r["file"], r["line"]) for r in results}
+    if options.again:
+        shutil.rmtree(tree, ignore_errors=True)
+    copy(tree)
+    again = [result for result in results if result["verdict"] in UNNOTICED] if options.again else []
+    known = {identity(result) for result in results if result not in again}
+    wanted = len(again) if options.again else options.edits - len(valid(results))
+    only = {identity(result) for result in again}
     for kind, (name, first, last, new) in draw(candidates(tree), options.seed):
-        if len(counted) >= options.edits or time.time() - begin > 60 * options.only_for:
+        if wanted <= 0 or time.time() - begin > 60 * options.only_for:
             break
-        if (kind, name, first + 1) in known:
-            continue
         whole = os.path.join(tree, name)
         with open(whole) as file:
             before = file.read()
         lines = before.split("\n")
         said = " ".join(line.strip() for line in lines[first : last + 1])
+        result = dict(kind=kind, file=name, line=first + 1, before=said)
+        if identity(result) in known or options.again and identity(result) not in only:
+            continue
+        known.add(identity(result))
         try:
             with open(whole, "w") as file:
                 file.write("\n".join(lines[:first] + new + lines[last + 1 :]))
@@ -235,13 +272,13 @@ def main():
         finally:
             with open(whole, "w") as file:
                 file.write(before)
-        result = dict(kind=kind, file=name, line=first + 1, before=said, verdict=verdict, by=by, seconds=round(seconds))
-        with open(path, "a") as file:
-            file.write(json.dumps(result) + "\n")
-        if verdict != "does not compile":
-            counted.append(result)
-        print(f"{len(counted)}/{options.edits} {kind} {name}:{first + 1}: {verdict} {by or ''} ({seconds:.0f} s)", flush=True)
-    table(counted)
+        result.update(verdict=verdict, by=by, seconds=round(seconds))
+        results = [other for other in results if identity(other) != identity(result)] + [result]
+        with open(path, "w") as file:
+            file.writelines(json.dumps(result) + "\n" for result in results)
+        wanted -= verdict != "does not compile"
+        print(f"{kind} {name}:{first + 1}: {verdict} {by or ''} ({seconds:.0f} s), {wanted} to go", flush=True)
+    table(valid(results))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
+use evermap::Item;
+
 use crate::failure::Failure;
 use crate::format::Format;
 use crate::open::StoreArguments;
@@ -24,27 +26,50 @@ pub(crate) struct Dump {
 impl Dump {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open()?;
-        let mut out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
-        let (mut line, mut written, mut damaged) = (Vec::new(), Ok(()), 0u64);
-        let walked = map.for_each(|item| {
-            match item {
-                Ok(item) => {
-                    line.clear();
-                    self.format.append(&item, &mut line);
-                    written = out.write_all(&line);
-                }
-                Err(error) => {
-                    damaged += 1;
-                    let _ = writeln!(io::stderr(), "evermap: {error}");
-                }
-            }
-            written.is_ok()
-        });
-        let written = written.and_then(|()| out.flush());
+        let mut output = Output::new(self.format);
+        let walked = map.for_each(|item| output.write(item));
+        let answer = output.finish();
         // In order too where nobody reads on.
         map.close()?;
         walked?;
-        written.map_err(Failure::Output)?;
-        Ok(if damaged == 0 { DONE } else { NO })
+        answer
+    }
+}
+
+/// Records on their way to standard output.
+pub(crate) struct Output {
+    format: Format,
+    out: BufWriter<io::StdoutLock<'static>>,
+    line: Vec<u8>,
+    written: io::Result<()>,
+    damaged: u64,
+}
+
+impl Output {
+    pub(crate) fn new(format: Format) -> Self {
+        let out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
+        Output { format, out, line: Vec::new(), written: Ok(()), damaged: 0 }
+    }
+
+    /// Writes a record as a line, or tells of its damage; answers whether it makes sense to go on.
+    pub(crate) fn write(&mut self, item: evermap::Result<Item<'_>>) -> bool {
+        match item {
+            Ok(item) => {
+                self.line.clear();
+                self.format.append(&item, &mut self.line);
+                self.written = self.out.write_all(&self.line);
+            }
+            Err(error) => {
+                self.damaged += 1;
+                let _ = writeln!(io::stderr(), "evermap: {error}");
+            }
+        }
+        self.written.is_ok()
+    }
+
+    /// Writes what is left, and answers whether all records were sound.
+    pub(crate) fn finish(mut self) -> Result<ExitCode, Failure> {
+        self.written.and_then(|()| self.out.flush()).map_err(Failure::Output)?;
+        Ok(if self.damaged == 0 { DONE } else { NO })
     }
 }

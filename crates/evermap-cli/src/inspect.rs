@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use evermap::{CheckReport, Stat};
+use evermap::{CheckReport, OrderedStat, Stat};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -13,7 +13,7 @@ use crate::{DONE, NO};
 
 /// Tell the state of a store in figures
 ///
-/// Looks at the whole index, but at no record.
+/// Looks at the whole index, but at no record, unless the ordered index is asked for.
 #[derive(clap::Args)]
 pub(crate) struct StatCommand {
     #[command(flatten)]
@@ -21,11 +21,17 @@ pub(crate) struct StatCommand {
     /// As a JSON object
     #[arg(long)]
     json: bool,
+    /// Build the ordered index, and tell of it too
+    #[arg(long)]
+    ordered: bool,
 }
 
 impl StatCommand {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let map = self.store.open()?;
+        let map = if self.ordered { self.store.open_ordered()? } else { self.store.open()? };
+        if self.ordered {
+            map.build_ordered(1)?;
+        }
         let stat = map.stat()?;
         map.close()?;
         match self.json {
@@ -95,11 +101,25 @@ fn stat_as_json(stat: &Stat) -> Value {
         "clean_open": stat.clean_open,
         "suspect": stat.suspect,
         "sweep": stat.sweep.to_string(),
+        "ordered": stat.ordered.as_ref().map(ordered_as_json),
         "next_cas": stat.next_cas,
         "flush_mark": stat.flush_mark,
         "flush_due": stat.flush_due,
         "damage_met": stat.damage_met,
         "heap_faults": stat.heap_faults,
+    })
+}
+
+fn ordered_as_json(ordered: &OrderedStat) -> Value {
+    json!({
+        "state": ordered.state.to_string(),
+        "keys": ordered.keys,
+        "bytes": ordered.bytes,
+        "depth": ordered.depth,
+        "keys_read": ordered.keys_read,
+        "unreadable": ordered.unreadable,
+        "notices": ordered.notices,
+        "notices_waiting": ordered.notices_waiting,
     })
 }
 

@@ -1,7 +1,7 @@
 //! `evermap lab`: measures indexes and stores, ours and others'.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufReader, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use evermap_lab::html::Html;
 use evermap_lab::output::{JsonLines, Terminal};
 use evermap_lab::subject::MediumKind;
 use evermap_lab::workload::{Distribution, Lengths, Mix, Phase, Shape};
-use evermap_lab::{EXPERIMENTS, Output, Settings, experiment, plugin, subjects};
+use evermap_lab::{EXPERIMENTS, Output, Settings, changes, experiment, plugin, subjects};
 
 use crate::DONE;
 use crate::failure::Failure;
@@ -32,6 +32,7 @@ pub(crate) struct Lab {
 enum LabCommand {
     List(List),
     Run(Box<Run>),
+    Compare(Compare),
     Fill(Fill),
     Crash(Crash),
 }
@@ -41,6 +42,7 @@ impl Lab {
         match self.command {
             LabCommand::List(list) => list.run()?,
             LabCommand::Run(run) => run.run()?,
+            LabCommand::Compare(compare) => compare.run()?,
             LabCommand::Fill(fill) => fill.run()?,
             LabCommand::Crash(crash) => return crash.run(),
         }
@@ -113,7 +115,7 @@ struct Run {
     /// Experiments, or `all`; see `evermap lab list`
     #[arg(value_name = "EXPERIMENT", required = true)]
     experiments: Vec<String>,
-    /// Take a fraction of a minute for each, with fewer keys and rounds
+    /// Take half a minute for each, with fewer keys and rounds
     #[arg(long)]
     quick: bool,
     /// Indexes and stores, separated by commas [default: those that the experiment is about]
@@ -160,6 +162,12 @@ struct Run {
     /// Leave out the machine's own limits, which take about a second a round
     #[arg(long)]
     no_limits: bool,
+    /// Leave out the pass that counts flushes, fences and lines, and takes longer than a round
+    #[arg(long)]
+    no_counts: bool,
+    /// Leave out the pass that times single operations
+    #[arg(long)]
+    no_latencies: bool,
     /// On the emulated medium, nanoseconds that a persist takes at least
     #[arg(long, value_name = "NS")]
     persist_ns: Option<u64>,
@@ -242,6 +250,8 @@ impl Run {
             presize: self.presize,
             huge_pages: self.huge_pages,
             no_limits: self.no_limits,
+            no_counts: self.no_counts,
+            no_latencies: self.no_latencies,
             key_bytes: self.key_bytes,
             value_bytes: self.value_bytes,
             workloads: self.workloads,
@@ -286,6 +296,33 @@ fn command() -> String {
     let arguments =
         std::env::args_os().skip(1).map(|one| quoted(one.to_string_lossy().into_owned()));
     ["evermap".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+/// Compare two runs of the same experiments: what repeated, and what changed
+#[derive(Args)]
+struct Compare {
+    /// What the one run wrote with `--json`
+    old: PathBuf,
+    /// What the other one wrote
+    new: PathBuf,
+    /// Show the figures that repeat, too
+    #[arg(long)]
+    all: bool,
+}
+
+impl Compare {
+    fn run(self) -> Result<(), Failure> {
+        let open = |path: &PathBuf| {
+            let what = path.display().to_string();
+            match File::open(path) {
+                Ok(file) => Ok((what, BufReader::new(file))),
+                Err(source) => Err(Failure::Io { what, source }),
+            }
+        };
+        let (old, new) = (open(&self.old)?, open(&self.new)?);
+        let report = changes::compare((&old.0, old.1), (&new.0, new.1), self.all)?;
+        io::stdout().lock().write_all(report.text().as_bytes()).map_err(Failure::Output)
+    }
 }
 
 /// Fill a table and wait to be killed: what `recovery` starts

@@ -8,6 +8,7 @@ mod lab;
 mod lab_crash;
 mod load;
 mod open;
+mod scan;
 mod serve;
 mod sigbus;
 mod single;
@@ -40,6 +41,7 @@ enum Command {
     Del(single::Del),
     Load(load::Load),
     Dump(dump::Dump),
+    Scan(scan::Scan),
     Stat(inspect::StatCommand),
     Check(inspect::Check),
     Lab(lab::Lab),
@@ -54,6 +56,7 @@ impl Command {
             Command::Del(arguments) => arguments.run(),
             Command::Load(arguments) => arguments.run(),
             Command::Dump(arguments) => arguments.run(),
+            Command::Scan(arguments) => arguments.run(),
             Command::Stat(arguments) => arguments.run(),
             Command::Check(arguments) => arguments.run(),
             Command::Lab(arguments) => arguments.run(),

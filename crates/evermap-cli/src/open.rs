@@ -52,6 +52,11 @@ impl StoreArguments {
         self.open_with(Options::new().create(false))
     }
 
+    /// Opens a store that must be there, with an ordered index.
+    pub(crate) fn open_ordered(&self) -> Result<Evermap, Failure> {
+        self.open_with(Options::new().create(false).ordered(true))
+    }
+
     /// Opens a store, or makes it with such an index.
     pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Evermap, Failure> {
         self.open_with(Options::new().index(index))

@@ -46,6 +46,9 @@ pub(crate) struct Arguments {
     /// Kind of index for a new store: dash-eh, ...; one that exists keeps its own
     #[arg(long, value_name = "NAME", default_value_t)]
     index: IndexKind,
+    /// Keep the keys in order too, for what scans the store in this process; costs memory, see `stats`
+    #[arg(long)]
+    ordered: bool,
     #[command(flatten)]
     suspect: SuspectArguments,
     /// Largest item, up to 64M
@@ -100,7 +103,8 @@ impl Arguments {
     }
 
     fn open(&self) -> Result<Evermap, Failure> {
-        let mut options = self.suspect.apply(Options::new()).index(self.index);
+        let mut options =
+            self.suspect.apply(Options::new()).index(self.index).ordered(self.ordered);
         if let Some(memory) = self.memory {
             options = options.max_bytes(memory);
         }

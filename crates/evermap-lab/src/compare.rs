@@ -110,14 +110,17 @@ pub(crate) fn summary(rounds: &[Record]) -> Record {
     let Some(&last) = used.last() else {
         return Record::default();
     };
-    let interval = median_interval(&all(|record| record.mops), CONFIDENCE);
+    let speed = median_interval(&all(|record| record.mops), CONFIDENCE);
+    let cpu = median_interval(&all(|record| record.cpu_ns_per_op), CONFIDENCE);
     Record {
         round: None,
         seconds: over(|record| record.seconds),
         mops: over(|record| record.mops),
-        mops_low: interval.map(|interval| interval.low),
-        mops_high: interval.map(|interval| interval.high),
+        mops_low: speed.map(|range| range.low),
+        mops_high: speed.map(|range| range.high),
         cpu_ns_per_op: over(|record| record.cpu_ns_per_op),
+        cpu_low: cpu.map(|range| range.low),
+        cpu_high: cpu.map(|range| range.high),
         foreign_cpu: over(|record| record.foreign_cpu),
         ..last.clone()
     }

@@ -6,6 +6,7 @@
 //! * [`workload`]: seeded keys, the phases they are used in, and mixes such as YCSB's;
 //! * [`drive()`]: the driver: interleaved rounds, pinned threads, every answer checked;
 //! * [`compare`]: medians, and ratios within rounds;
+//! * [`changes`]: what repeats from run to run, and what does not;
 //! * [`crash`]: crash campaigns, and mistakes that they must notice;
 //! * [`limits`]: what the machine itself can do, as a yardstick;
 //! * [`report`]: what came out, as tables, plots, and a paper's figures beside ours;
@@ -20,6 +21,7 @@ mod indexed;
 mod latency;
 mod library;
 mod machine;
+mod ordered;
 mod records;
 mod reference;
 #[cfg(feature = "rivals")]
@@ -31,6 +33,7 @@ mod tables;
 mod testing;
 mod workers;
 
+pub mod changes;
 pub mod compare;
 pub mod drive;
 pub mod experiments;

@@ -39,6 +39,10 @@ pub struct Record {
     pub mops_high: Option<f64>,
     /// Processor time of the process for an operation, nanoseconds: helpers of the table included.
     pub cpu_ns_per_op: Option<f64>,
+    /// In a summary: the range that holds the true median.
+    pub cpu_low: Option<f64>,
+    /// Its upper end.
+    pub cpu_high: Option<f64>,
     /// Median latency, nanoseconds; for `get_many` of a batch.
     pub p50_ns: Option<u64>,
     /// 99th percentile of latency, nanoseconds.
@@ -265,7 +269,7 @@ mod tests {
     use crate::workload::Phase;
 
     /// What programs that read the lines rely on.
-    const FIELDS: [&str; 38] = [
+    const FIELDS: [&str; 40] = [
         "experiment",
         "index",
         "medium",
@@ -279,6 +283,8 @@ mod tests {
         "mops_low",
         "mops_high",
         "cpu_ns_per_op",
+        "cpu_low",
+        "cpu_high",
         "p50_ns",
         "p99_ns",
         "p999_ns",

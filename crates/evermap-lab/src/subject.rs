@@ -430,7 +430,7 @@ const STORES: &[Entry] = &[];
 pub fn subjects() -> Vec<Entry> {
     let indexes =
         [&crate::indexed::ENTRIES[..], &crate::ablated::ENTRIES, &crate::indexed::SEGMENTS];
-    let ours = [indexes.concat(), vec![crate::evermap::ENTRY]];
+    let ours = [indexes.concat(), vec![crate::evermap::ENTRY, crate::ordered::ENTRY]];
     let theirs = [&crate::reference::ENTRIES[..], RIVALS, STORES];
     [ours.concat(), theirs.concat(), crate::plugin::entries()].concat()
 }

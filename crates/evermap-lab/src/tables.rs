@@ -23,9 +23,17 @@ pub(crate) fn grids(driven: &Driven) -> Vec<Grid> {
         }
     };
     table("Million operations a second, medians", &|phase| speed(&phase.summary));
-    table("Processor time of an operation, ns", &|phase| {
-        Some(format!("{:.0}", phase.summary.cpu_ns_per_op?))
-    });
+    table(
+        "Processor time of an operation, ns: median, and the range that holds the true one",
+        &|phase| {
+            let Record { cpu_ns_per_op, cpu_low, cpu_high, .. } = phase.summary;
+            let range = match phase.rounds.len() {
+                0 | 1 => String::new(),
+                _ => format!(" {:.0}-{:.0}", cpu_low?, cpu_high?),
+            };
+            Some(format!("{:.0}{range}", cpu_ns_per_op?))
+        },
+    );
     type Quantile = (&'static str, fn(&Record) -> Option<u64>);
     let quantiles: [Quantile; 4] = [
         ("Median latency", |record| record.p50_ns),
@@ -232,7 +240,7 @@ mod tests {
         let text = format!("{}\n{}", grids.concat(), notes(&driven).join("\n"));
         let titles = [
             "Million operations a second, medians",
-            "Processor time of an operation, ns",
+            "Processor time of an operation, ns: median",
             "Median latency, ns",
             "99.9th percentile of latency, ns",
             "Longest latency, ns",

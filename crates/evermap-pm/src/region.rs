@@ -75,7 +75,7 @@ pod! {
         state: PmU64,
         pad0: [PmU64; 7],
         /// How often the region was opened, and the complement as a check.
-        generation: [PmU64; 2],
+        pub generation: [PmU64; 2],
         pad1: [PmU64; 6],
         /// Boot id (2), device, inode, birth time: see [`Identity`].
         identity: [PmU64; 5],
@@ -554,7 +554,7 @@ impl<M: Medium> Region<M> {
 
     /// Where extent `index` begins. Extents are aligned to their size.
     #[inline(always)]
-    pub(crate) fn extent_offset(&self, index: u64) -> u64 {
+    pub fn extent_offset(&self, index: u64) -> u64 {
         (TABLE + self.extent_count * 8).next_multiple_of(self.extent_size)
             + index * self.extent_size
     }

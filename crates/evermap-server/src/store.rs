@@ -137,6 +137,13 @@ impl Cache for Evermap {
         each("evermap_counts_exact", &u8::from(summary.records.exact));
         each("evermap_sweep", &summary.sweep);
         each("evermap_damage_met", &summary.damage_met);
+        if let Some(ordered) = &summary.ordered {
+            each("evermap_ordered", &ordered.state);
+            each("evermap_ordered_keys", &ordered.keys);
+            each("evermap_ordered_bytes", &ordered.bytes);
+            each("evermap_ordered_keys_read", &ordered.keys_read);
+            each("evermap_ordered_notices_waiting", &ordered.notices_waiting);
+        }
     }
 }
 

@@ -230,6 +230,8 @@ impl Plan<'_> {
 struct Step<'d, M: Medium> {
     key: BytesRef<'d>,
     entry: Entry,
+    /// Whether the index has a record for the key that nobody can see.
+    buried: bool,
     draft: Option<Draft<'d, M>>,
 }
 
@@ -357,10 +359,11 @@ impl<M: Medium> Store<M> {
     /// What a plan changes, with its new record flushed; nothing if it changes nothing.
     fn step<'d>(&'d self, plan: &'d Plan<'_>) -> Result<Option<Step<'d, M>>> {
         let old = plan.word.unwrap_or(0);
+        let buried = plan.word.is_some() && plan.found.is_none();
         let Some((value, meta)) = &plan.value else {
             let removes = plan.removes && old != 0;
             let entry = Entry { old, new: 0, control: 0 };
-            return Ok(removes.then_some(Step { key: plan.key, entry, draft: None }));
+            return Ok(removes.then_some(Step { key: plan.key, entry, buried, draft: None }));
         };
         let control = control_of(meta.expires_at);
         let draft = self.draft_flushed(
@@ -373,7 +376,7 @@ impl<M: Medium> Store<M> {
             },
         )?;
         let entry = Entry { old, new: draft.word(), control };
-        Ok(Some(Step { key: plan.key, entry, draft: Some(draft) }))
+        Ok(Some(Step { key: plan.key, entry, buried, draft: Some(draft) }))
     }
 
     /// Makes all steps happen, or none. All keys are claimed, and everything looked at after the flush `mark`.
@@ -419,8 +422,11 @@ impl<M: Medium> Store<M> {
         self.claims.end_changing();
         intent.fulfil();
         poison.disarm();
-        for Step { entry, draft, .. } in steps {
+        for Step { key, entry, buried, draft } in steps {
             self.account((entry.old != 0).then_some(entry.old), draft.as_ref(), guard);
+            if entry.old == 0 || entry.new == 0 || *buried {
+                self.notice(*key, guard);
+            }
         }
         Ok(Progress::Done)
     }
@@ -468,6 +474,8 @@ impl<M: Medium> Store<M> {
             } else {
                 self.upkeep.expect_expiry(NOT_YET);
             }
+            // The ordered index may have met it.
+            self.notice(step.key, guard);
         }
     }
 

@@ -10,7 +10,7 @@ use evermap_pm::Medium;
 use crate::read::Walk;
 use crate::record::Record;
 use crate::upkeep::SweepState;
-use crate::{Result, Store};
+use crate::{Error, Result, Store};
 
 /// Problems that are described; the rest are counted.
 const DESCRIBED: usize = 1000;
@@ -75,7 +75,8 @@ impl fmt::Display for CheckReport {
 
 impl<M: Medium> Store<M> {
     /// Looks at the whole store and describes everything that is wrong: the index, every record (with its
-    /// checksum if `deep`), that exactly the reachable blocks are allocated, and the counts. Changes nothing.
+    /// checksum if `deep`), that exactly the reachable blocks are allocated, the counts, and that the ordered
+    /// index, if it is ready, has the keys that are there. Changes nothing.
     ///
     /// Waits for the sweep after an unclean stop. Call it while nobody changes the store, or changes may look
     /// like problems; and not while holding a [`Reader`](crate::Reader). O(n) time, 16 bytes of memory a record.
@@ -109,6 +110,11 @@ impl<M: Medium> Store<M> {
         self.check_records(&mut report)?;
         self.check_blocks(&mut report);
         self.check_counts(&mut report);
+        match self.check_ordered(&mut |what| report.problem(what)) {
+            Err(Error::Closed) => return Err(Error::Closed),
+            Err(error) => report.problem(format!("ordered index: {error}")),
+            Ok(()) => {}
+        }
         Ok(report)
     }
 

@@ -81,6 +81,15 @@ pub enum Error {
         /// The limit.
         max: usize,
     },
+    /// The store was opened without [`Options::ordered`](crate::Options::ordered).
+    #[error("the store was opened without an ordered index; open it with Options::ordered(true)")]
+    NotOrdered,
+    /// The ordered index could not be built or kept up to date. Everything but scans works.
+    #[error("there is no ordered index ({why}); open the store again to build it")]
+    OrderedFailed {
+        /// What went wrong.
+        why: String,
+    },
     /// The store was closed through another handle.
     #[error("the store was closed")]
     Closed,

@@ -12,6 +12,7 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::error::pm;
+use crate::ordered::{self, Crew};
 use crate::store::Origin;
 use crate::{Durability, Error, Options, Result, Store};
 
@@ -40,7 +41,8 @@ pub struct Evermap(Arc<Owner>);
 
 struct Owner {
     store: Arc<Store<Mapped>>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    /// Threads in the background.
+    threads: Mutex<Vec<JoinHandle<()>>>,
     fork: ForkDetector,
 }
 
@@ -65,15 +67,11 @@ impl Evermap {
             file_system: medium.filesystem().to_owned(),
             ..store.origin
         };
-        let store = Arc::new(store);
-        let fork = ForkDetector::new()?;
-        store.upkeep.set_kept();
-        let kept = store.clone();
-        let keeper = std::thread::Builder::new()
-            .name("evermap-keeper".into())
-            .spawn(move || kept.keep_up())
-            .map_err(|source| evermap_pm::Error::io("starting a thread", path, source))?;
-        Ok(Evermap(Arc::new(Owner { store, keeper: Mutex::new(Some(keeper)), fork })))
+        let (store, fork) = (Arc::new(store), ForkDetector::new()?);
+        let owner = Owner { store, threads: Mutex::default(), fork };
+        let started = owner.start_threads();
+        started.map_err(|source| evermap_pm::Error::io("starting a thread", path, source))?;
+        Ok(Evermap(Arc::new(owner)))
     }
 
     /// Closes the store for all handles: waits for running operations and for [readers](crate::Reader), and
@@ -105,19 +103,52 @@ impl std::fmt::Debug for Evermap {
 }
 
 impl Owner {
+    fn start_threads(&self) -> std::io::Result<()> {
+        self.store.upkeep.set_kept();
+        self.start("evermap-keeper", Store::keep_up)?;
+        if self.store.ordered.is_some() {
+            self.start("evermap-order", |store| {
+                // Whatever goes wrong is in `stat`, and every scan says so.
+                let _ = store.build_ordered(ordered::usual_threads());
+            })?;
+        }
+        if self.store.wants_crew() {
+            let crew = Arc::new(Crew::new());
+            for number in 0..crew.size() {
+                let crew = crew.clone();
+                self.start("evermap-notices", move |store| store.work_on_notices(&crew, number))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        work: impl FnOnce(&Store<Mapped>) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let store = self.store.clone();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&store))?;
+        self.threads.lock().expect("no panics while held").push(thread);
+        Ok(())
+    }
+
     fn close(&self) -> Result<()> {
-        self.stop_keeper();
+        self.stop_threads();
         self.store.close()
     }
 
-    fn stop_keeper(&self) {
+    fn stop_threads(&self) {
         self.store.upkeep.stop();
-        let keeper = self.keeper.lock().expect("no panics while held").take();
-        // In a forked child the thread does not exist, and waiting for it would never end.
-        let ours = !self.fork.is_child();
-        if let Some(keeper) = keeper.filter(|_| ours) {
-            // Its panic has poisoned the store, which says so itself.
-            let _ = keeper.join();
+        let threads = std::mem::take(&mut *self.threads.lock().expect("no panics while held"));
+        if self.fork.is_child() {
+            // The threads do not exist here, and waiting for them would never end.
+            return;
+        }
+        for thread in threads {
+            thread.thread().unpark();
+            // A panic in one has poisoned the store, which says so itself.
+            let _ = thread.join();
         }
     }
 }
@@ -126,7 +157,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // What the panic interrupted is unknown: let the next opening recover.
-            self.stop_keeper();
+            self.stop_threads();
         } else {
             let _ = self.close();
         }

@@ -8,7 +8,7 @@ use evermap_pm::ErrorKind;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
 use crate::error::pm;
-use crate::{Clock, Error, IndexKind};
+use crate::{Clock, Error, IndexKind, Notices};
 
 /// What a store survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +74,8 @@ pub struct Options {
     pub(crate) seed: Option<u64>,
     pub(crate) index: IndexKind,
     pub(crate) clock: Clock,
+    pub(crate) ordered: bool,
+    pub(crate) notices: Notices,
 }
 
 impl Default for Options {
@@ -98,6 +100,8 @@ impl Options {
             seed,
             index: IndexKind::default(),
             clock: Clock::system(),
+            ordered: false,
+            notices: Notices::default(),
         }
     }
 
@@ -206,6 +210,33 @@ impl Options {
     /// ```
     pub fn index(mut self, kind: IndexKind) -> Self {
         self.index = kind;
+        self
+    }
+
+    /// Whether the store also knows which key comes next, so that it can be [scanned](crate::Store::scan). Off unless
+    /// told otherwise.
+    ///
+    /// That takes ordinary memory, some 40 bytes a key and what of the key is beyond 15 bytes. The file is the same
+    /// with it and without: after every opening it is built anew in the background, while everything but scans
+    /// works already.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// map.put(b"b", b"2")?;
+    /// map.put(b"a", b"1")?;
+    /// let first = map.scan(..)?.next().unwrap()?;
+    /// assert_eq!(first, (b"a".to_vec(), b"1".to_vec()));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn ordered(mut self, ordered: bool) -> Self {
+        self.ordered = ordered;
+        self
+    }
+
+    /// Who tells the ordered index that keys came or went. [`Notices::InBatches`] unless told otherwise.
+    pub fn notices(mut self, notices: Notices) -> Self {
+        self.notices = notices;
         self
     }
 

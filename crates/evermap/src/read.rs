@@ -14,7 +14,7 @@ use crate::record::Record;
 use crate::{Error, Item, Result, Store};
 
 /// Keys that are looked up together by `get_many`.
-const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 /// Lines of each record that are fetched ahead.
 const LINES_AHEAD: u64 = 3;
 /// Records that a walk fetches ahead.
@@ -139,27 +139,44 @@ impl<M: Medium> Store<M> {
                 *slot = self.key(key.as_ref())?;
             }
             let refs = &refs[..keys.len()];
-            let mut words = [None; BATCH];
-            self.index.get_many(refs, &mut words[..keys.len()], &guard)?;
-            for word in words.iter().flatten() {
-                self.prefetch(*word);
-            }
-            for (within, (key, word)) in refs.iter().zip(words).enumerate() {
-                let found = match word.map(|word| self.readable(*key, word)) {
-                    None | Some(Ok(None)) => continue,
-                    Some(Ok(Some((record, expires_at)))) => {
-                        value.clear();
-                        self.copy(key.bytes, &record, &mut value)
-                            .map(|()| record.item(key.bytes, &value, expires_at))
-                    }
-                    Some(Err(error)) => Err(error),
-                };
-                if !each(batch * BATCH + within, found) {
-                    return Ok(());
-                }
+            if !self
+                .get_batch(refs, &mut value, &guard, |at, item| each(batch * BATCH + at, item))?
+            {
+                return Ok(());
             }
         }
         Ok(())
+    }
+
+    /// [`get_many`](Store::get_many) of [`BATCH`] keys at most, with room for a value; answers whether to go on.
+    #[inline]
+    pub(crate) fn get_batch(
+        &self,
+        keys: &[BytesRef<'_>],
+        value: &mut Vec<u8>,
+        guard: &Guard<'_>,
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
+    ) -> Result<bool> {
+        let mut words = [None; BATCH];
+        self.index.get_many(keys, &mut words[..keys.len()], guard)?;
+        for word in words.iter().flatten() {
+            self.prefetch(*word);
+        }
+        for (at, (key, word)) in keys.iter().zip(words).enumerate() {
+            let found = match word.map(|word| self.readable(*key, word)) {
+                None | Some(Ok(None)) => continue,
+                Some(Ok(Some((record, expires_at)))) => {
+                    value.clear();
+                    self.copy(key.bytes, &record, value)
+                        .map(|()| record.item(key.bytes, value, expires_at))
+                }
+                Some(Err(error)) => Err(error),
+            };
+            if !each(at, found) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a

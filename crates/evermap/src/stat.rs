@@ -8,8 +8,9 @@ use evermap_pm::Medium;
 use evermap_pm::epoch::EpochStats;
 
 use crate::census::Count;
+use crate::ordered::Ordered;
 use crate::upkeep::SweepState;
-use crate::{Durability, IndexKind, Result, Store};
+use crate::{Durability, IndexKind, OrderedStat, Result, Store};
 
 /// What [`Store::stat`] tells.
 #[derive(Clone, Debug)]
@@ -61,6 +62,8 @@ pub struct Stat {
     pub suspect: bool,
     /// Where the sweep after an unclean stop is.
     pub sweep: SweepState,
+    /// The ordered index, if there is one.
+    pub ordered: Option<OrderedStat>,
     /// Guards, and bytes that wait for them.
     pub epoch: EpochStats,
     /// The CAS id that will be given out next.
@@ -123,6 +126,7 @@ impl<M: Medium> Store<M> {
             clean_open: self.origin.clean,
             suspect: self.origin.suspect,
             sweep: self.upkeep.sweep_state(),
+            ordered: self.ordered.as_ref().map(Ordered::stat),
             epoch: self.pool.epoch_stats(),
             next_cas: self.stamps.next(),
             flush_mark: self.stamps.mark(),
@@ -166,6 +170,9 @@ impl fmt::Display for Stat {
         };
         line("opened", &format!("{last}, generation {}", self.generation))?;
         line("sweep", &format!("{}, {} segments recovered", self.sweep, self.recovered))?;
+        if let Some(ordered) = &self.ordered {
+            line("ordered", ordered)?;
+        }
         let guards =
             format!("{} (oldest {} behind)", self.epoch.guards, self.epoch.oldest_guard_lag);
         line("guards", &guards)?;

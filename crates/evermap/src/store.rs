@@ -16,6 +16,7 @@ use evermap_pm::{Medium, Pool};
 use crate::census::{Count, Counters, Totals};
 use crate::claims::Claims;
 use crate::intent;
+use crate::ordered::Ordered;
 use crate::primary::Primary;
 use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes};
 use crate::sealed::{Place, seal, unseal};
@@ -60,6 +61,8 @@ pub struct Store<M: Medium = Mapped> {
     /// Reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
     pub(crate) upkeep: Upkeep,
+    /// Nothing unless [`Options::ordered`] asks for it.
+    pub(crate) ordered: Option<Ordered>,
     pub(crate) origin: Origin,
 }
 
@@ -146,6 +149,7 @@ impl<M: Medium> Store<M> {
         };
         Ok(Store {
             upkeep: Upkeep::new(!pool.is_swept() || known.is_none()),
+            ordered: options.ordered.then(|| Ordered::new(options.notices, is_new)),
             index,
             stamps,
             counters: Counters::new(known),
@@ -358,6 +362,8 @@ impl<M: Medium> Store<M> {
         let mut turn = None;
         loop {
             let (mut born_flushed, mut claimed, mut flushing) = (false, false, false);
+            // Whether a record was there that nobody can see.
+            let mut buried = false;
             let change = self.index.mutate(key, intent, guard, &mut |word| {
                 // Whoever has the turn need not ask: no batch runs.
                 claimed = turn.is_none() && self.claims.covers(key.hash);
@@ -369,6 +375,7 @@ impl<M: Medium> Store<M> {
                     return Action::Keep;
                 };
                 let live = word.and_then(|word| self.live(word, mark));
+                buried = word.is_some() && live.is_none();
                 match (decide(live), draft) {
                     (Verdict::Publish | Verdict::PublishWith(_), Some(draft))
                         if draft.stamp() < mark =>
@@ -402,6 +409,10 @@ impl<M: Medium> Store<M> {
             }
             if change.changed() {
                 self.account(change.old, draft.filter(|_| change.new.is_some()), guard);
+                // Of a record that cannot be read, whoever built the ordered index may not know the key.
+                if change.old.is_none() || change.new.is_none() || buried {
+                    self.notice(key, guard);
+                }
             }
             return Ok(change);
         }

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use evermap_pm::Medium;
 
 use crate::census::Count;
+use crate::ordered::Ordered;
 use crate::upkeep::SweepState;
-use crate::{Durability, Store};
+use crate::{Durability, OrderedStat, Store};
 
 /// What [`Store::summary`] tells.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct Summary {
     pub suspect: bool,
     /// Where the sweep after an unclean stop is.
     pub sweep: SweepState,
+    /// The ordered index, if there is one.
+    pub ordered: Option<OrderedStat>,
     /// Reads that met a damaged record since opening.
     pub damage_met: u64,
 }
@@ -60,6 +63,7 @@ impl<M: Medium> Store<M> {
             clean_open: self.origin.clean,
             suspect: self.origin.suspect,
             sweep: self.upkeep.sweep_state(),
+            ordered: self.ordered.as_ref().map(Ordered::stat),
             damage_met: self.damage_met.load(std::sync::atomic::Ordering::Relaxed),
         }
     }

@@ -75,6 +75,24 @@ fn results_go_to_a_file_beside_the_tables() {
     assert_eq!(records(&std::fs::read(file).unwrap()).len(), 4);
 }
 
+/// Counts follow from the seed: a second run finds the same.
+#[test]
+fn two_runs_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = ["old", "new"].map(|name| dir.path().join(name).display().to_string());
+    for file in &files {
+        let what = ["lab", "run", "micro", "--index", "dash-eh,level", "--keys", "3000"];
+        run([&what[..], &["--no-limits", "--json", file], &BRIEF].concat()).well();
+    }
+    let said = run(["lab", "compare", &files[0], &files[1], "--all"]).well();
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("14 figures in common"), "{said}");
+    assert!(said.contains("Counts: 14 of 14 equal"), "{said}");
+    run(["lab", "compare", &files[0], "/no/such"]).failed("/no/such: No such file");
+    run(["lab", "compare", &files[0], "Cargo.toml"])
+        .failed("Cargo.toml, line 1: `--json` does not");
+}
+
 #[test]
 fn what_cannot_be_measured_is_named() {
     run(["lab", "run", "micro", "--index", "dash-eh,btree"])
@@ -211,8 +229,8 @@ mod page {
     fn a_browser_shows_it_in_light_in_dark_and_on_paper() {
         let dir = tempfile::tempdir().unwrap();
         let page = dir.path().join("page.html");
-        let what = ["lab", "run", "micro", "load-factor", "--index", "dash-eh", "--html"];
-        let small = ["--quick", "--patience", "0", "--retries", "0"];
+        let what = ["lab", "run", "micro", "dataset-size", "--index", "dash-eh", "--html"];
+        let small = ["--quick", "--patience", "0", "--retries", "0", "--keys", "20000"];
         run([&what[..], &[page.to_str().unwrap()], &small].concat()).well();
         let shot = |name: &str, scheme: &str| {
             let file = dir.path().join(name);

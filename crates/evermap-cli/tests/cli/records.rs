@@ -15,7 +15,7 @@ fn lines(text: &[u8]) -> Vec<&str> {
 #[test]
 fn every_command_has_help() {
     let all = run(["--help"]).well();
-    for command in ["serve", "get", "put", "del", "load", "dump", "stat", "check", "lab"] {
+    for command in ["serve", "get", "put", "del", "load", "dump", "scan", "stat", "check", "lab"] {
         assert!(String::from_utf8_lossy(&all).contains(&format!("\n  {command} ")), "{command}");
         assert!(String::from_utf8_lossy(&run([command, "--help"]).well()).contains("Usage"));
     }
@@ -60,9 +60,14 @@ fn one_record_at_a_time() {
 fn a_missing_store_is_not_made_by_looking() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
-    for (command, rest) in
-        [("get", &["a"][..]), ("del", &["a"]), ("stat", &[]), ("check", &[]), ("dump", &[])]
-    {
+    for (command, rest) in [
+        ("get", &["a"][..]),
+        ("del", &["a"]),
+        ("stat", &[]),
+        ("check", &[]),
+        ("dump", &[]),
+        ("scan", &[]),
+    ] {
         on(command, &store, rest).failed("map: no store here; `evermap put`");
         assert!(!store.exists(), "{command}");
     }
@@ -112,6 +117,34 @@ fn what_is_dumped_can_be_loaded() {
     feed("load", &two, &["-", "--format", "tsv"], b"plain\tother").well();
     assert_eq!(on("get", &two, &["plain"]).well(), b"other");
     assert_eq!(json(on("check", &two, &["--deep", "--json"]))["records"], 5);
+}
+
+#[test]
+fn what_is_scanned_is_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("map");
+    feed("load", &store, &[], b"bee\t2\nbeetle\t3\ncow\t4\nant\t1\nbe\\xff\t5\t7\n").well();
+    let scan = |rest: &[&str]| String::from_utf8(on("scan", &store, rest).well()).unwrap();
+    let all = "ant\t1\nbee\t2\nbeetle\t3\nbe\\xff\t5\t7\ncow\t4\n";
+    assert_eq!(scan(&[]), all);
+    let mut lines: Vec<_> = all.split_inclusive('\n').collect();
+    assert_eq!(scan(&["--prefix", "be"]), lines[1..4].concat());
+    assert_eq!(scan(&["--from", "bee", "--to", "cow"]), lines[1..4].concat());
+    assert_eq!(scan(&["--from", "beetle", "--limit", "2"]), lines[2..4].concat());
+    assert_eq!(scan(&["--to", "ant"]), "");
+    lines.reverse();
+    assert_eq!(scan(&["--reverse"]), lines.concat());
+    assert_eq!(scan(&["--reverse", "--to", "cow", "--limit", "1"]), lines[1]);
+    let line = scan(&["--format", "jsonl", "--prefix", "cow"]);
+    assert_eq!(line, "{\"key\":\"cow\",\"value\":\"4\"}\n");
+    assert_eq!(on("scan", &store, &["--prefix", "b", "--to", "c"]).code, 2);
+
+    let stat = json(on("stat", &store, &["--json", "--ordered"]));
+    assert!(stat["ordered"]["keys"] == 5 && stat["ordered"]["unreadable"] == 0, "{stat}");
+    assert!(json(on("stat", &store, &["--json"]))["ordered"].is_null());
+    assert!(
+        String::from_utf8(on("stat", &store, &["--ordered"]).well()).unwrap().contains("5 keys")
+    );
 }
 
 #[test]

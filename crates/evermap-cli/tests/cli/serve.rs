@@ -243,6 +243,30 @@ fn limits_are_kept_and_told() {
 }
 
 #[test]
+fn an_ordered_server_tells_of_its_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &["--ordered"]);
+    let mut client = server.connect();
+    for key in 0..100 {
+        client.ask(&format!("set {key} 0 0 1\r\nx\r\n"), "STORED\r\n");
+    }
+    client.ask("delete 7\r\n", "DELETED\r\n");
+    client.send("stats\r\n");
+    let stats: Vec<String> =
+        std::iter::from_fn(|| client.line().filter(|line| line != "END")).collect();
+    let number = |name: &str| -> u64 {
+        let found = stats.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
+        found.unwrap_or_else(|| panic!("{name}: {stats:?}")).parse().unwrap()
+    };
+    let (keys, waiting) =
+        (number("evermap_ordered_keys"), number("evermap_ordered_notices_waiting"));
+    assert!(keys <= 100 && keys + waiting >= 99, "{stats:?}");
+    assert!(number("evermap_ordered_bytes") > 0);
+    server.signal(Signal::TERM);
+    server.said().well();
+}
+
+#[test]
 fn settings_that_make_no_sense_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("map");

@@ -159,7 +159,7 @@ impl<M: Medium> Directory<M> {
         self.latch.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn entries(&self) -> &[PmU64] {
+    pub(crate) fn entries(&self) -> &[PmU64] {
         let current = self.current();
         self.pool
             .medium()

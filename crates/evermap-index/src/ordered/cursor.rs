@@ -82,14 +82,8 @@ impl<'i> Cursor<'i> {
 
     /// Over the keys that begin with `prefix`.
     pub fn with_prefix(index: &'i dyn OrderedIndex, prefix: &[u8], direction: Direction) -> Self {
-        // The first key beyond them is the prefix with its last byte that can be raised raised.
-        let raised = prefix.iter().rposition(|&byte| byte != u8::MAX).map(|last| {
-            let mut key = prefix[..=last].to_vec();
-            key[last] += 1;
-            key
-        });
-        let upper = raised.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-        Self::new(index, (Bound::Included(prefix), upper), direction)
+        let upper = prefix_end(prefix);
+        Self::new(index, (Bound::Included(prefix), borrowed(&upper)), direction)
     }
 
     /// The next pair, or nothing at the end. Amortised O(1), and O(log n) once a page.
@@ -176,6 +170,19 @@ impl<'i> Cursor<'i> {
         };
         self.left = left;
         self.more = self.page.more && !reached;
+    }
+}
+
+/// The upper bound of the keys that begin with `prefix`.
+pub fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {
+    // The prefix, with its last byte that can be raised raised.
+    match prefix.iter().rposition(|&byte| byte != u8::MAX) {
+        Some(last) => {
+            let mut key = prefix[..=last].to_vec();
+            key[last] += 1;
+            Bound::Excluded(key)
+        }
+        None => Bound::Unbounded,
     }
 }
 

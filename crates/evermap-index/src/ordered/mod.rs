@@ -14,7 +14,7 @@ pub mod bplus;
 mod cursor;
 mod run;
 
-pub use cursor::{Cursor, Direction};
+pub use cursor::{Cursor, Direction, prefix_end};
 pub use run::{Page, Run};
 
 /// A concurrent ordered map from byte strings to 8-byte words.

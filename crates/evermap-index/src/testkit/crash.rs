@@ -20,7 +20,7 @@ use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Nested, Report, Sim, Wrong};
 use evermap_pm::sync::Mutex;
-use evermap_pm::{Error, Medium};
+use evermap_pm::{Error, Medium, PmU64};
 
 use super::keys::{Numbered, Plain};
 use super::persistence::{PoolInstance, PoolSubject, ROOT};
@@ -87,6 +87,8 @@ pub struct Workload {
     pub threads: u64,
     /// Whether these threads hardly ever meet on a key, but insert new ones, so that their structure changes meet.
     pub fresh: bool,
+    /// Whether all space has been used before, and is full of what was there; creating the pool is not crashed then.
+    pub littered: bool,
     /// Bytes of the pool.
     pub capacity: u64,
     /// Bytes of an extent.
@@ -102,12 +104,13 @@ impl Workload {
         reopen: false,
         threads: 0,
         fresh: false,
+        littered: true,
         capacity: 256 << 10,
         extent_size: 4096,
     };
     /// Lives that end in and out of order, with sweeps in between.
     pub const REOPENING: Workload =
-        Workload { universe: 200, ops: 500, reopen: true, ..Workload::GROWING };
+        Workload { universe: 200, ops: 500, reopen: true, littered: false, ..Workload::GROWING };
     /// So few keys that every crash point gets its share of images.
     pub const FEW_KEYS: Workload =
         Workload { universe: 40, ops: 160, capacity: 128 << 10, ..Workload::REOPENING };
@@ -388,10 +391,23 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         Crashed { restarts: true, ..self }
     }
 
-    fn create(&self, sim: &Sim) -> Result<Live<K, P>> {
-        let Workload { capacity, extent_size, .. } = self.workload;
+    fn create_pool(&self, sim: &Sim) -> Result<Arc<Pool<Sim>>> {
+        let Workload { capacity, extent_size, littered, .. } = self.workload;
         let config = RegionConfig { extent_size, capacity, seed: Some(7) };
         let pool = Pool::create(sim.clone(), &config, identity(0))?;
+        if littered {
+            sim.pause();
+            sim.grow(sim.capacity())?;
+            for offset in (pool.region().extent_offset(0)..sim.len()).step_by(8) {
+                let cell: &PmU64 = sim.at(offset).expect("within the medium");
+                sim.store(cell, Rng::new(offset).draw());
+            }
+            sim.checkpoint();
+        }
+        Ok(pool)
+    }
+
+    fn create(&self, pool: Arc<Pool<Sim>>) -> Result<Live<K, P>> {
         let index = Persistent::create(pool.clone(), ROOT, self.subject.config::<Sim>())?;
         let instance = PoolInstance { pool, index };
         Ok(Live { instance, workload: self.workload, boot: 0, possible: Vec::new() })
@@ -694,9 +710,10 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
 
     fn run(&self, sim: &Sim, calls: &[Call]) -> Result<History, Wrong> {
         let mut history = History::new(Vec::new(), 0);
+        let pool = self.create_pool(sim).map_err(text)?;
         // Whoever is told that this has ended relies on the index.
         let created = history.map.begin(sim, 0, MapOp::Get);
-        let mut live = self.create(sim).map_err(text)?;
+        let mut live = self.create(pool).map_err(text)?;
         history.map.end(sim, created, None);
         let parallel = self.workload.threads > 1;
         let alone = |call: &Call| call.thread == 0 && matches!(call.verb, Verb::Op(..));

@@ -25,7 +25,7 @@ pub(super) const LOAD_FACTOR: Experiment = Experiment {
 const USUAL: &[&str] = &["dash-eh", "dash-eh-4-stash", "dash-lh", "cceh", "level"];
 
 fn run(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let (from, to) = if settings.quick { (20_000, 80_000) } else { (1_000_000, 4_000_000) };
+    let (from, to) = if settings.quick { (200_000, 800_000) } else { (1_000_000, 4_000_000) };
     let config = Config {
         from: settings.from.unwrap_or(from),
         to: settings.to.unwrap_or(to),

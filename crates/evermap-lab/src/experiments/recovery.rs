@@ -241,7 +241,7 @@ fn put(
 }
 
 fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 16_000_000, rounds: 5, quick_keys: 200_000, quick_rounds: 2 };
+    let scale = Scale { keys: 16_000_000, rounds: 5, quick_keys: 2_000_000, quick_rounds: 2 };
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let config = settings.config("recovery", &usual, scale);
     config.check(config.indexes.len())?;
@@ -349,7 +349,7 @@ fn open_once(
 }
 
 fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 8_000_000, rounds: 1, quick_keys: 200_000, quick_rounds: 1 };
+    let scale = Scale { keys: 8_000_000, rounds: 1, quick_keys: 2_000_000, quick_rounds: 1 };
     let usual = ["dash-eh", "dash-lh", "evermap"];
     let config = settings.config("after-recovery", &usual, scale);
     config.check(config.indexes.len())?;

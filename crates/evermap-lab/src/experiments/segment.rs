@@ -121,7 +121,7 @@ fn add(grid: &mut Grid, lines: &mut Vec<Series>, name: &str, full: &[f64]) {
 /// How fast the real thing is with segments of 1 to 16 KiB.
 fn speed(settings: &Settings) -> Config {
     let usual = ["dash-eh-1k", "dash-eh-2k", "dash-eh-4k", "dash-eh-8k", "dash-eh"];
-    let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 1 };
+    let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 1_000_000, quick_rounds: 3 };
     Config {
         plan: Plan::Phases(vec![Phase::Insert, Phase::Positive, Phase::Negative]),
         latency: false,

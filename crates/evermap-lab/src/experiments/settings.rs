@@ -30,6 +30,8 @@ impl Setting {
     pub const PRESIZE: Setting = Setting("presize");
     pub const HUGE_PAGES: Setting = Setting("huge-pages");
     pub const NO_LIMITS: Setting = Setting("no-limits");
+    pub const NO_COUNTS: Setting = Setting("no-counts");
+    pub const NO_LATENCIES: Setting = Setting("no-latencies");
     pub const KEY_BYTES: Setting = Setting("key-bytes");
     pub const VALUE_BYTES: Setting = Setting("value-bytes");
     pub const WORKLOADS: Setting = Setting("workloads");
@@ -55,6 +57,8 @@ pub(super) const DRIVEN: &[Setting] = &[
     Setting::PRESIZE,
     Setting::HUGE_PAGES,
     Setting::NO_LIMITS,
+    Setting::NO_COUNTS,
+    Setting::NO_LATENCIES,
     Setting::KEY_BYTES,
     Setting::VALUE_BYTES,
 ];
@@ -83,6 +87,8 @@ pub struct Settings {
     pub presize: bool,
     pub huge_pages: bool,
     pub no_limits: bool,
+    pub no_counts: bool,
+    pub no_latencies: bool,
     pub key_bytes: Option<Lengths>,
     pub value_bytes: Option<Lengths>,
     pub workloads: Option<Vec<Mix>>,
@@ -122,6 +128,8 @@ impl Settings {
             (Setting::PRESIZE, self.presize),
             (Setting::HUGE_PAGES, self.huge_pages),
             (Setting::NO_LIMITS, self.no_limits),
+            (Setting::NO_COUNTS, self.no_counts),
+            (Setting::NO_LATENCIES, self.no_latencies),
             (Setting::KEY_BYTES, self.key_bytes.is_some()),
             (Setting::VALUE_BYTES, self.value_bytes.is_some()),
             (Setting::WORKLOADS, self.workloads.is_some()),
@@ -203,6 +211,8 @@ impl Settings {
             patience: self.patience(),
             retries: self.retries.unwrap_or(if quick { 0 } else { config.retries }),
             limits: !self.no_limits,
+            counts: !self.no_counts,
+            latency: !self.no_latencies,
             ..config
         }
     }

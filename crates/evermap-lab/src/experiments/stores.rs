@@ -35,8 +35,17 @@ pub(super) const YCSB: Experiment = Experiment {
 };
 
 /// Tables of words.
-const TABLES: &[&str] =
-    &["dash-eh", "dash-lh", "cceh", "level", "p-clht", "papaya", "dashmap", "rwlock-btreemap"];
+const TABLES: &[&str] = &[
+    "dash-eh",
+    "dash-lh",
+    "cceh",
+    "level",
+    "p-clht",
+    "bplus",
+    "papaya",
+    "dashmap",
+    "rwlock-btreemap",
+];
 /// Stores of byte strings, by what their changes survive.
 const STORES: &[&str] = &[
     "evermap",
@@ -60,16 +69,16 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
         ..Report::default()
     };
     if settings.indexes.is_some() {
-        let scale = Scale { keys: 1_000_000, rounds: 3, quick_keys: 50_000, quick_rounds: 1 };
+        let scale = Scale { keys: 1_000_000, rounds: 3, quick_keys: 500_000, quick_rounds: 1 };
         let config = settings.config("ycsb", &[], scale);
         section(&mut report, settings, config, "", out)?;
         return Ok(report);
     }
-    let scale = Scale { keys: 5_000_000, rounds: 3, quick_keys: 50_000, quick_rounds: 1 };
+    let scale = Scale { keys: 5_000_000, rounds: 3, quick_keys: 500_000, quick_rounds: 1 };
     let words = settings.config("ycsb", TABLES, scale);
     section(&mut report, settings, words, "tables of words: ", out)?;
     // A commit that waits for the disk takes a tenth of a millisecond or more.
-    let scale = Scale { keys: 200_000, rounds: 3, quick_keys: 2000, quick_rounds: 1 };
+    let scale = Scale { keys: 200_000, rounds: 3, quick_keys: 20_000, quick_rounds: 1 };
     let mut stores = settings.config("ycsb", STORES, scale);
     // They are files, and so is Evermap's beside them.
     stores.medium = settings.medium.unwrap_or(MediumKind::Process);

@@ -30,7 +30,7 @@ pub(super) const LATENCY_SWEEP: Experiment = Experiment {
 };
 
 fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 1_000_000, rounds: 3, quick_keys: 50_000, quick_rounds: 1 };
+    let scale = Scale { keys: 1_000_000, rounds: 3, quick_keys: 100_000, quick_rounds: 1 };
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht"];
     let all = vec![Phase::Insert, Phase::Positive, Phase::Update, Phase::Delete];
     let base = Config {
@@ -126,7 +126,7 @@ pub(super) const MEMORY: Experiment = Experiment {
 };
 
 fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 8_000_000, rounds: 1, quick_keys: 200_000, quick_rounds: 1 };
+    let scale = Scale { keys: 8_000_000, rounds: 1, quick_keys: 2_000_000, quick_rounds: 1 };
     let usual = [
         "dash-eh",
         "dash-eh-4-stash",

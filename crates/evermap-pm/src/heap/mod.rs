@@ -836,9 +836,12 @@ fn run_of(set: &BTreeSet<u64>, count: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::medium::{Dram, Pages};
+    use std::ops::ControlFlow;
+
+    use crate::medium::{Dram, Note, Pages};
     use crate::pool::Pool;
     use crate::region::{Identity, RegionConfig};
+    use crate::sim::{self, ImageConfig, Sim};
 
     fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
         let config = RegionConfig { extent_size, capacity, seed: Some(1) };
@@ -951,6 +954,33 @@ mod tests {
             assert_eq!(after.allocated(), [block]);
             let others = std::iter::from_fn(|| after.allocate(16384).ok()).count() as u64;
             assert_eq!(others, after.extents.len - 1);
+        }
+    }
+
+    /// Whoever is given a block may publish it and fence by himself: what the extent is for, which another thread has
+    /// written, must be durable then.
+    #[test]
+    fn what_an_extent_is_for_is_durable_before_a_block_is_given_out() {
+        for bytes in [100, 40_000] {
+            let sim = Sim::new(1 << 20).unwrap();
+            let config = RegionConfig { extent_size: 16384, capacity: 1 << 20, seed: Some(1) };
+            let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
+            let heap = Heap::open(Arc::new(region), false);
+            sim.note(Note::Begin(0));
+            let block = heap.allocate(bytes).unwrap();
+            sim.note(Note::End(0));
+            let (index, _) = heap.locate(block).unwrap();
+            let entry = &heap.region.table()[index as usize];
+            let (at, wanted) = (sim.offset_of(entry) as usize, sim.load(entry).to_le_bytes());
+            let mut images = 0;
+            sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+                if image.point.completed(0) {
+                    assert_eq!(image.bytes[at..at + 8], wanted);
+                    images += 1;
+                }
+                ControlFlow::Continue(())
+            });
+            assert!(images > 0);
         }
     }
 

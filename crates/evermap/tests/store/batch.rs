@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
+use crate::ordered::scan_agrees;
 use evermap::{
     Applied, BATCH_MAX, Batch, Clock, Error, Evermap, IndexKind, Meta, OnSuspect, Options, Outcome,
     Store, counter,
@@ -164,7 +165,7 @@ fn without_space_nothing_happens_and_nobody_sees_anything() {
         let (mut refused, mut done) = (0, 0);
         for round in 0..12u64 {
             let memory = Kept::new((180 << 10) + round * 9_000);
-            let options = Options::small(1 << 20).seed(round).index(kind);
+            let options = Options::small(1 << 20).seed(round).index(kind).ordered(true);
             let store = memory.open(&options).unwrap();
             let (mut number, mut random) = (0u64, Random::new(round));
             let mut model = BTreeMap::new();
@@ -205,6 +206,7 @@ fn without_space_nothing_happens_and_nobody_sees_anything() {
             }
             assert_eq!(store.len().value, model.len() as u64);
             sound(&store);
+            scan_agrees(&store).unwrap();
         }
         assert!(refused > 20 && done > 20, "{kind}: {refused} refused, {done} done");
     }
@@ -217,7 +219,8 @@ fn transfers_conserve() {
     const ACCOUNTS: usize = 6;
     const ROUNDS: u64 = 4_000;
     for &kind in IndexKind::ALL {
-        let options = Options::volatile().index(kind).capacity(256 << 20).extent_size(64 << 10);
+        let options =
+            Options::volatile().index(kind).ordered(true).capacity(256 << 20).extent_size(64 << 10);
         let map = Evermap::open("", options).unwrap();
         let name = |account: usize| format!("account {account}").into_bytes();
         let names: Vec<_> = (0..ACCOUNTS).map(name).collect();
@@ -305,6 +308,7 @@ fn transfers_conserve() {
         let sum: i64 = names.iter().map(|name| count(&*map, name)).sum();
         assert_eq!(sum, added.load(SeqCst), "{kind}");
         sound(&map);
+        scan_agrees(&*map).unwrap();
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
 use crate::common::{self, value_of};
+use crate::ordered;
 use evermap::{Applied, Batch, Clock, Edit, IndexKind, Meta, Options, Outcome, Store, counter};
 use evermap_pm::region::{Identity, Region};
 use evermap_pm::sim::mutants::Fate;
@@ -62,7 +63,11 @@ fn key_of(key: u64) -> Vec<u8> {
 impl Live {
     fn open(sim: &Sim, workload: &Workload) -> Result<Live, String> {
         let clock = Clock::manual(1000);
-        let options = Options::small(256 << 10).index(workload.index).seed(7).clock(clock.clone());
+        let options = Options::small(256 << 10)
+            .index(workload.index)
+            .seed(7)
+            .clock(clock.clone())
+            .ordered(true);
         let store = Store::open(sim.clone(), Identity::default(), &options).map_err(text)?;
         Ok(Live { store, sim: sim.clone(), keys: workload.keys, clock, ids: HashSet::new() })
     }
@@ -117,6 +122,7 @@ impl Live {
             29 | 30 => return self.transfer(rng),
             31 => return self.append(),
             32 => return self.expire(history, rng),
+            _ if version.is_multiple_of(2) => return ordered::scan_agrees(store),
             _ => MapOp::Get,
         };
         let number = history.map.begin(&self.sim, key, op);
@@ -292,6 +298,7 @@ impl Live {
 
     fn verify(&self) -> Result<(), String> {
         let report = self.store.check(true).map_err(text)?;
+        ordered::scan_agrees(&self.store)?;
         if report.is_sound() && self.store.len().exact { Ok(()) } else { Err(text(report)) }
     }
 }

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn options() -> Options {
     // Expired records and flushes are no damage, so time stands still.
-    common::small(BYTES).seed(1).clock(evermap::Clock::manual(1000))
+    common::small(BYTES).seed(1).clock(evermap::Clock::manual(1000)).ordered(true)
 }
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -197,13 +197,16 @@ impl Tally {
             }
             true
         });
-        map.for_each(|item| {
+        let mut all_were_stored = |item: evermap::Result<Item<'_>>| {
             if let Ok(item) = item {
                 assert!(was_stored(&item), "wrong value: {item:?}");
             }
             true
-        })
-        .unwrap();
+        };
+        map.for_each(&mut all_were_stored).unwrap();
+        if let Ok(mut scan) = map.scan(..) {
+            let _ = scan.visit(all_were_stored);
+        }
     }
 
     fn try_out(&mut self, path: &Path, options: Options, expected: &BTreeMap<u64, u64>) -> bool {

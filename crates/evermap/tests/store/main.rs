@@ -13,4 +13,5 @@ mod expire;
 mod files;
 mod full;
 mod model;
+mod ordered;
 mod panics;

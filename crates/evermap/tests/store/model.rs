@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::common::{self, Kept, Random, value_of};
+use crate::ordered;
 use evermap::{Clock, Edit, Meta, Outcome, Store};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +87,11 @@ fn compare(store: &Store<Kept>, model: &mut Model, keys: u64) {
     assert_eq!(shown, model.entries);
     let pairs: BTreeMap<_, _> = store.iter().map(|pair| pair.unwrap()).collect();
     assert!(pairs.iter().eq(model.entries.iter().map(|(key, entry)| (key, &entry.value))));
+    if store.summary().ordered.is_some() {
+        let expected: Vec<_> =
+            model.entries.iter().map(|(key, entry)| (key.clone(), entry.value.clone())).collect();
+        ordered::assert_scans(store, &expected);
+    }
     let mut random = Random::new(7);
     let asked: Vec<_> = (0..100).map(|_| key_of(&mut random, keys)).collect();
     let mut found = vec![None; asked.len()];
@@ -235,6 +241,7 @@ fn run(seed: u64, keys: u64, steps: u64, rounds: u64) {
     let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
     let options =
         common::options().capacity(64 << 20).extent_size(64 << 10).seed(seed).clock(clock.clone());
+    let options = ordered::in_some_way(options, seed);
     let mut random = Random::new(seed);
     let mut model = Model { now: 1000, ..Default::default() };
     let mut store = memory.open(&options).unwrap();
@@ -271,6 +278,7 @@ fn run(seed: u64, keys: u64, steps: u64, rounds: u64) {
             assert!(report.is_sound(), "{report}");
             store.purge().unwrap();
             assert_eq!(store.len().value, model.entries.len() as u64);
+            ordered::assert_keys_are_counted(&store);
             assert!(store.check(true).unwrap().is_sound());
         }
     }

@@ -52,7 +52,7 @@ use bucket::{
     Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
 };
 use expansion::{Expansion, Found, Split};
-use layout::{Meta, Segment, Shape, Version};
+use layout::{Meta, Segment, Shape, Slot, Version};
 use segment::{Chain, Kind, Locks, Look, MakeRoom, Place};
 
 /// Shape of a new index.
@@ -451,8 +451,14 @@ where
             // A hint only: whether there is a segment is checked below.
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
-        for (&hash, &segment) in hashes.iter().zip(&segments).take(keys.len()) {
-            self.prefetch_match(self.segment(segment)?, hash);
+        let mut slots = [None; BATCH];
+        for ((&hash, &segment), slot) in
+            hashes.iter().zip(&segments).zip(&mut slots).take(keys.len())
+        {
+            *slot = self.prefetch_match(self.segment(segment)?, hash);
+        }
+        for slot in slots.into_iter().flatten() {
+            K::prefetch(m, m.load_relaxed(&slot.word));
         }
         for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
             *out = self.lookup(&Probe::hashed(key, hash))?;
@@ -464,9 +470,10 @@ where
         layout::HEADER_BYTES + bucket as u64 * layout::BUCKET_BYTES
     }
 
-    /// Fetches what a look will read after the home bucket's header: the matching slot, or else the next bucket.
+    /// Fetches what a look will read after the home bucket's header: the matching slot, which it answers, or else the
+    /// next bucket.
     #[inline(always)]
-    fn prefetch_match(&self, segment: &Segment<B, S>, hash: u64) {
+    fn prefetch_match<'s>(&self, segment: &'s Segment<B, S>, hash: u64) -> Option<&'s Slot> {
         let m = self.medium();
         let at = Self::home_of(hash);
         let home = &segment.normal[at];
@@ -475,10 +482,13 @@ where
         if candidates != 0 {
             let slot = &home.slots[candidates.trailing_zeros() as usize];
             prefetch(std::ptr::from_ref(slot).cast());
-        } else if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
+            return Some(slot);
+        }
+        if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
             let next = &segment.normal[Self::next_of(at)];
             prefetch(std::ptr::from_ref(next).cast());
         }
+        None
     }
 
     /// Visits every segment once, in the order of ranks, with all its buckets locked during `copy`; then calls

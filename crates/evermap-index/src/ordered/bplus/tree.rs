@@ -22,6 +22,9 @@ use crate::{Action, Change, Intent};
 /// Level of the anchor: above all others.
 pub(super) const ANCHOR: u32 = u32::MAX;
 
+/// Ways down that are gone together.
+const TOGETHER: usize = 32;
+
 /// Attempts without a lock before one is taken even for reading.
 const ATTEMPTS: u32 = 8;
 
@@ -118,6 +121,33 @@ impl<const N: usize> BPlus<N> {
     #[inline(always)]
     pub(super) fn root<'g>(&'g self, guard: &'g Guard<'_>) -> &'g Node<N> {
         self.anchor.child(0, guard).expect("the anchor always names a root")
+    }
+
+    /// [`warm`](BPlus::warm).
+    pub(super) fn approach<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>) {
+        let guard = self.epoch.pin();
+        let root = self.root(&guard);
+        let mut ways: [Option<(Probe<'k>, &Node<N>)>; TOGETHER] = [const { None }; TOGETHER];
+        loop {
+            let mut some = false;
+            for way in &mut ways {
+                *way = keys.next().map(|key| (Probe::new(key), root));
+                some |= way.is_some();
+            }
+            if !some {
+                return;
+            }
+            for _ in 0..root.level {
+                for (probe, node) in ways.iter_mut().flatten() {
+                    // Nobody asks whether that child does serve the key: if not, another line is fetched.
+                    let at = node.child_at(Target::At(probe), &guard);
+                    if let Some(child) = node.child(at, &guard) {
+                        Node::prefetch(child);
+                        *node = child;
+                    }
+                }
+            }
+        }
     }
 
     /// [`OrderedIndex::get`](crate::ordered::OrderedIndex::get).

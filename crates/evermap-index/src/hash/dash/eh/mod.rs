@@ -29,6 +29,8 @@ use crate::{Bytes, Key, Stats, Visitor};
 
 mod recover;
 mod restructure;
+#[cfg(test)]
+mod tests;
 
 /// Dash-EH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
 ///

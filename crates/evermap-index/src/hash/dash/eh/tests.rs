@@ -1,0 +1,137 @@
+//! States that crashes leave now and then, made by hand.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use evermap_pm::medium::Note;
+use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::sim::{self, ImageConfig, Sim};
+use evermap_pm::{Medium, Pool};
+
+use super::Tiny;
+use crate::hash::dash::Config;
+use crate::hash::dash::layout::Version;
+use crate::testkit::Plain;
+use crate::{Index, Key, Persistent};
+
+const CAPACITY: u64 = 1 << 20;
+
+/// An index of keys that are their own hashes, in memory that does not record yet.
+fn filled(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<Plain, Sim>) {
+    let sim = Sim::new(CAPACITY).unwrap();
+    sim.pause();
+    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
+    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
+    let index = Tiny::<Plain, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    for key in keys {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    (sim, pool, index)
+}
+
+/// What is there after the process has died.
+fn reopen(sim: &Sim) -> (Arc<Pool<Sim>>, Tiny<Plain, Sim>) {
+    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
+    let index = Tiny::<Plain, _>::open(pool.clone(), 0).unwrap();
+    (pool, index)
+}
+
+/// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the reopened index.
+fn is_durable_after(
+    sim: &Sim,
+    serve: impl FnOnce(&Pool<Sim>, &Tiny<Plain, Sim>),
+    (at, wanted): (u64, u64),
+) {
+    sim.checkpoint();
+    let (pool, index) = reopen(sim);
+    sim.note(Note::Begin(0));
+    serve(&pool, &index);
+    sim.note(Note::End(0));
+    drop((index, pool));
+    let (at, mut images) = (at as usize, 0);
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        if image.point.completed(0) {
+            assert_eq!(image.bytes[at..at + 8], wanted.to_le_bytes());
+            images += 1;
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(images > 0);
+}
+
+/// The stamps in version words repeat after 65,535 openings, and those in segments where the opener's number was
+/// damaged. A lock of another life must not count.
+#[test]
+fn a_stamp_of_another_life_is_not_taken_for_ours() {
+    let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
+    for (generation, complement, ours) in [(0xffff, !0xffff, 0x10001), (0, 0, 1)] {
+        let (sim, pool, index) = filled(keys());
+        let segments = index.stats(&pool.pin()).unwrap().segments;
+        // A thread dies that has every bucket locked.
+        for key in keys() {
+            let segment = index.segment(index.expansion.directory.locate(key)).unwrap();
+            for bucket in &segment.normal {
+                let version = Version(sim.load(&bucket.version));
+                sim.store_transient(&bucket.version, version.locked().0);
+            }
+        }
+        assert_eq!(pool.generation(), 1);
+        let words = &pool.region().words().generation;
+        sim.store(&words[0], generation);
+        sim.store(&words[1], complement);
+        drop((index, pool));
+        let (pool, index) = reopen(&sim);
+        assert_eq!(pool.generation(), ours);
+        for key in keys() {
+            assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
+        }
+        assert_eq!(index.stats(&pool.pin()).unwrap().recovered, segments);
+    }
+}
+
+/// A damaged link that leads nowhere today may lead somewhere when the file has grown.
+#[test]
+fn a_chain_that_leads_nowhere_is_cut_for_good() {
+    let (sim, pool, index) = filled(0..4);
+    let link = &index.segment(index.expansion.directory.locate(0)).unwrap().header.chain;
+    sim.store(link, 1 << 40);
+    let at = sim.offset_of(link);
+    drop((index, pool));
+    let serve = |pool: &Pool<Sim>, index: &Tiny<Plain, Sim>| {
+        assert_eq!(index.get(0, &pool.pin()).unwrap(), Some(0));
+    };
+    is_durable_after(&sim, serve, (at, 0));
+}
+
+/// A split has committed, and a crash lost the rest of its entries. What recovery makes of them is durable before
+/// anybody is served: the segment that they still named may be given away next.
+#[test]
+fn a_range_that_recovery_has_finished_stays_finished() {
+    // Some segments, and then many entries for each but one.
+    let spread = (0..64).map(|key| key << 58 | 1);
+    let (sim, pool, index) = filled(spread.chain((2..400).map(|key| key << 34)));
+    let entries = index.expansion.directory.entries();
+    let names = |at: usize| sim.load(&entries[at]);
+    let shape = |at: usize| index.shape_at(names(at)).unwrap();
+    // The last entry of an upper half, and one of the lower.
+    let (last, lower) = (1..entries.len())
+        .filter(|&last| names(last) == names(last - 1))
+        .find_map(|last| {
+            let first = (0..last).find(|&at| names(at) == names(last))?;
+            let is_end = last + 1 == entries.len() || names(last + 1) != names(last);
+            let lower = first.checked_sub(1)?;
+            let are_halves = shape(lower).depth == shape(last).depth
+                && shape(last).pattern == shape(lower).pattern + 1
+                && shape(last).pattern % 2 == 1;
+            (is_end && are_halves).then_some((last, lower))
+        })
+        .expect("a segment with several entries beside its other half");
+    let (wanted, at) = (names(last), sim.offset_of(&entries[last]));
+    sim.store(&entries[last], names(lower));
+    let key = (last as u64) << (64 - entries.len().trailing_zeros());
+    drop((index, pool));
+    let serve = |pool: &Pool<Sim>, index: &Tiny<Plain, Sim>| {
+        assert_eq!(index.get(key, &pool.pin()).unwrap(), None);
+    };
+    is_durable_after(&sim, serve, (at, wanted));
+}

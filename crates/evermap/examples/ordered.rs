@@ -1,0 +1,146 @@
+//! What an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
+//!
+//! For each way to tell it, and without: puts records with 16-byte keys, overwrites them, scans, and opens the store
+//! again. The ways take turns, so that whatever else the machine does meets all of them; medians are shown.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::hint::black_box;
+use std::ops::Range;
+use std::time::Instant;
+
+use evermap::{Evermap, Notices, Options, OrderedState};
+
+/// Pairs of a short scan.
+const SHORT: u64 = 100;
+
+fn key(number: u64) -> [u8; 16] {
+    // Spread over the key space, so that neighbours in time are not neighbours in the index.
+    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&mixed.to_be_bytes());
+    key[8..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// Nanoseconds that each of so many operations takes, all threads together.
+fn phase(operations: u64, threads: u64, work: impl Fn(Range<u64>) + Sync) -> f64 {
+    let began = Instant::now();
+    let share = operations / threads;
+    std::thread::scope(|scope| {
+        for me in 0..threads {
+            let work = &work;
+            scope.spawn(move || work(me * share..(me + 1) * share));
+        }
+    });
+    began.elapsed().as_nanos() as f64 / (share * threads) as f64
+}
+
+type Figures = BTreeMap<(usize, usize), Vec<f64>>;
+
+const PHASES: [&str; 7] =
+    ["insert", "overwrite", "get", "scan 100", "scan all", "build", "get+insert"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize, otherwise: u64| {
+        arguments.get(at).map_or(Ok(otherwise), |text| text.parse::<u64>())
+    };
+    let usage = "usage: ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]";
+    let path = arguments.first().ok_or(usage)?;
+    let (records, threads) = (number(1, 1_000_000)?, number(2, 1)?);
+    let value = vec![7u8; number(3, 100)? as usize];
+    let ways: [(&str, Option<Notices>); 4] = [
+        ("without", None),
+        ("at once", Some(Notices::AtOnce)),
+        ("in batches", Some(Notices::InBatches)),
+        ("in background", Some(Notices::InBackground)),
+    ];
+    let mut figures = Figures::new();
+    for _ in 0..number(4, 3)? {
+        for (way, (_, notices)) in ways.iter().enumerate() {
+            let options = || match notices {
+                Some(notices) => Options::new().ordered(true).notices(*notices),
+                None => Options::new(),
+            };
+            let _ = std::fs::remove_file(path);
+            let map = Evermap::open(path, options())?;
+            let mut note = |phase: usize, nanos: f64| {
+                figures.entry((phase, way)).or_default().push(nanos);
+            };
+            let put = |range: Range<u64>| {
+                range.for_each(|number| map.put(&key(number), &value).expect("put"));
+            };
+            note(0, phase(records, threads, put));
+            note(1, phase(records, threads, put));
+            let scattered = |number: u64| key(number.wrapping_mul(7_919) % records);
+            note(
+                2,
+                phase(records, threads, |range| {
+                    range.for_each(|number| {
+                        drop(black_box(map.get(&scattered(number)).expect("get")))
+                    });
+                }),
+            );
+            if notices.is_some() {
+                let scans = (records / SHORT).min(20_000);
+                note(
+                    3,
+                    phase(scans, threads, |range| {
+                        for number in range {
+                            let from = scattered(number * 31);
+                            let mut scan = map.scan(&from[..]..).expect("scan").limit(SHORT);
+                            scan.visit(|item| black_box(item).is_ok()).expect("scan");
+                        }
+                    }) / SHORT as f64,
+                );
+                let began = Instant::now();
+                let mut seen = 0;
+                map.scan(..)?.visit(|item| {
+                    seen += u64::from(black_box(item).is_ok());
+                    true
+                })?;
+                assert_eq!(seen, records);
+                note(4, began.elapsed().as_nanos() as f64 / records as f64);
+            }
+            map.close()?;
+            let map = Evermap::open(path, options())?;
+            if notices.is_some() {
+                map.build_ordered(1)?;
+                let Some(OrderedState::Ready(took)) = map.summary().ordered.map(|o| o.state) else {
+                    return Err("not built".into());
+                };
+                note(5, took.as_nanos() as f64 / records as f64);
+            }
+            // Reads and insertions in turn, on a store that is there already.
+            note(
+                6,
+                phase(records / 4, threads, |range| {
+                    for number in range {
+                        drop(black_box(map.get(&scattered(number)).expect("get")));
+                        map.put(&key(records + number), &value).expect("put");
+                    }
+                }),
+            );
+            map.close()?;
+        }
+    }
+    println!("ns each, {records} records, {threads} threads, values of {} bytes", value.len());
+    print!("{:<12}", "");
+    ways.iter().for_each(|(name, _)| print!("{name:>15}"));
+    for (phase, name) in PHASES.iter().enumerate() {
+        print!("\n{name:<12}");
+        for way in 0..ways.len() {
+            match figures.get_mut(&(phase, way)) {
+                Some(nanos) => {
+                    nanos.sort_by(f64::total_cmp);
+                    print!("{:>15.0}", nanos[nanos.len() / 2]);
+                }
+                None => print!("{:>15}", "-"),
+            }
+        }
+    }
+    println!();
+    std::fs::remove_file(path)?;
+    Ok(())
+}

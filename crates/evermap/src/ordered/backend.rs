@@ -1,0 +1,169 @@
+//! Threads in the background that work on notices, and how many of them there should be.
+//!
+//! HiKV gives each thread one of two tasks, so that those that serve requests and those that keep the tree up to date
+//! take equally long for their parts of an average write. Here the time of the first is measured from the outside: the
+//! threads that do not work on notices are taken to serve all the time.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::{Duration, Instant};
+
+use evermap_pm::Medium;
+
+use super::Notices;
+use super::build::cores;
+use crate::Store;
+
+/// How often the number of working threads is thought over.
+const WINDOW: Duration = Duration::from_millis(100);
+/// Shortest and longest pause of a thread that finds nothing to do.
+const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(10)];
+
+/// What an average write costs, and what is read beside it: in any unit of time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Costs {
+    /// Lookups for each write, and the time of one.
+    gets: f64,
+    get: f64,
+    /// Scans for each write, and the time of one.
+    scans: f64,
+    scan: f64,
+    /// The time of a write, without what the tree takes.
+    write: f64,
+    /// The time to tell the tree.
+    notice: f64,
+}
+
+/// How many of `threads`, two at least, should work on notices: so many that these take as long for one as the others
+/// for a write and the reads beside it.
+///
+/// After "HiKV: A Hybrid Index Key-Value Store for DRAM-NVM Memory Systems" (USENIX ATC 2017), section 3.4, solved for
+/// the number.
+fn backends(threads: usize, costs: Costs) -> usize {
+    let serving = costs.gets * costs.get + costs.scans * costs.scan + costs.write;
+    let share = threads as f64 * costs.notice / (serving + costs.notice);
+    // Not a number where nothing was measured: one.
+    (share.round() as usize).clamp(1, threads - 1)
+}
+
+/// The threads in the background, and what they have done in this window.
+pub(crate) struct Crew {
+    cores: usize,
+    /// How many of them work.
+    working: AtomicUsize,
+    busy_nanos: AtomicU64,
+    notices: AtomicU64,
+}
+
+impl Crew {
+    pub(crate) fn new() -> Self {
+        Crew {
+            cores: cores().max(2),
+            working: AtomicUsize::new(1),
+            busy_nanos: AtomicU64::new(0),
+            notices: AtomicU64::new(0),
+        }
+    }
+
+    /// Most threads that may ever work.
+    pub(crate) fn size(&self) -> usize {
+        self.cores - 1
+    }
+
+    /// Thinks over how many threads should work, after a window of this length.
+    fn think(&self, window: Duration) {
+        let (busy, notices) = (self.busy_nanos.swap(0, Relaxed), self.notices.swap(0, Relaxed));
+        if notices == 0 {
+            return;
+        }
+        let serving = (self.cores - self.working.load(Relaxed)) as f64;
+        let per_notice = |nanos: f64| nanos / notices as f64;
+        let costs = Costs {
+            write: per_notice(serving * window.as_nanos() as f64),
+            notice: per_notice(busy as f64),
+            ..Costs::default()
+        };
+        self.working.store(backends(self.cores, costs), Relaxed);
+    }
+}
+
+impl<M: Medium> Store<M> {
+    /// How many threads [`work_on_notices`](Self::work_on_notices) is for: none, unless that was asked for.
+    pub(crate) fn wants_crew(&self) -> bool {
+        self.ordered.as_ref().is_some_and(|ordered| ordered.notices() == Notices::InBackground)
+    }
+
+    /// What one thread of the crew does until the store is closed.
+    pub(crate) fn work_on_notices(&self, crew: &Crew, number: usize) {
+        let (mut pause, mut window) = (PAUSES[0], Instant::now());
+        while !self.upkeep.is_stopping() {
+            let worked = number < crew.working.load(Relaxed) && self.work_once(crew, number);
+            if number == 0 && window.elapsed() >= WINDOW {
+                crew.think(window.elapsed());
+                window = Instant::now();
+            }
+            pause = if worked { PAUSES[0] } else { PAUSES[1].min(pause * 2) };
+            if !worked {
+                std::thread::park_timeout(pause);
+            }
+        }
+    }
+
+    /// Works on what waits in this thread's lanes; answers whether there was anything.
+    fn work_once(&self, crew: &Crew, number: usize) -> bool {
+        let (Some(ordered), Ok(guard)) = (&self.ordered, self.enter()) else { return false };
+        let Some(tree) = ordered.tree.get() else { return false };
+        let (began, mut batches, mut notices) = (Instant::now(), 0, 0);
+        for lane in ordered.lanes.iter().skip(number).step_by(crew.working.load(Relaxed).max(1)) {
+            // Whoever works on it already does as well.
+            let Some(_working) = lane.try_work() else { continue };
+            let before = lane.counts().0;
+            batches += u64::from(self.apply_next(ordered, tree, lane, &guard));
+            notices += lane.counts().0 - before;
+        }
+        if batches > 0 {
+            crew.busy_nanos.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+            crew.notices.fetch_add(notices, Relaxed);
+        }
+        batches > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The splits that HiKV's authors found for 16 threads at three mixes of reads and writes.
+    #[test]
+    fn the_published_splits() {
+        for (gets, expected) in [(1.0, 8), (19.0, 3), (3.0, 7)] {
+            let costs = Costs { gets, get: 0.185, write: 0.815, notice: 1.0, ..Costs::default() };
+            let found = backends(16, costs);
+            assert_eq!((16 - found, found), (16 - expected, expected), "{gets} lookups a write");
+        }
+    }
+
+    #[test]
+    fn there_is_always_one_of_each() {
+        for threads in 2..9 {
+            for notice in [0.0, 1e-9, 1.0, 1e9, f64::NAN] {
+                let costs =
+                    Costs { scans: 1.0, scan: 14.0, write: 1.0, notice, ..Costs::default() };
+                assert!((1..threads).contains(&backends(threads, costs)));
+            }
+            assert_eq!(backends(threads, Costs::default()), 1);
+        }
+    }
+
+    #[test]
+    fn a_crew_grows_where_notices_take_long() {
+        let crew = Crew { cores: 16, ..Crew::new() };
+        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. Notices take as long.
+        crew.busy_nanos.store(1_500_000_000, Relaxed);
+        crew.notices.store(10_000, Relaxed);
+        crew.think(WINDOW);
+        assert_eq!(crew.working.load(Relaxed), 8);
+        crew.think(WINDOW);
+        assert_eq!(crew.working.load(Relaxed), 8, "nothing was learned from nothing");
+    }
+}

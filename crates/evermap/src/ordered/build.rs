@@ -1,0 +1,252 @@
+//! Building the tree from the hash index, while everything else goes on.
+//!
+//! 1. Threads walk over the hash index, a segment each at a time, and note the keys. Meanwhile notices are kept.
+//! 2. The keys are sorted and become the tree, which others see from now on.
+//! 3. The kept notices are worked on like any others.
+//!
+//! A walk shows every key that is bound throughout. A key that comes or goes meanwhile leaves a notice, and is looked
+//! up in step 3. Where so many came that they were dropped, the whole tree is compared with the whole hash index.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use evermap_index::key::BytesRef;
+use evermap_index::ordered::{Cursor, Direction, Run, bplus};
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{BPlus, Guard, OrderedIndex};
+use evermap_pm::Medium;
+use evermap_pm::sync::Mutex;
+
+use super::{Ordered, OrderedState, TOGETHER};
+use crate::read::Walk;
+use crate::record::Record;
+use crate::{Error, Result, Store};
+
+/// Records that a reader of keys fetches ahead.
+const AHEAD: usize = 24;
+/// Where most keys end, bytes from the beginning of their record: so far it is fetched.
+const KEY_END: u64 = 63;
+
+/// Threads to build with unless somebody says otherwise: half of the cores, for others have to do there too.
+pub(crate) fn usual_threads() -> usize {
+    cores().div_ceil(2)
+}
+
+/// Cores of this machine that we may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Ends the waiting of others, whatever becomes of the building.
+struct Building<'o> {
+    ordered: &'o Ordered,
+    end: Option<OrderedState>,
+}
+
+impl Drop for Building<'_> {
+    fn drop(&mut self) {
+        let panicked = || OrderedState::Failed("a thread that was building it has panicked".into());
+        self.ordered.set_state(self.end.take().unwrap_or_else(panicked));
+    }
+}
+
+impl<M: Medium> Store<M> {
+    /// Builds the [ordered index](crate::Options::ordered) with so many threads, the calling one among them, unless
+    /// that is done; waits where others are at it. Other operations may go on meanwhile.
+    ///
+    /// O(n log n); some hundred nanoseconds a key and thread. It needs about 100 bytes of ordinary memory for each key
+    /// of 16 bytes while it builds, and leaves a tree of about 40. [`Evermap`](crate::Evermap) calls it in the
+    /// background as soon as it is opened; for a bare `Store`, the first scan does if nobody else has.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// # Evermap::open(&path, Options::new())?.put(b"key", b"value")?;
+    /// let map = Evermap::open(&path, Options::new().ordered(true))?;
+    /// map.build_ordered(2)?;
+    /// assert_eq!(map.summary().ordered.unwrap().keys, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Pm`] with `Forked` or
+    /// `Poisoned`.
+    pub fn build_ordered(&self, threads: usize) -> Result<()> {
+        let ordered = self.ordered.as_ref().ok_or(Error::NotOrdered)?;
+        self.pool.region().ensure_writable()?;
+        {
+            let state = ordered.state.lock().expect("no panics while held");
+            let is_building = |state: &mut OrderedState| *state == OrderedState::Building;
+            let state = ordered.changed.wait_while(state, is_building);
+            let mut state = state.expect("no panics while held");
+            match &*state {
+                OrderedState::Ready(_) => return Ok(()),
+                OrderedState::Failed(why) => {
+                    return Err(Error::OrderedFailed { why: why.clone() });
+                }
+                _ => *state = OrderedState::Building,
+            }
+        }
+        let mut building = Building { ordered, end: None };
+        let began = Instant::now();
+        let built = self.build(ordered, threads);
+        building.end = Some(match &built {
+            Ok(()) => OrderedState::Ready(began.elapsed()),
+            // Nobody will go on with it, but nobody will ask either.
+            Err(Error::Closed) => OrderedState::Pending,
+            Err(error) => OrderedState::Failed(error.to_string()),
+        });
+        built
+    }
+
+    fn build(&self, ordered: &Ordered, threads: usize) -> Result<()> {
+        ordered.read.store(0, Relaxed);
+        ordered.unreadable.store(0, Relaxed);
+        let runs = self.read_keys(ordered, threads.max(1))?;
+        let tree = BPlus::load(bplus::Config::default(), &runs, threads)?;
+        drop(runs);
+        let tree = ordered.tree.get_or_init(|| tree);
+        let guard = self.enter()?;
+        self.catch_up(ordered, tree, &guard);
+        drop(guard);
+        // No notice is dropped any more, now that there is a tree.
+        if ordered.lanes.iter().any(super::Lane::has_dropped) {
+            self.compare(ordered, tree, &mut |key, _, guard| {
+                self.apply_one(ordered, tree, ordered.lane(key.hash), key, guard);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The keys of all records, by so many threads.
+    fn read_keys(&self, ordered: &Ordered, threads: usize) -> Result<Vec<Run>> {
+        let walk = &Mutex::new(Walk::new(self));
+        std::thread::scope(|scope| {
+            let read = move || self.read_part(ordered, walk);
+            let others: Vec<_> = (1..threads)
+                // A thread that the system does not give is done without.
+                .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, read).ok())
+                .collect();
+            let mut runs = vec![read()];
+            for other in others {
+                runs.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            runs.into_iter().collect()
+        })
+    }
+
+    /// The keys of segments that no other thread reads, until there are none left.
+    fn read_part(&self, ordered: &Ordered, walk: &Mutex<Walk<'_, M>>) -> Result<Run> {
+        let (mut run, mut key) = (Run::new(), Vec::new());
+        while let Some((pairs, _guard)) = self.next_segment(ordered, walk)? {
+            let before = run.len();
+            run.reserve(pairs.len());
+            pairs.iter().take(AHEAD).for_each(|&(_, word)| self.prefetch_key(word));
+            for (at, &(hash, word)) in pairs.iter().enumerate() {
+                if let Some(&(_, ahead)) = pairs.get(at + AHEAD) {
+                    self.prefetch_key(ahead);
+                }
+                self.read_key(ordered, hash, word, &mut key, &mut run);
+            }
+            ordered.read.fetch_add((run.len() - before) as u64, Relaxed);
+        }
+        Ok(run)
+    }
+
+    /// The next segment that nobody has read yet.
+    fn next_segment<'s>(
+        &self,
+        ordered: &Ordered,
+        walk: &Mutex<Walk<'s, M>>,
+    ) -> Result<Option<crate::read::Pairs<'s>>> {
+        if self.upkeep.is_stopping() {
+            return Err(Error::Closed);
+        }
+        let mut walk = walk.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = walk.next()?;
+        if walk.take_error().is_err() {
+            ordered.unreadable.fetch_add(1, Relaxed);
+        }
+        Ok(next)
+    }
+
+    #[inline]
+    fn prefetch_key(&self, word: u64) {
+        let offset = word & OFFSET_MASK;
+        self.pool.medium().prefetch(offset);
+        self.pool.medium().prefetch(offset + KEY_END);
+    }
+
+    /// Notes the key of a pair, if it can be read and belongs where it is. Dead records count too: the hash index
+    /// binds their keys.
+    #[inline]
+    fn read_key(&self, ordered: &Ordered, hash: u64, word: u64, key: &mut Vec<u8>, run: &mut Run) {
+        key.clear();
+        let read = match Record::at(self.pool.medium(), word) {
+            Ok(record) => record.append_key(key).is_ok(),
+            Err(_) => false,
+        };
+        if read && BytesRef::new(key, self.pool.seed()).hash == hash {
+            run.push(key, hash);
+        } else {
+            ordered.unreadable.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Shows `differs` each key that only the hash index has, and each that only the tree has, and says whether it is
+    /// the tree.
+    fn compare(
+        &self,
+        ordered: &Ordered,
+        tree: &BPlus,
+        differs: &mut dyn FnMut(BytesRef<'_>, bool, &Guard<'_>),
+    ) -> Result<()> {
+        let walk = Mutex::new(Walk::new(self));
+        let (mut run, mut key) = (Run::new(), Vec::new());
+        while let Some((pairs, guard)) = self.next_segment(ordered, &walk)? {
+            run.clear();
+            for &(hash, word) in &pairs {
+                self.read_key(ordered, hash, word, &mut key, &mut run);
+            }
+            for (key, hash) in run.iter() {
+                if tree.get(key)?.is_none() {
+                    differs(BytesRef { bytes: key, hash }, false, &guard);
+                }
+            }
+        }
+        let mut cursor = Cursor::new(tree, .., Direction::Ascending);
+        loop {
+            let guard = self.enter()?;
+            run.clear();
+            while run.len() < TOGETHER
+                && let Some((key, hash)) = cursor.next()?
+            {
+                run.push(key, hash);
+            }
+            if run.is_empty() {
+                return Ok(());
+            }
+            for (key, hash) in run.iter() {
+                let key = BytesRef { bytes: key, hash };
+                if self.index.get(key, &guard)?.is_none() {
+                    differs(key, true, &guard);
+                }
+            }
+        }
+    }
+
+    /// What is wrong with the ordered index, if it is ready. While nobody changes the store.
+    pub(crate) fn check_ordered(&self, problem: &mut dyn FnMut(String)) -> Result<()> {
+        let Some(ordered) = self.ordered.as_ref().filter(|ordered| ordered.is_ready()) else {
+            return Ok(());
+        };
+        let tree = self.tree(false)?;
+        tree.check().into_iter().for_each(|what| problem(format!("ordered index: {what}")));
+        self.compare(ordered, tree, &mut |key, in_tree, _| {
+            let what = if in_tree { "has a key that is not there" } else { "lacks a key" };
+            problem(format!("ordered index: it {what}: \"{}\"", key.bytes.escape_ascii()));
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! The ordered index: a tree of keys in ordinary memory beside the hash index.
+//!
+//! The tree holds exactly the keys that the hash index binds, and with each its hash; nothing of where the record is.
+//! So replacing a record never touches it. When a key comes or goes, the writer posts a [notice](lane) once the hash
+//! index is changed and the key no longer locked. Whoever works on the notice looks the key up in the hash index and
+//! makes the tree agree. So it does not matter in which order notices are worked on, nor whether twice: the last look
+//! comes after the last change, and the tree is left as that look found things.
+//!
+//! That needs one thing: a look and the change of the tree that follows from it must not be torn apart by another
+//! look at the same key. A [lane](lane) sees to that, with a lock that is held around both. Nobody who
+//! holds it waits for the lock of a key, except as every reader of the hash index may have to wait for a moment; and
+//! nobody posts or works on notices while he holds the lock of a key.
+//!
+//! A scan sees every change that was acknowledged before it began: it notes the ticket of the last notice of each lane,
+//! and waits until those are worked on, or works on them itself. Writers go on meanwhile.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use evermap_index::key::BytesRef;
+use evermap_index::ordered::Run;
+use evermap_index::{BPlus, Guard, OrderedIndex};
+use evermap_pm::Medium;
+use evermap_pm::sync::{Condvar, Mutex};
+
+use self::lane::{BATCH, Lane, Posted};
+use crate::{Error, Result, Store};
+
+mod backend;
+mod build;
+mod lane;
+mod stat;
+
+pub(crate) use backend::Crew;
+pub(crate) use build::usual_threads;
+pub use stat::{OrderedStat, OrderedState};
+
+/// Lanes of notices. Which one is a key's, its hash says.
+const LANES: usize = 16;
+/// Keys that are looked up together.
+const TOGETHER: usize = 32;
+/// Full batches in a lane that make writers work on them even if threads in the background are there for that.
+const BACKLOG: usize = 4;
+
+/// Who tells the ordered index that keys came or went.
+///
+/// All keep the promises of [`scan`](Store::scan). What they cost is told in `docs/ordered.md`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Notices {
+    /// Writers, before they return. Scans find nothing left to do; each new key costs the way down the tree.
+    AtOnce,
+    /// Writers, 64 notices at a time, so that the cache misses of all of them overlap; scans, what they need of the
+    /// rest.
+    #[default]
+    InBatches,
+    /// Threads in the background, as many as it takes; writers and scans help where these do not keep up. Needs
+    /// cores that nobody else uses.
+    InBackground,
+}
+
+/// The ordered index of a store.
+pub(crate) struct Ordered {
+    /// Nothing until it is built.
+    tree: OnceLock<BPlus>,
+    notices: Notices,
+    lanes: Box<[Lane]>,
+    state: Mutex<OrderedState>,
+    changed: Condvar,
+    /// Whether the state is `Ready`.
+    ready: AtomicBool,
+    /// Keys that were read to build the tree.
+    read: AtomicU64,
+    /// Records of which building could not read the key.
+    unreadable: AtomicU64,
+}
+
+impl Ordered {
+    /// For a new store, or for one that has yet to be walked.
+    pub(crate) fn new(notices: Notices, is_new: bool) -> Self {
+        let ordered = Ordered {
+            tree: OnceLock::new(),
+            notices,
+            lanes: (0..LANES).map(|_| Lane::default()).collect(),
+            state: Mutex::new(OrderedState::Pending),
+            changed: Condvar::new(),
+            ready: AtomicBool::new(false),
+            read: AtomicU64::new(0),
+            unreadable: AtomicU64::new(0),
+        };
+        if is_new {
+            let _ = ordered.tree.set(BPlus::new());
+            ordered.set_state(OrderedState::Ready(std::time::Duration::ZERO));
+        }
+        ordered
+    }
+
+    pub(crate) fn notices(&self) -> Notices {
+        self.notices
+    }
+
+    pub(crate) fn state(&self) -> OrderedState {
+        self.state.lock().expect("no panics while held").clone()
+    }
+
+    fn set_state(&self, state: OrderedState) {
+        let mut current = self.state.lock().expect("no panics while held");
+        // What has failed while the tree was being built stays so.
+        if !matches!(*current, OrderedState::Failed(_)) {
+            *current = state;
+        }
+        // Release: whoever sees this sees the tree.
+        self.ready.store(matches!(*current, OrderedState::Ready(_)), Release);
+        self.changed.notify_all();
+    }
+
+    /// Whether everything acknowledged so far is in the tree, or in notices.
+    #[inline]
+    fn is_ready(&self) -> bool {
+        self.ready.load(Acquire)
+    }
+
+    #[inline]
+    fn lane(&self, hash: u64) -> &Lane {
+        &self.lanes[(hash >> 24) as usize % LANES]
+    }
+
+    /// The tree cannot be made to agree any more: there is no memory.
+    #[cold]
+    fn fail(&self, error: &evermap_pm::Error) {
+        self.set_state(OrderedState::Failed(error.to_string()));
+    }
+}
+
+impl<M: Medium> Store<M> {
+    /// Says that the index binds `key` now and did not before, or the other way round. Every writer says so before its
+    /// change is acknowledged, holding no lock.
+    #[inline]
+    pub(crate) fn notice(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
+        if let Some(ordered) = &self.ordered {
+            self.post(ordered, key, guard);
+        }
+    }
+
+    fn post(&self, ordered: &Ordered, key: BytesRef<'_>, guard: &Guard<'_>) {
+        let (lane, at_once) = (ordered.lane(key.hash), ordered.notices == Notices::AtOnce);
+        if at_once && let Some(tree) = ordered.tree.get() {
+            return self.apply_one(ordered, tree, lane, key, guard);
+        }
+        let posted = lane.post(key, at_once, || ordered.tree.get().is_some());
+        match (posted, ordered.tree.get()) {
+            (Posted::Refused, Some(tree)) => self.apply_one(ordered, tree, lane, key, guard),
+            (Posted::Waiting { batches, completed: true }, Some(tree))
+                if ordered.notices != Notices::InBackground || batches >= BACKLOG =>
+            {
+                self.apply_batch(ordered, tree, lane, guard);
+            }
+            _ => {}
+        }
+    }
+
+    fn apply_one(
+        &self,
+        ordered: &Ordered,
+        tree: &BPlus,
+        lane: &Lane,
+        key: BytesRef<'_>,
+        guard: &Guard<'_>,
+    ) {
+        let _working = lane.work();
+        let found = self.index.get(key, guard);
+        self.agree(ordered, tree, key, !matches!(found, Ok(None)));
+    }
+
+    /// Works on the oldest batch of a lane; answers whether there was one.
+    fn apply_batch(&self, ordered: &Ordered, tree: &BPlus, lane: &Lane, guard: &Guard<'_>) -> bool {
+        let _working = lane.work();
+        self.apply_next(ordered, tree, lane, guard)
+    }
+
+    /// The same for a caller that works on the lane.
+    fn apply_next(&self, ordered: &Ordered, tree: &BPlus, lane: &Lane, guard: &Guard<'_>) -> bool {
+        let Some(batch) = lane.take() else { return false };
+        let mut from = 0;
+        while from < batch.len() {
+            let to = batch.len().min(from + TOGETHER);
+            self.apply_together(ordered, tree, &batch, from..to, guard);
+            from = to;
+        }
+        lane.applied(batch.len());
+        true
+    }
+
+    fn apply_together(
+        &self,
+        ordered: &Ordered,
+        tree: &BPlus,
+        batch: &Run,
+        places: std::ops::Range<usize>,
+        guard: &Guard<'_>,
+    ) {
+        let mut refs = [BytesRef { bytes: &[], hash: 0 }; TOGETHER];
+        let count = places.len();
+        for (key, at) in refs.iter_mut().zip(places) {
+            *key = BytesRef { bytes: batch.key(at), hash: batch.word(at) };
+        }
+        let refs = &refs[..count];
+        tree.warm(refs.iter().map(|key| key.bytes));
+        let mut words = [None; TOGETHER];
+        // What cannot be looked up counts as there: a scan looks again.
+        let found = self.index.get_many(refs, &mut words[..count], guard).is_ok();
+        for (&key, word) in refs.iter().zip(words) {
+            self.agree(ordered, tree, key, !found || word.is_some());
+        }
+    }
+
+    /// Makes the tree agree with what a look at a key has found. The caller works on the key's lane, and has begun to
+    /// before it looked.
+    #[inline]
+    fn agree(&self, ordered: &Ordered, tree: &BPlus, key: BytesRef<'_>, is_bound: bool) {
+        let told = match is_bound {
+            true => tree.insert(key.bytes, key.hash),
+            false => tree.remove(key.bytes),
+        };
+        if let Err(error) = told {
+            ordered.fail(&error);
+        }
+    }
+
+    /// Waits until the tree was told of everything that was acknowledged before, or tells it.
+    fn catch_up(&self, ordered: &Ordered, tree: &BPlus, guard: &Guard<'_>) {
+        for lane in &ordered.lanes {
+            let ticket = lane.ticket();
+            while !lane.has_passed(ticket) {
+                // Waits for whoever works on an older batch.
+                self.apply_batch(ordered, tree, lane, guard);
+            }
+        }
+    }
+
+    /// The tree, for a scan: with everything that was acknowledged before, unless `relaxed`.
+    pub(crate) fn tree(&self, relaxed: bool) -> Result<&BPlus> {
+        let ordered = self.ordered.as_ref().ok_or(Error::NotOrdered)?;
+        // Not in a forked child: other threads may have been changing the tree.
+        self.pool.region().ensure_writable()?;
+        if !ordered.is_ready() {
+            self.build_ordered(usual_threads())?;
+        }
+        let guard = self.enter()?;
+        let tree = ordered.tree.get().expect("it is ready");
+        if !relaxed {
+            self.catch_up(ordered, tree, &guard);
+        }
+        Ok(tree)
+    }
+}
+
+const _: () = assert!(BATCH.is_multiple_of(TOGETHER));

@@ -1,0 +1,94 @@
+//! The ordered index in figures.
+
+use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use evermap_index::OrderedIndex;
+
+use super::Ordered;
+
+/// How far the ordered index is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OrderedState {
+    /// Nobody has begun to build it.
+    Pending,
+    /// It is being built from the hash index.
+    Building,
+    /// It is complete; building took this long.
+    Ready(Duration),
+    /// It could not be completed: scans say so. Everything else works.
+    Failed(String),
+}
+
+impl fmt::Display for OrderedState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OrderedState::Pending => f.pad("pending"),
+            OrderedState::Building => f.pad("building"),
+            OrderedState::Ready(took) => {
+                write!(f, "ready after {:.1} ms", took.as_secs_f64() * 1e3)
+            }
+            OrderedState::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+/// The ordered index in figures. See [`Options::ordered`](crate::Options::ordered).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OrderedStat {
+    /// How far it is.
+    pub state: OrderedState,
+    /// Keys in it: as many as the hash index binds, when no notice waits.
+    pub keys: u64,
+    /// Bytes of ordinary memory that it takes.
+    pub bytes: u64,
+    /// Levels of nodes.
+    pub depth: u32,
+    /// Keys that were read so far to build it.
+    pub keys_read: u64,
+    /// Records, or parts of the hash index, that could not be read when it was built: scans do not show them.
+    pub unreadable: u64,
+    /// Notices of keys that came or went, since opening, of which it was told.
+    pub notices: u64,
+    /// Notices of which it is to be told.
+    pub notices_waiting: u64,
+}
+
+impl fmt::Display for OrderedStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.state {
+            OrderedState::Building => write!(f, "building, {} keys read", self.keys_read)?,
+            _ => write!(
+                f,
+                "{}, {} keys in {} bytes, {} levels",
+                self.state, self.keys, self.bytes, self.depth
+            )?,
+        }
+        write!(f, ", {} notices waiting", self.notices_waiting)?;
+        match self.unreadable {
+            0 => Ok(()),
+            unreadable => write!(f, ", {unreadable} unreadable"),
+        }
+    }
+}
+
+impl Ordered {
+    pub(crate) fn stat(&self) -> OrderedStat {
+        let tree = self.tree.get().map(OrderedIndex::stats).unwrap_or_default();
+        let counts = self.lanes.iter().map(super::Lane::counts);
+        let (notices, waiting) = counts.fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
+        OrderedStat {
+            state: self.state(),
+            keys: tree.len,
+            bytes: tree.dram_bytes,
+            depth: tree.depth,
+            keys_read: self.read.load(Relaxed),
+            unreadable: self.unreadable.load(Relaxed),
+            notices,
+            notices_waiting: waiting,
+        }
+    }
+}
