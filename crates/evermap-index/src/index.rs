@@ -89,6 +89,10 @@ pub trait Index<K: Key>: Send + Sync {
     /// The general read-modify-write: calls `decide` with the current word while the key is locked, and does
     /// what it says. `decide` is called at most once, only when its answer can be carried out, and must
     /// neither panic nor use the index.
+    ///
+    /// An absent key is looked for under its lock too, whatever `intent` says, and a change is durable before the lock is
+    /// given back: so whoever learns a word here, or that there is none, learns what a crash cannot take back. An error
+    /// after `decide` was called means that what it said was done, and that only tidying up failed.
     fn mutate(
         &self,
         key: K::Ref<'_>,

@@ -1,7 +1,7 @@
 //! A medium with a superblock: what it is, whose it is, and what changed hands at every open.
 //!
 //! ```text
-//! 0      superblock, first copy     written once, at creation; checksummed
+//! 0      superblock, first copy     written at creation, and when the format rises; checksummed
 //! 4096   superblock, second copy    written before the first
 //! 8192   words that change          each group on a line of its own
 //! 12288  extent table               8 bytes an extent, see `heap`
@@ -12,15 +12,20 @@
 //! durable, the first copy after it. Before that the file counts as empty, so an interrupted creation is
 //! simply begun again.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::medium::{Medium, Note, OFFSET_LIMIT};
+use crate::sync::Mutex;
 use crate::{Error, ErrorKind, PmU64, Result, pod};
 
 /// First word of a superblock: "EVERMAP" and a zero byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
-/// Format written by this version; the low half of the format word.
-pub const FORMAT: u32 = 1;
+/// Newest format that this version understands; the low half of the format word.
+pub const FORMAT: u32 = 2;
+/// Format of a new region. It [rises](Region::raise_format) only when something is kept in the region that programs of
+/// the older format would ignore to its harm, so that they can open all others.
+const FORMAT_AT_FIRST: u32 = 1;
 /// High half of the format word: reads differently where bytes are swapped.
 const BYTE_ORDER: u32 = 0x0102_0304;
 const SECOND_COPY: u64 = 4096;
@@ -37,7 +42,7 @@ const BLANK_MAX: u64 = 64 << 20;
 const EXTENT_SIZES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
 
 pod! {
-    /// One copy of the superblock. Never changes after creation.
+    /// One copy of the superblock. Nothing but its format ever changes after creation.
     struct Superblock: 256 {
         magic: PmU64,
         /// Format version (low 32 bits) and byte order mark (high 32 bits).
@@ -169,6 +174,9 @@ pub struct Region<M: Medium> {
     extent_size: u64,
     extent_count: u64,
     recover_all: bool,
+    format: AtomicU32,
+    /// Held while the superblock changes.
+    rising: Mutex<()>,
     poisoned: AtomicBool,
     forked: crate::fork::ForkDetector,
 }
@@ -188,12 +196,8 @@ impl<M: Medium> Region<M> {
         // The second copy is the first thing to be written that can be told from foreign data, and its
         // magic word the last of it.
         let begun = medium.load(&second.magic) == 0
-            && [0, Self::format_word()].contains(&medium.load(&second.format));
+            && [0, format_word(FORMAT_AT_FIRST)].contains(&medium.load(&second.format));
         len <= BLANK_MAX && begun && zero(0, SECOND_COPY) && zero(TABLE, len)
-    }
-
-    fn format_word() -> u64 {
-        u64::from(FORMAT) | u64::from(BYTE_ORDER) << 32
     }
 
     /// Makes a region of a blank medium.
@@ -217,6 +221,8 @@ impl<M: Medium> Region<M> {
             extent_size,
             extent_count,
             recover_all: false,
+            format: AtomicU32::new(FORMAT_AT_FIRST),
+            rising: Mutex::new(()),
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
@@ -243,9 +249,13 @@ impl<M: Medium> Region<M> {
     }
 
     fn write_superblock(&self, at: u64) {
+        self.write_superblock_as(at, self.format());
+    }
+
+    fn write_superblock_as(&self, at: u64, format: u32) {
         let m = &self.medium;
         let copy = m.at::<Superblock>(at).expect("below the table");
-        m.store(&copy.format, Self::format_word());
+        m.store(&copy.format, format_word(format));
         m.store(&copy.uuid[0], self.uuid[0]);
         m.store(&copy.uuid[1], self.uuid[1]);
         m.store(&copy.extent_size, self.extent_size);
@@ -256,6 +266,45 @@ impl<M: Medium> Region<M> {
         // Last, because it says that the rest is complete.
         m.store(&copy.magic, MAGIC);
         m.persist(&copy.magic);
+    }
+
+    /// Makes programs that only know formats below `format` refuse this region from now on; durable on return. Call
+    /// before anything is stored that they would ignore to its harm. Does nothing if that is so already: one load.
+    ///
+    /// # Errors
+    /// `Poisoned` or `Forked`.
+    ///
+    /// # Panics
+    /// If `format` is above [`FORMAT`].
+    #[inline]
+    pub fn raise_format(&self, format: u32) -> Result<()> {
+        assert!(format <= FORMAT, "format {format} is not known yet");
+        // Acquire: whoever sees it raised builds on its being durable.
+        if self.format.load(Ordering::Acquire) >= format { Ok(()) } else { self.rise(format) }
+    }
+
+    #[cold]
+    fn rise(&self, format: u32) -> Result<()> {
+        self.ensure_writable()?;
+        let _held = self.rising.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.format();
+        if before >= format {
+            return Ok(());
+        }
+        let poison = self.poison_on_panic();
+        // One copy after the other, so that a crash leaves one that verifies: up to the second of the two writes the
+        // old one is believed, and nothing of the new format is there yet.
+        for at in [SECOND_COPY, 0] {
+            self.write_superblock_as(at, format);
+        }
+        self.format.store(format, Ordering::Release);
+        poison.disarm();
+        Ok(())
+    }
+
+    /// The format that the region has now.
+    pub fn format(&self) -> u32 {
+        self.format.load(Ordering::Acquire)
     }
 
     /// The checksum that the copy at `at` will have once its magic word is there.
@@ -291,6 +340,7 @@ impl<M: Medium> Region<M> {
             let text = format!("file ends at {} bytes, inside its extent table", medium.len());
             return Err(Error::damaged(medium.len(), text));
         }
+        let format = load(&copy.format) as u32;
         let (seed, uuid) = (load(&copy.seed), [load(&copy.uuid[0]), load(&copy.uuid[1])]);
         let mut region = Region {
             generation: 0,
@@ -299,6 +349,8 @@ impl<M: Medium> Region<M> {
             extent_size,
             extent_count,
             recover_all: false,
+            format: AtomicU32::new(format),
+            rising: Mutex::new(()),
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
@@ -544,6 +596,10 @@ impl<M: Medium> Region<M> {
     }
 }
 
+fn format_word(format: u32) -> u64 {
+    u64::from(format) | u64::from(BYTE_ORDER) << 32
+}
+
 /// See [`Region::poison_on_panic`].
 pub struct PoisonOnPanic<'r>(&'r AtomicBool);
 
@@ -598,5 +654,39 @@ mod tests {
             let (_, opened) = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap();
             assert_eq!((opened.clean, syncs(&sim)), (clean, expected));
         }
+    }
+
+    #[test]
+    fn a_raised_format_stays_whichever_copy_is_lost() {
+        for lost in [0, SECOND_COPY] {
+            let sim = Sim::new(1 << 16).unwrap();
+            let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+            let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
+            assert_eq!(region.format(), FORMAT_AT_FIRST);
+            region.raise_format(FORMAT).unwrap();
+            region.raise_format(FORMAT_AT_FIRST).unwrap();
+            assert_eq!(region.format(), FORMAT, "it only rises");
+            region.close().unwrap();
+            let copy = sim.at::<Superblock>(lost).unwrap();
+            sim.store(&copy.check, 0);
+            let (region, _) = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap();
+            assert_eq!(region.format(), FORMAT);
+            for at in [0, SECOND_COPY] {
+                assert!(Region::superblock_verifies(&sim, at), "mended");
+                assert_eq!(sim.load(&sim.at::<Superblock>(at).unwrap().format) as u32, FORMAT);
+            }
+        }
+    }
+
+    #[test]
+    fn a_format_of_the_future_is_refused() {
+        let sim = Sim::new(1 << 16).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+        let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
+        for at in [SECOND_COPY, 0] {
+            region.write_superblock_as(at, FORMAT + 1);
+        }
+        let refused = Region::open(sim, IDENTITY, OnSuspect::Refuse).map(drop).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::NewerFormat { .. }), "{refused}");
     }
 }

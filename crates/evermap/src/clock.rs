@@ -38,12 +38,12 @@ impl Clock {
         }
     }
 
-    /// Seconds since 1970. About 25 ns for the system's clock.
+    /// Seconds since 1970, at least 1, so that there is a time before every other. About 25 ns for the system's clock.
     pub fn now(&self) -> u32 {
         let seconds = match &self.0 {
             Some(hand) => hand.load(Ordering::SeqCst),
             None => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         };
-        u32::try_from(seconds).unwrap_or(u32::MAX)
+        u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
     }
 }

@@ -55,6 +55,32 @@ pub enum Error {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// The value is no counter: those have 8 bytes. Nothing was changed.
+    #[error("value of key \"{key}\" is no counter: it has {len} bytes instead of 8")]
+    NotACounter {
+        /// The key, up to 64 bytes, with unprintable bytes escaped.
+        key: String,
+        /// Length of the value, bytes.
+        len: usize,
+    },
+    /// A counter would leave the range of an `i64`. Nothing was changed.
+    #[error("counter under key \"{key}\" is {value}: adding {delta} leaves the range of 64 bits")]
+    Overflow {
+        /// The key, up to 64 bytes, with unprintable bytes escaped.
+        key: String,
+        /// What the counter is.
+        value: i64,
+        /// What was to be added.
+        delta: i64,
+    },
+    /// A batch names more keys than [`BATCH_MAX`](crate::BATCH_MAX). Nothing was changed.
+    #[error("batch of {len} keys is too large; the limit is {max}")]
+    BatchTooLarge {
+        /// Keys in it.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
     /// The store was opened without [`Options::ordered`](crate::Options::ordered).
     #[error("the store was opened without an ordered index; open it with Options::ordered(true)")]
     NotOrdered,
@@ -111,12 +137,17 @@ impl Error {
 
     #[cold]
     pub(crate) fn damaged(key: &[u8], offset: u64, what: &'static str) -> Self {
-        const SHOWN: usize = 64;
-        let mut shown = key[..key.len().min(SHOWN)].escape_ascii().to_string();
-        if key.len() > SHOWN {
-            shown.push_str("...");
-        }
-        Error::Damaged { key: shown, offset, what }
+        Error::Damaged { key: shown(key), offset, what }
+    }
+
+    #[cold]
+    pub(crate) fn not_a_counter(key: &[u8], len: usize) -> Self {
+        Error::NotACounter { key: shown(key), len }
+    }
+
+    #[cold]
+    pub(crate) fn overflow(key: &[u8], value: i64, delta: i64) -> Self {
+        Error::Overflow { key: shown(key), value, delta }
     }
 
     /// Names the file in an error from below that does not.
@@ -143,6 +174,16 @@ impl Error {
         };
         Error::Pm(named.into())
     }
+}
+
+/// A key as messages show it.
+fn shown(key: &[u8]) -> String {
+    const SHOWN: usize = 64;
+    let mut shown = key[..key.len().min(SHOWN)].escape_ascii().to_string();
+    if key.len() > SHOWN {
+        shown.push_str("...");
+    }
+    shown
 }
 
 impl From<evermap_pm::Error> for Error {

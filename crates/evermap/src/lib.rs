@@ -40,12 +40,17 @@
 //! can be found for those beyond [`Options::extent_size`]. A file up to its [`Options::capacity`].
 //! 2^56 mutations. One process at a time.
 
+mod atomic;
+mod batch;
 mod census;
 mod check;
+mod claims;
 mod clock;
 mod compact;
 mod error;
 mod evermap;
+mod expire;
+mod intent;
 mod item;
 mod options;
 mod ordered;
@@ -61,6 +66,8 @@ mod summary;
 mod upkeep;
 mod write;
 
+pub use atomic::counter;
+pub use batch::{Applied, BATCH_MAX, Batch};
 pub use census::Count;
 pub use check::CheckReport;
 pub use clock::Clock;

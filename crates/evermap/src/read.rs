@@ -20,6 +20,9 @@ const LINES_AHEAD: u64 = 3;
 /// Records that a walk fetches ahead.
 const RECORDS_AHEAD: usize = 8;
 
+/// A live record, and when it expires.
+pub(crate) type Found<'g, M> = (Record<'g, M>, u32);
+
 const MISMATCH: &str = "its checksum does not match";
 
 impl<M: Medium> Store<M> {
@@ -259,7 +262,7 @@ impl<M: Medium> Store<M> {
         &'g self,
         key: BytesRef<'_>,
         guard: &'g Guard<'_>,
-    ) -> Result<Option<(Record<'g, M>, u32)>> {
+    ) -> Result<Option<Found<'g, M>>> {
         match self.index.get(key, guard)? {
             None => Ok(None),
             Some(word) => self.readable(key, word),
@@ -268,7 +271,7 @@ impl<M: Medium> Store<M> {
 
     /// The record that `word` names, unless it is dead, and when it expires.
     #[inline]
-    fn readable(&self, key: BytesRef<'_>, word: u64) -> Result<Option<(Record<'_, M>, u32)>> {
+    pub(crate) fn readable(&self, key: BytesRef<'_>, word: u64) -> Result<Option<Found<'_, M>>> {
         let damaged = |what| {
             self.met_damage();
             Error::damaged(key.bytes, word & evermap_index::record::OFFSET_MASK, what)

@@ -30,7 +30,8 @@ fn word_of(offset: u64, stamp: u64) -> u64 {
     offset | stamp << TAG_SHIFT
 }
 
-fn control_of(expires_at: u32) -> u64 {
+/// A control word.
+pub(crate) fn control_of(expires_at: u32) -> u64 {
     seal(Place::Control, u64::from(expires_at))
 }
 
@@ -67,22 +68,38 @@ impl<'d, M: Medium> Draft<'d, M> {
         meta: Meta,
         stamp: u64,
     ) -> Result<Self> {
+        let control = control_of(meta.expires_at);
+        let draft = Self::flushed(pool, key, value, meta.flags, control, stamp)?;
+        pool.medium().fence();
+        Ok(draft)
+    }
+
+    /// Writes a record and flushes it: durable after the next fence.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub(crate) fn flushed(
+        pool: &'d Pool<M>,
+        key: &'d [u8],
+        value: &'d [u8],
+        flags: u32,
+        control: u64,
+        stamp: u64,
+    ) -> Result<Self> {
         let offset = pool.allocate(record_bytes(key.len(), value.len()))?;
         let draft = Draft {
             pool,
             offset,
             key,
             value,
-            flags: meta.flags,
+            flags,
             stamp: Cell::new(stamp),
-            control: Cell::new(control_of(meta.expires_at)),
+            control: Cell::new(control),
             published: Cell::new(false),
         };
         draft.write_header();
         draft.write_body();
-        let m = pool.medium();
-        m.flush(draft.cells(0));
-        m.fence();
+        pool.medium().flush(draft.cells(0));
         Ok(draft)
     }
 
@@ -247,8 +264,14 @@ impl<'m, M: Medium> Record<'m, M> {
 
     /// Changes the expiry, durably. The caller holds the key's lock.
     pub(crate) fn set_expires_at(&self, expires_at: u32) {
-        self.medium.store(&self.header.control, control_of(expires_at));
-        self.medium.persist(&self.header.control);
+        self.set_control(control_of(expires_at));
+        self.medium.fence();
+    }
+
+    /// Changes the control word, durably after the next fence. Nobody else may change it meanwhile.
+    pub(crate) fn set_control(&self, control: u64) {
+        self.medium.store(&self.header.control, control);
+        self.medium.flush(&self.header.control);
     }
 
     pub(crate) fn flags(&self) -> u32 {

@@ -1,7 +1,7 @@
 //! Words that tell whether they were damaged.
 //!
 //! What a whole record hangs on is covered by its checksum. A few lone words are not: a control word, the
-//! limit of the CAS ids, the flush mark. They carry a check of their own, so that a word that was
+//! limit of the CAS ids, the flush mark, the root of a batch's intent. They carry a check of their own, so that a word that was
 //! overwritten, zeroed or moved is noticed instead of believed.
 
 /// Which word it is: a word in the place of another does not verify.
@@ -19,6 +19,8 @@ pub(crate) enum Place {
     Records = 5,
     /// Their bytes.
     Bytes = 6,
+    /// Where the intent of a batch is: see [`intent`](crate::intent).
+    Intent = 7,
 }
 
 impl Place {
@@ -27,7 +29,7 @@ impl Place {
     const fn width(self) -> u32 {
         match self {
             Place::Control | Place::FlushDue => 40,
-            Place::Records | Place::Bytes => 48,
+            Place::Records | Place::Bytes | Place::Intent => 48,
             Place::StampLimit | Place::FlushMark => 56,
         }
     }
@@ -66,13 +68,14 @@ fn check(place: Place, value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const PLACES: [Place; 6] = [
+    const PLACES: [Place; 7] = [
         Place::Control,
         Place::StampLimit,
         Place::FlushMark,
         Place::FlushDue,
         Place::Records,
         Place::Bytes,
+        Place::Intent,
     ];
 
     /// The check is part of the format: these values must never change.

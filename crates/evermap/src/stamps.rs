@@ -4,8 +4,8 @@
 //! flushed does not come back. All persistent words here are [sealed](crate::sealed).
 
 use std::sync::PoisonError;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use evermap_pm::region::{OnSuspect, Region};
 use evermap_pm::sync::Mutex;
@@ -33,6 +33,8 @@ pub(crate) struct Stamps {
     limit: AtomicU64,
     /// Records with a smaller id are flushed.
     mark: AtomicU64,
+    /// A flush has chosen its mark, but nobody sees it yet.
+    flushing: AtomicBool,
     /// When the pending flush falls due; 0: none is pending.
     due: AtomicU64,
     /// First id of this opening: smaller ones were given out before.
@@ -90,6 +92,7 @@ impl Stamps {
             next: Next(AtomicU64::new(limit)),
             limit: AtomicU64::new(limit),
             mark: AtomicU64::new(mark),
+            flushing: AtomicBool::new(false),
             due: AtomicU64::new(due),
             first: limit,
             changing: Mutex::new(()),
@@ -102,7 +105,8 @@ impl Stamps {
     /// `NoSpace` after 2^56 of them.
     #[inline]
     pub(crate) fn take<M: Medium>(&self, region: &Region<M>) -> Result<u64> {
-        let stamp = self.next.0.fetch_add(1, Relaxed);
+        // Acquire: whoever takes an id that a flush is to leave alone knows of that flush: see `take_mark`.
+        let stamp = self.next.0.fetch_add(1, Acquire);
         if stamp >= self.limit.load(Acquire) {
             self.raise_limit(region, stamp)?;
         }
@@ -151,6 +155,20 @@ impl Stamps {
         self.mark.load(Acquire)
     }
 
+    /// The same for those who are about to store something: nothing while a flush is on its way, since an id that it leaves
+    /// alone must not go with what was seen before it.
+    #[inline]
+    pub(crate) fn settled_mark(&self) -> Option<u64> {
+        // Acquire, and first: once the flush is over, its mark is seen.
+        if self.flushing.load(Acquire) { None } else { Some(self.mark()) }
+    }
+
+    /// Waits until no flush is on its way.
+    #[cold]
+    pub(crate) fn wait_for_flush(&self) {
+        drop(self.changing.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// When the pending flush falls due, if one is pending.
     pub(crate) fn due(&self) -> Option<u64> {
         Some(self.due.load(Relaxed)).filter(|&due| due != 0)
@@ -197,8 +215,11 @@ impl Stamps {
 
     fn take_mark<M: Medium>(&self, region: &Region<M>) {
         // Every record whose put has returned has a smaller id. One that is being put with a smaller id
-        // notices under the key's lock that it would be born flushed, and takes a new one.
-        let mark = self.next.0.load(Relaxed);
+        // notices under the key's lock that it would be born flushed, and takes a new one. One that is being put with
+        // a greater id waits until the mark is there: it could have been computed from what is flushed.
+        self.flushing.store(true, Relaxed);
+        // A release that all greater ids come after.
+        let mark = self.next.0.fetch_add(0, Release);
         // A forked child must not write; its own memory will do for its own reads.
         if region.ensure_writable().is_ok() {
             // The limit first: a mark above it would look damaged.
@@ -210,6 +231,7 @@ impl Stamps {
         }
         self.mark.store(mark, Release);
         self.due.store(0, Release);
+        self.flushing.store(false, Release);
     }
 
     /// Makes the persistent limit exact, so that an orderly stop leaves no gap in the ids.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_pm::Medium;
 use evermap_pm::epoch::EpochStats;
@@ -71,6 +72,12 @@ pub struct Stat {
     pub flush_mark: u64,
     /// When a pending flush falls due, in seconds since 1970.
     pub flush_due: Option<u64>,
+    /// When the next record can expire, in seconds since 1970; 0: no purge has looked yet; nothing if none does.
+    pub next_expiry: Option<u32>,
+    /// Walks since opening that removed what was expired or flushed.
+    pub purges: u64,
+    /// Records that they removed.
+    pub purged: u64,
     /// Reads that met a damaged record since opening.
     pub damage_met: u64,
     /// Frees and marks of what is no block since opening: damage, or a bug.
@@ -124,7 +131,10 @@ impl<M: Medium> Store<M> {
             next_cas: self.stamps.next(),
             flush_mark: self.stamps.mark(),
             flush_due: self.stamps.due(),
-            damage_met: self.damage_met.load(std::sync::atomic::Ordering::Relaxed),
+            next_expiry: self.upkeep.expiry.next(),
+            purges: self.upkeep.expiry.purges.load(Relaxed),
+            purged: self.upkeep.expiry.purged.load(Relaxed),
+            damage_met: self.damage_met.load(Relaxed),
             heap_faults: heap.faults,
         })
     }
@@ -172,6 +182,7 @@ impl fmt::Display for Stat {
         if let Some(due) = self.flush_due {
             line("flush due", &due)?;
         }
+        line("purged", &format!("{} records in {} walks", self.purged, self.purges))?;
         line("damage met", &self.damage_met)?;
         line("heap faults", &self.heap_faults)
     }

@@ -14,9 +14,11 @@ use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
 use evermap_pm::{Medium, Pool};
 
 use crate::census::{Count, Counters, Totals};
+use crate::claims::Claims;
+use crate::intent;
 use crate::ordered::Ordered;
 use crate::primary::Primary;
-use crate::record::{Draft, Record, VALUE_MAX, record_bytes};
+use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes};
 use crate::sealed::{Place, seal, unseal};
 use crate::stamps::Stamps;
 use crate::upkeep::Upkeep;
@@ -54,6 +56,7 @@ pub struct Store<M: Medium = Mapped> {
     pub(crate) clock: Clock,
     pub(crate) verify: bool,
     pub(crate) max_bytes: u64,
+    pub(crate) claims: Claims,
     closed: AtomicBool,
     /// Reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
@@ -135,6 +138,8 @@ impl<M: Medium> Store<M> {
             Primary::open(&pool, PRIMARY)?
         };
         let stamps = Stamps::open(region, options.on_suspect)?;
+        // Before anything else is done to the index, and before the sweep asks what it names.
+        let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
         let clean = opened.is_none_or(|opened| opened.clean);
         let suspect = opened.is_some_and(|opened| opened.suspect);
         let known = match is_new {
@@ -151,8 +156,9 @@ impl<M: Medium> Store<M> {
             clock: options.clock.clone(),
             verify: options.verify_reads || suspect,
             max_bytes: options.max_bytes,
+            claims: Claims::new(),
             closed: AtomicBool::new(false),
-            damage_met: AtomicU64::new(0),
+            damage_met: AtomicU64::new(damage_met),
             origin: Origin {
                 durability: options.durability,
                 file_system: "memory".into(),
@@ -269,17 +275,31 @@ impl<M: Medium> Store<M> {
         value: &'d [u8],
         meta: Meta,
     ) -> Result<Draft<'d, M>> {
-        if value.len() > VALUE_MAX {
-            return Err(Error::ValueTooLong { len: value.len(), max: VALUE_MAX });
-        }
+        ensure_length(value)?;
         if self.max_bytes != u64::MAX {
-            self.ensure_room(record_bytes(key.bytes.len(), value.len()))?;
+            let bytes = record_bytes(key.bytes.len(), value.len());
+            self.ensure_room(self.pool.block_size(bytes))?;
         }
+        let draft = self.draft_flushed(key, value, meta, control_of(meta.expires_at))?;
+        self.pool.medium().fence();
+        Ok(draft)
+    }
+
+    /// Writes a record that can be published after the next fence, whether or not there is room for it, with a control
+    /// word that may differ from what it is to be.
+    pub(crate) fn draft_flushed<'d>(
+        &'d self,
+        key: BytesRef<'d>,
+        value: &'d [u8],
+        meta: Meta,
+        control: u64,
+    ) -> Result<Draft<'d, M>> {
+        ensure_length(value)?;
         if meta.expires_at != 0 {
-            self.upkeep.expect_expiry();
+            self.upkeep.expect_expiry(meta.expires_at);
         }
         let stamp = self.stamps.take(self.pool.region())?;
-        Draft::new(&self.pool, key.bytes, value, meta, stamp)
+        Draft::flushed(&self.pool, key.bytes, value, meta.flags, control, stamp)
     }
 
     /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep, or lies
@@ -301,10 +321,10 @@ impl<M: Medium> Store<M> {
         answer
     }
 
-    fn ensure_room(&self, bytes: u64) -> Result<()> {
-        let block = self.pool.block_size(bytes);
-        if self.bytes().value + block > self.max_bytes {
-            return Err(Error::Full { limit: self.max_bytes, needed: block });
+    /// Whether blocks of this many bytes may be added.
+    pub(crate) fn ensure_room(&self, bytes: u64) -> Result<()> {
+        if self.max_bytes != u64::MAX && self.bytes().value + bytes > self.max_bytes {
+            return Err(Error::Full { limit: self.max_bytes, needed: bytes });
         }
         Ok(())
     }
@@ -320,12 +340,12 @@ impl<M: Medium> Store<M> {
     }
 
     /// The record that `word` names, unless it is unreadable, flushed or expired.
-    fn live(&self, word: u64, mark: u64) -> Option<Record<'_, M>> {
+    pub(crate) fn live(&self, word: u64, mark: u64) -> Option<Record<'_, M>> {
         let record = Record::at(self.pool.medium(), word).ok()?;
         (self.is_dead(&record, mark) == Some(false)).then_some(record)
     }
 
-    /// The only way in which anything changes: asks `decide` what to do about the live record of `key`, if
+    /// The way in which everything but [batches](Store::apply) changes: asks `decide` what to do about the live record of `key`, if
     /// there is one, while the key is locked, and does it.
     ///
     /// A record that is dead or unreadable is not shown to `decide`, and goes away on the way. `decide` may
@@ -339,12 +359,21 @@ impl<M: Medium> Store<M> {
         draft: Option<&Draft<'_, M>>,
         decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
     ) -> Result<Change> {
+        let mut turn = None;
         loop {
-            let mut born_flushed = false;
+            let (mut born_flushed, mut claimed, mut flushing) = (false, false, false);
             // Whether a record was there that nobody can see.
             let mut buried = false;
             let change = self.index.mutate(key, intent, guard, &mut |word| {
-                let mark = self.stamps.mark();
+                // Whoever has the turn need not ask: no batch runs.
+                claimed = turn.is_none() && self.claims.covers(key.hash);
+                if claimed {
+                    return Action::Keep;
+                }
+                let Some(mark) = self.stamps.settled_mark() else {
+                    flushing = true;
+                    return Action::Keep;
+                };
                 let live = word.and_then(|word| self.live(word, mark));
                 buried = word.is_some() && live.is_none();
                 match (decide(live), draft) {
@@ -366,6 +395,14 @@ impl<M: Medium> Store<M> {
                     _ => Action::Keep,
                 }
             })?;
+            if claimed {
+                turn = Some(self.claims.turn());
+                continue;
+            }
+            if flushing {
+                self.stamps.wait_for_flush();
+                continue;
+            }
             if let (true, Some(draft)) = (born_flushed, draft) {
                 draft.restamp(self.stamps.take(self.pool.region())?);
                 continue;
@@ -382,7 +419,7 @@ impl<M: Medium> Store<M> {
     }
 
     /// Retires what was replaced, and counts.
-    fn account(&self, old: Option<u64>, new: Option<&Draft<'_, M>>, guard: &Guard<'_>) {
+    pub(crate) fn account(&self, old: Option<u64>, new: Option<&Draft<'_, M>>, guard: &Guard<'_>) {
         let (mut records, mut bytes) = (0, 0);
         if let Some(word) = old {
             let gone = self.retire(word, guard);
@@ -418,6 +455,14 @@ impl<M: Medium> Store<M> {
     /// Whether the store was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Acquire)
+    }
+}
+
+/// Whether a value is short enough.
+pub(crate) fn ensure_length(value: &[u8]) -> Result<()> {
+    match value.len() {
+        len if len > VALUE_MAX => Err(Error::ValueTooLong { len, max: VALUE_MAX }),
+        _ => Ok(()),
     }
 }
 

@@ -1,19 +1,18 @@
-//! What has to be done that no operation waits for: sweeping after an unclean stop, removing what is expired or
-//! flushed, and [moving records together](crate::compact).
+//! What has to be done that no operation waits for: sweeping after an unclean stop, [removing what is expired or
+//! flushed](crate::expire), and [moving records together](crate::compact).
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Guard, Intent, Visitor};
+use evermap_index::{Guard, Visitor};
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::census::Census;
-use crate::read::Walk;
+use crate::expire::Expiry;
 use crate::record::Record;
-use crate::store::Verdict;
 use crate::{Result, Store};
 
 /// Records that a sweep fetches ahead.
@@ -69,8 +68,7 @@ pub(crate) struct Upkeep {
     /// Whether a purge has something to do at once.
     purge: Mutex<bool>,
     changed: Condvar,
-    /// Whether some record may expire.
-    expiring: AtomicBool,
+    pub(crate) expiry: Expiry,
 }
 
 impl Upkeep {
@@ -87,8 +85,7 @@ impl Upkeep {
             stop: AtomicBool::new(false),
             purge: Mutex::new(false),
             changed: Condvar::new(),
-            // Nobody knows what earlier openings stored.
-            expiring: AtomicBool::new(true),
+            expiry: Expiry::new(),
         }
     }
 
@@ -148,12 +145,10 @@ impl Upkeep {
         self.changed.notify_all();
     }
 
-    /// A record that will expire is being stored.
+    /// A record that expires at this time is being stored.
     #[inline]
-    pub(crate) fn expect_expiry(&self) {
-        if !self.expiring.load(Relaxed) {
-            self.expiring.store(true, Relaxed);
-        }
+    pub(crate) fn expect_expiry(&self, expires_at: u32) {
+        self.expiry.expect(expires_at);
     }
 
     /// Waits for `pause`, or until a flush has left something to purge. Answers whether one has; nothing if all
@@ -213,57 +208,6 @@ impl<M: Medium> Store<M> {
         Ok(())
     }
 
-    /// Removes the records that are expired or flushed; answers how many. Other operations may go on
-    /// meanwhile; a sweep, a compaction or a check has to end first, so the calling thread must not hold a
-    /// [`Reader`](crate::Reader). O(n). [`Evermap`](crate::Evermap) calls it in the background.
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// map.put(b"key", b"value")?;
-    /// map.touch(b"key", 1)?;
-    /// map.purge()?;
-    /// assert_eq!(map.len().value, 0);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Store`].
-    pub fn purge(&self) -> Result<u64> {
-        self.pool.region().ensure_writable()?;
-        let _sweeping = self.upkeep.sweeping();
-        // From here on whoever stores a record that expires says so again; this pass may miss it.
-        self.upkeep.expiring.store(false, Relaxed);
-        let mut purged = 0;
-        let mut walk = Walk::new(self);
-        while let Some((pairs, guard)) = walk.next()? {
-            // A segment that cannot be read has nothing that could be removed.
-            let _ = walk.take_error();
-            pairs.iter().for_each(|(_, word)| self.pool.medium().prefetch(word & OFFSET_MASK));
-            let mark = self.stamps.mark();
-            for (_, word) in pairs {
-                let Ok(record) = Record::at(self.pool.medium(), word) else { continue };
-                match self.is_dead(&record, mark) {
-                    Some(true) => purged += u64::from(self.purge_one(&record, &guard)?),
-                    Some(false) if record.expires_at() != Some(0) => self.upkeep.expect_expiry(),
-                    _ => {}
-                }
-            }
-            if self.upkeep.is_stopping() {
-                break;
-            }
-        }
-        Ok(purged)
-    }
-
-    /// Removes what the key of `record` is bound to, if it is dead.
-    fn purge_one(&self, record: &Record<'_, M>, guard: &Guard<'_>) -> Result<bool> {
-        let mut key = Vec::new();
-        record.append_key(&mut key)?;
-        let key = self.key(&key)?;
-        let keep = &mut |_: Option<Record<'_, M>>| Verdict::Keep;
-        Ok(self.commit(key, Intent::ExistingOnly, guard, None, keep)?.removed())
-    }
-
     /// The background thread: sweeps, then purges and compacts when there is reason to, until the store is
     /// closed. A panic in it poisons the store.
     pub(crate) fn keep_up(&self) {
@@ -274,7 +218,8 @@ impl<M: Medium> Store<M> {
         let mut pause = Duration::ZERO;
         while let Some(flushed) = self.upkeep.wait(pause) {
             let began = Instant::now();
-            if flushed || began >= purge_at && self.upkeep.expiring.load(Relaxed) {
+            let due = began >= purge_at && self.upkeep.expiry.is_due(&self.clock);
+            if flushed || due {
                 let _ = self.purge();
                 purge_at = Instant::now() + PURGE_PAUSE.max(began.elapsed() * PURGE_SHARE);
             }

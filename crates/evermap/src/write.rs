@@ -242,7 +242,7 @@ impl<M: Medium> Store<M> {
         guard: &'g evermap_pm::Guard<'_>,
     ) -> Result<Option<Record<'g, M>>> {
         if expires_at != 0 {
-            self.upkeep.expect_expiry();
+            self.upkeep.expect_expiry(expires_at);
         }
         let mut word = None;
         self.commit(key, Intent::ExistingOnly, guard, None, &mut |live| {

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 
 use crate::common::{self, value_of};
 use crate::ordered;
-use evermap::{Clock, Edit, Meta, Options, Outcome, Store};
+use evermap::{Applied, Batch, Clock, Edit, IndexKind, Meta, Options, Outcome, Store, counter};
 use evermap_pm::region::{Identity, Region};
+use evermap_pm::sim::mutants::Fate;
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Sim, Subject, Wrong};
@@ -15,18 +16,30 @@ use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Sim, Subject, Wrong}
 struct Workload {
     keys: u64,
     ops: u64,
+    index: IndexKind,
 }
 
 /// What was done, and every CAS id that was given out, by operation.
 struct History {
     map: MapHistory<u64>,
     ids: Mutex<HashMap<u64, u64>>,
+    batches: Mutex<Vec<BatchOps>>,
+}
+
+/// What a batch was to do.
+struct BatchOps {
+    /// Its first operation; the others follow.
+    number: u64,
+    version: u64,
+    puts: Vec<u64>,
+    removals: Vec<u64>,
 }
 
 struct Live {
     store: Store<Sim>,
     sim: Sim,
     keys: u64,
+    clock: Clock,
     /// CAS ids given out before the crash.
     ids: HashSet<u64>,
 }
@@ -35,12 +48,12 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-fn options() -> Options {
-    common::small(256 << 10).seed(7).clock(Clock::manual(1000)).ordered(true)
-}
+/// Accounts between which batches transfer, and what is appended to.
+const ACCOUNTS: u64 = 4;
+const LOG: &[u8] = b"log";
 
-fn open(sim: &Sim) -> Result<Store<Sim>, String> {
-    Store::open(sim.clone(), Identity::default(), &options()).map_err(text)
+fn account(number: u64) -> Vec<u8> {
+    format!("account {number}").into_bytes()
 }
 
 fn key_of(key: u64) -> Vec<u8> {
@@ -48,8 +61,15 @@ fn key_of(key: u64) -> Vec<u8> {
 }
 
 impl Live {
-    fn open(sim: &Sim, keys: u64) -> Result<Live, String> {
-        Ok(Live { store: open(sim)?, sim: sim.clone(), keys, ids: HashSet::new() })
+    fn open(sim: &Sim, workload: &Workload) -> Result<Live, String> {
+        let clock = Clock::manual(1000);
+        let options = Options::small(256 << 10)
+            .index(workload.index)
+            .seed(7)
+            .clock(clock.clone())
+            .ordered(true);
+        let store = Store::open(sim.clone(), Identity::default(), &options).map_err(text)?;
+        Ok(Live { store, sim: sim.clone(), keys: workload.keys, clock, ids: HashSet::new() })
     }
 
     /// The version that is stored under a key. Anything but a whole version is an error.
@@ -81,7 +101,7 @@ impl Live {
         let meta = Meta::default();
         let store = &self.store;
         let cas = store.get_with(name, |item| item.cas).map_err(text)?.unwrap_or(1);
-        let choice = rng.below(25);
+        let choice = rng.below(34);
         let op = match choice {
             0..=7 | 14..=16 => MapOp::Upsert(version),
             8 | 9 => MapOp::Insert(version),
@@ -98,6 +118,10 @@ impl Live {
                 store.compact().map_err(text)?;
                 return Ok(());
             }
+            24..=28 => return self.batch(history, rng, version),
+            29 | 30 => return self.transfer(rng),
+            31 => return self.append(),
+            32 => return self.expire(history, rng),
             _ if version.is_multiple_of(2) => return ordered::scan_agrees(store),
             _ => MapOp::Get,
         };
@@ -126,6 +150,133 @@ impl Live {
             }
             Err(error) => Err(text(error)),
         }
+    }
+
+    /// Some keys at once.
+    fn batch(&self, history: &History, rng: &mut Rng, version: u64) -> Result<(), String> {
+        let mut batch = Batch::new();
+        let mut keys: Vec<_> = (0..1 + rng.below(4)).map(|_| rng.below(self.keys)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let (removals, puts): (Vec<_>, Vec<_>) = keys.into_iter().partition(|_| rng.below(3) == 0);
+        let long = if rng.below(12) == 0 { 5000 } else { 120 };
+        let mut ops = Vec::new();
+        for &key in &puts {
+            let name = key_of(key);
+            let _ = batch.put(&name, &value_of(&name, version, rng.below(long) as usize));
+            ops.push((key, MapOp::Upsert(version)));
+        }
+        for &key in &removals {
+            let _ = batch.remove(&key_of(key));
+            ops.push((key, MapOp::Remove));
+        }
+        let unmet = rng.below(8) == 0;
+        if unmet {
+            let _ = batch.expect(&key_of(rng.below(self.keys)), Some(u64::MAX));
+        }
+        let before: Vec<_> =
+            ops.iter().map(|&(key, _)| self.version(key)).collect::<Result<_, _>>()?;
+        let numbers: Vec<_> =
+            ops.into_iter().map(|(key, op)| history.map.begin(&self.sim, key, op)).collect();
+        if let Some(&number) = numbers.first() {
+            let ops = BatchOps { number, version, puts, removals };
+            history.batches.lock().unwrap().push(ops);
+        }
+        match self.store.apply(&batch) {
+            Ok(Applied::Done(outcomes)) if !unmet => {
+                for ((&number, before), outcome) in numbers.iter().zip(before).zip(outcomes) {
+                    history.map.end(&self.sim, number, before);
+                    self.use_id(history, number, outcome)?;
+                }
+                Ok(())
+            }
+            Ok(Applied::Refused { .. }) if unmet => {
+                numbers.iter().for_each(|&number| history.map.fail(&self.sim, number));
+                Ok(())
+            }
+            Err(error) if error.is_no_space() => {
+                numbers.iter().for_each(|&number| history.map.fail(&self.sim, number));
+                Ok(())
+            }
+            other => Err(format!("{other:?} where unmet is {unmet}")),
+        }
+    }
+
+    fn transfer(&self, rng: &mut Rng) -> Result<(), String> {
+        let from = rng.below(ACCOUNTS);
+        let to = (from + 1 + rng.below(ACCOUNTS - 1)) % ACCOUNTS;
+        let amount = 1 + rng.below(100) as i64;
+        let mut batch = Batch::new();
+        batch.add(&account(from), -amount).add(&account(to), amount);
+        match self.store.apply(&batch) {
+            Err(error) if !error.is_no_space() => Err(text(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Appends the number of what is there already.
+    fn append(&self) -> Result<(), String> {
+        let pieces = self.log()?;
+        match self.store.append(LOG, &pieces.to_le_bytes()) {
+            Err(error) if !error.is_no_space() => Err(text(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Stores something that is expired a second later, and purges it.
+    fn expire(&self, history: &History, rng: &mut Rng) -> Result<(), String> {
+        let key = rng.below(self.keys);
+        let before = self.version(key)?;
+        let number = history.map.begin(&self.sim, key, MapOp::Remove);
+        let now = self.clock.now();
+        let meta = Meta { flags: 0, expires_at: now };
+        let stored = self.store.put_with(&key_of(key), b"expired from the beginning", meta);
+        match stored {
+            Ok(_) => history.map.end(&self.sim, number, before),
+            Err(error) if error.is_no_space() => history.map.fail(&self.sim, number),
+            Err(error) => return Err(text(error)),
+        }
+        self.store.purge_if_due().map(drop).map_err(text)
+    }
+
+    /// How many pieces were appended: each is its own number, once.
+    fn log(&self) -> Result<u64, String> {
+        let log = self.store.get(LOG).map_err(text)?.unwrap_or_default();
+        let pieces: Vec<_> = log.chunks(8).collect();
+        let whole = pieces.iter().zip(0u64..).all(|(piece, at)| **piece == at.to_le_bytes());
+        if whole { Ok(pieces.len() as u64) } else { Err(format!("the log is {log:?}")) }
+    }
+
+    /// No batch is there in part: neither the transfers nor the one that was on its way.
+    fn verify_batches(&self, history: &History, point: &CrashPoint) -> Result<(), String> {
+        let mut sum = 0;
+        for number in 0..ACCOUNTS {
+            let value = self.store.get(&account(number)).map_err(text)?;
+            sum += value.map_or(0, |value| counter(&value).expect("a counter"));
+        }
+        if sum != 0 {
+            return Err(format!("the accounts add up to {sum}"));
+        }
+        self.log()?;
+        for batch in history.batches.lock().unwrap().iter() {
+            if !point.in_flight(batch.number) {
+                continue;
+            }
+            let mut happened = Vec::new();
+            for &key in &batch.puts {
+                happened.push(self.version(key)? == Some(batch.version));
+            }
+            for &key in &batch.removals {
+                let absent = self.version(key)?.is_none();
+                // One that was absent before says nothing.
+                let was = history.map.allowed(&key, point).iter().any(Option::is_some);
+                happened.extend(was.then_some(absent));
+            }
+            if happened.contains(&true) && happened.contains(&false) {
+                return Err(format!("a part of the batch is there: {happened:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// A flush is the removal of every key, all at once.
@@ -164,20 +315,21 @@ impl Subject for Workload {
 
     fn run(&self, sim: &Sim, calls: &[u64]) -> Result<History, Wrong> {
         let seed = calls[0];
-        let history = History { map: MapHistory::new([]), ids: Mutex::default() };
+        let history =
+            History { map: MapHistory::new([]), ids: Mutex::default(), batches: Mutex::default() };
         let mut rng = Rng::new(seed);
         let part = self.ops / 3;
-        let live = Live::open(sim, self.keys)?;
+        let live = Live::open(sim, self)?;
         live.steps(&history, &mut rng, part)?;
         // As if the process had died: nothing is closed.
         drop(live);
-        let live = Live::open(sim, self.keys)?;
+        let live = Live::open(sim, self)?;
         live.steps(&history, &mut rng, part / 2)?;
         live.store.recover().map_err(text)?;
         live.steps(&history, &mut rng, part / 2)?;
         live.store.close().map_err(text)?;
         drop(live);
-        Live::open(sim, self.keys)?.steps(&history, &mut rng, part)?;
+        Live::open(sim, self)?.steps(&history, &mut rng, part)?;
         Ok(history)
     }
 
@@ -192,7 +344,7 @@ impl Subject for Workload {
             (0..self.keys).try_for_each(|key| history.map.check(&key, point, None))?;
             return Ok(None);
         }
-        let mut live = Live::open(sim, self.keys)?;
+        let mut live = Live::open(sim, self)?;
         let acknowledged = |(cas, number): (&u64, &u64)| (*number < point.ended()).then_some(*cas);
         live.ids = history.ids.lock().unwrap().iter().filter_map(acknowledged).collect();
         if point.record().is_multiple_of(2) {
@@ -201,11 +353,16 @@ impl Subject for Workload {
         for key in 0..self.keys {
             history.map.check(&key, point, live.version(key)?)?;
         }
+        live.verify_batches(history, point)?;
         Ok(Some(live))
     }
 
     fn probe(&self, live: Option<Live>, seed: u64) -> Result<History, Wrong> {
-        let empty = || History { map: MapHistory::new([]), ids: Mutex::default() };
+        let empty = || History {
+            map: MapHistory::new([]),
+            ids: Mutex::default(),
+            batches: Mutex::default(),
+        };
         let Some(live) = live else { return Ok(empty()) };
         let mut rng = Rng::new(seed);
         let mut before = Vec::new();
@@ -225,15 +382,20 @@ impl Subject for Workload {
     }
 }
 
-fn campaign(model: Model, seeds: std::ops::Range<u64>, max_images: u64) {
-    let workload = Workload { keys: 12, ops: 90 };
-    let config = sim::Config {
+const KEYS: u64 = 12;
+
+fn config(model: Model, max_images: u64) -> sim::Config {
+    sim::Config {
         capacity: 256 << 10,
         images: ImageConfig { per_point: 32, ..ImageConfig::of(model) },
         max_images,
         ..sim::Config::default()
-    };
-    let report = sim::campaign::run(&workload, &config, seeds);
+    }
+}
+
+fn campaign(index: IndexKind, model: Model, seeds: std::ops::Range<u64>, max_images: u64) {
+    let workload = Workload { keys: KEYS, ops: 120, index };
+    let report = sim::campaign::run(&workload, &config(model, max_images), seeds);
     println!("{report}");
     report.assert_clean();
     assert!(report.images > 1000);
@@ -241,10 +403,24 @@ fn campaign(model: Model, seeds: std::ops::Range<u64>, max_images: u64) {
 
 #[test]
 fn power_loss_with_persistent_memory() {
-    campaign(Model::Adr, 0..3, 3_000);
+    campaign(common::index(), Model::Adr, 0..3, 4_000);
 }
 
 #[test]
 fn process_death_at_every_store() {
-    campaign(Model::ProcessDeath, 100..103, 3_000);
+    campaign(common::index(), Model::ProcessDeath, 100..103, 4_000);
+}
+
+/// Mistakes that batches carry in themselves, for tests like this one: the intent is not durable when it is decided
+/// (1), new keys are there before that (2), the intent is gone before what it says is durable (3), or before a recovery
+/// has carried it out (4).
+#[test]
+fn mistakes_in_batches_are_found() {
+    let workload = Workload { keys: KEYS, ops: 120, index: common::index() };
+    for mistake in ["BA-1", "BA-2", "BA-3", "BA-4"] {
+        let config = config(Model::Adr, 20_000);
+        let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
+        assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
+        println!("{mistake}: {fate:?}");
+    }
 }

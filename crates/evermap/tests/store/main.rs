@@ -1,11 +1,15 @@
 //! The store's tests, in one program: each of these would compile the whole store again.
 
+mod atomic;
+mod batch;
 mod common;
 mod compact;
 mod concurrent;
+mod conservation;
 mod costs;
 mod crash;
 mod damage;
+mod expire;
 mod files;
 mod full;
 mod model;

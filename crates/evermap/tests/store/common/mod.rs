@@ -4,16 +4,16 @@ pub(crate) mod child;
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::{Arc, Mutex};
 
 use evermap::{IndexKind, Options, Store};
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
 /// The index that the stores of the tests are made with: `EVERMAP_TEST_INDEX`, the usual one unless that is set.
-fn index() -> IndexKind {
+pub(crate) fn index() -> IndexKind {
     std::env::var("EVERMAP_TEST_INDEX").map_or_else(
         |_| IndexKind::default(),
         |name| name.parse().unwrap_or_else(|error| panic!("EVERMAP_TEST_INDEX: {error}")),
@@ -43,12 +43,20 @@ pub(crate) struct Kept {
     /// Flushes until one panics; negative: none does.
     fuse: Arc<AtomicI64>,
     fences: Arc<AtomicU64>,
+    at_fence: Arc<Mutex<Option<Interruption>>>,
 }
+
+type Interruption = Box<dyn FnOnce() + Send>;
 
 impl Kept {
     pub(crate) fn new(capacity: u64) -> Self {
         let memory = Arc::new(Dram::reserve(capacity, Pages::Base).unwrap());
-        Kept { memory, fuse: Arc::new(AtomicI64::new(-1)), fences: Arc::default() }
+        Kept {
+            memory,
+            fuse: Arc::new(AtomicI64::new(-1)),
+            fences: Arc::default(),
+            at_fence: Arc::default(),
+        }
     }
 
     pub(crate) fn open(&self, options: &Options) -> evermap::Result<Store<Kept>> {
@@ -58,6 +66,11 @@ impl Kept {
     /// Ordered persists so far.
     pub(crate) fn fences(&self) -> u64 {
         self.fences.load(SeqCst)
+    }
+
+    /// Calls `interruption` at the next fence, in the middle of whatever does it.
+    pub(crate) fn at_next_fence(&self, interruption: impl FnOnce() + Send + 'static) {
+        *self.at_fence.lock().unwrap() = Some(Box::new(interruption));
     }
 
     /// Makes the flush after `flushes` more panic.
@@ -109,6 +122,8 @@ unsafe impl Medium for Kept {
 
     fn fence(&self) {
         self.fences.fetch_add(1, SeqCst);
+        let interruption = self.at_fence.lock().unwrap().take();
+        interruption.into_iter().for_each(|interrupt| interrupt());
         self.memory.fence();
     }
 }

@@ -1,0 +1,566 @@
+//! Changes of several keys that happen together or not at all.
+//!
+//! How [`Store::apply`] goes, and why each step is right, is told in `docs/batches.md`.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use evermap_index::key::BytesRef;
+use evermap_index::{Action, Guard, Intent as Wish};
+use evermap_pm::Medium;
+use evermap_pm::sync::Backoff;
+
+use crate::atomic::sum;
+use crate::intent::{Entry, Intent};
+use crate::read::Found;
+use crate::record::{Draft, control_of, record_bytes};
+use crate::store::ensure_length;
+use crate::{Error, Item, Meta, Outcome, Result, Store};
+
+/// Most keys that a [`Batch`] can name.
+pub const BATCH_MAX: usize = 1 << 16;
+/// Format of a region in which a crash can leave an intent: programs that only know the one before would ignore it.
+const FORMAT: u32 = 2;
+/// Expiry of a record that is not there yet: no clock shows less.
+const NOT_YET: u32 = 1;
+/// How often [`Store::get_together`] looks again before it holds batches off.
+const LOOKS: usize = 8;
+
+/// Changes and conditions, to be [applied](Store::apply) together. At most one change for each key: a later one
+/// replaces an earlier one. Keys and values are copied.
+///
+/// ```
+/// use evermap::{Applied, Batch};
+/// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+/// map.fetch_add(b"alice", 100)?;
+/// let mut transfer = Batch::new();
+/// transfer.add(b"alice", -30).add(b"bob", 30).put(b"last", b"alice to bob");
+/// assert!(map.apply(&transfer)?.is_done());
+/// assert_eq!(map.fetch_add(b"bob", 0)?, 30);
+/// # Ok::<(), evermap::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    parts: Vec<Part>,
+    /// Where each key is in `parts`.
+    places: HashMap<Vec<u8>, usize>,
+}
+
+/// What a batch says about one key.
+#[derive(Clone, Debug)]
+struct Part {
+    key: Vec<u8>,
+    change: Change,
+    /// The CAS id that has to be there, or that there must be none.
+    expected: Option<Option<u64>>,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Change {
+    #[default]
+    Keep,
+    Put(Vec<u8>, Meta),
+    Add(i64),
+    Remove,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Binds `key` to `value`, whatever was there.
+    ///
+    /// ```
+    /// use evermap::Batch;
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.apply(Batch::new().put(b"a", b"1").put(b"b", b"2"))?;
+    /// assert_eq!(map.get(b"b")?.as_deref(), Some(&b"2"[..]));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> &mut Self {
+        self.put_with(key, value, Meta::default())
+    }
+
+    /// [`put`](Batch::put) with flags and expiry.
+    ///
+    /// ```
+    /// use evermap::{Batch, Meta};
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.apply(Batch::new().put_with(b"a", b"1", Meta { flags: 7, expires_at: 0 }))?;
+    /// assert_eq!(map.get_with(b"a", |item| item.flags)?, Some(7));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn put_with(&mut self, key: &[u8], value: &[u8], meta: Meta) -> &mut Self {
+        self.part(key).change = Change::Put(value.to_vec(), meta);
+        self
+    }
+
+    /// Adds `delta` to the counter under `key`, as [`Store::fetch_add`] does. If it is no counter, or the sum has no
+    /// room, applying the batch answers that error, and nothing changes.
+    ///
+    /// ```
+    /// use evermap::Batch;
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.apply(Batch::new().add(b"here", -1).add(b"there", 1))?;
+    /// assert_eq!(map.fetch_add(b"there", 0)?, 1);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn add(&mut self, key: &[u8], delta: i64) -> &mut Self {
+        self.part(key).change = Change::Add(delta);
+        self
+    }
+
+    /// Removes `key`, if it is present.
+    ///
+    /// ```
+    /// use evermap::Batch;
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"old name", b"value")?;
+    /// map.apply(Batch::new().remove(b"old name").put(b"new name", b"value"))?;
+    /// assert!(!map.contains(b"old name")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn remove(&mut self, key: &[u8]) -> &mut Self {
+        self.part(key).change = Change::Remove;
+        self
+    }
+
+    /// Makes it a condition that the record of `key` has this CAS id, or with `None` that the key is absent. A later
+    /// condition on the same key replaces an earlier one; changes and conditions are independent.
+    ///
+    /// ```
+    /// use evermap::{Applied, Batch};
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.put(b"config", b"1")?;
+    /// let cas = map.get_with(b"config", |item| item.cas)?;
+    /// let mut batch = Batch::new();
+    /// batch.expect(b"config", cas).expect(b"lock", None).put(b"lock", b"mine");
+    /// assert!(map.apply(&batch)?.is_done());
+    /// assert!(matches!(map.apply(&batch)?, Applied::Refused { key, .. } if key == b"lock"));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn expect(&mut self, key: &[u8], cas: Option<u64>) -> &mut Self {
+        self.part(key).expected = Some(cas);
+        self
+    }
+
+    /// How many keys it names.
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Whether it names no key.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// The keys that it names, in the order in which it first named them.
+    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(|part| &part.key[..])
+    }
+
+    /// Empties it, so that its memory can be used again.
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.places.clear();
+    }
+
+    fn part(&mut self, key: &[u8]) -> &mut Part {
+        let at = *self.places.entry(key.to_vec()).or_insert_with(|| {
+            self.parts.push(Part { key: key.to_vec(), change: Change::Keep, expected: None });
+            self.parts.len() - 1
+        });
+        &mut self.parts[at]
+    }
+}
+
+/// How applying a [`Batch`] ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a batch with conditions may have changed nothing"]
+pub enum Applied {
+    /// All of it happened. The outcome for each key, in the order in which the batch first named them.
+    Done(Vec<Outcome>),
+    /// A condition did not hold; nothing was changed.
+    Refused {
+        /// Its key: the first of those whose conditions did not hold.
+        key: Vec<u8>,
+        /// The CAS id that is there, if the key is present.
+        found: Option<u64>,
+    },
+}
+
+impl Applied {
+    /// Whether it happened.
+    pub fn is_done(&self) -> bool {
+        matches!(self, Applied::Done(_))
+    }
+}
+
+/// What is to become of one key of a batch.
+struct Plan<'b> {
+    key: BytesRef<'b>,
+    /// The word that the index has, whether or not the record is alive.
+    word: Option<u64>,
+    /// CAS id of the live record.
+    found: Option<u64>,
+    value: Option<(Cow<'b, [u8]>, Meta)>,
+    removes: bool,
+}
+
+impl Plan<'_> {
+    /// Bytes of the new record.
+    fn bytes(&self) -> u64 {
+        self.value.as_ref().map_or(0, |(value, _)| record_bytes(self.key.bytes.len(), value.len()))
+    }
+
+    fn outcome(&self, cas: Option<u64>) -> Outcome {
+        match (self.found, cas) {
+            (None, Some(cas)) => Outcome::Inserted { cas },
+            (Some(_), Some(cas)) => Outcome::Updated { cas },
+            (Some(_), None) if self.removes => Outcome::Removed,
+            (Some(cas), None) => Outcome::Kept { cas },
+            (None, None) => Outcome::Absent,
+        }
+    }
+}
+
+/// A change of the index that is on its way.
+struct Step<'d, M: Medium> {
+    key: BytesRef<'d>,
+    entry: Entry,
+    /// Whether the index has a record for the key that nobody can see.
+    buried: bool,
+    draft: Option<Draft<'d, M>>,
+}
+
+impl<M: Medium> Step<'_, M> {
+    /// Whether the key is absent from the index until now.
+    fn is_new(&self) -> bool {
+        self.entry.old == 0
+    }
+}
+
+/// How far a batch came.
+enum Progress {
+    Done,
+    /// A flush came between the looks and the decision: the looks no longer mean anything.
+    Overtaken,
+}
+
+impl<M: Medium> Store<M> {
+    /// Does everything that `batch` says, or nothing.
+    ///
+    /// After a crash at any moment all of it is there or none; when this returns, all of it is. Conditions are checked,
+    /// and counters read, at the same moment at which the changes happen, as far as all mutations are concerned:
+    /// no other mutation of any of its keys comes in between. Readers that look while it happens may see some
+    /// keys as they were and others as they are to be, but nothing that is taken back;
+    /// [`get_together`](Store::get_together) sees all or nothing. Batches run one at a time, mutations of other keys and
+    /// all reads beside them.
+    ///
+    /// Expected O(keys). See [`Batch`] for an example.
+    ///
+    /// # Errors
+    /// See [`Store`]; [`Error::BatchTooLarge`]; [`Error::NotACounter`], [`Error::Overflow`] and [`Error::Damaged`] where
+    /// a counter cannot be read. Nothing has changed then. If the *index* turns out to be damaged in the middle, the
+    /// store is poisoned, and the next opening completes the batch as far as it can.
+    pub fn apply(&self, batch: &Batch) -> Result<Applied> {
+        if batch.len() > BATCH_MAX {
+            return Err(Error::BatchTooLarge { len: batch.len(), max: BATCH_MAX });
+        }
+        let keys: Vec<_> = batch.keys().map(|key| self.key(key)).collect::<Result<_>>()?;
+        for part in &batch.parts {
+            if let Change::Put(value, _) = &part.change {
+                ensure_length(value)?;
+            }
+        }
+        self.with_space(|| {
+            loop {
+                if let Some(applied) = self.try_apply(batch, &keys)? {
+                    return Ok(applied);
+                }
+            }
+        })
+    }
+
+    /// One round of [`apply`](Store::apply); nothing if a flush has overtaken it.
+    fn try_apply(&self, batch: &Batch, keys: &[BytesRef<'_>]) -> Result<Option<Applied>> {
+        let guard = self.enter_writing()?;
+        let turn = self.claims.turn();
+        let _claim = self.claims.claim(&turn, keys);
+        let Some(mark) = self.stamps.settled_mark() else {
+            self.stamps.wait_for_flush();
+            return Ok(None);
+        };
+        let mut plans = Vec::with_capacity(keys.len());
+        for (part, &key) in batch.parts.iter().zip(keys) {
+            let plan = self.look(key, mark, &guard)?;
+            if part.expected.is_some_and(|expected| expected != plan.found) {
+                let (key, found) = (part.key.clone(), plan.found);
+                return Ok(Some(Applied::Refused { key, found }));
+            }
+            plans.push(plan);
+        }
+        for (plan, part) in plans.iter_mut().zip(&batch.parts) {
+            match &part.change {
+                Change::Keep => {}
+                Change::Remove => plan.removes = true,
+                Change::Put(value, meta) => plan.value = Some((Cow::Borrowed(value), *meta)),
+                Change::Add(delta) => plan.value = Some(self.added(plan, *delta)?),
+            }
+        }
+        let room = plans.iter().map(Plan::bytes).filter(|&bytes| bytes != 0);
+        self.ensure_room(room.map(|bytes| self.pool.block_size(bytes)).sum())?;
+        let mut steps = Vec::with_capacity(plans.len());
+        let mut outcomes = Vec::with_capacity(plans.len());
+        for plan in &plans {
+            let step = self.step(plan)?;
+            let draft = step.as_ref().and_then(|step| step.draft.as_ref());
+            outcomes.push(plan.outcome(draft.map(Draft::stamp)));
+            steps.extend(step);
+        }
+        match self.carry_through(&steps, mark, &guard)? {
+            Progress::Done => Ok(Some(Applied::Done(outcomes))),
+            Progress::Overtaken => Ok(None),
+        }
+    }
+
+    /// What a claimed key is bound to: for as long as it is claimed.
+    fn look<'b>(&self, key: BytesRef<'b>, mark: u64, guard: &Guard<'_>) -> Result<Plan<'b>> {
+        let mut word = None;
+        // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
+        let found = self.index.mutate(key, Wish::ExistingOnly, guard, &mut |found| {
+            word = found;
+            Action::Keep
+        });
+        found?;
+        let found = word.and_then(|word| self.live(word, mark)).map(|record| record.stamp());
+        Ok(Plan { key, word, found, value: None, removes: false })
+    }
+
+    /// The counter of `plan` after adding `delta`.
+    fn added(&self, plan: &Plan<'_>, delta: i64) -> Result<(Cow<'static, [u8]>, Meta)> {
+        let key = plan.key.bytes;
+        let mut value = Vec::new();
+        let live = match plan.word {
+            Some(word) => self.readable(plan.key, word)?,
+            None => None,
+        };
+        let mut meta = Meta::default();
+        if let Some((record, expires_at)) = &live {
+            self.copy(key, record, &mut value)?;
+            meta = Meta { flags: record.flags(), expires_at: *expires_at };
+        }
+        let (_, sum) = sum(key, live.is_some().then_some(&value[..]), delta)?;
+        Ok((Cow::Owned(sum.to_le_bytes().to_vec()), meta))
+    }
+
+    /// What a plan changes, with its new record flushed; nothing if it changes nothing.
+    fn step<'d>(&'d self, plan: &'d Plan<'_>) -> Result<Option<Step<'d, M>>> {
+        let old = plan.word.unwrap_or(0);
+        let buried = plan.word.is_some() && plan.found.is_none();
+        let Some((value, meta)) = &plan.value else {
+            let removes = plan.removes && old != 0;
+            let entry = Entry { old, new: 0, control: 0 };
+            return Ok(removes.then_some(Step { key: plan.key, entry, buried, draft: None }));
+        };
+        let control = control_of(meta.expires_at);
+        let draft = self.draft_flushed(
+            plan.key,
+            value,
+            *meta,
+            match old {
+                0 if !self.pool.medium().mutant("BA-2") => control_of(NOT_YET),
+                _ => control,
+            },
+        )?;
+        let entry = Entry { old, new: draft.word(), control };
+        Ok(Some(Step { key: plan.key, entry, buried, draft: Some(draft) }))
+    }
+
+    /// Makes all steps happen, or none. All keys are claimed, and everything looked at after the flush `mark`.
+    fn carry_through(
+        &self,
+        steps: &[Step<'_, M>],
+        mark: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Progress> {
+        if steps.is_empty() {
+            return Ok(Progress::Done);
+        }
+        let (region, m) = (self.pool.region(), self.pool.medium());
+        region.raise_format(FORMAT)?;
+        let entries: Vec<_> = steps.iter().map(|step| step.entry).collect();
+        let mut intent = Intent::flushed(&self.pool, &entries)?;
+        // Everything that the index and the root slot are going to name is durable.
+        m.fence();
+        let poison = region.poison_on_panic();
+        if let Err(error) = self.bind_new(steps, guard) {
+            poison.disarm();
+            return Err(error);
+        }
+        if self.stamps.settled_mark() != Some(mark) {
+            self.unbind_new(steps, guard);
+            poison.disarm();
+            return Ok(Progress::Overtaken);
+        }
+        steps.iter().filter_map(|step| step.draft.as_ref()).for_each(Draft::set_published);
+        intent.declare();
+        self.claims.begin_changing();
+        for step in steps {
+            if let Err(error) = step.entry.carry_out(step.key, &self.pool, &self.index, guard) {
+                // Decided, but not to be done: dropping the guard poisons the store, and the next opening tries again.
+                drop(poison);
+                return Err(error);
+            }
+        }
+        if steps.iter().any(Step::is_new) && !m.mutant("BA-3") {
+            // The control words of new records.
+            m.fence();
+        }
+        self.claims.end_changing();
+        intent.fulfil();
+        poison.disarm();
+        for Step { key, entry, buried, draft } in steps {
+            self.account((entry.old != 0).then_some(entry.old), draft.as_ref(), guard);
+            if entry.old == 0 || entry.new == 0 || *buried {
+                self.notice(*key, guard);
+            }
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Binds keys that are absent to their records, which count as expired until their control words change: so
+    /// that all that needs space in the index is done before the batch is decided, and nobody sees it.
+    ///
+    /// # Errors
+    /// `NoSpace`, or whatever the index answers; nothing has changed then.
+    fn bind_new(&self, steps: &[Step<'_, M>], guard: &Guard<'_>) -> Result<()> {
+        for (at, step) in steps.iter().enumerate() {
+            let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
+            let mut acted = false;
+            let change = self.index.mutate(step.key, Wish::MayInsert, guard, &mut |_| {
+                acted = true;
+                draft.set_published();
+                Action::Put(draft.word())
+            });
+            match change {
+                // What failed afterwards was tidying up.
+                Err(error) if !acted => {
+                    self.unbind_new(&steps[..at], guard);
+                    return Err(error.into());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what [`bind_new`](Store::bind_new) has done.
+    fn unbind_new(&self, steps: &[Step<'_, M>], guard: &Guard<'_>) {
+        for step in steps.iter().filter(|step| step.is_new()) {
+            let Some(draft) = &step.draft else { continue };
+            let mut acted = false;
+            let _ = self.index.mutate(step.key, Wish::ExistingOnly, guard, &mut |word| {
+                acted = word == Some(draft.word());
+                if acted { Action::Remove } else { Action::Keep }
+            });
+            // What cannot be taken back nobody sees, and a purge removes it: until then it counts like all that are
+            // expired.
+            self.account(None, Some(draft), guard);
+            if acted {
+                self.account(Some(draft.word()), None, guard);
+            } else {
+                self.upkeep.expect_expiry(NOT_YET);
+            }
+            // The ordered index may have met it.
+            self.notice(step.key, guard);
+        }
+    }
+
+    /// Looks up several keys as they are between two batches: whatever one batch changes is seen wholly or not at all.
+    /// Each value by itself is current at some moment of the call; mutations that are no batches may come in between.
+    ///
+    /// Calls `each` with the position in `keys` and the record for each key that is present, in order, or with the error
+    /// where a record is damaged. Stops when `each` answers `false`. Looks again where a batch came in between, and
+    /// after a few times in vain holds batches off while it looks. A guard is held meanwhile, so `each` should be quick.
+    /// Expected O(keys), with cache misses overlapped.
+    ///
+    /// ```
+    /// use evermap::{Batch, counter};
+    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// map.apply(Batch::new().add(b"here", -5).add(b"there", 5))?;
+    /// let mut total = 0;
+    /// map.get_together(&["here", "there"], |_, item| {
+    ///     total += item.ok().and_then(|item| counter(item.value)).unwrap_or(0);
+    ///     true
+    /// })?;
+    /// assert_eq!(total, 0, "whatever other threads transfer meanwhile");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store`]; damaged records are reported to `each` instead. [`Error::Pm`] with `Forked` in a forked child.
+    pub fn get_together<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
+    ) -> Result<()> {
+        let keys: Vec<_> = keys.iter().map(|key| self.key(key.as_ref())).collect::<Result<_>>()?;
+        // In a forked child nobody tells whether a batch changes things.
+        self.pool.region().ensure_writable()?;
+        let guard = self.enter()?;
+        let found = self.look_together(&keys, &guard)?;
+        let mut value = Vec::new();
+        for (at, (key, found)) in keys.iter().zip(found).enumerate() {
+            let shown = match found {
+                Ok(None) => continue,
+                Ok(Some((record, expires_at))) => {
+                    value.clear();
+                    // Records do not change, and the guard keeps them: the copy is of the moment of the look.
+                    self.copy(key.bytes, &record, &mut value)
+                        .map(|()| record.item(key.bytes, &value, expires_at))
+                }
+                Err(error) => Err(error),
+            };
+            if !each(at, shown) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The live records of `keys` at a moment at which no batch was changing anything.
+    fn look_together<'g>(
+        &'g self,
+        keys: &[BytesRef<'_>],
+        guard: &'g Guard<'_>,
+    ) -> Result<Vec<Result<Option<Found<'g, M>>>>> {
+        let mut backoff = Backoff::new();
+        for looks in 0.. {
+            let turn = (looks >= LOOKS).then(|| self.claims.turn());
+            let (settled, mark) = (self.claims.settled(), self.stamps.mark());
+            if turn.is_some() && settled.is_none() {
+                // The one that was changing things could not go on.
+                self.pool.region().ensure_sound()?;
+            }
+            let Some(settled) = settled else {
+                backoff.wait();
+                continue;
+            };
+            let mut words = vec![None; keys.len()];
+            self.index.get_many(keys, &mut words, guard)?;
+            words.iter().flatten().for_each(|&word| self.prefetch(word));
+            let found = keys.iter().zip(words);
+            let found: Vec<_> = found
+                .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word)))
+                .collect();
+            // A flush must not come in between either.
+            if self.claims.still(settled) && self.stamps.mark() == mark {
+                return Ok(found);
+            }
+        }
+        unreachable!("flushes end at some time")
+    }
+}

@@ -1,0 +1,219 @@
+//! What a batch is about to do, written down so that a crash in the middle cannot leave a part of it.
+//!
+//! ```text
+//! 0    number of entries
+//! 8    CRC32C of the number and the entries
+//! 16   entries of 24 bytes: index word before (0: absent), index word after (0: absent), control word after
+//! ```
+//!
+//! The batch is decided by the store of one word, the root slot that names the intent; so it is the only word outside
+//! the index that ever names records, and the only one that names the intent's own block. Opening carries out what it
+//! finds there before anything else happens, the sweep included, and empties the slot: the sweep need not know of it.
+
+use evermap_index::key::BytesRef;
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{Action, Guard, Intent as Wish};
+use evermap_pm::region::OnSuspect;
+use evermap_pm::{Medium, PmU64, Pool};
+
+use crate::batch::BATCH_MAX;
+use crate::primary::Primary;
+use crate::record::Record;
+use crate::sealed::{Place, seal, unseal};
+use crate::{Error, Result};
+
+/// Root slot that names the intent of the batch that runs.
+const ROOT: usize = 15;
+/// Words before the entries, and words of an entry.
+const HEAD: usize = 2;
+const ENTRY: usize = 3;
+
+/// One change of a batch. Carrying it out needs no space, so it cannot fail for want of any: a key that was absent has
+/// been bound to its record before, which counts as expired until the control word says otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// Index word before; 0: absent.
+    pub(crate) old: u64,
+    /// Index word after; 0: absent.
+    pub(crate) new: u64,
+    /// Control word of the new record.
+    pub(crate) control: u64,
+}
+
+impl Entry {
+    /// Makes the change, unless it is made already. Durable after the next fence. O(1).
+    ///
+    /// # Errors
+    /// Whatever the index answers; nothing has changed then.
+    pub(crate) fn carry_out<M: Medium>(
+        &self,
+        key: BytesRef<'_>,
+        pool: &Pool<M>,
+        index: &Primary<M>,
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        if self.old == 0 {
+            if index.get(key, guard)? == Some(self.new)
+                && let Ok(record) = Record::at(pool.medium(), self.new)
+            {
+                record.set_control(self.control);
+            }
+            return Ok(());
+        }
+        let mut acted = false;
+        let change = index.mutate(key, Wish::ExistingOnly, guard, &mut |word| {
+            if word != Some(self.old) {
+                return Action::Keep;
+            }
+            acted = true;
+            if self.new == 0 { Action::Remove } else { Action::Put(self.new) }
+        });
+        match change {
+            // What failed afterwards was tidying up.
+            Err(_) if acted => Ok(()),
+            change => Ok(change.map(drop)?),
+        }
+    }
+}
+
+/// An intent that nobody acts on before it is [declared](Intent::declare). Dropping it frees it, unless it stands.
+pub(crate) struct Intent<'p, M: Medium> {
+    pool: &'p Pool<M>,
+    offset: u64,
+    stands: bool,
+}
+
+impl<'p, M: Medium> Intent<'p, M> {
+    /// Writes `entries` down and flushes them: durable after the next fence.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub(crate) fn flushed(pool: &'p Pool<M>, entries: &[Entry]) -> Result<Self> {
+        let mut bytes = vec![0; (HEAD + ENTRY * entries.len()) * 8];
+        let words = entries.iter().flat_map(|entry| [entry.old, entry.new, entry.control]);
+        for (bytes, word) in bytes[HEAD * 8..].chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        let count = entries.len() as u64;
+        bytes[..8].copy_from_slice(&count.to_le_bytes());
+        let check = u64::from(check_of(count, &bytes[HEAD * 8..]));
+        bytes[8..16].copy_from_slice(&check.to_le_bytes());
+        let offset = pool.allocate_part(bytes.len() as u64)?;
+        let m = pool.medium();
+        let cells = m.slice(offset, bytes.len() as u64 / 8).expect("just allocated");
+        m.write_bytes(cells, &bytes);
+        if !m.mutant("BA-1") {
+            m.flush(cells);
+        }
+        Ok(Intent { pool, offset, stands: false })
+    }
+
+    /// From here on the batch will happen, whatever else does. Durable on return.
+    pub(crate) fn declare(&mut self) {
+        // From here on a panic must not free it.
+        self.stands = true;
+        store_root(self.pool, seal(Place::Intent, self.offset));
+    }
+
+    /// The batch has happened, durably. Durable on return.
+    pub(crate) fn fulfil(mut self) {
+        store_root(self.pool, 0);
+        self.stands = false;
+    }
+}
+
+impl<M: Medium> Drop for Intent<'_, M> {
+    fn drop(&mut self) {
+        if !self.stands {
+            self.pool.free_unpublished(self.offset);
+        }
+    }
+}
+
+fn store_root<M: Medium>(pool: &Pool<M>, word: u64) {
+    let root = pool.root(ROOT);
+    pool.medium().store(root, word);
+    pool.medium().persist(root);
+}
+
+fn check_of(count: u64, entries: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&count.to_le_bytes()), entries)
+}
+
+/// Carries out the intent that a crash has left, if there is one. Every step is one that was on its way, so that a crash
+/// in the middle of this leaves what it began with. O(entries).
+///
+/// Entries whose record or whose part of the index is damaged are left out, and counted in the answer.
+///
+/// # Errors
+/// `Damaged` if the intent does not verify; with [`OnSuspect::Salvage`] it is dropped instead.
+pub(crate) fn resume<M: Medium>(
+    pool: &Pool<M>,
+    index: &Primary<M>,
+    on_suspect: OnSuspect,
+) -> Result<u64> {
+    let m = pool.medium();
+    let word = m.load(pool.root(ROOT));
+    if word == 0 {
+        return Ok(0);
+    }
+    let mut damaged = 0;
+    match read(m, word) {
+        None if on_suspect == OnSuspect::Salvage => damaged = 1,
+        None => {
+            let at = unseal(Place::Intent, word).unwrap_or(m.offset_of(pool.root(ROOT)));
+            let advice =
+                "the intent of a batch cannot be read; on_suspect = salvage goes on without it";
+            return Err(evermap_pm::Error::damaged(at, advice).into());
+        }
+        Some(entries) => {
+            if m.mutant("BA-4") {
+                store_root(pool, 0);
+            }
+            let guard = pool.pin();
+            for entry in entries {
+                match resume_one(&entry, pool, index, &guard) {
+                    Err(error) if error.is_damaged() => damaged += 1,
+                    done => done?,
+                }
+            }
+            // The control words of new records.
+            m.fence();
+        }
+    }
+    store_root(pool, 0);
+    Ok(damaged)
+}
+
+fn resume_one<M: Medium>(
+    entry: &Entry,
+    pool: &Pool<M>,
+    index: &Primary<M>,
+    guard: &Guard<'_>,
+) -> Result<()> {
+    let word = if entry.new == 0 { entry.old } else { entry.new };
+    let record = Record::at(pool.medium(), word)
+        .map_err(|what| Error::damaged(&[], word & OFFSET_MASK, what))?;
+    let mut key = Vec::new();
+    record.append_key(&mut key)?;
+    entry.carry_out(BytesRef::new(&key, pool.seed()), pool, index, guard)
+}
+
+/// What the root slot names; nothing if it does not verify.
+fn read<M: Medium>(m: &M, root: u64) -> Option<Vec<Entry>> {
+    let offset = unseal(Place::Intent, root)?;
+    let head = m.slice::<PmU64>(offset, HEAD as u64)?;
+    let (count, check) = (m.load(&head[0]), m.load(&head[1]));
+    if count > BATCH_MAX as u64 {
+        return None;
+    }
+    let cells = m.slice::<PmU64>(offset + HEAD as u64 * 8, count * ENTRY as u64)?;
+    let mut bytes = vec![0; cells.len() * 8];
+    m.read_bytes(cells, &mut bytes);
+    if u64::from(check_of(count, &bytes)) != check {
+        return None;
+    }
+    let words: Vec<u64> = cells.iter().map(|cell| m.load(cell)).collect();
+    let entry = |words: &[u64]| Entry { old: words[0], new: words[1], control: words[2] };
+    Some(words.chunks_exact(ENTRY).map(entry).collect())
+}

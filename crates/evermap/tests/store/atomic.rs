@@ -1,0 +1,136 @@
+//! Mutations that compute the new value from the old one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use crate::common::{self, Kept};
+use evermap::{Batch, Error, Evermap, Meta, Outcome, Store, counter};
+
+#[test]
+fn counters_count_and_say_what_is_none() {
+    let map = Evermap::open("", common::volatile()).unwrap();
+    assert_eq!(map.fetch_add(b"c", 0).unwrap(), 0);
+    assert_eq!(map.get(b"c").unwrap().unwrap(), [0; 8], "made by adding nothing");
+    assert_eq!(map.fetch_add(b"c", i64::MAX).unwrap(), 0);
+    let cas = map.get_with(b"c", |item| item.cas).unwrap();
+    let error = map.fetch_add(b"c", 1).unwrap_err();
+    assert!(matches!(error, Error::Overflow { value: i64::MAX, delta: 1, .. }), "{error}");
+    assert_eq!(map.get_with(b"c", |item| item.cas).unwrap(), cas, "nothing changed");
+    assert_eq!(map.fetch_add(b"c", i64::MIN).unwrap(), i64::MAX);
+    assert_eq!(map.fetch_add(b"c", i64::MIN + 1).unwrap(), -1);
+    let error = map.fetch_add(b"c", -1).unwrap_err();
+    assert!(error.to_string().contains("leaves the range"), "{error}");
+    for value in [&b""[..], b"7", b"nine byte"] {
+        map.put(b"text", value).unwrap();
+        let error = map.fetch_add(b"text", 1).unwrap_err();
+        assert!(matches!(error, Error::NotACounter { len, .. } if len == value.len()), "{error}");
+        assert_eq!(map.get(b"text").unwrap().unwrap(), value);
+    }
+    let meta = Meta { flags: 3, expires_at: u32::MAX };
+    let _ = map.put_with(b"d", &7i64.to_le_bytes(), meta).unwrap();
+    assert_eq!(map.fetch_add(b"d", 1).unwrap(), 7);
+    let kept = map.get_with(b"d", |item| (item.flags, item.expires_at)).unwrap();
+    assert_eq!(kept, Some((3, u32::MAX)));
+}
+
+#[test]
+fn appending_keeps_what_is_there() {
+    let map = Evermap::open("", common::volatile()).unwrap();
+    assert!(matches!(map.append(b"a", b"").unwrap(), Outcome::Inserted { .. }));
+    assert_eq!(map.get(b"a").unwrap().unwrap(), b"");
+    assert!(matches!(map.append(b"a", b"b").unwrap(), Outcome::Updated { .. }));
+    assert!(matches!(map.prepend(b"a", b"a").unwrap(), Outcome::Updated { .. }));
+    assert!(matches!(map.prepend(b"p", b"p").unwrap(), Outcome::Inserted { .. }));
+    assert_eq!(map.get(b"a").unwrap().unwrap(), b"ab");
+    let _ = map.put_with(b"f", b"1", Meta { flags: 3, expires_at: u32::MAX }).unwrap();
+    let _ = map.append(b"f", b"2").unwrap();
+    let shown = map.get_with(b"f", |item| (item.value.to_vec(), item.flags, item.expires_at));
+    assert_eq!(shown.unwrap(), Some((b"12".to_vec(), 3, u32::MAX)));
+    let map = Evermap::open("", common::volatile().max_bytes(1000)).unwrap();
+    map.put(b"a", b"short").unwrap();
+    assert!(map.append(b"a", &[0; 2000]).unwrap_err().is_no_space());
+    assert_eq!(map.get(b"a").unwrap().unwrap(), b"short");
+}
+
+/// Whatever was there before a flush is gone after it, and is not carried on by who read it before: here in the middle
+/// of the flush, when it has chosen what it makes absent, and nobody knows yet.
+#[test]
+fn nothing_is_computed_from_what_is_flushed() {
+    type Add = fn(&Store<Kept>);
+    let additions: [Add; 3] = [
+        |store| assert!(store.fetch_add(b"count", 1).is_ok()),
+        |store| assert!(store.append(b"count", &1i64.to_le_bytes()).is_ok()),
+        |store| assert!(store.apply(Batch::new().add(b"count", 1)).unwrap().is_done()),
+    ];
+    for add in additions {
+        let memory = Kept::new(16 << 20);
+        let options = common::options().capacity(16 << 20).extent_size(64 << 10);
+        let store = Arc::new(memory.open(&options).unwrap());
+        store.fetch_add(b"count", 100).unwrap();
+        let (done, is_done) = mpsc::channel();
+        let adder = store.clone();
+        memory.at_next_fence(move || {
+            thread::spawn(move || {
+                add(&adder);
+                // Nobody listens any more where it had to wait for the flush.
+                let _ = done.send(());
+            });
+            // Long enough for what does not wait.
+            let _ = is_done.recv_timeout(Duration::from_millis(200));
+        });
+        store.flush_all(None).unwrap();
+        let value = loop {
+            match store.get(b"count").unwrap() {
+                Some(value) => break value,
+                // It is on its way.
+                None => thread::yield_now(),
+            }
+        };
+        assert_eq!(value, 1i64.to_le_bytes(), "it goes on from what is flushed");
+    }
+}
+
+/// Every addition counts once, and every piece is there once, in the order of its thread.
+#[test]
+fn nothing_is_lost_between_threads() {
+    const ROUNDS: u32 = 3_000;
+    let map = Evermap::open("", common::volatile()).unwrap();
+    thread::scope(|threads| {
+        for me in 0..4u32 {
+            let map = &map;
+            threads.spawn(move || {
+                let mut sum = 0;
+                for round in 0..ROUNDS {
+                    let before = map.fetch_add(b"count", 1).unwrap();
+                    assert!(before >= sum, "one's own additions are seen");
+                    sum = before + 1;
+                    if round % 10 == 0 {
+                        let piece = (u64::from(me) << 32 | u64::from(round)).to_be_bytes();
+                        let outcome = match me % 2 {
+                            0 => map.append(b"log", &piece),
+                            _ => map.prepend(b"log", &piece),
+                        };
+                        assert!(outcome.unwrap().changed());
+                    }
+                }
+            });
+        }
+    });
+    let count = map.get(b"count").unwrap().unwrap();
+    assert_eq!(counter(&count), Some(4 * i64::from(ROUNDS)));
+    let log = map.get(b"log").unwrap().unwrap();
+    let mut pieces: HashMap<u64, Vec<u64>> = HashMap::new();
+    for piece in log.chunks(8) {
+        let piece = u64::from_be_bytes(piece.try_into().unwrap());
+        pieces.entry(piece >> 32).or_default().push(piece & 0xffff_ffff);
+    }
+    for me in 0..4u64 {
+        let mut expected: Vec<_> = (0..u64::from(ROUNDS)).step_by(10).collect();
+        if me % 2 == 1 {
+            expected.reverse();
+        }
+        assert_eq!(pieces[&me], expected);
+    }
+}
