@@ -7,6 +7,7 @@ use evermap_pm::Result;
 
 mod limits;
 mod load;
+mod many;
 mod memory;
 mod shape;
 

@@ -170,8 +170,13 @@ impl<M: Medium> Store<M> {
         guard: &Guard<'_>,
     ) {
         let _working = lane.work();
-        let found = self.index.get(key, guard);
-        self.agree(ordered, tree, key, !matches!(found, Ok(None)));
+        let told = match self.index.get(key, guard) {
+            Ok(None) => tree.remove(key.bytes),
+            _ => tree.insert(key.bytes, key.hash),
+        };
+        if let Err(error) = told {
+            ordered.fail(&error);
+        }
     }
 
     /// Works on the oldest batch of a lane; answers whether there was one.
@@ -207,24 +212,14 @@ impl<M: Medium> Store<M> {
             *key = BytesRef { bytes: batch.key(at), hash: batch.word(at) };
         }
         let refs = &refs[..count];
-        tree.warm(refs.iter().map(|key| key.bytes));
         let mut words = [None; TOGETHER];
         // What cannot be looked up counts as there: a scan looks again.
         let found = self.index.get_many(refs, &mut words[..count], guard).is_ok();
-        for (&key, word) in refs.iter().zip(words) {
-            self.agree(ordered, tree, key, !found || word.is_some());
+        let mut pairs = [(&[][..], None); TOGETHER];
+        for ((pair, key), word) in pairs.iter_mut().zip(refs).zip(words) {
+            *pair = (key.bytes, (!found || word.is_some()).then_some(key.hash));
         }
-    }
-
-    /// Makes the tree agree with what a look at a key has found. The caller works on the key's lane, and has begun to
-    /// before it looked.
-    #[inline]
-    fn agree(&self, ordered: &Ordered, tree: &BPlus, key: BytesRef<'_>, is_bound: bool) {
-        let told = match is_bound {
-            true => tree.insert(key.bytes, key.hash),
-            false => tree.remove(key.bytes),
-        };
-        if let Err(error) = told {
+        if let Err(error) = tree.set_many(&pairs[..count]) {
             ordered.fail(&error);
         }
     }

@@ -110,10 +110,14 @@ impl<const N: usize> BPlus<N> {
         })
     }
 
-    /// Brings the leaves that serve some keys towards the cache, with the cache misses of all ways down overlapped:
-    /// worthwhile before these keys are looked up or changed one by one. Changes nothing. O(log n) a key.
-    pub fn warm<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
-        self.approach(keys.into_iter());
+    /// Binds each key to its word unless it is bound already, or unbinds it where there is no word; in this order, each
+    /// by itself. As so many [inserts](OrderedIndex::insert) and [removes](OrderedIndex::remove), but with the cache
+    /// misses of the ways down overlapped.
+    ///
+    /// # Errors
+    /// As there; keys before the one that met it are changed.
+    pub fn set_many(&self, pairs: &[(&[u8], Option<u64>)]) -> Result<()> {
+        pairs.chunks(tree::TOGETHER).try_for_each(|pairs| self.set_together(pairs))
     }
 
     /// What awaits its grace period, and what holds it up. [`stats`](OrderedIndex::stats) does not count those bytes.

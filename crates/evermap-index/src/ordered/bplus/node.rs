@@ -400,9 +400,9 @@ impl<const N: usize> Node<N> {
 
     fn insert_raw(&self, at: usize, head: u64, tail: Tail<'_>, word: *mut Node<N>) {
         let count = self.count();
-        for to in (at + 1..=count).rev() {
-            self.copy(to - 1, to);
-        }
+        let (heads, rests) = (&self.heads[at..=count], &self.rests[at..=count]);
+        heads.windows(2).rev().for_each(|pair| copy_head(&pair[0], &pair[1]));
+        rests.windows(2).rev().for_each(|pair| pair[1].copy(&pair[0]));
         self.set_key(at, head, tail);
         self.put(at, word);
         self.set_count(count + 1);
@@ -418,23 +418,30 @@ impl<const N: usize> Node<N> {
     /// Removes a slot, under the lock.
     pub(super) fn remove(&self, at: usize) {
         let last = self.count() - 1;
-        for from in at + 1..=last {
-            self.copy(from, from - 1);
-        }
+        let (heads, rests) = (&self.heads[at..=last], &self.rests[at..=last]);
+        heads.windows(2).for_each(|pair| copy_head(&pair[1], &pair[0]));
+        rests.windows(2).for_each(|pair| pair[0].copy(&pair[1]));
         // No slot may go on naming what is retired, not even one that is out of use.
         self.set_key(last, 0, Tail::EMPTY);
         self.put(last, ptr::null_mut());
         self.set_count(last);
     }
+}
 
+#[inline(always)]
+fn copy_head(from: &AtomicU64, to: &AtomicU64) {
+    step();
+    // Relaxed: under the lock, what we load was stored by us or by who had the lock before.
+    to.store(from.load(Relaxed), Relaxed);
+}
+
+impl<const N: usize> Rest<N> {
+    /// Takes over what another slot of the same node holds, under the lock.
     #[inline(always)]
-    fn copy(&self, from: usize, to: usize) {
+    fn copy(&self, from: &Self) {
         step();
-        // Relaxed: under the lock, what we load was stored by us or by who had the lock before.
-        self.heads[to].store(self.heads[from].load(Relaxed), Relaxed);
-        let (from, to) = (&self.rests[from], &self.rests[to]);
-        // Release, so that whoever reads the copy has what it names complete.
-        to.tail.copy(&from.tail);
-        to.word.store(from.word.load(Relaxed), Release);
+        self.tail.copy(&from.tail);
+        // Relaxed: as in `copy_head`. Release, so that whoever reads the copy has what it names complete.
+        self.word.store(from.word.load(Relaxed), Release);
     }
 }

@@ -23,7 +23,7 @@ use crate::{Action, Change, Intent};
 pub(super) const ANCHOR: u32 = u32::MAX;
 
 /// Ways down that are gone together.
-const TOGETHER: usize = 32;
+pub(super) const TOGETHER: usize = 16;
 
 /// Attempts without a lock before one is taken even for reading.
 const ATTEMPTS: u32 = 8;
@@ -123,30 +123,76 @@ impl<const N: usize> BPlus<N> {
         self.anchor.child(0, guard).expect("the anchor always names a root")
     }
 
-    /// [`warm`](BPlus::warm).
-    pub(super) fn approach<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>) {
+    /// [`set_many`](BPlus::set_many) of [`TOGETHER`] keys at most.
+    pub(super) fn set_together(&self, pairs: &[(&[u8], Option<u64>)]) -> Result<()> {
         let guard = self.epoch.pin();
         let root = self.root(&guard);
-        let mut ways: [Option<(Probe<'k>, &Node<N>)>; TOGETHER] = [const { None }; TOGETHER];
-        loop {
-            let mut some = false;
-            for way in &mut ways {
-                *way = keys.next().map(|key| (Probe::new(key), root));
-                some |= way.is_some();
+        let probes: [Probe<'_>; TOGETHER] =
+            std::array::from_fn(|at| Probe::new(pairs.get(at).map_or(&[], |pair| pair.0)));
+        // Nothing for a way that was lost because somebody changed a node on it.
+        let mut nodes = [Some(root); TOGETHER];
+        let nodes = &mut nodes[..pairs.len()];
+        for _ in 0..root.level {
+            for (node, probe) in nodes.iter_mut().zip(&probes) {
+                *node = node.and_then(|node| self.child_together(node, probe, &guard).ok());
             }
-            if !some {
-                return;
+        }
+        for ((&(key, word), probe), node) in pairs.iter().zip(&probes).zip(nodes) {
+            self.set(key, word, probe, *node, &guard)?;
+        }
+        Ok(())
+    }
+
+    /// One step of [`descend`](Self::descend) that asks for all of the child, but does not wait for it.
+    #[inline(always)]
+    fn child_together<'g>(
+        &self,
+        node: &'g Node<N>,
+        probe: &Probe<'_>,
+        guard: &'g Guard<'_>,
+    ) -> Result<&'g Node<N>, Restart> {
+        let seen = node.version.read()?;
+        let child = node.child(node.child_at(Target::At(probe), guard), guard);
+        if let Some(child) = child {
+            Node::prefetch(child);
+        }
+        node.version.validate(seen)?;
+        child.ok_or(Restart)
+    }
+
+    /// Binds a key, or unbinds it, in the leaf to which a way has led, or by a way of its own.
+    #[inline(always)]
+    fn set(
+        &self,
+        key: &[u8],
+        word: Option<u64>,
+        probe: &Probe<'_>,
+        leaf: Option<&Node<N>>,
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        let intent = if word.is_some() { Intent::MayInsert } else { Intent::ExistingOnly };
+        let mut decide = |old: Option<u64>| match (old, word) {
+            (Some(_), None) => Action::Remove,
+            (None, Some(word)) => Action::Put(word),
+            _ => Action::Keep,
+        };
+        // Where it led served the key then, and serves it still unless it is obsolete, which its version tells.
+        let outcome = match leaf.map(|leaf| (leaf, leaf.version.read())) {
+            Some((leaf, Ok(seen))) if key.len() <= KEY_MAX => {
+                self.change_leaf(leaf, seen, probe, intent, &mut decide, false, guard)
             }
-            for _ in 0..root.level {
-                for (probe, node) in ways.iter_mut().flatten() {
-                    // Nobody asks whether that child does serve the key: if not, another line is fetched.
-                    let at = node.child_at(Target::At(probe), &guard);
-                    if let Some(child) = node.child(at, &guard) {
-                        Node::prefetch(child);
-                        *node = child;
-                    }
-                }
+            _ => Err(Obstacle::Restart),
+        };
+        match outcome {
+            Ok(Outcome::Done(_)) => Ok(()),
+            Ok(Outcome::Sparse(_)) => {
+                self.mend(probe, 0, guard);
+                Ok(())
             }
+            Ok(Outcome::Full) | Err(Obstacle::Restart) => {
+                self.change(key, intent, &mut decide).map(drop)
+            }
+            Err(Obstacle::Error(error)) => Err(error),
         }
     }
 
@@ -224,7 +270,24 @@ impl<const N: usize> BPlus<N> {
     ) -> Result<Outcome, Obstacle> {
         let path = self.descend(Target::At(probe), 0, guard)?.ok_or(Restart)?;
         let (leaf, seen) = (path.node, path.seen);
-        let early = if attempts.exhausted() { Some(leaf.version.lock()?) } else { None };
+        self.change_leaf(leaf, seen, probe, intent, decide, attempts.exhausted(), guard)
+    }
+
+    /// The same in the leaf that served the key at `seen`, or some time before. `patient`: under its lock from the
+    /// beginning.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)] // all that a way down ends with
+    fn change_leaf(
+        &self,
+        leaf: &Node<N>,
+        seen: Seen,
+        probe: &Probe<'_>,
+        intent: Intent,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+        patient: bool,
+        guard: &Guard<'_>,
+    ) -> Result<Outcome, Obstacle> {
+        let early = if patient { Some(leaf.version.lock()?) } else { None };
         let spot = leaf.search(probe, guard);
         let full = leaf.count() == N;
         if early.is_none() {
