@@ -265,7 +265,7 @@ fn a_failed_backend_fails_those_who_wait_for_it() {
 fn config(medium: MediumKind, plan: Plan) -> Config {
     Config {
         indexes: ENTRIES.map(|entry| entry.name.to_owned()).to_vec(),
-        keys: 3000,
+        keys: 2000,
         threads: 2,
         rounds: 1,
         medium,
@@ -304,7 +304,7 @@ fn variants_pass_all_phases_on_every_medium_and_leave_no_file() {
 #[test]
 fn variants_pass_every_mix() {
     for mix in Mix::ALL {
-        let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 6000 };
+        let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 3000 };
         drive(&config(MediumKind::Dram, Plan::Blend(blend)), &mut Kept::default()).unwrap();
     }
 }
