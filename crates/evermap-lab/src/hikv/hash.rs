@@ -327,6 +327,24 @@ mod tests {
         assert_eq!(zeroed(&hash.pool, 3).unwrap() % BUCKET, 0);
     }
 
+    /// Nobody has found two such keys, so the test says that these are.
+    #[test]
+    fn keys_with_equal_signatures_are_kept_apart() {
+        let hash = Hash::create(pool(), 10).unwrap();
+        let place = hash.place(b"ant");
+        let item = |key: &[u8]| item::write(&hash.pool, key, b"value").unwrap();
+        let (ant, bee, cow) = (item(b"ant"), item(b"bee"), item(b"cow"));
+        let stripe = hash.lock(place).unwrap();
+        assert_eq!(stripe.bind(b"ant", ant).unwrap(), None);
+        assert_eq!(stripe.bind(b"bee", bee).unwrap(), None);
+        let found = |key: &[u8]| hash.find(place, key).unwrap();
+        assert_eq!((found(b"ant"), found(b"bee"), found(b"cow")), (Some(ant), Some(bee), None));
+        assert_eq!(stripe.unbind(b"ant").unwrap(), Some(ant));
+        assert_eq!(stripe.bind(b"cow", cow).unwrap(), None);
+        assert_eq!((found(b"ant"), found(b"bee"), found(b"cow")), (None, Some(bee), Some(cow)));
+        assert_eq!(hash.census().unwrap().keys, 2);
+    }
+
     /// Partition and bucket come of different bits: no partition has only a few of its buckets used.
     #[test]
     fn keys_spread_over_partitions_and_buckets() {
