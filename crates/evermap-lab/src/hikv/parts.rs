@@ -182,6 +182,7 @@ fn shift(from: &BPlus, to: &BPlus, direction: Direction, count: usize) -> Result
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     fn collected(parts: &Parts, from: &[u8], count: usize) -> Vec<(Vec<u8>, u64)> {
         let mut run = Run::new();
@@ -252,20 +253,22 @@ mod tests {
         check(&model);
     }
 
-    /// A scan beside migrations sees each key that stays once, in order.
+    /// Beside migrations, scans see each key that stays once and in order, and changes reach the part that serves
+    /// their key.
     #[test]
-    fn scans_beside_migrations_miss_nothing() {
+    fn scans_and_changes_beside_migrations_miss_nothing() {
+        const KEYS: u64 = 20_000;
         let parts = Parts::new();
         let key = |number: u64| number.to_be_bytes();
-        for number in (0..20_000).step_by(2) {
+        for number in (0..KEYS).step_by(2) {
             parts.with(&key(number), |tree| tree.insert(&key(number), number)).unwrap();
         }
         std::thread::scope(|scope| {
-            let changing = scope.spawn(|| {
+            let changing = Arc::new(scope.spawn(|| {
                 for round in 0..6 {
-                    for number in (1..20_000).step_by(2) {
+                    for number in (1..KEYS).step_by(2) {
                         // All of them above the middle in one round, all below in the next.
-                        let there = (number < 10_000) == (round % 2 == 0);
+                        let there = (number < KEYS / 2) == (round % 2 == 0);
                         let key = key(number);
                         let change = |tree: &BPlus| match there {
                             true => tree.upsert(&key, number),
@@ -273,16 +276,25 @@ mod tests {
                         };
                         parts.with(&key, change).unwrap();
                     }
-                    while parts.balance().unwrap() {}
+                }
+            }));
+            let (parts, changed) = (&parts, changing.clone());
+            scope.spawn(move || {
+                while !changed.is_finished() {
+                    parts.balance().unwrap();
                 }
             });
             while !changing.is_finished() {
-                let all = collected(&parts, b"", usize::MAX);
+                let all = collected(parts, b"", usize::MAX);
                 assert!(all.windows(2).all(|two| two[0].0 < two[1].0));
                 let stay: Vec<_> = all.iter().map(|pair| pair.1).filter(|n| n % 2 == 0).collect();
-                assert!(stay == (0..20_000).step_by(2).collect::<Vec<_>>());
+                assert!(stay == (0..KEYS).step_by(2).collect::<Vec<_>>());
             }
         });
+        let left = (0..KEYS).filter(|number| number % 2 == 0 || *number >= KEYS / 2);
+        let left: Vec<_> = left.map(|number| (key(number).to_vec(), number)).collect();
+        assert!(collected(&parts, b"", usize::MAX) == left);
+        assert_eq!(parts.len().unwrap(), left.len() as u64);
     }
 
     /// Keys on their way from one part to another are counted once.

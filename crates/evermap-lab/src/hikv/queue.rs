@@ -210,8 +210,9 @@ mod tests {
         queue.room().unwrap().send(request(1));
         queue.room().unwrap().send(request(2));
         queue
-            .serve(9, |_| {
+            .serve(9, |request| {
                 assert!(served(&queue, 9).is_empty(), "another is at it");
+                assert!(!queue.is_past(request.old), "not done before it is");
                 Ok::<_, Infallible>(())
             })
             .unwrap();
