@@ -4,12 +4,12 @@
 //! hash index's part of the write on one side, the trees' part on the other. Threads that serve are not ours to move,
 //! they are the callers'; so what follows from the formula is the number of backends.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use evermap_pm::epoch::thread_ordinal;
+use evermap_pm::sync::Mutex;
 
 /// One operation in so many is timed.
 const SAMPLED: u64 = 64;

@@ -278,6 +278,7 @@ impl<M: Medium> Core<M> {
         // First: whoever waits for room must hold nothing.
         let backends = self.backends.as_ref();
         let room = backends.map(|all| all.room(place.partition, &self.crew)).transpose()?;
+        // After that wait, which is no cost of a write.
         let _sample = backends.and_then(|all| all.sample(Kind::Write));
         let _record = self.log.as_ref().map(|log| log.append(pool, key, value)).transpose()?;
         let new = value.map(|value| item::write(pool, key, value)).transpose()?;
@@ -310,7 +311,7 @@ impl<M: Medium> Core<M> {
     /// The caller holds a guard, and has since before this.
     fn scan(&self, from: &[u8], count: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<()> {
         self.settle()?;
-        // From here on: what it waits for is not what it costs.
+        // As in `change`.
         let _sample = self.backends.as_ref().and_then(|all| all.sample(Kind::Scan));
         let (mut run, mut value) = (Run::new(), Vec::new());
         self.tree.collect(from, count, &mut run)?;
