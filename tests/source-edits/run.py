@@ -52,7 +52,7 @@ conformance!(dash_eh, DashEh);
 WRITTEN = {"edited": CAMPAIGN, "edited_kit": KIT}
 TESTS = [
     ["-p", "evermap-index", "--test", "edited"],
-    ["-p", "evermap-pm", "--lib"],
+    ["-p", "evermap-pm", "--lib", "--test", "mapped"],
     ["-p", "evermap-index", "--test", "dash", "--test", "pitfalls"],
     ["-p", "evermap-index", "--test", "edited_kit"],
 ]

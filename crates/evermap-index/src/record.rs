@@ -54,7 +54,13 @@ pub fn key_equals<M: Medium>(medium: &M, word: u64, key: &[u8]) -> bool {
     let Some(cells) = medium.slice::<PmU64>(offset + HEADER, (key.len() as u64).div_ceil(8)) else {
         return false;
     };
-    let mut words = key.chunks_exact(8);
+    bytes_equal(medium, cells, key)
+}
+
+/// Whether the bytes in `cells`, little-endian, begin with `bytes`. `cells` must be as many words as those take.
+#[inline]
+pub fn bytes_equal<M: Medium>(medium: &M, cells: &[PmU64], bytes: &[u8]) -> bool {
+    let mut words = bytes.chunks_exact(8);
     let mut cells = cells.iter();
     for (word, cell) in (&mut words).zip(&mut cells) {
         if medium.load_relaxed(cell) != u64::from_le_bytes(word.try_into().expect("8 bytes")) {

@@ -17,6 +17,7 @@ pub mod crash;
 mod error;
 mod evermap;
 mod hash;
+mod hikv;
 mod indexed;
 mod latency;
 mod library;

@@ -56,14 +56,7 @@ impl<I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<I, K> {
         let (m, offset) = (self.pool.medium(), word & OFFSET_MASK);
         let no_record = || Error::damaged(offset, "no record where the index names one");
         let header = m.at::<Header>(offset).ok_or_else(no_record)?;
-        let (key, value) = lengths(m.load_relaxed(&header.lengths));
-        // The word in which the key ends may begin with its last bytes.
-        let (skipped, rest) = (key / 8, key % 8);
-        let cells = m.slice::<PmU64>(offset + HEADER + skipped * 8, (rest + value).div_ceil(8));
-        out.resize((rest + value) as usize, 0);
-        m.read_bytes(cells.ok_or_else(no_record)?, out);
-        out.drain(..rest as usize);
-        Ok(())
+        read_value(m, offset + HEADER, m.load_relaxed(&header.lengths), out).ok_or_else(no_record)
     }
 
     /// Gives back the record that a change has unlinked.
@@ -148,4 +141,17 @@ impl<I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Store for Re
     fn place(&self) -> Place {
         self.place.clone()
     }
+}
+
+/// Replaces what is in `out` by the value that follows the key in the bytes at `body`, both as long as `both` says, a
+/// word of [lengths]; nothing where they would not fit into the medium.
+pub(crate) fn read_value<M: Medium>(m: &M, body: u64, both: u64, out: &mut Vec<u8>) -> Option<()> {
+    let (key, value) = lengths(both);
+    // The word in which the key ends may begin with its last bytes.
+    let (skipped, rest) = (key / 8, key % 8);
+    let cells = m.slice::<PmU64>(body + skipped * 8, (rest + value).div_ceil(8))?;
+    out.resize((rest + value) as usize, 0);
+    m.read_bytes(cells, out);
+    out.drain(..rest as usize);
+    Some(())
 }

@@ -431,7 +431,7 @@ pub fn subjects() -> Vec<Entry> {
     let indexes =
         [&crate::indexed::ENTRIES[..], &crate::ablated::ENTRIES, &crate::indexed::SEGMENTS];
     let ours = [indexes.concat(), crate::evermap::ENTRIES.to_vec(), vec![crate::ordered::ENTRY]];
-    let theirs = [&crate::reference::ENTRIES[..], RIVALS, STORES];
+    let theirs = [&crate::hikv::ENTRIES[..], &crate::reference::ENTRIES, RIVALS, STORES];
     [ours.concat(), theirs.concat(), crate::plugin::entries()].concat()
 }
 

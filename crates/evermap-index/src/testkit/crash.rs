@@ -104,18 +104,19 @@ impl Workload {
         reopen: false,
         threads: 0,
         fresh: false,
-        littered: true,
+        littered: false,
         capacity: 256 << 10,
         extent_size: 4096,
     };
     /// Lives that end in and out of order, with sweeps in between.
     pub const REOPENING: Workload =
-        Workload { universe: 200, ops: 500, reopen: true, littered: false, ..Workload::GROWING };
+        Workload { universe: 200, ops: 500, reopen: true, ..Workload::GROWING };
     /// So few keys that every crash point gets its share of images.
     pub const FEW_KEYS: Workload =
         Workload { universe: 40, ops: 160, capacity: 128 << 10, ..Workload::REOPENING };
     /// Wide ranges of a directory, whose entries lie in several lines.
-    pub const SKEWED: Workload = Workload { universe: 160, skewed: true, ..Workload::GROWING };
+    pub const SKEWED: Workload =
+        Workload { universe: 160, skewed: true, littered: true, ..Workload::GROWING };
     /// Threads whose operations meet on few keys, beside structural changes and recovery.
     pub const PARALLEL: Workload =
         Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };

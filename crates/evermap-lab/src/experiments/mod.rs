@@ -7,6 +7,7 @@ use crate::report::{Figure, Report};
 use crate::subject::subjects;
 use crate::tables::times;
 
+mod hikv;
 mod load_factor;
 pub mod recovery;
 mod segment;
@@ -43,6 +44,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sweeps::LATENCY_SWEEP,
     sweeps::MEMORY,
     stores::YCSB,
+    hikv::HIKV,
     recovery::RECOVERY,
     recovery::AFTER_RECOVERY,
 ];

@@ -137,7 +137,7 @@ fn section(
 }
 
 /// The tables of `config` that keep their keys in order.
-fn ordered(config: &Config) -> Result<Vec<String>, LabError> {
+pub(super) fn ordered(config: &Config) -> Result<Vec<String>, LabError> {
     let setup = Setup { keys: 1, ..config.check(config.indexes.len())? };
     let mut ordered = Vec::new();
     for name in &config.indexes {
