@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use evermap_index::hash::dash::{Config, DashEh, Tiny};
-use evermap_index::{Index, Key, Persistent, Visitor};
+use evermap_index::testkit::Crowded;
+use evermap_index::{Index, Persistent, Visitor};
 use evermap_pm::medium::{Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
@@ -24,28 +25,6 @@ fn dram(capacity: u64) -> Arc<Pool<Dram>> {
 
 fn reopen(sim: &Sim) -> Arc<Pool<Sim>> {
     Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0
-}
-
-/// A key that is its own hash, so that a test can choose where it goes.
-enum Chosen {}
-
-impl Key for Chosen {
-    type Ref<'a> = u64;
-    const FORMAT: u16 = 200;
-    const WORDS_ARE_RECORDS: bool = false;
-    fn hash(key: u64, _seed: u64) -> u64 {
-        key & 0xffff_ffff_ffff_0000
-    }
-    fn slot_key(key: u64, _hash: u64) -> u64 {
-        key
-    }
-    fn slot_hash(slot_key: u64, seed: u64) -> u64 {
-        Self::hash(slot_key, seed)
-    }
-    fn matches<M: Medium>(_medium: &M, _word: u64, _key: u64) -> bool {
-        true
-    }
-    fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
 }
 
 /// P5: what says that the last close was orderly, and which opener this is, must be durable before anything
@@ -207,7 +186,7 @@ fn p11_retired_blocks_do_not_leak() {
 #[test]
 fn p22_equal_hashes_go_to_a_chain() {
     let pool = dram(1 << 24);
-    let index = DashEh::<Chosen, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = DashEh::<Crowded, _>::create(pool.clone(), 0, Config::default()).unwrap();
     // 65,536 keys share each hash; 3,000 of them overfill a segment three times.
     for key in 0..3000 {
         assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
@@ -229,7 +208,7 @@ fn p22_equal_hashes_go_to_a_chain() {
 #[test]
 fn p22_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(1 << 24);
-    let index = Tiny::<Chosen, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::<Crowded, _>::create(pool.clone(), 0, Config::default()).unwrap();
     let mut keys = 0u64;
     for depth in 0..40 {
         // Hashes that agree in their first `depth` bits and then differ.

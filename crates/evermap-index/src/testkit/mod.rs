@@ -55,7 +55,7 @@ pub mod tiny;
 #[cfg(test)]
 mod planted_tests;
 
-pub use keys::{Coarse, Numbered, Plain, Universe};
+pub use keys::{Coarse, Crowded, Numbered, Plain, Universe};
 pub use persistence::{PoolSubject, Pooled};
 pub use reference::MakeLocked;
 

@@ -393,9 +393,16 @@ fn config(model: Model, max_images: u64) -> sim::Config {
     }
 }
 
+/// How much longer than usual the campaigns are to be.
+fn times() -> u64 {
+    let times = std::env::var("EVERMAP_CRASH_TIMES");
+    times.map_or(1, |times| times.parse().expect("EVERMAP_CRASH_TIMES is a number"))
+}
+
 fn campaign(index: IndexKind, model: Model, seeds: std::ops::Range<u64>, max_images: u64) {
     let workload = Workload { keys: KEYS, ops: 120, index };
-    let report = sim::campaign::run(&workload, &config(model, max_images), seeds);
+    let seeds = seeds.start..seeds.start + (seeds.end - seeds.start) * times();
+    let report = sim::campaign::run(&workload, &config(model, max_images * times()), seeds);
     println!("{report}");
     report.assert_clean();
     assert!(report.images > 1000);
