@@ -4,10 +4,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use evermap_index::hash::dash::{Config, DashEh, Tiny};
-use evermap_index::testkit::Crowded;
+use evermap_index::testkit::{Crowded, beside_lookers};
 use evermap_index::{Index, Persistent, Visitor};
 use evermap_pm::medium::{Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
@@ -59,15 +58,6 @@ fn p5_the_generation_is_durable_before_anything_is_served() {
     assert!(images > 0);
 }
 
-/// Ends the loops of other threads.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// P6: a lookup that misses while records move must look again. Keys that are never removed must always be
 /// found while others make their segments displace, split, merge and halve.
 #[test]
@@ -79,35 +69,19 @@ fn p6_no_lookup_misses_a_record_that_moves() {
     for key in 0..KEPT {
         index.insert(key, key + 1, &pool.pin()).unwrap();
     }
-    let done = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        let readers: Vec<_> = (0..2)
-            .map(|_| {
-                threads.spawn(|| {
-                    let mut looks = 0u64;
-                    while !done.load(Ordering::Relaxed) {
-                        for key in 0..KEPT {
-                            let found = index.get(key, &pool.pin()).unwrap();
-                            assert_eq!(found, Some(key + 1), "key {key} was there all the time");
-                        }
-                        looks += KEPT;
-                    }
-                    looks
-                })
-            })
-            .collect();
-        // Also if this thread panics.
-        let end = SetOnDrop(&done);
-        for round in 0..60 {
-            for key in 0..600 {
-                index.insert(KEPT + key, round, &pool.pin()).unwrap();
-            }
-            for key in 0..600 {
-                index.remove(KEPT + key, &pool.pin()).unwrap();
-            }
+    let change = |round| {
+        for key in 0..600 {
+            index.insert(KEPT + key, round, &pool.pin()).unwrap();
         }
-        drop(end);
-        assert!(readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>() > 0);
+        for key in 0..600 {
+            index.remove(KEPT + key, &pool.pin()).unwrap();
+        }
+    };
+    beside_lookers(60, change, || {
+        for key in 0..KEPT {
+            let found = index.get(key, &pool.pin()).unwrap();
+            assert_eq!(found, Some(key + 1), "key {key} was there all the time");
+        }
     });
     let stats = index.stats(&pool.pin()).unwrap();
     assert!(stats.splits > 0 && stats.merges > 0, "{stats:?}");

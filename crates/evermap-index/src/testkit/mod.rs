@@ -46,6 +46,7 @@ pub mod damage;
 pub mod hooked;
 pub mod keys;
 pub mod linearizability;
+mod lookers;
 pub mod model;
 pub mod ordered;
 pub mod persistence;
@@ -56,6 +57,7 @@ pub mod tiny;
 mod planted_tests;
 
 pub use keys::{Coarse, Crowded, Numbered, Plain, Universe};
+pub use lookers::beside_lookers;
 pub use persistence::{PoolSubject, Pooled};
 pub use reference::MakeLocked;
 
