@@ -52,6 +52,8 @@ conformance!(dash_eh, DashEh);
 WRITTEN = {"edited": CAMPAIGN, "edited_kit": KIT}
 TESTS = [
     ["-p", "evermap-index", "--test", "edited"],
+    # Dash, and directories.
+    ["-p", "evermap-index", "--lib", "hash::d"],
     ["-p", "evermap-pm", "--lib"],
     ["-p", "evermap-index", "--test", "dash", "--test", "pitfalls"],
     ["-p", "evermap-index", "--test", "edited_kit"],
