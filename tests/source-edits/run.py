@@ -194,9 +194,40 @@ def judge(tree, minutes):
 UNNOTICED = ("not noticed", "time ran out")
 
 
-def identity(result):
-    """What an edit is known by, also when lines above it have changed."""
-    return result["kind"], result["file"], result["before"]
+def place(result):
+    return result["kind"], result["file"], result["line"]
+
+
+def said(tree, edit):
+    """What is there before the edit."""
+    with open(os.path.join(tree, edit[0])) as file:
+        return " ".join(line.strip() for line in file.read().split("\n")[edit[1] : edit[2] + 1])
+
+
+def found_again(tree, kinds, results):
+    """The edits of these results, although lines above them may have changed. Stops at one that is gone."""
+    for result in results:
+        same = [e for e in kinds[result["kind"]] if e[0] == result["file"] and said(tree, e) == result["before"]]
+        if not same:
+            sys.exit(f"{result['file']} does not say `{result['before']}` any more: take it out of the results")
+        yield result["kind"], min(same, key=lambda edit: abs(edit[1] + 1 - result["line"]))
+
+
+def attempt(tree, edit, minutes):
+    """Makes an edit, and lets the tests judge."""
+    name, first, last, new = edit
+    whole = os.path.join(tree, name)
+    with open(whole) as file:
+        before = file.read()
+    lines = before.split("\n")
+    try:
+        with open(whole, "w") as file:
+            file.write("\n".join(lines[:first] + new + lines[last + 1 :]))
+        verdict, by, seconds = judge(tree, minutes)
+    finally:
+        with open(whole, "w") as file:
+            file.write(before)
+    return dict(verdict=verdict, by=by, seconds=round(seconds))
 
 
 def valid(results):
@@ -249,35 +280,23 @@ def main():
     if options.again:
         shutil.rmtree(tree, ignore_errors=True)
     copy(tree)
-    again = [result for result in results if result["verdict"] in UNNOTICED] if options.again else []
-    known = {identity(result) for result in results if result not in again}
+    kinds = candidates(tree)
+    again = [result for result in results if result["verdict"] in UNNOTICED]
     wanted = len(again) if options.again else options.edits - len(valid(results))
-    only = {identity(result) for result in again}
-    for kind, (name, first, last, new) in draw(candidates(tree), options.seed):
+    for kind, edit in found_again(tree, kinds, again) if options.again else draw(kinds, options.seed):
         if wanted <= 0 or time.time() - begin > 60 * options.only_for:
             break
-        whole = os.path.join(tree, name)
-        with open(whole) as file:
-            before = file.read()
-        lines = before.split("\n")
-        said = " ".join(line.strip() for line in lines[first : last + 1])
-        result = dict(kind=kind, file=name, line=first + 1, before=said)
-        if identity(result) in known or options.again and identity(result) not in only:
+        result = dict(kind=kind, file=edit[0], line=edit[1] + 1, before=said(tree, edit))
+        if not options.again and place(result) in map(place, results):
             continue
-        known.add(identity(result))
-        try:
-            with open(whole, "w") as file:
-                file.write("\n".join(lines[:first] + new + lines[last + 1 :]))
-            verdict, by, seconds = judge(tree, options.minutes)
-        finally:
-            with open(whole, "w") as file:
-                file.write(before)
-        result.update(verdict=verdict, by=by, seconds=round(seconds))
-        results = [other for other in results if identity(other) != identity(result)] + [result]
+        result.update(attempt(tree, edit, options.minutes))
+        if options.again:
+            results.remove(again.pop(0))
+        results.append(result)
         with open(path, "w") as file:
             file.writelines(json.dumps(result) + "\n" for result in results)
-        wanted -= verdict != "does not compile"
-        print(f"{kind} {name}:{first + 1}: {verdict} {by or ''} ({seconds:.0f} s), {wanted} to go", flush=True)
+        wanted -= result["verdict"] != "does not compile"
+        print(f"{kind} {edit[0]}:{edit[1] + 1}: {result['verdict']} {result['by'] or ''} ({result['seconds']} s), {wanted} to go", flush=True)
     table(valid(results))
 
 

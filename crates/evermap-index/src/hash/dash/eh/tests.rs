@@ -168,7 +168,8 @@ fn a_chain_of_several_buckets_survives_a_split() {
     let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
     let index = Tiny::<Crowded, _>::create(pool.clone(), 0, Config::default()).unwrap();
     // All further bits are ones, so that a crowd belongs to the upper half of each split.
-    let crowd = |corner: u64| (1..40).map(move |key| corner << 62 | (1 << 62) - (1 << 16) | key);
+    let crowd =
+        |corner: u64| (1..40).map(move |key| (corner << 62) | ((1 << 62) - (1 << 16)) | key);
     let crowds: Vec<u64> = (0..4).flat_map(crowd).collect();
     for &key in &crowds {
         index.insert(key, key, &pool.pin()).unwrap();
