@@ -106,7 +106,7 @@ impl Owner {
     fn start_threads(&self) -> std::io::Result<()> {
         self.store.upkeep.set_kept();
         self.start("evermap-keeper", Store::keep_up)?;
-        if self.store.ordered.is_some() {
+        if self.store.wants_ordered_built() {
             self.start("evermap-order", |store| {
                 // Whatever goes wrong is in `stat`, and every scan says so.
                 let _ = store.build_ordered(ordered::usual_threads());

@@ -149,7 +149,7 @@ impl<M: Medium> Store<M> {
         };
         Ok(Store {
             upkeep: Upkeep::new(!pool.is_swept() || known.is_none()),
-            ordered: options.ordered.then(|| Ordered::new(options.notices, is_new)),
+            ordered: options.ordered.then(|| Ordered::new(options.notices, is_new)).transpose()?,
             index,
             stamps,
             counters: Counters::new(known),

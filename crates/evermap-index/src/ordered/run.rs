@@ -1,5 +1,7 @@
 //! Pairs packed one behind the other.
 
+use evermap_pm::medium::prefetch;
+
 use super::Direction;
 
 /// Pairs of keys and words, packed: 16 bytes a pair beside the bytes of the key.
@@ -64,6 +66,19 @@ impl Run {
     #[inline]
     pub fn word(&self, at: usize) -> u64 {
         self.words[at]
+    }
+
+    /// Asks for the word at a place, and for where its key is.
+    #[inline]
+    pub(super) fn prefetch_place(&self, at: usize) {
+        prefetch((&raw const self.ends[at]).cast());
+        prefetch((&raw const self.words[at]).cast());
+    }
+
+    /// Asks for the key at a place.
+    #[inline]
+    pub(super) fn prefetch_key(&self, at: usize) {
+        prefetch(self.key(at).as_ptr());
     }
 
     /// The pairs, in order.

@@ -115,8 +115,9 @@ impl Workload {
     pub const FEW_KEYS: Workload =
         Workload { universe: 40, ops: 160, capacity: 128 << 10, ..Workload::REOPENING };
     /// Wide ranges of a directory, whose entries lie in several lines.
-    pub const SKEWED: Workload =
-        Workload { universe: 160, skewed: true, littered: true, ..Workload::GROWING };
+    pub const SKEWED: Workload = Workload { universe: 160, skewed: true, ..Workload::GROWING };
+    /// The same, in space that was used before.
+    pub const USED: Workload = Workload { littered: true, ..Workload::SKEWED };
     /// Threads whose operations meet on few keys, beside structural changes and recovery.
     pub const PARALLEL: Workload =
         Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };
@@ -918,6 +919,8 @@ where
     };
     let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
     let skewed = On::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
+    let used = Crashed::<Plain, _>::new(subject.clone(), Workload::USED);
+    let used = On::new("used-space", used, config(Workload::USED, Model::Adr), 600);
     let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
     let bytes = On::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
     let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
@@ -932,6 +935,7 @@ where
         on("reopening", Workload::REOPENING, Model::Adr, 100),
         on("growing", Workload::GROWING, Model::Adr, 0),
         Box::new(skewed),
+        Box::new(used),
         Box::new(bytes),
         Box::new(parallel.in_parallel(25)),
         Box::new(together.in_parallel(25)),
@@ -1032,6 +1036,11 @@ macro_rules! crash_campaign {
             #[test]
             fn skewed_hashes() {
                 survives("skewed", 1);
+            }
+
+            #[test]
+            fn used_space() {
+                survives("used-space", 1);
             }
 
             #[test]

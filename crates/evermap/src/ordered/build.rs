@@ -18,11 +18,13 @@ use evermap_index::{BPlus, Guard, OrderedIndex};
 use evermap_pm::Medium;
 use evermap_pm::sync::Mutex;
 
-use super::{Ordered, OrderedState, TOGETHER};
+use super::{Lane, Ordered, OrderedState, TOGETHER};
 use crate::read::Walk;
 use crate::record::Record;
 use crate::{Error, Result, Store};
 
+/// Pairs, about, whose records one thread reads under one guard.
+const READ_TOGETHER: usize = 1 << 16;
 /// Records that a reader of keys fetches ahead.
 const AHEAD: usize = 24;
 /// Where most keys end, bytes from the beginning of their record: so far it is fetched.
@@ -52,6 +54,11 @@ impl Drop for Building<'_> {
 }
 
 impl<M: Medium> Store<M> {
+    /// Whether the ordered index is asked for and nobody has begun to build it.
+    pub(crate) fn wants_ordered_built(&self) -> bool {
+        self.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
+    }
+
     /// Builds the [ordered index](crate::Options::ordered) with so many threads, the calling one among them, unless
     /// that is done; waits where others are at it. Other operations may go on meanwhile.
     ///
@@ -105,6 +112,11 @@ impl<M: Medium> Store<M> {
         ordered.read.store(0, Relaxed);
         ordered.unreadable.store(0, Relaxed);
         let runs = self.read_keys(ordered, threads.max(1))?;
+        self.plant(ordered, runs, threads)
+    }
+
+    /// Makes a tree of keys that were read, and brings it up to date.
+    fn plant(&self, ordered: &Ordered, runs: Vec<Run>, threads: usize) -> Result<()> {
         let tree = BPlus::load(bplus::Config::default(), &runs, threads)?;
         drop(runs);
         let tree = ordered.tree.get_or_init(|| tree);
@@ -112,7 +124,7 @@ impl<M: Medium> Store<M> {
         self.catch_up(ordered, tree, &guard);
         drop(guard);
         // No notice is dropped any more, now that there is a tree.
-        if ordered.lanes.iter().any(super::Lane::has_dropped) {
+        if ordered.lanes.iter().any(Lane::has_dropped) {
             self.compare(ordered, tree, &mut |key, _, guard| {
                 self.apply_one(ordered, tree, ordered.lane(key.hash), key, guard);
             })?;
@@ -140,7 +152,7 @@ impl<M: Medium> Store<M> {
     /// The keys of segments that no other thread reads, until there are none left.
     fn read_part(&self, ordered: &Ordered, walk: &Mutex<Walk<'_, M>>) -> Result<Run> {
         let (mut run, mut key) = (Run::new(), Vec::new());
-        while let Some((pairs, _guard)) = self.next_segment(ordered, walk)? {
+        while let Some((pairs, _guard)) = self.next_segments(ordered, walk)? {
             let before = run.len();
             run.reserve(pairs.len());
             pairs.iter().take(AHEAD).for_each(|&(_, word)| self.prefetch_key(word));
@@ -153,6 +165,24 @@ impl<M: Medium> Store<M> {
             ordered.read.fetch_add((run.len() - before) as u64, Relaxed);
         }
         Ok(run)
+    }
+
+    /// Some segments that nobody has read yet, their pairs in the order of their records: so neighbours share pages, and
+    /// with them what the processor has to know of pages.
+    fn next_segments<'s>(
+        &self,
+        ordered: &Ordered,
+        walk: &Mutex<Walk<'s, M>>,
+    ) -> Result<Option<crate::read::Pairs<'s>>> {
+        let Some((mut pairs, guard)) = self.next_segment(ordered, walk)? else { return Ok(None) };
+        while pairs.len() < READ_TOGETHER
+            && let Some((more, _)) = self.next_segment(ordered, walk)?
+        {
+            // The first guard protects all that was found under it.
+            pairs.extend(more);
+        }
+        pairs.sort_unstable_by_key(|(_, word)| word & OFFSET_MASK);
+        Ok(Some((pairs, guard)))
     }
 
     /// The next segment that nobody has read yet.
@@ -248,5 +278,57 @@ impl<M: Medium> Store<M> {
             let what = if in_tree { "has a key that is not there" } else { "lacks a key" };
             problem(format!("ordered index: it {what}: \"{}\"", key.bytes.escape_ascii()));
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use evermap_pm::medium::{Dram, Pages};
+    use evermap_pm::region::Identity;
+
+    use super::*;
+    use crate::{Notices, Options};
+
+    fn key_of(number: u32) -> [u8; 4] {
+        number.wrapping_mul(0x9e37_79b1).to_be_bytes()
+    }
+
+    /// Keys come and go between the walk and the tree: as many as are kept, and far more.
+    #[test]
+    fn what_changed_meanwhile_is_made_up_for() {
+        for (notices, changes) in [
+            (Notices::InBatches, 300),
+            (Notices::AtOnce, 300),
+            (Notices::InBatches, 20_000),
+            (Notices::AtOnce, 20_000),
+        ] {
+            let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
+            let options = Options::new().capacity(64 << 20).ordered(true).notices(notices);
+            let mut store = Store::create(medium, Identity::default(), &options).unwrap();
+            for number in 0..10_000 {
+                store.put(&key_of(number), b"before").unwrap();
+            }
+            // As if it had been opened now.
+            store.ordered = Some(Ordered::new(notices, false).unwrap());
+            let ordered = store.ordered.as_ref().unwrap();
+            let runs = store.read_keys(ordered, 2).unwrap();
+            assert_eq!(ordered.stat().keys_read, 10_000);
+            for number in 0..changes {
+                match number % 2 {
+                    0 => assert!(store.remove(&key_of(number / 2)).unwrap()),
+                    _ => store.put(&key_of(10_000 + number), b"meanwhile").unwrap(),
+                }
+            }
+            let dropped = ordered.lanes.iter().any(Lane::has_dropped);
+            assert_eq!(dropped, changes > 300);
+            store.plant(ordered, runs, 2).unwrap();
+            ordered.set_state(OrderedState::Ready(Duration::ZERO));
+            let mut problems = Vec::new();
+            store.check_ordered(&mut |problem| problems.push(problem)).unwrap();
+            assert_eq!(problems, Vec::<String>::new(), "{notices:?} {changes}");
+            assert_eq!(store.scan(..).unwrap().count() as u64, store.len().value);
+        }
     }
 }

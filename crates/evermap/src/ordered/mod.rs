@@ -18,11 +18,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::Duration;
 
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::Run;
 use evermap_index::{BPlus, Guard, OrderedIndex};
 use evermap_pm::Medium;
+use evermap_pm::fork::ForkDetector;
 use evermap_pm::sync::{Condvar, Mutex};
 
 use self::lane::{BATCH, Lane, Posted};
@@ -75,11 +77,25 @@ pub(crate) struct Ordered {
     read: AtomicU64,
     /// Records of which building could not read the key.
     unreadable: AtomicU64,
+    fork: ForkDetector,
+}
+
+impl Drop for Ordered {
+    fn drop(&mut self) {
+        if self.fork.is_child() {
+            // Other threads may have been changing it when the process was forked, and here they never finish: nobody
+            // can tell which nodes it has.
+            std::mem::forget(self.tree.take());
+        }
+    }
 }
 
 impl Ordered {
     /// For a new store, or for one that has yet to be walked.
-    pub(crate) fn new(notices: Notices, is_new: bool) -> Self {
+    ///
+    /// # Errors
+    /// `NoSpace`, `Io`.
+    pub(crate) fn new(notices: Notices, is_new: bool) -> Result<Self> {
         let ordered = Ordered {
             tree: OnceLock::new(),
             notices,
@@ -89,12 +105,13 @@ impl Ordered {
             ready: AtomicBool::new(false),
             read: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
+            fork: ForkDetector::new()?,
         };
         if is_new {
-            let _ = ordered.tree.set(BPlus::new());
-            ordered.set_state(OrderedState::Ready(std::time::Duration::ZERO));
+            ordered.tree.get_or_init(BPlus::new);
+            ordered.set_state(OrderedState::Ready(Duration::ZERO));
         }
-        ordered
+        Ok(ordered)
     }
 
     pub(crate) fn notices(&self) -> Notices {

@@ -397,8 +397,9 @@ fn a_quarter_of_a_mebibyte_is_enough() {
 #[test]
 fn fork_and_look() {
     let Some(path) = child::asked_for("files::fork_and_look") else { return };
-    let map = open(path.as_ref());
+    let map = Evermap::open(&path, options().ordered(true)).unwrap();
     map.put(b"key", b"value").unwrap();
+    let mut scan = map.scan(..).unwrap();
     // SAFETY: the child below uses the store and ends; other threads of this process hold no lock that it
     // needs: the store is idle.
     let process = unsafe { libc::fork() };
@@ -411,7 +412,10 @@ fn fork_and_look() {
         fine &= forked(map.modify(b"key", |_| evermap::Edit::Remove).map(|_| true));
         fine &= forked(map.flush_all(None).map(|()| true));
         fine &= forked(map.purge().map(|_| true));
+        fine &= forked(map.scan(..).map(|_| true));
+        fine &= forked(scan.next().unwrap().map(|_| true));
         fine &= forked(map.clone().close().map(|()| true));
+        drop(scan);
         // Must neither hang nor write.
         drop(map);
         // SAFETY: ends the child without running anything else of the parent's.

@@ -31,6 +31,10 @@ const PARTS: usize = 4;
 /// Samples for each part.
 const SAMPLES: usize = 32;
 
+/// How far ahead of a merge the places of pairs are asked for, and then the bytes of their keys.
+const PLACES_AHEAD: usize = 32;
+const KEYS_AHEAD: usize = 16;
+
 /// A sorted stretch of a run.
 struct Source<'r> {
     run: &'r Run,
@@ -79,6 +83,19 @@ impl<'r> Source<'r> {
     #[inline]
     fn key(&self, at: usize) -> &'r [u8] {
         self.run.key(self.place(at))
+    }
+
+    /// Asks for what comes some pairs after this one, if it is anywhere.
+    #[inline]
+    fn prefetch_behind(&self, at: usize) {
+        let Some(order) = &self.order else { return };
+        let place = |ahead: usize| order.get(at + ahead).map(|&at| self.places.start + at as usize);
+        if let Some(place) = place(PLACES_AHEAD) {
+            self.run.prefetch_place(place);
+        }
+        if let Some(place) = place(KEYS_AHEAD) {
+            self.run.prefetch_key(place);
+        }
     }
 
     /// Where the keys from `bound` on begin.
@@ -324,6 +341,7 @@ fn merge<const N: usize>(
     while let Some(mut least) = next.peek_mut() {
         let Reverse((key, number, at)) = *least;
         let (source, after) = (&sources[number], at + 1);
+        source.prefetch_behind(at);
         leaves.push(key, source.run.word(source.place(at)))?;
         if after < stretches[number].end {
             *least = Reverse((source.key(after), number, after));
