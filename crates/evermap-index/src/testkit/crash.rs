@@ -394,19 +394,22 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
     }
 
     fn create_pool(&self, sim: &Sim) -> Result<Arc<Pool<Sim>>> {
-        let Workload { capacity, extent_size, littered, .. } = self.workload;
+        let Workload { capacity, extent_size, .. } = self.workload;
         let config = RegionConfig { extent_size, capacity, seed: Some(7) };
-        let pool = Pool::create(sim.clone(), &config, identity(0))?;
-        if littered {
-            sim.pause();
-            sim.grow(sim.capacity())?;
-            for offset in (pool.region().extent_offset(0)..sim.len()).step_by(8) {
-                let cell: &PmU64 = sim.at(offset).expect("within the medium");
-                sim.store(cell, Rng::new(offset).draw());
-            }
-            sim.checkpoint();
+        Pool::create(sim.clone(), &config, identity(0))
+    }
+
+    /// Fills the space of extents with something, as if it had been used before.
+    fn litter(&self, sim: &Sim) -> Result<()> {
+        sim.pause();
+        let first = self.create_pool(sim)?.region().extent_offset(0);
+        sim.grow(sim.capacity())?;
+        for offset in (first..sim.len()).step_by(8) {
+            let cell: &PmU64 = sim.at(offset).expect("within the medium");
+            sim.store(cell, Rng::new(offset).draw());
         }
-        Ok(pool)
+        sim.checkpoint();
+        Ok(())
     }
 
     fn create(&self, pool: Arc<Pool<Sim>>) -> Result<Live<K, P>> {
@@ -712,9 +715,12 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
 
     fn run(&self, sim: &Sim, calls: &[Call]) -> Result<History, Wrong> {
         let mut history = History::new(Vec::new(), 0);
-        let pool = self.create_pool(sim).map_err(text)?;
+        if self.workload.littered {
+            self.litter(sim).map_err(text)?;
+        }
         // Whoever is told that this has ended relies on the index.
         let created = history.map.begin(sim, 0, MapOp::Get);
+        let pool = self.create_pool(sim).map_err(text)?;
         let mut live = self.create(pool).map_err(text)?;
         history.map.end(sim, created, None);
         let parallel = self.workload.threads > 1;
