@@ -282,9 +282,9 @@ pub fn fill(mission: &Mission) -> Result<(), LabError> {
             (table, !seed)
         }
         Errand::Open(times) => {
-            let (table, get, scan) = answer(&workers, workload, shape, entry.name, || {
-                build(File::Existing(file.clone()))
-            })?;
+            let open = || build(File::Existing(file.clone()));
+            let Answered { table, get, scan } =
+                answer(&workers, workload, shape, entry.name, open)?;
             let scan = scan.map_or(String::new(), |seconds| format!(" {seconds}"));
             say(&format!("{ANSWERED} {get}{scan}"))?;
             // Other keys than those of the children before.
@@ -326,14 +326,22 @@ pub(super) fn all_keys(
     Ok(())
 }
 
-/// Opens a table with `open`, looks a key up, and scans where that is possible; answers the seconds since before.
+/// A table that was opened, and the seconds from before that to the end of its first look-up and of its first scan.
+struct Answered {
+    table: Arc<dyn Subject>,
+    get: f64,
+    /// Where there are scans.
+    scan: Option<f64>,
+}
+
+/// Opens a table with `open`, looks a key up, and scans where that is possible.
 fn answer(
     workers: &Workers,
     workload: Workload,
     shape: Option<Shape>,
     index: &'static str,
     open: impl FnOnce() -> Result<Arc<dyn Subject>, LabError>,
-) -> Result<(Arc<dyn Subject>, f64, Option<f64>), LabError> {
+) -> Result<Answered, LabError> {
     let part = Part { name: "scan", act: Act::Scan(1), ops: 1, threads: 1, after: 0 };
     let speller = shape.map(Speller::new);
     workers.each(move |thread, stream| {
@@ -354,12 +362,12 @@ fn answer(
         return Err(LabError::WrongAnswer { index, phase, key, expected, found });
     }
     if !table.is_ordered() {
-        return Ok((table, get, None));
+        return Ok(Answered { table, get, scan: None });
     }
     let scanned = table.clone();
     let task = Task::of(Phase::Mixed, workload).beside_updates();
     workers.each(move |thread, stream| scanned.run(task.on(stream, thread)))?;
-    Ok((table, get, Some(begin.elapsed().as_secs_f64())))
+    Ok(Answered { table, get, scan: Some(begin.elapsed().as_secs_f64()) })
 }
 
 #[cfg(test)]

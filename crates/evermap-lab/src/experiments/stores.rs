@@ -92,10 +92,15 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
             let crew = crew(&driven, threads);
             let title = format!("{keys} records, {threads} {}", plural("thread", threads));
             goals.rows.extend(goals_of(&crew, &title));
-            let labelled = grids(&crew)
-                .into_iter()
-                .map(|grid| Grid { title: format!("{title}: {}", grid.title), ..grid });
-            report.tables.extend(labelled);
+            for grid in grids(&crew) {
+                if grid.title != PLACES {
+                    let title = format!("{title}: {}", grid.title);
+                    report.tables.push(Grid { title, ..grid });
+                } else if report.tables.iter().all(|table| table.title != PLACES) {
+                    // They are in the same places throughout.
+                    report.tables.push(grid);
+                }
+            }
             report.plots.push(bars(&crew, &format!("Throughput: {title}")));
         }
         drives.push((keys, driven));
