@@ -22,7 +22,7 @@ fn filled(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<Plain, 
     sim.pause();
     let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
     let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-    let index = Tiny::<Plain, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::<Plain, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in keys {
         index.insert(key, key, &pool.pin()).unwrap();
     }
@@ -32,7 +32,7 @@ fn filled(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<Plain, 
 /// What is there after the process has died.
 fn reopen(sim: &Sim) -> (Arc<Pool<Sim>>, Tiny<Plain, Sim>) {
     let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
-    let index = Tiny::<Plain, _>::open(pool.clone(), 0).unwrap();
+    let index = Tiny::<Plain, _>::open(pool.clone(), pool.root(0)).unwrap();
     (pool, index)
 }
 
@@ -166,7 +166,7 @@ fn a_chain_of_several_buckets_survives_a_split() {
     sim.pause();
     let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
     let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-    let index = Tiny::<Crowded, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::<Crowded, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // All further bits are ones, so that a crowd belongs to the upper half of each split.
     let crowd =
         |corner: u64| (1..40).map(move |key| (corner << 62) | ((1 << 62) - (1 << 16)) | key);
@@ -189,7 +189,7 @@ fn a_chain_of_several_buckets_survives_a_split() {
         if image.point.completed(0) {
             let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
             let pool = Pool::open(sim, Identity::default(), OnSuspect::Refuse).unwrap().0;
-            let index = Tiny::<Crowded, _>::open(pool.clone(), 0).unwrap();
+            let index = Tiny::<Crowded, _>::open(pool.clone(), pool.root(0)).unwrap();
             for &key in crowds.iter().chain(&others) {
                 assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
             }
