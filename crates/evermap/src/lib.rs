@@ -23,6 +23,11 @@
 //! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](evermap_pm::ErrorKind::Suspect), and [`Options::on_suspect`] decides |
 //! | a damaged file | an answer may be lost, and most losses are reported as [`Error::Damaged`]; no wrong value, no crash, no hang |
 //!
+//! # Many maps in one file
+//!
+//! [`Evermap::map`] opens or makes another map in the same file, with keys of its own, by its name;
+//! [`drop_map`](Store::drop_map) drops one. Both are crash-safe.
+//!
 //! # What is safe Rust under which assumption
 //!
 //! Everything except [`Entry::bytes`] copies what it reads out of the mapping with atomic loads, checks every

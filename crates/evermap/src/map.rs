@@ -179,11 +179,14 @@ impl<M: Medium> Setting<'_, M> {
     /// Makes an empty map with a descriptor, all of it durable, that nothing names yet.
     ///
     /// # Errors
-    /// `NoSpace`; what was allocated until then is lost until a sweep.
+    /// `NoSpace`; nothing is allocated then.
     pub(crate) fn create(&self, kind: IndexKind, name: Option<&str>) -> Result<Map<M>> {
         let seat = Seat::create(self.pool)?;
-        let index = Primary::create(kind, true, self.pool, seat.root(self.pool))?;
-        self.assemble(seat, index, name, true)
+        let index = Primary::create(kind, true, self.pool, seat.root(self.pool));
+        let index = index.inspect_err(|_| self.pool.free_unpublished(seat.descriptor))?;
+        let map = self.assemble(seat, index, name, true);
+        // There was no memory for what is not in the file: what is there, nobody knows any more.
+        map.inspect_err(|_| self.pool.lose_track())
     }
 
     /// Opens the map whose words are there. O(1).

@@ -321,30 +321,30 @@ impl<M: Medium> Store<M> {
                 let what = "the catalogue of the named maps cannot be found";
                 evermap_pm::Error::damaged(m.offset_of(root), what)
             })?;
-        let map = Arc::new(file.setting().open(seat, None)?);
+        let map = self.counted(file.setting().open(seat, None)?);
         table.catalogue = Some(map.clone());
         Ok(Some(self.beside(&map)))
+    }
+
+    /// A map that was just opened, with its counts on their way.
+    fn counted(&self, map: Map<M>) -> Arc<Map<M>> {
+        if map.counters.is_counting() {
+            self.file.upkeep.want_census();
+        }
+        Arc::new(map)
     }
 
     /// Makes the catalogue. Crash-safe: the root slot names it when all of it is durable.
     fn make_catalogue(&self, table: &mut Table<M>) -> Result<Self> {
         let (file, m) = (&self.file, self.file.pool.medium());
         // The kind that is smallest when empty.
-        let map = Arc::new(self.new_map(IndexKind::Clht, None)?);
+        let map = Arc::new(file.setting().create(IndexKind::Clht, None)?);
         m.fence();
         let root = file.pool.root(ROOT);
         m.store(root, seal(Place::Catalogue, map.seat.descriptor()));
         m.persist(root);
         table.catalogue = Some(map.clone());
         Ok(self.beside(&map))
-    }
-
-    /// Makes a map that nothing names yet.
-    fn new_map(&self, kind: IndexKind, name: Option<&str>) -> Result<Map<M>> {
-        self.file.setting().create(kind, name).inspect_err(|_| {
-            // What it had allocated until then nobody knows.
-            self.file.pool.lose_track();
-        })
     }
 
     /// The map called `name`, if there is one.
@@ -360,10 +360,7 @@ impl<M: Medium> Store<M> {
         let Some(value) = catalogue.get(name.as_bytes()).map_err(damaged)? else {
             return Ok(None);
         };
-        let map = Arc::new(self.open_described(name, &value).map_err(damaged)?);
-        if map.counters.is_counting() {
-            self.file.upkeep.want_census();
-        }
+        let map = self.counted(self.open_described(name, &value).map_err(damaged)?);
         table.open.insert(name.into(), map.clone());
         Ok(Some(self.beside(&map)))
     }
@@ -387,7 +384,8 @@ impl<M: Medium> Store<M> {
                 Some(catalogue) => catalogue,
                 None => self.make_catalogue(table)?,
             };
-            let map = self.new_map(options.index.unwrap_or(file.options.index), Some(name))?;
+            let map =
+                file.setting().create(options.index.unwrap_or(file.options.index), Some(name))?;
             let value = map.seat.descriptor().to_le_bytes();
             match catalogue.enter_once(name.as_bytes(), &value) {
                 Ok(()) => {}

@@ -8,6 +8,7 @@ use evermap::{
     Batch, Clock, Error, Evermap, IndexKind, MAP_NAME_MAX, MapOptions, Meta, Options, Store,
     SweepState,
 };
+use evermap_pm::Medium;
 
 fn options() -> Options {
     common::options().capacity(256 << 20).extent_size(64 << 10).seed(5)
@@ -120,7 +121,7 @@ fn names_and_kinds_are_checked() {
 fn the_first_named_map_raises_the_format() {
     let memory = Kept::new(64 << 20);
     let format = || {
-        use evermap_pm::{Medium, PmU64};
+        use evermap_pm::PmU64;
         [0, 4096].map(|at| memory.load(&memory.at::<[PmU64; 2]>(at).unwrap()[1]) as u32)
     };
     let store = memory.open(&options()).unwrap();
@@ -505,4 +506,69 @@ fn handles_of_a_file() {
         Evermap::open(&path, options().create(false)).unwrap().map("users", existing()).unwrap();
     assert_eq!(users.get(b"1").unwrap().as_deref(), Some(&b"ann"[..]));
     assert_eq!(users.maps().unwrap(), ["users"]);
+}
+
+/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no other.
+#[test]
+fn damage_costs_one_map_an_answer() {
+    const ROOTS: u64 = 8192 + 8 * 64;
+    let options = options().index(IndexKind::Clht);
+    let template = Kept::new(64 << 20);
+    let store = template.open(&options).unwrap();
+    fill(&store, 0..100, 0);
+    fill(&store.map("good", MapOptions::new()).unwrap(), 0..100, 1);
+    let bad = store.map("bad", MapOptions::new()).unwrap();
+    fill(&bad, 0..100, 2);
+    // By this its descriptor is known: a flush in the distant future.
+    bad.flush_all(Some(u32::MAX)).unwrap();
+    store.close().unwrap();
+    drop(store);
+    let offset = |word: u64| word & ((1 << 48) - 1);
+    let catalogue = offset(template.word(ROOTS + 14 * 8));
+    let own = |at: u64| offset(template.word(at)) == at && template.word(at) >> 48 != 0;
+    let mut descriptors: Vec<u64> = (0..template.len()).step_by(8).filter(|&at| own(at)).collect();
+    descriptors.retain(|&at| at != catalogue);
+    assert_eq!(descriptors.len(), 2, "{descriptors:x?}");
+    let is_bad = |at: u64| template.word(at + 24) as u32 == u32::MAX;
+    let bad = descriptors.into_iter().find(|&at| is_bad(at)).unwrap();
+    let mut refused = 0;
+    for at in (bad..bad + 48).step_by(8).chain((catalogue..catalogue + 48).step_by(8)) {
+        for value in [0, u64::MAX, template.word(at) ^ 1, template.word(at) ^ 1 << 40] {
+            let memory = template.copy();
+            memory.set_word(at, value);
+            let store = memory.open(&options).unwrap();
+            assert_filled(&store, 0..100, 0);
+            for name in ["good", "bad"] {
+                match store.map(name, existing()) {
+                    Ok(map) => {
+                        assert!(map.iter().filter(Result::is_ok).count() <= 100);
+                    }
+                    Err(error) => {
+                        assert!(error.is_damaged() || matches!(error, Error::NoSuchMap { .. }));
+                        assert!(name == "bad" || at >= catalogue && at < catalogue + 48);
+                        refused += 1;
+                    }
+                }
+            }
+            let _ = store.recover();
+            let _ = store.purge();
+            let _ = store.check(true).unwrap();
+            let dropped = store.drop_map("bad");
+            if !(catalogue..catalogue + 48).contains(&at) {
+                assert!(dropped.unwrap());
+                store.free_dropped().unwrap();
+                fill(&store.map("bad", MapOptions::new()).unwrap(), 0..100, 3);
+                store.close().unwrap();
+                drop(store);
+                // Whatever was lost is found out by now.
+                let store = memory.open(&options).unwrap();
+                assert_filled(&store, 0..100, 0);
+                assert_filled(&store.map("good", existing()).unwrap(), 0..100, 1);
+                assert_filled(&store.map("bad", existing()).unwrap(), 0..100, 3);
+                store.recover().unwrap();
+                assert_sound(&store);
+            }
+        }
+    }
+    assert!(refused > 20, "{refused}");
 }
