@@ -91,7 +91,8 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed). What is damaged is in the report.
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Pm`](crate::Error::Pm) with `Poisoned` or `Forked`. What is
+    /// damaged is in the report.
     pub fn check(&self, deep: bool) -> Result<CheckReport> {
         drop(self.enter()?);
         let mut report = CheckReport { deep, ..Default::default() };

@@ -11,12 +11,14 @@ use std::sync::{Arc, PoisonError};
 
 use evermap_index::record::OFFSET_MASK;
 use evermap_index::{Intent, Visitor};
+use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, Pool};
 
 use crate::map::{Life, Map, Seat};
 use crate::record::Record;
 use crate::sealed::{Place, seal, unseal};
+use crate::stamps::lost;
 use crate::{Error, IndexKind, Meta, Outcome, Result, Store};
 
 /// Longest name of a map, bytes.
@@ -226,11 +228,13 @@ impl<M: Medium> Store<M> {
         if is_gone {
             table.open.remove(name);
             match map {
-                Some(map) => table.graves.push(map),
+                Some(map) => {
+                    table.graves.push(map);
+                    file.upkeep.want_burial();
+                }
                 // Nobody can walk through what is in it: the next opening has to find out.
                 None => file.pool.lose_track(),
             }
-            file.upkeep.want_burial();
         } else {
             map.iter().for_each(|map| map.set_life(Life::Open));
         }
@@ -304,7 +308,7 @@ impl<M: Medium> Store<M> {
     /// The catalogue, if there is one.
     ///
     /// # Errors
-    /// `Damaged`.
+    /// `Damaged`; never with [`OnSuspect::Salvage`], which does without and so drops all named maps.
     fn catalogue(&self, table: &mut Table<M>) -> Result<Option<Self>> {
         if let Some(map) = &table.catalogue {
             return Ok(Some(self.beside(map)));
@@ -317,13 +321,20 @@ impl<M: Medium> Store<M> {
         }
         let seat = unseal(Place::Catalogue, word)
             .and_then(|offset| Seat::described(&file.pool, offset))
-            .ok_or_else(|| {
-                let what = "the catalogue of the named maps cannot be found";
-                evermap_pm::Error::damaged(m.offset_of(root), what)
-            })?;
-        let map = self.counted(file.setting().open(seat, None)?);
-        table.catalogue = Some(map.clone());
-        Ok(Some(self.beside(&map)))
+            .ok_or_else(|| lost(m.offset_of(root), "the catalogue of the named maps").into());
+        match seat.and_then(|seat| file.setting().open(seat, None)) {
+            Err(error) if error.is_damaged() && file.options.on_suspect == OnSuspect::Salvage => {
+                file.pool.lose_track();
+                m.store(root, 0);
+                m.persist(root);
+                Ok(None)
+            }
+            opened => {
+                let map = self.counted(opened?);
+                table.catalogue = Some(map.clone());
+                Ok(Some(self.beside(&map)))
+            }
+        }
     }
 
     /// A map that was just opened, with its counts on their way.

@@ -11,7 +11,7 @@ use evermap_index::{Guard, Visitor};
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 
-use crate::census::Census;
+use crate::census::{Census, Totals};
 use crate::expire::Expiry;
 use crate::record::Record;
 use crate::{Result, Store};
@@ -237,12 +237,12 @@ impl<M: Medium> Store<M> {
     fn sweep(&self) -> Result<()> {
         // Maps that are made from here on have nothing in old extents.
         let (stores, problem) = self.all_maps_and_graves()?;
-        let mut censuses: Vec<_> = stores.iter().map(|_| Census::default()).collect();
+        let (mut census, mut found) = (Census::default(), vec![Totals::default(); stores.len()]);
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
-            for (store, census) in stores.iter().zip(&mut censuses) {
+            for (store, found) in stores.iter().zip(&mut found) {
                 store.map.seat.block().into_iter().for_each(&mut *mark);
-                let mut sweeper = Sweeper::new(store, mark, census);
+                let mut sweeper = Sweeper::new(store, mark, &mut census, found);
                 // Whatever else can be read is recovered on the way.
                 visited = visited.and(store.map.index.visit(&mut sweeper));
                 sweeper.count_batch();
@@ -262,8 +262,8 @@ impl<M: Medium> Store<M> {
         } else {
             self.file.pool.sweep(visit)?;
         }
-        for (store, census) in stores.iter().zip(censuses) {
-            store.map.counters.settle(census);
+        for (store, found) in stores.iter().zip(found) {
+            store.map.counters.settle(&mut census, found);
         }
         Ok(())
     }
@@ -306,14 +306,21 @@ struct Sweeper<'s, M: Medium> {
     store: &'s Store<M>,
     mark: &'s mut dyn FnMut(u64),
     census: &'s mut Census,
+    found: &'s mut Totals,
     /// Words whose records are on their way to the cache, and a guard that keeps them.
     batch: Vec<u64>,
     guard: Option<Guard<'s>>,
 }
 
 impl<'s, M: Medium> Sweeper<'s, M> {
-    fn new(store: &'s Store<M>, mark: &'s mut dyn FnMut(u64), census: &'s mut Census) -> Self {
-        Sweeper { store, mark, census, batch: Vec::with_capacity(SWEEP_BATCH), guard: None }
+    fn new(
+        store: &'s Store<M>,
+        mark: &'s mut dyn FnMut(u64),
+        census: &'s mut Census,
+        found: &'s mut Totals,
+    ) -> Self {
+        let batch = Vec::with_capacity(SWEEP_BATCH);
+        Sweeper { store, mark, census, found, batch, guard: None }
     }
 
     fn count_batch(&mut self) {
@@ -322,8 +329,11 @@ impl<'s, M: Medium> Sweeper<'s, M> {
             match Record::at(pool.medium(), word) {
                 // Stored since the store was opened: counted when it was.
                 Ok(record) if record.stamp() >= self.store.file.stamps.first() => {}
-                Ok(record) => self.census.count(offset, pool.block_size(record.bytes())),
-                Err(_) if offset < pool.medium().len() => self.census.count(offset, 0),
+                Ok(record) => {
+                    let bytes = pool.block_size(record.bytes());
+                    self.census.count(self.found, offset, bytes);
+                }
+                Err(_) if offset < pool.medium().len() => self.census.count(self.found, offset, 0),
                 Err(_) => {}
             }
         }
