@@ -80,7 +80,16 @@ impl MapOptions {
     }
 
     /// Most bytes that the records of this map may take together, from now on; beyond it, mutations answer
-    /// [`Error::Full`]. No limit unless told otherwise. Forgotten when the store is closed.
+    /// [`Error::Full`]. No limit unless told otherwise. Not kept in the file.
+    ///
+    /// ```
+    /// # use evermap::{Error, Evermap, MapOptions, Options};
+    /// let store = Evermap::open("", Options::volatile())?;
+    /// let little = store.map("little", MapOptions::new().max_bytes(10_000))?;
+    /// assert!(matches!(little.put(b"key", &[0; 20_000]), Err(Error::Full { .. })));
+    /// store.put(b"key", &[0; 20_000])?;
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = Some(bytes);
         self
@@ -221,6 +230,9 @@ impl<M: Medium> Store<M> {
         let turn = file.claims.turn();
         // First, so that nothing is acknowledged that began after the map was gone.
         map.iter().for_each(|map| map.set_life(Life::Dropped));
+        if let Some(map) = map.as_ref().filter(|_| file.pool.medium().mutant("MA-1")) {
+            free_everything(&file.pool, map);
+        }
         let removed = catalogue.remove(name.as_bytes());
         // An error may mean that only tidying up failed.
         let is_gone = removed.is_ok() || matches!(catalogue.contains(name.as_bytes()), Ok(false));
@@ -495,8 +507,9 @@ impl<M: Medium> Store<M> {
         catalogue.ok().flatten().map_or(0, |catalogue| catalogue.len().value)
     }
 
-    /// Makes all maps refuse operations, and answers where the counts of those are that were never opened but may have
-    /// changed before the last stop, an unclean one: what is there counts no more. The file is marked closed.
+    /// Makes all maps refuse operations. Answers where the counts are of those that nobody has opened, if the last stop was
+    /// unclean: they may have changed since these were saved. The file is marked closed, so that no map is opened or
+    /// made later.
     pub(crate) fn close_maps(&self) -> Vec<Seat> {
         let file = &self.file;
         let mut table = file.maps.lock();

@@ -158,7 +158,8 @@ impl<M: Medium> Store<M> {
 
     /// Closes the file: waits for running operations of other threads and for guards of
     /// [readers](crate::Reader), and leaves everything in order, so that the next opening needs no sweep.
-    /// Later operations on any of its maps answer [`Error::Closed`]; closing again does nothing.
+    /// Later operations on any of its maps answer [`Error::Closed`]; closing again does nothing. What
+    /// [dropped](Store::drop_map) maps had and the background has not freed yet is freed first.
     ///
     /// The calling thread must not hold a [`Reader`](crate::Reader): it would wait for itself.
     ///
@@ -177,9 +178,9 @@ impl<M: Medium> Store<M> {
         let uncounted = self.close_maps();
         fence(SeqCst);
         file.pool.epoch().synchronize();
-        // Whoever drops a map has left its blocks to others. Saved as taken, they would be so for ever. Where the next
-        // opening sweeps it finds out.
-        if file.pool.is_swept() {
+        // What dropped maps had, and nobody has freed yet: saved as taken, it would be so for ever. Where the next opening
+        // sweeps, it finds out.
+        if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
             self.free_graves();
         }
         file.stamps.close(file.pool.region());

@@ -236,7 +236,10 @@ impl<M: Medium> Store<M> {
 
     fn sweep(&self) -> Result<()> {
         // Maps that are made from here on have nothing in old extents.
-        let (stores, problem) = self.all_maps_and_graves()?;
+        let (stores, problem) = match self.file.pool.medium().mutant("MA-3") {
+            false => self.all_maps_and_graves()?,
+            true => self.all_maps()?,
+        };
         let (mut census, mut found) = (Census::default(), vec![Totals::default(); stores.len()]);
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());

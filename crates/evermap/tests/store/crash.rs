@@ -567,3 +567,16 @@ fn mistakes_in_batches_are_found() {
         println!("{mistake}: {fate:?}");
     }
 }
+
+/// The same of named maps: a map that is dropped is freed before its name is gone (1), an orderly close saves as taken
+/// what a dropped map had (2), a sweep does not see dropped maps that are freed later (3).
+#[test]
+fn mistakes_in_named_maps_are_found() {
+    let workload = Workload { keys: 4, maps: 2, ops: 120, index: IndexKind::Clht };
+    for mistake in ["MA-1", "MA-2", "MA-3"] {
+        let config = sim::Config { capacity: 512 << 10, ..config(Model::Adr, 20_000) };
+        let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
+        println!("{mistake}: {fate:?}");
+        assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
+    }
+}
