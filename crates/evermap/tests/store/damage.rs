@@ -51,6 +51,8 @@ fn put(map: &Evermap, number: u64, version: u64) -> evermap::Result<()> {
 /// The named map, of the kind that is smallest.
 const NAMED: &str = "named";
 const NAMED_KEYS: u64 = 60;
+/// The root slot by which named maps are found.
+const CATALOGUE: usize = 8192 + 512 + 14 * 8;
 
 fn named(map: &Evermap) -> evermap::Result<Evermap> {
     map.map(NAMED, MapOptions::new().index(IndexKind::Clht))
@@ -126,6 +128,8 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     }
     if wanted.is_empty() {
         list = list.into_iter().step_by(131).collect();
+        // What leads to the named map is but a few words, and not to be missed.
+        list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));
     }
     for at in (0..bytes.len()).step_by(PAGE) {
         list.extend((0..template.older.len()).map(|age| Damage::OldPage(at, age)));

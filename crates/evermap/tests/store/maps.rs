@@ -572,3 +572,65 @@ fn damage_costs_one_map_an_answer() {
     }
     assert!(refused > 20, "{refused}");
 }
+
+#[test]
+fn records_of_all_maps_move_together() {
+    let memory = Kept::new(64 << 20);
+    let options = Options::small(64 << 20).index(common::index()).seed(9);
+    let store = memory.open(&options).unwrap();
+    let names = ["one", "two", "three"];
+    let maps = names.map(|name| store.map(name, MapOptions::new()).unwrap());
+    for number in 0..9000 {
+        fill(&maps[number as usize % 3], number..number + 1, 4);
+    }
+    for number in (0..9000).filter(|number| number % 10 != 0) {
+        assert!(maps[number as usize % 3].remove(&key_of(number)).unwrap());
+    }
+    let cas = |map: &Store<Kept>| {
+        let mut ids = BTreeMap::new();
+        let shown = map.for_each(|item| {
+            let item = item.unwrap();
+            assert!(is_value_of(item.key, item.value));
+            ids.insert(item.key.to_vec(), item.cas).is_none()
+        });
+        shown.unwrap();
+        ids
+    };
+    let before = maps.each_ref().map(cas);
+    store.close().unwrap();
+    drop((store, maps));
+    // Nobody has opened them since.
+    let store = memory.open(&options).unwrap();
+    let extent_bytes = store.stat().unwrap().extent_bytes;
+    assert!(store.compact().unwrap() > 100);
+    assert!(store.stat().unwrap().extent_bytes < extent_bytes / 2);
+    for (name, before) in names.iter().zip(before) {
+        assert_eq!(cas(&store.map(name, existing()).unwrap()), before);
+    }
+    assert_sound(&store);
+}
+
+/// What expires in a map, or is to be flushed, goes also where nobody has opened it since.
+#[test]
+fn what_is_dead_goes_from_all_maps() {
+    let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
+    let options = options().clock(clock.clone());
+    let store = memory.open(&options).unwrap();
+    let mortal = store.map("mortal", MapOptions::new()).unwrap();
+    for number in 0..50 {
+        let meta = Meta { flags: 0, expires_at: if number < 20 { 2000 } else { 0 } };
+        let _ = mortal.put_with(&key_of(number), b"value", meta).unwrap();
+    }
+    let flushed = store.map("flushed", MapOptions::new()).unwrap();
+    fill(&flushed, 0..30, 1);
+    flushed.flush_all(Some(2000)).unwrap();
+    store.close().unwrap();
+    let store = memory.open(&options).unwrap();
+    assert_eq!(store.purge().unwrap(), 0);
+    assert_eq!(store.purge_if_due().unwrap(), 0);
+    clock.set(2000);
+    assert_eq!(store.purge_if_due().unwrap(), 50);
+    assert_eq!(store.map("mortal", existing()).unwrap().len().value, 30);
+    assert_eq!(store.map("flushed", existing()).unwrap().len().value, 0);
+    assert_sound(&store);
+}
