@@ -7,7 +7,7 @@ use evermap::Item;
 
 use crate::failure::Failure;
 use crate::format::Format;
-use crate::open::StoreArguments;
+use crate::open::MapArguments;
 use crate::{DONE, NO};
 
 /// Write all records to standard output, one in each line
@@ -17,7 +17,7 @@ use crate::{DONE, NO};
 #[derive(clap::Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
-    store: StoreArguments,
+    store: MapArguments,
     /// What the lines are
     #[arg(long, value_enum, default_value = "tsv")]
     format: Format,

@@ -45,6 +45,9 @@ impl From<evermap::Error> for Failure {
                 "{}: no store here; `evermap put`, `load` or `serve` makes one",
                 path.display()
             )),
+            evermap::Error::NoSuchMap { name } => Failure::Other(format!(
+                "no map \"{name}\" here; `evermap put --map` or `load --map` makes one, `maps` names those there are"
+            )),
             error => Failure::Store(error),
         }
     }

@@ -8,7 +8,7 @@ use evermap::{CheckReport, OrderedStat, Stat};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::open::StoreArguments;
+use crate::open::{MapArguments, StoreArguments};
 use crate::{DONE, NO};
 
 /// Tell the state of a store in figures
@@ -17,7 +17,7 @@ use crate::{DONE, NO};
 #[derive(clap::Args)]
 pub(crate) struct StatCommand {
     #[command(flatten)]
-    store: StoreArguments,
+    store: MapArguments,
     /// As a JSON object
     #[arg(long)]
     json: bool,
@@ -42,7 +42,7 @@ impl StatCommand {
     }
 }
 
-/// Look at everything in a store, and tell what is wrong
+/// Look at everything in a store, in all its maps, and tell what is wrong
 ///
 /// Changes nothing that is stored. Answers 1 if anything is wrong.
 #[derive(clap::Args)]
@@ -71,7 +71,7 @@ impl Check {
 }
 
 /// Writes a line to standard output.
-fn say(text: &dyn Display) -> Result<(), Failure> {
+pub(crate) fn say(text: &dyn Display) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
 }
@@ -80,6 +80,8 @@ fn stat_as_json(stat: &Stat) -> Value {
     json!({
         "path": stat.path.as_ref().map(|path| path.to_string_lossy()),
         "file_system": stat.file_system,
+        "map": stat.map,
+        "maps": stat.maps,
         "index": stat.index.to_string(),
         "durability": stat.durability.to_string(),
         "medium": stat.medium,

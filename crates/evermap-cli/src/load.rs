@@ -11,7 +11,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressSt
 
 use crate::failure::Failure;
 use crate::format::{Format, Line, Lines};
-use crate::open::{StoreArguments, parse_size};
+use crate::open::{MapArguments, parse_size};
 use crate::{DONE, NO};
 
 /// Bad lines that are told of one by one.
@@ -25,7 +25,7 @@ const TOLD: u64 = 20;
 #[derive(clap::Args)]
 pub(crate) struct Load {
     #[command(flatten)]
-    store: StoreArguments,
+    store: MapArguments,
     /// File with a record in each line; standard input if missing or `-`
     file: Option<PathBuf>,
     /// What the lines are [default: jsonl for *.jsonl, *.ndjson and *.json, otherwise tsv]

@@ -7,6 +7,7 @@ mod inspect;
 mod lab;
 mod lab_crash;
 mod load;
+mod maps;
 mod open;
 mod scan;
 mod serve;
@@ -42,6 +43,8 @@ enum Command {
     Load(load::Load),
     Dump(dump::Dump),
     Scan(scan::Scan),
+    Maps(maps::Maps),
+    Drop(maps::Drop),
     Stat(inspect::StatCommand),
     Check(inspect::Check),
     Lab(lab::Lab),
@@ -57,6 +60,8 @@ impl Command {
             Command::Load(arguments) => arguments.run(),
             Command::Dump(arguments) => arguments.run(),
             Command::Scan(arguments) => arguments.run(),
+            Command::Maps(arguments) => arguments.run(),
+            Command::Drop(arguments) => arguments.run(),
             Command::Stat(arguments) => arguments.run(),
             Command::Check(arguments) => arguments.run(),
             Command::Lab(arguments) => arguments.run(),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use evermap::{Evermap, IndexKind, Options};
+use evermap::{Evermap, IndexKind, MapOptions, Options};
 
 use crate::failure::Failure;
 
@@ -14,6 +14,16 @@ pub(crate) struct StoreArguments {
     pub(crate) path: PathBuf,
     #[command(flatten)]
     suspect: SuspectArguments,
+}
+
+/// Which map of it.
+#[derive(clap::Args)]
+pub(crate) struct MapArguments {
+    #[command(flatten)]
+    store: StoreArguments,
+    /// The named map to use, instead of the store's default one
+    #[arg(long, value_name = "NAME")]
+    map: Option<String>,
 }
 
 /// What to do about a file that an operating system's crash may have torn.
@@ -52,18 +62,32 @@ impl StoreArguments {
         self.open_with(Options::new().create(false))
     }
 
-    /// Opens a store that must be there, with an ordered index.
-    pub(crate) fn open_ordered(&self) -> Result<Evermap, Failure> {
-        self.open_with(Options::new().create(false).ordered(true))
-    }
-
-    /// Opens a store, or makes it with such an index.
-    pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Evermap, Failure> {
-        self.open_with(Options::new().index(index))
-    }
-
     fn open_with(&self, options: Options) -> Result<Evermap, Failure> {
         Ok(Evermap::open(&self.path, self.suspect.apply(options))?)
+    }
+}
+
+impl MapArguments {
+    /// Opens a map that must be there.
+    pub(crate) fn open(&self) -> Result<Evermap, Failure> {
+        self.map_of(self.store.open()?, false)
+    }
+
+    /// Opens a map that must be there, with an ordered index.
+    pub(crate) fn open_ordered(&self) -> Result<Evermap, Failure> {
+        self.map_of(self.store.open_with(Options::new().create(false).ordered(true))?, false)
+    }
+
+    /// Opens a map, or makes it and the store with such an index.
+    pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Evermap, Failure> {
+        self.map_of(self.store.open_with(Options::new().index(index))?, true)
+    }
+
+    fn map_of(&self, store: Evermap, create: bool) -> Result<Evermap, Failure> {
+        match &self.map {
+            None => Ok(store),
+            Some(name) => Ok(store.map(name, MapOptions::new().create(create))?),
+        }
     }
 }
 

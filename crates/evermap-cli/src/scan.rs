@@ -10,7 +10,7 @@ use evermap::KeyRange;
 use crate::dump::Output;
 use crate::failure::Failure;
 use crate::format::Format;
-use crate::open::StoreArguments;
+use crate::open::MapArguments;
 
 /// Write the records of a range of keys to standard output, in the order of their keys
 ///
@@ -19,7 +19,7 @@ use crate::open::StoreArguments;
 #[derive(clap::Args)]
 pub(crate) struct Scan {
     #[command(flatten)]
-    store: StoreArguments,
+    store: MapArguments,
     /// Only keys that begin so
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,

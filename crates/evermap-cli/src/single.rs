@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use evermap::IndexKind;
 
 use crate::failure::Failure;
-use crate::open::StoreArguments;
+use crate::open::MapArguments;
 use crate::{DONE, NO};
 
 /// Write the value of a key to standard output
@@ -18,7 +18,7 @@ use crate::{DONE, NO};
 #[derive(clap::Args)]
 pub(crate) struct Get {
     #[command(flatten)]
-    store: StoreArguments,
+    store: MapArguments,
     /// Key, taken byte by byte
     key: OsString,
 }
@@ -44,7 +44,7 @@ impl Get {
 #[derive(clap::Args)]
 pub(crate) struct Put {
     #[command(flatten)]
-    store: StoreArguments,
+    store: MapArguments,
     /// Key, taken byte by byte
     key: OsString,
     /// Value, taken byte by byte; from standard input if missing or `-`
@@ -84,7 +84,7 @@ fn read_input() -> Result<Vec<u8>, Failure> {
 #[derive(clap::Args)]
 pub(crate) struct Del {
     #[command(flatten)]
-    store: StoreArguments,
+    store: MapArguments,
     /// Key, taken byte by byte
     key: OsString,
 }

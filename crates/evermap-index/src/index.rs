@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use evermap_pm::pool::Pool;
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use crate::Key;
 
@@ -198,22 +198,22 @@ pub trait Persistent<M: Medium>: Sized {
     /// Shape, chosen at creation and stored with the index.
     type Config;
 
-    /// Builds an empty index and publishes it in root slot `root` of the pool's region.
+    /// Builds an empty index and publishes it in the root cell `root` of the pool's region: its block's offset, 0 before.
     ///
     /// Crash-atomic: afterwards the root is either untouched or names a complete index.
     ///
     /// # Errors
     /// `NoSpace`.
-    fn create(pool: Arc<Pool<M>>, root: usize, config: Self::Config) -> Result<Self>;
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Self::Config) -> Result<Self>;
 
-    /// Whether root slot `root` names an index of this kind, with these keys and this geometry.
-    fn is_at(pool: &Pool<M>, root: usize) -> bool;
+    /// Whether the root cell `root` names an index of this kind, with these keys and this geometry.
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool;
 
-    /// Opens the index in root slot `root`. O(1): segments are recovered when first touched.
+    /// Opens the index that the root cell `root` names. O(1): segments are recovered when first touched.
     ///
     /// # Errors
     /// `Damaged` if the root does not name such an index.
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self>;
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self>;
 
     /// Shows `visitor` every block and every word, recovering each segment on the way. Mutations may run
     /// meanwhile: a pair is then shown if it was present throughout, and a block if it was reachable throughout.

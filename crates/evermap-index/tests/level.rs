@@ -11,9 +11,9 @@ use evermap_index::testkit::crash::{Workload, assert_survives};
 use evermap_index::testkit::{Coarse, PoolSubject, beside_lookers};
 use evermap_index::{Action, Change, Guard, Index, Intent, Persistent, Result, Stats, Visitor};
 use evermap_pm::medium::{Counted, Dram, Note, Pages};
-use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::region::{Identity, OnSuspect, ROOTS, RegionConfig};
 use evermap_pm::sim::{Image, ImageConfig, Model, Sim, for_each_image};
-use evermap_pm::{Medium, Pool};
+use evermap_pm::{Medium, PmU64, Pool};
 
 fn pool<M: Medium>(medium: M, extent_size: u64) -> Arc<Pool<M>> {
     let config = RegionConfig { extent_size, capacity: medium.capacity(), seed: Some(1) };
@@ -33,7 +33,7 @@ fn tiny(resize: Resize) -> Config {
 fn equal_hashes_end_in_no_space() {
     for resize in [Resize::Incremental, Resize::Blocking] {
         let pool = dram(64 << 20, 4096);
-        let index = Tiny::<Coarse, _>::create(pool.clone(), 0, tiny(resize)).unwrap();
+        let index = Tiny::<Coarse, _>::create(pool.clone(), pool.root(0), tiny(resize)).unwrap();
         let keys: Vec<u64> = (0..200).map(|i| 0x9a3c_55f0 << 32 | i).collect();
         let insert = |&&key: &&u64| match index.insert(key, key, &pool.pin()) {
             Ok(change) => change.inserted(),
@@ -67,7 +67,7 @@ fn costliest_insert(resize: Resize) -> (u64, u64) {
     let medium = Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap());
     let pool = pool(medium, 2 << 20);
     let config = Config { top_level: 9, resize };
-    let index = Level::<u64, _>::create(pool.clone(), 0, config).unwrap();
+    let index = Level::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
     let mut most = 0;
     for key in 0..100_000 {
         pool.medium().reset();
@@ -92,7 +92,8 @@ fn no_insertion_pays_for_a_whole_growth() {
 /// A tiny index with so many keys.
 fn with_keys(keys: u64) -> (Arc<Pool<Dram>>, Tiny<u64, Dram>) {
     let pool = dram(1 << 28, 4096);
-    let index = Tiny::<u64, _>::create(pool.clone(), 0, tiny(Resize::Incremental)).unwrap();
+    let index =
+        Tiny::<u64, _>::create(pool.clone(), pool.root(0), tiny(Resize::Incremental)).unwrap();
     (0..keys).for_each(|key| {
         index.insert(key, key, &pool.pin()).unwrap();
     });
@@ -153,7 +154,7 @@ fn l8_no_lookup_misses_a_record_that_moves() {
     for resize in [Resize::Incremental, Resize::Blocking] {
         for _ in 0..4 {
             let pool = dram(1 << 28, 4096);
-            let index = Tiny::<u64, _>::create(pool.clone(), 0, tiny(resize)).unwrap();
+            let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), tiny(resize)).unwrap();
             for key in 0..KEPT {
                 index.insert(key, key + 1, &pool.pin()).unwrap();
             }
@@ -179,7 +180,8 @@ fn l8_no_lookup_misses_a_record_that_moves() {
 fn l8_concurrent_insertions_of_one_key_add_it_once() {
     const KEYS: u64 = 5000;
     let pool = dram(1 << 26, 4096);
-    let index = Tiny::<u64, _>::create(pool.clone(), 0, tiny(Resize::Incremental)).unwrap();
+    let index =
+        Tiny::<u64, _>::create(pool.clone(), pool.root(0), tiny(Resize::Incremental)).unwrap();
     let insert_all = |thread: u64| -> Vec<u64> {
         let mine =
             |&key: &u64| index.insert(key, key * 2 + thread, &pool.pin()).unwrap().inserted();
@@ -205,7 +207,7 @@ fn walks_show_each_record_once_while_the_table_grows() {
         let pool = dram(1 << 26, 4096);
         let index = Level::<u64, _, 4, 2>::create(
             pool.clone(),
-            0,
+            pool.root(0),
             Config { top_level: 8, resize: Resize::Incremental },
         )
         .unwrap();
@@ -245,7 +247,7 @@ fn creation_is_durable_when_it_returns() {
     let sim = Sim::new(CAPACITY).unwrap();
     let pool = pool(sim.clone(), 4096);
     sim.note(Note::Begin(0));
-    Tiny::<u64, _>::create(pool.clone(), 0, tiny(Resize::Incremental)).unwrap();
+    Tiny::<u64, _>::create(pool.clone(), pool.root(0), tiny(Resize::Incremental)).unwrap();
     sim.note(Note::End(0));
     drop(pool);
     let mut images = 0;
@@ -253,7 +255,7 @@ fn creation_is_durable_when_it_returns() {
         if image.point.completed(0) {
             let survivor = Sim::from_image(image.bytes, CAPACITY).unwrap();
             let (pool, _) = Pool::open(survivor, Identity::default(), OnSuspect::Refuse).unwrap();
-            let index = Tiny::<u64, _>::open(pool.clone(), 0).unwrap();
+            let index = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).unwrap();
             assert_eq!(index.get(1, &pool.pin()).unwrap(), None);
             images += 1;
         }
@@ -294,7 +296,7 @@ impl<M: Medium> Index<u64> for Recycled<M> {
 impl<M: Medium> Persistent<M> for Recycled<M> {
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
         struct Blocks(Vec<u64>);
         impl Visitor for Blocks {
             fn block(&mut self, offset: u64) {
@@ -303,7 +305,7 @@ impl<M: Medium> Persistent<M> for Recycled<M> {
             fn word(&mut self, _word: u64) {}
         }
         // Under another root, so that no crash takes it for this one.
-        let slot = root + 1;
+        let slot = pool.root(ROOTS - 1);
         let former = Tiny::<u64, M>::create(pool.clone(), slot, config)?;
         for key in 0..400 {
             former.insert(key, 0xdead, &pool.pin())?;
@@ -311,18 +313,18 @@ impl<M: Medium> Persistent<M> for Recycled<M> {
         let mut blocks = Blocks(Vec::new());
         former.visit(&mut blocks)?;
         let m = pool.medium();
-        m.store(pool.root(slot), 0);
-        m.persist(pool.root(slot));
+        m.store(slot, 0);
+        m.persist(slot);
         pool.epoch().drain();
         blocks.0.into_iter().for_each(|block| pool.free_unpublished(block));
         Tiny::create(pool, root, config).map(Recycled)
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
         Tiny::<u64, M>::is_at(pool, root)
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         Tiny::open(pool, root).map(Recycled)
     }
 

@@ -20,7 +20,7 @@ fn model<I: Index<u64> + Persistent<Dram, Config = Config>>(
     universe: u64,
     rounds: u64,
 ) {
-    let index = I::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = I::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let mut model: HashMap<u64, u64> = HashMap::new();
     let mut state = 99u64;
     let mut next = move |below: u64| {

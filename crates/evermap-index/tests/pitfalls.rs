@@ -32,7 +32,7 @@ fn reopen(sim: &Sim) -> Arc<Pool<Sim>> {
 fn p5_the_generation_is_durable_before_anything_is_served() {
     let sim = Sim::new(128 << 10).unwrap();
     let pool = Pool::create(sim.clone(), &config(128 << 10), Identity::default()).unwrap();
-    Tiny::<u64, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     pool.close().unwrap();
     drop(pool);
     let pool = reopen(&sim);
@@ -65,7 +65,7 @@ fn p6_no_lookup_misses_a_record_that_moves() {
     const KEPT: u64 = 64;
     // Much more than is needed: a reader that has to wait for a processor holds up the reuse of segments.
     let pool = dram(1 << 28);
-    let index = Tiny::<u64, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in 0..KEPT {
         index.insert(key, key + 1, &pool.pin()).unwrap();
     }
@@ -93,14 +93,14 @@ fn p8_segments_recover_while_the_directory_doubles() {
     let sim = Sim::new(1 << 20).unwrap();
     sim.pause();
     let pool = Pool::create(sim.clone(), &config(1 << 20), Identity::default()).unwrap();
-    let index = Tiny::<u64, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in 0..300 {
         index.insert(key, key, &pool.pin()).unwrap();
     }
     let segments = index.stats(&pool.pin()).unwrap().segments;
     drop((index, pool));
     let pool = reopen(&sim);
-    let index = Tiny::<u64, _>::open(pool.clone(), 0).unwrap();
+    let index = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).unwrap();
     std::thread::scope(|threads| {
         for part in 0..3u64 {
             let (index, pool) = (&index, &pool);
@@ -131,7 +131,7 @@ fn p11_retired_blocks_do_not_leak() {
     let sim = Sim::new(512 << 10).unwrap();
     sim.pause();
     let pool = Pool::create(sim.clone(), &config(512 << 10), Identity::default()).unwrap();
-    let index = Tiny::<u64, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // A guard that never ends: directories and merged segments are retired, and stay so until the "crash".
     let guard = pool.pin();
     for key in 0..400 {
@@ -144,7 +144,7 @@ fn p11_retired_blocks_do_not_leak() {
     drop(guard);
     drop((index, pool));
     let pool = reopen(&sim);
-    let index = Tiny::<u64, _>::open(pool.clone(), 0).unwrap();
+    let index = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).unwrap();
     let mut reachable = Blocks(BTreeSet::new());
     pool.sweep(|mark| {
         index.visit(&mut reachable)?;
@@ -160,7 +160,8 @@ fn p11_retired_blocks_do_not_leak() {
 #[test]
 fn p22_equal_hashes_go_to_a_chain() {
     let pool = dram(1 << 24);
-    let index = DashEh::<Crowded, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index =
+        DashEh::<Crowded, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // 65,536 keys share each hash; 3,000 of them overfill a segment three times.
     for key in 0..3000 {
         assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
@@ -182,7 +183,7 @@ fn p22_equal_hashes_go_to_a_chain() {
 #[test]
 fn p22_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(1 << 24);
-    let index = Tiny::<Crowded, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::<Crowded, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let mut keys = 0u64;
     for depth in 0..40 {
         // Hashes that agree in their first `depth` bits and then differ.

@@ -146,7 +146,7 @@ impl<const STASHES: usize, const BUCKETS: usize> Kind for Dash<STASHES, BUCKETS>
         pool: &Arc<Pool<M>>,
         setup: &Setup,
     ) -> Result<Self::On<K, M>> {
-        DashEh::create(pool.clone(), ROOT, dash_config(setup, BUCKETS))
+        DashEh::create(pool.clone(), pool.root(ROOT), dash_config(setup, BUCKETS))
     }
 }
 
@@ -160,7 +160,7 @@ impl Kind for LinearDash {
         pool: &Arc<Pool<M>>,
         setup: &Setup,
     ) -> Result<Self::On<K, M>> {
-        DashLh::create(pool.clone(), ROOT, dash_config(setup, 64))
+        DashLh::create(pool.clone(), pool.root(ROOT), dash_config(setup, 64))
     }
 }
 
@@ -187,7 +187,7 @@ impl<const PAPER: bool> Kind for CcehOf<PAPER> {
             false => (Locking::Optimistic, Recovery::Lazy),
         };
         let config = cceh::Config { initial_depth, locking, recovery };
-        Cceh::create(pool.clone(), ROOT, config)
+        Cceh::create(pool.clone(), pool.root(ROOT), config)
     }
 }
 
@@ -219,7 +219,7 @@ impl<const BLOCKING: bool> Kind for Levels<BLOCKING> {
             let level = (setup.keys / PAIRS_PER_BUCKET).next_power_of_two().ilog2();
             config.top_level = level.max(config.top_level);
         }
-        Level::create(pool.clone(), ROOT, config)
+        Level::create(pool.clone(), pool.root(ROOT), config)
     }
 }
 
@@ -236,7 +236,7 @@ impl Kind for Lines {
         /// Pairs in a segment of 1024 places that is about two thirds full.
         const PAIRS_PER_SEGMENT: u64 = 650;
         let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
-        LineHash::create(pool.clone(), ROOT, line::Config { initial_depth })
+        LineHash::create(pool.clone(), pool.root(ROOT), line::Config { initial_depth })
     }
 }
 
@@ -255,7 +255,7 @@ impl Kind for PClht {
         let presized = setup.keys / PAIRS_PER_BUCKET;
         let default = clht::Config::default().initial_buckets;
         let initial_buckets = if setup.presize { presized.max(default) } else { default };
-        Clht::create(pool.clone(), ROOT, clht::Config { initial_buckets })
+        Clht::create(pool.clone(), pool.root(ROOT), clht::Config { initial_buckets })
     }
 }
 
@@ -423,7 +423,7 @@ impl Stage<'_> {
     ) -> Result<Pooled<M, K::On<Keys, M>>> {
         if matches!(self.setup.file, File::Existing(_)) {
             let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
-            let index = Persistent::open(pool.clone(), ROOT)?;
+            let index = Persistent::open(pool.clone(), pool.root(ROOT))?;
             return Ok((pool, index));
         }
         // The rivals hash without a seed, too.

@@ -14,6 +14,8 @@ pub struct Pool<M: Medium> {
     heap: Arc<Heap<M>>,
     epoch: Domain,
     swept: AtomicBool,
+    /// Whether what is taken is more than what can be reached.
+    lost: AtomicBool,
 }
 
 impl<M: Medium> Pool<M> {
@@ -46,7 +48,7 @@ impl<M: Medium> Pool<M> {
         let freer = heap.clone();
         let epoch = Domain::new(Box::new(move |offset| freer.free(offset)));
         let swept = AtomicBool::new(!heap.needs_sweep());
-        Arc::new(Pool { region, heap, epoch, swept })
+        Arc::new(Pool { region, heap, epoch, swept, lost: AtomicBool::new(false) })
     }
 
     /// The medium underneath.
@@ -142,6 +144,12 @@ impl<M: Medium> Pool<M> {
         self.swept.load(Ordering::Acquire)
     }
 
+    /// Says that some block is taken that nothing names any more: the next opening has to sweep, however this one ends.
+    pub fn lose_track(&self) {
+        // Relaxed: whoever closes comes after it by other means.
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
     /// Finds out which old blocks are taken, and makes the others available.
     ///
     /// `visit` calls its argument with every block that is reachable throughout. Mutations may go on
@@ -179,8 +187,8 @@ impl<M: Medium> Pool<M> {
         self.epoch.drain();
         // Not flushed, as little as the snapshot: the region becomes clean when all of it is durable.
         self.medium().store(&self.region.words().snapshot[0], 0);
-        // Without room for the snapshot, or before the sweep is through, the next open sweeps.
-        if self.is_swept() {
+        // Without room for the snapshot, before the sweep is through, or where blocks were lost, the next open sweeps.
+        if self.is_swept() && !self.lost.load(Ordering::Relaxed) {
             match self.heap.save_snapshot() {
                 Err(error) if !error.is_no_space() => return Err(error),
                 _ => {}

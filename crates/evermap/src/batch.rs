@@ -250,7 +250,7 @@ enum Progress {
 }
 
 impl<M: Medium> Store<M> {
-    /// Does everything that `batch` says, or nothing.
+    /// Does everything that `batch` says, or nothing. All of it concerns this map.
     ///
     /// After a crash at any moment all of it is there or none; when this returns, all of it is. Conditions are checked,
     /// and counters read, at the same moment at which the changes happen, as far as all mutations are concerned:
@@ -287,10 +287,14 @@ impl<M: Medium> Store<M> {
     /// One round of [`apply`](Store::apply); nothing if a flush has overtaken it.
     fn try_apply(&self, batch: &Batch, keys: &[BytesRef<'_>]) -> Result<Option<Applied>> {
         let guard = self.enter_writing()?;
-        let turn = self.claims.turn();
-        let _claim = self.claims.claim(&turn, keys);
-        let Some(mark) = self.stamps.settled_mark() else {
-            self.stamps.wait_for_flush();
+        let turn = self.file.claims.turn();
+        if !self.map.is_open() {
+            // It was dropped while we waited: what leads to it is gone, and an intent must not name it.
+            return Err(self.map.refusal());
+        }
+        let _claim = self.file.claims.claim(&turn, keys);
+        let Some(mark) = self.map.flush.settled_mark() else {
+            self.map.flush.wait_for_flush();
             return Ok(None);
         };
         let mut plans = Vec::with_capacity(keys.len());
@@ -311,7 +315,7 @@ impl<M: Medium> Store<M> {
             }
         }
         let room = plans.iter().map(Plan::bytes).filter(|&bytes| bytes != 0);
-        self.ensure_room(room.map(|bytes| self.pool.block_size(bytes)).sum())?;
+        self.ensure_room(room.map(|bytes| self.file.pool.block_size(bytes)).sum())?;
         let mut steps = Vec::with_capacity(plans.len());
         let mut outcomes = Vec::with_capacity(plans.len());
         for plan in &plans {
@@ -330,7 +334,7 @@ impl<M: Medium> Store<M> {
     fn look<'b>(&self, key: BytesRef<'b>, mark: u64, guard: &Guard<'_>) -> Result<Plan<'b>> {
         let mut word = None;
         // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
-        let found = self.index.mutate(key, Wish::ExistingOnly, guard, &mut |found| {
+        let found = self.map.index.mutate(key, Wish::ExistingOnly, guard, &mut |found| {
             word = found;
             Action::Keep
         });
@@ -358,11 +362,11 @@ impl<M: Medium> Store<M> {
 
     /// What a plan changes, with its new record flushed; nothing if it changes nothing.
     fn step<'d>(&'d self, plan: &'d Plan<'_>) -> Result<Option<Step<'d, M>>> {
-        let old = plan.word.unwrap_or(0);
+        let (map, old) = (self.map.seat.descriptor(), plan.word.unwrap_or(0));
         let buried = plan.word.is_some() && plan.found.is_none();
         let Some((value, meta)) = &plan.value else {
             let removes = plan.removes && old != 0;
-            let entry = Entry { old, new: 0, control: 0 };
+            let entry = Entry { map, old, new: 0, control: 0 };
             return Ok(removes.then_some(Step { key: plan.key, entry, buried, draft: None }));
         };
         let control = control_of(meta.expires_at);
@@ -371,11 +375,11 @@ impl<M: Medium> Store<M> {
             value,
             *meta,
             match old {
-                0 if !self.pool.medium().mutant("BA-2") => control_of(NOT_YET),
+                0 if !self.file.pool.medium().mutant("BA-2") => control_of(NOT_YET),
                 _ => control,
             },
         )?;
-        let entry = Entry { old, new: draft.word(), control };
+        let entry = Entry { map, old, new: draft.word(), control };
         Ok(Some(Step { key: plan.key, entry, buried, draft: Some(draft) }))
     }
 
@@ -389,10 +393,10 @@ impl<M: Medium> Store<M> {
         if steps.is_empty() {
             return Ok(Progress::Done);
         }
-        let (region, m) = (self.pool.region(), self.pool.medium());
+        let (region, m) = (self.file.pool.region(), self.file.pool.medium());
         region.raise_format(FORMAT)?;
         let entries: Vec<_> = steps.iter().map(|step| step.entry).collect();
-        let mut intent = Intent::flushed(&self.pool, &entries)?;
+        let mut intent = Intent::flushed(&self.file.pool, &entries)?;
         // Everything that the index and the root slot are going to name is durable.
         m.fence();
         let poison = region.poison_on_panic();
@@ -400,16 +404,18 @@ impl<M: Medium> Store<M> {
             poison.disarm();
             return Err(error);
         }
-        if self.stamps.settled_mark() != Some(mark) {
+        if self.map.flush.settled_mark() != Some(mark) {
             self.unbind_new(steps, guard);
             poison.disarm();
             return Ok(Progress::Overtaken);
         }
         steps.iter().filter_map(|step| step.draft.as_ref()).for_each(Draft::set_published);
         intent.declare();
-        self.claims.begin_changing();
+        self.file.claims.begin_changing();
         for step in steps {
-            if let Err(error) = step.entry.carry_out(step.key, &self.pool, &self.index, guard) {
+            if let Err(error) =
+                step.entry.carry_out(step.key, &self.file.pool, &self.map.index, guard)
+            {
                 // Decided, but not to be done: dropping the guard poisons the store, and the next opening tries again.
                 drop(poison);
                 return Err(error);
@@ -419,7 +425,7 @@ impl<M: Medium> Store<M> {
             // The control words of new records.
             m.fence();
         }
-        self.claims.end_changing();
+        self.file.claims.end_changing();
         intent.fulfil();
         poison.disarm();
         for Step { key, entry, buried, draft } in steps {
@@ -440,7 +446,7 @@ impl<M: Medium> Store<M> {
         for (at, step) in steps.iter().enumerate() {
             let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
             let mut acted = false;
-            let change = self.index.mutate(step.key, Wish::MayInsert, guard, &mut |_| {
+            let change = self.map.index.mutate(step.key, Wish::MayInsert, guard, &mut |_| {
                 acted = true;
                 draft.set_published();
                 Action::Put(draft.word())
@@ -462,7 +468,7 @@ impl<M: Medium> Store<M> {
         for step in steps.iter().filter(|step| step.is_new()) {
             let Some(draft) = &step.draft else { continue };
             let mut acted = false;
-            let _ = self.index.mutate(step.key, Wish::ExistingOnly, guard, &mut |word| {
+            let _ = self.map.index.mutate(step.key, Wish::ExistingOnly, guard, &mut |word| {
                 acted = word == Some(draft.word());
                 if acted { Action::Remove } else { Action::Keep }
             });
@@ -472,7 +478,7 @@ impl<M: Medium> Store<M> {
             if acted {
                 self.account(Some(draft.word()), None, guard);
             } else {
-                self.upkeep.expect_expiry(NOT_YET);
+                self.file.upkeep.expect_expiry(NOT_YET);
             }
             // The ordered index may have met it.
             self.notice(step.key, guard);
@@ -509,7 +515,7 @@ impl<M: Medium> Store<M> {
     ) -> Result<()> {
         let keys: Vec<_> = keys.iter().map(|key| self.key(key.as_ref())).collect::<Result<_>>()?;
         // In a forked child nobody tells whether a batch changes things.
-        self.pool.region().ensure_writable()?;
+        self.file.pool.region().ensure_writable()?;
         let guard = self.enter()?;
         let found = self.look_together(&keys, &guard)?;
         let mut value = Vec::new();
@@ -532,25 +538,25 @@ impl<M: Medium> Store<M> {
     ) -> Result<Vec<Result<Option<Found<'g, M>>>>> {
         let mut backoff = Backoff::new();
         for looks in 0.. {
-            let turn = (looks >= LOOKS).then(|| self.claims.turn());
-            let (settled, mark) = (self.claims.settled(), self.stamps.mark());
+            let turn = (looks >= LOOKS).then(|| self.file.claims.turn());
+            let (settled, mark) = (self.file.claims.settled(), self.map.flush.mark());
             if turn.is_some() && settled.is_none() {
                 // The one that was changing things could not go on.
-                self.pool.region().ensure_sound()?;
+                self.file.pool.region().ensure_sound()?;
             }
             let Some(settled) = settled else {
                 backoff.wait();
                 continue;
             };
             let mut words = vec![None; keys.len()];
-            self.index.get_many(keys, &mut words, guard)?;
+            self.map.index.get_many(keys, &mut words, guard)?;
             words.iter().flatten().for_each(|&word| self.prefetch(word));
             let found = keys.iter().zip(words);
             let found: Vec<_> = found
                 .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word)))
                 .collect();
             // A flush must not come in between either.
-            if self.claims.still(settled) && self.stamps.mark() == mark {
+            if self.file.claims.still(settled) && self.map.flush.mark() == mark {
                 return Ok(found);
             }
         }

@@ -100,17 +100,17 @@ impl Counters {
         }
     }
 
-    /// Takes over what a census found, if one was due. Every guard that was alive while it ran is gone.
-    pub(crate) fn settle(&self, mut census: Census) {
+    /// Takes over what a census found in this map, if one was due. Every guard that was alive while it ran is gone.
+    pub(crate) fn settle(&self, census: &mut Census, mut found: Totals) {
         if !self.is_counting() {
             // An orderly stop that had no room to save which blocks are taken: swept, but the counts are known.
             return;
         }
         let departed = self.departed.lock().expect("no panics while held").take();
         for (offset, bytes) in departed.into_iter().flatten() {
-            census.count(offset, bytes);
+            census.count(&mut found, offset, bytes);
         }
-        self.add(census.totals);
+        self.add(found);
         self.counting.store(false, Relaxed);
         // Release: whoever sees this sees the sum.
         self.exact.store(true, Release);
@@ -129,10 +129,9 @@ impl Counters {
     }
 }
 
-/// What a census has seen.
+/// What a census has seen, in whatever map: no two of them have the same record.
 #[derive(Default)]
 pub(crate) struct Census {
-    totals: Totals,
     /// A bit for each 32 bytes, in chunks of 2 MiB: blocks are at least 32 bytes apart.
     seen: HashMap<u64, Box<[u64; Self::WORDS]>>,
 }
@@ -140,8 +139,8 @@ pub(crate) struct Census {
 impl Census {
     const WORDS: usize = 1024;
 
-    /// Counts the record at `offset`, unless it was counted before.
-    pub(crate) fn count(&mut self, offset: u64, bytes: u64) {
+    /// Adds the record at `offset` to `found`, unless it was counted before.
+    pub(crate) fn count(&mut self, found: &mut Totals, offset: u64, bytes: u64) {
         let block = (offset / 32) as usize;
         let chunk = self
             .seen
@@ -150,8 +149,8 @@ impl Census {
         let (word, bit) = (&mut chunk[block / 64 % Self::WORDS], 1 << (block % 64));
         if *word & bit == 0 {
             *word |= bit;
-            self.totals.records += 1;
-            self.totals.bytes += bytes;
+            found.records += 1;
+            found.bytes += bytes;
         }
     }
 }
@@ -165,17 +164,17 @@ mod tests {
         let counters = Counters::new(None);
         assert!(counters.is_counting());
         // Three old records of 64 bytes; one goes before the census passes, one after, and one is added.
-        let mut census = Census::default();
+        let (mut census, mut found) = (Census::default(), Totals::default());
         counters.departed(4096, 64);
         counters.change(-1, -64);
-        census.count(8192, 64);
-        census.count(8192 + (2 << 20), 64);
-        census.count(8192, 64);
+        for offset in [8192, 8192 + (2 << 20), 8192] {
+            census.count(&mut found, offset, 64);
+        }
         counters.departed(8192, 64);
         counters.change(-1, -64);
         counters.change(1, 100);
         assert!(!counters.totals().1);
-        counters.settle(census);
+        counters.settle(&mut census, found);
         assert_eq!(counters.totals(), (Totals { records: 2, bytes: 164 }, true));
         assert!(!counters.is_counting());
         counters.departed(0, 64);

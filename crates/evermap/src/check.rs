@@ -25,7 +25,7 @@ pub struct CheckReport {
     pub more_problems: u64,
     /// Whether checksums were verified.
     pub deep: bool,
-    /// Records that the index names, dead ones included.
+    /// Records of all maps, and one for each named map in the catalogue, dead ones included.
     pub records: u64,
     /// Records that are expired or flushed.
     pub dead: u64,
@@ -74,7 +74,7 @@ impl fmt::Display for CheckReport {
 }
 
 impl<M: Medium> Store<M> {
-    /// Looks at the whole store and describes everything that is wrong: the index, every record (with its
+    /// Looks at the whole file and describes everything that is wrong: the index of each map, every record (with its
     /// checksum if `deep`), that exactly the reachable blocks are allocated, the counts, and that the ordered
     /// index, if it is ready, has the keys that are there. Changes nothing.
     ///
@@ -91,35 +91,62 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed). What is damaged is in the report.
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Pm`](crate::Error::Pm) with `Poisoned` or `Forked`. What is
+    /// damaged is in the report.
     pub fn check(&self, deep: bool) -> Result<CheckReport> {
         drop(self.enter()?);
         let mut report = CheckReport { deep, ..Default::default() };
         if let Err(error) = self.recover() {
             report.problem(format!("sweep: {error}"));
-        } else if let SweepState::Failed(why) = self.upkeep.sweep_state() {
+        } else if let SweepState::Failed(why) = self.file.upkeep.sweep_state() {
             report.problem(format!("sweep: {why}"));
         }
-        // Records that are being moved would be seen twice, and what is purged meanwhile counted after all.
-        let _upkeep = self.upkeep.sweeping();
-        // What waits to be reused is allocated but not reachable.
-        self.pool.epoch().drain();
-        for problem in self.index.check() {
-            report.problem(format!("index: {problem}"));
+        if let Err(error) = self.free_dropped() {
+            report.problem(format!("dropped maps: {error}"));
         }
-        self.check_records(&mut report)?;
-        self.check_blocks(&mut report);
-        self.check_counts(&mut report);
-        match self.check_ordered(&mut |what| report.problem(what)) {
-            Err(Error::Closed) => return Err(Error::Closed),
-            Err(error) => report.problem(format!("ordered index: {error}")),
-            Ok(()) => {}
+        // Records that are being moved would be seen twice, and what is purged meanwhile counted after all.
+        let _upkeep = self.file.upkeep.sweeping();
+        // What waits to be reused is allocated but not reachable.
+        self.file.pool.epoch().drain();
+        let (stores, problem) = self.all_maps()?;
+        if let Some(problem) = &problem {
+            report.problem(problem.to_string());
+        }
+        let mut reachable = Reachable(Vec::new());
+        let mut whole = problem.is_none();
+        for store in &stores {
+            whole &= store.check_map(&mut report, &mut reachable)?;
+        }
+        if whole {
+            self.check_blocks(&mut report, reachable);
         }
         Ok(report)
     }
 
+    /// Looks at one map; answers whether all of its blocks were shown to `reachable`.
+    fn check_map(&self, report: &mut CheckReport, reachable: &mut Reachable) -> Result<bool> {
+        let of_map = self.name().map_or(String::new(), |name| format!("map \"{name}\": "));
+        for problem in self.map.index.check() {
+            report.problem(format!("{of_map}index: {problem}"));
+        }
+        let before = (report.records, report.bytes);
+        self.check_records(report)?;
+        self.check_counts(report, before);
+        match self.check_ordered(&mut |what| report.problem(format!("{of_map}{what}"))) {
+            Err(Error::Closed) => return Err(Error::Closed),
+            Err(error) => report.problem(format!("{of_map}ordered index: {error}")),
+            Ok(()) => {}
+        }
+        reachable.0.extend(self.map.seat.block());
+        let visited = self.map.index.visit(reachable);
+        if let Err(error) = &visited {
+            report.problem(format!("{of_map}index: {error}"));
+        }
+        Ok(visited.is_ok())
+    }
+
     fn check_records(&self, report: &mut CheckReport) -> Result<()> {
-        let mark = self.stamps.mark();
+        let mark = self.map.flush.mark();
         let mut walk = Walk::new(self);
         while let Some((pairs, _guard)) = walk.next()? {
             if let Err(error) = walk.take_error() {
@@ -130,7 +157,7 @@ impl<M: Medium> Store<M> {
                 report.records += 1;
                 match self.check_record(hash, word, report.deep) {
                     Ok(record) => {
-                        report.bytes += self.pool.block_size(record.bytes());
+                        report.bytes += self.file.pool.block_size(record.bytes());
                         report.dead += u64::from(self.is_dead(&record, mark) == Some(true));
                     }
                     Err(problem) => report.problem(problem),
@@ -142,12 +169,12 @@ impl<M: Medium> Store<M> {
 
     fn check_record(&self, hash: u64, word: u64, deep: bool) -> Result<Record<'_, M>, String> {
         let place = word & OFFSET_MASK;
-        let record = Record::at(self.pool.medium(), word)
+        let record = Record::at(self.file.pool.medium(), word)
             .map_err(|what| format!("record at offset {place:#x}: {what}"))?;
         let describe = |what| record.damaged(what).to_string();
         let mut key = Vec::new();
         record.append_key(&mut key).map_err(|error| error.to_string())?;
-        if BytesRef::new(&key, self.pool.seed()).hash != hash {
+        if BytesRef::new(&key, self.file.pool.seed()).hash != hash {
             return Err(describe("it is not where its key belongs"));
         }
         if record.expires_at().is_none() {
@@ -160,12 +187,7 @@ impl<M: Medium> Store<M> {
     }
 
     /// Compares what is reachable with what is allocated.
-    fn check_blocks(&self, report: &mut CheckReport) {
-        let mut reachable = Reachable(Vec::new());
-        if let Err(error) = self.index.visit(&mut reachable) {
-            report.problem(format!("index: {error}"));
-            return;
-        }
+    fn check_blocks(&self, report: &mut CheckReport, reachable: Reachable) {
         let mut reachable = reachable.0;
         reachable.sort_unstable();
         for pair in reachable.windows(2).filter(|pair| pair[0] == pair[1]) {
@@ -173,10 +195,10 @@ impl<M: Medium> Store<M> {
         }
         reachable.dedup();
         report.blocks = reachable.len() as u64;
-        if !self.pool.is_swept() {
+        if !self.file.pool.is_swept() {
             return;
         }
-        let allocated = self.pool.allocated();
+        let allocated = self.file.pool.allocated();
         let missing = |from: &[u64], of: &[u64]| -> Vec<u64> {
             of.iter().copied().filter(|block| from.binary_search(block).is_err()).collect()
         };
@@ -186,19 +208,21 @@ impl<M: Medium> Store<M> {
         for block in missing(&reachable, &allocated) {
             report.problem(format!("block at offset {block:#x}: not in use but not free either"));
         }
-        let faults = self.pool.heap_stats().faults;
+        let faults = self.file.pool.heap_stats().faults;
         if faults > 0 {
             report.problem(format!("heap: {faults} frees or marks of what is no block"));
         }
     }
 
-    fn check_counts(&self, report: &mut CheckReport) {
-        let (totals, exact) = self.counters.totals();
+    /// Compares what was counted with what was found `before` this map and after it.
+    fn check_counts(&self, report: &mut CheckReport, before: (u64, u64)) {
+        let (totals, exact) = self.map.counters.totals();
         if !exact {
             return;
         }
+        let (records, bytes) = (report.records - before.0, report.bytes - before.1);
         for (what, counted, found) in
-            [("records", totals.records, report.records), ("bytes", totals.bytes, report.bytes)]
+            [("records", totals.records, records), ("bytes", totals.bytes, bytes)]
         {
             if counted != found {
                 report.problem(format!("{counted} {what} were counted but {found} found"));

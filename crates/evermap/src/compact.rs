@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const GRACE: u64 = 3;
 
 impl<M: Medium> Store<M> {
-    /// Moves records together where that frees at least an eighth of the space in use for other sizes; answers how
+    /// Moves records of all maps in the file together where that frees at least an eighth of the space in use for other sizes; answers how
     /// many it moved: none while another thread does the same, sweeps or checks. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
     /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
@@ -40,7 +40,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// [`Error::Closed`], and [`Error::Pm`] with `Poisoned` or `Forked`.
     pub fn compact(&self) -> Result<u64> {
-        let (stats, extent) = (self.pool.heap_stats(), self.pool.region().extent_size());
+        let (stats, extent) = (self.file.pool.heap_stats(), self.file.pool.region().extent_size());
         let least = (stats.extent_bytes / extent / WORTHWHILE).max(2);
         if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least * extent {
             return Ok(0);
@@ -51,27 +51,34 @@ impl<M: Medium> Store<M> {
     /// Moves records together if that frees at least `least` extents, and waits up to `patience` for readers to
     /// leave the old copies.
     pub(crate) fn move_together(&self, least: usize, patience: Duration) -> Result<u64> {
-        self.pool.region().ensure_writable()?;
+        self.file.pool.region().ensure_writable()?;
         // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
-        let Some(_sweeping) = self.upkeep.try_sweeping() else { return Ok(0) };
-        if !matches!(self.upkeep.sweep_state(), SweepState::NotNeeded | SweepState::Done(_)) {
+        let Some(_sweeping) = self.file.upkeep.try_sweeping() else { return Ok(0) };
+        if !matches!(self.file.upkeep.sweep_state(), SweepState::NotNeeded | SweepState::Done(_)) {
             return Ok(0);
         }
-        let Some(evacuation) = self.pool.evacuation(least) else { return Ok(0) };
-        let mut mover = Mover { store: self, key: Vec::new(), value: Vec::new(), moved: 0 };
-        mover.run(&evacuation)?;
+        let Some(evacuation) = self.file.pool.evacuation(least) else { return Ok(0) };
+        let mut moved = 0;
+        // What is in a map that cannot be opened stays where it is.
+        for store in &self.all_maps()?.0 {
+            let mut mover = Mover { store, key: Vec::new(), value: Vec::new(), moved: 0 };
+            match mover.run(&evacuation) {
+                Ok(()) | Err(Error::Dropped { .. }) => moved += mover.moved,
+                Err(error) => return Err(error),
+            }
+        }
         self.see_off(&evacuation, patience);
-        Ok(mover.moved)
+        Ok(moved)
     }
 
     /// Waits until the old copies of what has moved are free. Nothing may be allocated beside them before, or the
     /// extents would never be empty.
     fn see_off(&self, evacuation: &Evacuation<'_, M>, patience: Duration) {
-        let (epoch, began) = (self.pool.epoch(), Instant::now());
+        let (epoch, began) = (self.file.pool.epoch(), Instant::now());
         let settled = epoch.stats().epoch + GRACE;
         loop {
             epoch.try_drain();
-            let late = began.elapsed() >= patience || self.upkeep.is_stopping();
+            let late = began.elapsed() >= patience || self.file.upkeep.is_stopping();
             if evacuation.remaining() == 0 || epoch.stats().epoch >= settled || late {
                 return;
             }
@@ -103,7 +110,7 @@ impl<M: Medium> Mover<'_, M> {
                     Err(error) => return Err(error),
                 }
             }
-            if self.store.upkeep.is_stopping() {
+            if self.store.file.upkeep.is_stopping() {
                 break;
             }
         }
@@ -114,7 +121,7 @@ impl<M: Medium> Mover<'_, M> {
     /// make its damage look sound.
     fn shift(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
         let (store, key, value) = (self.store, &mut self.key, &mut self.value);
-        let Ok(record) = Record::at(store.pool.medium(), word) else { return Ok(false) };
+        let Ok(record) = Record::at(store.file.pool.medium(), word) else { return Ok(false) };
         key.clear();
         value.clear();
         record.append_key(key)?;
@@ -123,7 +130,7 @@ impl<M: Medium> Mover<'_, M> {
             return Ok(false);
         }
         let meta = Meta { flags: record.flags(), expires_at: record.expires_at().unwrap_or(0) };
-        let draft = Draft::new(&store.pool, key, value, meta, record.stamp())?;
+        let draft = Draft::new(&store.file.pool, key, value, meta, record.stamp())?;
         let change = store.commit(
             store.key(key)?,
             Intent::ExistingOnly,

@@ -90,6 +90,44 @@ pub enum Error {
         /// What went wrong.
         why: String,
     },
+    /// The name of a map is empty or longer than [`MAP_NAME_MAX`](crate::MAP_NAME_MAX).
+    #[error("name of {len} bytes for a map; it must have 1 to {max}")]
+    MapName {
+        /// Its length, bytes.
+        len: usize,
+        /// The limit, bytes.
+        max: usize,
+    },
+    /// There is no map of this name, and [`MapOptions::create`](crate::MapOptions::create) was off.
+    #[error("no map \"{name}\" here; open it with create to make one")]
+    NoSuchMap {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// The map exists with another kind of index than was asked for.
+    #[error("map \"{name}\" has the index {found}, not {asked}; open it without naming one")]
+    OtherIndex {
+        /// Its name.
+        name: String,
+        /// What it has.
+        found: crate::IndexKind,
+        /// What was asked for.
+        asked: crate::IndexKind,
+    },
+    /// The map was dropped. A map of the same name is another one.
+    #[error("map \"{name}\" was dropped; open it by its name to make a new one")]
+    Dropped {
+        /// Its name.
+        name: String,
+    },
+    /// What leads to the map does not verify. The default map and other named maps are not affected.
+    #[error("map \"{name}\" cannot be opened ({why}); drop it to be rid of it")]
+    MapDamaged {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        why: String,
+    },
     /// The store was closed through another handle.
     #[error("the store was closed")]
     Closed,
@@ -123,7 +161,7 @@ impl Error {
 
     /// Whether something in the file is damaged.
     pub fn is_damaged(&self) -> bool {
-        matches!(self, Error::Damaged { .. })
+        matches!(self, Error::Damaged { .. } | Error::MapDamaged { .. })
             || matches!(self.kind(), Some(ErrorKind::Damaged { .. }))
     }
 

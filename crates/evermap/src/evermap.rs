@@ -13,8 +13,7 @@ use evermap_pm::{ErrorKind, Medium};
 
 use crate::error::pm;
 use crate::ordered::{self, Crew};
-use crate::store::Origin;
-use crate::{Durability, Error, Options, Result, Store};
+use crate::{Durability, Error, MapOptions, Options, Result, Store};
 
 /// A map in a file that outlives the process: a handle to be cloned and shared between threads.
 ///
@@ -37,10 +36,14 @@ use crate::{Durability, Error, Options, Result, Store};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Evermap(Arc<Owner>);
+pub struct Evermap {
+    owner: Arc<Owner>,
+    store: Store<Mapped>,
+}
 
 struct Owner {
-    store: Arc<Store<Mapped>>,
+    /// The default map.
+    store: Store<Mapped>,
     /// Threads in the background.
     threads: Mutex<Vec<JoinHandle<()>>>,
     fork: ForkDetector,
@@ -61,20 +64,37 @@ impl Evermap {
             Error::NotFound { .. } => Error::NotFound { path: path.to_owned() },
             error => error.at(path),
         })?;
-        let medium = store.pool.medium();
-        store.origin = Origin {
-            path: medium.path().map(Path::to_owned),
-            file_system: medium.filesystem().to_owned(),
-            ..store.origin
-        };
-        let (store, fork) = (Arc::new(store), ForkDetector::new()?);
-        let owner = Owner { store, threads: Mutex::default(), fork };
+        let file = Arc::get_mut(&mut store.file).expect("nobody else has it yet");
+        let medium = file.pool.medium();
+        file.origin.path = medium.path().map(Path::to_owned);
+        file.origin.file_system = medium.filesystem().to_owned();
+        let fork = ForkDetector::new()?;
+        let owner = Owner { store: store.clone(), threads: Mutex::default(), fork };
         let started = owner.start_threads();
         started.map_err(|source| evermap_pm::Error::io("starting a thread", path, source))?;
-        Ok(Evermap(Arc::new(owner)))
+        Ok(Evermap { owner: Arc::new(owner), store })
     }
 
-    /// Closes the store for all handles: waits for running operations and for [readers](crate::Reader), and
+    /// The map called `name`, opened or made: as [`Store::map`], and this handle of it keeps the store open like any
+    /// other.
+    ///
+    /// ```
+    /// use evermap::{Evermap, MapOptions, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let users = Evermap::open(&path, Options::new())?.map("users", MapOptions::new())?;
+    /// users.put(b"1", b"ann")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Store::map`].
+    pub fn map(&self, name: &str, options: MapOptions) -> Result<Evermap> {
+        let store = self.store.map(name, options)?;
+        Ok(Evermap { owner: self.owner.clone(), store })
+    }
+
+    /// Closes the store for all handles, those of named maps too: waits for running operations and for [readers](crate::Reader), and
     /// leaves everything in order. Later operations through other handles answer [`Error::Closed`]. The
     /// file can be opened again as soon as the last handle is dropped.
     ///
@@ -83,7 +103,7 @@ impl Evermap {
     /// # Errors
     /// See [`Store::close`].
     pub fn close(self) -> Result<()> {
-        self.0.close()
+        self.owner.close()
     }
 }
 
@@ -92,19 +112,22 @@ impl Deref for Evermap {
 
     #[inline(always)]
     fn deref(&self) -> &Store<Mapped> {
-        &self.0.store
+        &self.store
     }
 }
 
 impl std::fmt::Debug for Evermap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Evermap").field("path", &self.origin.path).finish_non_exhaustive()
+        f.debug_struct("Evermap")
+            .field("path", &self.file.origin.path)
+            .field("map", &self.name())
+            .finish_non_exhaustive()
     }
 }
 
 impl Owner {
     fn start_threads(&self) -> std::io::Result<()> {
-        self.store.upkeep.set_kept();
+        self.store.file.upkeep.set_kept();
         self.start("evermap-keeper", Store::keep_up)?;
         if self.store.wants_ordered_built() {
             self.start("evermap-order", |store| {
@@ -139,7 +162,7 @@ impl Owner {
     }
 
     fn stop_threads(&self) {
-        self.store.upkeep.stop();
+        self.store.file.upkeep.stop();
         let threads = std::mem::take(&mut *self.threads.lock().expect("no panics while held"));
         if self.fork.is_child() {
             // The threads do not exist here, and waiting for them would never end.

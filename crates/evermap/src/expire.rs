@@ -15,7 +15,7 @@ use evermap_pm::Medium;
 use crate::read::Walk;
 use crate::record::Record;
 use crate::store::Verdict;
-use crate::{Clock, Result, Store};
+use crate::{Clock, Error, Result, Store};
 
 /// No record expires.
 const NEVER: u32 = u32::MAX;
@@ -56,7 +56,7 @@ impl Expiry {
 }
 
 impl<M: Medium> Store<M> {
-    /// Removes the records that are expired or flushed; answers how many. Other operations may go on
+    /// Removes the records of all maps in the file that are expired or flushed; answers how many. Other operations may go on
     /// meanwhile; a sweep, a compaction or a check has to end first, so the calling thread must not hold a
     /// [`Reader`](crate::Reader). O(n). [`Evermap`](crate::Evermap) calls it in the background.
     ///
@@ -72,13 +72,13 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn purge(&self) -> Result<u64> {
-        self.pool.region().ensure_writable()?;
-        let _sweeping = self.upkeep.sweeping();
-        let expiry = &self.upkeep.expiry;
+        self.file.pool.region().ensure_writable()?;
+        let _sweeping = self.file.upkeep.sweeping();
+        let expiry = &self.file.upkeep.expiry;
         // From here on whoever stores a record that expires says so again; this pass may miss it.
         expiry.earliest.store(NEVER, Relaxed);
         expiry.purges.fetch_add(1, Relaxed);
-        let walked = self.purge_all();
+        let walked = self.purge_maps();
         if !matches!(walked, Ok((_, true))) {
             // It has not seen all there is.
             expiry.expect(0);
@@ -88,27 +88,41 @@ impl<M: Medium> Store<M> {
         Ok(purged)
     }
 
-    /// The walk of a purge: how many records it removed, and whether it came to the end.
+    /// The walks of a purge: how many records they removed, and whether they came to the end.
+    fn purge_maps(&self) -> Result<(u64, bool)> {
+        let mut all = (0, true);
+        // In a map that cannot be opened there is nothing that could be removed.
+        for store in self.all_maps()?.0 {
+            match store.purge_all() {
+                Ok((purged, whole)) => all = (all.0 + purged, all.1 && whole),
+                Err(Error::Dropped { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The walk through one map: how many records it removed, and whether it came to the end.
     fn purge_all(&self) -> Result<(u64, bool)> {
         let (mut purged, mut whole) = (0, true);
         let mut walk = Walk::new(self);
         while let Some((pairs, guard)) = walk.next()? {
             // A segment that cannot be read has nothing that could be removed.
             let _ = walk.take_error();
-            pairs.iter().for_each(|(_, word)| self.pool.medium().prefetch(word & OFFSET_MASK));
-            let mark = self.stamps.mark();
+            pairs.iter().for_each(|(_, word)| self.file.pool.medium().prefetch(word & OFFSET_MASK));
+            let mark = self.map.flush.mark();
             for (_, word) in pairs {
-                let Ok(record) = Record::at(self.pool.medium(), word) else { continue };
+                let Ok(record) = Record::at(self.file.pool.medium(), word) else { continue };
                 match self.is_dead(&record, mark) {
                     Some(true) => purged += u64::from(self.purge_one(&record, &guard)?),
                     Some(false) => match record.expires_at() {
                         None | Some(0) => {}
-                        Some(expires_at) => self.upkeep.expect_expiry(expires_at),
+                        Some(expires_at) => self.file.upkeep.expect_expiry(expires_at),
                     },
                     None => {}
                 }
             }
-            if self.upkeep.is_stopping() {
+            if self.file.upkeep.is_stopping() {
                 whole = false;
                 break;
             }
@@ -135,7 +149,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn purge_if_due(&self) -> Result<u64> {
-        if self.upkeep.expiry.is_due(&self.clock) { self.purge() } else { Ok(0) }
+        if self.file.upkeep.expiry.is_due(&self.file.clock) { self.purge() } else { Ok(0) }
     }
 
     /// Removes what the key of `record` is bound to, if it is dead.

@@ -1,14 +1,21 @@
 //! What a batch is about to do, written down so that a crash in the middle cannot leave a part of it.
 //!
 //! ```text
-//! 0    number of entries
-//! 8    CRC32C of the number and the entries
-//! 16   entries of 24 bytes: index word before (0: absent), index word after (0: absent), control word after
+//! 0    number of entries (lower 48 bits), 1 if they name maps or 0 (upper 16 bits)
+//! 8    CRC32C of the word before and the entries
+//! 16   entries of 24 or 32 bytes: index word before (0: absent), index word after (0: absent), control word after,
+//!      and if they name maps, where the descriptor of the map is (0: the default map)
 //! ```
+//!
+//! They name maps where not all of them concern the default map: so every batch on that is as it was before there were others.
 //!
 //! The batch is decided by the store of one word, the root slot that names the intent; so it is the only word outside
 //! the index that ever names records, and the only one that names the intent's own block. Opening carries out what it
 //! finds there before anything else happens, the sweep included, and empties the slot: the sweep need not know of it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
@@ -17,6 +24,7 @@ use evermap_pm::region::OnSuspect;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use crate::batch::BATCH_MAX;
+use crate::map::Seat;
 use crate::primary::Primary;
 use crate::record::Record;
 use crate::sealed::{Place, seal, unseal};
@@ -24,14 +32,17 @@ use crate::{Error, Result};
 
 /// Root slot that names the intent of the batch that runs.
 const ROOT: usize = 15;
-/// Words before the entries, and words of an entry.
+/// Words before the entries.
 const HEAD: usize = 2;
-const ENTRY: usize = 3;
+/// In the first word: the entries name maps.
+const NAMES_MAPS: u64 = 1 << 48;
 
 /// One change of a batch. Carrying it out needs no space, so it cannot fail for want of any: a key that was absent has
 /// been bound to its record before, which counts as expired until the control word says otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
+    /// Descriptor of the map; 0: the default one.
+    pub(crate) map: u64,
     /// Index word before; 0: absent.
     pub(crate) old: u64,
     /// Index word after; 0: absent.
@@ -89,14 +100,18 @@ impl<'p, M: Medium> Intent<'p, M> {
     /// # Errors
     /// `NoSpace`; nothing has changed then.
     pub(crate) fn flushed(pool: &'p Pool<M>, entries: &[Entry]) -> Result<Self> {
-        let mut bytes = vec![0; (HEAD + ENTRY * entries.len()) * 8];
-        let words = entries.iter().flat_map(|entry| [entry.old, entry.new, entry.control]);
-        for (bytes, word) in bytes[HEAD * 8..].chunks_exact_mut(8).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+        let names_maps = entries.iter().any(|entry| entry.map != 0);
+        let head = entries.len() as u64 | if names_maps { NAMES_MAPS } else { 0 };
+        let words = words_of(head);
+        let mut bytes = vec![0; (HEAD + words * entries.len()) * 8];
+        let all = entries.iter().map(|entry| [entry.old, entry.new, entry.control, entry.map]);
+        for (bytes, entry) in bytes[HEAD * 8..].chunks_exact_mut(8 * words).zip(all) {
+            for (bytes, word) in bytes.chunks_exact_mut(8).zip(entry) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
         }
-        let count = entries.len() as u64;
-        bytes[..8].copy_from_slice(&count.to_le_bytes());
-        let check = u64::from(check_of(count, &bytes[HEAD * 8..]));
+        bytes[..8].copy_from_slice(&head.to_le_bytes());
+        let check = u64::from(check_of(head, &bytes[HEAD * 8..]));
         bytes[8..16].copy_from_slice(&check.to_le_bytes());
         let offset = pool.allocate_part(bytes.len() as u64)?;
         let m = pool.medium();
@@ -136,8 +151,13 @@ fn store_root<M: Medium>(pool: &Pool<M>, word: u64) {
     pool.medium().persist(root);
 }
 
-fn check_of(count: u64, entries: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&count.to_le_bytes()), entries)
+fn check_of(head: u64, entries: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&head.to_le_bytes()), entries)
+}
+
+/// Words of an entry behind this first word.
+fn words_of(head: u64) -> usize {
+    if head & NAMES_MAPS == 0 { 3 } else { 4 }
 }
 
 /// Carries out the intent that a crash has left, if there is one. Every step is one that was on its way, so that a crash
@@ -148,7 +168,7 @@ fn check_of(count: u64, entries: &[u8]) -> u32 {
 /// # Errors
 /// `Damaged` if the intent does not verify; with [`OnSuspect::Salvage`] it is dropped instead.
 pub(crate) fn resume<M: Medium>(
-    pool: &Pool<M>,
+    pool: &Arc<Pool<M>>,
     index: &Primary<M>,
     on_suspect: OnSuspect,
 ) -> Result<u64> {
@@ -171,7 +191,15 @@ pub(crate) fn resume<M: Medium>(
                 store_root(pool, 0);
             }
             let guard = pool.pin();
+            let mut named = HashMap::new();
             for entry in entries {
+                let index = match index_of(entry.map, pool, index, &mut named) {
+                    Err(error) if error.is_damaged() => {
+                        damaged += 1;
+                        continue;
+                    }
+                    found => found?,
+                };
                 match resume_one(&entry, pool, index, &guard) {
                     Err(error) if error.is_damaged() => damaged += 1,
                     done => done?,
@@ -183,6 +211,26 @@ pub(crate) fn resume<M: Medium>(
     }
     store_root(pool, 0);
     Ok(damaged)
+}
+
+/// The index of the map that an entry names. A map cannot be dropped while an intent names it, so its descriptor is one.
+fn index_of<'i, M: Medium>(
+    map: u64,
+    pool: &Arc<Pool<M>>,
+    default: &'i Primary<M>,
+    named: &'i mut HashMap<u64, Primary<M>>,
+) -> Result<&'i Primary<M>> {
+    if map == 0 {
+        return Ok(default);
+    }
+    Ok(match named.entry(map) {
+        Occupied(open) => open.into_mut(),
+        Vacant(place) => {
+            let seat = Seat::described(pool, map)
+                .ok_or_else(|| evermap_pm::Error::damaged(map, "no map is described here"))?;
+            place.insert(Primary::open(pool, seat.root(pool))?)
+        }
+    })
 }
 
 fn resume_one<M: Medium>(
@@ -203,17 +251,23 @@ fn resume_one<M: Medium>(
 fn read<M: Medium>(m: &M, root: u64) -> Option<Vec<Entry>> {
     let offset = unseal(Place::Intent, root)?;
     let head = m.slice::<PmU64>(offset, HEAD as u64)?;
-    let (count, check) = (m.load(&head[0]), m.load(&head[1]));
+    let (head, check) = (m.load(&head[0]), m.load(&head[1]));
+    let count = head & !NAMES_MAPS;
     if count > BATCH_MAX as u64 {
         return None;
     }
-    let cells = m.slice::<PmU64>(offset + HEAD as u64 * 8, count * ENTRY as u64)?;
+    let words = words_of(head);
+    let cells = m.slice::<PmU64>(offset + HEAD as u64 * 8, count * words as u64)?;
     let mut bytes = vec![0; cells.len() * 8];
     m.read_bytes(cells, &mut bytes);
-    if u64::from(check_of(count, &bytes)) != check {
+    if u64::from(check_of(head, &bytes)) != check {
         return None;
     }
-    let words: Vec<u64> = cells.iter().map(|cell| m.load(cell)).collect();
-    let entry = |words: &[u64]| Entry { old: words[0], new: words[1], control: words[2] };
-    Some(words.chunks_exact(ENTRY).map(entry).collect())
+    let entry = |cells: &[PmU64]| Entry {
+        map: cells.get(3).map_or(0, |cell| m.load(cell)),
+        old: m.load(&cells[0]),
+        new: m.load(&cells[1]),
+        control: m.load(&cells[2]),
+    };
+    Some(cells.chunks_exact(words).map(entry).collect())
 }

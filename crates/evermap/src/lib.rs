@@ -23,6 +23,11 @@
 //! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](evermap_pm::ErrorKind::Suspect), and [`Options::on_suspect`] decides |
 //! | a damaged file | an answer may be lost, and most losses are reported as [`Error::Damaged`]; no wrong value, no crash, no hang |
 //!
+//! # Many maps in one file
+//!
+//! [`Evermap::map`] opens or makes another map in the same file, with keys of its own, by its name;
+//! [`drop_map`](Store::drop_map) drops one. Both are crash-safe.
+//!
 //! # What is safe Rust under which assumption
 //!
 //! Everything except [`Entry::bytes`] copies what it reads out of the mapping with atomic loads, checks every
@@ -52,8 +57,12 @@ mod compact;
 mod error;
 mod evermap;
 mod expire;
+mod file;
+mod flush;
 mod intent;
 mod item;
+mod map;
+mod maps;
 mod options;
 mod ordered;
 mod primary;
@@ -78,6 +87,7 @@ pub use evermap::Evermap;
 pub use evermap_index::record::KEY_MAX;
 pub use evermap_pm::region::OnSuspect;
 pub use item::{Edit, Item, Meta, Outcome};
+pub use maps::{MAP_NAME_MAX, MapOptions};
 pub use options::{Durability, Options};
 pub use ordered::{Notices, OrderedStat, OrderedState};
 pub use primary::IndexKind;

@@ -159,7 +159,7 @@ impl Options {
         self
     }
 
-    /// Most bytes that records may take together; beyond it, mutations answer [`Error::Full`]. No limit
+    /// Most bytes that the records of the default map may take together; beyond it, mutations answer [`Error::Full`]. No limit
     /// unless told otherwise. May be exceeded by one record per thread.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
@@ -196,8 +196,8 @@ impl Options {
         self
     }
 
-    /// Which kind of index finds the records of a *new* store. Dash-EH unless told otherwise; a store that exists
-    /// keeps the one it was made with.
+    /// Which kind of index finds the records of a *new* store, and of new maps in it. Dash-EH unless told otherwise; what
+    /// exists keeps the one it was made with.
     ///
     /// ```
     /// use evermap::{Evermap, IndexKind, Options};
@@ -213,12 +213,12 @@ impl Options {
         self
     }
 
-    /// Whether the store also knows which key comes next, so that it can be [scanned](crate::Store::scan). Off unless
-    /// told otherwise.
+    /// Whether the maps of the store also know which key comes next, so that they can be
+    /// [scanned](crate::Store::scan). Off unless told otherwise.
     ///
     /// That takes ordinary memory, some 40 bytes a key and what of the key is beyond 15 bytes. The file is the same
     /// with it and without: after every opening it is built anew in the background, while everything but scans
-    /// works already.
+    /// works already; that of a named map by its first scan.
     ///
     /// ```
     /// use evermap::{Evermap, Options};

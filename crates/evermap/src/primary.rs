@@ -10,7 +10,7 @@ use evermap_index::{
     Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Intent, Level, Persistent,
     Result, Stats, Visitor,
 };
-use evermap_pm::{ErrorKind, Medium, Pool};
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use crate::Error;
 use crate::error::pm;
@@ -49,9 +49,9 @@ impl IndexKind {
     }
 }
 
-/// Dash-LH for heaps of small extents: its first arrays hold two segments instead of a mebibyte of them.
+/// Dash-LH for heaps of small extents and for named maps: its first arrays hold two segments instead of a mebibyte of them.
 type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
-/// Level hashing for heaps of small extents: its chunks hold 32 buckets instead of a mebibyte of them.
+/// Level hashing for heaps of small extents and for named maps: its chunks hold 32 buckets instead of a mebibyte of them.
 type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
 /// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual Level hashing.
 const LARGE_EXTENT: u64 = 2 << 20;
@@ -66,12 +66,12 @@ macro_rules! types {
         }
 
         impl<M: Medium> Primary<M> {
-            /// Opens the index in root slot `root`, whatever type it is.
-            pub(crate) fn open(pool: &Arc<Pool<M>>, root: usize) -> Result<Self> {
+            /// Opens the index that the root cell `root` names, whatever type it is.
+            pub(crate) fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
                 $(if <$index<Bytes, M>>::is_at(pool, root) {
                     return $index::open(pool.clone(), root).map(Primary::$variant);
                 })+
-                let at = pool.medium().offset_of(pool.root(root));
+                let at = pool.medium().offset_of(root);
                 Err(evermap_pm::Error::damaged(at, "the root names no index that a store can have"))
             }
 
@@ -123,10 +123,19 @@ impl FromStr for IndexKind {
 }
 
 impl<M: Medium> Primary<M> {
-    /// Makes an empty index of this kind in root slot `root`, small enough for the smallest store.
-    pub(crate) fn create(kind: IndexKind, pool: &Arc<Pool<M>>, root: usize) -> Result<Self> {
+    /// Makes an empty index of this kind for the root cell `root` to name: enough for the smallest store, and with
+    /// `small` not above 64 KiB in any store.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn create(
+        kind: IndexKind,
+        small: bool,
+        pool: &Arc<Pool<M>>,
+        root: &PmU64,
+    ) -> Result<Self> {
         let pool = pool.clone();
-        let small = pool.region().extent_size() < LARGE_EXTENT;
+        let small = small || pool.region().extent_size() < LARGE_EXTENT;
         match kind {
             IndexKind::DashEh => {
                 DashEh::create(pool, root, dash::Config::default()).map(Primary::DashEh)

@@ -158,7 +158,7 @@ impl<M: Medium> Store<M> {
         mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
     ) -> Result<bool> {
         let mut words = [None; BATCH];
-        self.index.get_many(keys, &mut words[..keys.len()], guard)?;
+        self.map.index.get_many(keys, &mut words[..keys.len()], guard)?;
         for word in words.iter().flatten() {
             self.prefetch(*word);
         }
@@ -261,7 +261,7 @@ impl<M: Medium> Store<M> {
     #[inline]
     pub(crate) fn prefetch(&self, word: u64) {
         let offset = word & evermap_index::record::OFFSET_MASK;
-        (0..LINES_AHEAD).for_each(|line| self.pool.medium().prefetch(offset + line * 64));
+        (0..LINES_AHEAD).for_each(|line| self.file.pool.medium().prefetch(offset + line * 64));
     }
 
     /// The live record of `key`, and when it expires.
@@ -271,7 +271,7 @@ impl<M: Medium> Store<M> {
         key: BytesRef<'_>,
         guard: &'g Guard<'_>,
     ) -> Result<Option<Found<'g, M>>> {
-        match self.index.get(key, guard)? {
+        match self.map.index.get(key, guard)? {
             None => Ok(None),
             Some(word) => self.readable(key, word),
         }
@@ -284,12 +284,12 @@ impl<M: Medium> Store<M> {
             self.met_damage();
             Error::damaged(key.bytes, word & evermap_index::record::OFFSET_MASK, what)
         };
-        let record = Record::at(self.pool.medium(), word).map_err(damaged)?;
-        if record.stamp() < self.stamps.mark() {
+        let record = Record::at(self.file.pool.medium(), word).map_err(damaged)?;
+        if record.stamp() < self.map.flush.mark() {
             return Ok(None);
         }
         let expires_at = record.expires_at().ok_or_else(|| damaged("its expiry is unreadable"))?;
-        let expired = expires_at != 0 && expires_at <= self.clock.now();
+        let expired = expires_at != 0 && expires_at <= self.file.clock.now();
         Ok((!expired).then_some((record, expires_at)))
     }
 
@@ -298,7 +298,7 @@ impl<M: Medium> Store<M> {
     pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         record.append_value(out)?;
-        if self.verify && !record.verifies(key, &out[start..]) {
+        if self.file.verify && !record.verifies(key, &out[start..]) {
             out.truncate(start);
             self.met_damage();
             return Err(Error::damaged(key, record.offset(), MISMATCH));
@@ -316,7 +316,7 @@ impl<M: Medium> Store<M> {
     ) -> Result<Option<Item<'a>>> {
         key.clear();
         value.clear();
-        let named = match Record::at(self.pool.medium(), word) {
+        let named = match Record::at(self.file.pool.medium(), word) {
             // Of a pair whose record is unreadable nobody knows the key.
             Err(_) => self.readable(BytesRef { bytes: &[], hash }, word)?,
             Ok(record) => {
@@ -358,7 +358,7 @@ impl<'s, M: Medium> Walk<'s, M> {
         let guard = self.store.enter()?;
         let mut pairs = Vec::new();
         let (shown, next) =
-            self.store.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
+            self.store.map.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
         self.from = next;
         self.error = shown.err().map(Error::from);
         Ok(Some((pairs, guard)))
@@ -373,7 +373,7 @@ impl<'s, M: Medium> Walk<'s, M> {
 impl<M: Medium> Drop for Walk<'_, M> {
     fn drop(&mut self) {
         if let Some(from) = self.from.filter(|&from| from != 0) {
-            self.store.index.abandon(from);
+            self.store.map.index.abandon(from);
         }
     }
 }
@@ -445,7 +445,7 @@ impl<M: Medium> Reader<'_, M> {
         let Some((record, expires_at)) = self.store.find(key, &self.guard)? else {
             return Ok(None);
         };
-        if self.store.verify && !record.verify() {
+        if self.store.file.verify && !record.verify() {
             self.store.met_damage();
             return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
         }

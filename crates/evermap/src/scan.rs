@@ -318,7 +318,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         }
         if self.at == self.keys.len() {
             // In a forked child, other threads may have been changing the tree.
-            self.store.pool.region().ensure_writable()?;
+            self.store.file.pool.region().ensure_writable()?;
             self.keys.clear();
             self.at = 0;
             let wanted = BATCH.min(usize::try_from(self.limit).unwrap_or(BATCH));

@@ -1,7 +1,7 @@
 //! Words that tell whether they were damaged.
 //!
 //! What a whole record hangs on is covered by its checksum. A few lone words are not: a control word, the
-//! limit of the CAS ids, the flush mark, the root of a batch's intent. They carry a check of their own, so that a word that was
+//! limit of the CAS ids, the flush mark, the root of a batch's intent, the words of a map. They carry a check of their own, so that a word that was
 //! overwritten, zeroed or moved is noticed instead of believed.
 
 /// Which word it is: a word in the place of another does not verify.
@@ -21,6 +21,10 @@ pub(crate) enum Place {
     Bytes = 6,
     /// Where the intent of a batch is: see [`intent`](crate::intent).
     Intent = 7,
+    /// Where the descriptor of the catalogue is: see [`maps`](crate::maps).
+    Catalogue = 8,
+    /// Where the descriptor of a map is that has this word: see [`map`](crate::map).
+    Descriptor = 9,
 }
 
 impl Place {
@@ -29,7 +33,11 @@ impl Place {
     const fn width(self) -> u32 {
         match self {
             Place::Control | Place::FlushDue => 40,
-            Place::Records | Place::Bytes | Place::Intent => 48,
+            Place::Records
+            | Place::Bytes
+            | Place::Intent
+            | Place::Catalogue
+            | Place::Descriptor => 48,
             Place::StampLimit | Place::FlushMark => 56,
         }
     }
@@ -68,7 +76,7 @@ fn check(place: Place, value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const PLACES: [Place; 7] = [
+    const PLACES: [Place; 9] = [
         Place::Control,
         Place::StampLimit,
         Place::FlushMark,
@@ -76,6 +84,8 @@ mod tests {
         Place::Records,
         Place::Bytes,
         Place::Intent,
+        Place::Catalogue,
+        Place::Descriptor,
     ];
 
     /// The check is part of the format: these values must never change.

@@ -24,6 +24,10 @@ pub struct Stat {
     pub durability: Durability,
     /// What flushes and fences really do: `volatile`, `process`, ...
     pub medium: &'static str,
+    /// The map that records and index are of; nothing for the default one.
+    pub map: Option<String>,
+    /// Named maps in the file.
+    pub maps: u64,
     /// Records, those included that expired or were flushed but are not removed yet.
     pub records: Count,
     /// Bytes of the blocks that hold records.
@@ -85,7 +89,7 @@ pub struct Stat {
 }
 
 impl<M: Medium> Store<M> {
-    /// The state of the store in figures. Walks the index, but no record: O(n / 1000).
+    /// The state of the map and its file in figures. Walks the index, but no record: O(n / 1000).
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -100,13 +104,15 @@ impl<M: Medium> Store<M> {
     /// See [`Store`].
     pub fn stat(&self) -> Result<Stat> {
         let guard = self.enter()?;
-        let index = self.index.stats(&guard)?;
-        let (heap, region) = (self.pool.heap_stats(), self.pool.region());
+        let index = self.map.index.stats(&guard)?;
+        let (heap, region) = (self.file.pool.heap_stats(), self.file.pool.region());
         Ok(Stat {
-            path: self.origin.path.clone(),
-            file_system: self.origin.file_system.clone(),
-            durability: self.origin.durability,
-            medium: self.pool.medium().name(),
+            path: self.file.origin.path.clone(),
+            file_system: self.file.origin.file_system.clone(),
+            durability: self.file.origin.durability,
+            medium: self.file.pool.medium().name(),
+            map: self.name().map(str::to_owned),
+            maps: self.map_count(),
             records: self.len(),
             record_bytes: self.bytes(),
             allocated_bytes: heap.allocated_bytes,
@@ -114,8 +120,8 @@ impl<M: Medium> Store<M> {
             closed_bytes: heap.closed_bytes,
             file_bytes: heap.file_bytes,
             extent_size: region.extent_size(),
-            max_bytes: Some(self.max_bytes).filter(|&limit| limit != u64::MAX),
-            index: self.index.kind(),
+            max_bytes: Some(self.map.max_bytes.load(Relaxed)).filter(|&limit| limit != u64::MAX),
+            index: self.map.index.kind(),
             load_factor: index.load_factor(),
             segments: index.segments,
             depth: index.depth,
@@ -123,18 +129,18 @@ impl<M: Medium> Store<M> {
             merges: index.merges,
             recovered: index.recovered,
             generation: region.generation(),
-            clean_open: self.origin.clean,
-            suspect: self.origin.suspect,
-            sweep: self.upkeep.sweep_state(),
-            ordered: self.ordered.as_ref().map(Ordered::stat),
-            epoch: self.pool.epoch_stats(),
-            next_cas: self.stamps.next(),
-            flush_mark: self.stamps.mark(),
-            flush_due: self.stamps.due(),
-            next_expiry: self.upkeep.expiry.next(),
-            purges: self.upkeep.expiry.purges.load(Relaxed),
-            purged: self.upkeep.expiry.purged.load(Relaxed),
-            damage_met: self.damage_met.load(Relaxed),
+            clean_open: self.file.origin.clean,
+            suspect: self.file.origin.suspect,
+            sweep: self.file.upkeep.sweep_state(),
+            ordered: self.map.ordered.as_ref().map(Ordered::stat),
+            epoch: self.file.pool.epoch_stats(),
+            next_cas: self.file.stamps.next(),
+            flush_mark: self.map.flush.mark(),
+            flush_due: self.map.flush.due(),
+            next_expiry: self.file.upkeep.expiry.next(),
+            purges: self.file.upkeep.expiry.purges.load(Relaxed),
+            purged: self.file.upkeep.expiry.purged.load(Relaxed),
+            damage_met: self.map.damage_met.load(Relaxed),
             heap_faults: heap.faults,
         })
     }
@@ -149,6 +155,12 @@ impl fmt::Display for Stat {
         }
         line("file system", &self.file_system)?;
         line("durability", &format!("{} (in effect: {})", self.durability, self.medium))?;
+        if let Some(map) = &self.map {
+            line("map", map)?;
+        }
+        if self.maps > 0 {
+            line("named maps", &self.maps)?;
+        }
         line("records", &self.records)?;
         line("record bytes", &self.record_bytes)?;
         line("allocated", &self.allocated_bytes)?;

@@ -1,9 +1,10 @@
-//! The store: what is in a pool, and the one way in which it changes.
+//! The store: a map in a file, and the one way in which it changes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
 use std::time::Duration;
 
 use evermap_index::key::BytesRef;
@@ -13,19 +14,17 @@ use evermap_pm::medium::Mapped;
 use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
 use evermap_pm::{Medium, Pool};
 
-use crate::census::{Count, Counters, Totals};
+use crate::census::Count;
 use crate::claims::Claims;
+use crate::file::{File, Origin};
 use crate::intent;
-use crate::ordered::Ordered;
+use crate::map::{Life, Map, Seat, Setting};
+use crate::maps::Maps;
 use crate::primary::Primary;
 use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes};
-use crate::sealed::{Place, seal, unseal};
 use crate::stamps::Stamps;
 use crate::upkeep::Upkeep;
-use crate::{Clock, Durability, Error, Meta, Options, Result};
-
-/// Root slot of the primary index.
-const PRIMARY: usize = 0;
+use crate::{Error, Meta, Options, Result};
 
 /// A map from keys to values that outlives the process.
 ///
@@ -42,38 +41,25 @@ const PRIMARY: usize = 0;
 /// Every operation can answer:
 /// * [`Error::KeyTooLong`];
 /// * [`Error::Damaged`] where the record of the key does not verify: other keys are not affected;
-/// * [`Error::Closed`] after [`close`](Store::close);
+/// * [`Error::Closed`] after [`close`](Store::close), and [`Error::Dropped`] after [`drop_map`](Store::drop_map);
 /// * [`Error::Pm`] with `Poisoned` after a thread panicked in the middle of a change, or `Damaged` where
 ///   the index is damaged.
 ///
 /// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`] or [`Error::Pm`] with `NoSpace`, and
 /// nothing has changed then; and [`Error::Pm`] with `Forked` in a forked child.
+///
+/// A file has a default map, which is what [`open`](Store::open) answers, and any number of [named](Store::map) ones. A
+/// `Store` is a handle of one of them, to be cloned and shared. What concerns the file as a whole can be done
+/// through any handle.
 pub struct Store<M: Medium = Mapped> {
-    pub(crate) pool: Arc<Pool<M>>,
-    pub(crate) index: Primary<M>,
-    pub(crate) stamps: Stamps,
-    pub(crate) counters: Counters,
-    pub(crate) clock: Clock,
-    pub(crate) verify: bool,
-    pub(crate) max_bytes: u64,
-    pub(crate) claims: Claims,
-    closed: AtomicBool,
-    /// Reads that met a damaged record since opening.
-    pub(crate) damage_met: AtomicU64,
-    pub(crate) upkeep: Upkeep,
-    /// Nothing unless [`Options::ordered`] asks for it.
-    pub(crate) ordered: Option<Ordered>,
-    pub(crate) origin: Origin,
+    pub(crate) file: Arc<File<M>>,
+    pub(crate) map: Arc<Map<M>>,
 }
 
-/// What the store was opened from.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Origin {
-    pub(crate) path: Option<PathBuf>,
-    pub(crate) file_system: String,
-    pub(crate) durability: Durability,
-    pub(crate) clean: bool,
-    pub(crate) suspect: bool,
+impl<M: Medium> Clone for Store<M> {
+    fn clone(&self) -> Self {
+        Store { file: self.file.clone(), map: self.map.clone() }
+    }
 }
 
 /// What a mutation decides about a key.
@@ -123,42 +109,37 @@ impl<M: Medium> Store<M> {
 
     /// `opened` is nothing for a new pool.
     fn assemble(pool: Arc<Pool<M>>, opened: Option<Opened>, options: &Options) -> Result<Self> {
-        let region = pool.region();
-        let is_new = pool.medium().load(pool.root(PRIMARY)) == 0;
+        let (region, seat) = (pool.region(), Seat::of_default(&pool));
+        let root = seat.root(&pool);
+        let is_new = pool.medium().load(root) == 0;
         let index = if is_new {
             // Either a new region, or its creation was interrupted before the root was stored: everything
             // that the root is to vouch for is written first.
             if !Stamps::is_unused(region) {
-                let at = pool.medium().offset_of(pool.root(PRIMARY));
+                let at = pool.medium().offset_of(root);
                 return Err(evermap_pm::Error::damaged(at, "the root of the index is lost").into());
             }
             Stamps::create(region);
-            Primary::create(options.index, &pool, PRIMARY)?
+            seat.create_flush(region);
+            Primary::create(options.index, false, &pool, root)?
         } else {
-            Primary::open(&pool, PRIMARY)?
+            Primary::open(&pool, root)?
         };
         let stamps = Stamps::open(region, options.on_suspect)?;
-        // Before anything else is done to the index, and before the sweep asks what it names.
+        // Before anything else is done to any index, and before the sweep asks what they name.
         let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
         let clean = opened.is_none_or(|opened| opened.clean);
         let suspect = opened.is_some_and(|opened| opened.suspect);
-        let known = match is_new {
-            true => Some(Totals::default()),
-            false if clean => read_totals(region),
-            false => None,
-        };
-        Ok(Store {
-            upkeep: Upkeep::new(!pool.is_swept() || known.is_none()),
-            ordered: options.ordered.then(|| Ordered::new(options.notices, is_new)).transpose()?,
-            index,
+        let setting = Setting { pool: &pool, stamps: &stamps, options, clean };
+        let map = Arc::new(setting.assemble(seat, index, None, is_new)?);
+        map.damage_met.store(damage_met, Relaxed);
+        map.max_bytes.store(options.max_bytes, Relaxed);
+        let file = File {
+            upkeep: Upkeep::new(!pool.is_swept() || map.counters.is_counting()),
             stamps,
-            counters: Counters::new(known),
+            claims: Claims::new(),
             clock: options.clock.clone(),
             verify: options.verify_reads || suspect,
-            max_bytes: options.max_bytes,
-            claims: Claims::new(),
-            closed: AtomicBool::new(false),
-            damage_met: AtomicU64::new(damage_met),
             origin: Origin {
                 durability: options.durability,
                 file_system: "memory".into(),
@@ -166,13 +147,19 @@ impl<M: Medium> Store<M> {
                 suspect,
                 path: None,
             },
+            options: options.clone(),
+            closed: AtomicBool::new(false),
+            default: map.clone(),
+            maps: Maps::new(),
             pool,
-        })
+        };
+        Ok(Store { file: Arc::new(file), map })
     }
 
-    /// Closes the store: waits for running operations of other threads and for guards of
+    /// Closes the file: waits for running operations of other threads and for guards of
     /// [readers](crate::Reader), and leaves everything in order, so that the next opening needs no sweep.
-    /// Later operations answer [`Error::Closed`]; closing again does nothing.
+    /// Later operations on any of its maps answer [`Error::Closed`]; closing again does nothing. What
+    /// [dropped](Store::drop_map) maps had and the background has not freed yet is freed first.
     ///
     /// The calling thread must not hold a [`Reader`](crate::Reader): it would wait for itself.
     ///
@@ -180,31 +167,28 @@ impl<M: Medium> Store<M> {
     /// [`Error::Pm`] with `Io` where the system could not write, `Poisoned` or `Forked`; the next opening then
     /// finds an unclean stop.
     pub fn close(&self) -> Result<()> {
-        // SeqCst: an operation pins a guard and then reads this; we store it and then look for guards. One
-        // of the two sees the other.
-        if self.closed.swap(true, SeqCst) {
+        let file = &self.file;
+        if file.closed.swap(true, SeqCst) {
             return Ok(());
         }
-        self.pool.region().ensure_writable()?;
-        self.upkeep.stop();
-        let _sweeping = self.upkeep.sweeping();
+        file.default.set_life(Life::Closed);
+        file.pool.region().ensure_writable()?;
+        file.upkeep.stop();
+        let _sweeping = file.upkeep.sweeping();
+        let uncounted = self.close_maps();
         fence(SeqCst);
-        self.pool.epoch().synchronize();
-        self.stamps.close(self.pool.region());
-        self.write_totals();
-        Ok(self.pool.close()?)
-    }
-
-    fn write_totals(&self) {
-        let (totals, exact) = self.counters.totals();
-        let m = self.pool.medium();
-        let cells = &self.pool.region().words().counters;
-        let words = [(Place::Records, totals.records), (Place::Bytes, totals.bytes)];
-        for (cell, (place, value)) in cells.iter().zip(words) {
-            // 0 does not verify: the next opening counts.
-            m.store(cell, if exact { seal(place, value) } else { 0 });
+        file.pool.epoch().synchronize();
+        // What dropped maps had, and nobody has freed yet: saved as taken, it would be so for ever. Where the next opening
+        // sweeps, it finds out.
+        if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
+            self.free_graves();
         }
-        m.persist(cells);
+        file.stamps.close(file.pool.region());
+        for map in self.open_maps() {
+            map.save_totals(&file.pool);
+        }
+        uncounted.iter().for_each(|seat| seat.write_totals(&file.pool, None));
+        Ok(file.pool.close()?)
     }
 
     /// How many records are stored: exact whenever no mutation is running, unless the store was opened after
@@ -220,7 +204,7 @@ impl<M: Medium> Store<M> {
     /// ```
     #[allow(clippy::len_without_is_empty)] // "empty" would not say whether it is sure
     pub fn len(&self) -> Count {
-        let (totals, exact) = self.counters.totals();
+        let (totals, exact) = self.map.counters.totals();
         Count { value: totals.records, exact }
     }
 
@@ -233,7 +217,7 @@ impl<M: Medium> Store<M> {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn bytes(&self) -> Count {
-        let (totals, exact) = self.counters.totals();
+        let (totals, exact) = self.map.counters.totals();
         Count { value: totals.bytes, exact }
     }
 
@@ -243,19 +227,19 @@ impl<M: Medium> Store<M> {
         if key.len() > KEY_MAX {
             return Err(Error::KeyTooLong { len: key.len(), max: KEY_MAX });
         }
-        Ok(BytesRef::new(key, self.pool.seed()))
+        Ok(BytesRef::new(key, self.file.pool.seed()))
     }
 
     /// Begins an operation.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_>> {
-        let guard = self.pool.pin();
-        // SeqCst: see `close`.
-        if self.closed.load(SeqCst) {
-            return Err(Error::Closed);
+        let (file, map) = (&*self.file, &*self.map);
+        let guard = file.pool.pin();
+        if !map.is_open() {
+            return Err(map.refusal());
         }
-        if self.stamps.flush_if_due(self.pool.region(), &self.clock) {
-            self.upkeep.want_purge();
+        if map.flush.flush_if_due(file.pool.region(), &file.stamps, &file.clock) {
+            file.upkeep.want_purge();
         }
         Ok(guard)
     }
@@ -264,7 +248,7 @@ impl<M: Medium> Store<M> {
     #[inline]
     pub(crate) fn enter_writing(&self) -> Result<Guard<'_>> {
         // Before anything is allocated: in a forked child even a block is not ours to write.
-        self.pool.region().ensure_writable()?;
+        self.file.pool.region().ensure_writable()?;
         self.enter()
     }
 
@@ -276,12 +260,12 @@ impl<M: Medium> Store<M> {
         meta: Meta,
     ) -> Result<Draft<'d, M>> {
         ensure_length(value)?;
-        if self.max_bytes != u64::MAX {
+        if self.map.max_bytes.load(Relaxed) != u64::MAX {
             let bytes = record_bytes(key.bytes.len(), value.len());
-            self.ensure_room(self.pool.block_size(bytes))?;
+            self.ensure_room(self.file.pool.block_size(bytes))?;
         }
         let draft = self.draft_flushed(key, value, meta, control_of(meta.expires_at))?;
-        self.pool.medium().fence();
+        self.file.pool.medium().fence();
         Ok(draft)
     }
 
@@ -296,10 +280,10 @@ impl<M: Medium> Store<M> {
     ) -> Result<Draft<'d, M>> {
         ensure_length(value)?;
         if meta.expires_at != 0 {
-            self.upkeep.expect_expiry(meta.expires_at);
+            self.file.upkeep.expect_expiry(meta.expires_at);
         }
-        let stamp = self.stamps.take(self.pool.region())?;
-        Draft::flushed(&self.pool, key.bytes, value, meta.flags, control, stamp)
+        let stamp = self.file.stamps.take(self.file.pool.region())?;
+        Draft::flushed(&self.file.pool, key.bytes, value, meta.flags, control, stamp)
     }
 
     /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep, or lies
@@ -311,8 +295,8 @@ impl<M: Medium> Store<M> {
             |answer: &Result<R>| matches!(answer, Err(Error::Pm(error)) if error.is_no_space());
         let mut answer = attempt();
         if is_short(&answer) {
-            self.pool.epoch().try_drain();
-            self.upkeep.wait_for_sweep();
+            self.file.pool.epoch().try_drain();
+            self.file.upkeep.wait_for_space();
             answer = attempt();
         }
         if is_short(&answer) && self.move_together(1, Duration::ZERO).is_ok_and(|moved| moved > 0) {
@@ -323,8 +307,9 @@ impl<M: Medium> Store<M> {
 
     /// Whether blocks of this many bytes may be added.
     pub(crate) fn ensure_room(&self, bytes: u64) -> Result<()> {
-        if self.max_bytes != u64::MAX && self.bytes().value + bytes > self.max_bytes {
-            return Err(Error::Full { limit: self.max_bytes, needed: bytes });
+        let limit = self.map.max_bytes.load(Relaxed);
+        if limit != u64::MAX && self.bytes().value + bytes > limit {
+            return Err(Error::Full { limit, needed: bytes });
         }
         Ok(())
     }
@@ -336,12 +321,12 @@ impl<M: Medium> Store<M> {
             return Some(true);
         }
         let expires_at = record.expires_at()?;
-        Some(expires_at != 0 && expires_at <= self.clock.now())
+        Some(expires_at != 0 && expires_at <= self.file.clock.now())
     }
 
     /// The record that `word` names, unless it is unreadable, flushed or expired.
     pub(crate) fn live(&self, word: u64, mark: u64) -> Option<Record<'_, M>> {
-        let record = Record::at(self.pool.medium(), word).ok()?;
+        let record = Record::at(self.file.pool.medium(), word).ok()?;
         (self.is_dead(&record, mark) == Some(false)).then_some(record)
     }
 
@@ -364,13 +349,13 @@ impl<M: Medium> Store<M> {
             let (mut born_flushed, mut claimed, mut flushing) = (false, false, false);
             // Whether a record was there that nobody can see.
             let mut buried = false;
-            let change = self.index.mutate(key, intent, guard, &mut |word| {
+            let change = self.map.index.mutate(key, intent, guard, &mut |word| {
                 // Whoever has the turn need not ask: no batch runs.
-                claimed = turn.is_none() && self.claims.covers(key.hash);
+                claimed = turn.is_none() && self.file.claims.covers(key.hash);
                 if claimed {
                     return Action::Keep;
                 }
-                let Some(mark) = self.stamps.settled_mark() else {
+                let Some(mark) = self.map.flush.settled_mark() else {
                     flushing = true;
                     return Action::Keep;
                 };
@@ -396,15 +381,15 @@ impl<M: Medium> Store<M> {
                 }
             })?;
             if claimed {
-                turn = Some(self.claims.turn());
+                turn = Some(self.file.claims.turn());
                 continue;
             }
             if flushing {
-                self.stamps.wait_for_flush();
+                self.map.flush.wait_for_flush();
                 continue;
             }
             if let (true, Some(draft)) = (born_flushed, draft) {
-                draft.restamp(self.stamps.take(self.pool.region())?);
+                draft.restamp(self.file.stamps.take(self.file.pool.region())?);
                 continue;
             }
             if change.changed() {
@@ -429,32 +414,32 @@ impl<M: Medium> Store<M> {
             records += 1;
             bytes += draft.block_bytes() as i64;
         }
-        self.counters.change(records, bytes);
+        self.map.counters.change(records, bytes);
     }
 
     /// Retires a record that was unlinked; returns the bytes that it was counted with.
     fn retire(&self, word: u64, guard: &Guard<'_>) -> u64 {
-        let Ok(record) = Record::at(self.pool.medium(), word) else {
+        let Ok(record) = Record::at(self.file.pool.medium(), word) else {
             // Damage: its block may be part of something else by now. Better to lose it than to free that.
             return 0;
         };
-        let (offset, bytes) = (record.offset(), self.pool.block_size(record.bytes()));
-        if self.counters.is_counting() && record.stamp() < self.stamps.first() {
-            self.counters.departed(offset, bytes);
+        let (offset, bytes) = (record.offset(), self.file.pool.block_size(record.bytes()));
+        if self.map.counters.is_counting() && record.stamp() < self.file.stamps.first() {
+            self.map.counters.departed(offset, bytes);
         }
-        self.pool.retire(offset, bytes, guard);
+        self.file.pool.retire(offset, bytes, guard);
         bytes
     }
 
     /// Notes that a read met damage.
     #[cold]
     pub(crate) fn met_damage(&self) {
-        self.damage_met.fetch_add(1, Relaxed);
+        self.map.damage_met.fetch_add(1, Relaxed);
     }
 
-    /// Whether the store was closed.
+    /// Whether the file was closed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Acquire)
+        self.file.closed.load(SeqCst)
     }
 }
 
@@ -470,12 +455,4 @@ fn publish<M: Medium>(draft: &Draft<'_, M>) -> Action {
     // From here on a panic must not free it: it may be reachable.
     draft.set_published();
     Action::Put(draft.word())
-}
-
-/// What an orderly close saved; nothing if that does not verify.
-fn read_totals<M: Medium>(region: &Region<M>) -> Option<Totals> {
-    let (m, cells) = (region.medium(), &region.words().counters);
-    let records = unseal(Place::Records, m.load(&cells[0]))?;
-    let bytes = unseal(Place::Bytes, m.load(&cells[1]))?;
-    Some(Totals { records, bytes })
 }

@@ -1,6 +1,7 @@
 //! The state of a store at a glance.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_pm::Medium;
 
@@ -52,19 +53,19 @@ impl<M: Medium> Store<M> {
     /// ```
     pub fn summary(&self) -> Summary {
         Summary {
-            path: self.origin.path.clone(),
-            file_system: self.origin.file_system.clone(),
-            durability: self.origin.durability,
+            path: self.file.origin.path.clone(),
+            file_system: self.file.origin.file_system.clone(),
+            durability: self.file.origin.durability,
             records: self.len(),
             record_bytes: self.bytes(),
-            file_bytes: self.pool.medium().len(),
-            max_bytes: Some(self.max_bytes).filter(|&limit| limit != u64::MAX),
-            generation: self.pool.region().generation(),
-            clean_open: self.origin.clean,
-            suspect: self.origin.suspect,
-            sweep: self.upkeep.sweep_state(),
-            ordered: self.ordered.as_ref().map(Ordered::stat),
-            damage_met: self.damage_met.load(std::sync::atomic::Ordering::Relaxed),
+            file_bytes: self.file.pool.medium().len(),
+            max_bytes: Some(self.map.max_bytes.load(Relaxed)).filter(|&limit| limit != u64::MAX),
+            generation: self.file.pool.region().generation(),
+            clean_open: self.file.origin.clean,
+            suspect: self.file.origin.suspect,
+            sweep: self.file.upkeep.sweep_state(),
+            ordered: self.map.ordered.as_ref().map(Ordered::stat),
+            damage_met: self.map.damage_met.load(Relaxed),
         }
     }
 }

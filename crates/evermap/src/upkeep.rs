@@ -1,5 +1,6 @@
 //! What has to be done that no operation waits for: sweeping after an unclean stop, [removing what is expired or
-//! flushed](crate::expire), and [moving records together](crate::compact).
+//! flushed](crate::expire), [freeing what dropped maps had](crate::maps), and [moving records
+//! together](crate::compact).
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +11,7 @@ use evermap_index::{Guard, Visitor};
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 
-use crate::census::Census;
+use crate::census::{Census, Totals};
 use crate::expire::Expiry;
 use crate::record::Record;
 use crate::{Result, Store};
@@ -56,17 +57,33 @@ impl std::fmt::Display for SweepState {
     }
 }
 
-/// State of the upkeep of one store.
+/// What is to be done at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wanted {
+    /// A flush has left something to remove.
+    purge: bool,
+    /// A map was dropped, and its space is not free yet.
+    burial: bool,
+}
+
+impl Wanted {
+    fn any(self) -> bool {
+        self.purge || self.burial
+    }
+}
+
+/// State of the upkeep of one file.
 pub(crate) struct Upkeep {
     sweep: Mutex<SweepState>,
     swept: Condvar,
+    /// Whether dropped maps have something to free.
+    burial_ahead: AtomicBool,
     /// Whether a thread in the background sweeps as soon as it can.
     kept: AtomicBool,
-    /// Held by whoever sweeps, purges or moves records, or must not be disturbed by that.
+    /// Held by whoever sweeps, purges, moves records or frees maps, or must not be disturbed by that.
     sweeping: Mutex<()>,
     stop: AtomicBool,
-    /// Whether a purge has something to do at once.
-    purge: Mutex<bool>,
+    wanted: Mutex<Wanted>,
     changed: Condvar,
     pub(crate) expiry: Expiry,
 }
@@ -80,10 +97,11 @@ impl Upkeep {
                 SweepState::NotNeeded
             }),
             swept: Condvar::new(),
+            burial_ahead: AtomicBool::new(false),
             kept: AtomicBool::new(false),
             sweeping: Mutex::new(()),
             stop: AtomicBool::new(false),
-            purge: Mutex::new(false),
+            wanted: Mutex::default(),
             changed: Condvar::new(),
             expiry: Expiry::new(),
         }
@@ -114,15 +132,16 @@ impl Upkeep {
         self.kept.store(true, Relaxed);
     }
 
-    /// Gives a sweep in the background some time to end.
+    /// Gives what frees space in the background some time to end.
     #[cold]
-    pub(crate) fn wait_for_sweep(&self) {
-        let ahead = |state: &mut SweepState| match state {
-            SweepState::Pending => self.kept.load(Relaxed) && !self.is_stopping(),
-            state => *state == SweepState::Running,
+    pub(crate) fn wait_for_space(&self) {
+        let ahead = |state: &mut SweepState| {
+            let kept = self.kept.load(Relaxed) && !self.is_stopping();
+            let begun = *state == SweepState::Running;
+            begun || kept && (*state == SweepState::Pending || self.burial_ahead.load(Relaxed))
         };
         let state = self.sweep.lock().expect("no panics while held");
-        // Not for ever: the sweep itself may be waiting for a reader of the calling thread.
+        // Not for ever: it may itself be waiting for a reader of the calling thread.
         let waited = self.swept.wait_timeout_while(state, SWEEP_WAIT, ahead);
         drop(waited.expect("no panics while held"));
     }
@@ -130,7 +149,7 @@ impl Upkeep {
     /// Ends all upkeep soon.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Relaxed);
-        let _purge = self.purge.lock().expect("no panics while held");
+        let _wanted = self.wanted.lock().expect("no panics while held");
         self.changed.notify_all();
     }
 
@@ -141,7 +160,34 @@ impl Upkeep {
 
     /// A flush has left something to remove.
     pub(crate) fn want_purge(&self) {
-        *self.purge.lock().expect("no panics while held") = true;
+        self.want(|wanted| wanted.purge = true);
+    }
+
+    /// A map was dropped.
+    pub(crate) fn want_burial(&self) {
+        self.burial_ahead.store(true, Relaxed);
+        self.want(|wanted| wanted.burial = true);
+    }
+
+    /// What dropped maps had is free now, unless others were dropped meanwhile.
+    pub(crate) fn set_buried(&self, all: bool) {
+        let _state = self.sweep.lock().expect("no panics while held");
+        self.burial_ahead.store(!all, Relaxed);
+        self.swept.notify_all();
+    }
+
+    /// A map was opened whose counts do not verify.
+    pub(crate) fn want_census(&self) {
+        let mut state = self.sweep.lock().expect("no panics while held");
+        if matches!(*state, SweepState::NotNeeded | SweepState::Done(_)) {
+            *state = SweepState::Pending;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn want(&self, what: impl FnOnce(&mut Wanted)) {
+        what(&mut self.wanted.lock().expect("no panics while held"));
         self.changed.notify_all();
     }
 
@@ -151,75 +197,97 @@ impl Upkeep {
         self.expiry.expect(expires_at);
     }
 
-    /// Waits for `pause`, or until a flush has left something to purge. Answers whether one has; nothing if all
-    /// upkeep is to end.
-    fn wait(&self, pause: Duration) -> Option<bool> {
-        let purge = self.purge.lock().expect("no panics while held");
-        let idle = |wanted: &mut bool| !*wanted && !self.is_stopping();
-        let waited = self.changed.wait_timeout_while(purge, pause, idle);
-        let (mut purge, _) = waited.expect("no panics while held");
-        (!self.is_stopping()).then(|| std::mem::take(&mut *purge))
+    /// Waits for `pause`, or until something is to be done at once. Answers what; nothing if all upkeep is to end.
+    fn wait(&self, pause: Duration) -> Option<Wanted> {
+        let wanted = self.wanted.lock().expect("no panics while held");
+        let idle = |wanted: &mut Wanted| !wanted.any() && !self.is_stopping();
+        let waited = self.changed.wait_timeout_while(wanted, pause, idle);
+        let (mut wanted, _) = waited.expect("no panics while held");
+        (!self.is_stopping()).then(|| std::mem::take(&mut *wanted))
     }
 }
 
 impl<M: Medium> Store<M> {
-    /// After an unclean stop: finds out which space is in use, so that the rest can be reused, repairs every
-    /// part of the index on the way, and counts records. Does nothing if that is done or not needed.
+    /// After an unclean stop: finds out which space of the file is in use, so that the rest can be reused, repairs every
+    /// part of the index of each map on the way, and counts records. Does nothing if that is done or not needed.
     ///
     /// Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs a record. The calling thread must not hold a
     /// [`Reader`](crate::Reader). [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// # Errors
-    /// [`Error::Pm`](crate::Error::Pm) with `Damaged` where a part of the index cannot be read: space from
-    /// before stays unused then.
+    /// [`Error::Pm`](crate::Error::Pm) with `Damaged` where a part of an index cannot be read, and
+    /// [`Error::MapDamaged`](crate::Error::MapDamaged) where a map cannot be opened: space from before stays unused then.
     pub fn recover(&self) -> Result<()> {
-        let _sweeping = self.upkeep.sweeping();
-        if !matches!(self.upkeep.sweep_state(), SweepState::Pending) || self.is_closed() {
+        let _sweeping = self.file.upkeep.sweeping();
+        if !matches!(self.file.upkeep.sweep_state(), SweepState::Pending) || self.is_closed() {
             return Ok(());
         }
-        self.pool.region().ensure_writable()?;
-        self.upkeep.set_sweep_state(SweepState::Running);
+        self.file.pool.region().ensure_writable()?;
+        self.file.upkeep.set_sweep_state(SweepState::Running);
         let began = Instant::now();
         let swept = self.sweep();
-        self.upkeep.set_sweep_state(match &swept {
+        self.file.upkeep.set_sweep_state(match &swept {
             Ok(()) => SweepState::Done(began.elapsed()),
-            Err(_) if self.upkeep.is_stopping() => SweepState::Pending,
+            Err(_) if self.file.upkeep.is_stopping() => SweepState::Pending,
             Err(error) => SweepState::Failed(error.to_string()),
         });
         swept
     }
 
     fn sweep(&self) -> Result<()> {
-        let mut census = Census::default();
-        let mut visit = |mark: &mut dyn FnMut(u64)| {
-            let mut sweeper = Sweeper::new(self, mark, &mut census);
-            self.index.visit(&mut sweeper)?;
-            sweeper.count_batch();
-            if self.upkeep.is_stopping() { Err(interrupted()) } else { Ok(()) }
+        // Maps that are made from here on have nothing in old extents.
+        let (stores, problem) = match self.file.pool.medium().mutant("MA-3") {
+            false => self.all_maps_and_graves()?,
+            true => self.all_maps()?,
         };
-        if self.pool.is_swept() {
+        let (mut census, mut found) = (Census::default(), vec![Totals::default(); stores.len()]);
+        let mut visit = |mark: &mut dyn FnMut(u64)| {
+            let mut visited = Ok(());
+            for (store, found) in stores.iter().zip(&mut found) {
+                store.map.seat.block().into_iter().for_each(&mut *mark);
+                let mut sweeper = Sweeper::new(store, mark, &mut census, found);
+                // Whatever else can be read is recovered on the way.
+                visited = visited.and(store.map.index.visit(&mut sweeper));
+                sweeper.count_batch();
+            }
+            visited?;
+            if self.file.upkeep.is_stopping() { Err(interrupted()) } else { Ok(()) }
+        };
+        if let Some(problem) = problem {
+            // What cannot be opened cannot be marked.
+            let _ = visit(&mut |_| {});
+            return Err(problem);
+        }
+        if self.file.pool.is_swept() {
             // An orderly stop, but its counts do not verify: only count.
             visit(&mut |_| {})?;
-            self.pool.epoch().synchronize();
+            self.file.pool.epoch().synchronize();
         } else {
-            self.pool.sweep(visit)?;
+            self.file.pool.sweep(visit)?;
         }
-        self.counters.settle(census);
+        for (store, found) in stores.iter().zip(found) {
+            store.map.counters.settle(&mut census, found);
+        }
         Ok(())
     }
 
     /// The background thread: sweeps, then purges and compacts when there is reason to, until the store is
     /// closed. A panic in it poisons the store.
     pub(crate) fn keep_up(&self) {
-        let poison = self.pool.region().poison_on_panic();
+        let poison = self.file.pool.region().poison_on_panic();
         // Whatever goes wrong here is in `stat`, or every operation that meets it says so.
         let _ = self.recover();
         let mut purge_at = Instant::now() + PURGE_PAUSE;
         let mut pause = Duration::ZERO;
-        while let Some(flushed) = self.upkeep.wait(pause) {
+        while let Some(wanted) = self.file.upkeep.wait(pause) {
+            if wanted.burial {
+                let _ = self.free_dropped();
+            }
+            // A map may have been opened whose counts do not verify.
+            let _ = self.recover();
             let began = Instant::now();
-            let due = began >= purge_at && self.upkeep.expiry.is_due(&self.clock);
-            if flushed || due {
+            let due = began >= purge_at && self.file.upkeep.expiry.is_due(&self.file.clock);
+            if wanted.purge || due {
                 let _ = self.purge();
                 purge_at = Instant::now() + PURGE_PAUSE.max(began.elapsed() * PURGE_SHARE);
             }
@@ -241,24 +309,34 @@ struct Sweeper<'s, M: Medium> {
     store: &'s Store<M>,
     mark: &'s mut dyn FnMut(u64),
     census: &'s mut Census,
+    found: &'s mut Totals,
     /// Words whose records are on their way to the cache, and a guard that keeps them.
     batch: Vec<u64>,
     guard: Option<Guard<'s>>,
 }
 
 impl<'s, M: Medium> Sweeper<'s, M> {
-    fn new(store: &'s Store<M>, mark: &'s mut dyn FnMut(u64), census: &'s mut Census) -> Self {
-        Sweeper { store, mark, census, batch: Vec::with_capacity(SWEEP_BATCH), guard: None }
+    fn new(
+        store: &'s Store<M>,
+        mark: &'s mut dyn FnMut(u64),
+        census: &'s mut Census,
+        found: &'s mut Totals,
+    ) -> Self {
+        let batch = Vec::with_capacity(SWEEP_BATCH);
+        Sweeper { store, mark, census, found, batch, guard: None }
     }
 
     fn count_batch(&mut self) {
         for word in self.batch.drain(..) {
-            let (offset, pool) = (word & OFFSET_MASK, &self.store.pool);
+            let (offset, pool) = (word & OFFSET_MASK, &self.store.file.pool);
             match Record::at(pool.medium(), word) {
                 // Stored since the store was opened: counted when it was.
-                Ok(record) if record.stamp() >= self.store.stamps.first() => {}
-                Ok(record) => self.census.count(offset, pool.block_size(record.bytes())),
-                Err(_) if offset < pool.medium().len() => self.census.count(offset, 0),
+                Ok(record) if record.stamp() >= self.store.file.stamps.first() => {}
+                Ok(record) => {
+                    let bytes = pool.block_size(record.bytes());
+                    self.census.count(self.found, offset, bytes);
+                }
+                Err(_) if offset < pool.medium().len() => self.census.count(self.found, offset, 0),
                 Err(_) => {}
             }
         }
@@ -272,14 +350,14 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
     }
 
     fn word(&mut self, word: u64) {
-        if self.store.upkeep.is_stopping() {
+        if self.store.file.upkeep.is_stopping() {
             return;
         }
         (self.mark)(word & OFFSET_MASK);
         // The index protects the record during this call only, so from the first of a batch on we do.
         let store = self.store;
-        self.guard.get_or_insert_with(|| store.pool.pin());
-        store.pool.medium().prefetch(word & OFFSET_MASK);
+        self.guard.get_or_insert_with(|| store.file.pool.pin());
+        store.file.pool.medium().prefetch(word & OFFSET_MASK);
         self.batch.push(word);
         if self.batch.len() == SWEEP_BATCH {
             self.count_batch();

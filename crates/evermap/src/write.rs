@@ -112,7 +112,7 @@ impl<M: Medium> Store<M> {
         self.with_space(|| self.try_store(key, value, meta, intent, &allowed))
     }
 
-    fn try_store(
+    pub(crate) fn try_store(
         &self,
         key: BytesRef<'_>,
         value: &[u8],
@@ -242,7 +242,7 @@ impl<M: Medium> Store<M> {
         guard: &'g evermap_pm::Guard<'_>,
     ) -> Result<Option<Record<'g, M>>> {
         if expires_at != 0 {
-            self.upkeep.expect_expiry(expires_at);
+            self.file.upkeep.expect_expiry(expires_at);
         }
         let mut word = None;
         self.commit(key, Intent::ExistingOnly, guard, None, &mut |live| {
@@ -252,7 +252,7 @@ impl<M: Medium> Store<M> {
             }
             Verdict::Keep
         })?;
-        Ok(word.and_then(|word| Record::at(self.pool.medium(), word).ok()))
+        Ok(word.and_then(|word| Record::at(self.file.pool.medium(), word).ok()))
     }
 
     /// The general atomic read-modify-write: shows `edit` the current record and does what it decides.
@@ -354,9 +354,9 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn flush_all(&self, at: Option<u32>) -> Result<()> {
-        let _guard = self.enter_writing()?;
-        if self.stamps.flush(self.pool.region(), at, self.clock.now()) {
-            self.upkeep.want_purge();
+        let (file, _guard) = (&self.file, self.enter_writing()?);
+        if self.map.flush.flush(file.pool.region(), &file.stamps, at, file.clock.now()) {
+            self.file.upkeep.want_purge();
         }
         Ok(())
     }

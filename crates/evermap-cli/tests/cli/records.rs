@@ -15,7 +15,10 @@ fn lines(text: &[u8]) -> Vec<&str> {
 #[test]
 fn every_command_has_help() {
     let all = run(["--help"]).well();
-    for command in ["serve", "get", "put", "del", "load", "dump", "scan", "stat", "check", "lab"] {
+    for command in [
+        "serve", "get", "put", "del", "load", "dump", "scan", "maps", "drop", "stat", "check",
+        "lab",
+    ] {
         assert!(String::from_utf8_lossy(&all).contains(&format!("\n  {command} ")), "{command}");
         assert!(String::from_utf8_lossy(&run([command, "--help"]).well()).contains("Usage"));
     }
@@ -67,6 +70,8 @@ fn a_missing_store_is_not_made_by_looking() {
         ("check", &[]),
         ("dump", &[]),
         ("scan", &[]),
+        ("maps", &[]),
+        ("drop", &["a"]),
     ] {
         on(command, &store, rest).failed("map: no store here; `evermap put`");
         assert!(!store.exists(), "{command}");
@@ -117,6 +122,34 @@ fn what_is_dumped_can_be_loaded() {
     feed("load", &two, &["-", "--format", "tsv"], b"plain\tother").well();
     assert_eq!(on("get", &two, &["plain"]).well(), b"other");
     assert_eq!(json(on("check", &two, &["--deep", "--json"]))["records"], 5);
+}
+
+#[test]
+fn named_maps_are_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("map");
+    let no = Said { code: 1, out: Vec::new(), err: String::new() };
+    assert_eq!(on("put", &store, &["key", "default"]).well(), b"");
+    assert_eq!(on("maps", &store, &[]).well(), b"");
+    on("get", &store, &["key", "--map", "users"]).failed("no map \"users\" here; `evermap put");
+    assert_eq!(on("put", &store, &["key", "named", "--map", "users"]).well(), b"");
+    feed("load", &store, &["--map", "orders", "--index", "level"], b"b\t2\na\t1\n").well();
+    assert_eq!(on("get", &store, &["key"]).well(), b"default");
+    assert_eq!(on("get", &store, &["key", "--map", "users"]).well(), b"named");
+    assert_eq!(on("scan", &store, &["--map", "orders"]).well(), b"a\t1\nb\t2\n");
+    assert_eq!(on("dump", &store, &["--map", "users"]).well(), b"key\tnamed\n");
+    assert_eq!(on("maps", &store, &[]).well(), b"orders\nusers\n");
+    let stat = json(on("stat", &store, &["--json", "--map", "orders"]));
+    assert!(stat["map"] == "orders" && stat["records"] == 2 && stat["index"] == "level", "{stat}");
+    let stat = json(on("stat", &store, &["--json"]));
+    assert!(stat["map"].is_null() && stat["maps"] == 2 && stat["records"] == 1, "{stat}");
+    assert_eq!(on("del", &store, &["key", "--map", "orders"]), no);
+    assert_eq!(on("del", &store, &["a", "--map", "orders"]).well(), b"");
+    on("check", &store, &["--deep"]).well();
+    assert_eq!(on("drop", &store, &["orders"]).well(), b"");
+    assert_eq!(on("drop", &store, &["orders"]), no);
+    assert_eq!(on("maps", &store, &[]).well(), b"users\n");
+    on("check", &store, &["--deep"]).well();
 }
 
 #[test]

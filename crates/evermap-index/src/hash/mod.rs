@@ -4,6 +4,7 @@ pub mod cceh;
 pub mod clht;
 pub mod dash;
 pub(crate) mod directory;
+pub(crate) mod fresh;
 pub mod level;
 pub mod line;
 mod patience;

@@ -51,7 +51,7 @@ fn mark<K: Key>(offset: u64) -> u64 {
 /// An unordered chain of nodes under one lock: every operation is O(n).
 ///
 /// ```text
-/// root slot -> root -> node -> node -> ... -> 0
+/// root cell -> root -> node -> node -> ... -> 0
 /// ```
 ///
 /// A pair counts when its bit in `used` is set, which is the one word that commits an insert or remove. A node
@@ -268,24 +268,24 @@ impl<K: Key, M: Medium> Index<K> for Chain<K, M> {
 impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
     type Config = ();
 
-    fn create(pool: Arc<Pool<M>>, root: usize, (): ()) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, (): ()) -> Result<Self> {
         let offset = pool.allocate(ROOT_BYTES)?;
         let m = pool.medium();
         let block = m.at::<Root>(offset).expect("just allocated");
         m.store(&block.own, mark::<K>(offset));
         m.store(&block.first, 0);
         m.persist(block);
-        m.store(pool.root(root), offset);
-        m.persist(pool.root(root));
+        m.store(root, offset);
+        m.persist(root);
         Self::open(pool, root)
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
-        Self::root_at(pool, pool.medium().load(pool.root(root))).is_ok()
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
+        Self::root_at(pool, pool.medium().load(root)).is_ok()
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
-        let offset = pool.medium().load(pool.root(root));
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let offset = pool.medium().load(root);
         Self::root_at(&pool, offset)?;
         Ok(Chain { pool, root: offset, lock: RwLock::new(()), kind: PhantomData })
     }

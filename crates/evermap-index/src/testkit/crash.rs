@@ -413,7 +413,8 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
     }
 
     fn create(&self, pool: Arc<Pool<Sim>>) -> Result<Live<K, P>> {
-        let index = Persistent::create(pool.clone(), ROOT, self.subject.config::<Sim>())?;
+        let index =
+            Persistent::create(pool.clone(), pool.root(ROOT), self.subject.config::<Sim>())?;
         let instance = PoolInstance { pool, index };
         Ok(Live { instance, workload: self.workload, boot: 0, possible: Vec::new() })
     }
@@ -432,7 +433,7 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         if sim.load(pool.root(ROOT)) == 0 {
             return Ok(None);
         }
-        let index = Persistent::open(pool.clone(), ROOT)?;
+        let index = Persistent::open(pool.clone(), pool.root(ROOT))?;
         let instance = PoolInstance { pool, index };
         let live = Live { instance, workload: self.workload, boot, possible: Vec::new() };
         Ok(Some((live, opened)))

@@ -109,7 +109,7 @@ pub(crate) fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
         seed: Some(7),
     };
     let pool = Pool::create(medium, &shape, Identity::default())?;
-    let index = Persistent::create(pool.clone(), ROOT, subject.config::<M>())?;
+    let index = Persistent::create(pool.clone(), pool.root(ROOT), subject.config::<M>())?;
     Ok(PoolInstance { pool, index })
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn open<K: Numbered, P: PoolSubject<K>, M: Medium>(
     medium: M,
 ) -> Result<PoolInstance<M, P::Index<M>>> {
     let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
-    let index = Persistent::open(pool.clone(), ROOT)?;
+    let index = Persistent::open(pool.clone(), pool.root(ROOT))?;
     Ok(PoolInstance { pool, index })
 }
 

@@ -358,14 +358,19 @@ trait Flawed: Sync + Send + 'static {
 struct FlawedChain<K, M: Medium, F> {
     inner: Chain<K, M>,
     pool: Arc<Pool<M>>,
-    root: usize,
+    root: u64,
     calls: AtomicU64,
     flaw: PhantomData<F>,
 }
 
 impl<K: Key, M: Medium, F: Flawed> FlawedChain<K, M, F> {
-    fn new(inner: Chain<K, M>, pool: Arc<Pool<M>>, root: usize) -> Self {
+    fn new(inner: Chain<K, M>, pool: Arc<Pool<M>>, root: &PmU64) -> Self {
+        let root = pool.medium().offset_of(root);
         FlawedChain { inner, pool, root, calls: AtomicU64::new(0), flaw: PhantomData }
+    }
+
+    fn root(&self) -> &PmU64 {
+        self.pool.medium().at(self.root).expect("checked when opened")
     }
 
     fn errs(&self, flaw: Flaw, every: u64) -> bool {
@@ -382,7 +387,7 @@ impl<K: Key, M: Medium, F: Flawed> Index<K> for FlawedChain<K, M, F> {
             Flaw::LoopsOnDamage => {
                 let m = self.pool.medium();
                 while self.inner.stats(guard).is_err() {
-                    m.load(self.pool.root(self.root));
+                    m.load(self.root());
                 }
             }
             Flaw::TrustsSlotsToNameTheirKey => {
@@ -408,7 +413,7 @@ impl<K: Key, M: Medium, F: Flawed> Index<K> for FlawedChain<K, M, F> {
     ) -> Result<Change> {
         let change = self.inner.mutate(key, intent, guard, decide)?;
         if F::FLAW == Flaw::PersistsTwice && change.changed() {
-            self.pool.medium().persist(self.pool.root(self.root));
+            self.pool.medium().persist(self.root());
         }
         if self.errs(Flaw::LeaksABlock, 300) {
             self.pool.allocate(64)?;
@@ -436,20 +441,20 @@ impl<K: Key, M: Medium, F: Flawed> Index<K> for FlawedChain<K, M, F> {
 impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
     type Config = ();
 
-    fn create(pool: Arc<Pool<M>>, root: usize, (): ()) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, (): ()) -> Result<Self> {
         Ok(Self::new(Chain::create(pool.clone(), root, ())?, pool, root))
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
         Chain::<K, M>::is_at(pool, root)
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let chain = Chain::<K, M>::open(pool.clone(), root)?;
         if F::FLAW == Flaw::ForgetsAPairWhenOpened {
             // The first node of a chain is one link away from its root; its bits are in its third word.
             let m = pool.medium();
-            let first = m.at::<[PmU64; 2]>(m.load(pool.root(root))).map(|root| m.load(&root[1]));
+            let first = m.at::<[PmU64; 2]>(m.load(root)).map(|root| m.load(&root[1]));
             if let Some(node) = first.and_then(|first| m.at::<[PmU64; 3]>(first)) {
                 m.store(&node[2], m.load(&node[2]) & (m.load(&node[2]).wrapping_sub(1)));
             }

@@ -27,7 +27,7 @@ fn recorded(keys: &[u64]) -> (Sim, Arc<Pool<Sim>>, Chosen<Sim>) {
     let sim = Sim::new(CAPACITY).unwrap();
     sim.pause();
     let pool = Pool::create(sim.clone(), &region(4096, CAPACITY), Identity::default()).unwrap();
-    let index = Chosen::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Chosen::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     put(&index, &pool, keys);
     sim.checkpoint();
     (sim, pool, index)
@@ -48,7 +48,7 @@ fn after(image: &Image<'_>) -> (Arc<Pool<Sim>>, Chosen<Sim>, Sim) {
     let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
     sim.set_budget(200_000);
     let pool = reopen(sim.clone());
-    let index = Chosen::open(pool.clone(), 0).unwrap();
+    let index = Chosen::open(pool.clone(), pool.root(0)).unwrap();
     (pool, index, sim)
 }
 
@@ -214,7 +214,7 @@ fn cc6_cc7_creation_is_all_or_nothing_and_nothing_leaks() {
     sim.checkpoint();
     let config = Config { initial_depth: 2, recovery: Recovery::Eager, ..Config::default() };
     sim.note(Note::Begin(0));
-    let index = Chosen::create(pool.clone(), 0, config).unwrap();
+    let index = Chosen::create(pool.clone(), pool.root(0), config).unwrap();
     sim.note(Note::End(0));
     index.insert(5, 6, &pool.pin()).unwrap();
     let mut complete = 0;
@@ -223,7 +223,7 @@ fn cc6_cc7_creation_is_all_or_nothing_and_nothing_leaks() {
         let pool = reopen(sim.clone());
         if sim.load(pool.root(0)) != 0 {
             complete += 1;
-            let index = Chosen::open(pool.clone(), 0).unwrap();
+            let index = Chosen::open(pool.clone(), pool.root(0)).unwrap();
             let stats = index.stats(&pool.pin()).unwrap();
             assert_eq!((stats.segments, stats.depth), (4, 2));
             assert!(stats.len == 0 || index.get(5, &pool.pin()).unwrap() == Some(6));
@@ -269,7 +269,7 @@ fn c9_locks_of_the_dead_hold_up_nobody() {
             let pool =
                 Pool::create(sim.clone(), &region(4096, CAPACITY), Identity::default()).unwrap();
             let config = Config { locking, recovery, ..Config::default() };
-            let index = Chosen::create(pool.clone(), 0, config).unwrap();
+            let index = Chosen::create(pool.clone(), pool.root(0), config).unwrap();
             let keys = before_a_wide_split();
             put(&index, &pool, &keys);
             let mut segments = Vec::new();
@@ -282,7 +282,7 @@ fn c9_locks_of_the_dead_hold_up_nobody() {
             }
             sim.set_budget(1_000_000);
             let pool = reopen(sim.clone());
-            let index = Chosen::open(pool.clone(), 0).unwrap();
+            let index = Chosen::open(pool.clone(), pool.root(0)).unwrap();
             let recovered = index.stats(&pool.pin()).unwrap().recovered;
             assert_eq!(recovered, segments.len() as u64 - 2);
             assert_there(&index, &pool, &keys);
@@ -301,7 +301,7 @@ fn lazy_opening_reads_the_same_whatever_the_size() {
         let pool = Pool::create(Counted::new(memory), &region(4096, capacity), Identity::default());
         let pool = pool.unwrap();
         let config = Config { recovery, ..Config::default() };
-        let index = Tiny::<u64, _>::create(pool.clone(), 0, config).unwrap();
+        let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
         for key in 0..keys {
             index.insert(key, key, &pool.pin()).unwrap();
         }
@@ -309,7 +309,7 @@ fn lazy_opening_reads_the_same_whatever_the_size() {
         drop(index);
         pool.medium().reset();
         pool.medium().begin_op();
-        let index = Tiny::<u64, _>::open(pool.clone(), 0).unwrap();
+        let index = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).unwrap();
         pool.medium().end_op();
         let lines = pool.medium().counts().lines_read;
         assert_eq!(index.get(5, &pool.pin()).unwrap(), Some(5));

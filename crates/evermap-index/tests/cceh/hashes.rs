@@ -25,8 +25,11 @@ fn fill<M: Medium>(index: &Chosen<M>, pool: &Pool<M>, keys: impl Iterator<Item =
 #[test]
 fn cc8_equal_hashes_end_in_no_space() {
     let pool = dram(2 << 20, 1 << 26);
-    let index =
-        Cceh::<evermap_index::testkit::Coarse, _>::create(pool.clone(), 0, Config::default());
+    let index = Cceh::<evermap_index::testkit::Coarse, _>::create(
+        pool.clone(),
+        pool.root(0),
+        Config::default(),
+    );
     let index = index.unwrap();
     let same = |number: u64| 0x9a3c_55f0 << 32 | number;
     for number in 0..16 {
@@ -64,7 +67,7 @@ fn cc8_equal_hashes_end_in_no_space() {
 #[test]
 fn cc8_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(4096, 1 << 24);
-    let index = Chosen::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Chosen::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let mut held = 0;
     for depth in 0..60 {
         held += fill(&index, &pool, (0..9).map(|low| 1 << (63 - depth) | low << 2));
@@ -81,7 +84,7 @@ fn cc8_a_directory_stays_in_proportion_to_what_it_names() {
 #[test]
 fn cc8_long_common_prefixes_are_parted() {
     let pool = dram(4096, 1 << 24);
-    let index = Chosen::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Chosen::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // Eight keys fill a window; the ninth differs from them in the eighth bit.
     let keys: Vec<u64> =
         (0..8).map(|number| key(0b0110_1010, 8, number)).chain([key(0b0110_1011, 8, 9)]).collect();
@@ -96,7 +99,7 @@ fn cc8_long_common_prefixes_are_parted() {
 #[test]
 fn c12_a_split_has_room_for_what_wraps_around() {
     let pool = dram(4096, 1 << 24);
-    let index = Chosen::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Chosen::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // All in the upper half of the lower segment, so that all of them move at the first split.
     let at = |bucket: u64, number: u64| key(0b01, 2, number) | bucket;
     let mut keys: Vec<u64> = Vec::new();
@@ -120,7 +123,7 @@ fn c12_a_split_has_room_for_what_wraps_around() {
 fn every_key_and_every_word_is_possible() {
     fn all<K: for<'a> Key<Ref<'a> = u64>>() {
         let pool = dram(4096, 1 << 24);
-        let index = Tiny::<K, _>::create(pool.clone(), 0, Config::default()).unwrap();
+        let index = Tiny::<K, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
         // The first candidates for marks, and their like.
         let marks = (0..8u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let keys: Vec<u64> = marks.chain([1, u64::MAX, u64::MAX - 1, 1 << 63]).collect();
@@ -144,22 +147,23 @@ fn every_key_and_every_word_is_possible() {
 #[test]
 fn c15_another_geometry_is_refused() {
     let pool = dram(4096, 1 << 24);
-    Tiny::<u64, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for refused in [
-        Cceh::<u64, _, 4, 1>::open(pool.clone(), 0).err(),
-        Cceh::<u64, _, 8, 2>::open(pool.clone(), 0).err(),
-        Tiny::<Plain, _>::open(pool.clone(), 0).err(),
+        Cceh::<u64, _, 4, 1>::open(pool.clone(), pool.root(0)).err(),
+        Cceh::<u64, _, 8, 2>::open(pool.clone(), pool.root(0)).err(),
+        Tiny::<Plain, _>::open(pool.clone(), pool.root(0)).err(),
     ] {
         assert!(refused.unwrap().to_string().contains("another kind of index"));
     }
-    assert!(Tiny::<u64, _>::open(pool, 0).is_ok());
+    assert!(Tiny::<u64, _>::open(pool.clone(), pool.root(0)).is_ok());
 }
 
 #[test]
 fn impossible_depths_are_refused() {
     for initial_depth in [0, 41, u32::MAX] {
         let config = Config { initial_depth, ..Config::default() };
-        let error = Tiny::<u64, _>::create(dram(4096, 1 << 24), 0, config).err().unwrap();
+        let pool = dram(4096, 1 << 24);
+        let error = Tiny::<u64, _>::create(pool.clone(), pool.root(0), config).err().unwrap();
         assert!(matches!(error.kind(), ErrorKind::Config(_)), "{error}");
     }
 }

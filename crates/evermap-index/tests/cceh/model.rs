@@ -12,7 +12,7 @@ fn the_standard_geometry_agrees_with_a_model() {
     const KEYS: u64 = 40_000;
     for locking in LOCKINGS {
         let pool = dram(2 << 20, 1 << 27);
-        let index = Cceh::<u64, _>::create(pool.clone(), 0, config(locking)).unwrap();
+        let index = Cceh::<u64, _>::create(pool.clone(), pool.root(0), config(locking)).unwrap();
         let (mut model, mut random) = (HashMap::new(), Rng::new(99));
         for round in 0..300_000 {
             let guard = pool.pin();
@@ -47,7 +47,7 @@ fn the_standard_geometry_agrees_with_a_model() {
 #[test]
 fn the_load_factor_is_that_of_the_paper() {
     let pool = dram(2 << 20, 1 << 28);
-    let index = Cceh::<u64, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Cceh::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let (mut least, mut most, mut sum, mut samples) = (1f64, 0f64, 0.0, 0);
     let mut key = 0;
     for size in (100_000..1_000_000).step_by(20_000) {

@@ -43,7 +43,7 @@ fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u
     staged.sim().pause();
     let shape = region(4096, CAPACITY);
     let pool = Pool::create(staged.clone(), &shape, Identity::default()).unwrap();
-    let index = Chosen::create(pool.clone(), 0, config(locking)).unwrap();
+    let index = Chosen::create(pool.clone(), pool.root(0), config(locking)).unwrap();
     put(&index, &pool, &scene.keys);
     staged.sim().checkpoint();
     let before = scene.keys.iter().enumerate().map(|(word, &key)| (key, word as u64));
@@ -68,7 +68,7 @@ fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u
         let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
         sim.set_budget(200_000);
         let pool = reopen(sim);
-        let index = Chosen::open(pool.clone(), 0).unwrap();
+        let index = Chosen::open(pool.clone(), pool.root(0)).unwrap();
         for key in history.keys() {
             let found = index.get(key, &pool.pin()).unwrap();
             if let Err(what) = history.check(&key, image.point, found) {

@@ -237,7 +237,7 @@ impl Subject for Gaps {
         }
         let (pool, _) =
             Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).map_err(text)?;
-        let index = Clht::open(pool, ROOT).map_err(text)?;
+        let index = Clht::open(pool.clone(), pool.root(ROOT)).map_err(text)?;
         for key in 0..self.universe {
             let found = index.get(key, &index.pool().pin()).map_err(text)?;
             history.check(&key, point, found)?;

@@ -26,7 +26,7 @@ const ROOT: usize = 0;
 fn tiny<K: Key, M: Medium>(medium: M) -> Clht<K, M> {
     let config = RegionConfig { extent_size: 4096, capacity: medium.capacity(), seed: Some(1) };
     let pool = Pool::create(medium, &config, Identity::default()).unwrap();
-    Clht::create(pool, ROOT, Config { initial_buckets: 4 }).unwrap()
+    Clht::create(pool.clone(), pool.root(ROOT), Config { initial_buckets: 4 }).unwrap()
 }
 
 fn dram(capacity: u64) -> Dram {
@@ -36,7 +36,7 @@ fn dram(capacity: u64) -> Dram {
 /// Opens the index again, as after the death of the process.
 fn reopen<K: Key>(sim: &Sim) -> Clht<K, Sim> {
     let (pool, _) = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap();
-    Clht::open(pool, ROOT).unwrap()
+    Clht::open(pool.clone(), pool.root(ROOT)).unwrap()
 }
 
 fn put<K, M>(index: &Clht<K, M>, key: u64, word: u64)

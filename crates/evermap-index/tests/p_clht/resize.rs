@@ -167,7 +167,9 @@ fn a_table_does_not_shrink_below_what_it_was_made_for() {
     use evermap_pm::region::{Identity, RegionConfig};
     let config = RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: Some(1) };
     let pool = Pool::create(dram(1 << 20), &config, Identity::default()).unwrap();
-    let index = Clht::<u64, _>::create(pool, ROOT, Config { initial_buckets: 1000 }).unwrap();
+    let index =
+        Clht::<u64, _>::create(pool.clone(), pool.root(ROOT), Config { initial_buckets: 1000 })
+            .unwrap();
     for round in 0..3 {
         (0..100).for_each(|key| put(&index, key, round));
         (0..100).for_each(|key| remove(&index, key));

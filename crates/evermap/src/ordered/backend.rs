@@ -90,13 +90,13 @@ impl Crew {
 impl<M: Medium> Store<M> {
     /// How many threads [`work_on_notices`](Self::work_on_notices) is for: none, unless that was asked for.
     pub(crate) fn wants_crew(&self) -> bool {
-        self.ordered.as_ref().is_some_and(|ordered| ordered.notices() == Notices::InBackground)
+        self.map.ordered.as_ref().is_some_and(|ordered| ordered.notices() == Notices::InBackground)
     }
 
     /// What one thread of the crew does until the store is closed.
     pub(crate) fn work_on_notices(&self, crew: &Crew, number: usize) {
         let (mut pause, mut window) = (PAUSES[0], Instant::now());
-        while !self.upkeep.is_stopping() {
+        while !self.file.upkeep.is_stopping() {
             let worked = number < crew.working.load(Relaxed) && self.work_once(crew, number);
             if number == 0 && window.elapsed() >= WINDOW {
                 crew.think(window.elapsed());
@@ -111,7 +111,7 @@ impl<M: Medium> Store<M> {
 
     /// Works on what waits in this thread's lanes; answers whether there was anything.
     fn work_once(&self, crew: &Crew, number: usize) -> bool {
-        let (Some(ordered), Ok(guard)) = (&self.ordered, self.enter()) else { return false };
+        let (Some(ordered), Ok(guard)) = (&self.map.ordered, self.enter()) else { return false };
         let Some(tree) = ordered.tree.get() else { return false };
         let (began, mut batches, mut notices) = (Instant::now(), 0, 0);
         for lane in ordered.lanes.iter().skip(number).step_by(crew.working.load(Relaxed).max(1)) {

@@ -56,7 +56,7 @@ impl Drop for Building<'_> {
 impl<M: Medium> Store<M> {
     /// Whether the ordered index is asked for and nobody has begun to build it.
     pub(crate) fn wants_ordered_built(&self) -> bool {
-        self.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
+        self.map.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
     }
 
     /// Builds the [ordered index](crate::Options::ordered) with so many threads, the calling one among them, unless
@@ -81,8 +81,8 @@ impl<M: Medium> Store<M> {
     /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Pm`] with `Forked` or
     /// `Poisoned`.
     pub fn build_ordered(&self, threads: usize) -> Result<()> {
-        let ordered = self.ordered.as_ref().ok_or(Error::NotOrdered)?;
-        self.pool.region().ensure_writable()?;
+        let ordered = self.map.ordered.as_ref().ok_or(Error::NotOrdered)?;
+        self.file.pool.region().ensure_writable()?;
         {
             let state = ordered.state.lock().expect("no panics while held");
             let is_building = |state: &mut OrderedState| *state == OrderedState::Building;
@@ -191,7 +191,7 @@ impl<M: Medium> Store<M> {
         ordered: &Ordered,
         walk: &Mutex<Walk<'s, M>>,
     ) -> Result<Option<crate::read::Pairs<'s>>> {
-        if self.upkeep.is_stopping() {
+        if self.file.upkeep.is_stopping() {
             return Err(Error::Closed);
         }
         let mut walk = walk.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,8 +205,8 @@ impl<M: Medium> Store<M> {
     #[inline]
     fn prefetch_key(&self, word: u64) {
         let offset = word & OFFSET_MASK;
-        self.pool.medium().prefetch(offset);
-        self.pool.medium().prefetch(offset + KEY_END);
+        self.file.pool.medium().prefetch(offset);
+        self.file.pool.medium().prefetch(offset + KEY_END);
     }
 
     /// Notes the key of a pair, if it can be read and belongs where it is. Dead records count too: the hash index
@@ -214,11 +214,11 @@ impl<M: Medium> Store<M> {
     #[inline]
     fn read_key(&self, ordered: &Ordered, hash: u64, word: u64, key: &mut Vec<u8>, run: &mut Run) {
         key.clear();
-        let read = match Record::at(self.pool.medium(), word) {
+        let read = match Record::at(self.file.pool.medium(), word) {
             Ok(record) => record.append_key(key).is_ok(),
             Err(_) => false,
         };
-        if read && BytesRef::new(key, self.pool.seed()).hash == hash {
+        if read && BytesRef::new(key, self.file.pool.seed()).hash == hash {
             run.push(key, hash);
         } else {
             ordered.unreadable.fetch_add(1, Relaxed);
@@ -260,7 +260,7 @@ impl<M: Medium> Store<M> {
             }
             for (key, hash) in run.iter() {
                 let key = BytesRef { bytes: key, hash };
-                if self.index.get(key, &guard)?.is_none() {
+                if self.map.index.get(key, &guard)?.is_none() {
                     differs(key, true, &guard);
                 }
             }
@@ -269,7 +269,7 @@ impl<M: Medium> Store<M> {
 
     /// What is wrong with the ordered index, if it is ready. While nobody changes the store.
     pub(crate) fn check_ordered(&self, problem: &mut dyn FnMut(String)) -> Result<()> {
-        let Some(ordered) = self.ordered.as_ref().filter(|ordered| ordered.is_ready()) else {
+        let Some(ordered) = self.map.ordered.as_ref().filter(|ordered| ordered.is_ready()) else {
             return Ok(());
         };
         let tree = self.tree(false)?;
@@ -311,8 +311,9 @@ mod tests {
                 store.put(&key_of(number), b"before").unwrap();
             }
             // As if it had been opened now.
-            store.ordered = Some(Ordered::new(notices, false).unwrap());
-            let ordered = store.ordered.as_ref().unwrap();
+            let map = std::sync::Arc::get_mut(&mut store.map).unwrap();
+            map.ordered = Some(Ordered::new(notices, false).unwrap());
+            let ordered = store.map.ordered.as_ref().unwrap();
             let runs = store.read_keys(ordered, 2).unwrap();
             assert_eq!(ordered.stat().keys_read, 10_000);
             for number in 0..changes {

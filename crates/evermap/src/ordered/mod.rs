@@ -156,7 +156,7 @@ impl<M: Medium> Store<M> {
     /// change is acknowledged, holding no lock.
     #[inline]
     pub(crate) fn notice(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
-        if let Some(ordered) = &self.ordered {
+        if let Some(ordered) = &self.map.ordered {
             self.post(ordered, key, guard);
         }
     }
@@ -187,7 +187,7 @@ impl<M: Medium> Store<M> {
         guard: &Guard<'_>,
     ) {
         let _working = lane.work();
-        let told = match self.index.get(key, guard) {
+        let told = match self.map.index.get(key, guard) {
             Ok(None) => tree.remove(key.bytes),
             _ => tree.insert(key.bytes, key.hash),
         };
@@ -231,7 +231,7 @@ impl<M: Medium> Store<M> {
         let refs = &refs[..count];
         let mut words = [None; TOGETHER];
         // What cannot be looked up counts as there: a scan looks again.
-        let found = self.index.get_many(refs, &mut words[..count], guard).is_ok();
+        let found = self.map.index.get_many(refs, &mut words[..count], guard).is_ok();
         let mut pairs = [(&[][..], None); TOGETHER];
         for ((pair, key), word) in pairs.iter_mut().zip(refs).zip(words) {
             *pair = (key.bytes, (!found || word.is_some()).then_some(key.hash));
@@ -254,9 +254,9 @@ impl<M: Medium> Store<M> {
 
     /// The tree, for a scan: with everything that was acknowledged before, unless `relaxed`.
     pub(crate) fn tree(&self, relaxed: bool) -> Result<&BPlus> {
-        let ordered = self.ordered.as_ref().ok_or(Error::NotOrdered)?;
+        let ordered = self.map.ordered.as_ref().ok_or(Error::NotOrdered)?;
         // Not in a forked child: other threads may have been changing the tree.
-        self.pool.region().ensure_writable()?;
+        self.file.pool.region().ensure_writable()?;
         if !ordered.is_ready() {
             self.build_ordered(usual_threads())?;
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use std::io::{BufRead, BufReader};
 
 use crate::common::{self, Random, child};
-use evermap::{Batch, Evermap, IndexKind, Meta, Options, counter};
+use evermap::{Batch, Evermap, IndexKind, MapOptions, Meta, Options, counter};
 use evermap_pm::PmU64;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 
@@ -173,6 +173,23 @@ fn options(index: IndexKind) -> Options {
     options.lock_wait(Duration::from_secs(60))
 }
 
+/// Opens the map that the threads work on: the default one, or that of this name.
+fn open(path: &Path, index: IndexKind, name: &str) -> Evermap {
+    let store = Evermap::open(path, options(index)).unwrap();
+    if name.is_empty() { store } else { store.map(name, MapOptions::new()).unwrap() }
+}
+
+/// Another map of the same file comes and goes all the time.
+fn make_and_drop(map: &Evermap) {
+    for round in 0u64.. {
+        let passing = map.map("passing", MapOptions::new()).unwrap();
+        for number in 0..round % 300 {
+            passing.put(&number.to_le_bytes(), &[7; 100]).unwrap();
+        }
+        assert!(map.drop_map("passing").unwrap());
+    }
+}
+
 /// The child.
 #[test]
 fn work_until_killed() {
@@ -180,7 +197,8 @@ fn work_until_killed() {
     let mut argument = argument.split('\n');
     let mut word = || argument.next().unwrap();
     let (map, ledger, seed) = (word(), word(), word().parse::<u64>().unwrap());
-    let map = Evermap::open(map, options(word().parse().unwrap())).unwrap();
+    let (index, name) = (word().parse().unwrap(), word());
+    let map = open(map.as_ref(), index, name);
     let ledger = &Ledger::open(ledger.as_ref());
     // Held for writing while a flush makes the tallies begin anew.
     let tallying = &RwLock::new(());
@@ -195,6 +213,9 @@ fn work_until_killed() {
             threads.spawn(move || transfer(map, ledger, me, Random::new(seed + me as u64)));
         }
         threads.spawn(move || flush(map, ledger, tallying, Random::new(seed + 10)));
+        if !name.is_empty() {
+            threads.spawn(move || make_and_drop(map));
+        }
         threads.spawn(move || {
             let names: Vec<_> = (0..ACCOUNTS).map(account).collect();
             loop {
@@ -397,13 +418,14 @@ fn settle(map: &Evermap, ledger: &Ledger, ids: &mut Ids) {
     .unwrap();
 }
 
-fn kill_again_and_again(index: IndexKind, kills: u64) {
+fn kill_again_and_again(index: IndexKind, name: &str, kills: u64) {
     let directory = tempfile::tempdir().unwrap();
     let (path, ledger) = (directory.path().join("map"), directory.path().join("ledger"));
     let mut ids = Ids::new();
     let mut random = Random::new(kills);
     for round in 0..kills {
-        let argument = format!("{}\n{}\n{round}\n{index}", path.display(), ledger.display());
+        let argument =
+            format!("{}\n{}\n{round}\n{index}\n{name}", path.display(), ledger.display());
         let mut process = child::start("conservation::work_until_killed", argument);
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap() == "ready"), "the child ended");
@@ -411,7 +433,7 @@ fn kill_again_and_again(index: IndexKind, kills: u64) {
         assert!(process.try_wait().unwrap().is_none(), "the child ended before it was killed");
         process.kill().unwrap();
         process.wait().unwrap();
-        let map = Evermap::open(&path, options(index)).unwrap();
+        let map = open(&path, index, name);
         let ledger = Ledger::open(&ledger);
         settle(&map, &ledger, &mut ids);
         if round % 3 == 2 {
@@ -426,11 +448,15 @@ fn kill_again_and_again(index: IndexKind, kills: u64) {
 #[test]
 fn nothing_is_lost_or_done_twice_across_kills() {
     match std::env::var("EVERMAP_CONSERVATION") {
-        Err(_) => kill_again_and_again(common::index(), 6),
+        Err(_) => {
+            kill_again_and_again(common::index(), "", 6);
+            kill_again_and_again(common::index(), "named", 6);
+        }
         Ok(kills) => {
             let kills = kills.parse().expect("EVERMAP_CONSERVATION: a number of kills");
             for &index in IndexKind::ALL {
-                kill_again_and_again(index, kills);
+                kill_again_and_again(index, "", kills);
+                kill_again_and_again(index, "named", kills);
             }
         }
     }

@@ -16,7 +16,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::common::{self, Random, child, is_value_of, value_of};
-use evermap::{Evermap, Item, Meta, OnSuspect, Options};
+use evermap::{Evermap, IndexKind, Item, MapOptions, Meta, OnSuspect, Options};
 
 const BYTES: u64 = 256 << 10;
 const PAGE: usize = 4096;
@@ -46,6 +46,16 @@ fn put(map: &Evermap, number: u64, version: u64) -> evermap::Result<()> {
         expires_at: if version.is_multiple_of(3) { 5000 } else { 0 },
     };
     map.put_with(&key, &value_of(&key, version, len), meta).map(drop)
+}
+
+/// The named map, of the kind that is smallest.
+const NAMED: &str = "named";
+const NAMED_KEYS: u64 = 60;
+/// The root slot by which named maps are found.
+const CATALOGUE: usize = 8192 + 512 + 14 * 8;
+
+fn named(map: &Evermap) -> evermap::Result<Evermap> {
+    map.map(NAMED, MapOptions::new().index(IndexKind::Clht))
 }
 
 /// Whether something was once stored: flags and value tell the version.
@@ -118,6 +128,8 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     }
     if wanted.is_empty() {
         list = list.into_iter().step_by(131).collect();
+        // What leads to the named map is but a few words, and not to be missed.
+        list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));
     }
     for at in (0..bytes.len()).step_by(PAGE) {
         list.extend((0..template.older.len()).map(|age| Damage::OldPage(at, age)));
@@ -142,6 +154,9 @@ fn build(path: &Path, stop: &str) -> Template {
         for number in (0..KEYS).filter(|number| number % 7 == stage) {
             map.remove(&key_of(number)).unwrap();
         }
+        let named = named(&map).unwrap();
+        (1..NAMED_KEYS).for_each(|number| put(&named, number, stage * 1000 + number).unwrap());
+        drop(named);
         map.close().unwrap();
         older.push(std::fs::read(path).unwrap());
     }
@@ -177,11 +192,36 @@ struct Tally {
     missing: u64,
     errors: u64,
     problems: u64,
+    /// Answers of the named map, and times when it could not be opened.
+    named: u64,
+    unnamed: u64,
 }
 
 impl Tally {
+    /// The same for the named map.
+    fn look_named(&mut self, map: &Evermap) {
+        let Ok(map) = named(map) else {
+            self.unnamed += 1;
+            return;
+        };
+        for number in 0..NAMED_KEYS {
+            let shown = map.get_with(&key_of(number), |item| {
+                assert!(was_stored(&item), "wrong value in the named map: {item:?}");
+            });
+            self.named += u64::from(matches!(shown, Ok(Some(()))));
+        }
+        map.for_each(|item| {
+            if let Ok(item) = item {
+                assert!(was_stored(&item), "wrong value in the named map: {item:?}");
+            }
+            true
+        })
+        .unwrap();
+    }
+
     /// Looks at everything; only what was once stored may be shown.
     fn look(&mut self, map: &Evermap, expected: &BTreeMap<u64, u64>) {
+        self.look_named(map);
         for number in 0..KEYS + 100 {
             let key = key_of(number);
             match map.get_with(&key, |item| assert!(was_stored(&item), "wrong value: {item:?}")) {
@@ -228,6 +268,15 @@ impl Tally {
                 || !report.is_sound()
         );
         self.look(&map, expected);
+        if self.cases.is_multiple_of(2) {
+            // Whatever is left of it goes, and a new one comes.
+            let _ = map.drop_map(NAMED);
+            let _ = map.free_dropped();
+            if let Ok(named) = named(&map) {
+                let _ = put(&named, 3, 30_000);
+            }
+            self.look(&map, expected);
+        }
         let _ = map.close();
         // And once more: what the damage led to must not be worse.
         if let Ok(map) = Evermap::open(path, options) {
@@ -295,11 +344,20 @@ fn use_damaged_files() {
     }
     writeln!(
         out,
-        "tried {} damaged files: {} openings refused, {} answers, {} missing, {} errors, {} checks found problems",
-        tally.cases, tally.refused, tally.answers, tally.missing, tally.errors, tally.problems
+        "tried {} damaged files: {} openings refused, {} answers, {} missing, {} errors, {} checks found problems; \
+         named map: {} answers, {} not opened",
+        tally.cases,
+        tally.refused,
+        tally.answers,
+        tally.missing,
+        tally.errors,
+        tally.problems,
+        tally.named,
+        tally.unnamed
     )
     .unwrap();
     assert!(tally.answers > tally.cases * 100 && tally.problems > 0 && tally.refused > 0);
+    assert!(tally.named > tally.cases * 20 && tally.unnamed > 0);
 }
 
 fn supervise(stop: &str) {

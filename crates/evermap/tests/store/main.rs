@@ -12,6 +12,7 @@ mod damage;
 mod expire;
 mod files;
 mod full;
+mod maps;
 mod model;
 mod ordered;
 mod panics;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::common::{self, Kept, Random, value_of};
 use crate::ordered;
-use evermap::{Clock, Edit, Meta, Outcome, Store};
+use evermap::{Clock, Edit, Error, MapOptions, Meta, Options, Outcome, Store};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
@@ -237,19 +237,102 @@ enum Stop {
     UncleanTwice,
 }
 
-fn run(seed: u64, keys: u64, steps: u64, rounds: u64) {
-    let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
+/// The default map and so many named ones, each with its model.
+struct Maps {
+    memory: Kept,
+    options: Options,
+    clock: Clock,
+    stores: Vec<Store<Kept>>,
+    models: Vec<Model>,
+    keys: u64,
+}
+
+impl Maps {
+    fn new(options: Options, clock: Clock, named: usize, keys: u64) -> Self {
+        let model = || Model { now: 1000, ..Default::default() };
+        let models = (0..=named).map(|_| model()).collect();
+        let memory = Kept::new(64 << 20);
+        let mut maps = Maps { memory, options, clock, stores: Vec::new(), models, keys };
+        maps.open();
+        maps
+    }
+
+    fn open(&mut self) {
+        self.stores.clear();
+        self.stores.push(self.memory.open(&self.options).unwrap());
+        (1..self.models.len()).for_each(|at| self.open_map(at));
+    }
+
+    fn open_map(&mut self, at: usize) {
+        let map = self.stores[0].map(&format!("map {at}"), MapOptions::new()).unwrap();
+        self.stores.truncate(at);
+        self.stores.push(map);
+    }
+
+    /// The default one.
+    fn first(&self) -> &Store<Kept> {
+        &self.stores[0]
+    }
+
+    fn step(&mut self, random: &mut Random) {
+        let at = random.below(self.stores.len() as u64) as usize;
+        let model = &mut self.models[at];
+        step(&self.stores[at], model, random, &self.clock, self.keys);
+        let now = model.now;
+        self.models.iter_mut().for_each(|model| model.now = now);
+    }
+
+    /// Drops a named map, if there are any, and makes it again.
+    fn drop_one(&mut self, random: &mut Random) {
+        if self.models.len() == 1 {
+            return;
+        }
+        let at = 1 + random.below(self.models.len() as u64 - 1) as usize;
+        assert!(self.first().drop_map(&format!("map {at}")).unwrap());
+        assert!(matches!(self.stores[at].get(b"k1"), Err(Error::Dropped { .. })));
+        self.models[at].entries.clear();
+        self.models[at].flush_due = None;
+        if random.below(2) == 0 {
+            self.first().free_dropped().unwrap();
+        }
+        (at..self.models.len()).for_each(|at| self.open_map(at));
+    }
+
+    fn compare(&mut self) {
+        for (store, model) in self.stores.iter().zip(&mut self.models) {
+            compare(store, model, self.keys);
+        }
+    }
+
+    fn assert_sound(&self) {
+        let report = self.first().check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+    }
+
+    fn purge(&self) {
+        self.first().purge().unwrap();
+        for (store, model) in self.stores.iter().zip(&self.models) {
+            assert_eq!(store.len().value, model.entries.len() as u64);
+            ordered::assert_keys_are_counted(store);
+        }
+    }
+}
+
+fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
+    let clock = Clock::manual(1000);
     let options =
         common::options().capacity(64 << 20).extent_size(64 << 10).seed(seed).clock(clock.clone());
     let options = ordered::in_some_way(options, seed);
     let mut random = Random::new(seed);
-    let mut model = Model { now: 1000, ..Default::default() };
-    let mut store = memory.open(&options).unwrap();
+    let mut maps = Maps::new(options, clock, named, keys);
     for _ in 0..rounds {
         for _ in 0..random.below(steps) {
-            step(&store, &mut model, &mut random, &clock, keys);
+            maps.step(&mut random);
         }
-        compare(&store, &mut model, keys);
+        maps.compare();
+        if random.below(3) == 0 {
+            maps.drop_one(&mut random);
+        }
         let stop = match random.below(3) {
             0 => Stop::Orderly,
             1 => Stop::Unclean,
@@ -257,51 +340,62 @@ fn run(seed: u64, keys: u64, steps: u64, rounds: u64) {
         };
         if stop == Stop::Orderly {
             // Whether or not the sweep of an earlier stop has run.
-            store.close().unwrap();
+            maps.first().close().unwrap();
         }
-        drop(store);
-        store = memory.open(&options).unwrap();
+        maps.open();
         if stop == Stop::UncleanTwice {
             for _ in 0..20 {
-                step(&store, &mut model, &mut random, &clock, keys);
+                maps.step(&mut random);
             }
-            drop(store);
-            store = memory.open(&options).unwrap();
+            maps.open();
+        }
+        if random.below(3) == 0 {
+            maps.drop_one(&mut random);
         }
         if random.below(2) == 0 {
-            store.recover().unwrap();
-            assert!(store.len().exact);
+            maps.first().recover().unwrap();
+            assert!(maps.stores.iter().all(|store| store.len().exact));
         }
-        compare(&store, &mut model, keys);
+        maps.compare();
         if random.below(3) == 0 {
-            let report = store.check(true).unwrap();
-            assert!(report.is_sound(), "{report}");
-            store.purge().unwrap();
-            assert_eq!(store.len().value, model.entries.len() as u64);
-            ordered::assert_keys_are_counted(&store);
-            assert!(store.check(true).unwrap().is_sound());
+            maps.assert_sound();
+            maps.purge();
+            maps.assert_sound();
         }
     }
-    for key in model.entries.keys() {
-        assert!(store.remove(key).unwrap());
+    for (store, model) in maps.stores.iter().zip(&maps.models) {
+        for key in model.entries.keys() {
+            assert!(store.remove(key).unwrap());
+        }
     }
-    store.purge().unwrap();
-    store.recover().unwrap();
-    let report = store.check(true).unwrap();
+    maps.first().purge().unwrap();
+    maps.first().recover().unwrap();
+    let report = maps.first().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    assert_eq!((report.records, store.len().value, store.bytes().value), (0, 0, 0));
+    // Those of the catalogue.
+    assert_eq!(report.records, named as u64);
+    for store in &maps.stores {
+        assert_eq!((store.len().value, store.bytes().value), (0, 0));
+    }
 }
 
 #[test]
 fn few_keys_and_many_stops() {
     for seed in 1..=8 {
-        run(seed, 60, 400, 25);
+        run(seed, 0, 60, 400, 25);
+    }
+}
+
+#[test]
+fn named_maps_and_many_stops() {
+    for seed in 21..=28 {
+        run(seed, 3, 40, 600, 25);
     }
 }
 
 #[test]
 fn many_keys_and_few_stops() {
     for seed in 11..=13 {
-        run(seed, 20_000, 40_000, 4);
+        run(seed, 0, 20_000, 40_000, 4);
     }
 }

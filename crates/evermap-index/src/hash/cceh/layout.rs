@@ -71,7 +71,7 @@ pod! {
 const _: () = assert!(size_of::<Segment<256>>() == 64 + 16384);
 
 pod! {
-    /// What the region's root slot names.
+    /// What the root cell names.
     pub struct Root: 64 {
         /// Which index, key format and geometry this is.
         pub kind: PmU64,

@@ -35,9 +35,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
-use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
+use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::hash::directory::Directory;
+use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
 use crate::hash::root;
 use crate::hash::shape::{DEPTH_MAX, Shape, behind};
@@ -513,7 +514,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Index<K> for Cceh<K, M, 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K, M, B, P> {
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
         let (m, depth) = (pool.medium(), config.initial_depth);
         if !(1..=DEPTH_MAX).contains(&depth) {
@@ -521,16 +522,18 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
             return Err(ErrorKind::Config(text).into());
         }
         let size = size_of::<Segment<B>>() as u64;
-        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
-        let block = pool.allocate(size_of::<Root>() as u64)?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate(size_of::<Root>() as u64)?;
         let segments: Vec<u64> =
-            (0..1 << depth).map(|_| pool.allocate_exact(size)).collect::<Result<_>>()?;
+            (0..1 << depth).map(|_| fresh.allocate_exact(size)).collect::<Result<_>>()?;
         let directory = Directory::create(
             pool.clone(),
             block + std::mem::offset_of!(Root, directory) as u64,
             depth,
             &segments,
         )?;
+        fresh.keep();
         let index = Self::assemble(pool.clone(), block, directory, config.locking)?;
         for (pattern, &offset) in segments.iter().enumerate() {
             let shape = Shape { depth, pattern: pattern as u64 };
@@ -541,16 +544,16 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
         m.store(&header.options, config.options());
         m.flush(header);
         m.fence();
-        m.store(pool.root(root), block);
-        m.persist(pool.root(root));
+        m.store(root, block);
+        m.persist(root);
         Ok(index)
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
         root::is_of(pool, root, Self::kind())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let block = root::block_of(&pool, root, Self::kind())?;
         let m = pool.medium();
         let header = m

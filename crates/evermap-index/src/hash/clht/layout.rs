@@ -45,7 +45,7 @@ pod! {
 }
 
 pod! {
-    /// What the region's root slot names.
+    /// What the root cell names.
     pub struct Root: 64 {
         /// Which index and key format this is.
         pub kind: PmU64,

@@ -33,8 +33,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
-use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
+use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
+use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
 use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
@@ -388,7 +389,7 @@ impl<K: Key, M: Medium> Index<K> for Clht<K, M> {
 impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
         let m = pool.medium();
         let bits = config.initial_buckets.max(1 << BITS_MIN).next_power_of_two().trailing_zeros();
@@ -396,10 +397,12 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
             let text = format!("{} home buckets are too many", config.initial_buckets);
             return Err(ErrorKind::Config(text).into());
         }
-        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
-        let block = pool.allocate(size_of::<Root>() as u64)?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate(size_of::<Root>() as u64)?;
         let table = Table { offset: 0, bits };
-        let table = Table { offset: pool.allocate(table.bytes())?, bits };
+        let table = Table { offset: fresh.allocate(table.bytes())?, bits };
+        fresh.keep();
         let index = Self::assemble(pool.clone(), block, table, bits);
         for number in 0..table.buckets() {
             index.write_bucket(table.home(number), &[], 0)?;
@@ -410,15 +413,15 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         m.store(&header.floor, u64::from(bits));
         m.flush(header);
         m.fence();
-        recipe::commit(m, pool.root(root), block);
+        recipe::commit(m, root, block);
         Ok(index)
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
         root::is_of(pool, root, Self::kind())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let m = pool.medium();
         let block = root::block_of(&pool, root, Self::kind())?;
         let header = m

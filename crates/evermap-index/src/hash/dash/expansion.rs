@@ -53,7 +53,7 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
     /// a fresh block. Answers the places of the segments too, in the order of their ranks.
     ///
     /// # Errors
-    /// `NoSpace`.
+    /// `NoSpace`; nothing is allocated then.
     fn create(pool: &Arc<Pool<M>>, root: u64, depth: u32) -> Result<(Self, Vec<u64>)>;
 
     /// Opens what `root` names.

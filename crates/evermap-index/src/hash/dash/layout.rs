@@ -85,7 +85,7 @@ pod! {
 const _: () = assert!(std::mem::size_of::<Segment<64, 2>>() == 256 + 66 * 256);
 
 pod! {
-    /// What the region's root slot names.
+    /// What the root cell names.
     pub struct Root: 64 {
         /// Which index, key format and geometry this is.
         pub kind: PmU64,

@@ -28,6 +28,7 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
+use crate::hash::fresh::Fresh;
 use crate::hash::patience::Patience;
 use crate::hash::probe::Probe;
 use crate::hash::root;
@@ -753,20 +754,22 @@ where
 {
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
         let m = pool.medium();
         let depth = config.initial_depth;
         if depth > DEPTH_AT_FIRST {
             return Err(ErrorKind::Config(format!("an initial depth of {depth}")).into());
         }
-        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
-        let block = pool.allocate(E::ROOT_BYTES)?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate(E::ROOT_BYTES)?;
         let (expansion, segments) = E::create(&pool, block, depth)?;
+        fresh.keep();
         let index = Self::assemble(pool.clone(), block, expansion);
         if m.mutant("DA-6") {
-            m.store(pool.root(root), block);
-            m.persist(pool.root(root));
+            m.store(root, block);
+            m.persist(root);
         }
         for (pattern, offset) in segments.into_iter().enumerate() {
             let shape = Shape { depth, pattern: pattern as u64 };
@@ -777,16 +780,16 @@ where
         m.store(kind, Self::kind());
         m.flush(kind);
         m.fence();
-        m.store(pool.root(root), block);
-        m.persist(pool.root(root));
+        m.store(root, block);
+        m.persist(root);
         Ok(index)
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
         root::is_of(pool, root, Self::kind())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let block = root::block_of(&pool, root, Self::kind())?;
         let expansion = E::open(&pool, block)?;
         let everything = pool.region().must_recover_all();

@@ -52,7 +52,7 @@ pod! {
 const _: () = assert!(std::mem::offset_of!(Bucket, tokens) == 64);
 
 pod! {
-    /// What the region's root slot names.
+    /// What the root cell names.
     pub struct Root: 384 {
         /// Which index, key format and geometry this is.
         pub kind: PmU64,

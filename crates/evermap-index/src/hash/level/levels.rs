@@ -125,17 +125,31 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     }
 
     /// Writes two empty levels and the entries of the root at `root`, and flushes them without a fence.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing is allocated then.
     pub(super) fn create(pool: Arc<Pool<M>>, root: u64, level: u32) -> Result<Self> {
         let levels = Self::assemble(pool, root);
-        for level in [level - 1, level] {
-            let table = levels.new_table(level)?;
-            levels.tables[level as usize].store(table, Ordering::Relaxed);
-            levels.extend(level, 0, 1 << level)?;
-            let entry = &levels.root().levels[level as usize];
-            levels.medium().store(entry, Named::new(table, Named::live(level)).0);
+        for part in [level - 1, level] {
+            if let Err(error) = levels.create_level(part) {
+                let tables = levels.tables.iter().map(|table| table.load(Ordering::Relaxed));
+                for (level, _) in (0..).zip(tables).filter(|&(_, table)| table != 0) {
+                    levels.blocks_of(level, |block, _| levels.pool.free_unpublished(block));
+                }
+                return Err(error);
+            }
         }
         levels.set_view(View { level, growing: false });
         Ok(levels)
+    }
+
+    fn create_level(&self, level: u32) -> Result<()> {
+        let table = self.new_table(level)?;
+        self.tables[level as usize].store(table, Ordering::Relaxed);
+        self.extend(level, 0, 1 << level)?;
+        let entry = &self.root().levels[level as usize];
+        self.medium().store(entry, Named::new(table, Named::live(level)).0);
+        Ok(())
     }
 
     /// Opens the levels that the root at `root` names.

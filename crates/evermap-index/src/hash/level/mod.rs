@@ -37,9 +37,10 @@ use evermap_pm::error::ErrorKind;
 use evermap_pm::medium::prefetch;
 use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
-use evermap_pm::{Error, Guard, Medium, Pool, Result};
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
+use crate::hash::fresh::Fresh;
 use crate::hash::patience::Patience;
 use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
@@ -614,7 +615,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K, M, N, C> {
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
         if !(SMALLEST..=LARGEST).contains(&config.top_level) {
             let what = format!(
@@ -624,25 +625,27 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
             return Err(ErrorKind::Config(what).into());
         }
         let m = pool.medium();
-        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
-        let block = pool.allocate(size_of::<Root>() as u64)?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate(size_of::<Root>() as u64)?;
         let header = m.at::<Root>(block).expect("just allocated");
         header.levels.iter().for_each(|entry| m.store(entry, 0));
         m.store(&header.resize, config.resize as u64);
         m.store(&header.kind, Self::kind());
         let levels = Levels::create(pool.clone(), block, config.top_level)?;
+        fresh.keep();
         m.flush(header);
         m.fence();
-        m.store(pool.root(root), block);
-        m.persist(pool.root(root));
+        m.store(root, block);
+        m.persist(root);
         Ok(Self::assemble(pool, block, config.resize, levels))
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
         root::is_of(pool, root, Self::kind())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let block = root::block_of(&pool, root, Self::kind())?;
         let m = pool.medium();
         let header = m

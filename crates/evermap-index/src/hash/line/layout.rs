@@ -208,7 +208,7 @@ pub fn link_bit(slot: usize) -> u64 {
 }
 
 pod! {
-    /// What the region's root slot names.
+    /// What the root cell names.
     pub struct Root: 64 {
         /// Which index, key format and geometry this is.
         pub kind: PmU64,

@@ -31,9 +31,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
-use evermap_pm::{Error, Guard, Medium, Pool, Result};
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use crate::hash::directory::Directory;
+use crate::hash::fresh::Fresh;
 use crate::hash::patience::Patience;
 use crate::hash::root;
 use crate::hash::shape::{Shape, behind};
@@ -765,16 +766,17 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
 {
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: usize, config: Config) -> Result<Self> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
         let m = pool.medium();
         let depth = config.initial_depth.max(Geometry::<L, N>::DEPTH_MIN);
         let size = size_of::<Segment<L>>() as u64;
         let stamp = Self::stamp_of(&pool);
-        // Nothing below is reachable until the root slot names it, so an error or a crash forgets it all.
-        let block = pool.allocate(size_of::<Root>() as u64)?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate(size_of::<Root>() as u64)?;
         let entries: Vec<u64> = (0..1 << depth)
-            .map(|_| Ok(pool.allocate_exact(size)? | stamp))
+            .map(|_| Ok(fresh.allocate_exact(size)? | stamp))
             .collect::<Result<_>>()?;
         let directory = Directory::create(
             pool.clone(),
@@ -782,6 +784,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
             depth,
             &entries,
         )?;
+        fresh.keep();
         let count = entries.len() as u64;
         let index = Self::assemble(pool.clone(), block, directory, count);
         for (pattern, entry) in entries.into_iter().enumerate() {
@@ -793,16 +796,16 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
         m.store(&header.kind, Self::kind());
         m.flush(header);
         m.fence();
-        m.store(pool.root(root), block);
-        m.persist(pool.root(root));
+        m.store(root, block);
+        m.persist(root);
         Ok(index)
     }
 
-    fn is_at(pool: &Pool<M>, root: usize) -> bool {
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
         root::is_of(pool, root, Self::kind())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: usize) -> Result<Self> {
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let block = root::block_of(&pool, root, Self::kind())?;
         pool.medium()
             .at::<Root>(block)

@@ -63,6 +63,23 @@ impl Kept {
         Store::open(self.clone(), Identity::default(), options)
     }
 
+    /// The word at this offset.
+    pub(crate) fn word(&self, at: u64) -> u64 {
+        self.memory.load(self.memory.at(at).expect("inside"))
+    }
+
+    pub(crate) fn set_word(&self, at: u64, word: u64) {
+        self.memory.store(self.memory.at(at).expect("inside"), word);
+    }
+
+    /// The same contents in other memory.
+    pub(crate) fn copy(&self) -> Kept {
+        let copy = Kept::new(self.capacity());
+        copy.grow(self.len()).unwrap();
+        (0..self.len()).step_by(8).for_each(|at| copy.set_word(at, self.word(at)));
+        copy
+    }
+
     /// Ordered persists so far.
     pub(crate) fn fences(&self) -> u64 {
         self.fences.load(SeqCst)

@@ -25,6 +25,7 @@ use super::expansion::{Expansion, Found, Split};
 use super::layout::{Root, SLOTS_MAX, Segment, Shape};
 use super::segment::Chain;
 use crate::hash::directory::{self, Directory};
+use crate::hash::fresh::Fresh;
 use crate::{Bytes, Key, Stats, Visitor};
 
 mod recover;
@@ -102,10 +103,12 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
 
     fn create(pool: &Arc<Pool<M>>, root: u64, depth: u32) -> Result<(Self, Vec<u64>)> {
         let size = size_of::<Segment<B, S>>() as u64;
+        let mut fresh = Fresh::new(pool);
         let segments: Vec<u64> =
-            (0..1 << depth).map(|_| pool.allocate_exact(size)).collect::<Result<_>>()?;
+            (0..1 << depth).map(|_| fresh.allocate_exact(size)).collect::<Result<_>>()?;
         let cell = root + offset_of!(Root, directory) as u64;
         let directory = Directory::create(pool.clone(), cell, depth, &segments)?;
+        fresh.keep();
         Ok((Extendible::new(directory, 1 << depth), segments))
     }
 

@@ -27,7 +27,7 @@ fn filled<K: Chosen>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, T
     sim.pause();
     let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
     let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-    let index = Tiny::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = Tiny::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in keys {
         index.insert(key, key, &pool.pin()).unwrap();
     }
@@ -37,7 +37,7 @@ fn filled<K: Chosen>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, T
 /// What is there after the process has died.
 fn reopen<K: Chosen>(sim: &Sim) -> (Arc<Pool<Sim>>, Tiny<K, Sim>) {
     let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
-    let index = Tiny::open(pool.clone(), 0).unwrap();
+    let index = Tiny::open(pool.clone(), pool.root(0)).unwrap();
     (pool, index)
 }
 

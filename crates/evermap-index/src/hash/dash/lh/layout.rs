@@ -9,7 +9,7 @@ use crate::hash::shape::check_bits;
 pub(super) const ARRAYS: usize = 512;
 
 pod! {
-    /// What the region's root slot names.
+    /// What the root cell names.
     ///
     /// ```text
     /// byte  0  kind      which index, key format and geometry of segments this is

@@ -41,6 +41,7 @@ use super::expansion::{Expansion, Found, Split};
 use super::layout::{SLOTS_MAX, Segment, Shape};
 use super::recover::shape_at;
 use super::segment::Chain;
+use crate::hash::fresh::Fresh;
 use crate::{Key, Stats, Visitor};
 use layout::{ARRAYS, Array, Extent, Root};
 
@@ -190,10 +191,11 @@ where
     fn create(pool: &Arc<Pool<M>>, root: u64, depth: u32) -> Result<(Self, Vec<u64>)> {
         let (m, count) = (pool.medium(), 1 << depth);
         let bytes = size_of::<Segment<B, S>>() as u64;
-        let mut arrays = [0; ARRAYS];
+        let (mut fresh, mut arrays) = (Fresh::new(pool), [0; ARRAYS]);
         for (number, offset) in arrays.iter_mut().enumerate().take(Self::arrays_for(count)) {
-            *offset = pool.allocate_exact(Self::array_bytes(number, bytes))?;
+            *offset = fresh.allocate_exact(Self::array_bytes(number, bytes))?;
         }
+        fresh.keep();
         let header = m.at::<Root>(root).expect("just allocated");
         m.store(&header.geometry, Self::GEOMETRY);
         m.store(&header.extent, Extent(count).encode());

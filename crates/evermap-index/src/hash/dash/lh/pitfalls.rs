@@ -36,13 +36,14 @@ fn dram() -> Arc<Pool<Dram>> {
 }
 
 fn tiny<M: Medium>(pool: &Arc<Pool<M>>) -> TinyLh<u64, M> {
-    TinyLh::create(pool.clone(), 0, Config { initial_depth: 0 }).unwrap()
+    TinyLh::create(pool.clone(), pool.root(0), Config { initial_depth: 0 }).unwrap()
 }
 
 fn reopened(image: &[u8]) -> Option<TinyLh<u64, Sim>> {
     let sim = Sim::from_image(image, CAPACITY).unwrap();
     let (pool, _) = Pool::open(sim, Identity::default(), OnSuspect::Refuse).unwrap();
-    (pool.medium().load(pool.root(0)) != 0).then(|| TinyLh::open(pool, 0).unwrap())
+    (pool.medium().load(pool.root(0)) != 0)
+        .then(|| TinyLh::open(pool.clone(), pool.root(0)).unwrap())
 }
 
 /// The index after each crash of an insertion of the keys below `keys`, as `judge` is shown it; which is also told
@@ -233,7 +234,7 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
     let shape = RegionConfig { capacity: 64 << 20, ..config() };
     let pool = Pool::create(medium, &shape, Identity::default()).unwrap();
-    let index = TinyLh::<Coarse, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = TinyLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let insert = |key| assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
     // Sixteen fill the segment, and the others its chain: kept ones behind and before passing ones.
     let kept: Vec<u64> = equal_hashes(1, 0..16).chain(equal_hashes(1, 100..104)).collect();
@@ -288,7 +289,7 @@ fn p22_equal_hashes_do_not_expand_the_index() {
     let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
     let shape = RegionConfig { extent_size: 2 << 20, capacity: 64 << 20, seed: Some(1) };
     let pool = Pool::create(medium, &shape, Identity::default()).unwrap();
-    let index = DashLh::<Coarse, _>::create(pool.clone(), 0, Config::default()).unwrap();
+    let index = DashLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in equal_hashes(5, 0..5000) {
         assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
     }
@@ -389,7 +390,9 @@ fn lookups_find_what_is_still_at_the_origin() {
 #[test]
 fn changes_go_on_where_there_is_no_room_to_split() {
     let pool = dram();
-    let index = TinyLh::<Coarse, _>::create(pool.clone(), 0, Config { initial_depth: 0 }).unwrap();
+    let index =
+        TinyLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config { initial_depth: 0 })
+            .unwrap();
     // An odd hash: all of these keys belong to segment 1 as soon as there is one.
     let odd = 1 << 24 | 1;
     let mut keys = equal_hashes(odd, 0..1000);

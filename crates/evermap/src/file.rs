@@ -1,0 +1,51 @@
+//! What the maps of a file have in common.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use evermap_pm::{Medium, Pool};
+
+use crate::claims::Claims;
+use crate::map::{Map, Setting};
+use crate::maps::Maps;
+use crate::stamps::Stamps;
+use crate::upkeep::Upkeep;
+use crate::{Clock, Durability, Options};
+
+/// An open file, or memory that is used like one.
+pub(crate) struct File<M: Medium> {
+    pub(crate) pool: Arc<Pool<M>>,
+    pub(crate) stamps: Stamps,
+    pub(crate) claims: Claims,
+    pub(crate) clock: Clock,
+    pub(crate) verify: bool,
+    pub(crate) upkeep: Upkeep,
+    pub(crate) origin: Origin,
+    pub(crate) options: Options,
+    pub(crate) closed: AtomicBool,
+    pub(crate) default: Arc<Map<M>>,
+    pub(crate) maps: Maps<M>,
+}
+
+/// What the file was opened from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file_system: String,
+    pub(crate) durability: Durability,
+    pub(crate) clean: bool,
+    pub(crate) suspect: bool,
+}
+
+impl<M: Medium> File<M> {
+    /// What maps are opened with.
+    pub(crate) fn setting(&self) -> Setting<'_, M> {
+        Setting {
+            pool: &self.pool,
+            stamps: &self.stamps,
+            options: &self.options,
+            clean: self.origin.clean,
+        }
+    }
+}
