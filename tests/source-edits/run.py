@@ -52,6 +52,8 @@ conformance!(dash_eh, DashEh);
 WRITTEN = {"edited": CAMPAIGN, "edited_kit": KIT}
 TESTS = [
     ["-p", "evermap-index", "--test", "edited"],
+    # Dash, and directories.
+    ["-p", "evermap-index", "--lib", "hash::d"],
     ["-p", "evermap-pm", "--lib"],
     ["-p", "evermap-index", "--test", "dash", "--test", "pitfalls"],
     ["-p", "evermap-index", "--test", "edited_kit"],
@@ -181,6 +183,8 @@ def judge(tree, name, minutes):
     left = 60.0 * minutes
     for tests in TESTS + [FILES_TESTS] * name.startswith(PM):
         code, _, _ = cargo(tree, ["test", "--no-run", "--quiet", *tests], 900)
+        if code is None:
+            return "time ran out", None, 60.0 * minutes
         if code != 0:
             return "does not compile", None, 0
         code, failed, took = cargo(tree, ["test", *tests], left, r"^test .* FAILED|SIGABRT|SIGSEGV|overflowed its stack")

@@ -5,12 +5,10 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use evermap_index::hash::level::{Config, Level, Resize, Tiny};
-use evermap_index::testkit::Coarse;
-use evermap_index::testkit::PoolSubject;
 use evermap_index::testkit::crash::{Workload, assert_survives};
+use evermap_index::testkit::{Coarse, PoolSubject, beside_lookers};
 use evermap_index::{Action, Change, Guard, Index, Intent, Persistent, Result, Stats, Visitor};
 use evermap_pm::medium::{Counted, Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, ROOTS, RegionConfig};
@@ -28,15 +26,6 @@ fn dram(capacity: u64, extent_size: u64) -> Arc<Pool<Dram>> {
 
 fn tiny(resize: Resize) -> Config {
     Config { top_level: 2, resize }
-}
-
-/// Ends the loops of other threads, also if this one panics.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Keys with equal hashes fill four buckets, which no growth can help. They are refused, and the table stays small.
@@ -169,35 +158,16 @@ fn l8_no_lookup_misses_a_record_that_moves() {
             for key in 0..KEPT {
                 index.insert(key, key + 1, &pool.pin()).unwrap();
             }
-            let (done, looks) = (AtomicBool::new(false), AtomicU64::new(0));
-            std::thread::scope(|threads| {
-                let readers: Vec<_> = (0..2)
-                    .map(|_| {
-                        threads.spawn(|| {
-                            while !done.load(Ordering::Relaxed) {
-                                for key in 0..KEPT {
-                                    let found = index.get(key, &pool.pin()).unwrap();
-                                    assert_eq!(found, Some(key + 1), "key {key} was always there");
-                                    looks.fetch_add(1, Ordering::Relaxed);
-                                }
-                            }
-                        })
-                    })
-                    .collect();
-                let end = SetOnDrop(&done);
-                for key in KEPT..20_000 {
+            let change = |round| {
+                for key in KEPT + 250 * round..KEPT + 250 * (round + 1) {
                     index.insert(key, key, &pool.pin()).unwrap();
-                    // On a busy machine the writer would else be through before anybody has looked.
-                    let before = looks.load(Ordering::Relaxed);
-                    while key % 256 == 0
-                        && looks.load(Ordering::Relaxed) == before
-                        && !readers.iter().any(|reader| reader.is_finished())
-                    {
-                        std::thread::yield_now();
-                    }
                 }
-                drop(end);
-                readers.into_iter().for_each(|reader| reader.join().unwrap());
+            };
+            beside_lookers(80, change, || {
+                for key in 0..KEPT {
+                    let found = index.get(key, &pool.pin()).unwrap();
+                    assert_eq!(found, Some(key + 1), "key {key} was always there");
+                }
             });
             assert!(index.stats(&pool.pin()).unwrap().splits >= 5);
             assert_eq!(index.check(), Vec::<String>::new());

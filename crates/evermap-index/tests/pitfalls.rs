@@ -4,10 +4,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use evermap_index::hash::dash::{Config, DashEh, Tiny};
-use evermap_index::{Index, Key, Persistent, Visitor};
+use evermap_index::testkit::{Crowded, beside_lookers};
+use evermap_index::{Index, Persistent, Visitor};
 use evermap_pm::medium::{Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
@@ -24,28 +24,6 @@ fn dram(capacity: u64) -> Arc<Pool<Dram>> {
 
 fn reopen(sim: &Sim) -> Arc<Pool<Sim>> {
     Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0
-}
-
-/// A key that is its own hash, so that a test can choose where it goes.
-enum Chosen {}
-
-impl Key for Chosen {
-    type Ref<'a> = u64;
-    const FORMAT: u16 = 200;
-    const WORDS_ARE_RECORDS: bool = false;
-    fn hash(key: u64, _seed: u64) -> u64 {
-        key & 0xffff_ffff_ffff_0000
-    }
-    fn slot_key(key: u64, _hash: u64) -> u64 {
-        key
-    }
-    fn slot_hash(slot_key: u64, seed: u64) -> u64 {
-        Self::hash(slot_key, seed)
-    }
-    fn matches<M: Medium>(_medium: &M, _word: u64, _key: u64) -> bool {
-        true
-    }
-    fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
 }
 
 /// P5: what says that the last close was orderly, and which opener this is, must be durable before anything
@@ -80,15 +58,6 @@ fn p5_the_generation_is_durable_before_anything_is_served() {
     assert!(images > 0);
 }
 
-/// Ends the loops of other threads.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// P6: a lookup that misses while records move must look again. Keys that are never removed must always be
 /// found while others make their segments displace, split, merge and halve.
 #[test]
@@ -100,35 +69,19 @@ fn p6_no_lookup_misses_a_record_that_moves() {
     for key in 0..KEPT {
         index.insert(key, key + 1, &pool.pin()).unwrap();
     }
-    let done = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        let readers: Vec<_> = (0..2)
-            .map(|_| {
-                threads.spawn(|| {
-                    let mut looks = 0u64;
-                    while !done.load(Ordering::Relaxed) {
-                        for key in 0..KEPT {
-                            let found = index.get(key, &pool.pin()).unwrap();
-                            assert_eq!(found, Some(key + 1), "key {key} was there all the time");
-                        }
-                        looks += KEPT;
-                    }
-                    looks
-                })
-            })
-            .collect();
-        // Also if this thread panics.
-        let end = SetOnDrop(&done);
-        for round in 0..60 {
-            for key in 0..600 {
-                index.insert(KEPT + key, round, &pool.pin()).unwrap();
-            }
-            for key in 0..600 {
-                index.remove(KEPT + key, &pool.pin()).unwrap();
-            }
+    let change = |round| {
+        for key in 0..600 {
+            index.insert(KEPT + key, round, &pool.pin()).unwrap();
         }
-        drop(end);
-        assert!(readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>() > 0);
+        for key in 0..600 {
+            index.remove(KEPT + key, &pool.pin()).unwrap();
+        }
+    };
+    beside_lookers(60, change, || {
+        for key in 0..KEPT {
+            let found = index.get(key, &pool.pin()).unwrap();
+            assert_eq!(found, Some(key + 1), "key {key} was there all the time");
+        }
     });
     let stats = index.stats(&pool.pin()).unwrap();
     assert!(stats.splits > 0 && stats.merges > 0, "{stats:?}");
@@ -207,7 +160,8 @@ fn p11_retired_blocks_do_not_leak() {
 #[test]
 fn p22_equal_hashes_go_to_a_chain() {
     let pool = dram(1 << 24);
-    let index = DashEh::<Chosen, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    let index =
+        DashEh::<Crowded, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // 65,536 keys share each hash; 3,000 of them overfill a segment three times.
     for key in 0..3000 {
         assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
@@ -229,7 +183,7 @@ fn p22_equal_hashes_go_to_a_chain() {
 #[test]
 fn p22_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(1 << 24);
-    let index = Tiny::<Chosen, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    let index = Tiny::<Crowded, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let mut keys = 0u64;
     for depth in 0..40 {
         // Hashes that agree in their first `depth` bits and then differ.

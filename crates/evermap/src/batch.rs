@@ -520,17 +520,10 @@ impl<M: Medium> Store<M> {
         let found = self.look_together(&keys, &guard)?;
         let mut value = Vec::new();
         for (at, (key, found)) in keys.iter().zip(found).enumerate() {
-            let shown = match found {
-                Ok(None) => continue,
-                Ok(Some((record, expires_at))) => {
-                    value.clear();
-                    // Records do not change, and the guard keeps them: the copy is of the moment of the look.
-                    self.copy(key.bytes, &record, &mut value)
-                        .map(|()| record.item(key.bytes, &value, expires_at))
-                }
-                Err(error) => Err(error),
-            };
-            if !each(at, shown) {
+            // Records do not change, and the guard keeps them: the copy is of the moment of the look.
+            if let Some(shown) = self.shown(key.bytes, found, &mut value).transpose()
+                && !each(at, shown)
+            {
                 break;
             }
         }

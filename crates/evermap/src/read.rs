@@ -163,20 +163,28 @@ impl<M: Medium> Store<M> {
             self.prefetch(*word);
         }
         for (at, (key, word)) in keys.iter().zip(words).enumerate() {
-            let found = match word.map(|word| self.readable(*key, word)) {
-                None | Some(Ok(None)) => continue,
-                Some(Ok(Some((record, expires_at)))) => {
-                    value.clear();
-                    self.copy(key.bytes, &record, value)
-                        .map(|()| record.item(key.bytes, value, expires_at))
-                }
-                Some(Err(error)) => Err(error),
-            };
-            if !each(at, found) {
+            let found = word.map_or(Ok(None), |word| self.readable(*key, word));
+            if let Some(shown) = self.shown(key.bytes, found, value).transpose()
+                && !each(at, shown)
+            {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// What was found for `key` as it is shown, with its value copied to `value`.
+    #[inline]
+    pub(crate) fn shown<'a>(
+        &self,
+        key: &'a [u8],
+        found: Result<Option<Found<'_, M>>>,
+        value: &'a mut Vec<u8>,
+    ) -> Result<Option<Item<'a>>> {
+        let Some((record, expires_at)) = found? else { return Ok(None) };
+        value.clear();
+        self.copy(key, &record, value)?;
+        Ok(Some(record.item(key, value, expires_at)))
     }
 
     /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a

@@ -64,22 +64,27 @@ impl Numbered for u64 {
 }
 
 /// A key of 8 bytes that is its own hash, so that a test chooses directory, bucket and fingerprint.
-pub type Plain = Placed<false>;
+pub type Plain = Placed<0>;
+
+/// A key of 8 bytes whose hash leaves its last two bytes out: 65,536 keys share each hash, and with it the bucket.
+pub type Crowded = Placed<16>;
 
 /// A key of 8 bytes whose hash is its upper half, twice: 2^32 keys share each hash.
-pub type Coarse = Placed<true>;
+pub type Coarse = Placed<32>;
 
-/// A key of 8 bytes whose hash a test chooses: see [`Plain`] and [`Coarse`].
+/// A key of 8 bytes whose hash a test chooses, but for its last `SHARED` bits: see [`Plain`], [`Crowded`] and
+/// [`Coarse`].
 #[derive(Clone, Copy, Debug)]
-pub enum Placed<const COARSE: bool> {}
+pub enum Placed<const SHARED: u8> {}
 
-impl<const COARSE: bool> Key for Placed<COARSE> {
+impl<const SHARED: u8> Key for Placed<SHARED> {
     type Ref<'a> = u64;
-    const FORMAT: u16 = if COARSE { 0xfff1 } else { 0xfff0 };
+    const FORMAT: u16 = 0xfff0 + SHARED as u16 / 16;
     const WORDS_ARE_RECORDS: bool = false;
 
     fn hash(key: u64, _seed: u64) -> u64 {
-        if COARSE { key >> 32 << 32 | key >> 32 } else { key }
+        let chosen = key >> SHARED << SHARED;
+        if SHARED == 32 { chosen | key >> 32 } else { chosen }
     }
 
     fn slot_key(key: u64, _hash: u64) -> u64 {
@@ -108,7 +113,7 @@ impl Quotient for Plain {
     }
 }
 
-impl<const COARSE: bool> Numbered for Placed<COARSE> {
+impl<const SHARED: u8> Numbered for Placed<SHARED> {
     type Owned = u64;
 
     fn owned(number: u64, _seed: u64) -> u64 {
@@ -120,7 +125,7 @@ impl<const COARSE: bool> Numbered for Placed<COARSE> {
     }
 
     fn universes() -> Vec<Universe> {
-        if COARSE { equal_hashes() } else { chosen_hashes() }
+        if SHARED == 0 { chosen_hashes() } else { equal_hashes() }
     }
 }
 

@@ -46,6 +46,7 @@ pub mod damage;
 pub mod hooked;
 pub mod keys;
 pub mod linearizability;
+mod lookers;
 pub mod model;
 pub mod ordered;
 pub mod persistence;
@@ -55,7 +56,8 @@ pub mod tiny;
 #[cfg(test)]
 mod planted_tests;
 
-pub use keys::{Coarse, Numbered, Plain, Universe};
+pub use keys::{Coarse, Crowded, Numbered, Plain, Universe};
+pub use lookers::beside_lookers;
 pub use persistence::{PoolSubject, Pooled};
 pub use reference::MakeLocked;
 

@@ -26,7 +26,7 @@ pub(super) const MICRO: Experiment = Experiment {
 };
 
 fn micro(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 10_000_000, rounds: 5, quick_keys: 1_000_000, quick_rounds: 3 };
+    let scale = Scale { keys: 10_000_000, rounds: 5, quick_keys: 500_000, quick_rounds: 3 };
     let usual = [USUAL, &[CCEHS[0], LEVELS[0]]].concat();
     let config = settings.config("micro", &usual, scale);
     let driven = drive(&config, out)?;
@@ -77,7 +77,7 @@ pub(super) const VARIABLE_KEYS: Experiment = Experiment {
 };
 
 fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 5_000_000, rounds: 5, quick_keys: 500_000, quick_rounds: 3 };
+    let scale = Scale { keys: 5_000_000, rounds: 5, quick_keys: 250_000, quick_rounds: 3 };
     let ours = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let usual = [&ours[..], &[CCEHS[0], LEVELS[0]]].concat();
     let mut config = settings.config("variable-keys", &usual, scale);
@@ -173,7 +173,7 @@ pub(super) const SCALE: Experiment = Experiment {
 };
 
 fn scale(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 5_000_000, rounds: 5, quick_keys: 1_000_000, quick_rounds: 3 };
+    let scale = Scale { keys: 5_000_000, rounds: 5, quick_keys: 500_000, quick_rounds: 3 };
     let most = settings.threads.unwrap_or_else(Settings::processors);
     let mut counts: Vec<_> = std::iter::successors(Some(1), |count| Some(count * 2))
         .take_while(|&one| one < most)
@@ -235,7 +235,7 @@ pub(super) const DATASET_SIZE: Experiment = Experiment {
 };
 
 fn dataset_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-    let scale = Scale { keys: 20_000_000, rounds: 3, quick_keys: 4_000_000, quick_rounds: 1 };
+    let scale = Scale { keys: 20_000_000, rounds: 3, quick_keys: 2_000_000, quick_rounds: 1 };
     let all = [Phase::Insert, Phase::Positive, Phase::Negative, Phase::GetMany];
     let phases = settings.phases.clone().unwrap_or_else(|| all.to_vec());
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "papaya", "dashmap"];
@@ -288,7 +288,7 @@ fn ablate(
     settings: &Settings,
     out: &mut dyn Output,
 ) -> Result<Report, LabError> {
-    let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 1_000_000, quick_rounds: 3 };
+    let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 500_000, quick_rounds: 3 };
     let usual: Vec<_> =
         ablation.pairs.iter().flat_map(|&(with, without)| [with, without]).collect();
     let phases = settings.phases.clone().unwrap_or_else(|| PHASES.to_vec());

@@ -458,8 +458,11 @@ where
         {
             *slot = self.prefetch_match(self.segment(segment)?, hash);
         }
-        for slot in slots.into_iter().flatten() {
-            K::prefetch(m, m.load_relaxed(&slot.word));
+        // A slot says all there is to know of the other kinds of keys.
+        if K::WORDS_ARE_RECORDS {
+            for slot in slots.into_iter().flatten() {
+                K::prefetch(m, m.load_relaxed(&slot.word));
+            }
         }
         for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
             *out = self.lookup(&Probe::hashed(key, hash))?;

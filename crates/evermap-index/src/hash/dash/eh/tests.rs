@@ -11,18 +11,23 @@ use evermap_pm::{Medium, Pool};
 use super::Tiny;
 use crate::hash::dash::Config;
 use crate::hash::dash::layout::Version;
-use crate::testkit::Plain;
+use crate::testkit::{Crowded, Plain};
 use crate::{Index, Key, Persistent};
 
 const CAPACITY: u64 = 1 << 20;
 
-/// An index of keys that are their own hashes, in memory that does not record yet.
-fn filled(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<Plain, Sim>) {
+/// A key whose hash tests choose.
+trait Chosen: for<'a> Key<Ref<'a> = u64> {}
+
+impl<K: for<'a> Key<Ref<'a> = u64>> Chosen for K {}
+
+/// An index of these keys, in memory that does not record yet.
+fn filled<K: Chosen>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<K, Sim>) {
     let sim = Sim::new(CAPACITY).unwrap();
     sim.pause();
     let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
     let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-    let index = Tiny::<Plain, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    let index = Tiny::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in keys {
         index.insert(key, key, &pool.pin()).unwrap();
     }
@@ -30,10 +35,23 @@ fn filled(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<Plain, 
 }
 
 /// What is there after the process has died.
-fn reopen(sim: &Sim) -> (Arc<Pool<Sim>>, Tiny<Plain, Sim>) {
+fn reopen<K: Chosen>(sim: &Sim) -> (Arc<Pool<Sim>>, Tiny<K, Sim>) {
     let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
-    let index = Tiny::<Plain, _>::open(pool.clone(), pool.root(0)).unwrap();
+    let index = Tiny::open(pool.clone(), pool.root(0)).unwrap();
     (pool, index)
+}
+
+/// Calls `check` with every image that a crash can leave once the recorded work is done.
+fn for_each_image_after(sim: &Sim, check: impl Fn(&sim::Image<'_>)) {
+    let mut images = 0;
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        if image.point.completed(0) {
+            check(image);
+            images += 1;
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(images > 0);
 }
 
 /// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the reopened index.
@@ -48,15 +66,8 @@ fn is_durable_after(
     serve(&pool, &index);
     sim.note(Note::End(0));
     drop((index, pool));
-    let (at, mut images) = (at as usize, 0);
-    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-        if image.point.completed(0) {
-            assert_eq!(image.bytes[at..at + 8], wanted.to_le_bytes());
-            images += 1;
-        }
-        ControlFlow::Continue(())
-    });
-    assert!(images > 0);
+    let at = at as usize;
+    for_each_image_after(sim, |image| assert_eq!(image.bytes[at..at + 8], wanted.to_le_bytes()));
 }
 
 /// The stamps in version words repeat after 65,535 openings, and those in segments where the opener's number was
@@ -65,7 +76,7 @@ fn is_durable_after(
 fn a_stamp_of_another_life_is_not_taken_for_ours() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
     for (generation, complement, ours) in [(0xffff, !0xffff, 0x10001), (0, 0, 1)] {
-        let (sim, pool, index) = filled(keys());
+        let (sim, pool, index) = filled::<Plain>(keys());
         let segments = index.stats(&pool.pin()).unwrap().segments;
         // A thread dies that has every bucket locked.
         for key in keys() {
@@ -80,7 +91,7 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
         sim.store(&words[0], generation);
         sim.store(&words[1], complement);
         drop((index, pool));
-        let (pool, index) = reopen(&sim);
+        let (pool, index) = reopen::<Plain>(&sim);
         assert_eq!(pool.generation(), ours);
         for key in keys() {
             assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
@@ -92,7 +103,7 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
 /// A damaged link that leads nowhere today may lead somewhere when the file has grown.
 #[test]
 fn a_chain_that_leads_nowhere_is_cut_for_good() {
-    let (sim, pool, index) = filled(0..4);
+    let (sim, pool, index) = filled::<Plain>(0..4);
     let link = &index.segment(index.expansion.directory.locate(0)).unwrap().header.chain;
     sim.store(link, 1 << 40);
     let at = sim.offset_of(link);
@@ -109,7 +120,7 @@ fn a_chain_that_leads_nowhere_is_cut_for_good() {
 fn a_range_that_recovery_has_finished_stays_finished() {
     // Some segments, and then many entries for each but one.
     let spread = (0..64).map(|key| key << 58 | 1);
-    let (sim, pool, index) = filled(spread.chain((2..400).map(|key| key << 34)));
+    let (sim, pool, index) = filled::<Plain>(spread.chain((2..400).map(|key| key << 34)));
     let entries = index.expansion.directory.entries();
     let names = |at: usize| sim.load(&entries[at]);
     let shape = |at: usize| index.shape_at(names(at)).unwrap();
@@ -136,44 +147,15 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     is_durable_after(&sim, serve, (at, wanted));
 }
 
-/// A key whose hash leaves its last sixteen bits out, so that many share one.
-enum Crowded {}
-
-impl Key for Crowded {
-    type Ref<'a> = u64;
-    const FORMAT: u16 = 200;
-    const WORDS_ARE_RECORDS: bool = false;
-    fn hash(key: u64, _seed: u64) -> u64 {
-        key & !0xffff
-    }
-    fn slot_key(key: u64, _hash: u64) -> u64 {
-        key
-    }
-    fn slot_hash(slot_key: u64, seed: u64) -> u64 {
-        Self::hash(slot_key, seed)
-    }
-    fn matches<M: Medium>(_medium: &M, _word: u64, _key: u64) -> bool {
-        true
-    }
-    fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
-}
-
 /// Records with equal hashes fill several buckets of a chain, and move with it when their segment is split: all of
 /// the new chain is durable.
 #[test]
 fn a_chain_of_several_buckets_survives_a_split() {
-    let sim = Sim::new(CAPACITY).unwrap();
-    sim.pause();
-    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
-    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-    let index = Tiny::<Crowded, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // All further bits are ones, so that a crowd belongs to the upper half of each split.
     let crowd =
         |corner: u64| (1..40).map(move |key| (corner << 62) | ((1 << 62) - (1 << 16)) | key);
     let crowds: Vec<u64> = (0..4).flat_map(crowd).collect();
-    for &key in &crowds {
-        index.insert(key, key, &pool.pin()).unwrap();
-    }
+    let (sim, pool, index) = filled::<Crowded>(crowds.iter().copied());
     let splits = index.stats(&pool.pin()).unwrap().splits;
     sim.checkpoint();
     sim.note(Note::Begin(0));
@@ -184,18 +166,11 @@ fn a_chain_of_several_buckets_survives_a_split() {
     assert!(index.stats(&pool.pin()).unwrap().splits > splits + 3);
     sim.note(Note::End(0));
     drop((index, pool));
-    let mut images = 0;
-    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-        if image.point.completed(0) {
-            let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
-            let pool = Pool::open(sim, Identity::default(), OnSuspect::Refuse).unwrap().0;
-            let index = Tiny::<Crowded, _>::open(pool.clone(), pool.root(0)).unwrap();
-            for &key in crowds.iter().chain(&others) {
-                assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
-            }
-            images += 1;
+    for_each_image_after(&sim, |image| {
+        let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
+        let (pool, index) = reopen::<Crowded>(&sim);
+        for &key in crowds.iter().chain(&others) {
+            assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
         }
-        ControlFlow::Continue(())
     });
-    assert!(images > 0);
 }

@@ -4,8 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, OnceLock};
 
 use evermap_pm::medium::{Dram, Note, Pages};
@@ -18,8 +17,8 @@ use super::{DashLh, Linear, TinyLh, numbers, shape_if_initialised};
 use crate::hash::dash::Config;
 use crate::hash::dash::layout::{Header, Segment, Version};
 use crate::hash::shape::Shape;
-use crate::testkit::Coarse;
 use crate::testkit::hooked::{Hook, Hooked};
+use crate::testkit::{Coarse, beside_lookers};
 use crate::{Index, Persistent, Visitor};
 
 const CAPACITY: u64 = 512 << 10;
@@ -228,15 +227,6 @@ fn equal_hashes(upper: u64, keys: std::ops::Range<u64>) -> impl Iterator<Item = 
     keys.map(move |key| upper << 32 | key)
 }
 
-/// Ends the loops of other threads.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 /// P15: readers follow a chain while its buckets are linked, unlinked and used for other things.
 #[test]
 fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
@@ -250,32 +240,16 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     let kept: Vec<u64> = equal_hashes(1, 0..16).chain(equal_hashes(1, 100..104)).collect();
     let passing: Vec<u64> = equal_hashes(1, 16..60).chain(equal_hashes(1, 104..130)).collect();
     equal_hashes(1, 0..130).for_each(insert);
-    let done = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        let readers: Vec<_> = (0..2)
-            .map(|_| {
-                threads.spawn(|| {
-                    let mut looks = 0;
-                    while !done.load(Relaxed) {
-                        for &key in &kept {
-                            assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
-                        }
-                        looks += 1;
-                    }
-                    looks
-                })
-            })
-            .collect();
-        // Also if this thread panics.
-        let end = SetOnDrop(&done);
-        for _ in 0..300 {
-            for &key in &passing {
-                index.remove(key, &pool.pin()).unwrap();
-            }
-            passing.iter().copied().for_each(insert);
+    let change = |_| {
+        for &key in &passing {
+            index.remove(key, &pool.pin()).unwrap();
         }
-        drop(end);
-        assert!(readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>() > 0);
+        passing.iter().copied().for_each(insert);
+    };
+    beside_lookers(300, change, || {
+        for &key in &kept {
+            assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
+        }
     });
     equal_hashes(1, 0..130).for_each(|key| {
         index.remove(key, &pool.pin()).unwrap();
