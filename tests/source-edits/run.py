@@ -289,7 +289,7 @@ def main():
     kinds = candidates(tree)
     again = [result for result in results if result["verdict"] in UNNOTICED]
     wanted = len(again) if options.again else options.edits - len(valid(results))
-    for kind, edit in found_again(tree, kinds, again) if options.again else draw(kinds, options.seed):
+    for kind, edit in found_again(tree, kinds, list(again)) if options.again else draw(kinds, options.seed):
         if wanted <= 0 or time.time() - begin > 60 * options.only_for:
             break
         result = dict(kind=kind, file=edit[0], line=edit[1] + 1, before=said(tree, edit))
