@@ -119,7 +119,8 @@ fn looking_for_space_waits_for_nobody_who_waits_for_us() {
 /// Nobody notices records moving.
 #[test]
 fn records_move_beside_readers_and_writers() {
-    let store = store(16 << 20);
+    // Much more than is needed: a thread that has to wait for a processor holds up the reuse of what others remove.
+    let store = store(256 << 20);
     let enough = AtomicBool::new(false);
     std::thread::scope(|threads| {
         for worker in 0..3u64 {
