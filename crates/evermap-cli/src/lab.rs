@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use evermap_lab::experiments::recovery::fill;
+use evermap_lab::experiments::killed::{Errand, Mission, fill};
 use evermap_lab::html::Html;
 use evermap_lab::output::{JsonLines, Terminal};
 use evermap_lab::subject::MediumKind;
@@ -195,7 +195,7 @@ struct Run {
     /// How much more popular they are than others; 0 is uniform [default: 0.99]
     #[arg(long, value_name = "SKEW")]
     theta: Option<f64>,
-    /// Operations of a mix [default: as many as keys]
+    /// Operations of a mix [default: as many as keys]; insertions of stores [default: 100000]
     #[arg(long, value_name = "N")]
     ops: Option<u64>,
     /// Keys at the first sample of load-factor
@@ -325,7 +325,7 @@ impl Compare {
     }
 }
 
-/// Fill a table and wait to be killed: what `recovery` starts
+/// Fill a table, or open it, and wait to be killed: what experiments with killed processes start
 #[derive(Args)]
 #[command(hide = true)]
 struct Fill {
@@ -343,13 +343,23 @@ struct Fill {
     key_bytes: Option<Lengths>,
     #[arg(long, requires = "key_bytes")]
     value_bytes: Option<Lengths>,
+    #[arg(long)]
+    overwrite: bool,
+    #[arg(long, conflicts_with = "overwrite")]
+    open: Option<u64>,
 }
 
 impl Fill {
     fn run(self) -> Result<(), Failure> {
         let shape =
             self.key_bytes.zip(self.value_bytes).map(|(keys, values)| Shape { keys, values });
-        fill(&self.index, self.medium, shape, self.keys, self.seed, &self.file)?;
+        let errand = match self.open {
+            Some(times) => Errand::Open(times),
+            None if self.overwrite => Errand::Overwrite,
+            None => Errand::Fill,
+        };
+        let Fill { index, medium, keys, seed, file, .. } = self;
+        fill(&Mission { index, medium, shape, keys, seed, file, errand })?;
         Ok(())
     }
 }

@@ -25,7 +25,9 @@ use crate::machine::{self, CpuUse, Resident};
 use crate::output::{Output, Record};
 use crate::subject::{Counts, Entry, MediumKind, Setup, Size, Subject, Work, subject};
 use crate::workers::Workers;
-use crate::workload::{Blend, Phase, Shape, Speller, Stream, Workload, Writer, version_of};
+use crate::workload::{
+    Act, Blend, Part, Phase, Shape, Speller, Stream, Workload, Writer, version_of,
+};
 
 /// Most threads that an experiment may have.
 const THREADS_MAX: usize = 256;
@@ -41,7 +43,12 @@ pub enum Plan {
     Phases(Vec<Phase>),
     /// A mix of operations. The insertion before it is not reported.
     Blend(Blend),
+    /// These parts in this order, scans where there is an order, on a table that all threads have filled in batches; that is reported as [`LOAD`].
+    Parts(Vec<Part>),
 }
+
+/// Name of the step before [`Plan::Parts`].
+pub const LOAD: &str = "load";
 
 /// What to measure, and how.
 #[derive(Clone, Debug)]
@@ -124,6 +131,7 @@ impl Config {
         let steps = match &self.plan {
             Plan::Phases(phases) => phases.len() as u64,
             Plan::Blend(blend) => blend.ops,
+            Plan::Parts(parts) => parts.iter().map(|part| part.ops).min().unwrap_or(0),
         };
         let at_least_one = [
             ("index", subjects as u64),
@@ -148,6 +156,19 @@ impl Config {
                 blend.theta
             )));
         }
+        if let Plan::Parts(parts) = &self.plan {
+            let most = Part::most_ops(self.keys);
+            let threads = 1..=self.threads;
+            if let Some(part) = parts.iter().find(|part| part.after + part.ops > most) {
+                return Err(LabError::Config(format!(
+                    "{} keys are too few for so many operations: at most {most} of a kind ({})",
+                    self.keys, part.name
+                )));
+            }
+            if !parts.iter().all(|part| threads.contains(&part.threads)) {
+                return Err(LabError::Config("a part has more threads than there are".into()));
+            }
+        }
         let location = self.location.clone();
         let setup = Setup::new(self.medium, location, self.pages, self.keys, self.shape)?;
         let Config { presize, persist_ns, read_ns, .. } = *self;
@@ -155,7 +176,14 @@ impl Config {
     }
 
     fn steps(&self) -> Vec<Step> {
-        let of = |phase: Phase, reported| Step { name: phase.name(), phase, blend: None, reported };
+        let of = |phase: Phase, reported| Step {
+            name: phase.name(),
+            phase,
+            blend: None,
+            part: None,
+            reported,
+            bulk: phase == Phase::Insert && !reported,
+        };
         match &self.plan {
             Plan::Phases(phases) => Phase::ALL
                 .into_iter()
@@ -163,13 +191,18 @@ impl Config {
                 .filter(|step| step.reported || step.phase == Phase::Insert)
                 .collect(),
             Plan::Blend(blend) => {
-                let mix = Step {
-                    name: blend.mix.name,
-                    phase: Phase::Mixed,
-                    blend: Some(*blend),
-                    reported: true,
-                };
+                let mix =
+                    Step { name: blend.mix.name, blend: Some(*blend), ..of(Phase::Mixed, true) };
                 vec![of(Phase::Insert, false), mix]
+            }
+            Plan::Parts(parts) => {
+                let load = Step { name: LOAD, bulk: true, ..of(Phase::Insert, true) };
+                let parts = parts.iter().map(|&part| Step {
+                    name: part.name,
+                    part: Some(part),
+                    ..of(part.phase(), true)
+                });
+                [load].into_iter().chain(parts).collect()
             }
         }
     }
@@ -182,20 +215,31 @@ struct Step {
     phase: Phase,
     /// Where the operations come from a mix.
     blend: Option<Blend>,
+    /// Where they are on some of the keys.
+    part: Option<Part>,
     /// Whether anybody wants to know.
     reported: bool,
+    /// Whether a store may do them in batches.
+    bulk: bool,
 }
 
 impl Step {
     fn ops(&self, keys: u64) -> u64 {
-        self.blend.map_or(keys, |blend| blend.ops)
+        let of_part = self.part.map(|part| part.ops);
+        of_part.or(self.blend.map(|blend| blend.ops)).unwrap_or(keys)
+    }
+
+    /// The threads that share them are not always all.
+    fn workload(&self, workload: Workload) -> Workload {
+        self.part.map_or(workload, |part| part.workload(&workload))
     }
 
     /// Writes out what `thread` does.
     fn fill(&self, stream: &mut Stream, workload: &Workload, thread: usize) {
-        match &self.blend {
-            Some(blend) => stream.fill_mix(workload, blend, thread),
-            None => stream.fill(workload, self.phase, thread),
+        match (&self.blend, &self.part) {
+            (Some(blend), _) => stream.fill_mix(workload, blend, thread),
+            (None, Some(part)) => stream.fill_part(workload, part, thread),
+            (None, None) => stream.fill(workload, self.phase, thread),
         }
     }
 }
@@ -276,6 +320,7 @@ impl Driver<'_> {
         let mix = match &self.config.plan {
             Plan::Blend(blend) => format!("{}, ", blend.mix.name),
             Plan::Phases(_) => String::new(),
+            Plan::Parts(_) => format!("{} keys, ", self.config.keys),
         };
         out.step(&format!("{}: {mix}{}, {what}", self.config.experiment, entry.name));
     }
@@ -308,10 +353,16 @@ impl Driver<'_> {
         let (mut records, mut uses) = (Vec::new(), Vec::new());
         let mut footprint = Footprint::default();
         run.steps(|run, step| {
+            if !run.can(step) {
+                records.push(self.record(run, step));
+                uses.push(CpuUse { foreign: Some(0.0), ..CpuUse::default() });
+                return Ok(());
+            }
             let (subject, task) = (run.subject.clone(), run.task(step));
             let race =
                 self.workers.race(move |thread, stream| subject.run(task.on(stream, thread)))?;
-            if step.phase.resizes() {
+            // Some stores walk all keys to tell their size, so they are not asked after each of many small parts.
+            if step.phase.resizes() && step.part.is_none() {
                 footprint = Footprint::of(run)?;
             }
             if step.reported {
@@ -387,9 +438,12 @@ impl Driver<'_> {
         let mut run = Run::new(self, entry, false)?;
         let (mut latencies, mut uses) = (Vec::new(), Vec::new());
         run.steps(|run, step| {
-            let (subject, task) = (run.subject.clone(), run.task(step));
+            let (subject, task, can) = (run.subject.clone(), run.task(step), run.can(step));
             let race = self.workers.race(move |thread, stream| {
                 let work = task.on(stream, thread);
+                if !can {
+                    return Ok(None);
+                }
                 // A store that is filled in batches would be filled one by one.
                 if work.bulk {
                     subject.run(work)?;
@@ -420,7 +474,9 @@ impl Driver<'_> {
         run.steps(|run, step| {
             let before = run.subject.counts().unwrap_or_default();
             let (subject, task) = (run.subject.clone(), run.task(step));
-            self.workers.each(move |thread, stream| subject.run(task.on(stream, thread)))?;
+            if run.can(step) {
+                self.workers.each(move |thread, stream| subject.run(task.on(stream, thread)))?;
+            }
             if step.reported {
                 counts.push(run.subject.counts().unwrap_or_default().since(before));
             }
@@ -436,7 +492,7 @@ impl Driver<'_> {
         Record {
             experiment: config.experiment,
             index: run.name.to_owned(),
-            threads: config.threads,
+            threads: step.workload(self.workload).threads,
             keys: config.keys,
             phase: step.name.to_owned(),
             ops: step.ops(config.keys),
@@ -499,13 +555,15 @@ pub(crate) struct Task {
     version: u64,
     batch: usize,
     bulk: bool,
+    /// See [`Writer::most`].
+    most: u64,
 }
 
 impl Task {
     /// Plain look-ups or insertions, without a mix.
     pub(crate) fn of(phase: Phase, workload: Workload) -> Self {
         let name = phase.name();
-        Task { name, phase, blend: None, workload, version: 0, batch: 1, bulk: false }
+        Task { name, phase, blend: None, workload, version: 0, batch: 1, bulk: false, most: 0 }
     }
 
     /// In batches that need not be durable one by one.
@@ -513,11 +571,25 @@ impl Task {
         Task { bulk: true, ..self }
     }
 
+    /// On keys of which some are one version further.
+    pub(crate) fn beside_updates(self) -> Self {
+        Task { most: 1, ..self }
+    }
+
+    /// On keys that are in this version.
+    pub(crate) fn at(self, version: u64) -> Self {
+        Task { version, ..self }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
     pub(crate) fn on(self, stream: &Stream, thread: usize) -> Work<'_> {
-        let Task { name, phase, version, batch, bulk, workload, .. } = self;
+        let Task { name, phase, version, batch, bulk, workload, most, .. } = self;
         let writer = match &self.blend {
             Some(blend) => blend.writer(&workload, thread),
-            None => Writer { thread, threads: workload.threads, first: 0, most: 0 },
+            None => Writer { thread, threads: workload.threads, first: 0, most },
         };
         let (keys, ops, spelled) = (&stream.keys, &stream.ops, stream.spelled.all());
         Work { name, phase, keys, spelled, ops, version, batch, writer, bulk }
@@ -555,6 +627,8 @@ impl<'a> Run<'a> {
             })?;
             each(self, step)?;
             match step.phase {
+                // What each key is bound to is known without that.
+                _ if step.part.is_some() => {}
                 Phase::Update => self.version += 1,
                 Phase::Mixed => self.mixed = true,
                 Phase::Delete => self.deleted = true,
@@ -564,15 +638,23 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Whether the table can do this at all: among tables with an order there may be some without.
+    fn can(&self, step: &Step) -> bool {
+        let scans = step.part.is_some_and(|part| matches!(part.act, Act::Scan(_)));
+        !scans || self.subject.is_ordered()
+    }
+
     fn task(&self, step: &Step) -> Task {
         Task {
             name: step.name,
             phase: step.phase,
             blend: step.blend,
-            workload: self.driver.workload,
+            workload: step.workload(self.driver.workload),
             version: self.version,
             batch: self.driver.config.batch,
-            bulk: step.phase == Phase::Insert && !step.reported,
+            bulk: step.bulk,
+            // Scans meet keys that earlier parts have updated.
+            most: u64::from(step.part.is_some()),
         }
     }
 
@@ -591,9 +673,13 @@ impl<'a> Run<'a> {
 
     /// Compares the whole content with what the steps should have left.
     fn verify(&self) -> Result<(), LabError> {
-        let added = match self.driver.steps.iter().find_map(|step| step.blend) {
-            Some(blend) => self.verify_blend(blend)?,
-            None => self.verify_phases()?,
+        let added = match (
+            self.driver.steps.iter().find_map(|step| step.blend),
+            &self.driver.config.plan,
+        ) {
+            (Some(blend), _) => self.verify_blend(blend)?,
+            (None, Plan::Parts(parts)) => self.verify_parts(parts)?,
+            (None, _) => self.verify_phases()?,
         };
         let expected = added + if self.deleted { 0 } else { self.driver.workload.keys };
         match self.subject.size()?.len {
@@ -616,14 +702,41 @@ impl<'a> Run<'a> {
         Ok(if self.mixed { self.driver.workload.added() } else { 0 })
     }
 
+    /// After parts, what they wrote is there, and what they found absent still is. Answers how many keys were added.
+    fn verify_parts(&self, parts: &[Part]) -> Result<u64, LabError> {
+        let mut added = 0;
+        for &part in parts {
+            let (phase, version) = match part.act {
+                Act::Update => (Phase::Positive, self.version + 1),
+                Act::Negative => (Phase::Negative, self.version),
+                Act::Insert | Act::Positive | Act::Scan(_) => (Phase::Positive, self.version),
+            };
+            added += if part.act == Act::Insert { part.ops } else { 0 };
+            let looked_up = Part { threads: self.driver.workload.threads, ..part };
+            self.look_up_at(version, phase, move |stream, workload, thread| {
+                stream.fill_part(workload, &looked_up, thread);
+            })?;
+        }
+        Ok(added)
+    }
+
     fn look_up(
         &self,
         phase: Phase,
         fill: impl Fn(&mut Stream, &Workload, usize) + Send + Sync + 'static,
     ) -> Result<(), LabError> {
+        self.look_up_at(self.version, phase, fill)
+    }
+
+    fn look_up_at(
+        &self,
+        version: u64,
+        phase: Phase,
+        fill: impl Fn(&mut Stream, &Workload, usize) + Send + Sync + 'static,
+    ) -> Result<(), LabError> {
         self.each(fill)?;
         let subject = self.subject.clone();
-        let task = Task { version: self.version, ..Task::of(phase, self.driver.workload) };
+        let task = Task::of(phase, self.driver.workload).at(version);
         self.driver.workers.each(move |thread, stream| subject.run(task.on(stream, thread)))?;
         Ok(())
     }
@@ -743,7 +856,8 @@ mod tests {
     fn every_registered_table_passes_all_phases() {
         for threads in [1, 2, 3] {
             let indexes = indexes();
-            let config = Config { indexes, ..config(threads) };
+            // Enough for every table to grow several times.
+            let config = Config { indexes, keys: 3000, rounds: 1, ..config(threads) };
             let report = drive(&config, &mut Kept::default()).unwrap();
             assert!(report.subjects.len() >= 8);
             for subject in report.subjects {
@@ -758,7 +872,7 @@ mod tests {
     #[test]
     fn presized_tables_pass_too() {
         let indexes = indexes();
-        let config = Config { indexes, presize: true, rounds: 1, ..config(2) };
+        let config = Config { indexes, presize: true, keys: 3000, rounds: 1, ..config(2) };
         drive(&config, &mut Kept::default()).unwrap();
     }
 
@@ -924,6 +1038,11 @@ mod tests {
         assert!(
             message(Config { plan: Plan::Phases(vec![]), ..base() }).contains("at least one phase")
         );
+        let parts = |keys, threads| {
+            message(Config { keys, plan: Plan::Parts(parts(500)), ..config(threads) })
+        };
+        assert!(parts(1999, 2).contains("1999 keys are too few for so many operations"));
+        assert!(parts(2000, 1).contains("more threads than there are"));
         let nowhere = Some("/no/such/place".into());
         let lost = Config { medium: MediumKind::Process, location: nowhere, ..base() };
         assert!(message(lost).contains("/no/such/place is no directory; medium `process`"));
@@ -955,10 +1074,8 @@ mod tests {
         assert_eq!(kept.steps, kept.stepped.len() as u64);
     }
 
-    fn blend(name: &str, distribution: Distribution) -> Plan {
-        let blend =
-            Blend { mix: name.parse().unwrap(), keys: distribution, theta: 0.99, ops: 40_000 };
-        Plan::Blend(blend)
+    fn blend(name: &str, keys: Distribution, ops: u64) -> Plan {
+        Plan::Blend(Blend { mix: name.parse().unwrap(), keys, theta: 0.99, ops })
     }
 
     #[test]
@@ -969,27 +1086,83 @@ mod tests {
                 // A look-up there may miss a key that is being updated.
                 false => indexes().into_iter().filter(|name| name != "scc-hashindex").collect(),
             };
-            let config = Config {
-                indexes,
-                keys: 2000,
-                rounds: 1,
-                plan: blend(mix.name, mix.keys),
-                ..config(3)
-            };
+            let plan = blend(mix.name, mix.keys, 6000);
+            let config = Config { indexes, keys: 1000, rounds: 1, plan, ..config(3) };
             let driven = drive(&config, &mut Kept::default()).unwrap();
             for subject in driven.subjects {
                 let summary = &subject.phases[0].summary;
                 assert_eq!((subject.phases.len(), subject.phases[0].name), (1, mix.name));
-                assert_eq!((summary.ops, summary.keys), (40_000, 2000));
+                assert_eq!((summary.ops, summary.keys), (6000, 1000));
                 assert_eq!(summary.distribution, Some(mix.keys.name()));
             }
         }
     }
 
+    fn parts(ops: u64) -> Vec<Part> {
+        let part = |name, act, threads| Part { name, act, ops, threads, after: 0 };
+        let again = |name, act| Part { after: ops, ..part(name, act, 2) };
+        vec![
+            part("insert", Act::Insert, 1),
+            part("get", Act::Positive, 1),
+            part("miss", Act::Negative, 1),
+            part("update", Act::Update, 1),
+            again("insert", Act::Insert),
+            again("update", Act::Update),
+        ]
+    }
+
+    #[test]
+    fn every_table_passes_all_parts() {
+        let mut parts = parts(500);
+        let scan = |threads| Part { name: "scan", act: Act::Scan(50), threads, ..parts[1] };
+        parts.extend([scan(1), scan(2)]);
+        let (indexes, plan) = (indexes(), Plan::Parts(parts.clone()));
+        let config = Config { indexes, keys: 2000, rounds: 1, plan, ..config(2) };
+        let mut ordered = Vec::new();
+        for subject in drive(&config, &mut Kept::default()).unwrap().subjects {
+            let (load, phases) = subject.phases.split_first().unwrap();
+            assert_eq!((load.name, load.summary.ops, load.summary.threads), (LOAD, 2000, 2));
+            let scanned = phases.last().unwrap().summary.mops.is_some();
+            ordered.extend(scanned.then_some(subject.name));
+            for (phase, part) in phases.iter().zip(&parts) {
+                assert_eq!((phase.name, phase.summary.ops), (part.name, 500));
+                assert_eq!(phase.summary.threads, part.threads);
+                // What has no order is not asked to scan, and has no figures for that.
+                let asked = scanned || part.name != "scan";
+                assert_eq!(phase.summary.mops.is_some_and(|mops| mops > 0.0), asked);
+                assert_eq!(phase.summary.p50_ns.is_some(), asked);
+            }
+        }
+        assert!(ordered.contains(&"bplus") && !ordered.contains(&"dash-eh"), "{ordered:?}");
+    }
+
+    /// Whether it shows in a part, or when all parts are over.
+    #[test]
+    fn a_wrong_answer_fails_parts() {
+        // A fault strikes one key in a thousand.
+        let all = parts(5000);
+        let of = |act| all.iter().copied().filter(|part| part.act == act).collect::<Vec<_>>();
+        let faults = [
+            (Fault::LosesInsert, all.clone()),
+            (Fault::LosesInsert, of(Act::Insert)),
+            (Fault::LosesUpdate, of(Act::Update)),
+            (Fault::InventsKey, of(Act::Negative)),
+            (Fault::WrongWord, of(Act::Positive)),
+            (Fault::Miscounts, of(Act::Positive)),
+        ];
+        for (fault, parts) in faults {
+            let config = Config { keys: 20_000, plan: Plan::Parts(parts), ..config(2) };
+            let error = run(fault, &config).map(drop).unwrap_err();
+            let expected =
+                matches!(error, LabError::WrongAnswer { .. } | LabError::WrongLength { .. });
+            assert!(expected, "{fault:?}: {error}");
+        }
+    }
+
     #[test]
     fn what_has_no_order_cannot_scan() {
-        let error =
-            run(Fault::None, &Config { plan: blend("e", Distribution::Zipfian), ..config(1) });
+        let plan = blend("e", Distribution::Zipfian, 100);
+        let error = run(Fault::None, &Config { plan, ..config(1) });
         assert!(matches!(error, Err(LabError::Unordered { index: "faulty" })));
     }
 
@@ -1007,7 +1180,8 @@ mod tests {
         for (fault, mix) in faults {
             for distribution in [Distribution::Uniform, Distribution::Scrambled] {
                 for threads in [1, 3] {
-                    let config = Config { plan: blend(mix, distribution), ..config(threads) };
+                    let plan = blend(mix, distribution, 40_000);
+                    let config = Config { plan, ..config(threads) };
                     let error = run(fault, &config).map(drop).unwrap_err();
                     let expected = matches!(
                         error,

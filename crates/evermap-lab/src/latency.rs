@@ -29,12 +29,16 @@ impl Latency {
         Latency { all, void: false }
     }
 
+    /// Enters them, if there are any.
     pub(crate) fn write(&self, record: &mut Record) {
+        record.void |= self.void;
+        if self.all.is_empty() {
+            return;
+        }
         record.p50_ns = Some(self.all.value_at_quantile(0.5));
         record.p99_ns = Some(self.all.value_at_quantile(0.99));
         record.p999_ns = Some(self.all.value_at_quantile(0.999));
         record.max_ns = Some(self.all.max());
-        record.void |= self.void;
     }
 }
 

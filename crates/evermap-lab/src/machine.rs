@@ -1,6 +1,8 @@
 //! What the system knows about this process and about everybody else on the machine.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use evermap_pm::PmU64;
@@ -136,6 +138,26 @@ pub(crate) fn growth(before: Option<Resident>) -> Option<Resident> {
     })
 }
 
+/// Bytes of this process that are in no file: what it has allocated, and what is free in between.
+pub(crate) fn anonymous() -> Option<u64> {
+    trim();
+    kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "RssAnon")
+}
+
+/// Bytes that a file takes, or all files in a directory.
+pub(crate) fn bytes_on_disk(path: &Path) -> std::io::Result<u64> {
+    let found = fs::metadata(path)?;
+    if !found.is_dir() {
+        return Ok(found.blocks() * 512);
+    }
+    let mut bytes = 0;
+    for entry in fs::read_dir(path)? {
+        // A store removes files while we look.
+        bytes += bytes_on_disk(&entry?.path()).unwrap_or(0);
+    }
+    Ok(bytes)
+}
+
 /// The page size that most of `memory` has, bytes: the base page, or the huge page of x86-64 and most others.
 pub(crate) fn page_size(memory: Resident) -> u64 {
     if memory.huge * 2 > memory.bytes { 2 << 20 } else { rustix::param::page_size() as u64 }
@@ -210,7 +232,7 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 
 /// Whether `path` lies on a file system that is nothing but memory.
 #[cfg(feature = "stores")]
-pub(crate) fn is_in_memory(path: &std::path::Path) -> bool {
+pub(crate) fn is_in_memory(path: &Path) -> bool {
     /// `f_type` of tmpfs and ramfs.
     const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
     rustix::fs::statfs(path).is_ok_and(|found| IN_MEMORY.contains(&i128::from(found.f_type)))
@@ -262,6 +284,30 @@ mod tests {
         assert_eq!(kibibytes(text, "Rss"), Some(12 * 1024));
         assert_eq!(kibibytes(text, "Odd"), None);
         assert_eq!(kibibytes(text, "Pss"), None);
+    }
+
+    #[test]
+    fn files_are_counted_by_what_they_take() {
+        let path = std::env::temp_dir().join(format!("lab-disk-{}", std::process::id()));
+        fs::create_dir_all(path.join("inner")).unwrap();
+        assert_eq!(bytes_on_disk(&path).unwrap(), 0);
+        fs::write(path.join("one"), [7; 10_000]).unwrap();
+        fs::write(path.join("inner/two"), [7; 10_000]).unwrap();
+        // What was never written takes nothing.
+        fs::File::create(path.join("three")).unwrap().set_len(1 << 30).unwrap();
+        let all = bytes_on_disk(&path).unwrap();
+        assert!((20_000..100_000).contains(&all), "{all}");
+        assert_eq!(bytes_on_disk(&path.join("one")).unwrap() * 2, all);
+        fs::remove_dir_all(&path).unwrap();
+        assert!(bytes_on_disk(&path).is_err());
+    }
+
+    #[test]
+    fn allocated_memory_is_anonymous() {
+        let before = anonymous().unwrap();
+        let memory = vec![1u8; 64 << 20];
+        assert!(anonymous().unwrap() >= before + (48 << 20));
+        assert_eq!(memory[memory.len() / 2], 1);
     }
 
     #[test]

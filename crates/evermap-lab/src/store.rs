@@ -209,7 +209,8 @@ impl<S: Store> Stored<S> {
         Ok(())
     }
 
-    fn load_all(&self, work: &Work<'_>) -> Done {
+    /// Binds every key of `work` to its word of `version`, in batches.
+    fn load_all(&self, work: &Work<'_>, version: u64) -> Done {
         let (mut values, mut ends) = (Vec::new(), Vec::new());
         let places: Vec<_> = (0..work.keys.len()).collect();
         for places in places.chunks(BULK) {
@@ -217,7 +218,7 @@ impl<S: Store> Stored<S> {
             ends.clear();
             for &place in places {
                 let start = values.len();
-                self.speller.append_value(work.keys[place], work.version, &mut values);
+                self.speller.append_value(work.keys[place], version, &mut values);
                 ends.push(start..values.len());
             }
             let pairs: Vec<_> = places
@@ -348,7 +349,8 @@ impl<S: Store> Subject for Stored<S> {
         let version = work.version;
         let (absent, bound) = (|_| None, |key| Some(word(key, version)));
         match work.phase {
-            Phase::Insert if work.bulk => self.load_all(&work),
+            Phase::Insert if work.bulk => self.load_all(&work, version),
+            Phase::Update if work.bulk => self.load_all(&work, version + 1),
             Phase::Insert => self.put_all(&work, version, absent),
             Phase::Positive => self.look_up(&work, bound),
             Phase::Negative => self.look_up(&work, absent),

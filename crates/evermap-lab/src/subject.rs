@@ -125,7 +125,7 @@ pub struct Work<'a> {
     pub batch: usize,
     /// Whose work it is.
     pub writer: Writer,
-    /// In `Insert`: whether a store may take the keys in batches, and need not make each durable.
+    /// In `Insert` and `Update`: whether a store may take the keys in batches, and need not make each durable.
     pub bulk: bool,
 }
 

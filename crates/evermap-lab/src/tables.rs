@@ -81,7 +81,8 @@ pub(crate) fn speed(record: &Record) -> Option<String> {
     Some(format!("{}{}", mops(record.mops?), mark(record.void)))
 }
 
-fn mark(void: bool) -> &'static str {
+/// What a disturbed figure is marked with.
+pub(crate) fn mark(void: bool) -> &'static str {
     if void { "*" } else { "" }
 }
 
@@ -94,10 +95,13 @@ fn row(subject: &SubjectReport, cell: &dyn Fn(&PhaseReport) -> Option<String>) -
     })
 }
 
+/// Title of the table of places.
+pub(crate) const PLACES: &str = "Where they were";
+
 /// Where each table really was: figures of different places do not compare.
 fn places(driven: &Driven) -> Option<Grid> {
     let columns = ["medium", "a change survives", "a flush is", "page, KiB", "directory"];
-    let mut grid = Grid::new("Where they were", &columns);
+    let mut grid = Grid::new(PLACES, &columns);
     for subject in &driven.subjects {
         let record = &subject.phases.first()?.summary;
         let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());

@@ -44,6 +44,8 @@
 //! Keys up to [`KEY_MAX`] (64 KiB), values up to [`VALUE_MAX`] (1 GiB), as long as neighbouring free extents
 //! can be found for those beyond [`Options::extent_size`]. A file up to its [`Options::capacity`].
 //! 2^56 mutations. One process at a time.
+//!
+#![doc = include_str!("async.md")]
 
 mod atomic;
 mod batch;

@@ -137,6 +137,36 @@ fn a_killed_table_is_opened_again() {
     }
 }
 
+/// The stores that are opened by processes that are killed; what they say of their space.
+#[test]
+fn killed_stores_are_opened_again_and_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = ["--location", dir.path().to_str().unwrap(), "--json", "-"];
+    let stores = ["--index", "evermap,evermap-ordered", "--rounds", "3"];
+    let brief = ["lab", "run", "stores", "--quick", "--patience", "0", "--keys", "3000"];
+    let records = records(&run([&brief[..], &stores, &place].concat()).well());
+    let of = |index: &str, phase: &str| {
+        let is_it = |record: &&Value| record["index"] == index && record["phase"] == phase;
+        records.iter().filter(is_it).collect::<Vec<_>>()
+    };
+    for index in ["evermap", "evermap-ordered"] {
+        // Each phase in three rounds, and the summary, with one thread and with two.
+        assert_eq!(of(index, "overwrite").len(), 2 * (3 + 1));
+        for phase in ["loaded", "overwritten"] {
+            let found = of(index, phase);
+            assert_eq!(found.len(), 1);
+            assert!(found[0]["pm_bytes"].as_u64().unwrap() > 3000 * 272, "{}", found[0]);
+            assert!(found[0]["dram_bytes"].is_number());
+        }
+        let opened = of(index, "open");
+        assert_eq!(opened.len(), 3);
+        assert!(opened.iter().all(|record| record["seconds"].as_f64().unwrap() > 0.0));
+    }
+    assert_eq!(of("evermap", "open and scan").len(), 0);
+    assert_eq!(of("evermap-ordered", "open and scan").len(), 3);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "files are left behind");
+}
+
 #[test]
 fn mixes_are_run_on_words_and_on_byte_strings() {
     let what = ["lab", "run", "ycsb", "--workloads", "a,f,recipe-b", "--keys", "3000"];
@@ -170,7 +200,7 @@ fn every_experiment_runs_and_is_on_the_page() {
         .take_while(|line| !line.is_empty())
         .map(|line| line.split(' ').next().unwrap())
         .collect();
-    assert_eq!(experiments.len(), 15);
+    assert_eq!(experiments.len(), 16);
     for name in experiments {
         assert!(said.contains(&format!("\n{name}: ")), "{name} in {said}");
         assert!(page.contains(&format!("<section id=\"{name}\">")), "{name}");

@@ -8,7 +8,7 @@ use crate::drive::{Config, Plan, drive};
 use crate::output::Output;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
 use crate::subject::MediumKind;
-use crate::tables::{bars, grids, notes_of_all, speed};
+use crate::tables::{bars, grids, mark, notes_of_all, speed};
 use crate::workload::{Blend, Distribution, Lengths, Mix, Phase, Shape, Zipf};
 
 pub(super) const HIKV: Experiment = Experiment {
@@ -54,9 +54,9 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 1_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 1 };
     let medium = settings.medium.unwrap_or(MediumKind::Process);
     let mut usual = VARIANTS.to_vec();
-    // Nothing else has a fence for each change to wait for.
+    // It flushes nothing, so it is to be had on no other medium.
     if matches!(medium, MediumKind::Dram | MediumKind::Process) {
-        usual.push("evermap");
+        usual.extend(["evermap", "evermap-ordered"]);
     }
     let config = settings.config("hikv", &usual, scale);
     let shape = Shape {
@@ -99,7 +99,7 @@ fn company(threads: usize) -> String {
 
 /// Scans of those that have an order. Nothing if none has.
 fn scans(config: &Config, out: &mut dyn Output) -> Result<Option<Driven>, LabError> {
-    let indexes = super::stores::ordered(config)?;
+    let indexes = super::ycsb::ordered(config)?;
     if indexes.is_empty() {
         return Ok(None);
     }
@@ -129,10 +129,25 @@ fn sweep(
         .collect()
 }
 
-/// Mean time of an operation of `index` in `phase`, ns.
-fn mean_ns(driven: &Driven, index: &str, phase: &str, threads: usize) -> Option<f64> {
-    let mops = driven.subject(index)?.phase(phase)?.summary.mops?;
-    Some(1e3 * threads as f64 / mops)
+/// A mean time, ns.
+#[derive(Clone, Copy)]
+struct Mean {
+    ns: f64,
+    /// Whether others disturbed it.
+    void: bool,
+}
+
+impl Mean {
+    /// Of an operation of `index` in `phase`.
+    fn of(driven: &Driven, index: &str, phase: &str, threads: usize) -> Option<Self> {
+        let record = &driven.subject(index)?.phase(phase)?.summary;
+        Some(Mean { ns: 1e3 * threads as f64 / record.mops?, void: record.void })
+    }
+
+    /// A figure that follows from this one and another, marked if one of them was disturbed.
+    fn with(self, other: Mean, figure: impl Fn(f64, f64) -> f64) -> String {
+        format!("{:.1}{}", figure(self.ns, other.ns), mark(self.void || other.void))
+    }
 }
 
 fn sweep_tables(sweep: &[(u64, Driven)], threads: usize) -> (Grid, Plot) {
@@ -143,11 +158,13 @@ fn sweep_tables(sweep: &[(u64, Driven)], threads: usize) -> (Grid, Plot) {
     for subject in sweep.first().iter().flat_map(|(_, driven)| &driven.subjects) {
         let means: Vec<_> = sweep
             .iter()
-            .map(|(delay, driven)| (*delay, mean_ns(driven, subject.name, "insert", threads)))
+            .map(|(delay, driven)| (*delay, Mean::of(driven, subject.name, "insert", threads)))
             .collect();
-        let cell = |mean: Option<f64>| mean.map_or("-".into(), |mean| format!("{mean:.0}"));
+        let cell = |mean: Option<Mean>| {
+            mean.map_or("-".into(), |mean| format!("{:.0}{}", mean.ns, mark(mean.void)))
+        };
         grid.push(subject.name, means.iter().map(|&(_, mean)| cell(mean)).collect());
-        let points = means.iter().filter_map(|&(x, mean)| Some(Point::new(x as f64, mean?)));
+        let points = means.iter().filter_map(|&(x, mean)| Some(Point::new(x as f64, mean?.ns)));
         series.push(Series { name: subject.name.to_owned(), points: points.collect() });
     }
     let plot = Plot {
@@ -199,8 +216,8 @@ fn figures(
         let each: Vec<_> = sweep
             .iter()
             .filter_map(|(_, driven)| {
-                let own = mean_ns(driven, "hikv", "insert", threads)?;
-                Some(reduction(own, mean_ns(driven, other, "insert", threads)?))
+                let own = Mean::of(driven, "hikv", "insert", threads)?;
+                Some(own.with(Mean::of(driven, other, "insert", threads)?, reduction))
             })
             .collect();
         let ends = each.first().zip(each.last());
@@ -211,11 +228,11 @@ fn figures(
                 DELAYS[DELAYS.len() - 1]
             ),
             paper: paper.to_owned(),
-            here: ends.map(|(first, last)| format!("{first:.1} and {last:.1}")),
+            here: ends.map(|(first, last)| format!("{first} and {last}")),
         }
     };
-    let scan = scans.and_then(|scans| mean_ns(scans, "hikv", SCANS.name, threads));
-    let get = mean_ns(changes, "hikv", "positive", threads);
+    let scan = scans.and_then(|scans| Mean::of(scans, "hikv", SCANS.name, threads));
+    let get = Mean::of(changes, "hikv", "positive", threads);
     vec![
         persists("hikv", "2 / 2 / 1"),
         persists("hikv-wal", "3 for a Put"),
@@ -225,7 +242,7 @@ fn figures(
         Figure {
             what: "a Scan takes how many times a Get: hikv".into(),
             paper: "14".into(),
-            here: scan.zip(get).map(|(scan, get)| format!("{:.1}", scan / get)),
+            here: scan.zip(get).map(|(scan, get)| scan.with(get, |scan, get| scan / get)),
         },
     ]
 }
@@ -251,7 +268,7 @@ mod tests {
     fn the_ablations_are_reported() {
         let settings = Settings {
             quick: true,
-            keys: Some(2000),
+            keys: Some(1000),
             medium: Some(MediumKind::Dram),
             no_latencies: true,
             ..Settings::default()
@@ -268,7 +285,7 @@ mod tests {
             let table = report.tables.iter().find(|table| table.title.contains(title)).unwrap();
             table.rows.iter().map(|row| row.0.as_str()).collect::<Vec<_>>()
         };
-        assert_eq!(rows("Scans of"), VARIANTS);
+        assert_eq!(rows("Scans of"), [&VARIANTS[..], &["evermap-ordered"]].concat());
         assert_eq!(rows("Mean time of a Put"), SWEPT);
         assert!(rows("Million operations").contains(&"evermap"));
         assert!(report.notes[0].contains("processors for 1 serving thread,"));

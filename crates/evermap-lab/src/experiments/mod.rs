@@ -8,13 +8,15 @@ use crate::subject::subjects;
 use crate::tables::times;
 
 mod hikv;
+pub mod killed;
 mod load_factor;
-pub mod recovery;
+mod recovery;
 mod segment;
 mod settings;
 mod stores;
 mod sweeps;
 mod words;
+mod ycsb;
 
 pub use settings::{Setting, Settings};
 
@@ -43,7 +45,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     words::LOCKING,
     sweeps::LATENCY_SWEEP,
     sweeps::MEMORY,
-    stores::YCSB,
+    ycsb::YCSB,
+    stores::STORES,
     hikv::HIKV,
     recovery::RECOVERY,
     recovery::AFTER_RECOVERY,

@@ -1,30 +1,24 @@
 //! How soon a killed table answers again, and how fast it is then.
 //!
-//! A child process fills a table in a file, goes on inserting, and is killed in the middle of that. This process opens
-//! what is left. So nothing is simulated: neither the death nor the state of the file.
+//! A child process is killed while it inserts; this process opens what is left. See [`killed`](super::killed).
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::killed::{Plan, Remains, all_keys};
 use super::settings::Scale;
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::drive::Task;
-use crate::indexed::nameless;
 use crate::interval::median;
 use crate::machine;
 use crate::output::{Output, Record};
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series, cell};
-use crate::subject::{Entry, File, MediumKind, Setup, Subject, Survives, subject};
+use crate::subject::{Entry, Subject, subject};
 use crate::workers::Workers;
-use crate::workload::{Lengths, Phase, Shape, Speller, Workload, word};
+use crate::workload::{Phase, Speller, Workload, word};
 
-/// What a child says when the table is filled.
-const FILLED: &str = "filled";
 /// Operations between two looks at the clock.
 const CHUNK: usize = 256;
 /// Points of a series over time.
@@ -58,194 +52,12 @@ pub(super) const AFTER_RECOVERY: Experiment = Experiment {
     run: after_recovery,
 };
 
-/// What to fill and kill.
-struct Plan {
-    program: PathBuf,
-    medium: MediumKind,
-    location: PathBuf,
-    shape: Option<Shape>,
-    seed: u64,
-}
-
-impl Plan {
-    fn new(settings: &Settings, keys: u64) -> Result<Self, LabError> {
-        let program = settings.program.clone().ok_or_else(|| {
-            LabError::Config(
-                "this experiment kills a process, and was not told which program to start".into(),
-            )
-        })?;
-        let medium = settings.medium.unwrap_or(MediumKind::Process);
-        if medium == MediumKind::Dram {
-            return Err(LabError::Config(
-                "what is in anonymous memory is gone with its process; take another medium".into(),
-            ));
-        }
-        let shape = settings.shape();
-        let location = settings.location.clone();
-        let setup = Setup::new(medium, location, settings.pages(), keys, shape)?;
-        Ok(Plan {
-            program,
-            medium,
-            location: setup.location,
-            shape,
-            seed: settings.seed.unwrap_or(1),
-        })
-    }
-
-    fn setup(&self, keys: u64, file: File) -> Result<Setup, LabError> {
-        let location = Some(self.location.clone());
-        let pages = evermap_pm::medium::Pages::Base;
-        let setup = Setup::new(self.medium, location, pages, keys, self.shape)?;
-        Ok(Setup { file, ..setup })
-    }
-
-    /// Fills a table in a process of its own, and kills that.
-    fn leave_behind(&self, entry: &Entry, keys: u64) -> Result<Remains, LabError> {
-        let path = nameless(&self.location);
-        let remains = Remains(path.clone());
-        let mut command = Command::new(&self.program);
-        command.args(["lab", "fill", "--index", entry.name, "--medium", self.medium.name()]);
-        command.args(["--keys", &keys.to_string(), "--seed", &self.seed.to_string()]);
-        command.arg("--file").arg(&path);
-        if let Some(shape) = self.shape {
-            command.args(["--key-bytes", &shape.keys.to_string()]);
-            command.args(["--value-bytes", &shape.values.to_string()]);
-        }
-        let failed = |action| {
-            let path = Some(self.program.clone());
-            move |source| LabError::Io { action, path, source }
-        };
-        let mut child = Dying(
-            command
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .map_err(failed("start"))?,
-        );
-        let said = child.0.stdout.take().expect("piped");
-        let mut lines = BufReader::new(said).lines();
-        match lines.next().transpose().map_err(failed("read what it says from"))? {
-            Some(line) if line == FILLED => {}
-            // What went wrong is on standard error already.
-            _ => return Err(LabError::NotFilled { index: entry.name }),
-        }
-        // In the middle of some insertion.
-        std::thread::sleep(Duration::from_millis(5));
-        drop(child);
-        Ok(remains)
-    }
-
-    fn record(&self, experiment: &'static str, entry: &Entry, keys: u64, phase: &str) -> Record {
-        let lengths = |of: fn(Shape) -> Lengths| self.shape.map(|shape| of(shape).to_string());
-        Record {
-            experiment,
-            index: entry.name.to_owned(),
-            medium: self.medium.name().to_owned(),
-            location: Some(self.location.clone()),
-            survives: Survives::Process.name(),
-            threads: 1,
-            keys,
-            phase: phase.to_owned(),
-            key_bytes: lengths(|shape| shape.keys),
-            value_bytes: lengths(|shape| shape.values),
-            seed: self.seed,
-            ..Record::default()
-        }
-    }
-
-    fn open(
-        &self,
-        entry: &Entry,
-        keys: u64,
-        remains: &Remains,
-    ) -> Result<Box<dyn Subject>, LabError> {
-        (entry.build)(&self.setup(keys, File::Existing(remains.0.clone()))?)
-    }
-}
-
-/// A child that is killed at the end of its use, and waited for.
-struct Dying(Child);
-
-impl Drop for Dying {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is gone afterwards.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// The file or directory that a killed process left behind; removed at the end of its use.
-struct Remains(PathBuf);
-
-impl Drop for Remains {
-    fn drop(&mut self) {
-        // Nothing more can be done about what cannot be removed.
-        let _ = if self.0.is_dir() {
-            std::fs::remove_dir_all(&self.0)
-        } else {
-            std::fs::remove_file(&self.0)
-        };
-    }
-}
-
-/// What a child process of this experiment does: fills a table with `keys` keys in `file`, says so, and goes on
-/// inserting others until it is killed, or until its standard input ends.
-///
-/// # Errors
-/// `UnknownIndex`, `Config`, and those of the table.
-pub fn fill(
-    name: &str,
-    medium: MediumKind,
-    shape: Option<Shape>,
-    keys: u64,
-    seed: u64,
-    file: &Path,
-) -> Result<(), LabError> {
-    let entry = subject(name)?;
-    let location = file.parent().map(Path::to_owned);
-    let setup = Setup::new(medium, location, evermap_pm::medium::Pages::Base, keys, shape)?;
-    let table = (entry.build)(&Setup { file: File::New(file.to_owned()), ..setup })?;
-    let workload = Workload { keys, threads: 1, seed };
-    let workers = Workers::start(1)?;
-    let table: Arc<dyn Subject> = Arc::from(table);
-    put(&workers, &table, workload, Phase::Insert, 0)?;
-    let said = |source| LabError::Io { action: "write to standard output", path: None, source };
-    writeln!(std::io::stdout(), "{FILLED}").map_err(said)?;
-    std::io::stdout().flush().map_err(said)?;
-    // If the parent dies first, nobody kills us.
-    let parent = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()));
-    // Keys that nobody will ask for, a few at a time, and not for ever.
-    for nth in 0..64 {
-        put(&workers, &table, Workload { keys: 256, threads: 1, seed: !seed }, Phase::Insert, nth)?;
-    }
-    let _ = parent.join();
-    Ok(())
-}
-
-/// Inserts or looks up all keys of `workload`, the seed of which is moved on by `nth`.
-fn put(
-    workers: &Workers,
-    table: &Arc<dyn Subject>,
-    workload: Workload,
-    phase: Phase,
-    nth: u64,
-) -> Result<(), LabError> {
-    let workload = Workload { seed: workload.seed.wrapping_sub(nth), ..workload };
-    let (table, speller) = (table.clone(), table.speller());
-    workers.each(move |thread, stream| {
-        stream.fill(&workload, phase, thread);
-        speller.iter().for_each(|speller| stream.spell(speller));
-        table.run(Task::of(phase, workload).in_bulk().on(stream, thread))
-    })?;
-    Ok(())
-}
-
 fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 16_000_000, rounds: 5, quick_keys: 2_000_000, quick_rounds: 2 };
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let config = settings.config("recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, config.keys)?;
+    let plan = Plan::new(settings, settings.shape(), config.keys)?;
     let sizes: Vec<_> = sizes(config.keys).into_iter().rev().take(3).rev().collect();
     let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
@@ -343,7 +155,7 @@ fn open_once(
         });
     }
     if verify {
-        put(&Workers::start(1)?, &table, workload, Phase::Positive, 0)?;
+        all_keys(&Workers::start(1)?, &table, Task::of(Phase::Positive, workload), workload)?;
     }
     Ok(seconds)
 }
@@ -353,7 +165,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
     let usual = ["dash-eh", "dash-lh", "evermap"];
     let config = settings.config("after-recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, config.keys)?;
+    let plan = Plan::new(settings, settings.shape(), config.keys)?;
     let most = settings.threads.unwrap_or_else(Settings::processors);
     let mut crews = vec![1, most];
     crews.dedup();
@@ -508,6 +320,7 @@ fn look_up(
 mod tests {
     use super::*;
     use crate::experiments::experiment;
+    use crate::subject::MediumKind;
     use crate::testing::Kept;
 
     #[test]

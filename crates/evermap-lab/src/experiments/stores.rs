@@ -1,190 +1,488 @@
-//! YCSB, and RECIPE's variants of it: words in tables, and byte strings in stores.
+//! Evermap's store beside other projects', at equal durability: what an acknowledged change survives is the death of the
+//! process.
 
+use super::killed::{Errand, Plan as Kill, Said};
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::compare::Driven;
+use crate::compare::{Driven, PhaseReport, SubjectReport};
 use crate::drive::{Config, Plan, drive};
+use crate::interval::median;
+use crate::machine;
 use crate::output::{Output, Record};
-use crate::report::{Grid, Marks, Plot, Report, Series};
+use crate::report::{Grid, Marks, Plot, Point, Report, Row, Series, cell};
 use crate::subject::{MediumKind, Setup, subject};
-use crate::tables::{notes, point, speed};
-use crate::workload::{Blend, Lengths, Mix, Shape, Zipf};
+use crate::tables::{PLACES, bars, grids, notes_of_all, times};
+use crate::workload::{Act, Lengths, Part, Shape};
 
-pub(super) const YCSB: Experiment = Experiment {
-    name: "ycsb",
-    about: "YCSB's mixes A to F and RECIPE's variants, on tables of words and on stores of byte strings",
+pub(super) const STORES: Experiment = Experiment {
+    name: "stores",
+    about: "Evermap's store beside LMDB, redb, fjall and RocksDB: writes, reads, scans, space, opening after a kill",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
         Setting::THREADS,
         Setting::ROUNDS,
-        Setting::MEDIUM,
-        Setting::PERSIST_NS,
-        Setting::READ_NS,
-        Setting::PRESIZE,
-        Setting::HUGE_PAGES,
+        Setting::OPS,
         Setting::KEY_BYTES,
         Setting::VALUE_BYTES,
-        Setting::WORKLOADS,
-        Setting::DISTRIBUTION,
-        Setting::THETA,
-        Setting::OPS,
+        Setting::NO_LATENCIES,
     ],
-    run: ycsb,
+    run: stores,
 };
 
-/// Tables of words.
-const TABLES: &[&str] = &[
-    "dash-eh",
-    "dash-lh",
-    "cceh",
-    "level",
-    "p-clht",
-    "bplus",
-    "papaya",
-    "dashmap",
-    "rwlock-btreemap",
-];
-/// Stores of byte strings, by what their changes survive.
-const STORES: &[&str] = &[
-    "evermap",
-    "evermap-ordered",
-    "lmdb-process",
-    "fjall-process",
-    "rocksdb-process",
-    "lmdb-power",
-    "redb-power",
-    "fjall-power",
-    "rocksdb-power",
-    "sled-power",
-];
+/// Ours.
+const OURS: [&str; 2] = ["evermap", "evermap-ordered"];
+/// Theirs, at the weakest level at which what was acknowledged survives the death of the process.
+const THEIRS: [&str; 4] = ["lmdb-process", "redb-power", "fjall-process", "rocksdb-process"];
+/// Whose scans ours are to be as fast as.
+const SCANNER: &str = "lmdb-process";
 
-fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+const INSERT: &str = "insert";
+const GET: &str = "get";
+const MISS: &str = "get absent";
+const SCAN: &str = "scan of 100";
+const OVERWRITE: &str = "overwrite";
+
+/// Pairs of a scan.
+const PAIRS: u16 = 100;
+/// How many look-ups there are for one insertion, or one overwriting.
+const READS: u64 = 4;
+/// How many of them there are for one scan.
+const WRITES_PER_SCAN: u64 = 10;
+
+fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let scale = Scale { keys: 5_000_000, rounds: 7, quick_keys: 20_000, quick_rounds: 1 };
+    let usual = [&OURS[..], &THEIRS].concat();
+    let config = settings.config("stores", &usual, scale);
+    let shape = Shape {
+        keys: settings.key_bytes.unwrap_or(Lengths::Fixed(16)),
+        values: settings.value_bytes.unwrap_or(Lengths::Fixed(256)),
+    };
+    let most = settings.threads.unwrap_or(2);
+    let base = Config {
+        medium: MediumKind::Process,
+        shape: Some(shape),
+        threads: most,
+        counts: false,
+        limits: false,
+        ..config
+    };
+    let (indexes, mut notes) = those_that_open(settings, &base)?;
+    let base = Config { indexes, ..base };
+    let mut crews = vec![1, most];
+    crews.dedup();
+    let sizes = match settings.keys {
+        None if !settings.quick => vec![1_000_000, base.keys],
+        _ => vec![base.keys],
+    };
     let mut report = Report {
-        experiment: "ycsb",
-        title: "mixes of operations on popular and less popular keys".into(),
-        about: "Every table is filled before each mix; every read is checked against what its own thread wrote, and \
-                at the end every key against what all threads wrote."
-            .into(),
+        experiment: "stores",
+        title: "Evermap's store beside other projects'".into(),
+        about: circumstances(&Config { keys: sizes[sizes.len() - 1], ..base.clone() }),
         ..Report::default()
     };
-    if settings.indexes.is_some() {
-        let scale = Scale { keys: 1_000_000, rounds: 3, quick_keys: 500_000, quick_rounds: 1 };
-        let config = settings.config("ycsb", &[], scale);
-        section(&mut report, settings, config, "", out)?;
-        return Ok(report);
+    let mut goals = Grid::new("Goals, missed ones first", &["goal", "here", ""]);
+    let mut drives = Vec::new();
+    for &keys in &sizes {
+        let plan = plan(settings, keys, &crews)?;
+        let config = Config { keys, plan, ..base.clone() };
+        let driven = drive(&config, out)?;
+        for &threads in &crews {
+            let crew = crew(&driven, threads);
+            let title = format!("{keys} records, {threads} {}", plural("thread", threads));
+            goals.rows.extend(goals_of(&crew, &title));
+            for grid in grids(&crew) {
+                if grid.title != PLACES {
+                    let title = format!("{title}: {}", grid.title);
+                    report.tables.push(Grid { title, ..grid });
+                } else if report.tables.iter().all(|table| table.title != PLACES) {
+                    // They are in the same places throughout.
+                    report.tables.push(grid);
+                }
+            }
+            report.plots.push(bars(&crew, &format!("Throughput: {title}")));
+        }
+        drives.push((keys, driven));
     }
-    let scale = Scale { keys: 5_000_000, rounds: 3, quick_keys: 500_000, quick_rounds: 1 };
-    let words = settings.config("ycsb", TABLES, scale);
-    section(&mut report, settings, words, "tables of words: ", out)?;
-    // A commit that waits for the disk takes a tenth of a millisecond or more.
-    let scale = Scale { keys: 200_000, rounds: 3, quick_keys: 20_000, quick_rounds: 1 };
-    let mut stores = settings.config("ycsb", STORES, scale);
-    // They are files, and so is Evermap's beside them.
-    stores.medium = settings.medium.unwrap_or(MediumKind::Process);
-    if stores.shape.is_none() {
-        stores.shape = Some(Shape { keys: Lengths::Fixed(16), values: Lengths::Fixed(100) });
+    // A stable sort keeps the order otherwise.
+    goals.rows.sort_by_key(|row| row.1[2] != MISSED);
+    if !goals.rows.is_empty() {
+        report.tables.insert(0, goals);
     }
-    section(&mut report, settings, stores, "stores of byte strings: ", out)?;
+    report.tables.push(pairs(&drives));
+    match &settings.program {
+        None => {
+            notes.push("space and opening were not measured: there is no program to kill".into())
+        }
+        Some(_) => {
+            let fates = kill(settings, &base, &sizes, out)?;
+            let (tables, plots) = tabulate(&fates, &sizes);
+            report.tables.extend(tables);
+            report.plots.extend(plots);
+        }
+    }
+    if base.indexes.iter().any(|name| name == "redb-power") {
+        notes.push(
+            "redb-power: redb has no commit that survives a kill but one that is synced; in a directory in memory \
+             syncing costs next to nothing"
+                .into(),
+        );
+    }
+    notes.extend(notes_of_all(drives.iter().map(|(_, driven)| driven)));
+    report.notes = notes;
     Ok(report)
 }
 
-/// All mixes on one set of tables.
-fn section(
-    report: &mut Report,
+/// The stores to measure, and what is to be said of those that are missing. Whoever names one wants it.
+fn those_that_open(
     settings: &Settings,
-    config: Config,
-    title: &str,
-    out: &mut dyn Output,
-) -> Result<(), LabError> {
-    let config = Config { counts: false, limits: false, ..config };
-    let mixes = settings.workloads.clone().unwrap_or_else(|| Mix::ALL.to_vec());
-    let ordered = ordered(&config)?;
-    if ordered.is_empty() && mixes.iter().all(Mix::scans) {
-        return Err(LabError::Unordered { index: "every index that was named" });
+    config: &Config,
+) -> Result<(Vec<String>, Vec<String>), LabError> {
+    if settings.indexes.is_some() {
+        return Ok((config.indexes.clone(), Vec::new()));
     }
-    let mut drives: Vec<(Mix, Driven)> = Vec::new();
-    for mix in mixes {
-        let indexes = if mix.scans() { ordered.clone() } else { config.indexes.clone() };
-        if indexes.is_empty() {
-            report
-                .notes
-                .push(format!("{title}{}: no table here keeps its keys in order", mix.name));
+    let setup = Setup { keys: 1, ..config.check(config.indexes.len())? };
+    let (mut there, mut notes) = (Vec::new(), Vec::new());
+    for name in OURS.iter().chain(&THEIRS).map(|&name| name.to_owned()) {
+        if !config.indexes.contains(&name) {
+            notes.push(format!(
+                "{name} is missing: this program was built without `--features stores`"
+            ));
             continue;
         }
-        let blend = Blend {
-            mix,
-            keys: settings.distribution.unwrap_or(mix.keys),
-            theta: settings.theta.unwrap_or(Zipf::YCSB),
-            ops: settings.ops.unwrap_or(config.keys),
-        };
-        let config = Config { indexes, plan: Plan::Blend(blend), ..config.clone() };
-        drives.push((mix, drive(&config, out)?));
+        match (subject(&name)?.build)(&setup) {
+            Ok(_) => there.push(name),
+            Err(error) => notes.push(format!("{name} is missing: {error}")),
+        }
     }
-    report.about.push_str(&format!("\n{title}{}", circumstances(&config)));
-    let (tables, plot) = tabulate(&config.indexes, &drives, title);
-    report.tables.extend(tables);
-    report.plots.push(plot);
-    for (_, driven) in &drives {
-        for note in notes(driven) {
-            if !report.notes.contains(&note) {
-                report.notes.push(note);
+    Ok((there, notes))
+}
+
+/// What is measured of a store that was filled: by one thread, then by all.
+fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabError> {
+    // Each of the kinds has half of the keys.
+    let most = Part::most_ops(keys) / crews.len() as u64;
+    let usual = if settings.quick { 2000 } else { 100_000 };
+    let writes = settings.ops.unwrap_or(usual.min(most));
+    if writes > most {
+        return Err(LabError::Config(format!(
+            "{writes} operations are too many for {keys} keys: take at most {most}"
+        )));
+    }
+    let reads = (READS * writes).min(most);
+    let scans = writes.div_ceil(WRITES_PER_SCAN);
+    let mut parts = Vec::new();
+    for (nth, &threads) in crews.iter().enumerate() {
+        let part = |name, act, ops| Part { name, act, ops, threads, after: nth as u64 * ops };
+        parts.extend([
+            part(INSERT, Act::Insert, writes),
+            part(GET, Act::Positive, reads),
+            part(MISS, Act::Negative, reads),
+            part(SCAN, Act::Scan(PAIRS), scans),
+            part(OVERWRITE, Act::Update, writes),
+        ]);
+    }
+    Ok(Plan::Parts(parts))
+}
+
+/// What was measured with so many threads. What a store takes is measured in a process of its own.
+fn crew(driven: &Driven, threads: usize) -> Driven {
+    let spaceless = |phase: &PhaseReport| PhaseReport {
+        summary: Record {
+            load_factor: None,
+            dram_bytes: None,
+            pm_bytes: None,
+            ..phase.summary.clone()
+        },
+        ..phase.clone()
+    };
+    let of = |subject: &SubjectReport| {
+        let phases = subject.phases.iter().filter(|phase| phase.summary.threads == threads);
+        SubjectReport { phases: phases.map(spaceless).collect(), ..subject.clone() }
+    };
+    Driven { subjects: driven.subjects.iter().map(of).collect(), limits: None }
+}
+
+fn plural(what: &str, count: usize) -> String {
+    if count == 1 { what.to_owned() } else { format!("{what}s") }
+}
+
+const MISSED: &str = "missed";
+
+/// What this project aims at, and what came of it.
+fn goals_of(crew: &Driven, title: &str) -> Vec<Row> {
+    let fastest = |phase: &str| {
+        let speed = |subject: &&SubjectReport| {
+            subject.phase(phase).and_then(|phase| phase.summary.mops).unwrap_or(0.0)
+        };
+        let rivals = crew.subjects.iter().filter(|subject| subject.rival);
+        rivals.max_by(|one, other| speed(one).total_cmp(&speed(other))).map(|best| best.name)
+    };
+    let mut rows = Vec::new();
+    let mut goal = |of: &str, to: Option<&str>, phase: &str, factor: f64| {
+        let Some(ratio) = to.and_then(|to| crew.ratio(of, to, phase)) else { return };
+        let reached = if ratio.median >= factor { "reached" } else { MISSED };
+        rows.push((
+            format!("{title}: {phase}, {of} / {}", ratio.to),
+            vec![format!("at least {factor}"), times(&ratio), reached.to_owned()],
+        ));
+    };
+    for of in OURS {
+        for (phase, factor) in [(INSERT, 10.0), (OVERWRITE, 10.0), (GET, 2.0), (MISS, 2.0)] {
+            goal(of, fastest(phase), phase, factor);
+        }
+    }
+    goal("evermap-ordered", Some(SCANNER), SCAN, 1.0);
+    rows
+}
+
+/// What a pair of a scan takes.
+fn pairs(drives: &[(u64, Driven)]) -> Grid {
+    let mut grid =
+        Grid::new(format!("A pair of {PAIRS} that are scanned, ns, all threads together"), &[]);
+    let Some((_, first)) = drives.first() else { return grid };
+    for subject in &first.subjects {
+        let mut cells = Vec::new();
+        for (keys, driven) in drives {
+            let phases = driven.subject(subject.name).map(|subject| &subject.phases[..]);
+            for phase in phases.unwrap_or(&[]).iter().filter(|phase| phase.name == SCAN) {
+                let threads = phase.summary.threads;
+                let column = format!("{keys} records, {threads} {}", plural("thread", threads));
+                if !grid.columns.contains(&column) {
+                    grid.columns.push(column);
+                }
+                let ns = phase.summary.mops.map(|mops| 1e3 / mops / f64::from(PAIRS));
+                cells.push(cell(ns, 1));
             }
         }
+        grid.push(subject.name, cells);
     }
-    Ok(())
+    grid
 }
 
-/// The tables of `config` that keep their keys in order.
-pub(super) fn ordered(config: &Config) -> Result<Vec<String>, LabError> {
-    let setup = Setup { keys: 1, ..config.check(config.indexes.len())? };
-    let mut ordered = Vec::new();
-    for name in &config.indexes {
-        if (subject(name)?.build)(&setup)?.is_ordered() {
-            ordered.push(name.clone());
+/// What became of a store in processes that were killed.
+struct Fate {
+    index: &'static str,
+    /// Bytes of a record on disk and in memory: when it was loaded, and when every record was overwritten.
+    space: Vec<(f64, f64)>,
+    /// Milliseconds to the first answers.
+    gets: Vec<f64>,
+    /// Milliseconds to the end of the first scans.
+    scans: Vec<f64>,
+}
+
+/// Fills every store in a process that is killed while it inserts, then opens it again and again in others that fare
+/// no better.
+fn kill(
+    settings: &Settings,
+    config: &Config,
+    sizes: &[u64],
+    out: &mut dyn Output,
+) -> Result<Vec<Fate>, LabError> {
+    let mut fates = Vec::new();
+    out.begin((sizes.len() * config.indexes.len()) as u64);
+    for &keys in sizes {
+        let plan = Kill::new(settings, config.shape, keys)?;
+        for name in &config.indexes {
+            let entry = subject(name)?;
+            out.step(&format!("stores: {name}, {keys} keys, killed"));
+            let mut fate =
+                Fate { index: entry.name, space: Vec::new(), gets: Vec::new(), scans: Vec::new() };
+            let remains = plan.place();
+            let mut said = plan.send(&entry, keys, &remains, Errand::Overwrite)?;
+            for times in 0..config.rounds as u64 {
+                machine::wait_for_quiet(config.foreign_limit, config.patience);
+                said.extend(plan.send(&entry, keys, &remains, Errand::Open(times))?);
+            }
+            for said in said {
+                match said {
+                    Said::Space { disk, dram } => {
+                        fate.space.push((disk / keys as f64, dram / keys as f64));
+                    }
+                    Said::Answered { get, scan } => {
+                        fate.gets.push(get * 1e3);
+                        fate.scans.extend(scan.map(|seconds| seconds * 1e3));
+                    }
+                }
+            }
+            let record = |phase| plan.record("stores", &entry, keys, phase);
+            for (phase, &(disk, dram)) in ["loaded", "overwritten"].into_iter().zip(&fate.space) {
+                let bytes = |each: f64| Some((each * keys as f64) as u64);
+                out.record(&Record {
+                    dram_bytes: bytes(dram),
+                    pm_bytes: bytes(disk),
+                    ..record(phase)
+                })?;
+            }
+            for (phase, all) in [("open", &fate.gets), ("open and scan", &fate.scans)] {
+                for (round, ms) in all.iter().enumerate() {
+                    out.record(&Record {
+                        round: Some(round),
+                        seconds: Some(ms / 1e3),
+                        ops: 1,
+                        ..record(phase)
+                    })?;
+                }
+            }
+            fates.push(fate);
         }
     }
-    Ok(ordered)
+    Ok(fates)
 }
 
-fn tabulate(indexes: &[String], drives: &[(Mix, Driven)], title: &str) -> (Vec<Grid>, Plot) {
-    let names: Vec<_> = drives.iter().map(|(mix, _)| mix.name).collect();
-    let with_place = ["survives", "flush"].iter().chain(&names).copied().collect::<Vec<_>>();
-    let upper = |text: &str| format!("{title}{text}");
-    let mut throughput = Grid::new(upper("million operations a second, medians"), &with_place);
-    let mut tail = Grid::new(upper("99th percentile of latency, ns"), &names);
-    let mut end = Grid::new(upper("99.9th percentile of latency, ns"), &names);
-    let mut series = Vec::new();
-    for index in indexes {
-        let records: Vec<_> = drives
-            .iter()
-            .map(|(_, driven)| Some(&driven.subject(index)?.phases.first()?.summary))
-            .collect();
-        let Some(any) = records.iter().flatten().next() else { continue };
-        let cells = |cell: fn(&Record) -> Option<String>| {
-            let cell = |record: &Option<&Record>| record.and_then(cell);
-            records
-                .iter()
-                .map(|record| cell(record).unwrap_or_else(|| "-".into()))
-                .collect::<Vec<_>>()
-        };
-        let place = vec![any.survives.to_owned(), any.flush_kind.clone().unwrap_or("-".into())];
-        throughput.push(index, [place, cells(speed)].concat());
-        tail.push(index, cells(|record| Some(record.p99_ns?.to_string())));
-        end.push(index, cells(|record| Some(record.p999_ns?.to_string())));
-        let points = records.iter().enumerate();
-        let points = points.filter_map(|(at, record)| point(at as f64, (*record)?)).collect();
-        series.push(Series { name: index.clone(), points });
-    }
-    let plot = Plot {
-        title: upper("throughput by mix"),
+fn tabulate(fates: &[Fate], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
+    let mut space = Grid::new("Bytes of a record", &[]);
+    let mut open = Grid::new("Milliseconds from opening, after a kill; medians", &[]);
+    let mut opening = Plot {
+        title: "From opening after a kill to the first answer".into(),
         x: String::new(),
-        y: "million operations/s".into(),
+        y: "ms".into(),
         log_x: false,
-        marks: Marks::Bars(names.iter().map(|&name| name.to_owned()).collect()),
-        series,
+        marks: Marks::Bars(sizes.iter().map(|keys| format!("{keys} records")).collect()),
+        series: Vec::new(),
     };
-    let tables = [throughput, tail, end].into_iter().filter(|grid| !grid.rows.is_empty());
-    (tables.collect(), plot)
+    let mut disk = Plot {
+        title: "On disk after every record was overwritten".into(),
+        y: "bytes of a record".into(),
+        ..opening.clone()
+    };
+    for keys in sizes {
+        for what in ["on disk, loaded", "overwritten", "in memory, loaded", "overwritten"] {
+            space.columns.push(format!("{keys} records: {what}"));
+        }
+        for what in ["first get", "first scan"] {
+            open.columns.push(format!("{keys} records: {what}"));
+        }
+    }
+    let mut names: Vec<_> = fates.iter().map(|fate| fate.index).collect();
+    names.dedup();
+    names.truncate(fates.len() / sizes.len().max(1));
+    for name in names {
+        let own = || fates.iter().filter(|fate| fate.index == name);
+        let bytes = |fate: &Fate| {
+            let of = |at: usize| fate.space.get(at).copied().unzip();
+            let ((loaded, small), (overwritten, large)) = (of(0), of(1));
+            [loaded, overwritten, small, large].map(|bytes| cell(bytes, 0))
+        };
+        space.push(name, own().flat_map(bytes).collect());
+        let soon = |fate: &Fate| [&fate.gets, &fate.scans].map(|ms| cell(median(ms), 2));
+        open.push(name, own().flat_map(soon).collect());
+        let series = |figure: &dyn Fn(&Fate) -> Option<f64>| Series {
+            name: name.to_owned(),
+            points: own()
+                .enumerate()
+                .filter_map(|(at, fate)| Some(Point::new(at as f64, figure(fate)?)))
+                .collect(),
+        };
+        opening.series.push(series(&|fate| median(&fate.gets)));
+        disk.series.push(series(&|fate| Some(fate.space.get(1)?.0)));
+    }
+    (vec![space, open], vec![opening, disk])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Kept;
+
+    fn measured(name: &'static str, rival: bool, mops: f64) -> SubjectReport {
+        let phase = |name| {
+            let record = Record { mops: Some(mops), threads: 1, ..Record::default() };
+            PhaseReport { name, summary: record.clone(), rounds: vec![record] }
+        };
+        let phases = [INSERT, GET, MISS, SCAN, OVERWRITE].map(phase).to_vec();
+        SubjectReport { name, rival, repeated: 0, phases }
+    }
+
+    #[test]
+    fn goals_are_ratios_to_the_best_of_the_others() {
+        let subjects = vec![
+            measured("evermap", false, 5.0),
+            measured("evermap-ordered", false, 22.0),
+            measured("lmdb-process", true, 1.0),
+            measured("fjall-process", true, 2.0),
+        ];
+        let goals = goals_of(&Driven { subjects, limits: None }, "here");
+        let cells = |of: &str, phase: &str| {
+            let name = format!("here: {phase}, {of} / ");
+            let found = goals.iter().find(|row| row.0.starts_with(&name)).unwrap();
+            (found.0[name.len()..].to_owned(), found.1.clone())
+        };
+        let (best, of_ours) = cells("evermap", GET);
+        assert_eq!(
+            (&best[..], &of_ours[1][..], &of_ours[2][..]),
+            ("fjall-process", "2.50", "reached")
+        );
+        assert_eq!(cells("evermap", INSERT).1[2], MISSED);
+        assert_eq!(cells("evermap-ordered", OVERWRITE).1[2], "reached");
+        let (scanner, scan) = cells("evermap-ordered", SCAN);
+        assert_eq!((&scanner[..], &scan[1][..]), ("lmdb-process", "22.00"));
+        assert_eq!(goals.len(), 9);
+    }
+
+    /// Everything but what needs a process of its own; with and without the others.
+    #[test]
+    fn stores_are_compared() {
+        let settings = Settings {
+            quick: true,
+            keys: Some(4000),
+            ops: Some(200),
+            no_latencies: true,
+            ..Settings::default()
+        };
+        let report = STORES.run(&settings, &mut Kept::default()).unwrap();
+        let missing: Vec<_> =
+            report.notes.iter().filter(|note| note.contains(" is missing: ")).collect();
+        let others = THEIRS.len() - missing.len();
+        if cfg!(not(feature = "stores")) {
+            assert_eq!(others, 0);
+            assert!(missing.iter().all(|note| note.contains("without `--features stores`")));
+        }
+        for title in ["4000 records, 1 thread: Million", "4000 records, 2 threads: Million"] {
+            let table = report.tables.iter().find(|table| table.title.starts_with(title)).unwrap();
+            assert_eq!(table.rows.len(), 2 + others, "{table:?}");
+            let scan = table.columns.iter().position(|column| column == SCAN).unwrap();
+            // What has no order is not asked to scan.
+            assert_eq!(table.rows.iter().filter(|row| row.1[scan] == "-").count(), 1);
+        }
+        assert_eq!(report.tables[0].title.contains("Goals"), others > 0);
+        assert_eq!(report.plots.len(), 2);
+        assert!(report.notes.iter().any(|note| note.contains("no program to kill")));
+        let pairs = report.tables.last().unwrap();
+        assert_eq!((pairs.columns.len(), pairs.rows.len()), (2, 2 + others));
+    }
+
+    #[test]
+    fn more_operations_than_keys_are_refused() {
+        let settings = Settings { keys: Some(1000), ops: Some(251), ..Settings::default() };
+        let error = STORES.run(&settings, &mut Kept::default()).unwrap_err().to_string();
+        assert!(error.contains("take at most 250"), "{error}");
+    }
+
+    #[test]
+    fn space_and_openings_are_tabulated() {
+        let fate = |index, ms: f64, scans| Fate {
+            index,
+            space: vec![(300.0, 10.0), (400.0, 11.0)],
+            gets: vec![ms, ms + 2.0, ms + 1.0],
+            scans,
+        };
+        let fates = [
+            fate("a", 1.0, vec![]),
+            fate("b", 2.0, vec![5.0]),
+            fate("a", 3.0, vec![]),
+            fate("b", 4.0, vec![7.0]),
+        ];
+        let (tables, plots) = tabulate(&fates, &[10, 20]);
+        let row = |at: usize, name: &str| {
+            let row = tables[at].rows.iter().find(|row| row.0 == name).unwrap();
+            row.1.join(" ")
+        };
+        assert_eq!(row(0, "a"), "300 400 10 11 300 400 10 11");
+        assert_eq!((&row(1, "a")[..], &row(1, "b")[..]), ("2.00 - 4.00 -", "3.00 5.00 5.00 7.00"));
+        assert!(tables.iter().all(|table| table.rows.len() == 2));
+        assert!(plots.iter().all(|plot| plot.series.len() == 2));
+        assert_eq!(plots[0].series[1].points, [Point::new(0.0, 3.0), Point::new(1.0, 5.0)]);
+    }
 }

@@ -34,8 +34,8 @@ impl Crew {
     /// Sleeps until somebody rouses, and no longer than this. A call that is just too late is missed; hence the limit.
     pub(super) fn sleep(&self, most: Duration) {
         let Ok(bed) = self.bed.lock() else { return };
-        // SeqCst: either we see in the next round what was there to do, or its sender sees us asleep. Mostly; the limit
-        // covers the moment between that look and here.
+        // SeqCst: whoever rouses after this sees us asleep. What was sent between our last look and here waits for the
+        // limit.
         self.sleeping.fetch_add(1, SeqCst);
         let _ = self.bell.wait_timeout(bed, most);
         self.sleeping.fetch_sub(1, Relaxed);

@@ -72,8 +72,8 @@ fn every_variant_is_a_sorted_map() {
     for variant in VARIANTS {
         let store = store(variant);
         let (mut model, mut rng) = (BTreeMap::new(), Rng::new(7));
-        for round in 0..30_000u64 {
-            let chosen = rng.below(3000);
+        for round in 0..10_000u64 {
+            let chosen = rng.below(1000);
             let (key, value) = (key(chosen), value(chosen, round));
             match rng.below(10) {
                 0..5 => {
@@ -118,7 +118,7 @@ fn scans_beside_writers_show_what_was_acknowledged() {
                     scope.spawn(move || {
                         let mut rng = Rng::new(writer);
                         // Only this writer puts versions that are its number modulo 4.
-                        for round in 0..4000 {
+                        for round in 0..1500 {
                             let number = rng.below(KEYS);
                             let written = 4 * round + writer;
                             let stays = number.is_multiple_of(3);
@@ -178,7 +178,7 @@ fn space_of_replaced_items_is_used_again() {
         };
         write_all(0);
         let full = allocated();
-        (1..20).for_each(write_all);
+        (1..10).for_each(write_all);
         assert!(allocated() < full + full / 4, "{}", variant.name);
         for number in 0..2000 {
             store.remove(&key(number)).unwrap();
@@ -265,7 +265,7 @@ fn a_failed_backend_fails_those_who_wait_for_it() {
 fn config(medium: MediumKind, plan: Plan) -> Config {
     Config {
         indexes: ENTRIES.map(|entry| entry.name.to_owned()).to_vec(),
-        keys: 2000,
+        keys: 800,
         threads: 2,
         rounds: 1,
         medium,
@@ -304,7 +304,7 @@ fn variants_pass_all_phases_on_every_medium_and_leave_no_file() {
 #[test]
 fn variants_pass_every_mix() {
     for mix in Mix::ALL {
-        let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 3000 };
+        let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 1500 };
         drive(&config(MediumKind::Dram, Plan::Blend(blend)), &mut Kept::default()).unwrap();
     }
 }

@@ -4,7 +4,6 @@
 //! of the process, or power loss. Figures compare only at one level. All are given one gigabyte of cache where they
 //! have one of their own.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::LabError;
@@ -131,20 +130,7 @@ impl Folder {
 
     /// Bytes on disk.
     fn bytes(&self) -> std::io::Result<u64> {
-        fn of(path: &Path) -> std::io::Result<u64> {
-            let mut bytes = 0;
-            for entry in std::fs::read_dir(path)? {
-                let entry = entry?;
-                match entry.metadata() {
-                    Ok(found) if found.is_dir() => bytes += of(&entry.path())?,
-                    Ok(found) => bytes += found.blocks() * 512,
-                    // A compaction removes files while we look.
-                    Err(_) => {}
-                }
-            }
-            Ok(bytes)
-        }
-        of(&self.path)
+        machine::bytes_on_disk(&self.path)
     }
 
     /// Where the store is. What lies in memory does not survive power loss, however often it is synced.

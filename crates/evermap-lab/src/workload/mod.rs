@@ -5,6 +5,7 @@
 //! by place. A thread's share is written out before the clock starts, so generation costs no measured time.
 //!
 //! * [`mix`]: mixes of operations on popular and less popular keys, YCSB's among them;
+//! * [`part`]: operations of one kind on some of the keys;
 //! * [`zipf`]: what "popular" means;
 //! * [`bytes`]: keys and values as byte strings.
 
@@ -16,10 +17,12 @@ use crate::LabError;
 
 pub mod bytes;
 pub mod mix;
+pub mod part;
 pub mod zipf;
 
 pub use bytes::{Lengths, Shape, Speller};
 pub use mix::{Blend, Distribution, Kind, Mix, Op, Writer};
+pub use part::{Act, Part};
 pub use zipf::Zipf;
 
 use bytes::Spelled;

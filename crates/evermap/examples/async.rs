@@ -1,0 +1,103 @@
+//! A store in an asynchronous program: `async [PATH]`.
+//!
+//! Point operations are calls of memory speed: they are made directly, as those of a hash map would be. What waits for
+//! other processes or walks over many records goes to threads that may block.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use evermap::{Evermap, KeyRange, Notices, Options};
+use tokio::task::{JoinSet, spawn_blocking};
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// A key and its value.
+type Pair = (Vec<u8>, Vec<u8>);
+
+/// Requests that are served at once, and what each of them does.
+const REQUESTS: u64 = 64;
+const WRITES: u64 = 1000;
+/// Pairs of a page: few enough that a blocking thread is soon free for others.
+const PAGE: u64 = 500;
+
+/// Does on a thread that may block what would hold up an asynchronous one.
+async fn blocking<R: Send + 'static>(
+    work: impl FnOnce() -> evermap::Result<R> + Send + 'static,
+) -> Result<R, Failure> {
+    Ok(spawn_blocking(work).await??)
+}
+
+/// Serves a request. The calls take microseconds and wait for no disk, so they need no thread of their own; a task
+/// that makes many of them lets others run now and then.
+async fn serve(map: Evermap, request: u64) -> Result<(), Failure> {
+    for number in 0..WRITES {
+        let key = format!("{request:04}/{number:06}");
+        map.put(key.as_bytes(), b"value")?;
+        // What a read answers is a copy: nothing of the store is held when the task is suspended.
+        let value = map.get(key.as_bytes())?;
+        assert_eq!(value.as_deref(), Some(&b"value"[..]));
+        if number % 64 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    map.fetch_add(b"requests", 1)?;
+    Ok(())
+}
+
+/// The next pairs of a range, and what is left of it. A scan borrows the store and cannot leave the thread with it; the
+/// rest of its range can.
+fn page(map: &Evermap, range: KeyRange) -> evermap::Result<(Vec<Pair>, KeyRange)> {
+    let mut scan = map.scan(range)?.limit(PAGE);
+    let pairs = scan.by_ref().collect::<evermap::Result<_>>()?;
+    Ok((pairs, scan.rest()))
+}
+
+/// Counts the records under a prefix, a page at a time: between two pages the task may wait for anything, such as a
+/// client that reads slowly.
+async fn count(map: &Evermap, prefix: &str) -> Result<usize, Failure> {
+    let mut range = KeyRange::prefix(prefix);
+    let mut count = 0;
+    loop {
+        let map = map.clone();
+        let (pairs, rest) = blocking(move || page(&map, range)).await?;
+        if pairs.is_empty() {
+            return Ok(count);
+        }
+        count += pairs.len();
+        range = rest;
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let named = std::env::args().nth(1);
+    let directory = tempfile::tempdir()?;
+    let path = named.map_or_else(|| directory.path().join("map"), Into::into);
+    // Opening waits for a process that holds the file but is dying.
+    let options = Options::new().ordered(true).notices(Notices::InBackground);
+    let map = blocking(move || Evermap::open(path, options)).await?;
+
+    let served = Arc::new(AtomicU64::new(0));
+    let mut requests = JoinSet::new();
+    for request in 0..REQUESTS {
+        // A handle is a pointer with a count: every task has its own.
+        let (map, served) = (map.clone(), served.clone());
+        requests.spawn(async move {
+            serve(map, request).await?;
+            served.fetch_add(1, Relaxed);
+            Ok::<_, Failure>(())
+        });
+    }
+    while let Some(ended) = requests.join_next().await {
+        ended??;
+    }
+    assert_eq!(served.load(Relaxed), REQUESTS);
+    println!("{REQUESTS} requests, {} records of the first", count(&map, "0000/").await?);
+
+    // A purge walks over all records; closing waits for operations and readers that are still there.
+    let purging = map.clone();
+    println!("{} records had expired", blocking(move || purging.purge()).await?);
+    blocking(move || map.close()).await
+}
