@@ -10,7 +10,7 @@ use evermap_pm::{Medium, Pool};
 
 use super::Tiny;
 use crate::hash::dash::Config;
-use crate::hash::dash::layout::Version;
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Version};
 use crate::testkit::{Crowded, Plain};
 use crate::{Index, Key, Persistent};
 
@@ -173,4 +173,49 @@ fn a_chain_of_several_buckets_survives_a_split() {
             assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
         }
     });
+}
+
+/// A bucket is empty, durably, before a chain leads there: its block may have been something else before.
+#[test]
+fn a_chain_leads_to_empty_buckets_only() {
+    const GARBAGE: u64 = u64::MAX;
+    // All keys have the same hash: they fill a segment, and then its chain.
+    let (sim, pool, index) = filled::<Crowded>(0..0);
+    let mut keys = 0..0xffff;
+    let mut insert = || {
+        let key = keys.next().unwrap();
+        index.insert(key, key, &pool.pin()).unwrap();
+    };
+    let chain =
+        || sim.load(&index.segment(index.expansion.directory.locate(0)).unwrap().header.chain);
+    while chain() == 0 {
+        insert();
+    }
+    let first = sim.at::<Bucket>(chain()).unwrap();
+    let all_blocks = std::iter::from_fn(|| pool.allocate_part(BUCKET_BYTES).ok());
+    let blocks: Vec<u64> = all_blocks.collect();
+    for &block in &blocks {
+        let Bucket { version, fingerprints, meta, .. } = sim.at(block).unwrap();
+        [version, &fingerprints[0], &fingerprints[1], meta].map(|word| sim.store(word, GARBAGE));
+        pool.free_unpublished(block);
+    }
+    sim.checkpoint();
+    while sim.load(&first.version) == 0 {
+        insert();
+    }
+    let (link, second) = (sim.offset_of(&first.version), sim.load(&first.version));
+    assert!(blocks.contains(&second), "the block was something else before");
+    let meta = sim.offset_of(&sim.at::<Bucket>(second).unwrap().meta);
+    let mut images = 0;
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        let word =
+            |at: u64| u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap());
+        if word(link) == second {
+            assert_eq!(word(second), 0, "the end of the chain");
+            assert_ne!(word(meta), GARBAGE);
+            images += 1;
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(images > 0);
 }
