@@ -283,6 +283,7 @@ impl<M: Medium> Store<M> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use evermap_pm::medium::{Dram, Pages};
@@ -306,13 +307,18 @@ mod tests {
         ] {
             let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
             let options = Options::new().capacity(64 << 20).ordered(true).notices(notices);
-            let mut store = Store::create(medium, Identity::default(), &options).unwrap();
+            let store = Store::create(medium, Identity::default(), &options).unwrap();
             for number in 0..10_000 {
                 store.put(&key_of(number), b"before").unwrap();
             }
             // As if it had been opened now.
-            let map = std::sync::Arc::get_mut(&mut store.map).unwrap();
+            let Store { file, map } = store;
+            drop(map);
+            let mut file = Arc::into_inner(file).expect("nobody else has it");
+            let map = Arc::get_mut(&mut file.default).expect("nobody else has it");
             map.ordered = Some(Ordered::new(notices, false).unwrap());
+            let map = file.default.clone();
+            let store = Store { file: Arc::new(file), map };
             let ordered = store.map.ordered.as_ref().unwrap();
             let runs = store.read_keys(ordered, 2).unwrap();
             assert_eq!(ordered.stat().keys_read, 10_000);
