@@ -196,7 +196,9 @@ fn a_chain_leads_to_empty_buckets_only() {
     let blocks: Vec<u64> = all_blocks.collect();
     for &block in &blocks {
         let Bucket { version, fingerprints, meta, .. } = sim.at(block).unwrap();
-        [version, &fingerprints[0], &fingerprints[1], meta].map(|word| sim.store(word, GARBAGE));
+        for word in [version, &fingerprints[0], &fingerprints[1], meta] {
+            sim.store(word, GARBAGE);
+        }
         pool.free_unpublished(block);
     }
     sim.checkpoint();
