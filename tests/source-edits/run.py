@@ -60,6 +60,8 @@ TESTS = [
 ]
 # Only for edits of the region and the heap: it takes long.
 FILES_TESTS = ["-p", "evermap-pm", "--test", "mapped"]
+# Only for edits of directories, which CCEH uses too, and some of it alone.
+DIRECTORY_TESTS = ["-p", "evermap-index", "--test", "cceh"]
 
 
 def sources(tree):
@@ -181,7 +183,8 @@ def cargo(tree, arguments, seconds, stop_at=None):
 def judge(tree, name, minutes):
     """What the tests say of the tree as it is, in which `name` was edited: (verdict, by which test, seconds)."""
     left = 60.0 * minutes
-    for tests in TESTS + [FILES_TESTS] * name.startswith(PM):
+    others = [FILES_TESTS] * name.startswith(PM) + [DIRECTORY_TESTS] * name.endswith("/directory.rs")
+    for tests in TESTS + others:
         code, _, _ = cargo(tree, ["test", "--no-run", "--quiet", *tests], 900)
         if code is None:
             return "time ran out", None, 60.0 * minutes

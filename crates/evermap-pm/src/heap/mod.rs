@@ -615,9 +615,20 @@ impl<M: Medium> Heap<M> {
             return;
         }
         let extent = &mut *self.extents.hold(hand.extent);
-        extent.bits[hand.first as usize / 64] &= !hand.mask;
-        extent.free += hand.mask.count_ones();
-        self.after_free(hand.extent, extent);
+        // Nothing names a claimed block, so only damage can have had some of these freed already, or even all of the
+        // extent, which may be something else now.
+        let word =
+            extent.bits.get_mut(hand.first as usize / 64).filter(|_| extent.life == Life::Open);
+        let Some(word) = word else { return self.fault() };
+        let held = *word & hand.mask;
+        if held != hand.mask {
+            self.fault();
+        }
+        if held != 0 {
+            *word &= !held;
+            extent.free += held.count_ones();
+            self.after_free(hand.extent, extent);
+        }
     }
 
     /// Gives back what is claimed in the extents that `of` names.
@@ -903,6 +914,30 @@ mod tests {
         pool.free_unpublished(3);
         assert_eq!(pool.heap_stats().faults, 3);
         assert_eq!(pool.allocated(), [other]);
+    }
+
+    /// A block that damage names although it was never handed out.
+    #[test]
+    fn what_is_freed_out_of_a_hand_is_counted_once() {
+        let pool = pool(16384, 1 << 20);
+        let block = pool.allocate(100).unwrap();
+        let next = pool.allocate(100).unwrap();
+        let claimed = next + (next - block);
+        pool.free_unpublished(claimed);
+        // Puts back what is claimed, and goes by the counts.
+        assert!(pool.evacuation(1).is_none());
+        assert_eq!(pool.heap_stats().faults, 1);
+        assert_eq!(pool.allocated(), [block, next]);
+        // All of an extent, while some of it is claimed.
+        let third = pool.allocate(100).unwrap();
+        for block in [block, next, third] {
+            pool.free_unpublished(block);
+        }
+        let rest = (0..16384 / (next - block)).map(|at| block + at * (next - block));
+        rest.for_each(|block| pool.free_unpublished(block));
+        assert!(pool.evacuation(1).is_none());
+        assert_eq!(pool.allocated(), []);
+        assert_eq!(pool.heap_stats().allocated_bytes, 0);
     }
 
     #[test]
