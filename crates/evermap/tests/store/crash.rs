@@ -185,6 +185,17 @@ impl Live {
             19 => store.touch(name, 999).map(|_| Outcome::Absent),
             _ => store.get(name).map(|_| Outcome::Absent),
         };
+        self.answered(history, number, before, outcome)
+    }
+
+    /// Notes what came of a call.
+    fn answered(
+        &self,
+        history: &History,
+        number: u64,
+        before: Option<u64>,
+        outcome: evermap::Result<Outcome>,
+    ) -> Result<(), String> {
         match outcome {
             Ok(outcome) => {
                 history.map.end(&self.sim, number, before);
@@ -222,17 +233,7 @@ impl Live {
             },
             _ => map.remove(name).map(|_| Outcome::Absent),
         });
-        match done {
-            Ok(outcome) => {
-                history.map.end(&self.sim, number, before);
-                self.use_id(history, number, outcome)
-            }
-            Err(error) if error.is_no_space() => {
-                history.map.fail(&self.sim, number);
-                Ok(())
-            }
-            Err(error) => Err(text(error)),
-        }
+        self.answered(history, number, before, done)
     }
 
     /// Dropping a map is the removal of every key in it, all at once.
