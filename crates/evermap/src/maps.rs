@@ -278,9 +278,10 @@ impl<M: Medium> Store<M> {
         if self.is_closed() || self.file.maps.lock().graves.is_empty() {
             return Ok(0);
         }
-        // Operations that began before the drop may still be at it. Maps that are dropped from here on wait.
+        // Operations that began before the drop may still be at it, and what they have retired is to come back too. Maps
+        // that are dropped from here on wait.
         let graves = std::mem::take(&mut self.file.maps.lock().graves);
-        self.file.pool.epoch().synchronize();
+        self.file.pool.epoch().drain();
         self.bury(&graves);
         Ok(graves.len() as u64)
     }
