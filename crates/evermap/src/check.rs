@@ -108,7 +108,10 @@ impl<M: Medium> Store<M> {
         let _upkeep = self.file.upkeep.sweeping();
         // What waits to be reused is allocated but not reachable.
         self.file.pool.epoch().drain();
-        let (stores, problem) = self.all_maps()?;
+        let (stores, problem) = match self.all_maps() {
+            Err(error) if !matches!(error, Error::Closed) => (vec![self.clone()], Some(error)),
+            all => all?,
+        };
         if let Some(problem) = &problem {
             report.problem(problem.to_string());
         }
