@@ -91,8 +91,8 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed); [`Error::Pm`](crate::Error::Pm) with `Poisoned` or `Forked`. What is
-    /// damaged is in the report.
+    /// [`Error::Closed`](crate::Error::Closed); the rest is in the report. Of a store that is poisoned, or in a forked child,
+    /// only this map is checked.
     pub fn check(&self, deep: bool) -> Result<CheckReport> {
         drop(self.enter()?);
         let mut report = CheckReport { deep, ..Default::default() };
