@@ -11,17 +11,12 @@ use std::time::Instant;
 
 use evermap::{Evermap, Notices, Options, OrderedState};
 
+mod keys;
+
+use keys::key;
+
 /// Pairs of a short scan.
 const SHORT: u64 = 100;
-
-fn key(number: u64) -> [u8; 16] {
-    // Spread over the key space, so that neighbours in time are not neighbours in the index.
-    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&mixed.to_be_bytes());
-    key[8..].copy_from_slice(&number.to_be_bytes());
-    key
-}
 
 /// Nanoseconds that each of so many operations takes, all threads together.
 fn phase(operations: u64, threads: u64, work: impl Fn(Range<u64>) + Sync) -> f64 {

@@ -14,19 +14,14 @@ use std::time::{Duration, Instant};
 
 use evermap::{Evermap, Options, OrderedState, SweepState};
 
+mod keys;
+
+use keys::key;
+
 /// What the child says when all records are there.
 const FILLED: &str = "filled";
 /// Bytes of a value.
 const VALUE: usize = 256;
-
-fn key(number: u64) -> [u8; 16] {
-    // Spread over the key space, so that neighbours in time are not neighbours in the index.
-    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&mixed.to_be_bytes());
-    key[8..].copy_from_slice(&number.to_be_bytes());
-    key
-}
 
 /// What the child does: sees to it that all records are there, says so, and waits to be killed.
 fn fill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {

@@ -7,14 +7,9 @@ use std::time::Instant;
 
 use evermap::{Evermap, Options};
 
-fn key(number: u64) -> [u8; 16] {
-    // Spread over the key space, so that neighbours in time are not neighbours in the index.
-    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&mixed.to_be_bytes());
-    key[8..].copy_from_slice(&number.to_be_bytes());
-    key
-}
+mod keys;
+
+use keys::key;
 
 /// Runs `work` for each thread's share of the records and reports the rate.
 fn phase(name: &str, records: u64, threads: u64, work: impl Fn(std::ops::Range<u64>) + Sync) {

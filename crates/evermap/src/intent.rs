@@ -226,8 +226,7 @@ fn index_of<'i, M: Medium>(
     Ok(match named.entry(map) {
         Occupied(open) => open.into_mut(),
         Vacant(place) => {
-            let seat = Seat::described(pool, map)
-                .ok_or_else(|| evermap_pm::Error::damaged(map, "no map is described here"))?;
+            let seat = Seat::at(pool, map)?;
             place.insert(Primary::open(pool, seat.root(pool))?)
         }
     })

@@ -74,6 +74,15 @@ impl Seat {
         })
     }
 
+    /// The same where there has to be one.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(crate) fn at<M: Medium>(pool: &Pool<M>, offset: u64) -> Result<Self> {
+        let seat = Self::described(pool, offset);
+        seat.ok_or_else(|| evermap_pm::Error::damaged(offset, "no map is described here").into())
+    }
+
     /// Makes a descriptor that nothing names yet, and that names no index yet. Durable on return.
     ///
     /// # Errors

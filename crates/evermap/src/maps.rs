@@ -393,9 +393,7 @@ impl<M: Medium> Store<M> {
     fn open_described(&self, name: &str, value: &[u8]) -> Result<Map<M>> {
         let file = &self.file;
         let offset = value.try_into().map_or(0, u64::from_le_bytes);
-        let seat = Seat::described(&file.pool, offset)
-            .ok_or_else(|| evermap_pm::Error::damaged(offset, "no map is described here"))?;
-        file.setting().open(seat, Some(name))
+        file.setting().open(Seat::at(&file.pool, offset)?, Some(name))
     }
 
     /// Makes the map called `name`, which does not exist.
