@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
 use evermap_index::{Action, Guard, Intent as Wish};
@@ -15,7 +16,7 @@ use crate::intent::{Entry, Intent};
 use crate::read::Found;
 use crate::record::{Draft, control_of, record_bytes};
 use crate::store::ensure_length;
-use crate::{Error, Item, Meta, Outcome, Result, Store};
+use crate::{Error, Item, MapOptions, Meta, Outcome, Result, Store};
 
 /// Most keys that a [`Batch`] can name.
 pub const BATCH_MAX: usize = 1 << 16;
@@ -28,6 +29,8 @@ const LOOKS: usize = 8;
 
 /// Changes and conditions, to be [applied](Store::apply) together. At most one change for each key: a later one
 /// replaces an earlier one. Keys and values are copied.
+///
+/// They concern the map that the batch is applied to, until [`in_map`](Batch::in_map) names another of the same file.
 ///
 /// ```
 /// use evermap::{Applied, Batch};
@@ -42,13 +45,20 @@ const LOOKS: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     parts: Vec<Part>,
-    /// Where each key is in `parts`.
-    places: HashMap<Vec<u8>, usize>,
+    /// Where each key of the map that the batch is applied to is in `parts`.
+    places: Places,
+    /// The same for the maps that it names.
+    named: Vec<(Box<str>, Places)>,
+    /// Which map the next changes concern: 0 the one that the batch is applied to, and from 1 up those that it names.
+    map: usize,
 }
+
+type Places = HashMap<Vec<u8>, usize>;
 
 /// What a batch says about one key.
 #[derive(Clone, Debug)]
 struct Part {
+    map: usize,
     key: Vec<u8>,
     change: Change,
     /// The CAS id that has to be there, or that there must be none.
@@ -146,6 +156,35 @@ impl Batch {
         self
     }
 
+    /// From here on, what is said concerns the map of this [name](Store::map), which has to exist when the batch is applied;
+    /// with `None`, again the map that the batch is applied to.
+    ///
+    /// ```
+    /// use evermap::{Batch, MapOptions};
+    /// # let store = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// let (orders, done) = (store.map("orders", MapOptions::new())?, store.map("done", MapOptions::new())?);
+    /// orders.put(b"17", b"a book")?;
+    /// let mut batch = Batch::new();
+    /// batch.add(b"open orders", -1);
+    /// batch.in_map("orders").remove(b"17");
+    /// batch.in_map("done").put(b"17", b"a book");
+    /// assert!(store.apply(&batch)?.is_done());
+    /// assert!(done.contains(b"17")? && !orders.contains(b"17")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn in_map<'n>(&mut self, name: impl Into<Option<&'n str>>) -> &mut Self {
+        let Some(name) = name.into() else {
+            self.map = 0;
+            return self;
+        };
+        let known = self.named.iter().position(|(known, _)| **known == *name);
+        self.map = 1 + known.unwrap_or_else(|| {
+            self.named.push((name.into(), Places::new()));
+            self.named.len() - 1
+        });
+        self
+    }
+
     /// How many keys it names.
     pub fn len(&self) -> usize {
         self.parts.len()
@@ -161,15 +200,22 @@ impl Batch {
         self.parts.iter().map(|part| &part.key[..])
     }
 
-    /// Empties it, so that its memory can be used again.
+    /// Empties it, so that its memory can be used again. What is said next concerns the map that it is applied to.
     pub fn clear(&mut self) {
         self.parts.clear();
         self.places.clear();
+        self.named.clear();
+        self.map = 0;
     }
 
     fn part(&mut self, key: &[u8]) -> &mut Part {
-        let at = *self.places.entry(key.to_vec()).or_insert_with(|| {
-            self.parts.push(Part { key: key.to_vec(), change: Change::Keep, expected: None });
+        let map = self.map;
+        let places = match map {
+            0 => &mut self.places,
+            _ => &mut self.named[map - 1].1,
+        };
+        let at = *places.entry(key.to_vec()).or_insert_with(|| {
+            self.parts.push(Part { map, key: key.to_vec(), change: Change::Keep, expected: None });
             self.parts.len() - 1
         });
         &mut self.parts[at]
@@ -184,6 +230,8 @@ pub enum Applied {
     Done(Vec<Outcome>),
     /// A condition did not hold; nothing was changed.
     Refused {
+        /// The map that the batch names for it; nothing for the one that it is applied to.
+        map: Option<String>,
         /// Its key: the first of those whose conditions did not hold.
         key: Vec<u8>,
         /// The CAS id that is there, if the key is present.
@@ -198,21 +246,93 @@ impl Applied {
     }
 }
 
+/// A map that a batch concerns.
+struct Share<'s, M: Medium> {
+    store: &'s Store<M>,
+    /// The flush that its keys were looked at after.
+    mark: u64,
+}
+
+impl<'s, M: Medium> Share<'s, M> {
+    /// Whether no flush has come in between.
+    fn is_settled(&self) -> bool {
+        self.store.map.flush.settled_mark() == Some(self.mark)
+    }
+
+    /// What a claimed key is bound to: for as long as it is claimed.
+    fn look(&self, key: BytesRef<'s>, guard: &Guard<'_>) -> Result<Plan<'s, M>> {
+        let store = self.store;
+        let mut word = None;
+        // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
+        let found = store.map.index.mutate(key, Wish::ExistingOnly, guard, &mut |found| {
+            word = found;
+            Action::Keep
+        });
+        found?;
+        let found = word.and_then(|word| store.live(word, self.mark)).map(|record| record.stamp());
+        Ok(Plan { store, key, word, found, value: None, removes: false })
+    }
+}
+
 /// What is to become of one key of a batch.
-struct Plan<'b> {
-    key: BytesRef<'b>,
+struct Plan<'s, M: Medium> {
+    store: &'s Store<M>,
+    key: BytesRef<'s>,
     /// The word that the index has, whether or not the record is alive.
     word: Option<u64>,
     /// CAS id of the live record.
     found: Option<u64>,
-    value: Option<(Cow<'b, [u8]>, Meta)>,
+    value: Option<(Cow<'s, [u8]>, Meta)>,
     removes: bool,
 }
 
-impl Plan<'_> {
-    /// Bytes of the new record.
-    fn bytes(&self) -> u64 {
-        self.value.as_ref().map_or(0, |(value, _)| record_bytes(self.key.bytes.len(), value.len()))
+impl<M: Medium> Plan<'_, M> {
+    /// Bytes of the block that the new record is to take.
+    fn block_bytes(&self) -> u64 {
+        self.value.as_ref().map_or(0, |(value, _)| {
+            self.store.file.pool.block_size(record_bytes(self.key.bytes.len(), value.len()))
+        })
+    }
+
+    /// The counter after adding `delta`.
+    fn added(&self, delta: i64) -> Result<(Cow<'static, [u8]>, Meta)> {
+        let key = self.key.bytes;
+        let mut value = Vec::new();
+        let live = match self.word {
+            Some(word) => self.store.readable(self.key, word)?,
+            None => None,
+        };
+        let mut meta = Meta::default();
+        if let Some((record, expires_at)) = &live {
+            self.store.copy(key, record, &mut value)?;
+            meta = Meta { flags: record.flags(), expires_at: *expires_at };
+        }
+        let (_, sum) = sum(key, live.is_some().then_some(&value[..]), delta)?;
+        Ok((Cow::Owned(sum.to_le_bytes().to_vec()), meta))
+    }
+
+    /// What it changes, with its new record flushed; nothing if it changes nothing.
+    fn step(&self) -> Result<Option<Step<'_, M>>> {
+        let (store, key) = (self.store, self.key);
+        let (map, old) = (store.map.seat.descriptor(), self.word.unwrap_or(0));
+        let buried = self.word.is_some() && self.found.is_none();
+        let Some((value, meta)) = &self.value else {
+            let removes = self.removes && old != 0;
+            let entry = Entry { map, old, new: 0, control: 0 };
+            return Ok(removes.then_some(Step { store, key, entry, buried, draft: None }));
+        };
+        let control = control_of(meta.expires_at);
+        let draft = store.draft_flushed(
+            key,
+            value,
+            *meta,
+            match old {
+                0 if !store.file.pool.medium().mutant("BA-2") => control_of(NOT_YET),
+                _ => control,
+            },
+        )?;
+        let entry = Entry { map, old, new: draft.word(), control };
+        Ok(Some(Step { store, key, entry, buried, draft: Some(draft) }))
     }
 
     fn outcome(&self, cas: Option<u64>) -> Outcome {
@@ -228,6 +348,7 @@ impl Plan<'_> {
 
 /// A change of the index that is on its way.
 struct Step<'d, M: Medium> {
+    store: &'d Store<M>,
     key: BytesRef<'d>,
     entry: Entry,
     /// Whether the index has a record for the key that nobody can see.
@@ -240,6 +361,19 @@ impl<M: Medium> Step<'_, M> {
     fn is_new(&self) -> bool {
         self.entry.old == 0
     }
+
+    fn carry_out(&self, guard: &Guard<'_>) -> Result<()> {
+        self.entry.carry_out(self.key, &self.store.file.pool, &self.store.map.index, guard)
+    }
+
+    /// Retires, counts and notes, once it has happened.
+    fn settle(&self, guard: &Guard<'_>) {
+        let Step { store, key, entry, buried, draft } = self;
+        store.account((entry.old != 0).then_some(entry.old), draft.as_ref(), guard);
+        if entry.old == 0 || entry.new == 0 || *buried {
+            store.notice(*key, guard);
+        }
+    }
 }
 
 /// How far a batch came.
@@ -250,7 +384,8 @@ enum Progress {
 }
 
 impl<M: Medium> Store<M> {
-    /// Does everything that `batch` says, or nothing. All of it concerns this map.
+    /// Does everything that `batch` says, or nothing: in this map, and in those of the same file that it
+    /// [names](Batch::in_map).
     ///
     /// After a crash at any moment all of it is there or none; when this returns, all of it is. Conditions are checked,
     /// and counters read, at the same moment at which the changes happen, as far as all mutations are concerned:
@@ -262,7 +397,8 @@ impl<M: Medium> Store<M> {
     /// Expected O(keys). See [`Batch`] for an example.
     ///
     /// # Errors
-    /// See [`Store`]; [`Error::BatchTooLarge`]; [`Error::NotACounter`], [`Error::Overflow`] and [`Error::Damaged`] where
+    /// See [`Store`]; [`Error::BatchTooLarge`]; [`Error::NoSuchMap`] and what else [`map`](Store::map) answers for a map that it
+    /// names, and [`Error::BatchMap`] if that is this one; [`Error::NotACounter`], [`Error::Overflow`] and [`Error::Damaged`] where
     /// a counter cannot be read. Nothing has changed then. If the *index* turns out to be damaged in the middle, the
     /// store is poisoned, and the next opening completes the batch as far as it can.
     pub fn apply(&self, batch: &Batch) -> Result<Applied> {
@@ -277,32 +413,59 @@ impl<M: Medium> Store<M> {
         }
         self.with_space(|| {
             loop {
-                if let Some(applied) = self.try_apply(batch, &keys)? {
+                let named = self.maps_of(batch)?;
+                let stores: Vec<_> = std::iter::once(self).chain(&named).collect();
+                if let Some(applied) = self.try_apply(batch, &keys, &stores)? {
                     return Ok(applied);
                 }
             }
         })
     }
 
-    /// One round of [`apply`](Store::apply); nothing if a flush has overtaken it.
-    fn try_apply(&self, batch: &Batch, keys: &[BytesRef<'_>]) -> Result<Option<Applied>> {
-        let guard = self.enter_writing()?;
+    /// The maps that a batch names.
+    fn maps_of(&self, batch: &Batch) -> Result<Vec<Self>> {
+        let open = |(name, _): &(Box<str>, Places)| {
+            let store = self.map(name, MapOptions::new().create(false))?;
+            match Arc::ptr_eq(&store.map, &self.map) {
+                false => Ok(store),
+                true => Err(Error::BatchMap { name: name.to_string() }),
+            }
+        };
+        batch.named.iter().map(open).collect()
+    }
+
+    /// One round of [`apply`](Store::apply) to these maps; nothing if a flush has overtaken it.
+    fn try_apply(
+        &self,
+        batch: &Batch,
+        keys: &[BytesRef<'_>],
+        stores: &[&Self],
+    ) -> Result<Option<Applied>> {
+        let guards: Vec<_> =
+            stores.iter().map(|store| store.enter_writing()).collect::<Result<_>>()?;
         let turn = self.file.claims.turn();
-        if !self.map.is_open() {
+        if let Some(gone) = stores.iter().find(|store| !store.map.is_open()) {
             // It was dropped while we waited: what leads to it is gone, and an intent must not name it.
-            return Err(self.map.refusal());
+            return Err(gone.map.refusal());
         }
         let _claim = self.file.claims.claim(&turn, keys);
-        let Some(mark) = self.map.flush.settled_mark() else {
-            self.map.flush.wait_for_flush();
-            return Ok(None);
-        };
+        let mut shares = Vec::with_capacity(stores.len());
+        for &store in stores {
+            let Some(mark) = store.map.flush.settled_mark() else {
+                store.map.flush.wait_for_flush();
+                return Ok(None);
+            };
+            shares.push(Share { store, mark });
+        }
+        // They are all of one domain: any of them protects what any map leads to.
+        let guard = &guards[0];
         let mut plans = Vec::with_capacity(keys.len());
         for (part, &key) in batch.parts.iter().zip(keys) {
-            let plan = self.look(key, mark, &guard)?;
+            let plan = shares[part.map].look(key, guard)?;
             if part.expected.is_some_and(|expected| expected != plan.found) {
+                let map = plan.store.map.name.as_deref().filter(|_| part.map > 0).map(Into::into);
                 let (key, found) = (part.key.clone(), plan.found);
-                return Ok(Some(Applied::Refused { key, found }));
+                return Ok(Some(Applied::Refused { map, key, found }));
             }
             plans.push(plan);
         }
@@ -311,83 +474,35 @@ impl<M: Medium> Store<M> {
                 Change::Keep => {}
                 Change::Remove => plan.removes = true,
                 Change::Put(value, meta) => plan.value = Some((Cow::Borrowed(value), *meta)),
-                Change::Add(delta) => plan.value = Some(self.added(plan, *delta)?),
+                Change::Add(delta) => plan.value = Some(plan.added(*delta)?),
             }
         }
-        let room = plans.iter().map(Plan::bytes).filter(|&bytes| bytes != 0);
-        self.ensure_room(room.map(|bytes| self.file.pool.block_size(bytes)).sum())?;
+        let mut room = vec![0; stores.len()];
+        for (plan, part) in plans.iter().zip(&batch.parts) {
+            room[part.map] += plan.block_bytes();
+        }
+        for (store, bytes) in stores.iter().zip(room) {
+            store.ensure_room(bytes)?;
+        }
         let mut steps = Vec::with_capacity(plans.len());
         let mut outcomes = Vec::with_capacity(plans.len());
         for plan in &plans {
-            let step = self.step(plan)?;
+            let step = plan.step()?;
             let draft = step.as_ref().and_then(|step| step.draft.as_ref());
             outcomes.push(plan.outcome(draft.map(Draft::stamp)));
             steps.extend(step);
         }
-        match self.carry_through(&steps, mark, &guard)? {
+        match self.carry_through(&steps, &shares, guard)? {
             Progress::Done => Ok(Some(Applied::Done(outcomes))),
             Progress::Overtaken => Ok(None),
         }
     }
 
-    /// What a claimed key is bound to: for as long as it is claimed.
-    fn look<'b>(&self, key: BytesRef<'b>, mark: u64, guard: &Guard<'_>) -> Result<Plan<'b>> {
-        let mut word = None;
-        // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
-        let found = self.map.index.mutate(key, Wish::ExistingOnly, guard, &mut |found| {
-            word = found;
-            Action::Keep
-        });
-        found?;
-        let found = word.and_then(|word| self.live(word, mark)).map(|record| record.stamp());
-        Ok(Plan { key, word, found, value: None, removes: false })
-    }
-
-    /// The counter of `plan` after adding `delta`.
-    fn added(&self, plan: &Plan<'_>, delta: i64) -> Result<(Cow<'static, [u8]>, Meta)> {
-        let key = plan.key.bytes;
-        let mut value = Vec::new();
-        let live = match plan.word {
-            Some(word) => self.readable(plan.key, word)?,
-            None => None,
-        };
-        let mut meta = Meta::default();
-        if let Some((record, expires_at)) = &live {
-            self.copy(key, record, &mut value)?;
-            meta = Meta { flags: record.flags(), expires_at: *expires_at };
-        }
-        let (_, sum) = sum(key, live.is_some().then_some(&value[..]), delta)?;
-        Ok((Cow::Owned(sum.to_le_bytes().to_vec()), meta))
-    }
-
-    /// What a plan changes, with its new record flushed; nothing if it changes nothing.
-    fn step<'d>(&'d self, plan: &'d Plan<'_>) -> Result<Option<Step<'d, M>>> {
-        let (map, old) = (self.map.seat.descriptor(), plan.word.unwrap_or(0));
-        let buried = plan.word.is_some() && plan.found.is_none();
-        let Some((value, meta)) = &plan.value else {
-            let removes = plan.removes && old != 0;
-            let entry = Entry { map, old, new: 0, control: 0 };
-            return Ok(removes.then_some(Step { key: plan.key, entry, buried, draft: None }));
-        };
-        let control = control_of(meta.expires_at);
-        let draft = self.draft_flushed(
-            plan.key,
-            value,
-            *meta,
-            match old {
-                0 if !self.file.pool.medium().mutant("BA-2") => control_of(NOT_YET),
-                _ => control,
-            },
-        )?;
-        let entry = Entry { map, old, new: draft.word(), control };
-        Ok(Some(Step { key: plan.key, entry, buried, draft: Some(draft) }))
-    }
-
-    /// Makes all steps happen, or none. All keys are claimed, and everything looked at after the flush `mark`.
+    /// Makes all steps happen, or none. All keys are claimed, and everything looked at.
     fn carry_through(
         &self,
         steps: &[Step<'_, M>],
-        mark: u64,
+        shares: &[Share<'_, M>],
         guard: &Guard<'_>,
     ) -> Result<Progress> {
         if steps.is_empty() {
@@ -400,12 +515,12 @@ impl<M: Medium> Store<M> {
         // Everything that the index and the root slot are going to name is durable.
         m.fence();
         let poison = region.poison_on_panic();
-        if let Err(error) = self.bind_new(steps, guard) {
+        if let Err(error) = bind_new(steps, guard) {
             poison.disarm();
             return Err(error);
         }
-        if self.map.flush.settled_mark() != Some(mark) {
-            self.unbind_new(steps, guard);
+        if !shares.iter().all(Share::is_settled) {
+            unbind_new(steps, guard);
             poison.disarm();
             return Ok(Progress::Overtaken);
         }
@@ -413,9 +528,7 @@ impl<M: Medium> Store<M> {
         intent.declare();
         self.file.claims.begin_changing();
         for step in steps {
-            if let Err(error) =
-                step.entry.carry_out(step.key, &self.file.pool, &self.map.index, guard)
-            {
+            if let Err(error) = step.carry_out(guard) {
                 // Decided, but not to be done: dropping the guard poisons the store, and the next opening tries again.
                 drop(poison);
                 return Err(error);
@@ -428,61 +541,8 @@ impl<M: Medium> Store<M> {
         self.file.claims.end_changing();
         intent.fulfil();
         poison.disarm();
-        for Step { key, entry, buried, draft } in steps {
-            self.account((entry.old != 0).then_some(entry.old), draft.as_ref(), guard);
-            if entry.old == 0 || entry.new == 0 || *buried {
-                self.notice(*key, guard);
-            }
-        }
+        steps.iter().for_each(|step| step.settle(guard));
         Ok(Progress::Done)
-    }
-
-    /// Binds keys that are absent to their records, which count as expired until their control words change: so
-    /// that all that needs space in the index is done before the batch is decided, and nobody sees it.
-    ///
-    /// # Errors
-    /// `NoSpace`, or whatever the index answers; nothing has changed then.
-    fn bind_new(&self, steps: &[Step<'_, M>], guard: &Guard<'_>) -> Result<()> {
-        for (at, step) in steps.iter().enumerate() {
-            let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
-            let mut acted = false;
-            let change = self.map.index.mutate(step.key, Wish::MayInsert, guard, &mut |_| {
-                acted = true;
-                draft.set_published();
-                Action::Put(draft.word())
-            });
-            match change {
-                // What failed afterwards was tidying up.
-                Err(error) if !acted => {
-                    self.unbind_new(&steps[..at], guard);
-                    return Err(error.into());
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes back what [`bind_new`](Store::bind_new) has done.
-    fn unbind_new(&self, steps: &[Step<'_, M>], guard: &Guard<'_>) {
-        for step in steps.iter().filter(|step| step.is_new()) {
-            let Some(draft) = &step.draft else { continue };
-            let mut acted = false;
-            let _ = self.map.index.mutate(step.key, Wish::ExistingOnly, guard, &mut |word| {
-                acted = word == Some(draft.word());
-                if acted { Action::Remove } else { Action::Keep }
-            });
-            // What cannot be taken back nobody sees, and a purge removes it: until then it counts like all that are
-            // expired.
-            self.account(None, Some(draft), guard);
-            if acted {
-                self.account(Some(draft.word()), None, guard);
-            } else {
-                self.file.upkeep.expect_expiry(NOT_YET);
-            }
-            // The ordered index may have met it.
-            self.notice(step.key, guard);
-        }
     }
 
     /// Looks up several keys as they are between two batches: whatever one batch changes is seen wholly or not at all.
@@ -561,5 +621,53 @@ impl<M: Medium> Store<M> {
             }
         }
         unreachable!("flushes end at some time")
+    }
+}
+
+/// Binds keys that are absent to their records, which count as expired until their control words change: so
+/// that all that needs space in the index is done before the batch is decided, and nobody sees it.
+///
+/// # Errors
+/// `NoSpace`, or whatever the index answers; nothing has changed then.
+fn bind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) -> Result<()> {
+    for (at, step) in steps.iter().enumerate() {
+        let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
+        let mut acted = false;
+        let change = step.store.map.index.mutate(step.key, Wish::MayInsert, guard, &mut |_| {
+            acted = true;
+            draft.set_published();
+            Action::Put(draft.word())
+        });
+        match change {
+            // What failed afterwards was tidying up.
+            Err(error) if !acted => {
+                unbind_new(&steps[..at], guard);
+                return Err(error.into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what [`bind_new`] has done.
+fn unbind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) {
+    for step in steps.iter().filter(|step| step.is_new()) {
+        let Some(draft) = &step.draft else { continue };
+        let mut acted = false;
+        let _ = step.store.map.index.mutate(step.key, Wish::ExistingOnly, guard, &mut |word| {
+            acted = word == Some(draft.word());
+            if acted { Action::Remove } else { Action::Keep }
+        });
+        // What cannot be taken back nobody sees, and a purge removes it: until then it counts like all that are
+        // expired.
+        step.store.account(None, Some(draft), guard);
+        if acted {
+            step.store.account(Some(draft.word()), None, guard);
+        } else {
+            step.store.file.upkeep.expect_expiry(NOT_YET);
+        }
+        // The ordered index may have met it.
+        step.store.notice(step.key, guard);
     }
 }

@@ -81,6 +81,14 @@ pub enum Error {
         /// The limit.
         max: usize,
     },
+    /// A batch names the map that it is applied to. Nothing was changed.
+    #[error(
+        "batch names the map \"{name}\", to which it is applied; say that part without naming it"
+    )]
+    BatchMap {
+        /// The name of the map.
+        name: String,
+    },
     /// The store was opened without [`Options::ordered`](crate::Options::ordered).
     #[error("the store was opened without an ordered index; open it with Options::ordered(true)")]
     NotOrdered,

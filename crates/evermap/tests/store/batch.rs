@@ -8,8 +8,8 @@ use std::thread;
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use crate::ordered::scan_agrees;
 use evermap::{
-    Applied, BATCH_MAX, Batch, Clock, Error, Evermap, IndexKind, Meta, OnSuspect, Options, Outcome,
-    Store, counter,
+    Applied, BATCH_MAX, Batch, Clock, Error, Evermap, IndexKind, MapOptions, Meta, OnSuspect,
+    Options, Outcome, Store, counter,
 };
 use evermap_pm::medium::Medium;
 use evermap_pm::{ErrorKind, PmU64};
@@ -66,7 +66,7 @@ fn a_batch_does_what_it_says() {
     sound(&map);
     // The CAS id is another now.
     let found = Some(cas(b"old"));
-    let refused = Applied::Refused { key: b"old".to_vec(), found };
+    let refused = Applied::Refused { map: None, key: b"old".to_vec(), found };
     assert_eq!(map.apply(&batch).unwrap(), refused);
     assert_eq!((count(&map, b"count"), map.len().value), (7, 4), "nothing changed");
     batch.clear();
@@ -106,6 +106,51 @@ fn errors_change_nothing() {
     assert_eq!((map.len(), map.bytes()), before);
     assert!(!map.contains(b"a").unwrap());
     sound(&map);
+}
+
+#[test]
+fn a_batch_concerns_the_maps_that_it_names() {
+    for &kind in IndexKind::ALL {
+        let store = Evermap::open("", common::volatile().index(kind)).unwrap();
+        let [users, orders] =
+            ["users", "orders"].map(|name| store.map(name, MapOptions::new()).unwrap());
+        let mut batch = Batch::new();
+        batch.put(b"a", b"0").in_map("users").put(b"a", b"1").add(b"count", 1);
+        batch.in_map("orders").put(b"a", b"2").in_map("users").put(b"b", b"3").remove(b"a");
+        assert_eq!(batch.keys().collect::<Vec<_>>(), [&b"a"[..], b"a", b"count", b"a", b"b"]);
+        let Applied::Done(outcomes) = store.apply(&batch).unwrap() else { panic!("unconditional") };
+        let absent: Vec<_> = outcomes.iter().map(|outcome| outcome.stored().is_none()).collect();
+        assert_eq!(absent, [false, true, false, false, false]);
+        let lens = || [&store, &users, &orders].map(|map| map.len().value);
+        assert_eq!((lens(), count(&users, b"count")), ([1, 2, 1], 1));
+        assert_eq!(store.get(b"a").unwrap().unwrap(), b"0");
+        assert_eq!(orders.get(b"a").unwrap().unwrap(), b"2");
+        // From another map it is the same names.
+        let mut batch = Batch::new();
+        let found = orders.get_with(b"a", |item| item.cas).unwrap();
+        batch.remove(b"a").in_map("users").expect(b"count", Some(1)).put(b"c", b"");
+        let (map, key) = (Some("users".to_owned()), b"count".to_vec());
+        let there = users.get_with(b"count", |item| item.cas).unwrap();
+        let refused = Applied::Refused { map, key, found: there };
+        assert_eq!(orders.apply(&batch).unwrap(), refused);
+        assert_eq!(orders.get_with(b"a", |item| item.cas).unwrap(), found, "nothing changed");
+        let error = users.apply(&batch).unwrap_err();
+        assert!(matches!(&error, Error::BatchMap { name } if name == "users"), "{error}");
+        assert!(store.drop_map("users").unwrap());
+        let error = orders.apply(&batch).unwrap_err();
+        assert!(matches!(&error, Error::NoSuchMap { name } if name == "users"), "{error}");
+        let full = store.map("users", MapOptions::new().max_bytes(10_000)).unwrap();
+        batch.clear();
+        batch.put(b"b", b"").in_map("users").put(b"b", &[0; 20_000]);
+        let error = orders.apply(&batch).unwrap_err();
+        assert!(matches!(error, Error::Full { limit: 10_000, .. }), "{error}");
+        assert_eq!((orders.len().value, full.len().value), (1, 0), "nothing changed");
+        // A name is kept for no longer than what was said of it.
+        batch.clear();
+        assert!(store.apply(batch.remove(b"a")).unwrap().is_done());
+        assert_eq!(store.len().value, 0);
+        sound(&store);
+    }
 }
 
 #[test]

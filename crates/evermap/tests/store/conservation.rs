@@ -18,6 +18,8 @@ use evermap_pm::PmU64;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 
 const ACCOUNTS: usize = 5;
+/// Maps between which batches transfer.
+const SIDES: [&str; 2] = ["this side", "that side"];
 /// Threads whose doings are tallied.
 const THREADS: usize = 3;
 /// Things that each of them tallies: counters that are added to, counters that are exchanged, logs that are appended to,
@@ -199,6 +201,7 @@ fn work_until_killed() {
     let (map, ledger, seed) = (word(), word(), word().parse::<u64>().unwrap());
     let (index, name) = (word().parse().unwrap(), word());
     let map = open(map.as_ref(), index, name);
+    SIDES.iter().for_each(|side| drop(map.map(side, MapOptions::new()).unwrap()));
     let ledger = &Ledger::open(ledger.as_ref());
     // Held for writing while a flush makes the tallies begin anew.
     let tallying = &RwLock::new(());
@@ -301,6 +304,12 @@ fn transfer(map: &Evermap, ledger: &Ledger, me: usize, mut random: Random) {
         let to = (from + 1 + random.below(ACCOUNTS as u64 - 1) as usize) % ACCOUNTS;
         let (from, to, amount) = (account(from), account(to), random.below(1000) as i64);
         let mut batch = Batch::new();
+        if random.below(4) == 0 {
+            // From one map to another: neither is ever flushed.
+            batch.in_map(SIDES[0]).add(&from, -amount).in_map(SIDES[1]).add(&to, amount);
+            assert!(map.apply(&batch).unwrap().is_done());
+            continue;
+        }
         if random.below(2) == 0 {
             batch.add(&from, -amount).add(&to, amount);
             // What comes, goes and expires changes the shape of the index.
@@ -360,6 +369,8 @@ fn settle(map: &Evermap, ledger: &Ledger, ids: &mut Ids) {
     map.remove(CANARY).unwrap();
     let names: Vec<_> = (0..ACCOUNTS).map(account).collect();
     assert_eq!(sum_of(map, &names), 0, "a part of a transfer is there");
+    let sides = SIDES.map(|side| sum_of(&map.map(side, MapOptions::new()).unwrap(), &names));
+    assert_eq!(sides[0] + sides[1], 0, "one side of a transfer is there");
     for (thing, kind) in KINDS.into_iter().enumerate() {
         let tallies: Vec<_> = (0..THREADS).map(|thread| ledger.tally(thread, thing)).collect();
         match kind {

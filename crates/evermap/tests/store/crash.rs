@@ -58,6 +58,8 @@ fn text(error: impl std::fmt::Display) -> String {
 /// Accounts between which batches transfer, and what is appended to.
 const ACCOUNTS: u64 = 4;
 const LOG: &[u8] = b"log";
+/// The maps that have them, where there are named maps: none of them is ever flushed.
+const BANKS: [&str; 2] = ["bank 0", "bank 1"];
 
 fn account(number: u64) -> Vec<u8> {
     format!("account {number}").into_bytes()
@@ -70,6 +72,11 @@ fn key_of(key: u64) -> Vec<u8> {
 /// From here on, keys are those of named maps: so many each.
 const NAMED: u64 = 1000;
 const KEYS_OF_A_MAP: u64 = 3;
+
+/// The name of the map of a key; nothing for the default one.
+fn map_name(key: u64) -> Option<String> {
+    (key >= NAMED).then(|| name_of((key - NAMED) / KEYS_OF_A_MAP))
+}
 
 fn name_of(map: u64) -> String {
     format!("map {map}")
@@ -104,10 +111,7 @@ impl Live {
 
     /// The map in which a key is; nothing if there is none.
     fn map_of(&self, key: u64) -> Result<Option<Store<Sim>>, String> {
-        if key < NAMED {
-            return Ok(Some(self.store.clone()));
-        }
-        let name = name_of((key - NAMED) / KEYS_OF_A_MAP);
+        let Some(name) = map_name(key) else { return Ok(Some(self.store.clone())) };
         match self.store.map(&name, MapOptions::new().create(false)) {
             Err(error) if is_no_map(&error) => Ok(None),
             opened => opened.map(Some).map_err(text),
@@ -266,10 +270,15 @@ impl Live {
         Ok(())
     }
 
-    /// Some keys at once.
+    /// Some keys at once, of all maps that there are.
     fn batch(&self, history: &History, rng: &mut Rng, version: u64) -> Result<(), String> {
         let mut batch = Batch::new();
-        let mut keys: Vec<_> = (0..1 + rng.below(4)).map(|_| rng.below(self.keys)).collect();
+        let all: Vec<_> = self.all_keys().collect();
+        let mut keys = Vec::new();
+        for _ in 0..1 + rng.below(4) {
+            let key = all[rng.below(all.len() as u64) as usize];
+            keys.extend(self.map_of(key)?.map(|_| key));
+        }
         keys.sort_unstable();
         keys.dedup();
         let (removals, puts): (Vec<_>, Vec<_>) = keys.into_iter().partition(|_| rng.below(3) == 0);
@@ -277,16 +286,18 @@ impl Live {
         let mut ops = Vec::new();
         for &key in &puts {
             let name = key_of(key);
-            let _ = batch.put(&name, &value_of(&name, version, rng.below(long) as usize));
+            let _ = batch
+                .in_map(map_name(key).as_deref())
+                .put(&name, &value_of(&name, version, rng.below(long) as usize));
             ops.push((key, MapOp::Upsert(version)));
         }
         for &key in &removals {
-            let _ = batch.remove(&key_of(key));
+            let _ = batch.in_map(map_name(key).as_deref()).remove(&key_of(key));
             ops.push((key, MapOp::Remove));
         }
         let unmet = rng.below(8) == 0;
         if unmet {
-            let _ = batch.expect(&key_of(rng.below(self.keys)), Some(u64::MAX));
+            let _ = batch.in_map(None).expect(&key_of(rng.below(self.keys)), Some(u64::MAX));
         }
         let before: Vec<_> =
             ops.iter().map(|&(key, _)| self.version(key)).collect::<Result<_, _>>()?;
@@ -321,11 +332,21 @@ impl Live {
         let to = (from + 1 + rng.below(ACCOUNTS - 1)) % ACCOUNTS;
         let amount = 1 + rng.below(100) as i64;
         let mut batch = Batch::new();
-        batch.add(&account(from), -amount).add(&account(to), amount);
+        batch.in_map(self.bank_of(from)?).add(&account(from), -amount);
+        batch.in_map(self.bank_of(to)?).add(&account(to), amount);
         match self.store.apply(&batch) {
             Err(error) if !error.is_no_space() => Err(text(error)),
             _ => Ok(()),
         }
+    }
+
+    /// The map of an account; nothing for the default one.
+    fn bank_of(&self, account: u64) -> Result<Option<&'static str>, String> {
+        if self.maps == 0 {
+            return Ok(None);
+        }
+        let bank = BANKS[account as usize % 2];
+        self.store.map(bank, MapOptions::new()).map(|_| Some(bank)).map_err(text)
     }
 
     /// Appends the number of what is there already.
@@ -365,7 +386,14 @@ impl Live {
     fn verify_batches(&self, history: &History, point: &CrashPoint) -> Result<(), String> {
         let mut sum = 0;
         for number in 0..ACCOUNTS {
-            let value = self.store.get(&account(number)).map_err(text)?;
+            let value = match self.bank_of(number)? {
+                None => self.store.get(&account(number)),
+                Some(bank) => self
+                    .store
+                    .map(bank, MapOptions::new())
+                    .and_then(|bank| bank.get(&account(number))),
+            };
+            let value = value.map_err(text)?;
             sum += value.map_or(0, |value| counter(&value).expect("a counter"));
         }
         if sum != 0 {
