@@ -119,6 +119,7 @@ fn ordered_as_json(ordered: &OrderedStat) -> Value {
         "bytes": ordered.bytes,
         "depth": ordered.depth,
         "keys_read": ordered.keys_read,
+        "from_saved": ordered.from_saved,
         "unreadable": ordered.unreadable,
         "notices": ordered.notices,
         "notices_waiting": ordered.notices_waiting,

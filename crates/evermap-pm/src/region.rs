@@ -22,7 +22,7 @@ use crate::{Error, ErrorKind, PmU64, Result, pod};
 /// First word of a superblock: "EVERMAP" and a zero byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
 /// Newest format that this version understands; the low half of the format word.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 /// Format of a new region. It [rises](Region::raise_format) only when something is kept in the region that programs of
 /// the older format would ignore to its harm, so that they can open all others.
 const FORMAT_AT_FIRST: u32 = 1;

@@ -141,6 +141,12 @@ impl<M: Medium> Store<M> {
             Ok(()) => {}
         }
         reachable.0.extend(self.map.seat.block());
+        match self.map.saved.blocks(&self.file.pool) {
+            Some(blocks) => reachable.0.extend(blocks),
+            None => {
+                report.problem(format!("{of_map}the keys that were saved in order cannot be read"))
+            }
+        }
         let visited = self.map.index.visit(reachable);
         if let Err(error) = &visited {
             report.problem(format!("{of_map}index: {error}"));
@@ -183,7 +189,7 @@ impl<M: Medium> Store<M> {
         if record.expires_at().is_none() {
             return Err(describe("its expiry is unreadable"));
         }
-        if deep && !record.verify() {
+        if deep && !record.verify(self.map.seat.owner()) {
             return Err(describe("its checksum does not match"));
         }
         Ok(record)

@@ -535,10 +535,10 @@ impl<M: Medium> Store<M> {
     }
 
     /// Every map that is open now.
-    pub(crate) fn open_maps(&self) -> Vec<Arc<Map<M>>> {
+    pub(crate) fn open_maps(&self) -> Vec<Self> {
         let table = self.file.maps.lock();
         let named = table.catalogue.iter().chain(table.open.values());
-        std::iter::once(&self.file.default).chain(named).cloned().collect()
+        std::iter::once(&self.file.default).chain(named).map(|map| self.beside(map)).collect()
     }
 }
 
@@ -569,6 +569,10 @@ impl<M: Medium> Visitor for Belongings<'_, M> {
 fn free_everything<M: Medium>(pool: &Pool<M>, map: &Map<M>) -> bool {
     let mut all = Belongings { pool, blocks: vec![map.seat.descriptor()], whole: true };
     let visited = map.index.visit(&mut all);
+    match map.saved.blocks(pool) {
+        Some(blocks) => all.blocks.extend(blocks),
+        None => all.whole = false,
+    }
     // The index is still read while it is visited, so nothing is freed before.
     all.blocks.sort_unstable();
     all.blocks.dedup();

@@ -216,9 +216,9 @@ impl Options {
     /// Whether the maps of the store also know which key comes next, so that they can be
     /// [scanned](crate::Store::scan). Off unless told otherwise.
     ///
-    /// That takes ordinary memory, some 40 bytes a key and what of the key is beyond 15 bytes. The file is the same
-    /// with it and without: after every opening it is built anew in the background, while everything but scans
-    /// works already; that of a named map by its first scan.
+    /// That takes ordinary memory, some 40 bytes a key and what of the key is beyond 15 bytes. A store can be opened with it and
+    /// without. After opening it is built in the background, while everything but scans works already; that of a named map
+    /// by its first scan. An orderly stop saves the keys in order, so that the next opening reads no records for it.
     ///
     /// ```
     /// use evermap::{Evermap, Options};

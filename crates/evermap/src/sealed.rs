@@ -25,6 +25,8 @@ pub(crate) enum Place {
     Catalogue = 8,
     /// Where the descriptor of a map is that has this word: see [`map`](crate::map).
     Descriptor = 9,
+    /// Where the keys of a map are that were saved in order: see [`saved`](crate::ordered).
+    Saved = 10,
 }
 
 impl Place {
@@ -37,7 +39,8 @@ impl Place {
             | Place::Bytes
             | Place::Intent
             | Place::Catalogue
-            | Place::Descriptor => 48,
+            | Place::Descriptor
+            | Place::Saved => 48,
             Place::StampLimit | Place::FlushMark => 56,
         }
     }
@@ -76,7 +79,7 @@ fn check(place: Place, value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const PLACES: [Place; 9] = [
+    const PLACES: [Place; 10] = [
         Place::Control,
         Place::StampLimit,
         Place::FlushMark,
@@ -86,6 +89,7 @@ mod tests {
         Place::Intent,
         Place::Catalogue,
         Place::Descriptor,
+        Place::Saved,
     ];
 
     /// The check is part of the format: these values must never change.

@@ -20,6 +20,7 @@ use crate::file::{File, Origin};
 use crate::intent;
 use crate::map::{Life, Map, Seat, Setting};
 use crate::maps::Maps;
+use crate::ordered::clear_saved;
 use crate::primary::Primary;
 use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes};
 use crate::stamps::Stamps;
@@ -184,10 +185,14 @@ impl<M: Medium> Store<M> {
             self.free_graves();
         }
         file.stamps.close(file.pool.region());
-        for map in self.open_maps() {
-            map.save_totals(&file.pool);
+        for store in self.open_maps() {
+            store.save_order();
+            store.map.save_totals(&file.pool);
         }
-        uncounted.iter().for_each(|seat| seat.write_totals(&file.pool, None));
+        for seat in uncounted {
+            seat.write_totals(&file.pool, None);
+            clear_saved(&file.pool, seat.saved(&file.pool));
+        }
         Ok(file.pool.close()?)
     }
 
@@ -283,7 +288,8 @@ impl<M: Medium> Store<M> {
             self.file.upkeep.expect_expiry(meta.expires_at);
         }
         let stamp = self.file.stamps.take(self.file.pool.region())?;
-        Draft::flushed(&self.file.pool, key.bytes, value, meta.flags, control, stamp)
+        let (pool, owner) = (&self.file.pool, self.map.seat.owner());
+        Draft::flushed(pool, owner, key.bytes, value, meta.flags, control, stamp)
     }
 
     /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep, or lies

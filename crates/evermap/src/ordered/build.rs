@@ -1,6 +1,6 @@
 //! Building the tree from the hash index, while everything else goes on.
 //!
-//! 1. Threads walk over the hash index, a segment each at a time, and note the keys. Meanwhile notices are kept.
+//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Else threads walk over the hash index, a segment each at a time, and note the keys. Meanwhile notices are kept.
 //! 2. The keys are sorted and become the tree, which others see from now on.
 //! 3. The kept notices are worked on like any others.
 //!
@@ -38,6 +38,30 @@ pub(crate) fn usual_threads() -> usize {
 /// Cores of this machine that we may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// What `work` makes of the parts of `all`, in order, one for each of so many threads.
+pub(super) fn in_parts<T: Sync, R: Send>(
+    all: &[T],
+    threads: usize,
+    work: impl Fn(&[T]) -> R + Sync,
+) -> Vec<R> {
+    let (part, work) = (all.len().div_ceil(threads.max(1)).max(1), &work);
+    std::thread::scope(|scope| {
+        let begin = |part| {
+            let begun = std::thread::Builder::new().spawn_scoped(scope, move || work(part));
+            // What the system gives no thread for is done here.
+            begun.map_err(|_| part)
+        };
+        let mut parts = all.chunks(part);
+        let first = parts.next();
+        let others: Vec<_> = parts.map(begin).collect();
+        let end = |begun: Result<std::thread::ScopedJoinHandle<'_, R>, &[T]>| match begun {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(part) => work(part),
+        };
+        first.map(work).into_iter().chain(others.into_iter().map(end)).collect()
+    })
 }
 
 /// Ends the waiting of others, whatever becomes of the building.
@@ -111,8 +135,23 @@ impl<M: Medium> Store<M> {
     fn build(&self, ordered: &Ordered, threads: usize) -> Result<()> {
         ordered.read.store(0, Relaxed);
         ordered.unreadable.store(0, Relaxed);
-        let runs = self.read_keys(ordered, threads.max(1))?;
-        self.plant(ordered, runs, threads)
+        let saved = self.read_saved(threads);
+        ordered.from_saved.store(saved.is_some(), Relaxed);
+        let runs = match saved {
+            Some(runs) => {
+                let keys: usize = runs.iter().map(Run::len).sum();
+                ordered.read.store(keys as u64, Relaxed);
+                runs
+            }
+            None => self.read_keys(ordered, threads.max(1))?,
+        };
+        self.plant(ordered, runs, threads)?;
+        // Whoever checks the file must not see it go, and whoever sweeps may be waiting for a reader of this thread: then
+        // the next stop frees it.
+        if let Some(_sweeping) = self.file.upkeep.try_sweeping() {
+            self.forget_saved();
+        }
+        Ok(())
     }
 
     /// Makes a tree of keys that were read, and brings it up to date.

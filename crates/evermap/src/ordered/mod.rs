@@ -33,10 +33,12 @@ use crate::{Error, Result, Store};
 mod backend;
 mod build;
 mod lane;
+mod saved;
 mod stat;
 
 pub(crate) use backend::Crew;
 pub(crate) use build::usual_threads;
+pub(crate) use saved::{Saved, clear as clear_saved};
 pub use stat::{OrderedStat, OrderedState};
 
 /// Lanes of notices. Which one is a key's, its hash says.
@@ -75,6 +77,8 @@ pub(crate) struct Ordered {
     ready: AtomicBool,
     /// Keys that were read to build the tree.
     read: AtomicU64,
+    /// Whether they were those that the last orderly stop had saved.
+    from_saved: AtomicBool,
     /// Records of which building could not read the key.
     unreadable: AtomicU64,
     fork: ForkDetector,
@@ -104,6 +108,7 @@ impl Ordered {
             changed: Condvar::new(),
             ready: AtomicBool::new(false),
             read: AtomicU64::new(0),
+            from_saved: AtomicBool::new(false),
             unreadable: AtomicU64::new(0),
             fork: ForkDetector::new()?,
         };
@@ -250,6 +255,15 @@ impl<M: Medium> Store<M> {
                 self.apply_batch(ordered, tree, lane, guard);
             }
         }
+    }
+
+    /// The tree with all that ever happened, if it is complete. For a caller that has ended all operations.
+    fn settled_tree(&self) -> Option<&BPlus> {
+        let ordered = self.map.ordered.as_ref().filter(|ordered| ordered.is_ready())?;
+        let tree = ordered.tree.get()?;
+        self.catch_up(ordered, tree, &self.file.pool.pin());
+        // Unless there was no memory for that.
+        ordered.is_ready().then_some(tree)
     }
 
     /// The tree, for a scan: with everything that was acknowledged before, unless `relaxed`.

@@ -49,6 +49,8 @@ pub struct OrderedStat {
     pub depth: u32,
     /// Keys that were read so far to build it.
     pub keys_read: u64,
+    /// Whether those were the keys that the last orderly stop had saved, in order.
+    pub from_saved: bool,
     /// Records, or parts of the hash index, that could not be read when it was built: scans do not show them.
     pub unreadable: u64,
     /// Notices of keys that came or went, since opening, of which it was told.
@@ -86,6 +88,7 @@ impl Ordered {
             bytes: tree.dram_bytes,
             depth: tree.depth,
             keys_read: self.read.load(Relaxed),
+            from_saved: self.from_saved.load(Relaxed),
             unreadable: self.unreadable.load(Relaxed),
             notices,
             notices_waiting: waiting,

@@ -16,3 +16,4 @@ mod maps;
 mod model;
 mod ordered;
 mod panics;
+mod saved;

@@ -1,0 +1,336 @@
+//! The keys in order, as an orderly stop leaves them for the next opening.
+//!
+//! ```text
+//! byte  0  before   offset of the block with the keys before these; 0 in the first
+//! byte  8  keys     how many are in this block | bytes that they take (high half)
+//! byte 16  checks   CRC32C of the 16 bytes above | of the keys (high half)
+//! byte 24  keys, ascending, each as: bytes shared with the one before, bytes of its own (both LEB128), those bytes
+//! ```
+//!
+//! A cell of the map names the last block, [sealed](crate::sealed). It says something after an orderly stop only, and only
+//! until the map changes: so opening takes note of it, and what it names is freed once the tree is loaded, or at the next
+//! stop at the latest. Opening after any other stop makes the cell 0; the blocks are unreachable then, and the sweep finds
+//! them. Hashes are not kept, since they follow from the keys.
+
+use std::sync::PoisonError;
+
+use evermap_index::BPlus;
+use evermap_index::key::BytesRef;
+use evermap_index::ordered::{Cursor, Direction, Run};
+use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::{Medium, PmU64, Pool, pod};
+
+use crate::sealed::{Place, seal, unseal};
+use crate::{Durability, Result, Store};
+
+/// Format of a region in which keys may be saved: programs that only know the ones before would take the blocks for lost,
+/// and change the map without a word to the cell.
+const FORMAT: u32 = 4;
+/// Bytes of keys from which on a block is full, in a heap with large extents.
+const FULL: usize = 64 << 10;
+
+pod! {
+    struct Head: 24 {
+        before: PmU64,
+        keys: PmU64,
+        checks: PmU64,
+    }
+}
+
+/// What an orderly stop has left of a map, while it still says something.
+pub(crate) struct Saved(Mutex<Option<Chain>>);
+
+/// A chain of blocks, and how many keys it must have.
+#[derive(Clone, Copy)]
+struct Chain {
+    last: u64,
+    records: u64,
+}
+
+impl Saved {
+    /// What the `cell` of a map with so many records names. Nothing unless the last stop was orderly, so that what is named
+    /// was not freed, or if nobody knows how many records there are.
+    pub(crate) fn open<M: Medium>(
+        pool: &Pool<M>,
+        cell: &PmU64,
+        orderly: bool,
+        records: Option<u64>,
+    ) -> Self {
+        let word = pool.medium().load(cell);
+        let last = unseal(Place::Saved, word).filter(|_| orderly);
+        let chain = last.zip(records).map(|(last, records)| Chain { last, records });
+        if chain.is_none() && word != 0 {
+            clear(pool, cell);
+            if orderly {
+                // Some blocks are taken that nobody knows.
+                pool.lose_track();
+            }
+        }
+        Saved(Mutex::new(chain))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Chain>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The blocks, from the first to the last; nothing if one of them does not verify.
+    pub(crate) fn blocks<M: Medium>(&self, pool: &Pool<M>) -> Option<Vec<u64>> {
+        let chain = *self.lock();
+        chain.map_or(Some(Vec::new()), |chain| chain.blocks(pool.medium()))
+    }
+
+    /// Frees what is left of it. Nothing if there is nothing, or there no longer is.
+    fn free<M: Medium>(&self, pool: &Pool<M>, cell: &PmU64) {
+        let mut chain = self.lock();
+        let Some(gone) = chain.take() else { return };
+        clear(pool, cell);
+        match gone.blocks(pool.medium()) {
+            Some(blocks) => blocks.into_iter().for_each(|block| pool.free_unpublished(block)),
+            // The next opening has to find out what it was.
+            None => pool.lose_track(),
+        }
+    }
+}
+
+/// From here on the cell names nothing. Durable on return.
+pub(crate) fn clear<M: Medium>(pool: &Pool<M>, cell: &PmU64) {
+    pool.medium().store(cell, 0);
+    pool.medium().persist(cell);
+}
+
+impl Chain {
+    fn blocks<M: Medium>(&self, m: &M) -> Option<Vec<u64>> {
+        let (mut blocks, mut at, mut keys) = (Vec::new(), self.last, 0);
+        while at != 0 {
+            let head = Block::head(m, at)?;
+            keys += head.keys;
+            // Each has a key at least, so a ring ends here.
+            if head.keys == 0 || keys > self.records {
+                return None;
+            }
+            blocks.push(at);
+            at = head.before;
+        }
+        blocks.reverse();
+        (keys == self.records).then_some(blocks)
+    }
+}
+
+/// The words of a block that verify.
+struct Block {
+    before: u64,
+    keys: u64,
+    bytes: u64,
+    check: u32,
+}
+
+impl Block {
+    fn head<M: Medium>(m: &M, offset: u64) -> Option<Self> {
+        let head = m.at::<Head>(offset)?;
+        let (before, keys, checks) =
+            (m.load(&head.before), m.load(&head.keys), m.load(&head.checks));
+        let sound = head_check(before, keys) == checks as u32;
+        let check = (checks >> 32) as u32;
+        sound.then_some(Block { before, keys: keys & 0xffff_ffff, bytes: keys >> 32, check })
+    }
+
+    /// Adds the keys of the block at `offset` to `run`; answers whether they verify.
+    fn read<M: Medium>(m: &M, offset: u64, seed: u64, run: &mut Run) -> Option<()> {
+        let head = Self::head(m, offset)?;
+        let cells = m.slice(offset + size_of::<Head>() as u64, head.bytes.div_ceil(8))?;
+        let mut bytes = vec![0; head.bytes as usize];
+        m.read_bytes(cells, &mut bytes);
+        if crc32c::crc32c(&bytes) != head.check {
+            return None;
+        }
+        let (mut rest, mut key) = (&bytes[..], Vec::new());
+        for _ in 0..head.keys {
+            let shared = take_number(&mut rest)?;
+            let own = take_number(&mut rest)?;
+            key.truncate(shared);
+            key.extend_from_slice(rest.split_off(..own)?);
+            run.push(&key, BytesRef::new(&key, seed).hash);
+        }
+        rest.is_empty().then_some(())
+    }
+}
+
+fn head_check(before: u64, keys: u64) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&before.to_le_bytes()), &keys.to_le_bytes())
+}
+
+fn put_number(mut number: usize, out: &mut Vec<u8>) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+fn take_number(from: &mut &[u8]) -> Option<usize> {
+    let mut number = 0;
+    for shift in (0..28).step_by(7) {
+        let byte = *from.split_off_first()?;
+        number |= usize::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+/// Writes a chain. Dropping it frees what was written, unless it was [finished](Writer::finish).
+struct Writer<'p, M: Medium> {
+    pool: &'p Pool<M>,
+    blocks: Vec<u64>,
+    /// Of the block to be written next.
+    bytes: Vec<u8>,
+    keys: u64,
+    /// The last key of that.
+    key: Vec<u8>,
+    full: usize,
+}
+
+impl<'p, M: Medium> Writer<'p, M> {
+    fn new(pool: &'p Pool<M>) -> Self {
+        let full = FULL.min(pool.region().extent_size() as usize / 8) - size_of::<Head>();
+        Writer { pool, blocks: Vec::new(), bytes: Vec::new(), keys: 0, key: Vec::new(), full }
+    }
+
+    fn push(&mut self, key: &[u8]) -> Result<()> {
+        let mut shared = self.key.iter().zip(key).take_while(|(old, new)| old == new).count();
+        // Both numbers take three bytes at most.
+        if self.keys > 0 && self.bytes.len() + 6 + key.len() - shared > self.full {
+            self.write()?;
+            shared = 0;
+        }
+        put_number(shared, &mut self.bytes);
+        put_number(key.len() - shared, &mut self.bytes);
+        self.bytes.extend_from_slice(&key[shared..]);
+        self.key.truncate(shared);
+        self.key.extend_from_slice(&key[shared..]);
+        self.keys += 1;
+        Ok(())
+    }
+
+    /// Writes a block, durable after the next fence.
+    fn write(&mut self) -> Result<()> {
+        let (m, bytes) = (self.pool.medium(), self.bytes.len() as u64);
+        let size = size_of::<Head>() as u64 + bytes.next_multiple_of(8);
+        let offset = self.pool.allocate_part(size)?;
+        let before = self.blocks.last().copied().unwrap_or(0);
+        self.blocks.push(offset);
+        let keys = self.keys | bytes << 32;
+        let head = m.at::<Head>(offset).expect("just allocated");
+        let checks =
+            u64::from(head_check(before, keys)) | u64::from(crc32c::crc32c(&self.bytes)) << 32;
+        m.store(&head.before, before);
+        m.store(&head.keys, keys);
+        m.store(&head.checks, checks);
+        let cells = m.slice::<PmU64>(offset, size / 8).expect("just allocated");
+        m.write_bytes(&cells[size_of::<Head>() / 8..], &self.bytes);
+        m.flush(cells);
+        self.bytes.clear();
+        self.key.clear();
+        self.keys = 0;
+        Ok(())
+    }
+
+    /// From here on the cell names what was written. Durable on return.
+    fn finish(mut self, cell: &PmU64) -> Result<()> {
+        if self.keys > 0 {
+            self.write()?;
+        }
+        let Some(&last) = self.blocks.last() else { return Ok(()) };
+        self.pool.region().raise_format(FORMAT)?;
+        let m = self.pool.medium();
+        m.fence();
+        m.store(cell, seal(Place::Saved, last));
+        m.persist(cell);
+        self.blocks.clear();
+        Ok(())
+    }
+}
+
+impl<M: Medium> Drop for Writer<'_, M> {
+    fn drop(&mut self) {
+        self.blocks.iter().for_each(|&block| self.pool.free_unpublished(block));
+    }
+}
+
+impl<M: Medium> Store<M> {
+    /// The keys that an orderly stop has left, in runs that follow each other, read by so many threads; nothing if there
+    /// are none, or they do not verify.
+    pub(super) fn read_saved(&self, threads: usize) -> Option<Vec<Run>> {
+        let (pool, seed) = (&self.file.pool, self.file.pool.seed());
+        let blocks = self.map.saved.blocks(pool).filter(|blocks| !blocks.is_empty())?;
+        let read = |blocks: &[u64]| {
+            let mut run = Run::new();
+            let mut sound = blocks.iter().map(|&at| Block::read(pool.medium(), at, seed, &mut run));
+            sound.all(|block| block.is_some()).then_some(run)
+        };
+        super::build::in_parts(&blocks, threads, read).into_iter().collect()
+    }
+
+    /// Frees what an orderly stop has left: the tree has it now, or it no longer says anything.
+    pub(super) fn forget_saved(&self) {
+        self.map.saved.free(&self.file.pool, self.map.seat.saved(&self.file.pool));
+    }
+
+    /// Whether what an orderly stop has left still says what is there.
+    fn saved_is_current(&self) -> bool {
+        let (totals, exact) = self.map.counters.totals();
+        // Whatever comes into a map has a CAS id of its own; and if nothing came, a key that went makes them fewer.
+        let unchanged = self.file.stamps.next() == self.file.stamps.first();
+        unchanged && exact && self.map.saved.lock().is_some_and(|it| it.records == totals.records)
+    }
+
+    /// Saves the keys of this map in order for the next opening, if the tree is complete, there is space, and the
+    /// memory outlives the process. For a caller that has ended all operations.
+    pub(crate) fn save_order(&self) {
+        if self.saved_is_current() {
+            return;
+        }
+        self.forget_saved();
+        let volatile = self.file.options.durability == Durability::Volatile;
+        if volatile || !self.file.pool.is_swept() {
+            return;
+        }
+        let Some(tree) = self.settled_tree() else { return };
+        // What cannot be saved is built again.
+        let _ = self.write_order(tree);
+    }
+
+    fn write_order(&self, tree: &BPlus) -> Result<()> {
+        let (totals, exact) = self.map.counters.totals();
+        let mut writer = Writer::new(&self.file.pool);
+        let (mut cursor, mut keys) = (Cursor::new(tree, .., Direction::Ascending), 0);
+        while let Some((key, _)) = cursor.next()? {
+            writer.push(key)?;
+            keys += 1;
+        }
+        // Where a record cannot be read, or was not counted, the next opening had better look itself.
+        if exact && keys == totals.records {
+            writer.finish(self.map.seat.saved(&self.file.pool))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_they_were_written() {
+        let mut bytes = Vec::new();
+        let numbers = [0, 1, 127, 128, 300, 16_383, 16_384, 65_536, (1 << 28) - 1];
+        numbers.iter().for_each(|&number| put_number(number, &mut bytes));
+        let mut rest = &bytes[..];
+        for number in numbers {
+            assert_eq!(take_number(&mut rest), Some(number));
+        }
+        assert_eq!(take_number(&mut rest), None);
+        assert_eq!(take_number(&mut &[0xff, 0xff, 0xff, 0xff, 0][..]), None);
+    }
+}

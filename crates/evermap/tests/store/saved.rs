@@ -1,0 +1,186 @@
+//! The keys that an orderly stop saves in order: they count when nothing came in between, and never otherwise.
+
+use std::collections::BTreeMap;
+
+use crate::common::{self, Kept, Random, value_of};
+use crate::ordered::scan_agrees;
+use evermap::{Evermap, MapOptions, Options, OrderedStat, Store};
+use evermap_pm::Medium;
+
+/// Root slot of the default map's saved keys, and where slots are: part of the format.
+const ROOT: u64 = 8192 + 8 * 64 + 13 * 8;
+
+fn options() -> Options {
+    common::options().capacity(64 << 20).extent_size(64 << 10).ordered(true)
+}
+
+/// The ordered index once it is built, and whether it agrees with the hash index.
+fn built<M: Medium>(store: &Store<M>) -> OrderedStat {
+    scan_agrees(store).unwrap();
+    store.summary().ordered.unwrap()
+}
+
+fn sound<M: Medium>(store: &Store<M>) {
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// Keys that share much with their neighbours or nothing, of all lengths.
+fn key_of(number: u64) -> Vec<u8> {
+    match number {
+        0 => Vec::new(),
+        1 => vec![b'x'; evermap::KEY_MAX],
+        2 => [vec![b'x'; evermap::KEY_MAX - 1], vec![b'y']].concat(),
+        _ if number.is_multiple_of(50) => vec![number as u8; (number * 37 % 3000) as usize],
+        _ => format!("user:{:05}", number * 7919 % 100_000).into_bytes(),
+    }
+}
+
+#[test]
+fn an_orderly_stop_saves_the_keys() {
+    let memory = Kept::new(64 << 20);
+    let mut random = Random::new(1);
+    let mut expected = [BTreeMap::new(), BTreeMap::new()];
+    for round in 0..6 {
+        let store = memory.open(&options()).unwrap();
+        let named = store.map("named", MapOptions::new()).unwrap();
+        for (store, expected) in [&store, &named].into_iter().zip(&mut expected) {
+            if round == 2 {
+                // Nobody asks for the tree, and nothing changes.
+                assert_eq!(store.len().value, expected.len() as u64);
+                continue;
+            }
+            let stat = built(store);
+            assert_eq!(stat.from_saved, round > 0, "round {round}");
+            assert_eq!(stat.keys_read, expected.len() as u64);
+            sound(store);
+            for _ in 0..1000 {
+                let key = key_of(random.below(3000));
+                if random.below(3) == 0 {
+                    assert_eq!(store.remove(&key).unwrap(), expected.remove(&key).is_some());
+                } else {
+                    store.put(&key, &value_of(&key, round, 30)).unwrap();
+                    expected.insert(key, round);
+                }
+            }
+        }
+        sound(&store);
+        store.close().unwrap();
+        for (number, store) in [store, named].into_iter().enumerate() {
+            assert!(store.scan(..).is_err(), "closed: {number}");
+        }
+    }
+    let store = memory.open(&options()).unwrap();
+    assert!(built(&store).from_saved);
+    let keys = store.scan(..).unwrap().map(|pair| pair.unwrap().0);
+    assert!(keys.eq(expected[0].keys().cloned()));
+}
+
+#[test]
+fn what_was_saved_counts_only_if_nothing_came_after() {
+    let memory = Kept::new(64 << 20);
+    let fill = |store: &Store<Kept>, from: u64| {
+        (from..from + 500).for_each(|number| store.put(&key_of(number), b"value").unwrap());
+    };
+    let open_named = |store: &Store<Kept>| store.map("named", MapOptions::new()).unwrap();
+    let store = memory.open(&options()).unwrap();
+    fill(&store, 0);
+    fill(&open_named(&store), 0);
+    store.close().unwrap();
+    // Without the tree, whatever changes.
+    let store = memory.open(&options().ordered(false)).unwrap();
+    assert!(store.remove(&key_of(7)).unwrap());
+    sound(&store);
+    store.close().unwrap();
+    let store = memory.open(&options()).unwrap();
+    assert!(!built(&store).from_saved);
+    sound(&store);
+    store.close().unwrap();
+    // A map that nobody has opened meanwhile is as it was.
+    let store = memory.open(&options()).unwrap();
+    assert!(built(&store).from_saved);
+    assert!(built(&open_named(&store)).from_saved);
+    store.close().unwrap();
+    // As if the process had died, before and after the keys were loaded.
+    for loads in [false, true] {
+        let store = memory.open(&options()).unwrap();
+        if loads {
+            assert!(built(&store).from_saved);
+        }
+        fill(&store, 600);
+        drop(store);
+        let store = memory.open(&options()).unwrap();
+        store.recover().unwrap();
+        assert!(!built(&store).from_saved);
+        sound(&store);
+        store.close().unwrap();
+    }
+    let store = memory.open(&options()).unwrap();
+    assert!(!built(&open_named(&store)).from_saved, "what it had was swept");
+    sound(&store);
+    store.close().unwrap();
+    // Dropping a map frees what was saved of it.
+    let store = memory.open(&options()).unwrap();
+    assert!(store.drop_map("named").unwrap());
+    store.free_dropped().unwrap();
+    sound(&store);
+    store.put(b"another", b"value").unwrap();
+    // The tree is not built yet: the stop has nothing to save.
+    store.close().unwrap();
+    let store = memory.open(&options()).unwrap();
+    assert!(!built(&store).from_saved);
+}
+
+/// Whatever of it is damaged, no key is missing from a scan, and the space is found again.
+#[test]
+fn damaged_keys_are_read_from_the_hash_index() {
+    let template = Kept::new(64 << 20);
+    let store = template.open(&options()).unwrap();
+    (3..3000).for_each(|number| store.put(&key_of(number), b"value").unwrap());
+    store.close().unwrap();
+    let last = template.word(ROOT) & ((1 << 48) - 1);
+    let first_words = (last..last + 30 * 8).step_by(8);
+    let end = last + 24 + (template.word(last + 8) >> 32) / 8 * 8;
+    let further = (last + 30 * 8..end).step_by(40 * 8);
+    let mut used = 0;
+    for at in std::iter::once(ROOT).chain(first_words).chain(further) {
+        for flip in [1 << 3, 1 << 40, u64::MAX] {
+            let memory = template.copy();
+            memory.set_word(at, memory.word(at) ^ flip);
+            let store = memory.open(&options()).unwrap();
+            let stat = built(&store);
+            used += u64::from(stat.from_saved);
+            assert_eq!(stat.keys, store.len().value);
+            store.close().unwrap();
+            let store = memory.open(&options()).unwrap();
+            store.recover().unwrap();
+            sound(&store);
+        }
+    }
+    assert_eq!(used, 0, "every flipped bit was one that counts");
+}
+
+#[test]
+fn a_full_store_saves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let options = || common::options().capacity(4 << 20).extent_size(64 << 10).ordered(true);
+    let first = 3;
+    let mut stored = first;
+    {
+        let store = Evermap::open(&path, options()).unwrap();
+        let full = loop {
+            match store.put(&value_of(&key_of(stored), stored, 300), b"") {
+                Ok(()) => stored += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(full.is_no_space(), "{full}");
+        store.close().unwrap();
+    }
+    let store = Evermap::open(&path, options()).unwrap();
+    store.build_ordered(1).unwrap();
+    assert!(!built(&store).from_saved);
+    assert_eq!(store.scan(..).unwrap().count() as u64, stored - first);
+    sound(&store);
+}
