@@ -3,7 +3,7 @@
 //! ```text
 //! byte  0  control      changed in place by the owner of the record (expiry, state); not the index's business
 //! byte  8  stamp        the owner's (a CAS id)
-//! byte 16  check        CRC32C of bytes 8..16, 20..end (low half) | flags (high half); the owner's
+//! byte 16  check        CRC32C of the map, bytes 8..16, 20..end (low half) | flags (high half); the owner's
 //! byte 24  lengths      key length (low half) | value length (high half), bytes
 //! byte 32  key, then value, padded with zeros to 8 bytes
 //! ```

@@ -121,16 +121,17 @@ impl<M: Medium> Mover<'_, M> {
     /// make its damage look sound.
     fn shift(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
         let (store, key, value) = (self.store, &mut self.key, &mut self.value);
+        let owner = store.map.seat.owner();
         let Ok(record) = Record::at(store.file.pool.medium(), word) else { return Ok(false) };
         key.clear();
         value.clear();
         record.append_key(key)?;
         record.append_value(value)?;
-        if !record.verifies(key, value) {
+        if !record.verifies(owner, key, value) {
             return Ok(false);
         }
         let meta = Meta { flags: record.flags(), expires_at: record.expires_at().unwrap_or(0) };
-        let draft = Draft::new(&store.file.pool, key, value, meta, record.stamp())?;
+        let draft = Draft::new(&store.file.pool, owner, key, value, meta, record.stamp())?;
         let change = store.commit(
             store.key(key)?,
             Intent::ExistingOnly,

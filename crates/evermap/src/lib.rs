@@ -21,7 +21,7 @@
 //! | [`close`](Evermap::close), or the last handle dropped | everything |
 //! | death of the process (`kill -9`, a panic, `abort`) | every acknowledged write; each one wholly or not at all |
 //! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](evermap_pm::ErrorKind::Suspect), and [`Options::on_suspect`] decides |
-//! | a damaged file | an answer may be lost, and most losses are reported as [`Error::Damaged`]; no wrong value, no crash, no hang. One exception is known: of a file that was cut off and is salvaged, a walk over one map can show records of [another](Evermap::map) |
+//! | a damaged file | an answer may be lost, and most losses are reported as [`Error::Damaged`]; no wrong value, no crash, no hang. |
 //!
 //! # Many maps in one file
 //!

@@ -5,7 +5,8 @@
 //! byte  8  root      names the index
 //! byte 16  flush     the mark, and when a pending flush falls due
 //! byte 32  counters  records and bytes; count after an orderly stop
-//! byte 48  reserved
+//! byte 48  saved     names the keys in order, if an orderly stop has saved them
+//! byte 56  reserved
 //! ```
 //!
 //! Every map but the default one has such a *descriptor*, a block of its own that never moves. The default map has the same
@@ -21,8 +22,9 @@ use evermap_pm::{Medium, PmU64, Pool, pod};
 
 use crate::census::{Counters, Totals};
 use crate::flush::Flush;
-use crate::ordered::Ordered;
+use crate::ordered::{Ordered, Saved};
 use crate::primary::Primary;
+use crate::record::Owner;
 use crate::sealed::{Place, seal, unseal};
 use crate::stamps::Stamps;
 use crate::{Error, IndexKind, Notices, Options, Result};
@@ -33,12 +35,15 @@ pod! {
         root: PmU64,
         flush: [PmU64; 2],
         counters: [PmU64; 2],
-        reserved: [PmU64; 2],
+        saved: PmU64,
+        reserved: PmU64,
     }
 }
 
 /// Root slot of the default map's index.
 const DEFAULT: usize = 0;
+/// Root slot that names its saved keys.
+const DEFAULT_SAVED: usize = 13;
 
 /// Where a map keeps the words that change in place: offsets.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +53,8 @@ pub(crate) struct Seat {
     root: u64,
     flush: u64,
     counters: u64,
+    saved: u64,
+    owner: Owner,
 }
 
 impl Seat {
@@ -59,6 +66,8 @@ impl Seat {
             root: m.offset_of(pool.root(DEFAULT)),
             flush: m.offset_of(&words.flush),
             counters: m.offset_of(&words.counters),
+            saved: m.offset_of(pool.root(DEFAULT_SAVED)),
+            owner: Owner::of(0),
         }
     }
 
@@ -71,6 +80,8 @@ impl Seat {
             root: m.offset_of(&descriptor.root),
             flush: m.offset_of(&descriptor.flush),
             counters: m.offset_of(&descriptor.counters),
+            saved: m.offset_of(&descriptor.saved),
+            owner: Owner::of(offset),
         })
     }
 
@@ -90,8 +101,8 @@ impl Seat {
     fn create<M: Medium>(pool: &Pool<M>) -> Result<Self> {
         let (m, offset) = (pool.medium(), pool.allocate_part(size_of::<Descriptor>() as u64)?);
         let descriptor = m.at::<Descriptor>(offset).expect("just allocated");
-        let Descriptor { root, counters, reserved, .. } = descriptor;
-        for cell in std::iter::once(root).chain(counters).chain(reserved) {
+        let Descriptor { root, counters, saved, reserved, .. } = descriptor;
+        for cell in [root, saved, reserved].into_iter().chain(counters) {
             m.store(cell, 0);
         }
         m.store(&descriptor.own, seal(Place::Descriptor, offset));
@@ -120,9 +131,20 @@ impl Seat {
         (!self.is_default()).then_some(self.descriptor)
     }
 
+    /// What the checksums of its records begin with.
+    #[inline]
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
     /// The cell that names the index.
     pub(crate) fn root<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
         pool.medium().at(self.root).expect("checked with the seat")
+    }
+
+    /// The cell that names the saved keys.
+    pub(crate) fn saved<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
+        pool.medium().at(self.saved).expect("checked with the seat")
     }
 
     fn counters<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p [PmU64; 2] {
@@ -170,6 +192,8 @@ pub(crate) struct Map<M: Medium> {
     pub(crate) max_bytes: AtomicU64,
     /// Nothing unless [`Options::ordered`] asks for it.
     pub(crate) ordered: Option<Ordered>,
+    /// What the last stop has left of the tree.
+    pub(crate) saved: Saved,
     /// Reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
     life: AtomicU8,
@@ -220,6 +244,9 @@ impl<M: Medium> Setting<'_, M> {
             false if self.clean => seat.read_totals(self.pool),
             false => None,
         };
+        let (orderly, records) =
+            (self.clean && self.pool.is_swept(), known.map(|known| known.records));
+        let saved = Saved::open(self.pool, seat.saved(self.pool), orderly, records);
         let ordered = self.options.ordered && (seat.is_default() || name.is_some());
         // The threads in the background work for the default map.
         let notices = match self.options.notices {
@@ -239,6 +266,7 @@ impl<M: Medium> Setting<'_, M> {
             counters: Counters::new(known),
             max_bytes: AtomicU64::new(u64::MAX),
             ordered: ordered.then(|| Ordered::new(notices, is_new)).transpose()?,
+            saved,
             damage_met: AtomicU64::new(0),
             life: AtomicU8::new(Life::Open as u8),
         })

@@ -298,7 +298,7 @@ impl<M: Medium> Store<M> {
     pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         record.append_value(out)?;
-        if self.file.verify && !record.verifies(key, &out[start..]) {
+        if self.file.verify && !record.verifies(self.map.seat.owner(), key, &out[start..]) {
             out.truncate(start);
             self.met_damage();
             return Err(Error::damaged(key, record.offset(), MISMATCH));
@@ -445,7 +445,7 @@ impl<M: Medium> Reader<'_, M> {
         let Some((record, expires_at)) = self.store.find(key, &self.guard)? else {
             return Ok(None);
         };
-        if self.store.file.verify && !record.verify() {
+        if self.store.file.verify && !record.verify(self.store.map.seat.owner()) {
             self.store.met_damage();
             return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
         }

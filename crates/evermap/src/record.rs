@@ -6,7 +6,8 @@
 //!   never), the rest is reserved. It is changed by a single store under the key's lock;
 //! * `stamp` is the CAS id;
 //! * the high 16 bits of the index word repeat the low 16 bits of the stamp. A word and a record of
-//!   different ages (a page that went back in time) seldom agree.
+//!   different ages (a page that went back in time) seldom agree;
+//! * the checksum begins with the [owner](Owner), so that a record verifies in its own map only.
 
 use std::cell::Cell;
 
@@ -35,18 +36,31 @@ pub(crate) fn control_of(expires_at: u32) -> u64 {
     seal(Place::Control, u64::from(expires_at))
 }
 
-/// CRC32C of the header fields that it covers, to be continued with key and value.
-fn check_begin(stamp: u64, flags: u32, lengths: u64) -> u32 {
+/// Which map a record belongs to: what its checksum begins with. A word that leads to a record of another map does not
+/// come from a crash, but a file that was cut off and grew again has such words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner(u32);
+
+impl Owner {
+    /// The map with this descriptor; 0: the default map, whose checksums begin with nothing.
+    pub(crate) fn of(descriptor: u64) -> Self {
+        Owner(if descriptor == 0 { 0 } else { crc32c::crc32c(&descriptor.to_le_bytes()) })
+    }
+}
+
+/// CRC32C of the owner and the header fields that it covers, to be continued with key and value.
+fn check_begin(owner: Owner, stamp: u64, flags: u32, lengths: u64) -> u32 {
     let mut bytes = [0; 20];
     bytes[..8].copy_from_slice(&stamp.to_le_bytes());
     bytes[8..12].copy_from_slice(&flags.to_le_bytes());
     bytes[12..].copy_from_slice(&lengths.to_le_bytes());
-    crc32c::crc32c(&bytes)
+    crc32c::crc32c_append(owner.0, &bytes)
 }
 
 /// A record that was written but is not published. Dropping it frees it.
 pub(crate) struct Draft<'d, M: Medium> {
     pool: &'d Pool<M>,
+    owner: Owner,
     offset: u64,
     key: &'d [u8],
     value: &'d [u8],
@@ -63,13 +77,14 @@ impl<'d, M: Medium> Draft<'d, M> {
     /// `NoSpace`; nothing has changed then.
     pub(crate) fn new(
         pool: &'d Pool<M>,
+        owner: Owner,
         key: &'d [u8],
         value: &'d [u8],
         meta: Meta,
         stamp: u64,
     ) -> Result<Self> {
         let control = control_of(meta.expires_at);
-        let draft = Self::flushed(pool, key, value, meta.flags, control, stamp)?;
+        let draft = Self::flushed(pool, owner, key, value, meta.flags, control, stamp)?;
         pool.medium().fence();
         Ok(draft)
     }
@@ -80,6 +95,7 @@ impl<'d, M: Medium> Draft<'d, M> {
     /// `NoSpace`; nothing has changed then.
     pub(crate) fn flushed(
         pool: &'d Pool<M>,
+        owner: Owner,
         key: &'d [u8],
         value: &'d [u8],
         flags: u32,
@@ -89,6 +105,7 @@ impl<'d, M: Medium> Draft<'d, M> {
         let offset = pool.allocate(record_bytes(key.len(), value.len()))?;
         let draft = Draft {
             pool,
+            owner,
             offset,
             key,
             value,
@@ -146,7 +163,7 @@ impl<'d, M: Medium> Draft<'d, M> {
 
     fn write_header(&self) {
         let lengths = self.key.len() as u64 | (self.value.len() as u64) << 32;
-        let check = check_begin(self.stamp(), self.flags, lengths);
+        let check = check_begin(self.owner, self.stamp(), self.flags, lengths);
         let check = crc32c::crc32c_append(crc32c::crc32c_append(check, self.key), self.value);
         let words = [
             self.control.get(),
@@ -278,9 +295,9 @@ impl<'m, M: Medium> Record<'m, M> {
         (self.medium.load_relaxed(&self.header.check) >> 32) as u32
     }
 
-    fn check_begin(&self) -> u32 {
+    fn check_begin(&self, owner: Owner) -> u32 {
         let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
-        check_begin(self.stamp, self.flags(), lengths)
+        check_begin(owner, self.stamp, self.flags(), lengths)
     }
 
     fn check_is(&self, found: u32) -> bool {
@@ -325,16 +342,16 @@ impl<'m, M: Medium> Record<'m, M> {
         Ok(())
     }
 
-    /// Whether this copy of the value is what was written under `key`.
-    pub(crate) fn verifies(&self, key: &[u8], value: &[u8]) -> bool {
-        let check = crc32c::crc32c_append(self.check_begin(), key);
+    /// Whether this copy of the value is what was written under `key` in the map of `owner`.
+    pub(crate) fn verifies(&self, owner: Owner, key: &[u8], value: &[u8]) -> bool {
+        let check = crc32c::crc32c_append(self.check_begin(owner), key);
         self.check_is(crc32c::crc32c_append(check, value))
     }
 
-    /// Whether the record is what was written. Reads all of it.
-    pub(crate) fn verify(&self) -> bool {
+    /// Whether the record is what was written in the map of `owner`. Reads all of it.
+    pub(crate) fn verify(&self, owner: Owner) -> bool {
         let mut buffer = [0; 512];
-        let mut check = self.check_begin();
+        let mut check = self.check_begin(owner);
         let bytes = self.key_len + self.value_len;
         for from in (0..bytes).step_by(buffer.len()) {
             let part = &mut buffer[..(bytes - from).min(512)];
@@ -377,6 +394,8 @@ mod tests {
     use evermap_pm::region::{Identity, RegionConfig};
     use std::sync::Arc;
 
+    const OWNER: Owner = Owner(0);
+
     fn pool() -> Arc<Pool<Dram>> {
         let capacity = 1 << 20;
         let config = RegionConfig { extent_size: 16384, capacity, seed: Some(1) };
@@ -392,13 +411,13 @@ mod tests {
             for value_len in (0..20).chain([80]) {
                 let (key, value) = (&bytes[..key_len], &bytes[20..20 + value_len]);
                 let meta = Meta { flags: 0xdead_beef, expires_at: 77 };
-                let draft = Draft::new(&pool, key, value, meta, 0x1_2345).unwrap();
+                let draft = Draft::new(&pool, OWNER, key, value, meta, 0x1_2345).unwrap();
                 let record = Record::at(pool.medium(), draft.word()).unwrap();
                 let (mut key_copy, mut value_copy) = (Vec::new(), b"before".to_vec());
                 record.append_key(&mut key_copy).unwrap();
                 record.append_value(&mut value_copy).unwrap();
                 assert_eq!((&*key_copy, &value_copy[6..]), (key, value));
-                assert!(record.verify() && record.verifies(key, value));
+                assert!(record.verify(OWNER) && record.verifies(OWNER, key, value));
                 assert_eq!((record.flags(), record.stamp()), (0xdead_beef, 0x1_2345));
                 assert_eq!(record.expires_at(), Some(77));
                 assert!(evermap_index::record::key_equals(pool.medium(), draft.word(), key));
@@ -414,18 +433,37 @@ mod tests {
     fn golden() {
         let pool = pool();
         let meta = Meta { flags: 7, expires_at: 0 };
-        let draft = Draft::new(&pool, b"key", b"value", meta, 42).unwrap();
+        let draft = Draft::new(&pool, Owner::of(0), b"key", b"value", meta, 42).unwrap();
         let record = Record::at(pool.medium(), draft.word()).unwrap();
         assert_eq!(pool.medium().load(&record.header.check), 7 << 32 | 0xb895_98cf);
         let expected = crc32c::crc32c(b"\x2a\0\0\0\0\0\0\0\x07\0\0\0\x03\0\0\0\x05\0\0\0keyvalue");
         assert_eq!(expected, 0xb895_98cf);
+        let draft = Draft::new(&pool, Owner::of(64), b"key", b"value", meta, 42).unwrap();
+        let record = Record::at(pool.medium(), draft.word()).unwrap();
+        let of_map = b"\x40\0\0\0\0\0\0\0\x2a\0\0\0\0\0\0\0\x07\0\0\0\x03\0\0\0\x05\0\0\0keyvalue";
+        assert_eq!(pool.medium().load(&record.header.check) as u32, crc32c::crc32c(of_map));
+    }
+
+    #[test]
+    fn a_record_verifies_in_its_own_map_only() {
+        let pool = pool();
+        let owners = [0, 64, 128, 1 << 40].map(Owner::of);
+        for owner in owners {
+            let meta = Meta::default();
+            let draft = Draft::new(&pool, owner, b"key", b"value", meta, 42).unwrap();
+            let record = Record::at(pool.medium(), draft.word()).unwrap();
+            for other in owners {
+                assert_eq!(record.verify(other), other == owner);
+                assert_eq!(record.verifies(other, b"key", b"value"), other == owner);
+            }
+        }
     }
 
     #[test]
     fn every_changed_bit_is_noticed() {
         let pool = pool();
         let value: Vec<u8> = (0..61).collect();
-        let draft = Draft::new(&pool, b"some key", &value, Meta::default(), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"some key", &value, Meta::default(), 42).unwrap();
         let cells = draft.cells(0);
         for bit in 0..cells.len() * 64 {
             let (cell, flip) = (&cells[bit / 64], 1 << (bit % 64));
@@ -433,7 +471,7 @@ mod tests {
             let before = pool.medium().load(cell);
             pool.medium().store(cell, before ^ flip);
             let sound = Record::at(pool.medium(), draft.word())
-                .is_ok_and(|record| record.verify() && record.expires_at() == Some(0));
+                .is_ok_and(|record| record.verify(OWNER) && record.expires_at() == Some(0));
             pool.medium().store(cell, before);
             assert_eq!(sound, padding, "bit {bit}");
         }
@@ -442,7 +480,7 @@ mod tests {
     #[test]
     fn a_word_that_names_no_record_is_refused() {
         let pool = pool();
-        let draft = Draft::new(&pool, b"k", b"v", Meta::default(), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", Meta::default(), 42).unwrap();
         let word = draft.word();
         let m = pool.medium();
         assert!(Record::at(m, word).is_ok());
