@@ -3,11 +3,14 @@
 use std::process::ExitCode;
 
 use crate::failure::Failure;
+use crate::format::in_one_line;
 use crate::inspect::say;
 use crate::open::StoreArguments;
 use crate::{DONE, NO};
 
 /// Write the names of the named maps in a store to standard output, one in each line
+///
+/// Tabs, line ends and the like are written as in dumps: \t \n \r \\ \xNN.
 #[derive(clap::Args)]
 pub(crate) struct Maps {
     #[command(flatten)]
@@ -19,7 +22,7 @@ impl Maps {
         let store = self.store.open()?;
         let names = store.maps()?;
         store.close()?;
-        names.iter().try_for_each(|name| say(name))?;
+        names.iter().try_for_each(|name| say(&in_one_line(name)))?;
         Ok(DONE)
     }
 }

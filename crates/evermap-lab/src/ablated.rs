@@ -101,7 +101,9 @@ fn build<const STASHES: usize, const WHAT: u8>(
     setup.media_only(name, &[MediumKind::Dram])?;
     let stage = Stage { name, guards: Guards::PerOperation, setup };
     let built = match setup.shape {
-        Some(shape) => stage.store::<Dash<STASHES>, Lacking<Bytes, WHAT>>(stage.nowhere(), shape),
+        Some(shape) => {
+            stage.store::<Dash<STASHES>, Lacking<Bytes, WHAT>, _>(stage.nowhere(), shape)
+        }
         None if setup.counted => {
             let counts = |medium: &Counted<Dram>| Some(medium.counts().into());
             let medium = stage.memory().map(Counted::new);

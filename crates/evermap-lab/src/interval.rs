@@ -1,4 +1,4 @@
-//! Medians, and how far to trust them.
+//! Medians and quantiles, and how far to trust them.
 
 /// The middle of `values`, the mean of the middle two where their number is even. Nothing where there are none.
 pub fn median(values: &[f64]) -> Option<f64> {
@@ -9,6 +9,13 @@ pub fn median(values: &[f64]) -> Option<f64> {
         n if n % 2 == 1 => Some(sorted[middle]),
         _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
     }
+}
+
+/// What a `share` of `values` does not exceed, 0 to 1. Nothing where there are none.
+pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let sorted = sorted(values);
+    let last = sorted.len().checked_sub(1)?;
+    Some(sorted[(share * last as f64) as usize])
 }
 
 /// A range that holds the true median with a known probability.
@@ -63,6 +70,16 @@ mod tests {
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[9.0, 1.0, 4.0]), Some(4.0));
         assert_eq!(median(&[8.0, 1.0, 4.0, 2.0]), Some(3.0));
+    }
+
+    #[test]
+    fn quantiles() {
+        assert_eq!(quantile(&[], 0.5), None);
+        let values: Vec<_> = (1..=101).rev().map(f64::from).collect();
+        assert_eq!(quantile(&values, 0.0), Some(1.0));
+        assert_eq!(quantile(&values, 0.05), Some(6.0));
+        assert_eq!(quantile(&values, 1.0), Some(101.0));
+        assert_eq!(quantile(&[3.0, 1.0, 2.0], 0.05), Some(1.0), "of few, the least");
     }
 
     #[test]

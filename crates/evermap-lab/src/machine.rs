@@ -75,6 +75,12 @@ impl CpuUse {
     }
 }
 
+/// Brings the processor time of the calling thread up to date for those who read that of the process: the kernel counts a
+/// thread that runs on another processor only up to its last scheduler tick.
+pub(crate) fn account_for_this_thread() {
+    let _ = clock_gettime(ClockId::ThreadCPUTime);
+}
+
 /// Waits until others keep no more than `limit` processors busy, but no longer than `patience` (or a look more).
 pub(crate) fn wait_for_quiet(limit: f64, patience: Duration) {
     /// Long enough for a few scheduler ticks.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use evermap_index::key::BytesRef;
 use evermap_index::record::{HEADER, Header, OFFSET_MASK, lengths};
 use evermap_index::{Index, Key};
-use evermap_pm::medium::Mapped;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool};
 
 use crate::indexed::size_of;
@@ -18,15 +17,15 @@ use crate::subject::{Found, Place, Size};
 const BATCH: usize = 32;
 
 /// An index over byte strings, with the records it names.
-pub(crate) struct Recorded<I, K> {
-    pool: Arc<Pool<Mapped>>,
+pub(crate) struct Recorded<M: Medium, I, K> {
+    pool: Arc<Pool<M>>,
     index: I,
     place: Place,
     keys: PhantomData<fn() -> K>,
 }
 
-impl<I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<I, K> {
-    pub(crate) fn new(pool: Arc<Pool<Mapped>>, index: I, place: Place) -> Self {
+impl<M: Medium, I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<M, I, K> {
+    pub(crate) fn new(pool: Arc<Pool<M>>, index: I, place: Place) -> Self {
         Recorded { pool, index, place, keys: PhantomData }
     }
 
@@ -88,7 +87,12 @@ impl<I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<I, K> {
     }
 }
 
-impl<I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Store for Recorded<I, K> {
+impl<M, I, K> Store for Recorded<M, I, K>
+where
+    M: Medium,
+    I: Index<K> + 'static,
+    K: for<'k> Key<Ref<'k> = BytesRef<'k>>,
+{
     type Reader<'a> = Guard<'a>;
 
     fn reader(&self) -> Result<Guard<'_>> {
@@ -133,7 +137,7 @@ impl<I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Store for Re
 
     /// The index's, and the records' among the bytes.
     fn size(&self) -> Result<Size> {
-        let size = size_of::<K, Mapped>(&self.pool, &self.index)?;
+        let size = size_of::<K, M>(&self.pool, &self.index)?;
         let pm_bytes = Some(self.pool.heap_stats().allocated_bytes);
         Ok(Size { pm_bytes, ..size })
     }

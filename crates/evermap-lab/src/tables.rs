@@ -34,6 +34,13 @@ pub(crate) fn grids(driven: &Driven) -> Vec<Grid> {
             Some(format!("{:.0}{range}", cpu_ns_per_op?))
         },
     );
+    table(
+        "Processor time of an operation, ns: what a twentieth of the rounds did not exceed",
+        &|phase| {
+            let least = phase.summary.cpu_least.filter(|_| phase.rounds.len() > 1)?;
+            Some(format!("{least:.1}"))
+        },
+    );
     type Quantile = (&'static str, fn(&Record) -> Option<u64>);
     let quantiles: [Quantile; 4] = [
         ("Median latency", |record| record.p50_ns),

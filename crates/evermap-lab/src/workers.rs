@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crate::LabError;
-use crate::machine::{self, CpuClock, CpuUse};
+use crate::machine::{self, CpuClock, CpuUse, account_for_this_thread};
 use crate::workload::Stream;
 
 type Job = Box<dyn FnOnce(&mut Stream) + Send>;
@@ -86,10 +86,13 @@ impl Workers {
         let line = Arc::new(Barrier::new(self.count() + 1));
         let start = line.clone();
         let pending = self.launch(move |number, stream| {
+            account_for_this_thread();
             start.wait();
             let begin = Instant::now();
             let result = job(number, stream)?;
-            Ok((result, begin, Instant::now()))
+            let end = Instant::now();
+            account_for_this_thread();
+            Ok((result, begin, end))
         })?;
         let clock = CpuClock::now();
         line.wait();

@@ -569,7 +569,7 @@ impl<M: Medium> Visitor for Belongings<'_, M> {
 fn free_everything<M: Medium>(pool: &Pool<M>, map: &Map<M>) -> bool {
     let mut all = Belongings { pool, blocks: vec![map.seat.descriptor()], whole: true };
     let visited = map.index.visit(&mut all);
-    match map.saved.blocks(pool) {
+    match map.saved.take(pool) {
         Some(blocks) => all.blocks.extend(blocks),
         None => all.whole = false,
     }

@@ -65,6 +65,13 @@ impl Format {
     }
 }
 
+/// Text in one line, with the escapes of [`Format::Tsv`].
+pub(crate) fn in_one_line(text: &str) -> String {
+    let mut line = Vec::new();
+    tsv::escape(text.as_bytes(), &mut line);
+    String::from_utf8(line).expect("escapes are text")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -47,7 +47,7 @@ pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
 }
 
 /// Text stays readable; control characters and what is no UTF-8 become escapes.
-fn escape(bytes: &[u8], out: &mut Vec<u8>) {
+pub(super) fn escape(bytes: &[u8], out: &mut Vec<u8>) {
     for chunk in bytes.utf8_chunks() {
         for &byte in chunk.valid().as_bytes() {
             match byte {

@@ -149,6 +149,8 @@ fn named_maps_are_apart() {
     assert_eq!(on("drop", &store, &["orders"]).well(), b"");
     assert_eq!(on("drop", &store, &["orders"]), no);
     assert_eq!(on("maps", &store, &[]).well(), b"users\n");
+    assert_eq!(on("put", &store, &["key", "value", "--map", "two\nlines"]).well(), b"");
+    assert_eq!(on("maps", &store, &[]).well(), b"two\\nlines\nusers\n");
     on("check", &store, &["--deep"]).well();
 }
 

@@ -79,7 +79,12 @@ impl Saved {
         chain.map_or(Some(Vec::new()), |chain| chain.blocks(pool.medium()))
     }
 
-    /// Frees what is left of it. Nothing if there is nothing, or there no longer is.
+    /// The same for whoever frees them with all else that the map has: they are his from now on.
+    pub(crate) fn take<M: Medium>(&self, pool: &Pool<M>) -> Option<Vec<u64>> {
+        self.lock().take().map_or(Some(Vec::new()), |chain| chain.blocks(pool.medium()))
+    }
+
+    /// Frees what is left of it, if anything is.
     fn free<M: Medium>(&self, pool: &Pool<M>, cell: &PmU64) {
         let mut chain = self.lock();
         let Some(gone) = chain.take() else { return };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use evermap_pm::medium::Note;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::{self, ImageConfig, Sim};
-use evermap_pm::{Medium, Pool};
+use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::Tiny;
 use crate::hash::dash::Config;
@@ -97,6 +97,25 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
             assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
         }
         assert_eq!(index.stats(&pool.pin()).unwrap().recovered, segments);
+    }
+}
+
+/// A segment that is recovered has a damaged version word. Nothing makes it fresh again, and nobody must try for ever.
+#[test]
+fn a_bucket_that_stays_stale_is_told_of() {
+    let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
+    let (sim, pool, index) = filled::<Plain>(keys());
+    for key in keys() {
+        let segment = index.segment(index.expansion.directory.locate(key)).unwrap();
+        for bucket in &segment.normal {
+            sim.store_transient(&bucket.version, Version::fresh(index.generation - 1).0);
+        }
+    }
+    let guard = pool.pin();
+    for key in keys() {
+        for answer in [index.get(key, &guard).map(drop), index.update(key, 1, &guard).map(drop)] {
+            assert!(matches!(answer.unwrap_err().kind(), ErrorKind::Damaged { .. }));
+        }
     }
 }
 

@@ -35,6 +35,8 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             m.persist(cell);
             // Release: for visitors, who do not wait until its segments are in use.
             self.arrays[number].store(offset, Ordering::Release);
+            // Relaxed: searches come here once the segments are in use.
+            self.bases[number].store(Self::base(number, offset, bytes), Ordering::Relaxed);
         }
         Ok(())
     }

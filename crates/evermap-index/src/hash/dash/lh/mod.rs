@@ -67,6 +67,8 @@ pub type DashLh<
 
 /// Segments that come into use at once.
 const STEP: u64 = 2;
+/// Base of an array that is not there: no medium is as large, whatever the segment.
+const NOWHERE: u64 = 1 << 62;
 
 /// Segments and arrays so small that a handful of keys makes every structural change happen.
 pub type TinyLh<K, M> = DashLh<K, M, 4, 2, 4, 2, 2>;
@@ -80,6 +82,8 @@ pub struct Linear<M: Medium, const F: usize, const T: usize> {
     count: AtomicU64,
     /// Copies of the arrays' offsets, 0 for those that are not there yet.
     arrays: Box<[AtomicU64; ARRAYS]>,
+    /// The same for searches: where segment 0 would be if each array began with it, or [`NOWHERE`].
+    bases: Box<[AtomicU64; ARRAYS]>,
     /// Held by whoever lets the index extend further.
     expanding: Mutex<()>,
 }
@@ -87,6 +91,8 @@ pub struct Linear<M: Medium, const F: usize, const T: usize> {
 /// Where a search was led.
 #[derive(Clone, Copy)]
 pub struct Led {
+    /// Segments in use then.
+    count: u64,
     /// The segment that serves the hash.
     number: u64,
     /// Where that is.
@@ -112,14 +118,23 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     /// The geometry word of the root.
     const GEOMETRY: u64 = F as u64 | (T as u64) << 32;
 
-    fn new(pool: Arc<Pool<M>>, root: u64, count: u64, arrays: [u64; ARRAYS]) -> Self {
+    /// With these arrays of segments of `bytes` bytes.
+    fn new(pool: Arc<Pool<M>>, root: u64, count: u64, arrays: [u64; ARRAYS], bytes: u64) -> Self {
+        let base = |array| AtomicU64::new(Self::base(array, arrays[array], bytes));
         Linear {
             pool,
             root,
             count: AtomicU64::new(count),
             arrays: Box::new(arrays.map(AtomicU64::new)),
+            bases: Box::new(std::array::from_fn(base)),
             expanding: Mutex::new(()),
         }
+    }
+
+    /// Where segment 0 would be if `array`, which begins at `offset`, began with it.
+    fn base(array: usize, offset: u64, bytes: u64) -> u64 {
+        let before = numbers::segments_in(array, F as u64, T as u64);
+        if offset == 0 { NOWHERE } else { offset.wrapping_sub(before * bytes) }
     }
 
     /// Segments in use.
@@ -133,11 +148,9 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     /// Offset of segment `number` in an array of segments of `bytes` bytes; one that cannot be where there is none.
     #[inline(always)]
     fn place(&self, number: u64, bytes: u64) -> u64 {
-        let position = numbers::position(number, F as u64, T as u64);
+        let base = self.bases.get(numbers::array_of(number, F as u64, T as u64));
         // Relaxed: never changes once the number is in use, and `count` has told of that.
-        let array =
-            self.arrays.get(position.array).map_or(0, |array| array.load(Ordering::Relaxed));
-        if array == 0 { u64::MAX } else { array + position.within * bytes }
+        base.map_or(NOWHERE, |base| base.load(Ordering::Relaxed)).wrapping_add(number * bytes)
     }
 
     /// Segments in use after one more expansion than made it `count`.
@@ -151,7 +164,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
 
     /// Arrays that `count` segments take.
     fn arrays_for(count: u64) -> usize {
-        numbers::position(count - 1, F as u64, T as u64).array + 1
+        numbers::array_of(count - 1, F as u64, T as u64) + 1
     }
 
     fn root(&self) -> &Root {
@@ -203,7 +216,7 @@ where
             m.store(cell, if offset == 0 { 0 } else { Array { number, offset }.encode() });
         }
         m.flush(header);
-        let linear = Linear::new(pool.clone(), root, count, arrays);
+        let linear = Linear::new(pool.clone(), root, count, arrays, bytes);
         let number = |pattern| numbers::number_of_shape(Shape { depth, pattern });
         let places = (0..count).map(|pattern| linear.place(number(pattern), bytes)).collect();
         Ok((linear, places))
@@ -233,14 +246,16 @@ where
                 None => return Err(damaged("impossible place of an array")),
             };
         }
-        Ok(Linear::new(pool.clone(), root, extent.0, arrays))
+        let bytes = size_of::<Segment<B, S>>() as u64;
+        Ok(Linear::new(pool.clone(), root, extent.0, arrays, bytes))
     }
 
     #[inline(always)]
     fn find<'a>(&'a self, _m: &'a M, hash: u64) -> Result<Led> {
-        let number = numbers::number_of(hash, self.count());
+        let count = self.count();
+        let number = numbers::number_of(hash, count);
         let target = self.place(number, size_of::<Segment<B, S>>() as u64);
-        Ok(Led { number, target, holder: target })
+        Ok(Led { count, number, target, holder: target })
     }
 
     #[cold]
@@ -248,7 +263,8 @@ where
         // A segment can be split while we look for it, once for each bit that numbers have.
         const MANY: usize = 100;
         let bytes = size_of::<Segment<B, S>>() as u64;
-        let number = numbers::number_of(hash, self.count());
+        let count = self.count();
+        let number = numbers::number_of(hash, count);
         let target = self.place(number, bytes);
         for _ in 0..MANY {
             let mut at = number;
@@ -257,7 +273,7 @@ where
                 match shape_if_initialised(m, at, holder) {
                     // A segment that serves less than it did when we read the count is found out by `still`.
                     Some(shape) if at == number || shape.covers(numbers::rank(hash)) => {
-                        return Ok(Led { number, target, holder });
+                        return Ok(Led { count, number, target, holder });
                     }
                     // It gave these records away, so the segment that got them is initialised by now.
                     Some(_) => break,
@@ -271,7 +287,8 @@ where
 
     #[inline(always)]
     fn still(&self, m: &M, hash: u64, found: &Led) -> bool {
-        numbers::number_of(hash, self.count()) == found.number
+        let count = self.count();
+        (count == found.count || numbers::number_of(hash, count) == found.number)
             && (found.holder == found.target
                 || shape_if_initialised(m, found.number, found.target).is_none())
     }
@@ -372,7 +389,7 @@ where
         stats.segments = self.count();
         stats.capacity += segments * ((B + S) * N) as u64;
         stats.pm_bytes += segments * size_of::<Segment<B, S>>() as u64;
-        stats.dram_bytes += size_of::<[AtomicU64; ARRAYS]>() as u64;
+        stats.dram_bytes += 2 * size_of::<[AtomicU64; ARRAYS]>() as u64;
     }
 
     fn check(dash: &DashLh<K, M, B, S, N, F, T>, problems: &mut Vec<String>) {

@@ -51,24 +51,15 @@ pub(super) fn number_of_shape(shape: Shape) -> u64 {
     if shape.depth == 0 { 0 } else { shape.pattern.reverse_bits() >> (64 - shape.depth) }
 }
 
-/// Where a segment is: in which array, and how many segments into it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Position {
-    pub(super) array: usize,
-    pub(super) within: u64,
-}
-
-/// Where segment `number` is, where the first `stride` arrays have `first` segments each, the next `stride` twice
-/// as many, and so on.
+/// The array that segment `number` is in, where the first `stride` arrays have `first` segments each, the next `stride`
+/// twice as many, and so on. Every search asks this, so it is as short as it can be.
 #[inline(always)]
-pub(super) fn position(number: u64, first: u64, stride: u64) -> Position {
-    // In units of the first array: group g has `stride` arrays of 2^g units, and begins at stride * (2^g - 1).
-    let unit = number / first;
-    let group = (unit / stride + 1).ilog2();
-    let begins = stride * ((1 << group) - 1);
-    let array = (unit - begins) >> group;
-    let within = number - first * (begins + (array << group));
-    Position { array: (stride * u64::from(group) + array) as usize, within }
+pub(super) fn array_of(number: u64, first: u64, stride: u64) -> usize {
+    // In units of the first array, group g has `stride` arrays of 2^g units each, and begins at stride * (2^g - 1). Counted
+    // from -stride on it begins at stride * 2^g, and its arrays at multiples of 2^g.
+    let unit = number / first + stride;
+    let group = (unit / stride).ilog2();
+    (stride * u64::from(group) + (unit >> group) - stride) as usize
 }
 
 /// Segments in array `array`.
@@ -103,7 +94,8 @@ mod tests {
             (640, 9, 0),
             (1536, 16, 0),
         ] {
-            assert_eq!(position(number, 64, 8), Position { array, within }, "segment {number}");
+            assert_eq!(array_of(number, 64, 8), array, "segment {number}");
+            assert_eq!(number - segments_in(array, 64, 8), within, "segment {number}");
         }
     }
 
@@ -113,8 +105,8 @@ mod tests {
             let mut number = 0;
             for array in 0..stride as usize * 4 {
                 assert_eq!(segments_in(array, first, stride), number);
-                for within in 0..array_len(array, first, stride) {
-                    assert_eq!(position(number, first, stride), Position { array, within });
+                for _ in 0..array_len(array, first, stride) {
+                    assert_eq!(array_of(number, first, stride), array);
                     number += 1;
                 }
             }
@@ -124,8 +116,8 @@ mod tests {
     /// Positions stay right where numbers no longer fit 32 bits.
     #[test]
     fn the_last_segment_has_a_place() {
-        let last = position(SEGMENTS_MAX - 1, 61, 16);
-        assert!(last.array < 512 && last.within < array_len(last.array, 61, 16), "{last:?}");
+        let last = array_of(SEGMENTS_MAX - 1, 61, 16);
+        assert!(last < 512 && segments_in(last, 61, 16) < SEGMENTS_MAX, "{last}");
         assert_eq!(segments_in(512, 61, 16), SEGMENTS_MAX);
     }
 
