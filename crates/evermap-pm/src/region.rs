@@ -161,7 +161,7 @@ pub struct Opened {
     pub clean: bool,
     /// Whether the contents are suspect and were opened all the same.
     pub suspect: bool,
-    /// Whether old generation stamps cannot be told from new ones, so that everything must be recovered now.
+    /// Whether old generation stamps cannot be told from new ones, so that everything must be recovered now: O(everything).
     pub recover_all: bool,
 }
 
@@ -462,7 +462,8 @@ impl<M: Medium> Region<M> {
         if clean && !m.mutant("DA-1") {
             m.sync()?;
         }
-        Ok(Opened { clean, suspect, recover_all: !reliable || wrapped })
+        // In a suspect file the page with the generation may be older than pages with stamps of it and of later ones.
+        Ok(Opened { clean, suspect, recover_all: !reliable || wrapped || suspect })
     }
 
     /// Writes the generation; durable on return, with what was flushed before.
