@@ -292,7 +292,7 @@ impl<M: Medium> Store<M> {
         Draft::flushed(pool, owner, key.bytes, value, meta.flags, control, stamp)
     }
 
-    /// Tries again where space was short but some can be had: what waits for its reuse, or for the sweep, or lies
+    /// Tries again where space was short but some can be had: what saved keys take, or waits for its reuse, or for the sweep, or lies
     /// scattered in blocks of other sizes.
     ///
     /// `attempt` must not hold a guard when it returns.
@@ -301,6 +301,8 @@ impl<M: Medium> Store<M> {
             |answer: &Result<R>| matches!(answer, Err(Error::Pm(error)) if error.is_no_space());
         let mut answer = attempt();
         if is_short(&answer) {
+            // Keys that were saved for opening have no claim to space that records need.
+            self.open_maps().iter().for_each(Self::forget_saved);
             self.file.pool.epoch().try_drain();
             self.file.upkeep.wait_for_space();
             answer = attempt();

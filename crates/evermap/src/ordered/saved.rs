@@ -278,7 +278,7 @@ impl<M: Medium> Store<M> {
     }
 
     /// Frees what an orderly stop has left: the tree has it now, or it no longer says anything.
-    pub(super) fn forget_saved(&self) {
+    pub(crate) fn forget_saved(&self) {
         self.map.saved.free(&self.file.pool, self.map.seat.saved(&self.file.pool));
     }
 

@@ -160,6 +160,28 @@ fn damaged_keys_are_read_from_the_hash_index() {
     assert_eq!(used, 0, "every flipped bit was one that counts");
 }
 
+/// What was saved gives way to records.
+#[test]
+fn saved_keys_give_way_where_space_is_short() {
+    let memory = Kept::new(4 << 20);
+    let options = options().capacity(4 << 20);
+    let store = memory.open(&options).unwrap();
+    let put = |store: &Store<Kept>, number: u64| {
+        let key = key_of(number);
+        store.put(&key, &value_of(&key, number, 300))
+    };
+    let full = (3..).find(|&number| put(&store, number).is_err()).unwrap();
+    (full - 2000..full).for_each(|number| assert!(store.remove(&key_of(number)).unwrap()));
+    store.compact().unwrap();
+    store.close().unwrap();
+    assert_ne!(memory.word(ROOT), 0, "they are saved");
+    let store = memory.open(&options).unwrap();
+    (full - 2000..full).for_each(|number| put(&store, number).unwrap());
+    assert_eq!(memory.word(ROOT), 0);
+    assert!(!built(&store).from_saved);
+    sound(&store);
+}
+
 #[test]
 fn a_full_store_saves_nothing() {
     let directory = tempfile::tempdir().unwrap();
