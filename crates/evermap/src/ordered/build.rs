@@ -1,6 +1,7 @@
 //! Building the tree from the hash index, while everything else goes on.
 //!
-//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Else threads walk over the hash index, a segment each at a time, and note the keys. Meanwhile notices are kept.
+//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Otherwise threads walk over the hash
+//!    index, a segment each at a time, and note the keys. Meanwhile notices are kept.
 //! 2. The keys are sorted and become the tree, which others see from now on.
 //! 3. The kept notices are worked on like any others.
 //!
