@@ -156,16 +156,17 @@ impl<'i> Cursor<'i> {
         let (left, reached) = match (self.direction, until) {
             (_, Bound::Unbounded) => (0..pairs.len(), false),
             (Direction::Ascending, Bound::Included(last)) => {
-                (0..pairs.partition_point(|key| key <= last), edge > last)
+                (0..pairs.partition_point(0..pairs.len(), |key| key <= last), edge > last)
             }
             (Direction::Ascending, Bound::Excluded(end)) => {
-                (0..pairs.partition_point(|key| key < end), edge >= end)
+                (0..pairs.partition_point(0..pairs.len(), |key| key < end), edge >= end)
             }
-            (Direction::Descending, Bound::Included(first)) => {
-                (pairs.partition_point(|key| key < first)..pairs.len(), edge <= first)
-            }
+            (Direction::Descending, Bound::Included(first)) => (
+                pairs.partition_point(0..pairs.len(), |key| key < first)..pairs.len(),
+                edge <= first,
+            ),
             (Direction::Descending, Bound::Excluded(end)) => {
-                (pairs.partition_point(|key| key <= end)..pairs.len(), edge <= end)
+                (pairs.partition_point(0..pairs.len(), |key| key <= end)..pairs.len(), edge <= end)
             }
         };
         self.left = left;

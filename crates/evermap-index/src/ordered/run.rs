@@ -1,6 +1,6 @@
 //! Pairs packed one behind the other.
 
-use evermap_pm::medium::prefetch;
+use std::ops::Range;
 
 use super::Direction;
 
@@ -8,9 +8,15 @@ use super::Direction;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     bytes: Vec<u8>,
-    /// Where each key ends.
-    ends: Vec<usize>,
-    words: Vec<u64>,
+    pairs: Vec<Pair>,
+}
+
+/// What belongs to a key, side by side: whoever goes through pairs out of their order has one line to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pair {
+    /// Where the key ends.
+    end: usize,
+    word: u64,
 }
 
 impl Run {
@@ -19,11 +25,17 @@ impl Run {
         Self::default()
     }
 
+    /// Without pairs, and with room for so many with keys of 16 bytes.
+    pub(super) fn with_room(pairs: usize) -> Self {
+        let mut run = Self::new();
+        run.reserve(pairs);
+        run
+    }
+
     /// Makes room for so many pairs more, with keys of 16 bytes.
     pub fn reserve(&mut self, pairs: usize) {
         self.bytes.reserve(16 * pairs);
-        self.ends.reserve(pairs);
-        self.words.reserve(pairs);
+        self.pairs.reserve(pairs);
     }
 
     /// Adds a pair at the end. Amortised O(bytes of the key).
@@ -34,19 +46,33 @@ impl Run {
     /// Adds a pair whose key `spell` appends to what it is given.
     #[inline]
     pub fn push_with(&mut self, word: u64, spell: impl FnOnce(&mut Vec<u8>)) {
-        spell(&mut self.bytes);
-        self.ends.push(self.bytes.len());
-        self.words.push(word);
+        self.push_if(word, |bytes| {
+            spell(bytes);
+            true
+        });
+    }
+
+    /// The same, if `spell` says so in the end; answers whether it did.
+    #[inline]
+    pub fn push_if(&mut self, word: u64, spell: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+        let start = self.bytes.len();
+        let wanted = spell(&mut self.bytes);
+        if wanted {
+            self.pairs.push(Pair { end: self.bytes.len(), word });
+        } else {
+            self.bytes.truncate(start);
+        }
+        wanted
     }
 
     /// Pairs.
     pub fn len(&self) -> usize {
-        self.words.len()
+        self.pairs.len()
     }
 
     /// Whether there is no pair.
     pub fn is_empty(&self) -> bool {
-        self.words.is_empty()
+        self.pairs.is_empty()
     }
 
     /// The key at a place.
@@ -55,8 +81,8 @@ impl Run {
     /// If there are not so many pairs.
     #[inline]
     pub fn key(&self, at: usize) -> &[u8] {
-        let start = if at == 0 { 0 } else { self.ends[at - 1] };
-        &self.bytes[start..self.ends[at]]
+        let start = if at == 0 { 0 } else { self.pairs[at - 1].end };
+        &self.bytes[start..self.pairs[at].end]
     }
 
     /// The word at a place.
@@ -65,20 +91,7 @@ impl Run {
     /// If there are not so many pairs.
     #[inline]
     pub fn word(&self, at: usize) -> u64 {
-        self.words[at]
-    }
-
-    /// Asks for the word at a place, and for where its key is.
-    #[inline]
-    pub(super) fn prefetch_place(&self, at: usize) {
-        prefetch((&raw const self.ends[at]).cast());
-        prefetch((&raw const self.words[at]).cast());
-    }
-
-    /// Asks for the key at a place.
-    #[inline]
-    pub(super) fn prefetch_key(&self, at: usize) {
-        prefetch(self.key(at).as_ptr());
+        self.pairs[at].word
     }
 
     /// The pairs, in order.
@@ -89,13 +102,16 @@ impl Run {
     /// Forgets the pairs and keeps the room.
     pub fn clear(&mut self) {
         self.bytes.clear();
-        self.ends.clear();
-        self.words.clear();
+        self.pairs.clear();
     }
 
-    /// The first place whose key is not `before`, which must hold for a first part of the keys.
-    pub(super) fn partition_point(&self, mut before: impl FnMut(&[u8]) -> bool) -> usize {
-        let (mut low, mut high) = (0, self.len());
+    /// The first of some places whose key is not `before`, which must hold for a first part of them.
+    pub(super) fn partition_point(
+        &self,
+        places: Range<usize>,
+        mut before: impl FnMut(&[u8]) -> bool,
+    ) -> usize {
+        let Range { start: mut low, end: mut high } = places;
         while low < high {
             let middle = low.midpoint(high);
             if before(self.key(middle)) { low = middle + 1 } else { high = middle }
@@ -146,8 +162,8 @@ mod tests {
         let pairs: [(&[u8], u64); 4] = [(b"", 1), (b"a", 2), (b"a\0", 3), (b"bcd", u64::MAX)];
         pairs.iter().for_each(|&(key, word)| run.push(key, word));
         assert!(run.iter().eq(pairs));
-        assert_eq!(run.partition_point(|key| key < b"a\0".as_slice()), 2);
-        assert_eq!(run.partition_point(|_| true), 4);
+        assert_eq!(run.partition_point(0..4, |key| key < b"a\0".as_slice()), 2);
+        assert_eq!(run.partition_point(0..4, |_| true), 4);
         run.clear();
         assert!(run.is_empty() && run.iter().next().is_none());
     }

@@ -25,7 +25,9 @@ use crate::record::Record;
 use crate::{Error, Result, Store};
 
 /// Pairs, about, whose records one thread reads under one guard.
-const READ_TOGETHER: usize = 1 << 16;
+const READ_TOGETHER: usize = 1 << 17;
+/// Places that the file is divided into for that.
+const PLACES: usize = 1 << 12;
 /// Records that a reader of keys fetches ahead.
 const AHEAD: usize = 24;
 /// Where most keys end, bytes from the beginning of their record: so far it is fetched.
@@ -63,6 +65,29 @@ pub(super) fn in_parts<T: Sync, R: Send>(
         };
         first.map(work).into_iter().chain(others.into_iter().map(end)).collect()
     })
+}
+
+/// Pairs in about the order of their records: enough for neighbours to share pages, and for the price of two walks over them.
+fn by_place(pairs: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let offset = |&(_, word): &(u64, u64)| word & OFFSET_MASK;
+    let last = pairs.iter().map(offset).max().unwrap_or(0);
+    let shift = (u64::BITS - last.leading_zeros()).saturating_sub(PLACES.ilog2());
+    let place = |pair: &_| (offset(pair) >> shift) as usize;
+    // Where the next pair of each place goes.
+    let mut next = [0; PLACES];
+    pairs
+        .iter()
+        .map(place)
+        .filter(|place| place + 1 < PLACES)
+        .for_each(|place| next[place + 1] += 1);
+    (1..PLACES).for_each(|place| next[place] += next[place - 1]);
+    let mut placed = vec![(0, 0); pairs.len()];
+    for pair in pairs {
+        let next = &mut next[place(pair)];
+        placed[*next] = *pair;
+        *next += 1;
+    }
+    placed
 }
 
 /// Ends the waiting of others, whatever becomes of the building.
@@ -191,7 +216,7 @@ impl<M: Medium> Store<M> {
 
     /// The keys of segments that no other thread reads, until there are none left.
     fn read_part(&self, ordered: &Ordered, walk: &Mutex<Walk<'_, M>>) -> Result<Run> {
-        let (mut run, mut key) = (Run::new(), Vec::new());
+        let mut run = Run::new();
         while let Some((pairs, _guard)) = self.next_segments(ordered, walk)? {
             let before = run.len();
             run.reserve(pairs.len());
@@ -200,7 +225,7 @@ impl<M: Medium> Store<M> {
                 if let Some(&(_, ahead)) = pairs.get(at + AHEAD) {
                     self.prefetch_key(ahead);
                 }
-                self.read_key(ordered, hash, word, &mut key, &mut run);
+                self.read_key(ordered, hash, word, &mut run);
             }
             ordered.read.fetch_add((run.len() - before) as u64, Relaxed);
         }
@@ -221,8 +246,7 @@ impl<M: Medium> Store<M> {
             // The first guard protects all that was found under it.
             pairs.extend(more);
         }
-        pairs.sort_unstable_by_key(|(_, word)| word & OFFSET_MASK);
-        Ok(Some((pairs, guard)))
+        Ok(Some((by_place(&pairs), guard)))
     }
 
     /// The next segment that nobody has read yet.
@@ -252,15 +276,15 @@ impl<M: Medium> Store<M> {
     /// Notes the key of a pair, if it can be read and belongs where it is. Dead records count too: the hash index
     /// binds their keys.
     #[inline]
-    fn read_key(&self, ordered: &Ordered, hash: u64, word: u64, key: &mut Vec<u8>, run: &mut Run) {
-        key.clear();
-        let read = match Record::at(self.file.pool.medium(), word) {
-            Ok(record) => record.append_key(key).is_ok(),
-            Err(_) => false,
-        };
-        if read && BytesRef::new(key, self.file.pool.seed()).hash == hash {
-            run.push(key, hash);
-        } else {
+    fn read_key(&self, ordered: &Ordered, hash: u64, word: u64, run: &mut Run) {
+        let read = run.push_if(hash, |keys| {
+            let start = keys.len();
+            Record::at(self.file.pool.medium(), word).is_ok_and(|record| {
+                record.append_key(keys).is_ok()
+                    && BytesRef::new(&keys[start..], self.file.pool.seed()).hash == hash
+            })
+        });
+        if !read {
             ordered.unreadable.fetch_add(1, Relaxed);
         }
     }
@@ -274,11 +298,11 @@ impl<M: Medium> Store<M> {
         differs: &mut dyn FnMut(BytesRef<'_>, bool, &Guard<'_>),
     ) -> Result<()> {
         let walk = Mutex::new(Walk::new(self));
-        let (mut run, mut key) = (Run::new(), Vec::new());
+        let mut run = Run::new();
         while let Some((pairs, guard)) = self.next_segment(ordered, &walk)? {
             run.clear();
             for &(hash, word) in &pairs {
-                self.read_key(ordered, hash, word, &mut key, &mut run);
+                self.read_key(ordered, hash, word, &mut run);
             }
             for (key, hash) in run.iter() {
                 if tree.get(key)?.is_none() {

@@ -1,20 +1,19 @@
-//! A tree from many pairs at once: sorted in parallel, cut into parts, and built from the leaves up without a lock.
+//! A tree from many pairs at once: divided into parts, sorted in parallel, and built from the leaves up without a lock.
 //!
-//! 1. Runs are cut into sources of about equal size, and each source is sorted, unless it is.
-//! 2. Samples of all sources give the keys at which parts begin. A part's pairs are merged from all sources and
-//!    become leaves.
+//! 1. Runs are cut into stretches of about equal size. Samples of all give the keys at which parts begin, so many that what
+//!    a part has fits into the cache; and each pair of a stretch that is not sorted is [dealt](source) to its part.
+//! 2. A part sorts what it has of each stretch, merges them, and makes leaves of them.
 //! 3. Level upon level is built above the leaves, until one node is left.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
-use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
+use evermap_pm::Result;
 use evermap_pm::sync::Mutex;
-use evermap_pm::{ErrorKind, Result};
 
 use super::key::Probe;
 use super::node::{Content, shared};
@@ -22,92 +21,10 @@ use super::restructure::Draft;
 use super::tally::Count;
 use super::{BPlus, Config};
 use crate::ordered::Run;
-use crate::record::KEY_MAX;
 
-/// Fewest pairs that are worth a source or a part of their own.
-const WORTHWHILE: usize = 1 << 12;
-/// Parts for each thread: they differ in size, so that one thread may do more of them than another.
-const PARTS: usize = 4;
-/// Samples for each part.
-const SAMPLES: usize = 32;
+mod source;
 
-/// How far ahead of a merge the places of pairs are asked for, and then the bytes of their keys.
-const PLACES_AHEAD: usize = 32;
-const KEYS_AHEAD: usize = 16;
-
-/// A sorted stretch of a run.
-struct Source<'r> {
-    run: &'r Run,
-    places: Range<usize>,
-    /// Places from the beginning of the stretch, in the order of their keys; nothing where they are in order.
-    order: Option<Vec<u32>>,
-}
-
-impl<'r> Source<'r> {
-    /// Sorts a stretch of fewer than 2^32 pairs. Equal keys stay in the order of their places.
-    ///
-    /// # Errors
-    /// `KeyTooLong`.
-    fn sorted(run: &'r Run, places: Range<usize>) -> Result<Self> {
-        let keys = || places.clone().map(|place| run.key(place));
-        if let Some(key) = keys().find(|key| key.len() > KEY_MAX) {
-            return Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into());
-        }
-        if keys().is_sorted() {
-            return Ok(Source { run, places, order: None });
-        }
-        let first = run.key(places.start);
-        // What all keys begin with decides nothing; the 8 bytes behind it decide most.
-        let prefix = keys().map(|key| shared(key, first)).min().unwrap_or(0);
-        let head = |key| Probe::new(key).head(prefix);
-        let mut heads: Vec<(u64, u32)> = keys().map(head).zip(0..).collect();
-        let key = |place: u32| run.key(places.start + place as usize);
-        heads.sort_unstable_by(|one, other| {
-            let keys = || key(one.1).cmp(key(other.1));
-            one.0.cmp(&other.0).then_with(keys).then(one.1.cmp(&other.1))
-        });
-        let order = heads.into_iter().map(|(_, place)| place).collect();
-        Ok(Source { run, places, order: Some(order) })
-    }
-
-    fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    /// Place in the run of the pair that is `at` in order.
-    #[inline]
-    fn place(&self, at: usize) -> usize {
-        self.places.start + self.order.as_ref().map_or(at, |order| order[at] as usize)
-    }
-
-    #[inline]
-    fn key(&self, at: usize) -> &'r [u8] {
-        self.run.key(self.place(at))
-    }
-
-    /// Asks for what comes some pairs after this one, if it is anywhere.
-    #[inline]
-    fn prefetch_behind(&self, at: usize) {
-        let Some(order) = &self.order else { return };
-        let place = |ahead: usize| order.get(at + ahead).map(|&at| self.places.start + at as usize);
-        if let Some(place) = place(PLACES_AHEAD) {
-            self.run.prefetch_place(place);
-        }
-        if let Some(place) = place(KEYS_AHEAD) {
-            self.run.prefetch_key(place);
-        }
-    }
-
-    /// Where the keys from `bound` on begin.
-    fn lower_bound(&self, bound: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = low.midpoint(high);
-            if self.key(middle) < bound { low = middle + 1 } else { high = middle }
-        }
-        low
-    }
-}
+use source::{Input, Source};
 
 /// Takes pairs in order and makes leaves of them.
 struct Leaves<'b, 'r, const N: usize> {
@@ -207,24 +124,24 @@ impl<const N: usize> BPlus<N> {
     /// An index of the pairs of many runs, in any order, built by so many threads. Of equal keys the last counts: that
     /// in a later run, or later in its run.
     ///
-    /// O(n log n), O(n) where runs are sorted; beside the runs and the tree it takes 4 bytes a pair, and 20 where they
-    /// are not.
+    /// O(n log n), O(n) where runs are sorted; where they are not, it takes their size once more beside them and
+    /// the tree.
     ///
     /// # Errors
     /// `NoSpace`, `KeyTooLong`.
     pub fn load(config: Config, runs: &[Run], threads: usize) -> Result<Self> {
         let threads = threads.max(1);
-        let sources = sources(runs, threads)?;
-        let starts = starts(&sources, threads);
+        let input = Input::new(runs, threads)?;
+        let starts = input.starts();
         let budget = Budget { taken: AtomicU64::new(0), most: config.bytes_max };
         let parts = parallel(threads, starts.len(), |part| {
-            merge(&sources, &starts[part], starts.get(part + 1).map(Vec::as_slice), &budget)
+            let high = starts.get(part + 1).map(Vec::as_slice);
+            merge(&input.take(part), &starts[part], high, &budget)
         });
         let mut leaves = Vec::new();
         for part in parts {
             leaves.append(&mut part?);
         }
-        drop(sources);
         let tree = Self::bare(config)?;
         tree.build(leaves, &budget)?;
         let guard = tree.epoch.pin();
@@ -288,41 +205,7 @@ fn above<const N: usize>(
     Ok(above)
 }
 
-/// Cuts runs into sorted sources, about one for each thread.
-fn sources(runs: &[Run], threads: usize) -> Result<Vec<Source<'_>>> {
-    let total: usize = runs.iter().map(Run::len).sum();
-    let most = total.div_ceil(threads).clamp(WORTHWHILE, u32::MAX as usize);
-    let stretches: Vec<(&Run, Range<usize>)> = runs
-        .iter()
-        .flat_map(|run| {
-            let starts = (0..run.len()).step_by(most);
-            starts.map(move |start| (run, start..run.len().min(start + most)))
-        })
-        .collect();
-    let sorted = parallel(threads, stretches.len(), |at| {
-        let (run, places) = stretches[at].clone();
-        Source::sorted(run, places)
-    });
-    sorted.into_iter().collect()
-}
-
-/// The keys at which parts begin, of which the first is the empty one.
-fn starts(sources: &[Source<'_>], threads: usize) -> Vec<Vec<u8>> {
-    let total: usize = sources.iter().map(Source::len).sum();
-    let parts = (total / WORTHWHILE).clamp(1, threads * PARTS);
-    let apart = (total / (parts * SAMPLES)).max(1);
-    let mut samples: Vec<&[u8]> = sources
-        .iter()
-        .flat_map(|source| (0..source.len()).step_by(apart).map(|at| source.key(at)))
-        .collect();
-    samples.sort_unstable();
-    let mut starts = vec![Vec::new()];
-    starts.extend((1..parts).map(|part| samples[samples.len() * part / parts].to_vec()));
-    starts.dedup();
-    starts
-}
-
-/// The leaves for the keys from `low` on to below `high`.
+/// The leaves for the pairs of a part, whose keys are not below `low` and below `high`.
 fn merge<const N: usize>(
     sources: &[Source<'_>],
     low: &[u8],
@@ -330,21 +213,17 @@ fn merge<const N: usize>(
     budget: &Budget,
 ) -> Result<Vec<Draft<'static, N>>> {
     let mut leaves = Leaves::new(low, budget);
-    let end = |source: &Source<'_>| high.map_or(source.len(), |high| source.lower_bound(high));
-    let stretches = sources.iter().map(|source| source.lower_bound(low)..end(source));
-    let stretches: Vec<Range<usize>> = stretches.collect();
     // The least key first; of equal ones that of the earlier source, so that the later is the last to be pushed.
-    let first = |(number, at): (usize, &Range<usize>)| {
-        (!at.is_empty()).then(|| Reverse((sources[number].key(at.start), number, at.start)))
-    };
-    let mut next: BinaryHeap<_> = stretches.iter().enumerate().filter_map(first).collect();
+    let first = |(number, source): (usize, &'_ Source<'_>)| (source.len() > 0).then_some(number);
+    let begin = |number: usize| Reverse((sources[number].pair(0).0, number, 0));
+    let mut next: BinaryHeap<_> = sources.iter().enumerate().filter_map(first).map(begin).collect();
     while let Some(mut least) = next.peek_mut() {
-        let Reverse((key, number, at)) = *least;
+        let Reverse((_, number, at)) = *least;
         let (source, after) = (&sources[number], at + 1);
-        source.prefetch_behind(at);
-        leaves.push(key, source.run.word(source.place(at)))?;
-        if after < stretches[number].end {
-            *least = Reverse((source.key(after), number, after));
+        let (key, word) = source.pair(at);
+        leaves.push(key, word)?;
+        if after < source.len() {
+            *least = Reverse((source.pair(after).0, number, after));
         } else {
             PeekMut::pop(least);
         }
