@@ -22,6 +22,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence, fence};
+use std::time::{Duration, Instant};
 
 use crate::sync::{Backoff, Mutex};
 
@@ -315,15 +316,32 @@ impl Domain {
         }
     }
 
-    /// Reclaims what can be reclaimed without waiting for any guard.
-    pub fn try_drain(&self) {
+    /// Reclaims what was retired before the call, and waits for guards that hold it up, but not longer than so, and not if
+    /// the calling thread has one.
+    pub fn drain_within(&self, limit: Duration) {
+        let mut wait_until = None;
+        let mut backoff = Backoff::new();
         // What was retired last is reclaimed two epochs later.
-        for _ in 0..2 {
-            self.advance();
+        let target = self.global.load(Relaxed) + 2;
+        while self.bytes_waiting.load(Relaxed) > 0 && self.global.load(Acquire) < target {
+            if self.advance() {
+                continue;
+            }
+            let until = *wait_until.get_or_insert_with(|| Instant::now() + limit);
+            if self.has_guard_here() || Instant::now() >= until {
+                break;
+            }
+            backoff.wait();
         }
         for shard in &self.shards {
             self.collect(shard);
         }
+    }
+
+    /// Whether the calling thread holds a guard in the place that is its own.
+    fn has_guard_here(&self) -> bool {
+        // Relaxed: nobody else makes it busy.
+        self.own.get(ORDINAL.get()).is_some_and(|place| place.0.load(Relaxed) != IDLE)
     }
 
     /// The state of the domain now.
@@ -435,12 +453,42 @@ mod tests {
         let (domain, freed) = counting();
         let old = domain.pin();
         domain.retire(1, 8);
-        domain.try_drain();
+        domain.drain_within(Duration::ZERO);
         assert!(freed.lock().unwrap().is_empty());
         drop(old);
         domain.retire(2, 8);
-        domain.try_drain();
+        domain.drain_within(Duration::ZERO);
         assert_eq!(*freed.lock().unwrap(), [1, 2]);
+    }
+
+    /// Guards of others are waited for, one of the calling thread is not: it would not end.
+    #[test]
+    fn draining_waits_for_guards_of_others() {
+        const LONG: Duration = Duration::from_secs(1000);
+        let (domain, freed) = counting();
+        let (held, ahead) = (std::sync::Barrier::new(2), AtomicBool::new(true));
+        domain.retire(1, 8);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let _guard = domain.pin();
+                domain.advance();
+                held.wait();
+                while ahead.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+            });
+            held.wait();
+            let own = domain.pin();
+            domain.drain_within(LONG);
+            assert!(freed.lock().unwrap().is_empty());
+            drop(own);
+            domain.drain_within(Duration::from_millis(1));
+            assert!(freed.lock().unwrap().is_empty());
+            let draining = threads.spawn(|| domain.drain_within(LONG));
+            ahead.store(false, SeqCst);
+            draining.join().unwrap();
+            assert_eq!(*freed.lock().unwrap(), [1]);
+        });
     }
 
     /// A block that another thread is just reclaiming is not reclaimed yet.

@@ -77,7 +77,7 @@ impl<M: Medium> Store<M> {
         let (epoch, began) = (self.file.pool.epoch(), Instant::now());
         let settled = epoch.stats().epoch + GRACE;
         loop {
-            epoch.try_drain();
+            epoch.drain_within(Duration::ZERO);
             let late = began.elapsed() >= patience || self.file.upkeep.is_stopping();
             if evacuation.remaining() == 0 || epoch.stats().epoch >= settled || late {
                 return;

@@ -27,6 +27,9 @@ use crate::stamps::Stamps;
 use crate::upkeep::Upkeep;
 use crate::{Error, Meta, Options, Result};
 
+/// How long a mutation that lacks space waits for readers that hold up the reuse of some.
+const READER_WAIT: Duration = Duration::from_millis(500);
+
 /// A map from keys to values that outlives the process.
 ///
 /// All operations take `&self` and may be called from any number of threads; each is atomic, and all that
@@ -292,8 +295,8 @@ impl<M: Medium> Store<M> {
         Draft::flushed(pool, owner, key.bytes, value, meta.flags, control, stamp)
     }
 
-    /// Tries again where space was short but some can be had: what saved keys take, or waits for its reuse, or for the sweep, or lies
-    /// scattered in blocks of other sizes.
+    /// Tries again where space was short but some can be had: what saved keys take, or waits for readers to end, or for the
+    /// sweep, or lies scattered in blocks of other sizes.
     ///
     /// `attempt` must not hold a guard when it returns.
     pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
@@ -303,11 +306,12 @@ impl<M: Medium> Store<M> {
         if is_short(&answer) {
             // Keys that were saved for opening have no claim to space that records need.
             self.open_maps().iter().for_each(Self::forget_saved);
-            self.file.pool.epoch().try_drain();
+            self.file.pool.epoch().drain_within(READER_WAIT);
             self.file.upkeep.wait_for_space();
             answer = attempt();
         }
         if is_short(&answer) && self.move_together(1, Duration::ZERO).is_ok_and(|moved| moved > 0) {
+            self.file.pool.epoch().drain_within(READER_WAIT);
             answer = attempt();
         }
         answer

@@ -116,6 +116,32 @@ fn looking_for_space_waits_for_nobody_who_waits_for_us() {
     });
 }
 
+/// All that could be reused is held up by a reader that is about to end: he who lacks space waits for it.
+#[test]
+fn space_that_a_reader_holds_up_is_waited_for() {
+    let store = store(1 << 20);
+    let put = |key: u64| store.put(&key_of(key), &[1; 3000]);
+    let stored = (0..).find(|&key| put(key).is_err()).unwrap();
+    for key in 0..20 {
+        let (reads, over) = (std::sync::Barrier::new(2), AtomicBool::new(false));
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let _reader = store.reader().unwrap();
+                reads.wait();
+                while !over.load(Relaxed) {
+                    std::thread::yield_now();
+                }
+                // The other has asked for space by then, mostly.
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            });
+            reads.wait();
+            store.remove(&key_of(key)).unwrap();
+            over.store(true, Relaxed);
+            put(stored + key).unwrap();
+        });
+    }
+}
+
 /// Nobody notices records moving.
 #[test]
 fn records_move_beside_readers_and_writers() {
