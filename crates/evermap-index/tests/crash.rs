@@ -6,26 +6,42 @@ use evermap_index::hash::dash::EH_MUTANTS;
 use evermap_index::hash::level::Resize;
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht};
+use evermap_pm::sim::Replay;
 use evermap_pm::sim::mutants::Fate;
 
 crash_campaign!(dash_eh, DashEh);
 crash_campaign!(dash_lh, DashLh);
-crash_campaign!(cceh_optimistic, Cceh(Locking::Optimistic, Recovery::Lazy));
+crash_campaign!(cceh, Cceh(Locking::Optimistic, Recovery::Lazy));
 crash_campaign!(cceh_paper, Cceh(Locking::Pessimistic, Recovery::Eager));
-crash_campaign!(level_hashing, Level(Resize::Incremental));
-crash_campaign!(level_hashing_paper, Level(Resize::Blocking));
+crash_campaign!(level, Level(Resize::Incremental));
+crash_campaign!(level_paper, Level(Resize::Blocking));
 crash_campaign!(p_clht, PClht);
-crash_campaign!(line_hash, Line);
+crash_campaign!(line, Line);
 
-/// What was found once stays mended.
+/// What was found once stays mended, in the program's campaigns and in these.
 #[test]
 fn what_was_found_stays_mended() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/crashes");
-    let battery = battery("dash_eh", &[], DashEh);
+    let batteries = [
+        battery("dash-eh", &[], DashEh),
+        battery("dash-lh", &[], DashLh),
+        battery("cceh", &[], Cceh(Locking::Optimistic, Recovery::Lazy)),
+        battery("cceh-paper", &[], Cceh(Locking::Pessimistic, Recovery::Eager)),
+        battery("level", &[], Level(Resize::Incremental)),
+        battery("level-paper", &[], Level(Resize::Blocking)),
+        battery("p-clht", &[], PClht),
+        battery("line", &[], Line),
+    ];
     let mut replayed = 0;
     for file in std::fs::read_dir(directory).unwrap() {
         let path = file.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
+        let replay: Replay =
+            text.parse().unwrap_or_else(|what| panic!("{}: {what}", path.display()));
+        let index = replay.subject.as_deref().and_then(|subject| subject.split_once('/'));
+        let battery =
+            batteries.iter().find(|battery| index.is_some_and(|(name, _)| battery.name == name));
+        let battery = battery.unwrap_or_else(|| panic!("{}: of which index?", path.display()));
         battery.replay(&text).unwrap_or_else(|what| panic!("{}: {what}", path.display()));
         replayed += 1;
     }
@@ -61,7 +77,7 @@ noticed! {
 
 fn is_noticed(mistake: &'static str) {
     evermap_pm::sim::keep_panics_quiet();
-    let battery = battery("dash_eh", EH_MUTANTS, DashEh);
+    let battery = battery("dash-eh", EH_MUTANTS, DashEh);
     let (fate, trial) = battery.fate_of_planted(mistake, 2);
     println!("{fate} {trial:?}");
     assert!(!matches!(fate, Fate::Survived(_)), "{fate}");

@@ -910,7 +910,7 @@ fn config(workload: Workload, model: Model) -> sim::Config {
 }
 
 /// All campaigns on the index that `subject` makes.
-pub fn battery<P>(name: &'static str, planted: &'static [&'static str], subject: P) -> Battery
+pub fn battery<P>(name: &str, planted: &'static [&'static str], subject: P) -> Battery
 where
     P: PoolSubject<u64> + PoolSubject<Plain> + PoolSubject<Bytes> + Send + 'static,
 {
@@ -951,12 +951,12 @@ where
         page("page-cache", 4096),
         page("torn-pages", 512),
     ];
-    Battery { name, trials, planted }
+    Battery { name: name.replace('_', "-"), trials, planted }
 }
 
 /// Campaigns that show what it costs to ask more of a recovered index: in a pool of 64 KiB, so many images of each
 /// seed.
-pub fn costs<P>(name: &'static str, subject: P, max_images: u64) -> Battery
+pub fn costs<P>(name: &str, subject: P, max_images: u64) -> Battery
 where
     P: PoolSubject<u64> + Send + 'static,
 {
@@ -974,7 +974,7 @@ where
         on("and a sweep", Care::Everything, flat),
         on("and nested crashes", Care::Everything, config),
     ];
-    Battery { name, trials, planted: &[] }
+    Battery { name: name.to_owned(), trials, planted: &[] }
 }
 
 /// Crashes the workloads of `seeds` under `model`.

@@ -14,7 +14,7 @@ use super::subject::Subject;
 /// All campaigns on one structure.
 pub struct Battery {
     /// The structure's name.
-    pub name: &'static str,
+    pub name: String,
     /// Its campaigns.
     pub trials: Vec<Box<dyn Trial>>,
     /// Mistakes that it carries in itself: see [`Medium::mutant`](crate::Medium::mutant).
