@@ -70,6 +70,30 @@ fn parts_fit_together() {
     }
 }
 
+/// So many pairs that there are many parts, and nothing tells them apart but what lies far behind in their keys.
+#[test]
+fn keys_that_differ_late_find_their_parts() {
+    let mut random = Rng::new(8);
+    let mut runs = vec![Run::new(); 2];
+    for word in 0..100_000 {
+        let late = random.below(60_000);
+        let key = match random.below(5) {
+            0 => format!("another table's key {late}"),
+            _ => format!("a table's key {late}"),
+        };
+        runs[random.below(2) as usize].push(key.as_bytes(), word);
+    }
+    runs[1].push(b"", 1);
+    runs[0].push(b"z", 2);
+    let mut sorted = Run::new();
+    (0..20_000).for_each(|key| sorted.push(format!("a table's key {key:06}").as_bytes(), 3));
+    runs.insert(1, sorted);
+    let model = model(&runs);
+    for threads in [1, 3] {
+        must_hold(&load::<40>(&runs, threads), &model);
+    }
+}
+
 #[test]
 fn a_loaded_tree_can_be_changed() {
     let mut run = Run::new();

@@ -16,8 +16,8 @@ use evermap_index::key::BytesRef;
 use evermap_index::ordered::{Cursor, Direction, Run, bplus};
 use evermap_index::record::OFFSET_MASK;
 use evermap_index::{BPlus, Guard, OrderedIndex};
-use evermap_pm::Medium;
 use evermap_pm::sync::Mutex;
+use evermap_pm::{Medium, parallel};
 
 use super::{Lane, Ordered, OrderedState, TOGETHER};
 use crate::read::Walk;
@@ -41,30 +41,6 @@ pub(crate) fn usual_threads() -> usize {
 /// Cores of this machine that we may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// What `work` makes of the parts of `all`, in order, one for each of so many threads.
-pub(super) fn in_parts<T: Sync, R: Send>(
-    all: &[T],
-    threads: usize,
-    work: impl Fn(&[T]) -> R + Sync,
-) -> Vec<R> {
-    let (part, work) = (all.len().div_ceil(threads.max(1)).max(1), &work);
-    std::thread::scope(|scope| {
-        let begin = |part| {
-            let begun = std::thread::Builder::new().spawn_scoped(scope, move || work(part));
-            // What the system gives no thread for is done here.
-            begun.map_err(|_| part)
-        };
-        let mut parts = all.chunks(part);
-        let first = parts.next();
-        let others: Vec<_> = parts.map(begin).collect();
-        let end = |begun: Result<std::thread::ScopedJoinHandle<'_, R>, &[T]>| match begun {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            Err(part) => work(part),
-        };
-        first.map(work).into_iter().chain(others.into_iter().map(end)).collect()
-    })
 }
 
 /// Pairs in about the order of their records: enough for neighbours to share pages, and for the price of two walks over them.
@@ -199,19 +175,9 @@ impl<M: Medium> Store<M> {
 
     /// The keys of all records, by so many threads.
     fn read_keys(&self, ordered: &Ordered, threads: usize) -> Result<Vec<Run>> {
-        let walk = &Mutex::new(Walk::new(self));
-        std::thread::scope(|scope| {
-            let read = move || self.read_part(ordered, walk);
-            let others: Vec<_> = (1..threads)
-                // A thread that the system does not give is done without.
-                .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, read).ok())
-                .collect();
-            let mut runs = vec![read()];
-            for other in others {
-                runs.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            }
-            runs.into_iter().collect()
-        })
+        let walk = Mutex::new(Walk::new(self));
+        let runs = parallel(threads, threads, |_| self.read_part(ordered, &walk));
+        runs.into_iter().collect()
     }
 
     /// The keys of segments that no other thread reads, until there are none left.
@@ -358,6 +324,22 @@ mod tests {
 
     fn key_of(number: u32) -> [u8; 4] {
         number.wrapping_mul(0x9e37_79b1).to_be_bytes()
+    }
+
+    #[test]
+    fn pairs_are_placed_by_their_records() {
+        for last in [0u64, 1, 5000, OFFSET_MASK] {
+            let word = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (last + 1);
+            let pairs: Vec<_> = (0..3000).map(|number| (number, word(number) | 7 << 48)).collect();
+            let mut placed = by_place(&pairs);
+            let width = last / PLACES as u64 * 2 + 1;
+            let near =
+                |ab: &[(u64, u64)]| (ab[0].1 & OFFSET_MASK) < (ab[1].1 & OFFSET_MASK) + width;
+            assert!(placed.windows(2).all(near), "{last}");
+            placed.sort_unstable();
+            assert_eq!(placed, pairs);
+        }
+        assert_eq!(by_place(&[]), []);
     }
 
     /// Keys come and go between the walk and the tree: as many as are kept, and far more.

@@ -18,7 +18,7 @@ use evermap_index::BPlus;
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::{Cursor, Direction, Run};
 use evermap_pm::sync::{Mutex, MutexGuard};
-use evermap_pm::{Medium, PmU64, Pool, pod};
+use evermap_pm::{Medium, PmU64, Pool, parallel, pod};
 
 use crate::sealed::{Place, seal, unseal};
 use crate::{Durability, Result, Store};
@@ -269,12 +269,14 @@ impl<M: Medium> Store<M> {
     pub(super) fn read_saved(&self, threads: usize) -> Option<Vec<Run>> {
         let (pool, seed) = (&self.file.pool, self.file.pool.seed());
         let blocks = self.map.saved.blocks(pool).filter(|blocks| !blocks.is_empty())?;
-        let read = |blocks: &[u64]| {
+        let parts: Vec<&[u64]> = blocks.chunks(blocks.len().div_ceil(threads.max(1))).collect();
+        let read = |part: usize| {
             let mut run = Run::new();
-            let mut sound = blocks.iter().map(|&at| Block::read(pool.medium(), at, seed, &mut run));
-            sound.all(|block| block.is_some()).then_some(run)
+            let read = |&at: &u64| Block::read(pool.medium(), at, seed, &mut run);
+            parts[part].iter().map(read).collect::<Option<()>>()?;
+            Some(run)
         };
-        super::build::in_parts(&blocks, threads, read).into_iter().collect()
+        parallel(threads, parts.len(), read).into_iter().collect()
     }
 
     /// Frees what an orderly stop has left: the tree has it now, or it no longer says anything.

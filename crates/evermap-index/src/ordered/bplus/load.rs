@@ -9,11 +9,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::Result;
-use evermap_pm::sync::Mutex;
+use evermap_pm::{Result, parallel};
 
 use super::key::Probe;
 use super::node::{Content, shared};
@@ -229,30 +227,4 @@ fn merge<const N: usize>(
         }
     }
     leaves.finish(high)
-}
-
-/// What `job` answers for each number below `count`, worked out by so many threads, this one among them.
-fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
-    let work = || {
-        loop {
-            // Relaxed: each number is given out once.
-            let at = next.fetch_add(1, Relaxed);
-            if at >= count {
-                return;
-            }
-            let result = job(at);
-            results.lock().expect("no panics while held").push((at, result));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(count) {
-            // A thread that the system does not give is done without.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let mut results = results.into_inner().expect("no panics while held");
-    results.sort_unstable_by_key(|&(at, _)| at);
-    results.into_iter().map(|(_, result)| result).collect()
 }

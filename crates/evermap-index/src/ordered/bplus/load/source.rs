@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use evermap_pm::sync::Mutex;
-use evermap_pm::{ErrorKind, Result};
+use evermap_pm::{ErrorKind, Result, parallel};
 
-use super::parallel;
 use crate::ordered::Run;
 use crate::ordered::bplus::key::Probe;
 use crate::ordered::bplus::node::shared;

@@ -1,0 +1,61 @@
+//! Work that is shared among threads.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::sync::Mutex;
+
+/// What `job` answers for each number below `count`, in order, worked out by so many threads, the calling one among
+/// them. Each takes the next number when it is done with one, so jobs may differ in size.
+///
+/// # Panics
+/// If `job` does.
+pub fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
+    let work = || {
+        loop {
+            // Relaxed: each number is given out once.
+            let at = next.fetch_add(1, Relaxed);
+            if at >= count {
+                return;
+            }
+            let result = job(at);
+            results.lock().expect("no panics while held").push((at, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(count) {
+            // A thread that the system does not give is done without.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut results = results.into_inner().expect("no panics while held");
+    results.sort_unstable_by_key(|&(at, _)| at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parallel;
+
+    #[test]
+    fn answers_are_in_order() {
+        for threads in [0, 1, 2, 5] {
+            for count in [0, 1, 2, 100] {
+                let answers = parallel(threads, count, |number| number * 2);
+                assert!(answers.into_iter().eq((0..count).map(|number| number * 2)));
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic = "a scoped thread panicked"]
+    fn a_panic_is_passed_on() {
+        let caller = std::thread::current().id();
+        parallel(2, 1000, |_| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            assert_eq!(std::thread::current().id(), caller, "the other thread");
+        });
+    }
+}
