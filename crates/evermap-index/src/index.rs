@@ -86,6 +86,18 @@ pub trait Index<K: Key>: Send + Sync {
         Ok(())
     }
 
+    /// A hint that an operation on this key follows, for a caller that has something else to do first: fetches the bucket
+    /// where a search begins.
+    fn prefetch_bucket(&self, key: K::Ref<'_>) {
+        let _ = key;
+    }
+
+    /// The same a little later, when the bucket has come: fetches so many bytes of the record that is most likely the
+    /// key's. Nothing where words are no records.
+    fn prefetch_record(&self, key: K::Ref<'_>, bytes: u64) {
+        let _ = (key, bytes);
+    }
+
     /// The general read-modify-write: calls `decide` with the current word while the key is locked, and does
     /// what it says. `decide` is called at most once, only when its answer can be carried out, and must
     /// neither panic nor use the index.

@@ -37,8 +37,9 @@ pub trait Key: 'static {
     /// Whether the pair with this word, whose slot key equals, is the one for `key`.
     fn matches<M: Medium>(medium: &M, word: u64, key: Self::Ref<'_>) -> bool;
 
-    /// Brings what [`matches`](Key::matches) will read towards the cache.
-    fn prefetch<M: Medium>(medium: &M, word: u64);
+    /// Brings what [`matches`](Key::matches) will read towards the cache, and what else is among so many bytes of what
+    /// the word names.
+    fn prefetch<M: Medium>(medium: &M, word: u64, bytes: u64);
 }
 
 /// Ideas of an index that are left out, to measure what they are worth. What they need is still written.
@@ -81,7 +82,7 @@ impl Key for u64 {
     }
 
     #[inline(always)]
-    fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
+    fn prefetch<M: Medium>(_medium: &M, _word: u64, _bytes: u64) {}
 }
 
 /// Variable-length keys of up to [`record::KEY_MAX`] bytes; the word is the offset of a [record].
@@ -131,8 +132,8 @@ impl Key for Bytes {
     }
 
     #[inline(always)]
-    fn prefetch<M: Medium>(medium: &M, word: u64) {
-        medium.prefetch(word & record::OFFSET_MASK);
+    fn prefetch<M: Medium>(medium: &M, word: u64, bytes: u64) {
+        medium.prefetch_bytes(word & record::OFFSET_MASK, bytes);
     }
 }
 

@@ -18,6 +18,8 @@ pub const KEY_MAX: usize = 65_536;
 pub const OFFSET_MASK: u64 = (1 << 48) - 1;
 /// Bytes before the key.
 pub const HEADER: u64 = 32;
+/// Bytes of a record that tell whether it is that of a short key.
+pub const HEAD: u64 = HEADER + 16;
 
 pod! {
     /// The fixed part of a record.

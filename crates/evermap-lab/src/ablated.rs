@@ -77,8 +77,8 @@ impl<K: Key, const WHAT: u8> Key for Lacking<K, WHAT> {
     }
 
     #[inline(always)]
-    fn prefetch<M: Medium>(medium: &M, word: u64) {
-        K::prefetch(medium, word);
+    fn prefetch<M: Medium>(medium: &M, word: u64, bytes: u64) {
+        K::prefetch(medium, word, bytes);
     }
 }
 

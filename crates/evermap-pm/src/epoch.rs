@@ -323,12 +323,13 @@ impl Domain {
         let mut backoff = Backoff::new();
         // What was retired last is reclaimed two epochs later.
         let target = self.global.load(Relaxed) + 2;
-        while self.bytes_waiting.load(Relaxed) > 0 && self.global.load(Acquire) < target {
+        while self.global.load(Acquire) < target {
             if self.advance() {
                 continue;
             }
+            let in_vain = self.bytes_waiting.load(Relaxed) == 0 || self.has_guard_here();
             let until = *wait_until.get_or_insert_with(|| Instant::now() + limit);
-            if self.has_guard_here() || Instant::now() >= until {
+            if in_vain || Instant::now() >= until {
                 break;
             }
             backoff.wait();

@@ -75,6 +75,7 @@ mod stat;
 mod store;
 mod summary;
 mod upkeep;
+mod usual;
 mod write;
 
 pub use atomic::counter;

@@ -27,6 +27,7 @@ use crate::primary::Primary;
 use crate::record::Owner;
 use crate::sealed::{Place, seal, unseal};
 use crate::stamps::Stamps;
+use crate::usual::Usual;
 use crate::{Error, IndexKind, Notices, Options, Result};
 
 pod! {
@@ -196,6 +197,8 @@ pub(crate) struct Map<M: Medium> {
     pub(crate) saved: Saved,
     /// Reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
+    /// How long its records are.
+    pub(crate) usual: Usual,
     life: AtomicU8,
 }
 
@@ -268,6 +271,7 @@ impl<M: Medium> Setting<'_, M> {
             ordered: ordered.then(|| Ordered::new(notices, is_new)).transpose()?,
             saved,
             damage_met: AtomicU64::new(0),
+            usual: Usual::default(),
             life: AtomicU8::new(Life::Open as u8),
         })
     }

@@ -176,6 +176,16 @@ impl<M: Medium> Primary<M> {
         with!(self, index => index.get_many(keys, out, guard))
     }
 
+    #[inline]
+    pub(crate) fn prefetch_bucket(&self, key: BytesRef<'_>) {
+        with!(self, index => index.prefetch_bucket(key));
+    }
+
+    #[inline]
+    pub(crate) fn prefetch_record(&self, key: BytesRef<'_>, bytes: u64) {
+        with!(self, index => index.prefetch_record(key, bytes));
+    }
+
     pub(crate) fn mutate(
         &self,
         key: BytesRef<'_>,

@@ -7,6 +7,7 @@
 
 use evermap_index::Guard;
 use evermap_index::key::BytesRef;
+use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
@@ -15,8 +16,6 @@ use crate::{Error, Item, Result, Store};
 
 /// Keys that are looked up together by `get_many`.
 pub(crate) const BATCH: usize = 32;
-/// Lines of each record that are fetched ahead.
-const LINES_AHEAD: u64 = 3;
 /// Records that a walk fetches ahead.
 const RECORDS_AHEAD: usize = 8;
 
@@ -61,7 +60,7 @@ impl<M: Medium> Store<M> {
     pub fn get_into(&self, key: &[u8], out: &mut Vec<u8>) -> Result<bool> {
         let key = self.key(key)?;
         let guard = self.enter()?;
-        let Some((record, _)) = self.find(key, &guard)? else { return Ok(false) };
+        let Some((record, _)) = self.find_to_read(key, &guard)? else { return Ok(false) };
         self.copy(key.bytes, &record, out)?;
         Ok(true)
     }
@@ -80,7 +79,7 @@ impl<M: Medium> Store<M> {
     pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
         let key = self.key(key)?;
         let guard = self.enter()?;
-        let Some((record, expires_at)) = self.find(key, &guard)? else { return Ok(None) };
+        let Some((record, expires_at)) = self.find_to_read(key, &guard)? else { return Ok(None) };
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
         let item = record.item(key.bytes, &value, expires_at);
@@ -257,11 +256,23 @@ impl<M: Medium> Store<M> {
         Ok(Reader { store: self, guard: self.enter()? })
     }
 
-    /// Brings the first lines of a record towards the cache.
+    /// Brings a record of the usual length towards the cache.
     #[inline]
     pub(crate) fn prefetch(&self, word: u64) {
-        let offset = word & evermap_index::record::OFFSET_MASK;
-        (0..LINES_AHEAD).for_each(|line| self.file.pool.medium().prefetch(offset + line * 64));
+        self.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, self.map.usual.bytes());
+    }
+
+    /// [`find`](Store::find) for a caller that will read the value: its lines come together with those of the key.
+    #[inline]
+    pub(crate) fn find_to_read<'g>(
+        &'g self,
+        key: BytesRef<'_>,
+        guard: &'g Guard<'_>,
+    ) -> Result<Option<Found<'g, M>>> {
+        if let Some(bytes) = self.map.usual.long() {
+            self.map.index.prefetch_record(key, bytes);
+        }
+        self.find(key, guard)
     }
 
     /// The live record of `key`, and when it expires.
@@ -290,6 +301,7 @@ impl<M: Medium> Store<M> {
         }
         let expires_at = record.expires_at().ok_or_else(|| damaged("its expiry is unreadable"))?;
         let expired = expires_at != 0 && expires_at <= self.file.clock.now();
+        self.map.usual.read(record.bytes());
         Ok((!expired).then_some((record, expires_at)))
     }
 
@@ -442,7 +454,7 @@ impl<M: Medium> Reader<'_, M> {
     /// See [`Store`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry<'_, M>>> {
         let key = self.store.key(key)?;
-        let Some((record, expires_at)) = self.store.find(key, &self.guard)? else {
+        let Some((record, expires_at)) = self.store.find_to_read(key, &self.guard)? else {
             return Ok(None);
         };
         if self.store.file.verify && !record.verify(self.store.map.seat.owner()) {

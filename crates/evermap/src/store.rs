@@ -425,6 +425,7 @@ impl<M: Medium> Store<M> {
         if let Some(draft) = new {
             records += 1;
             bytes += draft.block_bytes() as i64;
+            self.map.usual.written(draft.stamp(), draft.block_bytes());
         }
         self.map.counters.change(records, bytes);
     }

@@ -2,6 +2,7 @@
 
 use evermap_index::Intent;
 use evermap_index::key::BytesRef;
+use evermap_index::record::HEAD;
 use evermap_pm::Medium;
 
 use crate::record::Record;
@@ -121,7 +122,10 @@ impl<M: Medium> Store<M> {
         allowed: &impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
+        // What the index has about the key comes while the record is written.
+        self.map.index.prefetch_bucket(key);
         let draft = self.draft(key, value, meta)?;
+        self.map.index.prefetch_record(key, HEAD);
         let mut found = None;
         let mut stored = false;
         self.commit(key, intent, &guard, Some(&draft), &mut |live| {

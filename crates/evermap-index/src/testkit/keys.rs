@@ -99,7 +99,7 @@ impl<const SHARED: u8> Key for Placed<SHARED> {
         true
     }
 
-    fn prefetch<M: Medium>(_medium: &M, _word: u64) {}
+    fn prefetch<M: Medium>(_medium: &M, _word: u64, _bytes: u64) {}
 }
 
 /// Its hash is the key.

@@ -306,6 +306,15 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     fn prefetch(&self, offset: u64) {
         prefetch(self.base().as_ptr().wrapping_add(offset as usize));
     }
+
+    /// Brings so many bytes from `offset` on towards the cache.
+    #[inline(always)]
+    fn prefetch_bytes(&self, offset: u64, bytes: u64) {
+        const LINE: usize = 64;
+        (0..bytes).step_by(LINE).for_each(|at| self.prefetch(offset.wrapping_add(at)));
+        // They may end in a line more than they fill.
+        self.prefetch(offset.wrapping_add(bytes.saturating_sub(1)));
+    }
 }
 
 /// Brings the line at `addr` towards the cache. Never faults.

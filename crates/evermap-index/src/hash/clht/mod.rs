@@ -39,7 +39,7 @@ use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
 use crate::hash::root;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
-use crate::{Key, recipe};
+use crate::{Key, recipe, record};
 
 mod bucket;
 mod chain;
@@ -301,7 +301,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         let candidates = matching(m, home, slot_key);
         if candidates != 0 {
             let place = candidates.trailing_zeros() as usize;
-            K::prefetch(m, m.load_relaxed(&home.pairs[place].word));
+            K::prefetch(m, m.load_relaxed(&home.pairs[place].word), record::HEAD);
         } else {
             m.prefetch(Link(m.load_relaxed(&home.link)).rest());
         }

@@ -27,13 +27,13 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
-use crate::Key;
 use crate::hash::fresh::Fresh;
 use crate::hash::patience::Patience;
 use crate::hash::probe::Probe;
 use crate::hash::root;
 use crate::hash::shape::behind;
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::{Key, record};
 
 mod bucket;
 mod check;
@@ -461,13 +461,32 @@ where
         // A slot says all there is to know of the other kinds of keys.
         if K::WORDS_ARE_RECORDS {
             for slot in slots.into_iter().flatten() {
-                K::prefetch(m, m.load_relaxed(&slot.word));
+                K::prefetch(m, m.load_relaxed(&slot.word), record::HEAD);
             }
         }
         for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
             *out = self.lookup(&Probe::hashed(key, hash))?;
         }
         Ok(())
+    }
+
+    /// Fetches a home bucket; nothing where its segment cannot be found.
+    #[inline(always)]
+    fn prefetch_home(&self, hash: u64) -> Option<()> {
+        let segment = self.expansion.find(self.medium(), hash).ok()?.segment();
+        let bucket = segment.wrapping_add(Self::bucket_offset(Self::home_of(hash)));
+        self.medium().prefetch_bytes(bucket, layout::BUCKET_BYTES);
+        Some(())
+    }
+
+    /// Fetches so many bytes of the record that the home bucket has for a hash; nothing where it has none.
+    #[inline(always)]
+    fn prefetch_found(&self, hash: u64, bytes: u64) -> Option<()> {
+        let m = self.medium();
+        let segment = self.segment(self.expansion.find(m, hash).ok()?.segment()).ok()?;
+        let slot = self.prefetch_match(segment, hash)?;
+        K::prefetch(m, m.load_relaxed(&slot.word), bytes);
+        Some(())
     }
 
     fn bucket_offset(bucket: usize) -> u64 {
@@ -669,6 +688,18 @@ where
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
         self.lookup(&Probe::new(key, self.seed))
+    }
+
+    #[inline]
+    fn prefetch_bucket(&self, key: K::Ref<'_>) {
+        let _ = self.prefetch_home(K::hash(key, self.seed));
+    }
+
+    #[inline]
+    fn prefetch_record(&self, key: K::Ref<'_>, bytes: u64) {
+        if K::WORDS_ARE_RECORDS {
+            let _ = self.prefetch_found(K::hash(key, self.seed), bytes);
+        }
     }
 
     fn get_many(

@@ -40,6 +40,7 @@ use crate::hash::root;
 use crate::hash::shape::{Shape, behind};
 use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
 use crate::key::Quotient;
+use crate::record;
 
 mod bucket;
 mod check;
@@ -510,7 +511,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             let bits = bucket::matching_seen(&m.load_four(&home.keys), tag, 0);
             if bits != 0 {
                 let slot = bits.trailing_zeros() as usize & 3;
-                K::prefetch(m, m.load_relaxed(&home.words[slot]));
+                K::prefetch(m, m.load_relaxed(&home.words[slot]), record::HEAD);
                 return Ok(None);
             }
         }
