@@ -458,6 +458,7 @@ impl<M: Medium> Region<M> {
         // else a machine that crashes could leave a changed file that counts as closed. It is one flush of the device
         // for one page, whatever the size, since nothing else has changed since the close; none in memory.
         let m = &self.medium;
+        m.note(Note::Harmless("torn, the word is not `CLEAN` any more: the region counts as open"));
         m.store(&self.words().state, 0);
         if clean && !m.mutant("DA-1") {
             m.sync()?;

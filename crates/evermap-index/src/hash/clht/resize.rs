@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Guard, Medium, Result};
 
@@ -279,6 +280,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
             m.store(&cells.key, pair.slot_key);
         }
         let link = (0..pairs.len()).fold(Link::default().followed_by(next), Link::with);
+        m.note(Note::Harmless(
+            "torn, nobody knows the bucket until it and what names it are durable",
+        ));
         m.store(&bucket.link, link.0);
         m.store_transient(&bucket.control, Control::fresh(self.generation, link.taken()).0);
         m.flush(bucket);
