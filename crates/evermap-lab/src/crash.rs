@@ -6,8 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use evermap_index::hash::cceh::{Locking, Recovery};
@@ -15,6 +13,7 @@ use evermap_index::hash::dash;
 use evermap_index::hash::level::Resize;
 use evermap_index::testkit::crash::{battery, costs, oracle};
 use evermap_index::testkit::tiny;
+use evermap_pm::parallel;
 use evermap_pm::sim::battery::Battery;
 use evermap_pm::sim::keep_panics_quiet;
 use evermap_pm::sim::mutants::Fate;
@@ -267,7 +266,7 @@ fn crash(crashable: &Crashable, config: &CrashConfig, watch: &dyn Watch) -> Cras
     let battery = &(crashable.battery)();
     let trials = &battery.trials;
     watch.more(trials.len() as u64);
-    let reports = share(config.threads, trials.len(), |at| {
+    let reports = parallel(config.threads, trials.len(), |at| {
         let trial = &*trials[at];
         let start = Instant::now();
         let each = trial.seeds_for_one();
@@ -350,7 +349,7 @@ fn make_mistakes(
     let planted = battery.planted.iter().map(|&name| Mutation::Planted(name));
     let mutations: Vec<Mutation> = mutants.mutations().into_iter().chain(planted).collect();
     watch.more(mutations.len() as u64);
-    let fates = share(config.threads, mutations.len(), |at| {
+    let fates = parallel(config.threads, mutations.len(), |at| {
         let start = Instant::now();
         let (fate, trial) = match mutations[at] {
             Mutation::Planted(name) => battery.fate_of_planted(name, config.seeds),
@@ -377,27 +376,4 @@ fn make_mistakes(
             }
         }
     }
-}
-
-/// Does `count` things on so many threads; answers in order.
-fn share<R: Send>(threads: usize, count: usize, act: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(Vec::with_capacity(count));
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(count) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Relaxed);
-                    if at >= count {
-                        return;
-                    }
-                    let result = act(at);
-                    results.lock().expect("no panics while held").push((at, result));
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().expect("no panics while held");
-    results.sort_by_key(|(at, _)| *at);
-    results.into_iter().map(|(_, result)| result).collect()
 }
