@@ -62,7 +62,9 @@ fn what_moves_stays_the_same() {
     let before = store.stat().unwrap();
     assert!(store.compact().unwrap() > KEYS / 20);
     let after = store.stat().unwrap();
-    assert!(after.extent_bytes < before.extent_bytes / 2, "{before:?} {after:?}");
+    // What the index takes, which differs from kind to kind, cannot be moved.
+    let scattered = |stat: &evermap::Stat| stat.extent_bytes - stat.allocated_bytes;
+    assert!(scattered(&after) < scattered(&before) / 2, "{before:?} {after:?}");
     assert_eq!(after.record_bytes, before.record_bytes);
     for key in (0..KEYS).step_by(10) {
         let expires_at = if key == 0 { 7777 } else { 2000 + key as u32 };
