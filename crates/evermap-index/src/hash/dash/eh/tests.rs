@@ -10,9 +10,10 @@ use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::Tiny;
 use crate::hash::dash::Config;
+use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
 use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Version};
 use crate::testkit::{Crowded, Plain};
-use crate::{Index, Key, Persistent};
+use crate::{Action, Index, Intent, Key, Persistent};
 
 const CAPACITY: u64 = 1 << 20;
 
@@ -239,4 +240,70 @@ fn a_chain_leads_to_empty_buckets_only() {
         ControlFlow::Continue(())
     });
     assert!(images > 0);
+}
+
+/// A chain is made longer for a record that in the end is not inserted. Others may put theirs there as soon as the stash is
+/// unlocked, so the link is durable by then.
+#[test]
+fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
+    let (sim, pool, index) = filled::<Crowded>(0..0);
+    let chain =
+        || sim.load(&index.segment(index.expansion.directory.locate(0)).unwrap().header.chain);
+    for key in 0..100 {
+        sim.checkpoint();
+        sim.note(Note::Begin(0));
+        let keep = &mut |_| Action::Keep;
+        index.mutate(key, Intent::MayInsert, &pool.pin(), keep).unwrap();
+        sim.note(Note::End(0));
+        if chain() != 0 {
+            let header = &index.segment(index.expansion.directory.locate(0)).unwrap().header;
+            return is_kept(&sim, sim.offset_of(&header.chain));
+        }
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    unreachable!("a hundred records with one hash need a chain");
+}
+
+/// The last record of a bucket in a chain goes, and with it the bucket, whose block may be something else soon.
+#[test]
+fn an_empty_bucket_of_a_chain_is_unlinked_for_good() {
+    let (sim, pool, index) = filled::<Crowded>(0..0);
+    let header = || &index.segment(index.expansion.directory.locate(0)).unwrap().header;
+    let last = (0..100)
+        .find(|&key| {
+            index.insert(key, key, &pool.pin()).unwrap();
+            sim.load(&header().chain) != 0
+        })
+        .expect("a hundred records with one hash need a chain");
+    sim.checkpoint();
+    sim.note(Note::Begin(0));
+    assert!(index.remove(last, &pool.pin()).unwrap().removed());
+    sim.note(Note::End(0));
+    assert_eq!(sim.load(&header().chain), 0);
+    is_kept(&sim, sim.offset_of(&header().chain));
+}
+
+/// Recovery drops a record from a bucket where it does not belong. That is durable before the segment is used: were the
+/// record removed where it does belong, by somebody else, this one would come back.
+#[test]
+fn what_recovery_drops_is_gone_before_the_segment_is_used() {
+    let (sim, pool, index) = filled::<Plain>(0..4);
+    let segment = index.segment(index.expansion.directory.locate(0)).unwrap();
+    let strange = &segment.normal[2];
+    let before = meta_of(&sim, strange).0;
+    let slot = free_slot(meta_of(&sim, strange), 4).unwrap();
+    place(&sim, strange, slot, Record { hash: 0, slot_key: 0, word: 0 }, false);
+    assert_ne!(meta_of(&sim, strange).0, before);
+    let at = sim.offset_of(&strange.meta);
+    drop((index, pool));
+    let serve = |pool: &Pool<Sim>, index: &Tiny<Plain, Sim>| {
+        assert_eq!(index.get(0, &pool.pin()).unwrap(), Some(0));
+    };
+    is_durable_after(&sim, serve, (at, before));
+}
+
+/// Whatever a crash loses after the recorded work, the eight bytes at `at` are as they are now.
+fn is_kept(sim: &Sim, at: u64) {
+    let now = sim.load(sim.at::<evermap_pm::PmU64>(at).unwrap()).to_le_bytes();
+    for_each_image_after(sim, |image| assert_eq!(image.bytes[at as usize..][..8], now));
 }
