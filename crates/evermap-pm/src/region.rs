@@ -243,6 +243,9 @@ impl<M: Medium> Region<M> {
         for cell in cells {
             if self.medium.load(cell) != 0 {
                 self.medium.store(cell, 0);
+                self.medium.note(Note::Harmless(
+                    "needed in memory with a past: `what_was_there_before_a_creation_is_gone_for_good`",
+                ));
                 self.medium.flush(cell);
             }
         }
@@ -635,8 +638,10 @@ fn random() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
     use super::*;
-    use crate::sim::{Event, Sim};
+    use crate::sim::{Event, ImageConfig, Sim, for_each_image};
 
     const IDENTITY: Identity = Identity { boot: [1, 2], device: 3, inode: 4, birth: 5 };
 
@@ -656,6 +661,34 @@ mod tests {
             let (_, opened) = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap();
             assert_eq!((opened.clean, syncs(&sim)), (clean, expected));
         }
+    }
+
+    /// Whatever was in the memory before, a region begins without extents, and with empty root cells, whatever a crash
+    /// loses after its creation.
+    #[test]
+    fn what_was_there_before_a_creation_is_gone_for_good() {
+        let sim = Sim::new(1 << 16).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+        sim.grow(TABLE + 16 * 8).unwrap();
+        let cells = [TABLE - 8, TABLE, TABLE + 8];
+        for at in cells {
+            sim.store(sim.at::<PmU64>(at).unwrap(), u64::MAX);
+        }
+        sim.checkpoint();
+        sim.note(Note::Begin(0));
+        Region::create(sim.clone(), &config, IDENTITY).unwrap();
+        sim.note(Note::End(0));
+        let mut images = 0;
+        for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+            if image.point.completed(0) {
+                images += 1;
+                for at in cells {
+                    assert_eq!(image.bytes[at as usize..][..8], [0; 8], "at {at}");
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        assert!(images > 0);
     }
 
     #[test]

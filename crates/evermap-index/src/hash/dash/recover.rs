@@ -73,6 +73,9 @@ where
         let m = self.medium();
         m.note(Note::Scope("segment recovered"));
         let headers = self.rebuild(segment, shape);
+        m.note(Note::Harmless(
+            "needed by other threads: `what_recovery_drops_is_gone_before_the_segment_is_used`",
+        ));
         m.fence();
         // Up to here everyone waits, because every version word is stale. The header comes last: as long as it
         // is stale, whoever meets a stale bucket waits for us.
