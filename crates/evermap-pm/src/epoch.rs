@@ -317,7 +317,7 @@ impl Domain {
     }
 
     /// Reclaims what was retired before the call, and waits for guards that hold it up, but not longer than so, and not if
-    /// the calling thread has one.
+    /// the calling thread is known to have one: those of the first 256 threads are.
     pub fn drain_within(&self, limit: Duration) {
         let mut wait_until = None;
         let mut backoff = Backoff::new();
@@ -479,10 +479,12 @@ mod tests {
                 }
             });
             held.wait();
-            let own = domain.pin();
-            domain.drain_within(LONG);
-            assert!(freed.lock().unwrap().is_empty());
-            drop(own);
+            // Where threads have no places of their own, nobody knows whose guards are whose.
+            if !domain.own.is_empty() {
+                let _own = domain.pin();
+                domain.drain_within(LONG);
+                assert!(freed.lock().unwrap().is_empty());
+            }
             domain.drain_within(Duration::from_millis(1));
             assert!(freed.lock().unwrap().is_empty());
             let draining = threads.spawn(|| domain.drain_within(LONG));

@@ -3,12 +3,14 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
+use evermap_pm::medium::LINE;
+
 /// Of so many records that are written, one is noted: whoever notes all would have readers wait for the line.
 const ONE_IN: u64 = 64;
 /// Longer than this, the processor sees by itself that a record is read from one end to the other.
-const MOST: u64 = 6 * 64;
+const MOST: u64 = 6 * LINE;
 /// A record of so many bytes comes with its key.
-const SHORT: u64 = 2 * 64;
+const SHORT: u64 = 2 * LINE;
 
 /// Bytes of a record that was noted lately; 0 as long as none was.
 #[derive(Default)]
@@ -39,7 +41,7 @@ impl Usual {
     /// How much of the next record to fetch.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
-        u64::from(self.0.load(Relaxed)).max(64)
+        u64::from(self.0.load(Relaxed)).max(LINE)
     }
 
     /// The same, if that is more than what comes with its key.

@@ -310,8 +310,7 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// Brings so many bytes from `offset` on towards the cache.
     #[inline(always)]
     fn prefetch_bytes(&self, offset: u64, bytes: u64) {
-        const LINE: usize = 64;
-        (0..bytes).step_by(LINE).for_each(|at| self.prefetch(offset.wrapping_add(at)));
+        (0..bytes).step_by(LINE as usize).for_each(|at| self.prefetch(offset.wrapping_add(at)));
         // They may end in a line more than they fill.
         self.prefetch(offset.wrapping_add(bytes.saturating_sub(1)));
     }

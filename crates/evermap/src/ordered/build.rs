@@ -26,12 +26,12 @@ use crate::{Error, Result, Store};
 
 /// Pairs, about, whose records one thread reads under one guard.
 const READ_TOGETHER: usize = 1 << 17;
-/// Places that the file is divided into for that.
+/// Stretches of the file by which they are put in order.
 const PLACES: usize = 1 << 12;
 /// Records that a reader of keys fetches ahead.
 const AHEAD: usize = 24;
-/// Where most keys end, bytes from the beginning of their record: so far it is fetched.
-const KEY_END: u64 = 63;
+/// Bytes of a record in which most keys end: so much of it is fetched.
+const KEY_BYTES: u64 = 64;
 
 /// Threads to build with unless somebody says otherwise: half of the cores, for others have to do there too.
 pub(crate) fn usual_threads() -> usize {
@@ -234,9 +234,7 @@ impl<M: Medium> Store<M> {
 
     #[inline]
     fn prefetch_key(&self, word: u64) {
-        let offset = word & OFFSET_MASK;
-        self.file.pool.medium().prefetch(offset);
-        self.file.pool.medium().prefetch(offset + KEY_END);
+        self.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, KEY_BYTES);
     }
 
     /// Notes the key of a pair, if it can be read and belongs where it is. Dead records count too: the hash index
