@@ -359,6 +359,9 @@ impl<M: Medium> Region<M> {
             medium,
         };
         region.check_length(on_suspect)?;
+        // Whoever stored it may have died before it was durable. Fenced with the generation, before the other copy is
+        // touched or anything relies on the format.
+        region.medium.flush(region.medium.at::<Superblock>(at).expect("just read"));
         let opened = region.take_over(identity, on_suspect)?;
         region.recover_all = opened.recover_all;
         for copy in [SECOND_COPY, 0] {

@@ -15,7 +15,7 @@ pub(crate) fn is_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> bool 
     named(pool, root).is_some_and(|(_, found)| found == kind)
 }
 
-/// The block that the root cell `root` names, which begins with `kind`.
+/// The block that the root cell `root` names, which begins with `kind`. That it names it is durable then.
 pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Result<u64> {
     let at = pool.medium().offset_of(root);
     match named(pool, root) {
@@ -23,6 +23,10 @@ pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Re
         Some((block, found)) if found != kind => {
             Err(Error::damaged(block, "the root names another kind of index"))
         }
-        Some((block, _)) => Ok(block),
+        Some((block, _)) => {
+            // Whoever stored it may have died before it was.
+            pool.medium().persist(root);
+            Ok(block)
+        }
     }
 }

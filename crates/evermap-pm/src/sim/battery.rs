@@ -198,8 +198,9 @@ impl Battery {
     /// # Errors
     /// The report, if something goes wrong without any mistake.
     pub fn mutants(&self, seeds: u64) -> Result<Mutants<'_>, Box<Report>> {
-        let concerned =
-            self.trials.iter().filter(|trial| trial.config().images.model == Model::Adr);
+        let power_fails =
+            |trial: &&Box<dyn Trial>| trial.config().images.model.of_recoveries() == Model::Adr;
+        let concerned = self.trials.iter().filter(power_fails);
         let ready = concerned.map(|trial| {
             let seeds = seeds * trial.seeds_for_one();
             trial.prepare(seeds).map(|ready| (trial.name(), ready))

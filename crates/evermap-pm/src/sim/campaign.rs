@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::coverage::Pruning;
 use super::crashes::Run;
+use super::durable::left_in_caches;
 use super::image::{CrashPoint, Image, ImageConfig, Walk};
 use super::medium::Sim;
 use super::mutation::Mutation;
@@ -231,16 +232,16 @@ impl<'l, H> Level<'l, H> {
     /// The recording of what was done after the crash that left the image with this hash.
     pub(crate) fn nested<'n>(
         &'n self,
-        (trace, survived): (&'n Trace, &'n Survived<H>),
+        later: &'n Later<H>,
         owed: &'n Owed<'n, H>,
         image: u64,
         path: &'n [Step],
     ) -> Level<'n, H> {
         Level {
-            trace,
-            history: &survived.history,
+            trace: &later.trace,
+            history: &later.history,
             id: fold(image, owed.id),
-            recovery: Some((survived.recovered, owed)),
+            recovery: Some((later.recovered, owed)),
             probe_seed: self.probe_seed(owed.point),
             path,
         }
@@ -276,6 +277,13 @@ impl<'l, H> Level<'l, H> {
         fold(self.probe_seed, point.record() as u64)
     }
 
+    /// Which images its crashes leave.
+    pub(crate) fn images(&self, config: &Config) -> ImageConfig {
+        let ImageConfig { model, .. } = config.images;
+        let model = if self.path.is_empty() { model } else { model.of_recoveries() };
+        ImageConfig { model, ..config.images }
+    }
+
     /// The crashes that led here and one more.
     pub(crate) fn path_with(&self, step: &Step) -> Vec<Step> {
         self.path.iter().chain([step]).cloned().collect()
@@ -301,6 +309,14 @@ pub(crate) struct Survived<H> {
     /// Records when it was complete; what follows is the probe.
     pub(crate) recovered: usize,
     /// What happened since.
+    history: H,
+}
+
+/// What was done after a crash, to be crashed in turn.
+pub(crate) struct Later<H> {
+    trace: Trace,
+    /// Records when recovery was complete.
+    recovered: usize,
     history: H,
 }
 
@@ -355,6 +371,25 @@ impl<S: Subject> Campaign<'_, S> {
             Some(mutation) => mutation.apply(&trace),
             None => trace,
         }
+    }
+
+    /// What was done on `sim` after the crash of `level` that left `image`.
+    fn later(
+        &self,
+        level: &Level<'_, S::History>,
+        image: &Image<'_>,
+        sim: &Sim,
+        survived: Survived<S::History>,
+    ) -> Later<S::History> {
+        let Survived { recovered, history } = survived;
+        let trace = self.trace_of(sim);
+        let model = level.images(self.config).model;
+        if model == model.of_recoveries() {
+            return Later { trace, recovered, history };
+        }
+        let left = left_in_caches(level.trace, image.point.record(), image.bytes);
+        let recovered = recovered + left.len();
+        Later { trace: trace.inheriting(left), recovered, history }
     }
 
     /// Recovers what is on `sim` and goes on using it.
@@ -441,9 +476,8 @@ impl<S: Subject> Campaign<'_, S> {
     ) -> Result<Option<R>, String> {
         let path = level.path_with(step);
         self.crash_at(level, walk, step, |image, owed, sim, result| {
-            let survived = result.ok()?;
-            let trace = self.trace_of(sim);
-            Some(then(&level.nested((&trace, &survived), owed, image.hash, &path)))
+            let later = self.later(level, image, sim, result.ok()?);
+            Some(then(&level.nested(&later, owed, image.hash, &path)))
         })
     }
 
@@ -456,7 +490,7 @@ impl<S: Subject> Campaign<'_, S> {
     ) -> Result<Option<Violation>, String> {
         let Some((step, rest)) = steps.split_first() else { return Ok(None) };
         let path = level.path_with(step);
-        let mut walk = Walk::new(level.trace, &self.config.images);
+        let mut walk = Walk::new(level.trace, &level.images(self.config));
         self.crash_at(level, &mut walk, step, |image, owed, sim, result| {
             let story = self.describe(level, image);
             match result {
@@ -465,8 +499,8 @@ impl<S: Subject> Campaign<'_, S> {
                     Ok(Some(Violation { message: what, oracle, story, replay }))
                 }
                 Ok(survived) => {
-                    let trace = self.trace_of(sim);
-                    let nested = level.nested((&trace, &survived), owed, image.hash, &path);
+                    let later = self.later(level, image, sim, survived);
+                    let nested = level.nested(&later, owed, image.hash, &path);
                     let found = self.follow(&nested, rest)?;
                     Ok(found.map(|later| Violation { story: story + &later.story, ..later }))
                 }

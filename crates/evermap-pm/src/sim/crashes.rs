@@ -85,7 +85,7 @@ fn project(image: &Image<'_>, read: &[bool]) -> u64 {
 
 /// The crashes of one workload.
 pub(crate) struct Run<'r, S: Subject> {
-    campaign: &'r Campaign<'r, S>,
+    pub(crate) campaign: &'r Campaign<'r, S>,
     root: &'r Level<'r, S::History>,
     pub(crate) report: &'r mut Report,
     sandboxes: Vec<Sandbox>,
@@ -470,7 +470,7 @@ impl<'r, S: Subject> Run<'r, S> {
             let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, nested.id));
             self.report.nested_traces += 1;
             self.see_sites(nested.trace);
-            self.crash(nested, &ImageConfig { per_point, seed, ..config.images });
+            self.crash(nested, &ImageConfig { per_point, seed, ..nested.images(config) });
         });
         // It has succeeded before; only a subject that is not deterministic fails now.
         done.expect("the step came from this recording");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::trace::{Event, Span, Trace, Word};
+use super::trace::{Event, Record, Span, Trace, Word, get};
 use crate::medium::LINE;
 
 /// How memory loses what was not made durable.
@@ -17,13 +17,25 @@ pub enum Model {
     /// time.
     Adr,
     /// Death of the process. One granule: everything stored so far is there, so crashes happen after every
-    /// store.
+    /// store. But caches outlive a process: while the next one recovers, and later, power can fail, and then what
+    /// neither of them has made durable is undecided.
     ProcessDeath,
     /// Power loss above the kernel's page cache. Only a sync makes anything durable.
     PageCache {
         /// Bytes that reach the disk together: a page (4096), or a sector (512) where pages may tear.
         granule: u64,
     },
+}
+
+impl Model {
+    /// How recoveries end that are crashed in turn.
+    pub(crate) fn of_recoveries(self) -> Model {
+        match self {
+            // Another death could leave nothing that a loss of power cannot.
+            Model::ProcessDeath => Model::Adr,
+            other => other,
+        }
+    }
 }
 
 /// What becomes of the length of the file in a crash.
@@ -247,6 +259,23 @@ impl<'t> Durability<'t> {
         }
         &mut self.captured[thread]
     }
+}
+
+/// What is stored but not durable for certain just before record `at`, in the order of the stores: what a process that
+/// dies there leaves in the caches, as far as it is in `image`.
+pub(crate) fn left_in_caches(trace: &Trace, at: usize, image: &[u8]) -> Vec<(Record, Vec<Word>)> {
+    let mut state = Durability::new(trace, Model::Adr, Length::AtOnce);
+    (0..at).for_each(|record| state.step(record, &mut |_| {}));
+    let mut entries: Vec<Entry> = state.pending.into_values().flatten().collect();
+    entries.sort_unstable_by_key(|entry| (entry.record, entry.first));
+    let left = entries.into_iter().map(|entry| {
+        // The store in which the process died may be incomplete.
+        let happened =
+            |word: &&Word| entry.record as usize + 1 < at || get(image, word.offset) == word.new;
+        let words = entry.words(trace, entry.mask).filter(happened).copied().collect();
+        (trace.records()[entry.record as usize], words)
+    });
+    left.filter(|(_, words): &(_, Vec<_>)| !words.is_empty()).collect()
 }
 
 /// Where nothing needs to persist, as in a line of locks that is never flushed, forgets stores that the next

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::coverage::look_of;
 use super::durable::{Durability, Entry, Length, Model};
 use super::rng::{Rng, finish, fold};
-use super::trace::{Event, LENGTH, Op, Ops, Site, Trace, Word, get, put};
+use super::trace::{Event, LENGTH, Op, Ops, Record, Site, THE_DEAD, Trace, Word, get, put};
 use super::undecided::Undecided;
 use crate::medium::Note;
 
@@ -603,8 +603,9 @@ impl<'t> Walk<'t> {
     fn tell(&self, text: &mut String, verdict: &str, entry: &Entry, mask: u8) {
         let mut words = entry.words(self.trace, mask);
         let Some(first) = words.next() else { return };
-        let site = self.trace.records()[entry.record as usize].site;
+        let Record { site, thread, .. } = self.trace.records()[entry.record as usize];
         let more = words.count();
+        let by = if thread == THE_DEAD { " by a process that died" } else { "" };
         let _ = if first.offset == LENGTH {
             writeln!(text, "  {verdict} growth to {:#x} bytes at {site}", first.new)
         } else {
@@ -613,7 +614,7 @@ impl<'t> Walk<'t> {
             let Word { offset, old, new } = first;
             writeln!(
                 text,
-                "  {verdict} {kind} at {site}: {offset:#x} from {old:#x} to {new:#x}{more}"
+                "  {verdict} {kind}{by} at {site}: {offset:#x} from {old:#x} to {new:#x}{more}"
             )
         };
     }

@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use super::campaign::{Campaign, Config, Level, Recorded};
 use super::crashes::{Attempt, Run};
-use super::durable::Durability;
-use super::image::{Choice, Item, Walk};
+use super::durable::{Durability, Model};
+use super::image::{Choice, ImageConfig, Item, Walk};
 use super::mutation::Mutation;
 use super::replay::Step;
 use super::report::Report;
@@ -146,20 +146,20 @@ impl<'s, S: Subject> Sweep<'s, S> {
         let mut run = Run::new(campaign, &root, report);
         run.quick = true;
         let trace = mutation.apply(root.trace);
-        let mut changed = try_changed(&mut run, &root.with(&trace), root.trace, &self.config);
+        let mut changed = try_changed(&mut run, &root.with(&trace), root.trace);
         let steps = mutation.site().and_then(|site| life.passing.get(&site));
         let mut steps: Vec<&Step> = steps.into_iter().flatten().collect();
         steps.sort_by_key(|step| step.record);
         for salt in 0..PROBES {
             let salted = root.salted(salt);
-            let mut walk = Walk::new(root.trace, &self.config.images);
+            let mut walk = Walk::new(root.trace, &root.images(&self.config));
             for step in &steps {
                 if !run.report.is_clean() {
                     return true;
                 }
                 let nested = campaign.crash_and_record(&salted, &mut walk, step, |nested| {
                     let trace = mutation.apply(nested.trace);
-                    try_changed(&mut run, &nested.with(&trace), nested.trace, &self.config)
+                    try_changed(&mut run, &nested.with(&trace), nested.trace)
                 });
                 changed |= nested.ok().flatten().unwrap_or(false);
             }
@@ -193,7 +193,7 @@ pub fn fate_in_parallel<S: Subject>(
                 let mut run = Run::new(&campaign, &root, &mut report);
                 run.quick = true;
                 let trace = mutation.apply(root.trace);
-                changed |= try_changed(&mut run, &root.with(&trace), root.trace, &right);
+                changed |= try_changed(&mut run, &root.with(&trace), root.trace);
             }
             Err(wrong) => {
                 report.failed_images += 1;
@@ -238,20 +238,24 @@ fn try_changed<S: Subject>(
     run: &mut Run<'_, S>,
     level: &Level<'_, S::History>,
     right: &Trace,
-    config: &Config,
 ) -> bool {
-    let points = changed_points(level.trace, right, config);
+    let images = &level.images(run.campaign.config);
+    if images.model == Model::ProcessDeath {
+        // It finds what was stored, flushed or not.
+        return false;
+    }
+    let points = changed_points(level.trace, right, images);
     let any = !points.is_empty();
     run.begin(level);
-    let mut walk = Walk::new(level.trace, &config.images);
-    let mut before = Before::new(right, config);
-    for record in selection(points, config.images.seed) {
+    let mut walk = Walk::new(level.trace, images);
+    let mut before = Before::new(right, images);
+    for record in selection(points, images.seed) {
         let Some(point) = walk.go_to(record) else { break };
         let changes = before.changes(&walk);
         let preferred = preferences(&walk, &changes);
         let chosen = &mut Vec::new();
         let attempt = Attempt { most: PER_POINT, preferred, undecided: true, chosen };
-        if run.crash_point(level, &mut walk, &point, &config.images, attempt).is_break() {
+        if run.crash_point(level, &mut walk, &point, images, attempt).is_break() {
             break;
         }
     }
@@ -259,9 +263,9 @@ fn try_changed<S: Subject>(
 }
 
 /// The points at which more is undecided, and what they look like.
-fn changed_points(changed: &Trace, right: &Trace, config: &Config) -> Vec<(usize, u64)> {
-    let mut walk = Walk::new(changed, &config.images);
-    let mut before = Before::new(right, config);
+fn changed_points(changed: &Trace, right: &Trace, images: &ImageConfig) -> Vec<(usize, u64)> {
+    let mut walk = Walk::new(changed, images);
+    let mut before = Before::new(right, images);
     let mut points = Vec::new();
     while let Some(point) = walk.next_point() {
         if !before.changes(&walk).is_empty() {
@@ -298,8 +302,8 @@ struct Before<'t> {
 }
 
 impl<'t> Before<'t> {
-    fn new(right: &'t Trace, config: &Config) -> Self {
-        let state = Durability::new(right, config.images.model, config.images.length);
+    fn new(right: &'t Trace, images: &ImageConfig) -> Self {
+        let state = Durability::new(right, images.model, images.length);
         Before { state, right, at: 0 }
     }
 

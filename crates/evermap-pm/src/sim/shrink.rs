@@ -123,7 +123,7 @@ fn last_states<S: Subject>(
     steps: &[Step],
 ) -> Option<Vec<(u64, super::image::Choice)>> {
     let (step, rest) = steps.split_first()?;
-    let mut walk = Walk::new(level.trace, &campaign.config.images);
+    let mut walk = Walk::new(level.trace, &level.images(campaign.config));
     if rest.is_empty() {
         walk.go_to(step.record)?;
         let items = walk.items().iter().enumerate();

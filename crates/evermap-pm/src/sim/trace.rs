@@ -10,6 +10,9 @@ use crate::medium::{Note, OFFSET_LIMIT};
 /// The length of the medium is recorded as a word at this offset, which no real word has.
 pub(crate) const LENGTH: u64 = OFFSET_LIMIT;
 
+/// The thread of what an earlier process has stored.
+pub(crate) const THE_DEAD: u16 = u16::MAX;
+
 /// A place in the program: where a store, flush or fence was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site(&'static Location<'static>);
@@ -298,6 +301,28 @@ impl Trace {
         let words = self.words.iter().copied().chain(more).collect();
         let ops = Arc::new(Ops::of(&records));
         Trace { base: self.base.clone(), records, words, ops }
+    }
+
+    /// The same recording, after one of another process that left these stores in the caches when it died.
+    pub(crate) fn inheriting(self, left: Vec<(Record, Vec<Word>)>) -> Self {
+        let Trace { mut base, mut words, .. } = self;
+        for word in left.iter().rev().flat_map(|(_, words)| words.iter().rev()) {
+            put(&mut base, word.offset, word.old);
+        }
+        let mut records = Vec::with_capacity(left.len() + self.records.len());
+        for (record, stored) in left {
+            let Event::Store { transient, .. } = record.event else { continue };
+            let span = Span { first: words.len() as u32, count: stored.len() as u32 };
+            words.extend(stored);
+            records.push(Record {
+                event: Event::Store { words: span, transient },
+                thread: THE_DEAD,
+                ..record
+            });
+        }
+        records.extend(self.records);
+        let ops = Arc::new(Ops::of(&records));
+        Trace { base, records, words, ops }
     }
 
     /// How many words all spans have together.
