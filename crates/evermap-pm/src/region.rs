@@ -359,9 +359,10 @@ impl<M: Medium> Region<M> {
             medium,
         };
         region.check_length(on_suspect)?;
-        // Whoever stored it may have died before it was durable. Fenced with the generation, before the other copy is
-        // touched or anything relies on the format.
+        // Whoever stored what these say may have died before it was durable. Fenced with the generation, before the
+        // other copy is touched, or anything relies on the format or on a root.
         region.medium.flush(region.medium.at::<Superblock>(at).expect("just read"));
+        region.medium.flush(region.words());
         let opened = region.take_over(identity, on_suspect)?;
         region.recover_all = opened.recover_all;
         for copy in [SECOND_COPY, 0] {

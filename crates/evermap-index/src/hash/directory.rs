@@ -104,7 +104,10 @@ impl<M: Medium> Directory<M> {
     /// Opens the directory that the cell at offset `root` names.
     pub(crate) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
         let m = pool.medium();
-        let word = m.load(m.at::<PmU64>(root).expect("the caller's root"));
+        let cell = m.at::<PmU64>(root).expect("the caller's root");
+        // Whoever stored it may have died before it was durable.
+        m.persist(cell);
+        let word = m.load(cell);
         let (offset, depth) = decode(word);
         let fits = depth <= DEPTH_MAX && m.slice::<PmU64>(offset, 1 << depth).is_some();
         if !fits || offset == 0 || encode(offset, depth) != word {
@@ -178,6 +181,12 @@ impl<M: Medium> Directory<M> {
     /// The segment that the first entry of `shape`'s range names: the one that counts.
     pub(crate) fn first(&self, shape: Shape, latch: &Shared<'_>) -> u64 {
         self.pool.medium().load(&self.range(shape, latch)[0])
+    }
+
+    /// Makes the entries durable that a recovery goes by: those of `shape` and of the other half that it was split
+    /// from. Whoever stored them may have died before they were.
+    pub(crate) fn keep_around(&self, shape: Shape, latch: &Shared<'_>) {
+        self.pool.medium().persist(self.range(shape.parent().unwrap_or(shape), latch));
     }
 
     /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's

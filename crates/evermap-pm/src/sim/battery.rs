@@ -198,9 +198,10 @@ impl Battery {
     /// # Errors
     /// The report, if something goes wrong without any mistake.
     pub fn mutants(&self, seeds: u64) -> Result<Mutants<'_>, Box<Report>> {
-        let power_fails =
-            |trial: &&Box<dyn Trial>| trial.config().images.model.of_recoveries() == Model::Adr;
-        let concerned = self.trials.iter().filter(power_fails);
+        let concerned = self.trials.iter().filter(|trial| {
+            let model = trial.config().images.model;
+            model.of_recoveries() == Model::Adr
+        });
         let ready = concerned.map(|trial| {
             let seeds = seeds * trial.seeds_for_one();
             trial.prepare(seeds).map(|ready| (trial.name(), ready))

@@ -30,13 +30,16 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         self.region.ensure_sound()?;
         let _one_at_a_time = self.recovering(offset);
         let m = self.medium();
-        let header = &self.segment(offset)?.header;
+        let segment = self.segment(offset)?;
+        let header = &segment.header;
         if self.was_recovered(header) && Lock(m.load(&header.lock)).is_of(self.generation) {
             return Ok(());
         }
         let shape = self
             .shape_at(offset)
             .ok_or_else(|| Error::damaged(offset, "a directory entry names no segment"))?;
+        // Whoever stored what is there may have died before it was durable.
+        m.persist(segment);
         if let Err(error) = self.finish_split(offset, header, shape) {
             // Damage may have looked like our stamp: let everyone see that it is none.
             m.store_transient(&header.lock, Lock::fresh(self.generation.wrapping_sub(1)).0);
@@ -60,6 +63,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         if shape.depth > self.directory.depth() {
             return Err(Error::damaged(offset, "a segment is deeper than the directory"));
         }
+        self.directory.keep_around(shape, latch);
         // The upper half was split off, but this segment does not say so yet.
         if shape.depth < self.directory.depth() && self.is_elsewhere(offset, shape.half(1), latch) {
             shape = shape.half(0);

@@ -113,9 +113,6 @@ pub(super) fn recover<M: Medium>(m: &M, bucket: &Bucket, generation: u64) -> boo
     }
     let taken = Link(m.load(&bucket.link)).taken();
     // The process that stored the link may have died before it flushed it.
-    m.note(Note::Harmless(
-        "needed where a process dies and then the machine; campaigns end a life in one of the two ways",
-    ));
     m.persist(bucket);
     // Only the first succeeds, so the link cannot have changed: whoever changes it recovers the bucket first.
     m.cas_transient(&bucket.control, stale.0, Control::fresh(generation, taken).0).is_ok()

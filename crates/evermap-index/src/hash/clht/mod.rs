@@ -429,9 +429,6 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
             .at::<Root>(block)
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
         // The process that stored the table word may have died before it flushed it.
-        m.note(Note::Harmless(
-            "needed where a process dies and then the machine; campaigns end a life in one of the two ways",
-        ));
         m.persist(header);
         let table = Table::decode(m.load(&header.table));
         if !table.is_possible() || m.slice::<Bucket>(table.offset, table.buckets()).is_none() {

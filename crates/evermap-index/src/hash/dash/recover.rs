@@ -42,6 +42,7 @@ where
         }
         let shape = Shape::decode(m.load(&segment.header.shape))
             .ok_or_else(|| Error::damaged(offset, "impossible shape of a segment"))?;
+        self.keep_contents(segment);
         if let Some(shape) = E::finish_structure(self, offset, segment, shape)? {
             self.finish_contents(segment, shape);
             self.count_recovered();
@@ -66,6 +67,14 @@ where
         for bucket in segment.normal.iter().chain(&segment.stash) {
             m.store_transient(&bucket.version, Version::fresh(earlier).0);
         }
+    }
+
+    /// Makes durable what a segment holds: whoever stored it may have died before it was.
+    fn keep_contents(&self, segment: &Segment<B, S>) {
+        let m = self.medium();
+        m.flush(segment);
+        self.chain(segment).for_each(|bucket| m.flush(bucket));
+        m.fence();
     }
 
     /// Drops what does not belong, makes all headers anew, and declares the segment fresh.

@@ -27,6 +27,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         if shape.depth > self.expansion.directory.depth() {
             return Err(Error::damaged(offset, "a segment is deeper than the directory"));
         }
+        self.expansion.directory.keep_around(shape, &latch);
         if let Some(merged) = self.merged_into(offset, shape, &latch) {
             m.note(Note::Scope("merge found"));
             self.swap_entries(shape, &latch, merged, |entry| entry == offset);

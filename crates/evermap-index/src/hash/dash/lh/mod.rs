@@ -226,6 +226,8 @@ where
         let m = pool.medium();
         let damaged = |what| Error::damaged(root, what);
         let header = m.at::<Root>(root).ok_or_else(|| damaged("the index's root ends outside"))?;
+        // Whoever stored what it says may have died before it was durable.
+        m.persist(header);
         if m.load(&header.geometry) != Self::GEOMETRY {
             return Err(damaged("arrays of another geometry"));
         }
@@ -323,11 +325,11 @@ where
         if number >= count || dash.place(number) != offset {
             return Err(Error::damaged(offset, "a segment of another place"));
         }
-        let given_away = |shape: &Shape| {
-            let child = number | 1 << shape.depth;
-            child < count && shape_if_initialised(m, child, dash.place(child)).is_some()
-        };
-        if given_away(&shape) {
+        let child = number | 1 << shape.depth;
+        let split = child < count && shape_if_initialised(m, child, dash.place(child)).is_some();
+        if split {
+            // Before anything goes from here.
+            m.persist(&dash.segment(dash.place(child))?.header.shape);
             shape = shape.half(0);
             m.store(&segment.header.shape, shape.encode());
             // Durable with the contents: until then the new segment says the same.
