@@ -7,7 +7,6 @@
 use std::sync::atomic::{Ordering, fence};
 
 use evermap_pm::Medium;
-use evermap_pm::medium::Note;
 
 use super::layout::{Bucket, Control, Link, PAIRS, Pair, Places, free_place};
 use crate::Key;
