@@ -377,8 +377,9 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         if Named(m.load(entry)).offset(tag).is_none() {
             let offset = self.pool.allocate_part(Self::chunk_bytes(level))?;
             m.store(entry, Named::new(offset, tag).0);
-            m.flush(entry);
         }
+        // Also one that was there: whoever stored it may have died before it was durable.
+        m.flush(entry);
         Ok(())
     }
 

@@ -651,6 +651,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         let header = m
             .at::<Root>(block)
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside"))?;
+        // Whoever stored it may have died before it was durable, and which levels there are decides where records go,
+        // and which blocks are free.
+        m.persist(header);
         let resize = match m.load(&header.resize) {
             0 => Resize::Incremental,
             1 => Resize::Blocking,
