@@ -52,6 +52,8 @@ mod levels;
 mod recover;
 mod resize;
 mod room;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use bucket::{Locking, Locks, Probe, Record, Spot, find, meta_of, try_lock};

@@ -8,6 +8,7 @@
 //! no difference. Whoever changes or moves a record looks for copies first, under the lock of the record's home,
 //! and drops all but the first: until the sweep, which passes every record, has found that there are none.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
 
 use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, slot_of};
@@ -153,6 +154,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             }
             erase(self.medium(), site.bucket, slot);
             // Durable before anyone changes the record: what changed it would not change the copy.
+            self.medium().note(Note::Harmless(
+                "needed by other threads: `a_copy_that_is_dropped_is_gone_for_good`",
+            ));
             self.medium().fence();
             locks.changed = true;
         }
