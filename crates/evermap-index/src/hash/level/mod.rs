@@ -52,6 +52,8 @@ mod levels;
 mod recover;
 mod resize;
 mod room;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use bucket::{Locking, Locks, Probe, Record, Spot, find, meta_of, try_lock};
@@ -651,6 +653,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         let header = m
             .at::<Root>(block)
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside"))?;
+        // Whoever stored it may have died before it was durable, and which levels there are decides where records go,
+        // and which blocks are free.
+        m.persist(header);
         let resize = match m.load(&header.resize) {
             0 => Resize::Incremental,
             1 => Resize::Blocking,

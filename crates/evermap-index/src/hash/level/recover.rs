@@ -1,12 +1,14 @@
 //! Recovery, one bucket and one record at a time, when they are first touched.
 //!
 //! Every opener begins with all buckets stale: their version words carry the number of an earlier one. The first
-//! to meet a stale bucket makes its fingerprints, and its copy of the tokens, from what persists.
+//! to meet a stale bucket makes its fingerprints, and its copy of the tokens, from what persists; and makes that durable,
+//! because a process that died may have only stored it.
 //!
 //! A crash in the middle of a movement leaves the record in both places, with the same word. To lookups that makes
 //! no difference. Whoever changes or moves a record looks for copies first, under the lock of the record's home,
 //! and drops all but the first: until the sweep, which passes every record, has found that there are none.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
 
 use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, slot_of};
@@ -70,11 +72,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             // Damage: nobody would find what is in these slots, and everybody would stumble over it.
             m.store(&bucket.meta, meta.0);
             m.store(&bucket.tokens, u64::from(meta.taken()) >> super::layout::LINE_SLOTS);
-            m.flush(bucket);
-            m.fence();
         } else {
             m.store_transient(&bucket.meta, meta.0);
         }
+        // Whoever stored what is here may have died before it was durable: nobody relies on it earlier.
+        m.persist(bucket);
     }
 
     /// Whether a record at this spot can be in this bucket.
@@ -152,6 +154,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             }
             erase(self.medium(), site.bucket, slot);
             // Durable before anyone changes the record: what changed it would not change the copy.
+            self.medium().note(Note::Harmless(
+                "needed by other threads: `a_copy_that_is_dropped_is_gone_for_good`",
+            ));
             self.medium().fence();
             locks.changed = true;
         }

@@ -1,0 +1,176 @@
+//! States that crashes leave now and then, made by hand.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use evermap_pm::medium::Note;
+use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::sim::{self, Image, ImageConfig, Sim};
+use evermap_pm::{Medium, PmU64, Pool};
+
+use super::bucket::{Probe, Record, write};
+use super::layout::{BUCKET_BYTES, Bucket, Named, OFFSET, Root};
+use super::{Config, Resize, Tiny};
+use crate::{Index, Persistent};
+
+const CAPACITY: u64 = 128 << 10;
+const GARBAGE: u64 = u64::MAX;
+/// The level that a new index grows by.
+const NEXT: u32 = 3;
+/// Buckets in a chunk of it.
+const IN_CHUNK: u64 = 4;
+
+type Parts = (Sim, Arc<Pool<Sim>>, Tiny<u64, Sim>);
+
+/// A new index, in memory that does not record yet.
+fn created() -> Parts {
+    let sim = Sim::new(CAPACITY).unwrap();
+    sim.pause();
+    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
+    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
+    let config = Config { top_level: NEXT - 1, resize: Resize::Incremental };
+    let index = Tiny::create(pool.clone(), pool.root(0), config).unwrap();
+    (sim, pool, index)
+}
+
+/// What is there after the process has died.
+fn reopen(sim: Sim) -> Parts {
+    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
+    let index = Tiny::open(pool.clone(), pool.root(0)).unwrap();
+    (sim, pool, index)
+}
+
+/// Inserts keys until `done`.
+fn insert_until((_, pool, index): &Parts, done: impl Fn() -> bool) {
+    let mut keys = 0..100;
+    while !done() {
+        let key = keys.next().expect("a hundred keys are enough");
+        index.upsert(key, key, &pool.pin()).unwrap();
+    }
+}
+
+/// Fills blocks with garbage, and gives them back.
+fn litter((sim, pool, _): &Parts, blocks: &[u64], bytes: u64) {
+    for &block in blocks {
+        let words = sim.slice::<PmU64>(block, bytes / 8).unwrap();
+        words.iter().for_each(|word| sim.store(word, GARBAGE));
+        pool.free_unpublished(block);
+    }
+}
+
+/// Records what `work` does, and calls `check` with every image that a crash can leave; and whether all was done.
+fn crash(sim: &Sim, work: impl FnOnce(), mut check: impl FnMut(&Image<'_>, bool)) {
+    sim.note(Note::Begin(0));
+    work();
+    sim.note(Note::End(0));
+    let mut after = 0;
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        let done = image.point.completed(0);
+        after += u32::from(done);
+        check(image, done);
+        ControlFlow::Continue(())
+    });
+    assert!(after > 0);
+}
+
+fn word(image: &Image<'_>, at: u64) -> u64 {
+    u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap())
+}
+
+/// Where the root names the next level.
+fn next_level((sim, _, index): &Parts) -> u64 {
+    sim.offset_of(&sim.at::<Root>(index.root).unwrap().levels[NEXT as usize])
+}
+
+/// The words that name the chunks of a level whose table is `named`.
+fn chunks(named: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..(1 << NEXT) / IN_CHUNK)
+        .map(move |chunk| (named & OFFSET) + chunk * 8)
+        .zip((0..).map(|chunk| Named::chunk(NEXT, chunk)))
+}
+
+/// The memory of a level was something else before, such as a table whose chunks serve others by now. So the table is
+/// empty, durably, before the root names it, and so are the buckets before they count.
+#[test]
+fn a_level_is_durable_before_it_is_named() {
+    let parts = created();
+    let (sim, pool, index) = &parts;
+    let (of_table, of_chunk) = ((1 << NEXT) / IN_CHUNK * 8, IN_CHUNK * BUCKET_BYTES);
+    let tables: Vec<u64> = std::iter::from_fn(|| pool.allocate(of_table).ok()).collect();
+    let space: Vec<u64> = std::iter::from_fn(|| pool.allocate_part(of_chunk).ok()).collect();
+    litter(&parts, &tables, of_table);
+    litter(&parts, &space, of_chunk);
+    sim.checkpoint();
+    let (root, mut lives) = (next_level(&parts), 0);
+    let grow = || insert_until(&parts, || index.levels.view().growing);
+    crash(sim, grow, |image, _| {
+        let named = word(image, root);
+        if named == 0 {
+            return;
+        }
+        assert!(tables.contains(&(named & OFFSET)));
+        let live = Named(named).offset(Named::live(NEXT)).is_some();
+        lives += u32::from(live);
+        for (at, tag) in chunks(named) {
+            let chunk = Named(word(image, at));
+            assert!(chunk.offset(tag).is_some() || chunk == Named(0) && !live, "{chunk:?}");
+            assert!(chunk == Named(0) || space.contains(&(chunk.0 & OFFSET)));
+            for bucket in (0..IN_CHUNK).filter(|_| live) {
+                let bucket: &Bucket = sim.at((chunk.0 & OFFSET) + bucket * BUCKET_BYTES).unwrap();
+                for tokens in [&bucket.meta, &bucket.tokens] {
+                    assert_ne!(word(image, sim.offset_of(tokens)), GARBAGE);
+                }
+            }
+        }
+    });
+    assert!(lives > 0);
+}
+
+/// A process dies that has taken chunks for the next level, before they are durable. The next one takes no others.
+#[test]
+fn chunks_that_a_process_left_are_durable_before_the_level_is_live() {
+    let parts = created();
+    let root = next_level(&parts);
+    let (sim, pool, index) = parts;
+    index.levels.begin_preparation(NEXT).unwrap();
+    index.levels.extend(NEXT, 0, 1 << NEXT).unwrap();
+    drop((index, pool));
+    let named = sim.load(sim.at::<PmU64>(root).unwrap());
+    let entries: Vec<&PmU64> = chunks(named).map(|(at, _)| sim.at(at).unwrap()).collect();
+    let left: Vec<u64> = entries.iter().map(|entry| sim.load(entry)).collect();
+    entries.iter().for_each(|entry| sim.store(entry, 0));
+    sim.checkpoint();
+    entries.iter().zip(&left).for_each(|(entry, &chunk)| sim.store(entry, chunk));
+    let parts = reopen(sim.clone());
+    let grow = || insert_until(&parts, || parts.2.levels.view().growing);
+    crash(&sim, grow, |image, _| {
+        let live = Named(word(image, root)).offset(Named::live(NEXT)).is_some();
+        for (&entry, &chunk) in entries.iter().zip(&left) {
+            assert!(!live || word(image, sim.offset_of(entry)) == chunk);
+        }
+    });
+}
+
+/// A crash has left a record in two places, and a walk drops the second. Were that lost once another thread has removed
+/// the first, the record would be back.
+#[test]
+fn a_copy_that_is_dropped_is_gone_for_good() {
+    let (sim, pool, index) = created();
+    index.insert(0, 7, &pool.pin()).unwrap();
+    let Probe { slot_key, spot, .. } = Probe::<u64>::new(0, pool.seed());
+    let [copy, _] = index.levels.pair(index.levels.view().lowest(), spot).unwrap();
+    write(&sim, copy.bucket, 0, Record { slot_key, word: 7, spot });
+    let tokens = sim.offset_of(&copy.bucket.meta);
+    drop((index, pool));
+    sim.checkpoint();
+    let (sim, pool, index) = reopen(sim);
+    // So that the walk recovers none, which would hide what it does itself.
+    let view = index.levels.view();
+    for level in view.lowest()..=view.highest() {
+        for bucket in 0..1 << level {
+            index.ensure_fresh(index.levels.site(level, bucket).unwrap()).unwrap();
+        }
+    }
+    let walk = || assert_eq!(index.stats(&pool.pin()).unwrap().len, 1);
+    crash(&sim, walk, |image, done| assert!(!done || word(image, tokens) & 1 == 0));
+}
