@@ -810,9 +810,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
 
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let block = root::block_of(&pool, root, Self::kind())?;
-        pool.medium()
+        let header = pool
+            .medium()
             .at::<Root>(block)
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
+        // Whoever stored which directory is the current one may have died before it was durable.
+        pool.medium().persist(header);
         let cell = block + std::mem::offset_of!(Root, directory) as u64;
         let directory = Directory::open(pool.clone(), cell)?;
         if directory.depth() < Geometry::<L, N>::DEPTH_MIN {
