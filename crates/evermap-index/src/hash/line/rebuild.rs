@@ -273,6 +273,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let m = self.medium();
         // Whoever stored it may have died before it was durable. Before anything is dropped: the copy that stays may
         // be the one that would be lost.
+        m.note(Note::Harmless(
+            "needed with a copy: `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
+        ));
         m.persist(segment);
         let mut filters = [0u64; L];
         self.for_each_slot(segment, |at, slot, key, record| {
@@ -353,6 +356,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 m.store(&link.next, next);
             }
             // Changed or not: whoever stored what is there may have died before it was durable.
+            m.note(Note::Harmless(
+                "needed with a chain: `a_record_that_recovery_finds_is_durable_before_it_is_used`",
+            ));
             m.flush(link);
             cell = &link.next;
         }
