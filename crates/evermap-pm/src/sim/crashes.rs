@@ -93,13 +93,33 @@ pub(crate) struct Run<'r, S: Subject> {
     seen: HashSet<u64>,
     /// Recoveries of each shape.
     shapes: HashMap<u64, u64>,
-    /// For each place where a recovery flushes, fences or stores, some crashes whose recovery comes by there.
-    pub(crate) passing: Option<HashMap<Site, Vec<Step>>>,
+    /// For each place where a recovery flushes, fences or stores, crashes whose recovery comes by there.
+    pub(crate) passing: Option<HashMap<Site, Passing>>,
     rng: Rng,
     /// Images verified.
     images: u64,
     /// Whether it is enough to know that something is wrong.
     pub(crate) quick: bool,
+}
+
+/// Crashes whose recovery comes by some place: a random choice, from the whole workload.
+#[derive(Default)]
+pub(crate) struct Passing {
+    pub(crate) steps: Vec<Step>,
+    /// How many there were to choose from.
+    met: u64,
+}
+
+impl Passing {
+    fn add(&mut self, step: &Step, rng: &mut Rng) {
+        const ENOUGH: usize = 48;
+        self.met += 1;
+        if self.steps.len() < ENOUGH {
+            self.steps.push(step.clone());
+        } else if let Some(place) = self.steps.get_mut(rng.below(self.met) as usize) {
+            *place = step.clone();
+        }
+    }
 }
 
 /// The images of one crash point.
@@ -419,8 +439,8 @@ impl<'r, S: Subject> Run<'r, S> {
 
     /// Remembers which places this recovery came by.
     fn see_passing(&mut self, sim: &Sim, step: &Step) {
-        const ENOUGH: usize = 48;
         let Some(passing) = &mut self.passing else { return };
+        let rng = &mut self.rng;
         sim.with_records(|records| {
             let matters = |record: &&Record| {
                 let event = record.event;
@@ -428,10 +448,7 @@ impl<'r, S: Subject> Run<'r, S> {
             };
             let sites: BTreeSet<Site> = records.iter().filter(matters).map(|r| r.site).collect();
             for site in sites {
-                let steps = passing.entry(site).or_default();
-                if steps.len() < ENOUGH {
-                    steps.push(step.clone());
-                }
+                passing.entry(site).or_default().add(step, rng);
             }
         });
     }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::campaign::{Campaign, Config, Level, Recorded};
-use super::crashes::{Attempt, Run};
+use super::crashes::{Attempt, Passing, Run};
 use super::durable::{Durability, Model};
 use super::image::{Choice, ImageConfig, Item, Walk};
 use super::mutation::Mutation;
@@ -76,7 +76,7 @@ pub struct Sweep<'s, S: Subject> {
 struct Life<H> {
     seed: u64,
     recorded: Recorded<H>,
-    passing: HashMap<Site, Vec<Step>>,
+    passing: HashMap<Site, Passing>,
 }
 
 impl<'s, S: Subject> Sweep<'s, S> {
@@ -148,7 +148,7 @@ impl<'s, S: Subject> Sweep<'s, S> {
         let trace = mutation.apply(root.trace);
         let mut changed = try_changed(&mut run, &root.with(&trace), root.trace);
         let steps = mutation.site().and_then(|site| life.passing.get(&site));
-        let mut steps: Vec<&Step> = steps.into_iter().flatten().collect();
+        let mut steps: Vec<&Step> = steps.into_iter().flat_map(|passing| &passing.steps).collect();
         steps.sort_by_key(|step| step.record);
         for salt in 0..PROBES {
             let salted = root.salted(salt);

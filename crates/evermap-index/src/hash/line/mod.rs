@@ -49,6 +49,8 @@ mod rebuild;
 mod recover;
 mod restructure;
 mod segment;
+#[cfg(test)]
+mod tests;
 
 use bucket::{Held, Probe, Record, find, free_slot, keys_of, matching, try_lock, valid};
 use layout::{Geometry, Header, Line, Link, OFFSET, Root, Segment};

@@ -2,6 +2,7 @@
 //!
 //! All of it works on segments that nobody else can touch.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
 
 use super::bucket::{
@@ -259,8 +260,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                     next &= !link_bit(slot);
                 }
             }
+            // No flush, as for the lines.
             m.store(&link.next, next);
-            m.flush(link);
         }
     }
 
@@ -270,6 +271,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// Nothing but tags, valid and foreign bits is believed.
     pub(super) fn rebuild(&self, segment: &Segment<L>, shape: Shape) {
         let m = self.medium();
+        // Whoever stored it may have died before it was durable. Before anything is dropped: the copy that stays may
+        // be the one that would be lost.
+        m.note(Note::Harmless(
+            "needed with a copy: `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
+        ));
+        m.persist(segment);
         let mut filters = [0u64; L];
         self.for_each_slot(segment, |at, slot, key, record| {
             let home = Geometry::<L, N>::home(record.image);
@@ -277,6 +284,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             let belongs = shape.covers(record.image);
             if !belongs || is_foreign(key) && self.is_copy(segment, home, shape, record) {
                 clear(m, line, slot);
+                m.note(Note::Harmless(
+                    "needed by other threads: `what_recovery_drops_is_gone_before_the_segment_is_used`",
+                ));
                 m.flush(line);
             } else if is_foreign(key) {
                 filters[home] |= filter_bit(tag_of(key));
@@ -285,6 +295,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         self.rebuild_chain(segment, shape, &mut filters);
         // Durable before anyone acts on it: a copy that came back after the other one was removed would be a key
         // that came back.
+        m.note(Note::Harmless(
+            "needed by other threads: `what_recovery_drops_is_gone_before_the_segment_is_used`",
+        ));
         m.fence();
         m.store_transient(&segment.header.chain_lock, 0);
         for (line, filter) in segment.lines.iter().zip(filters) {
@@ -341,8 +354,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             }
             if next != m.load(&link.next) {
                 m.store(&link.next, next);
-                m.flush(link);
             }
+            // Changed or not: whoever stored what is there may have died before it was durable.
+            m.note(Note::Harmless(
+                "needed with a chain: `a_record_that_recovery_finds_is_durable_before_it_is_used`",
+            ));
+            m.flush(link);
             cell = &link.next;
         }
     }

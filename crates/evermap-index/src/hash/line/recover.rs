@@ -7,10 +7,13 @@
 //! * a merge whose ranges were not finished: the first entry of the right sibling's range decides;
 //! * a move that left two copies of a record: the foreign one is dropped;
 //! * filters and locks, which are never flushed: made from the slots.
+//! * anything that a process stored and did not live to make durable: the segment, its chain and the entries that
+//!   recovery goes by are flushed as they are found.
 //!
 //! Then it stamps the segment's whole range, so that a segment that was recovered never has a stale entry for long.
 //! Nothing is redone that was not committed, so recovery allocates nothing and can be interrupted and repeated.
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Medium, Result};
 
@@ -79,6 +82,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         if shape.depth > self.directory.depth() {
             return Err(Error::damaged(offset, "a segment is deeper than the directory"));
         }
+        m.note(Note::Harmless(
+            "needed in the middle of a split: `a_split_that_recovery_finds_is_durable_before_it_is_used`",
+        ));
+        self.directory.keep_around(shape, &latch);
         if let Some(merged) = self.merged_into(offset, shape, &latch) {
             self.swap_entries(shape, &latch, Some(merged), |named| named == offset);
             return Ok(None);
@@ -86,8 +93,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let mut shape = shape;
         if let Some(upper) = self.unfinished_split(offset, shape, &latch) {
             shape = upper.parent().expect("a half").half(0);
+            // Durable with the rest of the segment, before anything is dropped from it.
             m.store(&segment.header.shape, shape.encode());
-            m.persist(&segment.header.shape);
         }
         self.finish_sibling_range(offset, shape, &latch)?;
         self.finish_own_range(offset, shape, &latch);

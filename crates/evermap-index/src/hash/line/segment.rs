@@ -5,6 +5,7 @@
 //! the record sits: so a reader needs to validate the home line's version and nothing else. Whoever fills or clears
 //! a slot holds the lock of the slot's line too.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::LineHash;
@@ -412,9 +413,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 // The end: lengthen it by an empty link. A crash leaves it empty, and reachable.
                 0 => {
                     let offset = chain.take()?;
-                    m.store(&m.at::<Link>(offset)?.next, 0);
-                    m.persist(&m.at::<Link>(offset)?.next);
+                    let link = m.at::<Link>(offset)?;
+                    m.note(Note::Harmless("torn, it is made whole before anything leads there"));
+                    m.store(&link.next, 0);
+                    m.persist(&link.next);
                     m.store(cell, next | offset);
+                    m.note(Note::Harmless(
+                        "needed by whoever else uses the chain: `a_longer_chain_is_durable_whatever_comes_of_the_record`",
+                    ));
                     m.persist(cell);
                     offset
                 }

@@ -1,0 +1,243 @@
+//! States that crashes leave now and then, made by hand.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use evermap_pm::medium::Note;
+use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::sim::{self, ImageConfig, Sim};
+use evermap_pm::{Medium, PmU64, Pool};
+
+use super::bucket::{Record, place, write};
+use super::layout::{FOREIGN, OFFSET, Segment, VALID, link_bit};
+use super::{Config, Shape, Tiny};
+use crate::testkit::Plain;
+use crate::{Action, Index, Intent, Persistent};
+
+const CAPACITY: u64 = 1 << 20;
+const UPPER: u64 = 1 << 63;
+
+type TinyLine = Tiny<Plain, Sim>;
+
+/// The `n`th key whose home is line `home`, of four, and which may be in one other line alone: 0 and 1, 2 and 3 belong
+/// together.
+fn key(n: u64, home: u64) -> u64 {
+    n << 8 | home
+}
+
+/// An index of these keys, in memory that does not record yet.
+fn filled(keys: impl IntoIterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, TinyLine) {
+    let sim = Sim::new(CAPACITY).unwrap();
+    sim.pause();
+    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
+    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
+    let index = Tiny::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    for key in keys {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    (sim, pool, index)
+}
+
+/// The segment that serves a key.
+fn serving(index: &TinyLine, key: u64) -> &Segment<4> {
+    index.segment(index.locate(key)).unwrap()
+}
+
+/// Makes room for a key, but does not insert it: so nothing is flushed afterwards.
+fn make_room(pool: &Pool<Sim>, index: &TinyLine, key: u64) {
+    let keep = &mut |_| Action::Keep;
+    index.mutate(key, Intent::MayInsert, &pool.pin(), keep).unwrap();
+}
+
+/// Records `work`, as an operation.
+fn record(sim: &Sim, work: impl FnOnce()) {
+    sim.checkpoint();
+    sim.note(Note::Begin(0));
+    work();
+    sim.note(Note::End(0));
+}
+
+/// The process dies, and the next one looks a key up, which is recorded.
+fn look_up_after_death(sim: &Sim, open: (TinyLine, Arc<Pool<Sim>>), key: u64) -> Option<u64> {
+    drop(open);
+    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
+    let index: TinyLine = Tiny::open(pool.clone(), pool.root(0)).unwrap();
+    sim.note(Note::Begin(0));
+    let found = index.get(key, &pool.pin()).unwrap();
+    sim.note(Note::End(0));
+    found
+}
+
+/// The word at an offset in an image.
+fn word_in(image: &sim::Image<'_>, at: u64) -> u64 {
+    u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap())
+}
+
+/// Calls `check` with every image that a crash can leave; once the recorded work is done, or at any time.
+fn for_each_image(sim: &Sim, done: bool, check: impl Fn(&sim::Image<'_>)) {
+    let mut images = 0;
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        if image.point.completed(0) || !done {
+            check(image);
+            images += 1;
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(images > 0);
+}
+
+/// Whatever a crash loses after the recorded work, these words are as they are now, in the bits of `mask`.
+fn are_kept(sim: &Sim, words: &[PmU64], mask: u64) {
+    for_each_image(sim, true, |image| {
+        for word in words {
+            assert_eq!((word_in(image, sim.offset_of(word)) ^ sim.load(word)) & mask, 0);
+        }
+    });
+}
+
+fn is_kept(sim: &Sim, word: &PmU64) {
+    are_kept(sim, std::slice::from_ref(word), !0);
+}
+
+/// Recovery drops a copy that a move left behind. That is durable before the segment is used: were the record removed, by
+/// somebody else, the copy would come back.
+#[test]
+fn what_recovery_drops_is_gone_before_the_segment_is_used() {
+    let moved = key(1, 0);
+    let (sim, pool, index) = filled([moved]);
+    let copy = &serving(&index, moved).lines[1];
+    place::<_, 4, 3>(&sim, copy, 1, Record { image: moved, word: moved }, FOREIGN);
+    let at = sim.offset_of(&copy.keys[1]);
+    drop((index, pool));
+    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
+    let index: TinyLine = Tiny::open(pool.clone(), pool.root(0)).unwrap();
+    record(&sim, || assert_eq!(index.get(moved, &pool.pin()).unwrap(), Some(moved)));
+    let copy = sim.at::<PmU64>(at).unwrap();
+    assert_eq!(sim.load(copy), 0);
+    is_kept(&sim, copy);
+}
+
+/// A segment is split for a record that in the end is not inserted. Others may split or merge what came of it as soon as
+/// that is unlocked, and recovery finishes one such step alone.
+#[test]
+fn a_split_is_durable_whatever_comes_of_the_record() {
+    let keys = (0..6).map(|n| key(n, n % 2) | (UPPER & n << 62));
+    let (sim, pool, index) = filled(keys);
+    let shape = &serving(&index, 0).header.shape;
+    let whole = sim.load(shape);
+    record(&sim, || make_room(&pool, &index, key(6, 0)));
+    assert_ne!(sim.load(shape), whole);
+    is_kept(&sim, shape);
+}
+
+/// The same for a chain that is made longer: others may put their records there as soon as it is unlocked.
+#[test]
+fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
+    let (sim, pool, index) = filled((0..6).map(|n| key(n, 0)));
+    let chain = &serving(&index, 0).header.chain;
+    assert_eq!(sim.load(chain), 0);
+    record(&sim, || make_room(&pool, &index, key(6, 0)));
+    assert_ne!(sim.load(chain), 0);
+    is_kept(&sim, chain);
+}
+
+/// A split takes all records out of a chain, and with them its only link, whose block may be something else soon.
+#[test]
+fn an_empty_link_of_a_chain_is_unlinked_for_good() {
+    let chained = (0..7).map(|n| key(n, 0) | UPPER);
+    let others = (0..6).map(|n| key(n, 2) | (UPPER & n << 63));
+    let (sim, pool, index) = filled(chained.chain(others));
+    let chain = &serving(&index, 0).header.chain;
+    assert_ne!(sim.load(chain), 0);
+    record(&sim, || make_room(&pool, &index, key(6, 2)));
+    assert_eq!(sim.load(chain), 0);
+    is_kept(&sim, chain);
+}
+
+/// An index with a deep directory, in which the segments of the lowest keys are halves of one, and have many entries each;
+/// and those keys.
+fn with_wide_halves() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
+    let deep = (0..64).map(|n| UPPER | (n * 37 % 64) << 57 | (n % 4));
+    let wide: Vec<u64> = (0..7).map(|n| key(n, 0) | (n & 1) << 62).collect();
+    let (sim, pool, index) = filled(wide[..1].iter().copied().chain(deep));
+    for &key in &wide[1..] {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    assert!(index.directory.depth() >= 4);
+    assert_eq!(index.shape_at(index.locate(0)).unwrap().depth, 2);
+    (sim, pool, index, wide)
+}
+
+/// No entry leads to what was merged, whose blocks may be something else soon.
+#[test]
+fn a_merge_is_durable_before_its_halves_are_retired() {
+    let (sim, pool, index, wide) = with_wide_halves();
+    let merges = || index.stats(&pool.pin()).unwrap().merges;
+    for &key in &wide {
+        record(&sim, || assert!(index.remove(key, &pool.pin()).unwrap().removed()));
+        if merges() > 0 {
+            return are_kept(&sim, index.directory.entries(), !0);
+        }
+    }
+    panic!("nothing was merged");
+}
+
+/// A process dies in a split, with nothing of that durable but the new segment. Whoever is served relies on the entries that
+/// lead there; and so does the other half, once its shape says that it is one.
+#[test]
+fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
+    for half in [0, 1] {
+        let (sim, pool, index, wide) = with_wide_halves();
+        let lower = serving(&index, 0);
+        let whole = Shape::decode(sim.load(&lower.header.shape)).unwrap().parent().unwrap();
+        let entries = index.directory.range(whole.half(1), &index.directory.share());
+        let upper = sim.load(&entries[0]);
+        entries.iter().for_each(|entry| sim.store(entry, index.directory.locate(0)));
+        sim.store(&lower.header.shape, whole.encode());
+        sim.checkpoint();
+        entries.iter().for_each(|entry| sim.store(entry, upper));
+        let (first, count) = (sim.offset_of(&entries[0]), entries.len() as u64);
+        let shape = sim.offset_of(&lower.header.shape);
+        assert_eq!(look_up_after_death(&sim, (index, pool), wide[half]), Some(wide[half]));
+        are_kept(&sim, sim.slice(first, count).unwrap(), OFFSET);
+        for_each_image(&sim, false, |image| {
+            let is_whole = word_in(image, shape) == whole.encode();
+            assert!(is_whole || (word_in(image, first) ^ upper) & OFFSET == 0);
+        });
+    }
+}
+
+/// A process dies that has stored records, in a line and in a chain, with nothing of that durable.
+#[test]
+fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
+    let segment = serving(&index, 0);
+    let (line, link) = (&segment.lines[2], index.chain(segment).next().unwrap());
+    let [found, chained] = [key(8, 2), key(9, 0)];
+    sim.checkpoint();
+    write::<_, 4, 3>(&sim, line, 0, Record { image: found, word: found }, 0);
+    sim.store(&link.words[1], chained);
+    sim.store(&link.images[1], chained);
+    sim.store(&link.next, sim.load(&link.next) | link_bit(1));
+    let [line, link] = [&line.words[0], &link.next].map(|word| sim.offset_of(word));
+    assert_eq!(look_up_after_death(&sim, (index, pool), found), Some(found));
+    is_kept(&sim, sim.at(line).unwrap());
+    is_kept(&sim, sim.at(link).unwrap());
+}
+
+/// A process dies that has moved a record home, with only the original durable. It is not dropped before the other is.
+#[test]
+fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
+    let moved = key(1, 0);
+    let (sim, pool, index) = filled([]);
+    let [home, other, ..] = &serving(&index, moved).lines;
+    let record = Record { image: moved, word: moved };
+    place::<_, 4, 3>(&sim, other, 0, record, FOREIGN);
+    sim.checkpoint();
+    write::<_, 4, 3>(&sim, home, 0, record, 0);
+    let places = [home, other].map(|line| sim.offset_of(&line.keys[0]));
+    assert_eq!(look_up_after_death(&sim, (index, pool), moved), Some(moved));
+    for_each_image(&sim, false, |image| {
+        assert!(places.iter().any(|&at| word_in(image, at) & VALID != 0));
+    });
+}
