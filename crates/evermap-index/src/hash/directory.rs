@@ -245,13 +245,18 @@ impl<M: Medium> Directory<M> {
     pub(crate) fn finish_range(&self, shape: Shape, old: u64, latch: &Shared<'_>) {
         let m = self.pool.medium();
         let range = self.range(shape, latch);
-        let (mut changed, mut named) = (false, m.load(&range[0]));
-        for entry in &range[1..] {
-            if m.load(entry) == old && m.cas(entry, old, named).is_ok() {
+        let mut changed = false;
+        for (before, entry) in range.iter().zip(&range[1..]) {
+            if m.load(entry) != old {
+                continue;
+            }
+            let named = m.load(before);
+            // Another split may have stored that just now: a copy must not outlive it.
+            m.persist(before);
+            if m.cas(entry, old, named).is_ok() {
                 m.flush(entry);
                 changed = true;
             }
-            named = m.load(entry);
         }
         if changed {
             m.fence();
@@ -354,4 +359,42 @@ fn encode(offset: u64, depth: u32) -> u64 {
 
 fn decode(word: u64) -> (u64, u32) {
     (word & OFFSET, (word >> 48) as u32 & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use evermap_pm::region::{Identity, RegionConfig};
+    use evermap_pm::sim::{ImageConfig, Sim, for_each_image};
+
+    use super::*;
+
+    /// A recovery goes on with a range of which another thread's split has stored the first entry, and not flushed it yet.
+    #[test]
+    fn what_a_recovery_copies_is_durable_before_the_copy() {
+        let [old, new] = [4096, 8192];
+        let sim = Sim::new(128 << 10).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 128 << 10, seed: Some(1) };
+        let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
+        let root = pool.medium().offset_of(pool.root(0));
+        // So many that the halves lie on different lines, and the upper one on two.
+        let directory = Directory::create(pool.clone(), root, 5, &[old; 32]).unwrap();
+        sim.checkpoint();
+        let (latch, upper) = (directory.share(), Shape { depth: 1, pattern: 1 });
+        let range = directory.range(upper, &latch);
+        sim.store(&range[0], new);
+        directory.finish_range(upper, old, &latch);
+        let places = range.iter().map(|entry| sim.offset_of(entry) as usize);
+        let places: Vec<usize> = places.collect();
+        let mut copied = 0;
+        for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+            let named = |at: usize| u64::from_le_bytes(image.bytes[at..][..8].try_into().unwrap());
+            let any = places[1..].iter().any(|&at| named(at) == new);
+            assert!(!any || named(places[0]) == new, "{:?}", image.point);
+            copied += u32::from(any);
+            ControlFlow::Continue(())
+        });
+        assert!(copied > 0);
+    }
 }

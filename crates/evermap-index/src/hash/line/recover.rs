@@ -165,14 +165,22 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     ) {
         let m = self.medium();
         let entries = self.directory.range(range, latch);
-        let (mut changed, mut before) = (false, m.load(&entries[0]));
+        let (mut changed, mut before) = (false, &entries[0]);
         for entry in entries {
             let word = m.load(entry);
-            if wrong(word & OFFSET) && m.cas(entry, word, right.unwrap_or(before)).is_ok() {
-                m.flush(entry);
-                changed = true;
+            if wrong(word & OFFSET) {
+                let right = right.unwrap_or_else(|| {
+                    let word = m.load(before);
+                    // Another split may have stored that just now: a copy must not outlive it.
+                    m.persist(before);
+                    word
+                });
+                if m.cas(entry, word, right).is_ok() {
+                    m.flush(entry);
+                    changed = true;
+                }
             }
-            before = m.load(entry);
+            before = entry;
         }
         if changed {
             m.fence();
