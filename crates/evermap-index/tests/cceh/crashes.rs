@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use evermap_pm::PmU64;
 use evermap_pm::medium::{Counted, Note};
-use evermap_pm::sim::{Image, ImageConfig, Sim, for_each_image};
+use evermap_pm::sim::{Event, Image, ImageConfig, Sim, for_each_image};
 
 use super::*;
 
@@ -151,7 +151,7 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
         index.get(keys[STAYING], &pool.pin()).unwrap();
         let repairs = sim.trace().records()[recorded..]
             .iter()
-            .any(|record| matches!(record.event, evermap_pm::sim::Event::Flush { .. }));
+            .any(|record| matches!(record.event, Event::Store { transient: false, .. }));
         if !repairs {
             return;
         }
