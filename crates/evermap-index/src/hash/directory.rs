@@ -374,6 +374,7 @@ mod tests {
     use evermap_pm::sim::{ImageConfig, Sim, for_each_image};
 
     use super::*;
+    use crate::hash::by_hand::word_in;
 
     /// A recovery goes on with a range of which another thread's split has stored the first entry, and not flushed it yet.
     #[test]
@@ -390,11 +391,10 @@ mod tests {
         let range = directory.range(upper, &latch);
         sim.store(&range[0], new);
         directory.finish_range(upper, old, &latch);
-        let places = range.iter().map(|entry| sim.offset_of(entry) as usize);
-        let places: Vec<usize> = places.collect();
+        let places: Vec<u64> = range.iter().map(|entry| sim.offset_of(entry)).collect();
         let mut copied = 0;
         for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-            let named = |at: usize| u64::from_le_bytes(image.bytes[at..][..8].try_into().unwrap());
+            let named = |at| word_in(image, at);
             let any = places[1..].iter().any(|&at| named(at) == new);
             assert!(!any || named(places[0]) == new, "{:?}", image.point);
             copied += u32::from(any);

@@ -1,5 +1,7 @@
 //! Hash indexes.
 
+#[cfg(test)]
+mod by_hand;
 pub mod cceh;
 pub mod clht;
 pub mod dash;

@@ -4,14 +4,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use evermap_pm::medium::Note;
-use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::{self, Image, ImageConfig, Sim};
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Probe, Record, write};
 use super::layout::{BUCKET_BYTES, Bucket, Named, OFFSET, Root};
 use super::{Config, Resize, Tiny};
-use crate::{Index, Persistent};
+use crate::Index;
+use crate::hash::by_hand::{self, word_in};
 
 const CAPACITY: u64 = 128 << 10;
 const GARBAGE: u64 = u64::MAX;
@@ -24,19 +24,13 @@ type Parts = (Sim, Arc<Pool<Sim>>, Tiny<u64, Sim>);
 
 /// A new index, in memory that does not record yet.
 fn created() -> Parts {
-    let sim = Sim::new(CAPACITY).unwrap();
-    sim.pause();
-    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
-    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
     let config = Config { top_level: NEXT - 1, resize: Resize::Incremental };
-    let index = Tiny::create(pool.clone(), pool.root(0), config).unwrap();
-    (sim, pool, index)
+    by_hand::created(CAPACITY, config)
 }
 
 /// What is there after the process has died.
 fn reopen(sim: Sim) -> Parts {
-    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
-    let index = Tiny::open(pool.clone(), pool.root(0)).unwrap();
+    let (pool, index) = by_hand::reopened(&sim);
     (sim, pool, index)
 }
 
@@ -73,10 +67,6 @@ fn crash(sim: &Sim, work: impl FnOnce(), mut check: impl FnMut(&Image<'_>, bool)
     assert!(after > 0);
 }
 
-fn word(image: &Image<'_>, at: u64) -> u64 {
-    u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap())
-}
-
 /// Where the root names the next level.
 fn next_level((sim, _, index): &Parts) -> u64 {
     sim.offset_of(&sim.at::<Root>(index.root).unwrap().levels[NEXT as usize])
@@ -104,7 +94,7 @@ fn a_level_is_durable_before_it_is_named() {
     let (root, mut lives) = (next_level(&parts), 0);
     let grow = || insert_until(&parts, || index.levels.view().growing);
     crash(sim, grow, |image, _| {
-        let named = word(image, root);
+        let named = word_in(image, root);
         if named == 0 {
             return;
         }
@@ -112,13 +102,13 @@ fn a_level_is_durable_before_it_is_named() {
         let live = Named(named).offset(Named::live(NEXT)).is_some();
         lives += u32::from(live);
         for (at, tag) in chunks(named) {
-            let chunk = Named(word(image, at));
+            let chunk = Named(word_in(image, at));
             assert!(chunk.offset(tag).is_some() || chunk == Named(0) && !live, "{chunk:?}");
             assert!(chunk == Named(0) || space.contains(&(chunk.0 & OFFSET)));
             for bucket in (0..IN_CHUNK).filter(|_| live) {
                 let bucket: &Bucket = sim.at((chunk.0 & OFFSET) + bucket * BUCKET_BYTES).unwrap();
                 for tokens in [&bucket.meta, &bucket.tokens] {
-                    assert_ne!(word(image, sim.offset_of(tokens)), GARBAGE);
+                    assert_ne!(word_in(image, sim.offset_of(tokens)), GARBAGE);
                 }
             }
         }
@@ -144,9 +134,9 @@ fn chunks_that_a_process_left_are_durable_before_the_level_is_live() {
     let parts = reopen(sim.clone());
     let grow = || insert_until(&parts, || parts.2.levels.view().growing);
     crash(&sim, grow, |image, _| {
-        let live = Named(word(image, root)).offset(Named::live(NEXT)).is_some();
+        let live = Named(word_in(image, root)).offset(Named::live(NEXT)).is_some();
         for (&entry, &chunk) in entries.iter().zip(&left) {
-            assert!(!live || word(image, sim.offset_of(entry)) == chunk);
+            assert!(!live || word_in(image, sim.offset_of(entry)) == chunk);
         }
     });
 }
@@ -172,5 +162,5 @@ fn a_copy_that_is_dropped_is_gone_for_good() {
         }
     }
     let walk = || assert_eq!(index.stats(&pool.pin()).unwrap().len, 1);
-    crash(&sim, walk, |image, done| assert!(!done || word(image, tokens) & 1 == 0));
+    crash(&sim, walk, |image, done| assert!(!done || word_in(image, tokens) & 1 == 0));
 }

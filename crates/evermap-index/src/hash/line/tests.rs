@@ -4,15 +4,15 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use evermap_pm::medium::Note;
-use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::{self, ImageConfig, Sim};
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Record, place, write};
 use super::layout::{FOREIGN, OFFSET, Segment, VALID, link_bit};
 use super::{Config, Shape, Tiny};
+use crate::hash::by_hand::{created, reopened, word_in};
 use crate::testkit::Plain;
-use crate::{Action, Index, Intent, Persistent};
+use crate::{Action, Index, Intent};
 
 const CAPACITY: u64 = 1 << 20;
 const UPPER: u64 = 1 << 63;
@@ -27,11 +27,7 @@ fn key(n: u64, home: u64) -> u64 {
 
 /// An index of these keys, in memory that does not record yet.
 fn filled(keys: impl IntoIterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, TinyLine) {
-    let sim = Sim::new(CAPACITY).unwrap();
-    sim.pause();
-    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
-    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-    let index = Tiny::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    let (sim, pool, index) = created::<TinyLine>(CAPACITY, Config::default());
     for key in keys {
         index.insert(key, key, &pool.pin()).unwrap();
     }
@@ -60,17 +56,11 @@ fn record(sim: &Sim, work: impl FnOnce()) {
 /// The process dies, and the next one looks a key up, which is recorded.
 fn look_up_after_death(sim: &Sim, open: (TinyLine, Arc<Pool<Sim>>), key: u64) -> Option<u64> {
     drop(open);
-    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
-    let index: TinyLine = Tiny::open(pool.clone(), pool.root(0)).unwrap();
+    let (pool, index) = reopened::<TinyLine>(sim);
     sim.note(Note::Begin(0));
     let found = index.get(key, &pool.pin()).unwrap();
     sim.note(Note::End(0));
     found
-}
-
-/// The word at an offset in an image.
-fn word_in(image: &sim::Image<'_>, at: u64) -> u64 {
-    u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap())
 }
 
 /// Calls `check` with every image that a crash can leave; once the recorded work is done, or at any time.
@@ -109,8 +99,7 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     place::<_, 4, 3>(&sim, copy, 1, Record { image: moved, word: moved }, FOREIGN);
     let at = sim.offset_of(&copy.keys[1]);
     drop((index, pool));
-    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
-    let index: TinyLine = Tiny::open(pool.clone(), pool.root(0)).unwrap();
+    let (pool, index) = reopened::<TinyLine>(&sim);
     record(&sim, || assert_eq!(index.get(moved, &pool.pin()).unwrap(), Some(moved)));
     let copy = sim.at::<PmU64>(at).unwrap();
     assert_eq!(sim.load(copy), 0);

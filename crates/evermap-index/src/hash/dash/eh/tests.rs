@@ -4,16 +4,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use evermap_pm::medium::Note;
-use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::{self, ImageConfig, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::Tiny;
+use crate::hash::by_hand::{created, reopened};
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
 use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Version};
 use crate::testkit::{Crowded, Plain};
-use crate::{Action, Index, Intent, Key, Persistent};
+use crate::{Action, Index, Intent, Key};
 
 const CAPACITY: u64 = 1 << 20;
 
@@ -24,22 +24,11 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Chosen for K {}
 
 /// An index of these keys, in memory that does not record yet.
 fn filled<K: Chosen>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<K, Sim>) {
-    let sim = Sim::new(CAPACITY).unwrap();
-    sim.pause();
-    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
-    let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-    let index = Tiny::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    let (sim, pool, index) = created::<Tiny<K, Sim>>(CAPACITY, Config::default());
     for key in keys {
         index.insert(key, key, &pool.pin()).unwrap();
     }
     (sim, pool, index)
-}
-
-/// What is there after the process has died.
-fn reopen<K: Chosen>(sim: &Sim) -> (Arc<Pool<Sim>>, Tiny<K, Sim>) {
-    let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
-    let index = Tiny::open(pool.clone(), pool.root(0)).unwrap();
-    (pool, index)
 }
 
 /// Calls `check` with every image that a crash can leave once the recorded work is done.
@@ -62,7 +51,7 @@ fn is_durable_after(
     (at, wanted): (u64, u64),
 ) {
     sim.checkpoint();
-    let (pool, index) = reopen(sim);
+    let (pool, index) = reopened(sim);
     sim.note(Note::Begin(0));
     serve(&pool, &index);
     sim.note(Note::End(0));
@@ -92,7 +81,7 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
         sim.store(&words[0], generation);
         sim.store(&words[1], complement);
         drop((index, pool));
-        let (pool, index) = reopen::<Plain>(&sim);
+        let (pool, index) = reopened::<Tiny<Plain, Sim>>(&sim);
         assert_eq!(pool.generation(), ours);
         for key in keys() {
             assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
@@ -188,7 +177,7 @@ fn a_chain_of_several_buckets_survives_a_split() {
     drop((index, pool));
     for_each_image_after(&sim, |image| {
         let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
-        let (pool, index) = reopen::<Crowded>(&sim);
+        let (pool, index) = reopened::<Tiny<Crowded, Sim>>(&sim);
         for &key in crowds.iter().chain(&others) {
             assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
         }
