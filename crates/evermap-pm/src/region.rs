@@ -484,6 +484,9 @@ impl<M: Medium> Region<M> {
         m.store(&words.generation[0], self.generation);
         m.store(&words.generation[1], !self.generation);
         if !m.mutant("DA-2") {
+            m.note(Note::Harmless(
+                "late, it matters to other threads: `a_generation_is_durable_before_the_region_is_used`",
+            ));
             m.flush(&words.generation);
         }
         m.fence();
@@ -692,6 +695,29 @@ mod tests {
                 for at in cells {
                     assert_eq!(image.bytes[at as usize..][..8], [0; 8], "at {at}");
                 }
+            }
+            ControlFlow::Continue(())
+        });
+        assert!(images > 0);
+    }
+
+    /// Stamps of this generation must not outlive it: in the next opener's they would be fresh.
+    #[test]
+    fn a_generation_is_durable_before_the_region_is_used() {
+        let sim = Sim::new(1 << 16).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+        let first = Region::create(sim.clone(), &config, IDENTITY).unwrap().generation();
+        sim.checkpoint();
+        sim.note(Note::Begin(0));
+        let (region, _) = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap();
+        sim.note(Note::End(0));
+        assert_ne!(region.generation(), first);
+        let at = sim.offset_of(&region.words().generation[0]) as usize;
+        let mut images = 0;
+        for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+            if image.point.completed(0) {
+                images += 1;
+                assert_eq!(image.bytes[at..at + 8], region.generation().to_le_bytes());
             }
             ControlFlow::Continue(())
         });

@@ -1,12 +1,19 @@
 //! States that crashes leave now and then, made by hand: what the tests of several indexes need for that.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use evermap_pm::Pool;
+use evermap_pm::medium::Note;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
-use evermap_pm::sim::{Image, Sim};
+use evermap_pm::sim::{self, Image, ImageConfig, Sim};
+use evermap_pm::{Medium, PmU64, Pool};
 
-use crate::Persistent;
+use crate::{Index, Key, Persistent};
+
+/// A key that is a number.
+pub(crate) trait Number: for<'a> Key<Ref<'a> = u64> {}
+
+impl<K: for<'a> Key<Ref<'a> = u64>> Number for K {}
 
 /// An empty index, in memory of so many bytes that does not record yet.
 pub(crate) fn created<I: Persistent<Sim>>(
@@ -31,4 +38,76 @@ pub(crate) fn reopened<I: Persistent<Sim>>(sim: &Sim) -> (Arc<Pool<Sim>>, I) {
 /// The word at an offset in an image.
 pub(crate) fn word_in(image: &Image<'_>, at: u64) -> u64 {
     u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap())
+}
+
+/// Records `work`, as an operation.
+pub(crate) fn record(sim: &Sim, work: impl FnOnce()) {
+    sim.checkpoint();
+    as_operation(sim, work);
+}
+
+fn as_operation(sim: &Sim, work: impl FnOnce()) {
+    sim.note(Note::Begin(0));
+    work();
+    sim.note(Note::End(0));
+}
+
+/// The process dies, and the next one looks a key up, which is recorded.
+pub(crate) fn look_up_after_death<K: Number, I: Index<K> + Persistent<Sim>>(
+    sim: &Sim,
+    open: (Arc<Pool<Sim>>, I),
+    key: u64,
+) -> Option<u64> {
+    drop(open);
+    let (pool, index) = reopened::<I>(sim);
+    let mut found = None;
+    as_operation(sim, || found = index.get(key, &pool.pin()).unwrap());
+    found
+}
+
+/// A process dies that has stored the words at these offsets, with nothing of that durable. Once another has answered
+/// that a key is there, they are.
+pub(crate) fn is_durable_once_served<K: Number, I: Index<K> + Persistent<Sim>>(
+    sim: &Sim,
+    open: (Arc<Pool<Sim>>, I),
+    words: &[u64],
+    key: u64,
+) {
+    let word = |at: u64| sim.at::<PmU64>(at).expect("a word of the index");
+    let stored: Vec<u64> = words.iter().map(|&at| sim.load(word(at))).collect();
+    words.iter().for_each(|&at| sim.store(word(at), !sim.load(word(at))));
+    sim.checkpoint();
+    words.iter().zip(&stored).for_each(|(&at, &stored)| sim.store(word(at), stored));
+    assert!(look_up_after_death(sim, open, key).is_some());
+    for_each_image(sim, true, |image| {
+        for (number, (&at, &stored)) in words.iter().zip(&stored).enumerate() {
+            assert_eq!(word_in(image, at), stored, "word {number}");
+        }
+    });
+}
+
+/// Calls `check` with every image that a crash can leave; once the recorded work is done, or at any time.
+pub(crate) fn for_each_image(sim: &Sim, done: bool, check: impl Fn(&Image<'_>)) {
+    let mut images = 0;
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        if image.point.completed(0) || !done {
+            check(image);
+            images += 1;
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(images > 0);
+}
+
+/// Whatever a crash loses after the recorded work, these words are as they are now, in the bits of `mask`.
+pub(crate) fn are_kept<'w>(sim: &Sim, words: impl IntoIterator<Item = &'w PmU64>, mask: u64) {
+    let now: Vec<(u64, u64)> =
+        words.into_iter().map(|word| (sim.offset_of(word), sim.load(word))).collect();
+    for_each_image(sim, true, |image| {
+        now.iter().for_each(|&(at, now)| assert_eq!((word_in(image, at) ^ now) & mask, 0));
+    });
+}
+
+pub(crate) fn is_kept(sim: &Sim, word: &PmU64) {
+    are_kept(sim, [word], !0);
 }

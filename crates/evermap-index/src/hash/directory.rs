@@ -106,6 +106,9 @@ impl<M: Medium> Directory<M> {
         let m = pool.medium();
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         // Whoever stored it may have died before it was durable.
+        m.note(Note::Harmless(
+            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
+        ));
         m.persist(cell);
         let word = m.load(cell);
         let (offset, depth) = decode(word);
@@ -186,7 +189,11 @@ impl<M: Medium> Directory<M> {
     /// Makes the entries durable that a recovery goes by: those of `shape` and of the other half that it was split
     /// from. Whoever stored them may have died before they were.
     pub(crate) fn keep_around(&self, shape: Shape, latch: &Shared<'_>) {
-        self.pool.medium().persist(self.range(shape.parent().unwrap_or(shape), latch));
+        let m = self.pool.medium();
+        m.note(Note::Harmless(
+            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
+        ));
+        m.persist(self.range(shape.parent().unwrap_or(shape), latch));
     }
 
     /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's

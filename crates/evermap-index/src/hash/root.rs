@@ -1,5 +1,6 @@
 //! What a root cell names: a block whose first word says which index it is.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 
 /// The block that the root cell `root` names, if there is one, and its first word.
@@ -25,8 +26,40 @@ pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Re
         }
         Some((block, _)) => {
             // Whoever stored it may have died before it was.
-            pool.medium().persist(root);
+            let m = pool.medium();
+            m.note(Note::Harmless(
+                "needed where the cell is in a block: `the_cell_that_names_an_index_is_durable_before_it_is_used`",
+            ));
+            m.persist(root);
             Ok(block)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evermap_pm::region::{Identity, RegionConfig};
+    use evermap_pm::sim::Sim;
+
+    use super::*;
+    use crate::hash::by_hand::{is_kept, record};
+
+    /// A process dies that has stored, in a block of its own, where an index is. (Cells of the region are durable
+    /// when it is open.)
+    #[test]
+    fn the_cell_that_names_an_index_is_durable_before_it_is_used() {
+        const KIND: u64 = 7;
+        let sim = Sim::new(1 << 20).unwrap();
+        let shape = RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: Some(1) };
+        let pool = Pool::create(sim.clone(), &shape, Identity::default()).unwrap();
+        let [cell, kind] =
+            [64, 128].map(|bytes| sim.at::<PmU64>(pool.allocate_part(bytes).unwrap()).unwrap());
+        sim.store(kind, KIND);
+        sim.store(cell, 0);
+        record(&sim, || {
+            sim.store(cell, sim.offset_of(kind));
+            block_of(&pool, cell, KIND).unwrap();
+        });
+        is_kept(&sim, cell);
     }
 }

@@ -51,6 +51,8 @@ mod lock;
 mod recover;
 mod segment;
 mod split;
+#[cfg(test)]
+mod tests;
 
 use layout::{BUCKET_BYTES, HEADER_BYTES, Root, SLOTS, Segment, Slot};
 use segment::{Held, Look, Waiting};

@@ -9,6 +9,7 @@
 
 use std::sync::atomic::Ordering;
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Medium, Result};
 
@@ -38,8 +39,11 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let shape = self
             .shape_at(offset)
             .ok_or_else(|| Error::damaged(offset, "a directory entry names no segment"))?;
-        // Whoever stored what is there may have died before it was durable.
-        m.persist(segment);
+        // Whoever stored what is there may have died before it was durable. Fenced with the entries that lead here.
+        m.note(Note::Harmless(
+            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
+        ));
+        m.flush(segment);
         if let Err(error) = self.finish_split(offset, header, shape) {
             // Damage may have looked like our stamp: let everyone see that it is none.
             m.store_transient(&header.lock, Lock::fresh(self.generation.wrapping_sub(1)).0);

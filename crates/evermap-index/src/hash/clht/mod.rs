@@ -31,6 +31,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
@@ -46,6 +47,8 @@ mod chain;
 mod check;
 pub mod layout;
 mod resize;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use bucket::{Held, Stored, matching};
@@ -428,6 +431,9 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
             .at::<Root>(block)
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
         // The process that stored the table word may have died before it flushed it.
+        m.note(Note::Harmless(
+            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
+        ));
         m.persist(header);
         let table = Table::decode(m.load(&header.table));
         if !table.is_possible() || m.slice::<Bucket>(table.offset, table.buckets()).is_none() {

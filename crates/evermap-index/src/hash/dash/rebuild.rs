@@ -182,6 +182,9 @@ where
             m.store_transient(&bucket.version, Version::fresh(self.generation).0);
         }
         headers.store(m, segment);
+        m.note(Note::Harmless(
+            "late, where the shape is stored last it is in the same line, and durable by then",
+        ));
         m.flush(&segment.header);
         Ok(headers)
     }

@@ -17,6 +17,9 @@ use super::layout::{Header, Segment, Shape, Version};
 use super::{Dash, Expansion};
 use crate::Key;
 
+/// Why what a segment holds must be durable before it is used.
+const FOUND: &str = "needed by other threads: `what_recovery_finds_is_durable_before_it_is_used`";
+
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
 where
     K: Key,
@@ -72,8 +75,15 @@ where
     /// Makes durable what a segment holds: whoever stored it may have died before it was.
     fn keep_contents(&self, segment: &Segment<B, S>) {
         let m = self.medium();
+        m.note(Note::Harmless(FOUND));
         m.flush(segment);
-        self.chain(segment).for_each(|bucket| m.flush(bucket));
+        self.chain(segment).for_each(|bucket| {
+            m.note(Note::Harmless(FOUND));
+            m.flush(bucket);
+        });
+        m.note(Note::Harmless(
+            "needed after half a move: `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
+        ));
         m.fence();
     }
 

@@ -1,16 +1,16 @@
 //! States that crashes leave now and then, made by hand.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use evermap_pm::medium::Note;
-use evermap_pm::sim::{self, ImageConfig, Sim};
+use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Record, place, write};
 use super::layout::{FOREIGN, OFFSET, Segment, VALID, link_bit};
 use super::{Config, Shape, Tiny};
-use crate::hash::by_hand::{created, reopened, word_in};
+use crate::hash::by_hand::{
+    are_kept, created, for_each_image, is_kept, look_up_after_death, record, reopened, word_in,
+};
 use crate::testkit::Plain;
 use crate::{Action, Index, Intent};
 
@@ -43,50 +43,6 @@ fn serving(index: &TinyLine, key: u64) -> &Segment<4> {
 fn make_room(pool: &Pool<Sim>, index: &TinyLine, key: u64) {
     let keep = &mut |_| Action::Keep;
     index.mutate(key, Intent::MayInsert, &pool.pin(), keep).unwrap();
-}
-
-/// Records `work`, as an operation.
-fn record(sim: &Sim, work: impl FnOnce()) {
-    sim.checkpoint();
-    sim.note(Note::Begin(0));
-    work();
-    sim.note(Note::End(0));
-}
-
-/// The process dies, and the next one looks a key up, which is recorded.
-fn look_up_after_death(sim: &Sim, open: (TinyLine, Arc<Pool<Sim>>), key: u64) -> Option<u64> {
-    drop(open);
-    let (pool, index) = reopened::<TinyLine>(sim);
-    sim.note(Note::Begin(0));
-    let found = index.get(key, &pool.pin()).unwrap();
-    sim.note(Note::End(0));
-    found
-}
-
-/// Calls `check` with every image that a crash can leave; once the recorded work is done, or at any time.
-fn for_each_image(sim: &Sim, done: bool, check: impl Fn(&sim::Image<'_>)) {
-    let mut images = 0;
-    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-        if image.point.completed(0) || !done {
-            check(image);
-            images += 1;
-        }
-        ControlFlow::Continue(())
-    });
-    assert!(images > 0);
-}
-
-/// Whatever a crash loses after the recorded work, these words are as they are now, in the bits of `mask`.
-fn are_kept(sim: &Sim, words: &[PmU64], mask: u64) {
-    for_each_image(sim, true, |image| {
-        for word in words {
-            assert_eq!((word_in(image, sim.offset_of(word)) ^ sim.load(word)) & mask, 0);
-        }
-    });
-}
-
-fn is_kept(sim: &Sim, word: &PmU64) {
-    are_kept(sim, std::slice::from_ref(word), !0);
 }
 
 /// Recovery drops a copy that a move left behind. That is durable before the segment is used: were the record removed, by
@@ -187,7 +143,7 @@ fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
         entries.iter().for_each(|entry| sim.store(entry, upper));
         let (first, count) = (sim.offset_of(&entries[0]), entries.len() as u64);
         let shape = sim.offset_of(&lower.header.shape);
-        assert_eq!(look_up_after_death(&sim, (index, pool), wide[half]), Some(wide[half]));
+        assert_eq!(look_up_after_death(&sim, (pool, index), wide[half]), Some(wide[half]));
         are_kept(&sim, sim.slice(first, count).unwrap(), OFFSET);
         for_each_image(&sim, false, |image| {
             let is_whole = word_in(image, shape) == whole.encode();
@@ -209,7 +165,7 @@ fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     sim.store(&link.images[1], chained);
     sim.store(&link.next, sim.load(&link.next) | link_bit(1));
     let [line, link] = [&line.words[0], &link.next].map(|word| sim.offset_of(word));
-    assert_eq!(look_up_after_death(&sim, (index, pool), found), Some(found));
+    assert_eq!(look_up_after_death(&sim, (pool, index), found), Some(found));
     is_kept(&sim, sim.at(line).unwrap());
     is_kept(&sim, sim.at(link).unwrap());
 }
@@ -225,7 +181,7 @@ fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     sim.checkpoint();
     write::<_, 4, 3>(&sim, home, 0, record, 0);
     let places = [home, other].map(|line| sim.offset_of(&line.keys[0]));
-    assert_eq!(look_up_after_death(&sim, (index, pool), moved), Some(moved));
+    assert_eq!(look_up_after_death(&sim, (pool, index), moved), Some(moved));
     for_each_image(&sim, false, |image| {
         assert!(places.iter().any(|&at| word_in(image, at) & VALID != 0));
     });

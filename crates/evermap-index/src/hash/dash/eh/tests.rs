@@ -8,40 +8,24 @@ use evermap_pm::sim::{self, ImageConfig, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::Tiny;
-use crate::hash::by_hand::{created, reopened};
+use crate::hash::by_hand::{
+    Number, created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
+};
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Version};
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Root, Version};
 use crate::testkit::{Crowded, Plain};
 use crate::{Action, Index, Intent, Key};
 
 const CAPACITY: u64 = 1 << 20;
 
-/// A key whose hash tests choose.
-trait Chosen: for<'a> Key<Ref<'a> = u64> {}
-
-impl<K: for<'a> Key<Ref<'a> = u64>> Chosen for K {}
-
 /// An index of these keys, in memory that does not record yet.
-fn filled<K: Chosen>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<K, Sim>) {
+fn filled<K: Number>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<K, Sim>) {
     let (sim, pool, index) = created::<Tiny<K, Sim>>(CAPACITY, Config::default());
     for key in keys {
         index.insert(key, key, &pool.pin()).unwrap();
     }
     (sim, pool, index)
-}
-
-/// Calls `check` with every image that a crash can leave once the recorded work is done.
-fn for_each_image_after(sim: &Sim, check: impl Fn(&sim::Image<'_>)) {
-    let mut images = 0;
-    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-        if image.point.completed(0) {
-            check(image);
-            images += 1;
-        }
-        ControlFlow::Continue(())
-    });
-    assert!(images > 0);
 }
 
 /// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the reopened index.
@@ -56,8 +40,7 @@ fn is_durable_after(
     serve(&pool, &index);
     sim.note(Note::End(0));
     drop((index, pool));
-    let at = at as usize;
-    for_each_image_after(sim, |image| assert_eq!(image.bytes[at..at + 8], wanted.to_le_bytes()));
+    for_each_image(sim, true, |image| assert_eq!(word_in(image, at), wanted));
 }
 
 /// The stamps in version words repeat after 65,535 openings, and those in segments where the opener's number was
@@ -175,7 +158,7 @@ fn a_chain_of_several_buckets_survives_a_split() {
     assert!(index.stats(&pool.pin()).unwrap().splits > splits + 3);
     sim.note(Note::End(0));
     drop((index, pool));
-    for_each_image_after(&sim, |image| {
+    for_each_image(&sim, true, |image| {
         let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
         let (pool, index) = reopened::<Tiny<Crowded, Sim>>(&sim);
         for &key in crowds.iter().chain(&others) {
@@ -219,11 +202,9 @@ fn a_chain_leads_to_empty_buckets_only() {
     let meta = sim.offset_of(&sim.at::<Bucket>(second).unwrap().meta);
     let mut images = 0;
     sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-        let word =
-            |at: u64| u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap());
-        if word(link) == second {
-            assert_eq!(word(second), 0, "the end of the chain");
-            assert_ne!(word(meta), GARBAGE);
+        if word_in(image, link) == second {
+            assert_eq!(word_in(image, second), 0, "the end of the chain");
+            assert_ne!(word_in(image, meta), GARBAGE);
             images += 1;
         }
         ControlFlow::Continue(())
@@ -239,14 +220,13 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     let chain =
         || sim.load(&index.segment(index.expansion.directory.locate(0)).unwrap().header.chain);
     for key in 0..100 {
-        sim.checkpoint();
-        sim.note(Note::Begin(0));
-        let keep = &mut |_| Action::Keep;
-        index.mutate(key, Intent::MayInsert, &pool.pin(), keep).unwrap();
-        sim.note(Note::End(0));
+        record(&sim, || {
+            let keep = &mut |_| Action::Keep;
+            index.mutate(key, Intent::MayInsert, &pool.pin(), keep).unwrap();
+        });
         if chain() != 0 {
             let header = &index.segment(index.expansion.directory.locate(0)).unwrap().header;
-            return is_kept(&sim, sim.offset_of(&header.chain));
+            return is_kept(&sim, &header.chain);
         }
         index.insert(key, key, &pool.pin()).unwrap();
     }
@@ -264,12 +244,9 @@ fn an_empty_bucket_of_a_chain_is_unlinked_for_good() {
             sim.load(&header().chain) != 0
         })
         .expect("a hundred records with one hash need a chain");
-    sim.checkpoint();
-    sim.note(Note::Begin(0));
-    assert!(index.remove(last, &pool.pin()).unwrap().removed());
-    sim.note(Note::End(0));
+    record(&sim, || assert!(index.remove(last, &pool.pin()).unwrap().removed()));
     assert_eq!(sim.load(&header().chain), 0);
-    is_kept(&sim, sim.offset_of(&header().chain));
+    is_kept(&sim, &header().chain);
 }
 
 /// Recovery drops a record from a bucket where it does not belong. That is durable before the segment is used: were the
@@ -291,8 +268,20 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     is_durable_after(&sim, serve, (at, before));
 }
 
-/// Whatever a crash loses after the recorded work, the eight bytes at `at` are as they are now.
-fn is_kept(sim: &Sim, at: u64) {
-    let now = sim.load(sim.at::<evermap_pm::PmU64>(at).unwrap()).to_le_bytes();
-    for_each_image_after(sim, |image| assert_eq!(image.bytes[at as usize..][..8], now));
+/// A process dies that has stored records, in a bucket and in a chain, and has doubled the directory.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index) = filled::<Crowded>(0..40);
+    let directory = &index.expansion.directory;
+    let segment = index.segment(directory.locate(0)).unwrap();
+    let chain = sim.at::<Bucket>(sim.load(&segment.header.chain)).expect("a chain");
+    let words = [
+        &sim.at::<Root>(index.root).unwrap().directory,
+        &directory.entries()[0],
+        &segment.normal[0].slots[3].word,
+        &segment.normal[0].meta,
+        &chain.slots[3].word,
+    ]
+    .map(|word| sim.offset_of(word));
+    is_durable_once_served(&sim, (pool, index), &words, 0);
 }

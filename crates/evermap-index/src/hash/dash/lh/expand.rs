@@ -12,6 +12,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::layout::{ARRAYS, Array, Extent};
@@ -19,6 +20,9 @@ use super::{DashLh, Linear, numbers, shape_if_initialised};
 use crate::Key;
 use crate::hash::dash::layout::{Segment, Shape};
 use crate::hash::dash::rebuild::Placed;
+
+/// Why the marks of segments that come into use must be durable.
+const NO_SHAPE: &str = "needed in memory with a past: `a_segment_comes_into_use_without_a_shape`";
 
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     /// Makes sure that the arrays of `count` segments are there. Only by whoever holds `expanding`.
@@ -32,7 +36,9 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             // From here on the array is reachable: a crash finds it either named, or forgotten.
             let cell = &self.root().arrays[number];
             m.store(cell, Array { number, offset }.encode());
-            m.persist(cell);
+            // Durable with what `expand` fences before the extent says that it is used.
+            m.note(Note::Harmless("late, it still comes before the fence: marks are stored first"));
+            m.flush(cell);
             // Release: for visitors, who do not wait until its segments are in use.
             self.arrays[number].store(offset, Ordering::Release);
             // Relaxed: searches come here once the segments are in use.
@@ -84,9 +90,11 @@ where
             let segment = self.segment(self.place(number))?;
             // The space may have been another structure's: nothing in it is to look like a segment in use.
             m.store(&segment.header.shape, 0);
+            m.note(Note::Harmless(NO_SHAPE));
             m.flush(&segment.header.shape);
             self.make_stale(segment);
         }
+        m.note(Note::Harmless(NO_SHAPE));
         m.fence();
         linear.extend_to(after);
         Ok(())
@@ -99,7 +107,7 @@ where
     }
 
     /// The nearest initialised segment among `number`, its origin, that one's origin and so on.
-    fn nearest(&self, number: u64) -> Result<(u64, Shape)> {
+    pub(super) fn nearest(&self, number: u64) -> Result<(u64, Shape)> {
         let mut at = number;
         loop {
             if let Some(shape) = shape_if_initialised(self.medium(), at, self.place(at)) {
@@ -165,13 +173,18 @@ where
         m.fence();
         let initialised = self.segment(new)?;
         // The commit. All its buckets are locked, so that nobody acts on it before it is durable.
+        m.note(Note::Harmless("torn, it is the shape of another number, or none: no segment yet"));
         m.store(&initialised.header.shape, upper.encode());
         m.persist(&initialised.header.shape);
         // Durable with the fence in `settle`; a crash before that is recognised by the new segment.
         m.store(&segment.header.shape, lower.encode());
+        m.note(Note::Harmless("late, it still comes before the segment is unlocked"));
         m.flush(&segment.header.shape);
         // Only now, with the move durable, do the moved records go from here.
         let remaining = self.settle(segment, lower, &staying, &moving);
+        m.note(Note::Harmless(
+            "needed by other threads: `a_split_is_durable_whatever_comes_of_the_record`",
+        ));
         m.fence();
         self.trim_chain(segment, guard);
         self.count_split();

@@ -33,6 +33,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
@@ -50,6 +51,8 @@ mod layout;
 mod numbers;
 #[cfg(test)]
 mod pitfalls;
+#[cfg(test)]
+mod tests;
 
 /// Dash-LH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
 /// The first `T` arrays have `F` segments, the next `T` twice as many, and so on.
@@ -227,6 +230,9 @@ where
         let damaged = |what| Error::damaged(root, what);
         let header = m.at::<Root>(root).ok_or_else(|| damaged("the index's root ends outside"))?;
         // Whoever stored what it says may have died before it was durable.
+        m.note(Note::Harmless(
+            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
+        ));
         m.persist(header);
         if m.load(&header.geometry) != Self::GEOMETRY {
             return Err(damaged("arrays of another geometry"));

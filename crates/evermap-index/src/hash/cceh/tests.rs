@@ -1,0 +1,70 @@
+//! States that crashes leave now and then, made by hand.
+
+use std::sync::Arc;
+
+use evermap_pm::sim::Sim;
+use evermap_pm::{Medium, Pool};
+
+use super::layout::{Root, Segment};
+use super::{Config, Tiny};
+use crate::hash::by_hand::{created, is_durable_once_served, is_kept, record};
+use crate::testkit::Plain;
+use crate::{Action, Index, Intent};
+
+const CAPACITY: u64 = 1 << 20;
+
+type TinyCceh = Tiny<Plain, Sim>;
+
+/// Keys whose hashes differ in their first bits alone, so that they belong in one bucket until they are told apart.
+fn key(n: u64) -> u64 {
+    n.reverse_bits()
+}
+
+/// An index of so many of them, in memory that does not record yet.
+fn filled(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyCceh) {
+    let (sim, pool, index) = created::<TinyCceh>(CAPACITY, Config::default());
+    for n in 0..keys {
+        index.insert(key(n), n, &pool.pin()).unwrap();
+    }
+    (sim, pool, index)
+}
+
+/// The segment that serves a key.
+fn serving(index: &TinyCceh, key: u64) -> &Segment<4> {
+    index.segment(index.directory.locate(key)).unwrap()
+}
+
+/// A segment is split for a record that in the end is not inserted. Others may write into the slots of the records that
+/// moved as soon as it is unlocked.
+#[test]
+fn a_split_is_durable_whatever_comes_of_the_record() {
+    let (sim, pool, index) = filled(0);
+    for n in 0..100 {
+        let shape = &serving(&index, key(n)).header.shape;
+        let whole = sim.load(shape);
+        record(&sim, || {
+            let keep = &mut |_| Action::Keep;
+            index.mutate(key(n), Intent::MayInsert, &pool.pin(), keep).unwrap();
+        });
+        if sim.load(shape) != whole {
+            return is_kept(&sim, shape);
+        }
+        index.insert(key(n), n, &pool.pin()).unwrap();
+    }
+    unreachable!("a hundred records of one bucket need several segments");
+}
+
+/// A process dies that has stored a record, entries of the directory, and which directory counts.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index) = filled(40);
+    let segment = serving(&index, key(0));
+    let words = [
+        &sim.at::<Root>(index.root).unwrap().directory,
+        &index.directory.entries()[0],
+        &segment.header.shape,
+        &segment.buckets[0].slots[0].key,
+    ]
+    .map(|word| sim.offset_of(word));
+    is_durable_once_served(&sim, (pool, index), &words, key(0));
+}

@@ -1,0 +1,128 @@
+//! States that crashes leave now and then, made by hand.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use evermap_pm::sim::Sim;
+use evermap_pm::{Medium, Pool};
+
+use super::layout::{Extent, Root};
+use super::{Linear, TinyLh, numbers, shape_if_initialised};
+use crate::Index;
+use crate::hash::by_hand::{
+    Number, are_kept, created, for_each_image, is_durable_once_served, look_up_after_death, record,
+    word_in,
+};
+use crate::hash::dash::Config;
+use crate::hash::dash::bucket::{Record, meta_of, place};
+use crate::hash::dash::layout::{Bucket, Header, Meta, Segment, Shape};
+use crate::testkit::{Crowded, Plain};
+
+const CAPACITY: u64 = 1 << 20;
+/// Keys are multiples of this one, so that all their bits differ.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// An index of so many keys, in memory that does not record yet.
+fn filled<K: Number>(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyLh<K, Sim>) {
+    let config = Config { initial_depth: 0 };
+    let (sim, pool, index) = created::<TinyLh<K, Sim>>(CAPACITY, config);
+    for key in 0..keys {
+        index.insert(key.wrapping_mul(SPREAD), key, &pool.pin()).unwrap();
+    }
+    (sim, pool, index)
+}
+
+fn segment<K: Number>(index: &TinyLh<K, Sim>, number: u64) -> &Segment<4, 2> {
+    index.segment(index.place(number)).unwrap()
+}
+
+/// Expands until the next segments have an array already.
+fn expand_to_reserved<K: Number>(index: &TinyLh<K, Sim>) -> u64 {
+    let linear = &index.expansion;
+    loop {
+        let next = linear.count();
+        let last = Linear::<Sim, 2, 2>::next(next) - 1;
+        if linear.arrays[numbers::array_of(last, 2, 2)].load(Relaxed) != 0 {
+            return next;
+        }
+        index.expand().unwrap();
+        assert!(linear.count() > next, "too sparse");
+    }
+}
+
+/// The memory of a segment was a segment before, as that of an index that is gone can be. It is none, durably, before it
+/// comes into use: else its origin would count as split.
+#[test]
+fn a_segment_comes_into_use_without_a_shape() {
+    let (sim, _pool, index) = filled::<Plain>(200);
+    let next = expand_to_reserved(&index);
+    let header = &segment(&index, next).header;
+    let depth = numbers::least_depth(next);
+    let pattern = (next << (64 - depth)).reverse_bits();
+    let before = Shape { depth, pattern };
+    assert_eq!(numbers::number_of_shape(before), next);
+    sim.store(&header.magic, Header::MAGIC);
+    sim.store(&header.shape, before.encode());
+    assert!(shape_if_initialised(&sim, next, index.place(next)).is_some());
+    record(&sim, || index.expand().unwrap());
+    assert!(index.expansion.count() > next);
+    let extent = sim.offset_of(&sim.at::<Root>(index.root).unwrap().extent);
+    let shape = sim.offset_of(&header.shape);
+    for_each_image(&sim, false, |image| {
+        let in_use = Extent::decode(word_in(image, extent)).unwrap().0 > next;
+        assert!(!in_use || word_in(image, shape) == 0);
+    });
+}
+
+/// Whatever a split has left of the origin is durable before it is unlocked: others may remove what has moved within it, and
+/// what was there before must not come back.
+#[test]
+fn a_split_is_durable_whatever_comes_of_the_record() {
+    let (sim, pool, index) = filled::<Plain>(200);
+    let next = expand_to_reserved(&index);
+    index.expand().unwrap();
+    let (origin, shape) = index.nearest(next).unwrap();
+    let origin = segment(&index, origin);
+    let records = index.count(origin);
+    record(&sim, || index.initialise(next, &pool.pin()).unwrap());
+    assert!(index.count(origin) < records);
+    assert_ne!(sim.load(&origin.header.shape), shape.encode());
+    let metas = origin.normal.iter().chain(&origin.stash).map(|bucket| &bucket.meta);
+    are_kept(&sim, metas.chain([&origin.header.shape, &origin.header.chain]), !0);
+}
+
+/// A process dies that has stored records, in a bucket and in a chain, and how far the index extends.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index) = filled::<Crowded>(40);
+    let (number, _) = index.nearest(0).unwrap();
+    let found = segment(&index, number);
+    let chain = sim.at::<Bucket>(sim.load(&found.header.chain)).expect("a chain");
+    let words = [
+        &sim.at::<Root>(index.root).unwrap().extent,
+        &found.header.shape,
+        &found.normal[0].slots[3].word,
+        &found.normal[0].meta,
+        &chain.slots[3].word,
+    ]
+    .map(|word| sim.offset_of(word));
+    is_durable_once_served(&sim, (pool, index), &words, 0);
+}
+
+/// A process dies that has moved a record home, with only the original durable. It is not dropped before the other is.
+#[test]
+fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
+    let (sim, pool, index) = filled::<Plain>(1);
+    let [home, next, ..] = &segment(&index, 0).normal;
+    let (with, record) = (meta_of(&sim, home).0, Record { hash: 0, slot_key: 0, word: 0 });
+    place(&sim, next, 0, record, true);
+    sim.store(&home.meta, Meta::default().0);
+    sim.checkpoint();
+    sim.store(&home.meta, with);
+    let metas = [home, next].map(|bucket| sim.offset_of(&bucket.meta));
+    assert_eq!(look_up_after_death(&sim, (pool, index), 0), Some(0));
+    assert_eq!(meta_of(&sim, sim.at(metas[1]).unwrap()).count(), 0);
+    for_each_image(&sim, false, |image| {
+        assert!(metas.iter().any(|&at| Meta(word_in(image, at)).count() > 0));
+    });
+}
