@@ -363,7 +363,7 @@ impl<M: Medium> Region<M> {
         // other copy is touched, or anything relies on the format or on a root.
         region.medium.flush(region.medium.at::<Superblock>(at).expect("just read"));
         region.medium.note(Note::Harmless(
-            "needed by who keeps more than a root here: the campaigns on the store fail without it",
+            "needed by who keeps more than a root here: `what_an_opening_believes_is_durable`",
         ));
         region.medium.flush(region.words());
         let opened = region.take_over(identity, on_suspect)?;
@@ -673,6 +673,24 @@ mod tests {
         }
     }
 
+    /// Whatever a crash loses after `work`, the words at these offsets are these.
+    fn are_durable_after(sim: &Sim, work: impl FnOnce(), words: &[(u64, u64)]) {
+        sim.note(Note::Begin(0));
+        work();
+        sim.note(Note::End(0));
+        let mut images = 0;
+        for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+            if image.point.completed(0) {
+                images += 1;
+                for &(at, word) in words {
+                    assert_eq!(image.bytes[at as usize..][..8], word.to_le_bytes(), "at {at}");
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        assert!(images > 0);
+    }
+
     /// Whatever was in the memory before, a region begins without extents, and with empty root cells, whatever a crash
     /// loses after its creation.
     #[test]
@@ -685,20 +703,8 @@ mod tests {
             sim.store(sim.at::<PmU64>(at).unwrap(), u64::MAX);
         }
         sim.checkpoint();
-        sim.note(Note::Begin(0));
-        Region::create(sim.clone(), &config, IDENTITY).unwrap();
-        sim.note(Note::End(0));
-        let mut images = 0;
-        for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-            if image.point.completed(0) {
-                images += 1;
-                for at in cells {
-                    assert_eq!(image.bytes[at as usize..][..8], [0; 8], "at {at}");
-                }
-            }
-            ControlFlow::Continue(())
-        });
-        assert!(images > 0);
+        let create = || drop(Region::create(sim.clone(), &config, IDENTITY).unwrap());
+        are_durable_after(&sim, create, &cells.map(|at| (at, 0)));
     }
 
     /// Stamps of this generation must not outlive it: in the next opener's they would be fresh.
@@ -706,22 +712,29 @@ mod tests {
     fn a_generation_is_durable_before_the_region_is_used() {
         let sim = Sim::new(1 << 16).unwrap();
         let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
-        let first = Region::create(sim.clone(), &config, IDENTITY).unwrap().generation();
+        let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
+        let (at, next) =
+            (sim.offset_of(&region.words().generation[0]), region.generation().wrapping_add(1));
         sim.checkpoint();
-        sim.note(Note::Begin(0));
-        let (region, _) = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap();
-        sim.note(Note::End(0));
-        assert_ne!(region.generation(), first);
-        let at = sim.offset_of(&region.words().generation[0]) as usize;
-        let mut images = 0;
-        for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-            if image.point.completed(0) {
-                images += 1;
-                assert_eq!(image.bytes[at..at + 8], region.generation().to_le_bytes());
-            }
-            ControlFlow::Continue(())
-        });
-        assert!(images > 0);
+        let open = || drop(Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap());
+        are_durable_after(&sim, open, &[(at, next)]);
+    }
+
+    /// A process dies that has stored a superblock and a root cell, with nothing of that durable. Whoever opens the region goes
+    /// by them.
+    #[test]
+    fn what_an_opening_believes_is_durable() {
+        let sim = Sim::new(1 << 16).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+        let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
+        let superblock = sim.at::<Superblock>(0).unwrap();
+        let words = [&superblock.check, &superblock.magic, &region.words().roots[7]];
+        let stored = words.map(|word| (sim.offset_of(word), sim.load(word)));
+        words.iter().for_each(|word| sim.store(word, !sim.load(word)));
+        sim.checkpoint();
+        words.iter().zip(stored).for_each(|(word, (_, stored))| sim.store(word, stored));
+        let open = || drop(Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap());
+        are_durable_after(&sim, open, &stored);
     }
 
     #[test]
