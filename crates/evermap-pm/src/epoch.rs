@@ -12,7 +12,7 @@
 //!
 //! An announcement must be visible before the loads it protects. Instead of a fence in every guard there is one
 //! *process-wide* fence ([`membarrier`]) whenever the epoch is to advance, which is once in hundreds of
-//! retirements. Where the system has none, all places are shared, and guards fence for themselves.
+//! retirements, as it interrupts every processor that runs one of our threads. Where the system has none, all places are shared, and guards fence for themselves.
 //!
 //! The list of retired blocks is volatile: after a crash, reachability alone says what is free.
 //!
@@ -20,11 +20,12 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence, fence};
 use std::time::{Duration, Instant};
 
-use crate::sync::{Backoff, Mutex};
+use crate::sync::{Backoff, Mutex, MutexGuard};
 
 /// Places that belong to one thread each.
 const OWN: usize = 256;
@@ -32,10 +33,12 @@ const OWN: usize = 256;
 const SHARED: usize = 256;
 /// Lists of retired blocks, so that threads seldom share one.
 const SHARDS: usize = 16;
-/// Retired blocks in one list that make its owner try to reclaim.
-const COLLECT_AT: usize = 256;
-/// A retired block of so many bytes makes its owner try at once.
-const COLLECT_AT_BYTES: usize = 64 << 10;
+/// So many bytes in one list, since that was last tried, make its owner try to reclaim: a thousandth of all bytes,
+/// within these bounds.
+const COLLECT_AT: RangeInclusive<u64> = 64 << 10..=256 << 10;
+const COLLECT_PART: u64 = 1024;
+/// What a block counts for at least.
+const SMALL: usize = 256;
 /// A place without a guard. Epochs start above it.
 const IDLE: u64 = 0;
 
@@ -43,12 +46,28 @@ const IDLE: u64 = 0;
 struct Place(AtomicU64);
 
 #[repr(align(128))]
-struct Shard(Mutex<VecDeque<Retired>>);
+struct Shard(Mutex<Waiting>);
+
+/// Retired blocks that wait for the end of their grace period, oldest first.
+#[derive(Default)]
+struct Waiting {
+    blocks: VecDeque<Retired>,
+    /// Bytes of all these.
+    bytes: usize,
+    /// Bytes that came since reclaiming was last tried, in blocks that count for [`SMALL`] at least.
+    untried: usize,
+}
 
 struct Retired {
     token: u64,
     bytes: usize,
     epoch: u64,
+}
+
+impl Shard {
+    fn hold(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().expect("no panics while held")
+    }
 }
 
 /// What a domain does with a token whose grace period is over. Must not use the domain.
@@ -63,7 +82,6 @@ pub struct Domain {
     /// Shared places `0..used` may hold a guard; the rest never did.
     used: AtomicUsize,
     shards: Box<[Shard]>,
-    bytes_waiting: AtomicUsize,
     reclaim: Reclaimer,
 }
 
@@ -165,8 +183,7 @@ impl Domain {
             own: places(own),
             shared: places(SHARED),
             used: AtomicUsize::new(0),
-            shards: (0..SHARDS).map(|_| Shard(Mutex::new(VecDeque::new()))).collect(),
-            bytes_waiting: AtomicUsize::new(0),
+            shards: (0..SHARDS).map(|_| Shard(Mutex::default())).collect(),
             reclaim,
         }
     }
@@ -246,33 +263,53 @@ impl Domain {
 
     /// Hands `token` to the reclaimer once every guard alive now is gone.
     ///
-    /// Call it after the block is unlinked and that is durable. `bytes` is for [`stats`](Domain::stats).
+    /// Call it after the block is unlinked and that is durable. `bytes` decides how many may wait.
     pub fn retire(&self, token: u64, bytes: usize) {
-        self.bytes_waiting.fetch_add(bytes, Relaxed);
+        self.retire_of(token, bytes, 0);
+    }
+
+    /// The same for a block that is one of so many bytes in `all`: where these are many, more may wait, and reclaiming is
+    /// rarer.
+    pub fn retire_of(&self, token: u64, bytes: usize, all: u64) {
+        let most = (all / COLLECT_PART).clamp(*COLLECT_AT.start(), *COLLECT_AT.end());
         let shard = &self.shards[thread_ordinal() % SHARDS];
-        let full = {
-            let mut list = shard.0.lock().expect("no panics while held");
-            // Read under the lock, so that epochs in one list never decrease. SeqCst after the unlink: a
-            // guard that can still see the block announced an epoch of at least this one minus one.
-            fence(SeqCst);
-            list.push_back(Retired { token, bytes, epoch: self.global.load(Relaxed) });
-            list.len().is_multiple_of(COLLECT_AT) || bytes >= COLLECT_AT_BYTES
-        };
-        if full {
-            self.advance();
-            self.collect(shard);
+        let mut list = shard.hold();
+        // Read under the lock, so that epochs in one list never decrease. SeqCst after the unlink: a guard that can
+        // still see the block announced an epoch of at least this one minus one.
+        fence(SeqCst);
+        let epoch = self.global.load(Relaxed);
+        list.blocks.push_back(Retired { token, bytes, epoch });
+        list.bytes += bytes;
+        list.untried += bytes.max(SMALL);
+        if (list.untried as u64) < most {
+            return;
         }
+        list.untried = 0;
+        // Unless others have moved the epoch on far enough.
+        let waits = list.blocks.front().is_some_and(|first| first.epoch + 2 > epoch);
+        drop(list);
+        if waits {
+            self.advance();
+        }
+        self.collect(shard);
+    }
+
+    /// Bytes of blocks that were retired and not reclaimed yet.
+    fn bytes_waiting(&self) -> usize {
+        self.shards.iter().map(|shard| shard.hold().bytes).sum()
     }
 
     /// Moves the epoch on if every guard has seen the current one.
     fn advance(&self) -> bool {
         let epoch = self.global.load(Relaxed);
+        let lags = |place: &AtomicU64| ![IDLE, epoch].contains(&place.load(Relaxed));
+        // Once without a fence: a guard that is known to hold us up needs none.
+        if self.places().any(lags) {
+            return false;
+        }
         self.fence_everyone();
-        for place in self.places() {
-            let announced = place.load(Relaxed);
-            if announced != IDLE && announced != epoch {
-                return false;
-            }
+        if self.places().any(lags) {
+            return false;
         }
         // Acquire: what the departed guards' owners did happens before any reuse that follows.
         fence(Acquire);
@@ -283,11 +320,10 @@ impl Domain {
     fn collect(&self, shard: &Shard) {
         // Held while reclaiming too: whoever has held every list since knows that nothing taken from one is
         // still on its way.
-        let mut list = shard.0.lock().expect("no panics while held");
+        let mut list = shard.hold();
         let now = self.global.load(Acquire);
-        while list.front().is_some_and(|first| first.epoch + 2 <= now) {
-            let retired = list.pop_front().expect("front exists");
-            self.bytes_waiting.fetch_sub(retired.bytes, Relaxed);
+        while let Some(retired) = list.blocks.pop_front_if(|first| first.epoch + 2 <= now) {
+            list.bytes -= retired.bytes;
             (self.reclaim)(retired.token);
         }
     }
@@ -327,7 +363,7 @@ impl Domain {
             if self.advance() {
                 continue;
             }
-            let in_vain = self.bytes_waiting.load(Relaxed) == 0 || self.has_guard_here();
+            let in_vain = self.bytes_waiting() == 0 || self.has_guard_here();
             let until = *wait_until.get_or_insert_with(|| Instant::now() + limit);
             if in_vain || Instant::now() >= until {
                 break;
@@ -355,7 +391,7 @@ impl Domain {
             epoch,
             guards,
             oldest_guard_lag: epoch - oldest,
-            bytes_waiting: self.bytes_waiting.load(Relaxed),
+            bytes_waiting: self.bytes_waiting(),
         }
     }
 }
@@ -574,7 +610,7 @@ mod tests {
             }
             for next in 1..=ROUNDS {
                 let old = shared.swap(next, SeqCst);
-                domain.retire(old, 8);
+                domain.retire(old, 1 << 10);
             }
         });
         domain.drain();

@@ -131,10 +131,10 @@ impl<M: Medium> Pool<M> {
     /// Frees a block once nobody can see it any more.
     ///
     /// It was unlinked, that is durable, and the guard that protected the unlinking (`guard`) is still alive:
-    /// the sweep relies on that order. `bytes` is for the statistics.
+    /// the sweep relies on that order. `bytes` is what it occupies.
     pub fn retire(&self, offset: u64, bytes: u64, guard: &Guard<'_>) {
         debug_assert!(std::ptr::eq(guard.domain(), &self.epoch), "a guard of another pool");
-        self.epoch.retire(offset, bytes as usize);
+        self.epoch.retire_of(offset, bytes as usize, self.medium().len());
     }
 
     /// Whether all space is accounted for. After an unclean stop it is not, until a [`sweep`](Pool::sweep).

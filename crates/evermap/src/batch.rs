@@ -322,7 +322,7 @@ impl<M: Medium> Plan<'_, M> {
             return Ok(removes.then_some(Step { store, key, entry, buried, draft: None }));
         };
         let control = control_of(meta.expires_at);
-        let draft = store.draft_flushed(
+        let draft = store.reserve(
             key,
             value,
             *meta,
@@ -331,6 +331,7 @@ impl<M: Medium> Plan<'_, M> {
                 _ => control,
             },
         )?;
+        draft.flush();
         let entry = Entry { map, old, new: draft.word(), control };
         Ok(Some(Step { store, key, entry, buried, draft: Some(draft) }))
     }

@@ -57,7 +57,7 @@ fn check_begin(owner: Owner, stamp: u64, flags: u32, lengths: u64) -> u32 {
     crc32c::crc32c_append(owner.0, &bytes)
 }
 
-/// A record that was written but is not published. Dropping it frees it.
+/// A record that is not published. Dropping it frees it.
 pub(crate) struct Draft<'d, M: Medium> {
     pool: &'d Pool<M>,
     owner: Owner,
@@ -84,16 +84,16 @@ impl<'d, M: Medium> Draft<'d, M> {
         stamp: u64,
     ) -> Result<Self> {
         let control = control_of(meta.expires_at);
-        let draft = Self::flushed(pool, owner, key, value, meta.flags, control, stamp)?;
-        pool.medium().fence();
+        let draft = Self::reserve(pool, owner, key, value, meta.flags, control, stamp)?;
+        draft.persist();
         Ok(draft)
     }
 
-    /// Writes a record and flushes it: durable after the next fence.
+    /// Takes the space of a record, which is to be written before it is published.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
-    pub(crate) fn flushed(
+    pub(crate) fn reserve(
         pool: &'d Pool<M>,
         owner: Owner,
         key: &'d [u8],
@@ -103,7 +103,7 @@ impl<'d, M: Medium> Draft<'d, M> {
         stamp: u64,
     ) -> Result<Self> {
         let offset = pool.allocate(record_bytes(key.len(), value.len()))?;
-        let draft = Draft {
+        Ok(Draft {
             pool,
             owner,
             offset,
@@ -113,11 +113,23 @@ impl<'d, M: Medium> Draft<'d, M> {
             stamp: Cell::new(stamp),
             control: Cell::new(control),
             published: Cell::new(false),
-        };
-        draft.write_header();
-        draft.write_body();
-        pool.medium().flush(draft.cells(0));
-        Ok(draft)
+        })
+    }
+
+    /// Writes it and flushes it: durable after the next fence.
+    ///
+    /// Not part of [`reserve`](Self::reserve), after which the draft moves: a processor that reads what it has just stored, in
+    /// other pieces, waits until all stores before have left, and these meet lines that are far away.
+    pub(crate) fn flush(&self) {
+        self.write_header();
+        self.write_body();
+        self.pool.medium().flush(self.cells(0));
+    }
+
+    /// Writes it, durably.
+    pub(crate) fn persist(&self) {
+        self.flush();
+        self.pool.medium().fence();
     }
 
     /// Gives it another CAS id, durably.

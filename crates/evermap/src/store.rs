@@ -260,7 +260,7 @@ impl<M: Medium> Store<M> {
         self.enter()
     }
 
-    /// Writes a record that can be published.
+    /// Takes the space of a record, if the map has room for it; to be written before it is published.
     pub(crate) fn draft<'d>(
         &'d self,
         key: BytesRef<'d>,
@@ -272,14 +272,11 @@ impl<M: Medium> Store<M> {
             let bytes = record_bytes(key.bytes.len(), value.len());
             self.ensure_room(self.file.pool.block_size(bytes))?;
         }
-        let draft = self.draft_flushed(key, value, meta, control_of(meta.expires_at))?;
-        self.file.pool.medium().fence();
-        Ok(draft)
+        self.reserve(key, value, meta, control_of(meta.expires_at))
     }
 
-    /// Writes a record that can be published after the next fence, whether or not there is room for it, with a control
-    /// word that may differ from what it is to be.
-    pub(crate) fn draft_flushed<'d>(
+    /// The same whether or not there is room for it, and with a control word that may differ from what it is to be.
+    pub(crate) fn reserve<'d>(
         &'d self,
         key: BytesRef<'d>,
         value: &'d [u8],
@@ -292,7 +289,7 @@ impl<M: Medium> Store<M> {
         }
         let stamp = self.file.stamps.take(self.file.pool.region())?;
         let (pool, owner) = (&self.file.pool, self.map.seat.owner());
-        Draft::flushed(pool, owner, key.bytes, value, meta.flags, control, stamp)
+        Draft::reserve(pool, owner, key.bytes, value, meta.flags, control, stamp)
     }
 
     /// Tries again where space was short but some can be had: what saved keys take, or waits for readers to end, or for the

@@ -5,7 +5,7 @@ use evermap_index::key::BytesRef;
 use evermap_index::record::HEAD;
 use evermap_pm::Medium;
 
-use crate::record::Record;
+use crate::record::{Draft, Record};
 use crate::store::Verdict;
 use crate::{Edit, Item, Meta, Outcome, Result, Store};
 
@@ -125,6 +125,7 @@ impl<M: Medium> Store<M> {
         // What the index has about the key comes while the record is written.
         self.map.index.prefetch_bucket(key);
         let draft = self.draft(key, value, meta)?;
+        draft.persist();
         self.map.index.prefetch_record(key, HEAD);
         let mut found = None;
         let mut stored = false;
@@ -325,6 +326,7 @@ impl<M: Medium> Store<M> {
             Edit::Record(new, meta) => (Some(new), *meta, false),
         };
         let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
+        draft.iter().for_each(Draft::persist);
         let mut done = false;
         self.commit(key, Intent::MayInsert, &guard, draft.as_ref(), &mut |live| {
             done = live.map(|record| record.word()) == seen.map(|(word, _)| word);

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Blocks, Extent, Heap, Life, Use};
+use super::{Blocks, Extent, Heap, Life, Use, hold};
 use crate::medium::Medium;
 
 /// Extents that are being emptied. Nothing is allocated from them while this lives.
@@ -43,6 +43,7 @@ impl<M: Medium> Heap<M> {
         if extents.len() < least.max(1) {
             return None;
         }
+        hold(&self.shared).evacuations += 1;
         extents.sort_unstable();
         extents.retain(|&index| {
             let extent = &mut *self.extents.hold(index);
@@ -120,5 +121,6 @@ impl<M: Medium> Drop for Evacuation<'_, M> {
             extent.left = extent.blocks - extent.free;
             self.heap.list_if_room(index, extent);
         }
+        hold(&self.heap.shared).evacuations -= 1;
     }
 }

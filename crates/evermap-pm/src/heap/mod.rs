@@ -20,8 +20,13 @@
 //! indexes which blocks they name; what they do not name becomes free. Meanwhile allocation uses extents that
 //! the table calls free, and fresh ones. So a block that was allocated but never published is simply forgotten by a crash, and no record
 //! of intentions is needed.
+//!
+//! A thread takes all free blocks of one word of an extent's bits at once, and hands them out without asking anybody. Where
+//! records are replaced at random, each extent has a hole now and then; so a thread goes to extents with
+//! ample room, then to new ones, and fills single holes only to move records together, or where space is short. This
+//! leaves up to a sixteenth of extents unused.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -43,6 +48,11 @@ pub use evacuate::Evacuation;
 const SHARDS: usize = 16;
 /// Largest step by which a region grows ahead of need, bytes.
 const GROWTH_MAX: u64 = 64 << 20;
+/// An extent has ample room if one block in this many is free: taking them one at a time costs several times as much
+/// as taking some at once, where frees are scattered and threads compete.
+const AMPLE: u32 = 16;
+/// Of a block that will be written next, so many bytes are fetched.
+const FETCHED: u64 = 512;
 /// Free extents kept ready before the memory of others is given back to the system.
 const FREE_EXTENTS_KEPT: usize = 8;
 
@@ -126,8 +136,10 @@ struct Extent {
     bits: Vec<u64>,
     /// Closed: blocks freed since, to be applied after the sweep.
     noted: Vec<u32>,
-    /// Open: whether a list of extents with room names it.
+    /// Open: whether it is known as one with room.
     listed: bool,
+    /// Open: whether it is known as one with ample room.
+    listed_ample: bool,
     /// Whether this opener put it to use, so that all its space is known to be set aside.
     claimed: bool,
     /// Open: it is being emptied, and nothing is allocated from it.
@@ -145,6 +157,7 @@ impl Extent {
         bits: Vec::new(),
         noted: Vec::new(),
         listed: false,
+        listed_ample: false,
         claimed: false,
         leaving: false,
         left: 0,
@@ -163,6 +176,7 @@ impl Extent {
         self.bits = vec![0; self.blocks.div_ceil(64) as usize];
         self.noted = Vec::new();
         self.listed = false;
+        self.listed_ample = false;
         self.claimed = life == Life::Open;
         self.leaving = false;
         self.left = 0;
@@ -174,6 +188,11 @@ impl Extent {
             && self.used == Use::Blocks(blocks)
             && self.free > 0
             && !self.leaving
+    }
+
+    /// Whether enough of them can be taken to make it worthwhile.
+    fn has_ample_room(&self, blocks: Blocks) -> bool {
+        self.has_room(blocks) && self.free >= self.blocks / AMPLE
     }
 
     /// Bits of word `index` that stand for blocks.
@@ -224,10 +243,21 @@ impl Extents {
 #[repr(align(128))]
 struct Shard(Mutex<Vec<Hand>>);
 
+/// Extents with room for blocks of one kind. Any may be out of date; the extent tells.
+#[derive(Default)]
+struct Room {
+    /// Those with ample room, in the order in which they came to it.
+    ample: VecDeque<u64>,
+    /// Those with any.
+    any: BTreeSet<u64>,
+}
+
 /// What all shards share.
 struct Shared {
-    /// Extents with room. An entry may be out of date; its extent tells.
-    partial: BTreeMap<Blocks, Vec<u64>>,
+    /// Extents with room.
+    room: BTreeMap<Blocks, Room>,
+    /// How many [evacuations](Evacuation) are going on.
+    evacuations: u32,
     /// Extents in use for nothing.
     free: BTreeSet<u64>,
     /// Free extents whose space was given back, or may have been by an earlier opener: to be claimed before use.
@@ -283,7 +313,8 @@ impl<M: Medium> Heap<M> {
                 .map(|_| Shard(Mutex::new(vec![Hand::default(); 2 * classes.len()])))
                 .collect(),
             shared: Mutex::new(Shared {
-                partial: BTreeMap::new(),
+                room: BTreeMap::new(),
+                evacuations: 0,
                 free: BTreeSet::new(),
                 unclaimed: BTreeSet::new(),
                 frontier: 0,
@@ -380,7 +411,14 @@ impl<M: Medium> Heap<M> {
         if hand.mask == 0 {
             self.refill(hand, blocks)?;
         }
-        Ok(self.take(hand, blocks.size))
+        let block = self.take(hand, blocks.size);
+        // The one after it will be written next: its lines come while this one is.
+        if hand.mask != 0 {
+            self.region
+                .medium()
+                .prefetch_bytes(self.next_in(hand, blocks.size), blocks.size.min(FETCHED));
+        }
+        Ok(block)
     }
 
     /// Size of the blocks in a shard's hand of this number.
@@ -411,41 +449,74 @@ impl<M: Medium> Heap<M> {
         Ok(offset)
     }
 
-    fn take(&self, hand: &mut Hand, size: u64) -> u64 {
+    /// The next block of a hand, which must have some.
+    fn next_in(&self, hand: &Hand, size: u64) -> u64 {
         let block = hand.first + hand.mask.trailing_zeros();
-        hand.mask &= hand.mask - 1;
         self.region.extent_offset(hand.extent) + u64::from(block) * size
+    }
+
+    fn take(&self, hand: &mut Hand, size: u64) -> u64 {
+        let block = self.next_in(hand, size);
+        hand.mask &= hand.mask - 1;
+        block
     }
 
     /// Claims some free blocks.
     fn refill(&self, hand: &mut Hand, blocks: Blocks) -> Result<()> {
-        // First where the last ones came from: neighbours in time become neighbours in space.
-        if self.claim(hand.extent, blocks, hand) {
+        // First behind the last ones: neighbours in time become neighbours in space.
+        let behind = hand.first as usize / 64 + 1;
+        if self.claim(hand.extent, behind, blocks, hand) {
             return Ok(());
         }
         loop {
-            let partial = hold(&self.shared).partial.get_mut(&blocks).and_then(Vec::pop);
-            let extent = match partial {
-                Some(extent) => {
-                    self.extents.hold(extent).listed = false;
-                    extent
-                }
-                None => {
-                    let extent = self.take_extents(1)?;
-                    self.assign(extent, Use::Blocks(blocks));
-                    extent
-                }
-            };
-            if self.claim(extent, blocks, hand) {
-                // Listed while it has room, so that other threads use it too before they take an extent.
-                self.list_if_room(extent, &mut self.extents.hold(extent));
+            let extent = self.extent_with_room(blocks)?;
+            if self.claim(extent, 0, blocks, hand) {
                 return Ok(());
             }
         }
     }
 
-    /// Claims all free blocks of one word in `extent`, if it has such blocks and any is free.
-    fn claim(&self, index: u64, blocks: Blocks, hand: &mut Hand) -> bool {
+    /// An extent that has room for such blocks, unless another thread takes it first: one with ample room, else a new
+    /// one, and one with little room only to save space.
+    fn extent_with_room(&self, blocks: Blocks) -> Result<u64> {
+        if let Some(extent) = self.extent_with_ample_room(blocks) {
+            return Ok(extent);
+        }
+        // Who moves records together does not want new extents for them.
+        if hold(&self.shared).evacuations > 0
+            && let Some(extent) = self.extent_with_any_room(blocks)
+        {
+            return Ok(extent);
+        }
+        match self.take_extents(1) {
+            Ok(extent) => {
+                self.assign(extent, Use::Blocks(blocks));
+                Ok(extent)
+            }
+            Err(error) => self.extent_with_any_room(blocks).ok_or(error),
+        }
+    }
+
+    fn extent_with_ample_room(&self, blocks: Blocks) -> Option<u64> {
+        loop {
+            let index = hold(&self.shared).room.get_mut(&blocks)?.ample.pop_front()?;
+            let extent = &mut *self.extents.hold(index);
+            extent.listed_ample = false;
+            if extent.has_ample_room(blocks) {
+                return Some(index);
+            }
+        }
+    }
+
+    fn extent_with_any_room(&self, blocks: Blocks) -> Option<u64> {
+        let index = hold(&self.shared).room.get_mut(&blocks)?.any.pop_first()?;
+        self.extents.hold(index).listed = false;
+        Some(index)
+    }
+
+    /// Claims all free blocks of the first of the words from `from` on in which any is free, if that extent has such
+    /// blocks.
+    fn claim(&self, index: u64, from: usize, blocks: Blocks, hand: &mut Hand) -> bool {
         if index >= self.extents.len {
             return false;
         }
@@ -453,24 +524,36 @@ impl<M: Medium> Heap<M> {
         if !extent.has_room(blocks) {
             return false;
         }
-        for word in 0..extent.bits.len() {
-            let mask = !extent.bits[word] & extent.valid_bits(word);
-            if mask != 0 {
-                extent.bits[word] |= mask;
-                extent.free -= mask.count_ones();
-                *hand = Hand { extent: index, first: word as u32 * 64, mask };
-                return true;
-            }
+        let free = |word: usize| !extent.bits[word] & extent.valid_bits(word);
+        let found = (from..extent.bits.len()).find(|&word| free(word) != 0);
+        if let Some(word) = found {
+            let mask = free(word);
+            extent.bits[word] |= mask;
+            extent.free -= mask.count_ones();
+            *hand = Hand { extent: index, first: word as u32 * 64, mask };
         }
-        false
+        // For other threads, so that they use it too before they take an extent, and for what is free before `from`.
+        self.list_if_room(index, extent);
+        found.is_some()
     }
 
     /// Lists an extent among those with room, if it has some.
     fn list_if_room(&self, index: u64, extent: &mut Extent) {
         let Use::Blocks(blocks) = extent.used else { return };
-        if extent.has_room(blocks) && !extent.listed {
+        let any = !extent.listed && extent.has_room(blocks);
+        let ample = !extent.listed_ample && extent.has_ample_room(blocks);
+        if !any && !ample {
+            return;
+        }
+        let shared = &mut *hold(&self.shared);
+        let room = shared.room.entry(blocks).or_default();
+        if any {
             extent.listed = true;
-            hold(&self.shared).partial.entry(blocks).or_default().push(index);
+            room.any.insert(index);
+        }
+        if ample {
+            extent.listed_ample = true;
+            room.ample.push_back(index);
         }
     }
 
