@@ -26,7 +26,7 @@
 //! ample room, then to new ones, and fills single holes only to move records together, or where space is short. This
 //! leaves up to a sixteenth of extents unused.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -246,8 +246,8 @@ struct Shard(Mutex<Vec<Hand>>);
 /// Extents with room for blocks of one kind. Any may be out of date; the extent tells.
 #[derive(Default)]
 struct Room {
-    /// Those with ample room, in the order in which they came to it.
-    ample: VecDeque<u64>,
+    /// Those with ample room. The last is taken first: blocks that were freed just now are used again soon, so mistakes show.
+    ample: Vec<u64>,
     /// Those with any.
     any: BTreeSet<u64>,
 }
@@ -499,7 +499,7 @@ impl<M: Medium> Heap<M> {
 
     fn extent_with_ample_room(&self, blocks: Blocks) -> Option<u64> {
         loop {
-            let index = hold(&self.shared).room.get_mut(&blocks)?.ample.pop_front()?;
+            let index = hold(&self.shared).room.get_mut(&blocks)?.ample.pop()?;
             let extent = &mut *self.extents.hold(index);
             extent.listed_ample = false;
             if extent.has_ample_room(blocks) {
@@ -553,7 +553,7 @@ impl<M: Medium> Heap<M> {
         }
         if ample {
             extent.listed_ample = true;
-            room.ample.push_back(index);
+            room.ample.push(index);
         }
     }
 

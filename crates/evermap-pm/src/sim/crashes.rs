@@ -102,21 +102,25 @@ pub(crate) struct Run<'r, S: Subject> {
     pub(crate) quick: bool,
 }
 
-/// Crashes whose recovery comes by some place: a random choice, from the whole workload.
+/// Crashes whose recovery comes by some place: the first, while the structure is made, and a random choice of all others.
 #[derive(Default)]
 pub(crate) struct Passing {
     pub(crate) steps: Vec<Step>,
-    /// How many there were to choose from.
+    /// How many there were.
     met: u64,
 }
 
 impl Passing {
     fn add(&mut self, step: &Step, rng: &mut Rng) {
-        const ENOUGH: usize = 48;
+        const FIRST: usize = 16;
+        const OTHERS: usize = 32;
         self.met += 1;
-        if self.steps.len() < ENOUGH {
+        if self.steps.len() < FIRST + OTHERS {
             self.steps.push(step.clone());
-        } else if let Some(place) = self.steps.get_mut(rng.below(self.met) as usize) {
+            return;
+        }
+        let choice = rng.below(self.met - FIRST as u64) as usize;
+        if let Some(place) = self.steps[FIRST..].get_mut(choice) {
             *place = step.clone();
         }
     }

@@ -7,6 +7,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use evermap_pm::Medium;
+use evermap_pm::medium::Note;
 
 use super::layout::{Bucket, Control, Link, PAIRS, Pair, Places, free_place};
 use crate::Key;
@@ -112,6 +113,9 @@ pub(super) fn recover<M: Medium>(m: &M, bucket: &Bucket, generation: u64) -> boo
     }
     let taken = Link(m.load(&bucket.link)).taken();
     // The process that stored the link may have died before it flushed it.
+    m.note(Note::Harmless(
+        "met by chance: `what_recovery_finds_is_durable_before_it_is_used` fails without it",
+    ));
     m.persist(bucket);
     // Only the first succeeds, so the link cannot have changed: whoever changes it recovers the bucket first.
     m.cas_transient(&bucket.control, stale.0, Control::fresh(generation, taken).0).is_ok()
