@@ -57,10 +57,10 @@ macro_rules! noticed {
                 super::is_noticed($mistake);
             })*
 
-            /// DA-7 is not tried: it needs a directory that doubles while a split of a shallower segment is under
-            /// way, which segments of this size hardly show. Nor is DA-14: few schedules of few threads meet it, and
-            /// which do changes with every access; threads that run freely do, in
-            /// `p6_no_lookup_misses_a_record_that_moves`.
+            /// DA-7 is not tried here: it needs a directory that doubles while a split of a shallower segment is under
+            /// way, which segments of this size hardly show; `a_split_is_not_lost_where_the_directory_doubles` does. Nor
+            /// is DA-14: few schedules of few threads meet it, and which do changes with every access; threads that
+            /// run freely do, in `p6_no_lookup_misses_a_record_that_moves`.
             #[test]
             fn all_are_tried() {
                 let tried = [$($mistake),*, "DA-7", "DA-14"];

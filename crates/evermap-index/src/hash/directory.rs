@@ -378,21 +378,63 @@ mod tests {
     use std::ops::ControlFlow;
 
     use evermap_pm::region::{Identity, RegionConfig};
-    use evermap_pm::sim::{ImageConfig, Sim, for_each_image};
+    use evermap_pm::sim::schedule::Schedule;
+    use evermap_pm::sim::{ImageConfig, Mutation, Sim, Strategy, for_each_image};
 
     use super::*;
     use crate::hash::by_hand::word_in;
+
+    /// A directory with these entries.
+    fn with_entries(segments: &[u64]) -> (Sim, Directory<Sim>) {
+        let sim = Sim::new(128 << 10).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 128 << 10, seed: Some(1) };
+        let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
+        let (root, depth) = (sim.offset_of(pool.root(0)), segments.len().trailing_zeros());
+        let directory = Directory::create(pool, root, depth, segments).unwrap();
+        (sim, directory)
+    }
+
+    /// A shallow segment is split while the directory doubles for another one. Returns in how many orders of these threads one
+    /// of the new segments was not found afterwards.
+    fn split_while_doubling(mistake: Option<Mutation>) -> usize {
+        const ORDERS: u64 = 300;
+        let [shallow, other, deep, from_shallow, from_deep] = [1, 2, 3, 4, 5].map(|at| at * 4096);
+        let splits = [
+            (Shape { depth: 2, pattern: 1 }, from_shallow),
+            (Shape { depth: 3, pattern: 7 }, from_deep),
+        ];
+        let is_lost = |&seed: &u64| {
+            let (sim, directory) = with_entries(&[shallow, shallow, other, deep]);
+            sim.mutate(mistake);
+            sim.set_schedule(Schedule { strategy: Strategy::Mixed, seed });
+            let publish = |(upper, segment): (Shape, u64)| {
+                let directory = &directory;
+                let publish = move || {
+                    let mut room = (upper.depth > 2).then(|| directory.reserve_double(2).unwrap());
+                    assert!(directory.publish(upper, segment, &mut room, &directory.pool.pin()));
+                };
+                Box::new(publish) as Box<dyn FnOnce() + Send>
+            };
+            sim.in_parallel(splits.map(publish).into());
+            let latch = directory.share();
+            splits.iter().any(|&(upper, segment)| directory.first(upper, &latch) != segment)
+        };
+        (0..ORDERS).filter(is_lost).count()
+    }
+
+    /// Entries are only changed while nobody can replace the directory that they are in.
+    #[test]
+    fn a_split_is_not_lost_where_the_directory_doubles() {
+        assert_eq!(split_while_doubling(None), 0);
+        assert!(split_while_doubling(Some(Mutation::Planted("DA-7"))) > 0);
+    }
 
     /// A recovery goes on with a range of which another thread's split has stored the first entry, and not flushed it yet.
     #[test]
     fn what_a_recovery_copies_is_durable_before_the_copy() {
         let [old, new] = [4096, 8192];
-        let sim = Sim::new(128 << 10).unwrap();
-        let config = RegionConfig { extent_size: 4096, capacity: 128 << 10, seed: Some(1) };
-        let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
-        let root = pool.medium().offset_of(pool.root(0));
         // So many that the halves lie on different lines, and the upper one on two.
-        let directory = Directory::create(pool.clone(), root, 5, &[old; 32]).unwrap();
+        let (sim, directory) = with_entries(&[old; 32]);
         sim.checkpoint();
         let (latch, upper) = (directory.share(), Shape { depth: 1, pattern: 1 });
         let range = directory.range(upper, &latch);
