@@ -2,7 +2,7 @@
 
 use evermap_index::crash_campaign;
 use evermap_index::hash::cceh::{Locking, Recovery};
-use evermap_index::hash::dash::EH_MUTANTS;
+use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::hash::level::Resize;
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht};
@@ -58,14 +58,14 @@ macro_rules! noticed {
             })*
 
             /// DA-7 is not tried here: it needs a directory that doubles while a split of a shallower segment is under
-            /// way, which segments of this size hardly show; `a_split_is_not_lost_where_the_directory_doubles` does. Nor
-            /// is DA-14: few schedules of few threads meet it, and which do changes with every access; threads that
-            /// run freely do, in `p6_no_lookup_misses_a_record_that_moves`.
+            /// way, which segments of this size hardly show. Nor is DA-14: few schedules of few threads meet it, and
+            /// which do changes with every access.
             #[test]
             fn all_are_tried() {
-                let tried = [$($mistake),*, "DA-7", "DA-14"];
+                let elsewhere = |mistake| super::NOTICED_ELSEWHERE.iter().any(|other| other.0 == mistake);
                 for mistake in super::EH_MUTANTS {
-                    assert!(tried.contains(mistake), "{mistake} is not tried");
+                    let tried = [$($mistake),*].contains(mistake);
+                    assert!(tried || elsewhere(*mistake), "{mistake} is not tried");
                 }
             }
         }

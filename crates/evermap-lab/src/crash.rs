@@ -337,6 +337,12 @@ fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
     }
 }
 
+/// What notices a mistake that campaigns do not.
+fn elsewhere(mistake: &str) -> Option<&'static str> {
+    let known = dash::NOTICED_ELSEWHERE.iter().find(|(name, _)| *name == mistake);
+    known.map(|(_, test)| *test)
+}
+
 fn make_mistakes(
     battery: &Battery,
     config: &CrashConfig,
@@ -369,9 +375,11 @@ fn make_mistakes(
             }
             Fate::NoChange => report.unchanged.push(mutation.to_string()),
             Fate::Survived(_) => {
-                let site = mutation.site();
-                let explanation =
-                    site.and_then(|site| all.harmless.get(&site)).map(ToString::to_string);
+                let explanation = match mutation {
+                    Mutation::Planted(name) => elsewhere(name),
+                    _ => mutation.site().and_then(|site| all.harmless.get(&site)).copied(),
+                };
+                let explanation = explanation.map(ToString::to_string);
                 report.survivors.push(Survivor { mutant: mutation.to_string(), explanation });
             }
         }
