@@ -72,6 +72,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         if shape.depth < self.directory.depth() && self.is_elsewhere(offset, shape.half(1), latch) {
             shape = shape.half(0);
             m.store(&header.shape, shape.encode());
+            m.note(Note::Harmless(
+                "needed by other threads: `a_split_that_recovery_finishes_is_durable_before_the_segment_is_used`",
+            ));
             m.persist(&header.shape);
         }
         let sibling = shape.parent().map(|parent| parent.half(1)).filter(|&upper| upper != shape);

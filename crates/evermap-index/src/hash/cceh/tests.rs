@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use evermap_pm::sim::Sim;
-use evermap_pm::{Medium, Pool};
+use evermap_pm::{Medium, PmU64, Pool};
 
-use super::layout::{Root, Segment};
+use super::layout::{Root, Segment, Shape};
 use super::{Config, Tiny};
-use crate::hash::by_hand::{created, is_durable_once_served, is_kept, record};
+use crate::hash::by_hand::{created, is_durable_once_served, is_kept, look_up_after_death, record};
 use crate::testkit::Plain;
 use crate::{Action, Index, Intent};
 
@@ -67,4 +67,20 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     ]
     .map(|word| sim.offset_of(word));
     is_durable_once_served(&sim, (pool, index), &words, key(0));
+}
+
+/// A process dies in a split, before the segment says that it has lost a half. Recovery sees to that, durably before anybody
+/// writes into the slots of the records that moved.
+#[test]
+fn a_split_that_recovery_finishes_is_durable_before_the_segment_is_used() {
+    let (sim, pool, index) = filled(40);
+    let shape = &serving(&index, key(0)).header.shape;
+    let (at, lower) = (sim.offset_of(shape), sim.load(shape));
+    let whole = Shape::decode(lower).unwrap().parent().expect("it was split");
+    sim.store(shape, whole.encode());
+    sim.checkpoint();
+    assert_eq!(look_up_after_death(&sim, (pool, index), key(0)), Some(0));
+    let shape = sim.at::<PmU64>(at).unwrap();
+    assert_eq!(sim.load(shape), lower);
+    is_kept(&sim, shape);
 }
