@@ -23,7 +23,7 @@ mod flush;
 mod mapped;
 
 pub use counted::{Counted, Counts};
-pub use dram::{Dram, Pages};
+pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
 pub use mapped::{FlushKind, Mapped, MappedOptions, PageReport, describe_address};

@@ -54,6 +54,9 @@ impl<const N: usize> Walk<'_, N> {
         if !root && high.is_some() && node.is_sparse() {
             wrong(format!("only {} of {N} slots are in use", keys.len()));
         }
+        if !node.is_permuted() {
+            wrong("two slots have the same place".into());
+        }
         if !node.is_leaf() && keys.len() < 2 {
             wrong(format!("{} children", keys.len()));
         }

@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use evermap_pm::medium::prefetch;
 use evermap_pm::{Guard, Result};
@@ -129,6 +129,19 @@ impl<'g> Tail<'g> {
         Tail { word: block.as_ptr(), life: PhantomData }
     }
 
+    /// The head and the tail of the same key behind a prefix that is `by` bytes longer, if neither needs a block.
+    #[inline(always)]
+    pub(super) fn behind(self, head: u64, by: usize) -> Option<(u64, Tail<'static>)> {
+        let word = self.word.addr() as u64;
+        if word & 1 == 0 {
+            return None;
+        }
+        let rest = u128::from(head) << 64 | u128::from(word & !0xff);
+        let rest = rest.checked_shl(8 * by as u32).unwrap_or(0);
+        let length = (word as usize & 0xff) >> 1;
+        Some(((rest >> 64) as u64, Tail::inline(rest as u64, length.saturating_sub(by))))
+    }
+
     #[inline(always)]
     pub(super) fn block(self) -> Option<Block<'g>> {
         if self.word.addr() & 1 == 1 {
@@ -209,7 +222,7 @@ impl NewTail {
 pub(super) struct TailCell(AtomicPtr<Header>);
 
 impl TailCell {
-    pub(super) fn new() -> Self {
+    pub(super) const fn new() -> Self {
         TailCell(AtomicPtr::new(Tail::EMPTY.word))
     }
 
@@ -219,13 +232,6 @@ impl TailCell {
         step();
         // Acquire: the block that it may name is complete.
         Tail { word: self.0.load(Acquire), life: PhantomData }
-    }
-
-    /// Takes over what another cell of the same node holds, under the lock.
-    #[inline(always)]
-    pub(super) fn copy(&self, from: &TailCell) {
-        // Relaxed: under the lock. Release: see `load`.
-        self.0.store(from.0.load(Relaxed), Release);
     }
 
     #[inline(always)]
@@ -285,6 +291,23 @@ mod tests {
                 let (head, tail) = (probe.head(prefix), probe.tail(prefix).unwrap());
                 assert_eq!(tail.size() == 0, key.len() - prefix <= INLINE_MAX);
                 assert_eq!(tail.get().rest(head, prefix, &mut [0; INLINE_MAX]), &key[prefix..]);
+            }
+        }
+    }
+
+    /// The words for a longer prefix follow from those for a shorter one.
+    #[test]
+    fn a_longer_prefix_shifts() {
+        for key in keys() {
+            let probe = Probe::new(&key);
+            for prefix in 0..=key.len() {
+                let tail = probe.tail(prefix).unwrap();
+                for longer in prefix..=key.len() {
+                    let behind = tail.get().behind(probe.head(prefix), longer - prefix);
+                    assert_eq!(behind.is_some(), tail.size() == 0);
+                    let due = (probe.head(longer), probe.inline_tail(longer));
+                    assert!(behind.is_none_or(|(head, tail)| (head, Some(tail)) == due));
+                }
             }
         }
     }

@@ -8,13 +8,15 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_pm::{Result, parallel};
 
+use super::arena::Arena;
 use super::key::Probe;
-use super::node::{Content, shared};
+use super::node::{Content, Node, shared};
 use super::restructure::Draft;
 use super::tally::Count;
 use super::{BPlus, Config};
@@ -31,16 +33,18 @@ struct Leaves<'b, 'r, const N: usize> {
     full: Vec<(&'r [u8], u64)>,
     low: Vec<u8>,
     pairs: Vec<(&'r [u8], u64)>,
-    budget: &'b Budget,
+    supplies: &'b Supplies<N>,
 }
 
-/// Bytes that the threads of a load have taken.
-struct Budget {
+/// What the threads of a load take nodes from.
+struct Supplies<const N: usize> {
+    nodes: Arc<Arena<Node<N>>>,
+    /// Bytes taken so far, of so many.
     taken: AtomicU64,
     most: u64,
 }
 
-impl Budget {
+impl<const N: usize> Supplies<N> {
     fn take(&self, bytes: usize) -> Result<()> {
         // Relaxed: a number.
         let taken = self.taken.fetch_add(bytes as u64, Relaxed) + bytes as u64;
@@ -53,8 +57,14 @@ impl Budget {
 }
 
 impl<'b, 'r, const N: usize> Leaves<'b, 'r, N> {
-    fn new(low: &[u8], budget: &'b Budget) -> Self {
-        Leaves { done: Vec::new(), full: Vec::new(), low: low.to_vec(), pairs: Vec::new(), budget }
+    fn new(low: &[u8], supplies: &'b Supplies<N>) -> Self {
+        Leaves {
+            done: Vec::new(),
+            full: Vec::new(),
+            low: low.to_vec(),
+            pairs: Vec::new(),
+            supplies,
+        }
     }
 
     /// Adds a pair whose key is not less than those before. Of equal keys the last counts.
@@ -84,9 +94,9 @@ impl<'b, 'r, const N: usize> Leaves<'b, 'r, N> {
     }
 
     fn leaf(&mut self, pairs: &[(&[u8], u64)], high: Option<Vec<u8>>) -> Result<()> {
-        let mut leaf = Draft::new(0, &self.low, high.as_deref())?;
+        let mut leaf = Draft::new(&self.supplies.nodes, 0, &self.low, high.as_deref())?;
         pairs.iter().try_for_each(|&(key, word)| leaf.push(key, Content::Word(word)))?;
-        self.budget.take(leaf.size())?;
+        self.supplies.take(leaf.size())?;
         self.done.push(leaf);
         self.low = high.unwrap_or_default();
         Ok(())
@@ -131,17 +141,18 @@ impl<const N: usize> BPlus<N> {
         let threads = threads.max(1);
         let input = Input::new(runs, threads)?;
         let starts = input.starts();
-        let budget = Budget { taken: AtomicU64::new(0), most: config.bytes_max };
+        let tree = Self::bare(config)?;
+        let (nodes, most) = (tree.nodes.clone(), config.bytes_max);
+        let supplies = Supplies { nodes, taken: AtomicU64::new(0), most };
         let parts = parallel(threads, starts.len(), |part| {
             let high = starts.get(part + 1).map(Vec::as_slice);
-            merge(&input.take(part), &starts[part], high, &budget)
+            merge(&input.take(part), &starts[part], high, &supplies)
         });
         let mut leaves = Vec::new();
         for part in parts {
             leaves.append(&mut part?);
         }
-        let tree = Self::bare(config)?;
-        tree.build(leaves, &budget)?;
+        tree.build(leaves, &supplies)?;
         let guard = tree.epoch.pin();
         // Parts of few different keys have one leaf that is sparse.
         starts.iter().for_each(|start| tree.mend(&Probe::new(start), 0, &guard));
@@ -150,11 +161,11 @@ impl<const N: usize> BPlus<N> {
     }
 
     /// Builds the levels above the leaves, and makes it all the tree.
-    fn build(&self, leaves: Vec<Draft<'static, N>>, budget: &Budget) -> Result<()> {
+    fn build(&self, leaves: Vec<Draft<'static, N>>, supplies: &Supplies<N>) -> Result<()> {
         let mut done: Vec<Draft<'static, N>> = Vec::new();
         let mut level = leaves;
         while level.len() > 1 {
-            let above = above(&level, budget)?;
+            let above = above(&level, supplies)?;
             done.append(&mut level);
             level = above;
         }
@@ -173,7 +184,7 @@ impl<const N: usize> BPlus<N> {
         &self,
         draft: Draft<'static, N>,
         guard: &'g evermap_pm::Guard<'_>,
-    ) -> &'g super::node::Node<N> {
+    ) -> &'g Node<N> {
         if draft.node.is_leaf() {
             self.tally.add(Count::Pairs, draft.node.count());
         }
@@ -184,7 +195,7 @@ impl<const N: usize> BPlus<N> {
 /// The nodes above some, each with about as many children.
 fn above<const N: usize>(
     nodes: &[Draft<'static, N>],
-    budget: &Budget,
+    supplies: &Supplies<N>,
 ) -> Result<Vec<Draft<'static, N>>> {
     let count = nodes.len().div_ceil(BPlus::<N>::FILL);
     let start = |at: usize| nodes.len() * at / count;
@@ -193,11 +204,11 @@ fn above<const N: usize>(
         let children = &nodes[start(at)..start(at + 1)];
         let high = nodes.get(start(at + 1)).map(|next| next.node.range().low());
         let (level, low) = (children[0].node.level + 1, children[0].node.range().low());
-        let mut node = Draft::new(level, low, high)?;
+        let mut node = Draft::new(&supplies.nodes, level, low, high)?;
         for child in children {
             node.push(child.node.range().low(), Content::Child(&child.node))?;
         }
-        budget.take(node.size())?;
+        supplies.take(node.size())?;
         above.push(node);
     }
     Ok(above)
@@ -208,9 +219,9 @@ fn merge<const N: usize>(
     sources: &[Source<'_>],
     low: &[u8],
     high: Option<&[u8]>,
-    budget: &Budget,
+    supplies: &Supplies<N>,
 ) -> Result<Vec<Draft<'static, N>>> {
-    let mut leaves = Leaves::new(low, budget);
+    let mut leaves = Leaves::new(low, supplies);
     // The least key first; of equal ones that of the earlier source, so that the later is the last to be pushed.
     let first = |(number, source): (usize, &'_ Source<'_>)| (source.len() > 0).then_some(number);
     let begin = |number: usize| Reverse((sources[number].pair(0).0, number, 0));

@@ -5,8 +5,9 @@
 //!
 //! ```text
 //! node, N slots     version | count, level | range: low key, high key, length of the prefix
+//!                   N places       where each slot has its rest
 //!                   N heads        8 bytes each of the keys behind the prefix
-//!                   N x (tail, word or child)
+//!                   N rests        (tail, word or child), wherever there was room
 //!
 //!   root   [ ""      | "d"     | "m"     ]           each child with the least key that it serves
 //!             |         |         |
@@ -20,10 +21,12 @@
 
 use std::ops::Bound;
 use std::ptr;
+use std::sync::Arc;
 
 use evermap_pm::epoch::EpochStats;
 use evermap_pm::{Domain, Result};
 
+use self::arena::Arena;
 use self::key::Tail;
 use self::node::{Content, KeyRange, Node, OwnedNode};
 use self::reclaim::{free_all, reclaimer};
@@ -33,6 +36,7 @@ use self::tree::ANCHOR;
 use super::{Direction, OrderedIndex, Page};
 use crate::{Action, Change, Intent, Stats};
 
+mod arena;
 mod block;
 mod check;
 mod key;
@@ -70,13 +74,14 @@ impl Default for Config {
 pub struct BPlus<const N: usize = 40> {
     /// Stands above the root and names it in its only slot. Its version is the lock of that slot.
     anchor: OwnedNode<N>,
+    nodes: Arc<Arena<Node<N>>>,
     epoch: Domain,
     tally: Tally,
 }
 
 impl<const N: usize> BPlus<N> {
     /// Fewer slots could not be split and merged as described.
-    const LEGAL: () = assert!(N >= 4 && N <= 1024, "a node has 4 to 1024 slots");
+    const LEGAL: () = assert!(N >= 4 && N <= 256, "a node has 4 to 256 slots");
 
     /// An empty index without limits.
     ///
@@ -92,7 +97,7 @@ impl<const N: usize> BPlus<N> {
     /// `NoSpace`.
     pub fn with_config(config: Config) -> Result<Self> {
         let tree = Self::bare(config)?;
-        let root = Draft::new(0, &[], None)?;
+        let root = Draft::new(&tree.nodes, 0, &[], None)?;
         tree.tally.allow(root.size())?;
         let guard = tree.epoch.pin();
         tree.plant(root.publish(&tree, &mut Vec::new(), &guard));
@@ -103,9 +108,11 @@ impl<const N: usize> BPlus<N> {
     /// A tree without a root.
     fn bare(config: Config) -> Result<Self> {
         let () = Self::LEGAL;
+        let nodes = Arc::new(Arena::new());
         Ok(BPlus {
-            anchor: OwnedNode::new(ANCHOR, KeyRange::new(&[], None)?)?,
-            epoch: Domain::new(reclaimer::<N>()),
+            anchor: OwnedNode::new(&nodes, ANCHOR, KeyRange::new(&[], None)?)?,
+            epoch: Domain::new(reclaimer(nodes.clone())),
+            nodes,
             tally: Tally::new(config.bytes_max),
         })
     }
@@ -145,7 +152,7 @@ impl<const N: usize> Drop for BPlus<N> {
             {
                 // SAFETY: 1. the root was published and is not retired, for the anchor names it, and so on downwards.
                 // 2. nobody else has the tree. 3. it is.
-                unsafe { free_all::<N>(root, &guard) };
+                unsafe { free_all(&self.nodes, root, &guard) };
             }
         }
         // What is retired already.

@@ -3,24 +3,29 @@
 //! What a node serves never changes. When a range has to, other nodes are made and take its place, so nothing in a
 //! node but its slots, their count and its version is ever written again once others know it.
 
-use std::alloc::{Layout, alloc};
 use std::cmp::Ordering;
-use std::mem::offset_of;
+use std::mem::{ManuallyDrop, offset_of};
 use std::ops::Deref;
+use std::ops::Range;
 use std::ptr::{self, NonNull, with_exposed_provenance_mut};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 
 use evermap_pm::medium::prefetch;
 use evermap_pm::{Guard, Result};
 
+use super::arena::Arena;
 use super::block::no_memory;
 use super::key::{INLINE_MAX, Probe, Tail, TailCell};
 use super::step;
 use super::version::Version;
 
-/// A node with places for `N` pairs of a key and a word. In a leaf, words are the tree's. Elsewhere they are children,
-/// each with the least key that it serves.
+/// A node with slots for `N` pairs of a key and a word, in order. In a leaf, words are the tree's. Elsewhere they are
+/// children, each with the least key that it serves.
+///
+/// Who inserts a slot moves the heads and places of those behind it, and leaves their rests where they are: that is two
+/// or three lines of the cache that change, and not ten.
 #[repr(C)]
 pub(super) struct Node<const N: usize> {
     pub(super) version: Version,
@@ -28,24 +33,33 @@ pub(super) struct Node<const N: usize> {
     /// Levels below this one.
     pub(super) level: u32,
     range: KeyRange,
+    /// Where each slot has its rest. A permutation of all places, whenever nobody has the lock: slots that are not in use
+    /// have the free ones.
+    places: [AtomicU8; N],
     heads: [AtomicU64; N],
     rests: [Rest<N>; N],
 }
 
 /// What belongs to a head: one line of the cache has both.
+#[repr(align(16))]
 struct Rest<const N: usize> {
     tail: TailCell,
     /// A word, or the address of a child. Null in a slot that is not in use.
     word: AtomicPtr<Node<N>>,
 }
 
+impl<const N: usize> Rest<N> {
+    const fn free() -> Self {
+        Rest { tail: TailCell::new(), word: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
 /// The keys that a node serves: from `low` on to below `high`.
 pub(super) struct KeyRange {
-    /// Both, one behind the other.
+    /// Both, one behind the other. Where there is no high key, nothing is behind the low one: a high key is never empty.
     bytes: Box<[u8]>,
     low_length: u32,
     prefix: u32,
-    has_high: bool,
 }
 
 impl KeyRange {
@@ -62,7 +76,6 @@ impl KeyRange {
             low_length: low.len() as u32,
             // Every key between two begins as both do.
             prefix: high.map_or(0, |high| shared(low, high)) as u32,
-            has_high: high.is_some(),
         })
     }
 
@@ -72,7 +85,8 @@ impl KeyRange {
 
     /// The first key beyond, if there is one.
     pub(super) fn high(&self) -> Option<&[u8]> {
-        self.has_high.then(|| &self.bytes[self.low_length as usize..])
+        let high = &self.bytes[self.low_length as usize..];
+        (!high.is_empty()).then_some(high)
     }
 
     /// Bytes that all keys of the range begin with.
@@ -128,7 +142,10 @@ impl<const N: usize> Content<'_, N> {
 }
 
 /// A node that no other names yet. Freed when dropped, and what its slots name is not.
-pub(super) struct OwnedNode<const N: usize>(NonNull<Node<N>>);
+pub(super) struct OwnedNode<const N: usize> {
+    node: NonNull<Node<N>>,
+    home: Arc<Arena<Node<N>>>,
+}
 
 // SAFETY: it is memory that nobody else knows; the node's own fields are atomics, numbers and a box.
 unsafe impl<const N: usize> Send for OwnedNode<N> {}
@@ -140,32 +157,33 @@ impl<const N: usize> OwnedNode<N> {
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(super) fn new(level: u32, range: KeyRange) -> Result<Self> {
-        let layout = Layout::new::<Node<N>>();
-        // SAFETY: a node is not of size zero.
-        let room = NonNull::new(unsafe { alloc(layout) }.cast::<Node<N>>());
-        let room = room.ok_or_else(|| no_memory(layout.size()))?;
-        let rest = |_| Rest { tail: TailCell::new(), word: AtomicPtr::new(ptr::null_mut()) };
-        let node = Node {
-            version: Version::new(),
-            count: AtomicU32::new(0),
-            level,
-            range,
-            heads: std::array::from_fn(|_| AtomicU64::new(0)),
-            rests: std::array::from_fn(rest),
-        };
-        // SAFETY: just allocated for a value of this type.
-        unsafe { room.write(node) };
-        Ok(OwnedNode(room))
+    pub(super) fn new(home: &Arc<Arena<Node<N>>>, level: u32, range: KeyRange) -> Result<Self> {
+        let node = home.take()?;
+        let room = node.as_ptr();
+        // SAFETY: given to us for a value of this type, all fields of which are written here, where they shall be: it is
+        // large.
+        unsafe {
+            (&raw mut (*room).version).write(Version::new());
+            (&raw mut (*room).count).write(AtomicU32::new(0));
+            (&raw mut (*room).level).write(level);
+            (&raw mut (*room).range).write(range);
+            (&raw mut (*room).places).write(std::array::from_fn(|at| AtomicU8::new(at as u8)));
+            (&raw mut (*room).heads).write([const { AtomicU64::new(0) }; N]);
+            (&raw mut (*room).rests).write([const { Rest::free() }; N]);
+        }
+        Ok(OwnedNode { node, home: home.clone() })
     }
 
     /// Leaves it to the node that names it now. It is there for as long as the guard, which is one of the tree's
     /// domain, and until it is retired.
     pub(super) fn publish<'g>(self, _guard: &'g Guard<'_>) -> &'g Node<N> {
         // Who takes it back knows its address only.
-        self.0.as_ptr().expose_provenance();
-        let node = self.0;
-        std::mem::forget(self);
+        self.node.as_ptr().expose_provenance();
+        let node = self.node;
+        // All of it but what dropping does to the node.
+        let mut owned = ManuallyDrop::new(self);
+        // SAFETY: it is not used again.
+        unsafe { ptr::drop_in_place(&mut owned.home) };
         // SAFETY: initialised by `new`; freed after it was retired only, and so not before the guard ends.
         unsafe { node.as_ref() }
     }
@@ -173,11 +191,11 @@ impl<const N: usize> OwnedNode<N> {
     /// Takes back what was [published](Self::publish).
     ///
     /// # Safety
-    /// 1. A node of this type at `address` was published and not taken back since.
+    /// 1. A node of this type and home at `address` was published and not taken back since.
     /// 2. Nobody uses it any more, nor will.
-    pub(super) unsafe fn take_back(address: usize) -> Self {
+    pub(super) unsafe fn take_back(home: &Arc<Arena<Node<N>>>, address: usize) -> Self {
         let node = NonNull::new(with_exposed_provenance_mut(address));
-        OwnedNode(node.expect("no node is at address 0"))
+        OwnedNode { node: node.expect("no node is at address 0"), home: home.clone() }
     }
 }
 
@@ -187,14 +205,17 @@ impl<const N: usize> Deref for OwnedNode<N> {
     #[inline(always)]
     fn deref(&self) -> &Node<N> {
         // SAFETY: initialised by `new`, and freed by drop only.
-        unsafe { self.0.as_ref() }
+        unsafe { self.node.as_ref() }
     }
 }
 
 impl<const N: usize> Drop for OwnedNode<N> {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` as a box allocates, initialised, and nobody else knows it.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        // SAFETY: initialised by `new` in room of this arena, and nobody else knows it.
+        unsafe {
+            self.node.drop_in_place();
+            self.home.give_back(self.node);
+        }
     }
 }
 
@@ -250,11 +271,43 @@ impl<const N: usize> Node<N> {
         }
     }
 
+    /// Asks for what the next slot that is inserted will change beside the heads.
+    #[inline(always)]
+    pub(super) fn prefetch_free(&self) {
+        if let Some(place) = self.places.get(self.count()) {
+            prefetch(ptr::from_ref(&self.rests[place.load(Relaxed) as usize]).cast());
+        }
+    }
+
     /// The address of the child in a slot, whatever it is by now. For prefetching.
     #[inline(always)]
     pub(super) fn hint(&self, at: usize) -> *const Self {
         // Relaxed: it is not followed.
-        self.rests.get(at).map_or(ptr::null(), |rest| rest.word.load(Relaxed))
+        if at < N { self.rest(at).word.load(Relaxed) } else { ptr::null() }
+    }
+
+    /// Where a slot has its rest.
+    #[inline(always)]
+    fn place(&self, at: usize) -> u8 {
+        step();
+        // Relaxed: a number below `N`, which the version proves to be the right one.
+        self.places[at].load(Relaxed)
+    }
+
+    fn set_place(&self, at: usize, place: u8) {
+        step();
+        self.places[at].store(place, Relaxed);
+    }
+
+    #[inline(always)]
+    fn rest(&self, at: usize) -> &Rest<N> {
+        &self.rests[self.place(at) as usize]
+    }
+
+    /// Whether each place is some slot's.
+    pub(super) fn is_permuted(&self) -> bool {
+        let places: std::collections::BTreeSet<u8> = (0..N).map(|at| self.place(at)).collect();
+        places.len() == N
     }
 
     #[inline(always)]
@@ -266,7 +319,7 @@ impl<const N: usize> Node<N> {
 
     #[inline(always)]
     pub(super) fn tail<'g>(&self, at: usize, guard: &'g Guard<'_>) -> Tail<'g> {
-        self.rests[at].tail.load(guard)
+        self.rest(at).tail.load(guard)
     }
 
     /// The word of a leaf's slot.
@@ -274,7 +327,7 @@ impl<const N: usize> Node<N> {
     pub(super) fn word(&self, at: usize) -> u64 {
         step();
         // Acquire: whoever gets a word sees what was done before it was put.
-        self.rests[at].word.load(Acquire).addr() as u64
+        self.rest(at).word.load(Acquire).addr() as u64
     }
 
     /// Replaces what goes with the key in a slot, under the lock.
@@ -287,7 +340,7 @@ impl<const N: usize> Node<N> {
     fn put(&self, at: usize, word: *mut Node<N>) {
         step();
         // Release: a node is complete for whoever finds it here.
-        self.rests[at].word.store(word, Release);
+        self.rest(at).word.store(word, Release);
     }
 
     /// The child in a slot. Nothing in a leaf, and in a slot that was in use just now.
@@ -298,7 +351,7 @@ impl<const N: usize> Node<N> {
         }
         step();
         // Acquire: the child is complete.
-        let child = self.rests[at].word.load(Acquire);
+        let child = self.rest(at).word.load(Acquire);
         // SAFETY: in a node that is no leaf, words are null or name nodes, which were complete when they were put. One
         // that is retired is named by no node that is not retired itself. So it was reachable when this guard of the
         // tree's domain began, or later, and is not freed while the guard lives.
@@ -390,7 +443,7 @@ impl<const N: usize> Node<N> {
     pub(super) fn set_key(&self, at: usize, head: u64, tail: Tail<'_>) {
         step();
         self.heads[at].store(head, Relaxed);
-        self.rests[at].tail.store(tail);
+        self.rest(at).tail.store(tail);
     }
 
     /// Inserts a slot, under the lock or before others know the node. There is room.
@@ -400,9 +453,11 @@ impl<const N: usize> Node<N> {
 
     fn insert_raw(&self, at: usize, head: u64, tail: Tail<'_>, word: *mut Node<N>) {
         let count = self.count();
-        let (heads, rests) = (&self.heads[at..=count], &self.rests[at..=count]);
+        let free = self.place(count);
+        let (heads, places) = (&self.heads[at..=count], &self.places[at..=count]);
         heads.windows(2).rev().for_each(|pair| copy_head(&pair[0], &pair[1]));
-        rests.windows(2).rev().for_each(|pair| pair[1].copy(&pair[0]));
+        places.windows(2).rev().for_each(|pair| copy_place(&pair[0], &pair[1]));
+        self.set_place(at, free);
         self.set_key(at, head, tail);
         self.put(at, word);
         self.set_count(count + 1);
@@ -411,16 +466,46 @@ impl<const N: usize> Node<N> {
     /// Appends a copy of another node's word or child to a node that others do not know yet, with a key of its own.
     pub(super) fn append_from(&self, from: &Node<N>, at: usize, head: u64, tail: Tail<'_>) {
         assert_eq!(self.level, from.level, "words stay words, and children children");
-        let word = from.rests[at].word.load(Relaxed);
+        let word = from.rest(at).word.load(Relaxed);
         self.insert_raw(self.count(), head, tail, word);
+    }
+
+    /// Appends copies of another node's slots to a node that others do not know yet, as many as follow from what
+    /// they are there: all where both nodes have the same prefix; those without a block where the other's is shorter.
+    /// Answers how many.
+    pub(super) fn append_all(
+        &self,
+        from: &Node<N>,
+        slots: Range<usize>,
+        guard: &Guard<'_>,
+    ) -> usize {
+        assert_eq!(self.level, from.level, "words stay words, and children children");
+        let Some(by) = self.prefix().checked_sub(from.prefix()) else { return 0 };
+        let (start, mut count) = (self.count(), self.count());
+        for at in slots {
+            let (head, tail) = from.slot(at, guard);
+            let Some((head, tail)) =
+                (if by == 0 { Some((head, tail)) } else { tail.behind(head, by) })
+            else {
+                break;
+            };
+            let rest = self.rest(count);
+            self.heads[count].store(head, Relaxed);
+            rest.tail.store(tail);
+            rest.word.store(from.rest(at).word.load(Relaxed), Relaxed);
+            count += 1;
+        }
+        self.set_count(count);
+        count - start
     }
 
     /// Removes a slot, under the lock.
     pub(super) fn remove(&self, at: usize) {
-        let last = self.count() - 1;
-        let (heads, rests) = (&self.heads[at..=last], &self.rests[at..=last]);
+        let (last, free) = (self.count() - 1, self.place(at));
+        let (heads, places) = (&self.heads[at..=last], &self.places[at..=last]);
         heads.windows(2).for_each(|pair| copy_head(&pair[1], &pair[0]));
-        rests.windows(2).for_each(|pair| pair[0].copy(&pair[1]));
+        places.windows(2).for_each(|pair| copy_place(&pair[1], &pair[0]));
+        self.set_place(last, free);
         // No slot may go on naming what is retired, not even one that is out of use.
         self.set_key(last, 0, Tail::EMPTY);
         self.put(last, ptr::null_mut());
@@ -435,13 +520,9 @@ fn copy_head(from: &AtomicU64, to: &AtomicU64) {
     to.store(from.load(Relaxed), Relaxed);
 }
 
-impl<const N: usize> Rest<N> {
-    /// Takes over what another slot of the same node holds, under the lock.
-    #[inline(always)]
-    fn copy(&self, from: &Self) {
-        step();
-        self.tail.copy(&from.tail);
-        // Relaxed: as in `copy_head`. Release, so that whoever reads the copy has what it names complete.
-        self.word.store(from.word.load(Relaxed), Release);
-    }
+#[inline(always)]
+fn copy_place(from: &AtomicU8, to: &AtomicU8) {
+    step();
+    // Relaxed: as in `copy_head`.
+    to.store(from.load(Relaxed), Relaxed);
 }

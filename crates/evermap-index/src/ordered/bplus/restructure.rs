@@ -11,10 +11,12 @@
 //! it is free, and not waited for. Whatever can fail comes before step 3.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use evermap_pm::{Error, Guard, Result};
 
 use super::BPlus;
+use super::arena::Arena;
 use super::block::{Block, OwnedBlock};
 use super::key::{INLINE_MAX, NewTail, Probe, Tail};
 use super::node::{Content, KeyRange, Node, OwnedNode, Target, shared};
@@ -37,8 +39,13 @@ impl<'g, const N: usize> Draft<'g, N> {
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(super) fn new(level: u32, low: &[u8], high: Option<&[u8]>) -> Result<Self> {
-        let node = OwnedNode::new(level, KeyRange::new(low, high)?)?;
+    pub(super) fn new(
+        home: &Arc<Arena<Node<N>>>,
+        level: u32,
+        low: &[u8],
+        high: Option<&[u8]>,
+    ) -> Result<Self> {
+        let node = OwnedNode::new(home, level, KeyRange::new(low, high)?)?;
         Ok(Draft { node, fresh: Vec::new(), dropped: Vec::new() })
     }
 
@@ -56,19 +63,21 @@ impl<'g, const N: usize> Draft<'g, N> {
 
     /// Appends slots of a node that is locked.
     fn take(&mut self, from: &Node<N>, slots: Range<usize>, guard: &'g Guard<'_>) -> Result<()> {
-        let mut key = Vec::new();
-        for at in slots {
-            let (head, tail) = from.slot(at, guard);
-            if from.prefix() == self.node.prefix() {
-                self.node.append_from(from, at, head, tail);
-                continue;
+        let (mut key, mut at) = (Vec::new(), slots.start);
+        while at < slots.end {
+            at += self.node.append_all(from, at..slots.end, guard);
+            if at == slots.end {
+                break;
             }
+            // A slot that has to be written in another way.
+            let tail = from.tail(at, guard);
             key.clear();
             from.spell(at, &mut key, guard);
             let probe = Probe::new(&key);
             let (head, new) = (probe.head(self.node.prefix()), self.fit(&probe, tail)?);
             self.node.append_from(from, at, head, new.as_ref().map_or(tail, NewTail::get));
             new.into_iter().for_each(|new| self.keep(new));
+            at += 1;
         }
         Ok(())
     }
@@ -214,7 +223,7 @@ impl<const N: usize> BPlus<N> {
         guard: &'g Guard<'_>,
     ) -> Result<Vec<Block<'g>>> {
         let Halves { left, right, separator } = halves;
-        let mut root = Draft::new(level, &[], None)?;
+        let mut root = Draft::new(&self.nodes, level, &[], None)?;
         root.push(&[], Content::Child(&left.node))?;
         root.push(&separator, Content::Child(&right.node))?;
         self.tally.allow(left.size() + right.size() + root.size())?;
@@ -266,8 +275,8 @@ impl<const N: usize> BPlus<N> {
     ) -> Result<Halves<'g, N>> {
         let (first, last) = (nodes[0], nodes[nodes.len() - 1]);
         let separator = separator(nodes, cut, guard);
-        let mut left = Draft::new(first.level, first.range().low(), Some(&separator))?;
-        let mut right = Draft::new(first.level, &separator, last.range().high())?;
+        let mut left = Draft::new(&self.nodes, first.level, first.range().low(), Some(&separator))?;
+        let mut right = Draft::new(&self.nodes, first.level, &separator, last.range().high())?;
         let mut before = 0;
         for node in nodes {
             let count = node.count();
@@ -351,7 +360,8 @@ impl<const N: usize> BPlus<N> {
         let (total, [left, right]) = (nodes[0].count() + nodes[1].count(), nodes);
         let mut dropped = Vec::from_iter(parent.tail(pair + 1, guard).block());
         if total <= Node::<N>::MERGED {
-            let mut merged = Draft::new(left.level, left.range().low(), right.range().high())?;
+            let mut merged =
+                Draft::new(&self.nodes, left.level, left.range().low(), right.range().high())?;
             merged.take(left, 0..left.count(), guard)?;
             merged.take(right, 0..right.count(), guard)?;
             let merged = merged.publish(self, &mut dropped, guard);

@@ -137,13 +137,14 @@ impl<const N: usize> BPlus<N> {
                 *node = node.and_then(|node| self.child_together(node, probe, &guard).ok());
             }
         }
+        nodes.iter().flatten().for_each(|leaf| leaf.prefetch_free());
         for ((&(key, word), probe), node) in pairs.iter().zip(&probes).zip(nodes) {
             self.set(key, word, probe, *node, &guard)?;
         }
         Ok(())
     }
 
-    /// One step of [`descend`](Self::descend) that asks for all of the child, but does not wait for it.
+    /// One step of [`descend`](Self::descend).
     #[inline(always)]
     fn child_together<'g>(
         &self,
@@ -154,7 +155,7 @@ impl<const N: usize> BPlus<N> {
         let seen = node.version.read()?;
         let child = node.child(node.child_at(Target::At(probe), guard), guard);
         if let Some(child) = child {
-            Node::prefetch(child);
+            Node::prefetch_heads(child);
         }
         node.version.validate(seen)?;
         child.ok_or(Restart)
@@ -189,9 +190,11 @@ impl<const N: usize> BPlus<N> {
                 self.mend(probe, 0, guard);
                 Ok(())
             }
-            Ok(Outcome::Full) | Err(Obstacle::Restart) => {
+            Ok(Outcome::Full) => {
+                self.split(probe, 0, guard)?;
                 self.change(key, intent, &mut decide).map(drop)
             }
+            Err(Obstacle::Restart) => self.change(key, intent, &mut decide).map(drop),
             Err(Obstacle::Error(error)) => Err(error),
         }
     }
