@@ -13,6 +13,7 @@ use evermap_pm::sync::Backoff;
 
 use crate::atomic::sum;
 use crate::intent::{Entry, Intent};
+use crate::ordered::News;
 use crate::read::Found;
 use crate::record::{Draft, control_of, record_bytes};
 use crate::store::ensure_length;
@@ -371,8 +372,11 @@ impl<M: Medium> Step<'_, M> {
     fn settle(&self, guard: &Guard<'_>) {
         let Step { store, key, entry, buried, draft } = self;
         store.account((entry.old != 0).then_some(entry.old), draft.as_ref(), guard);
-        if entry.old == 0 || entry.new == 0 || *buried {
-            store.notice(*key, guard);
+        match (entry.old, entry.new) {
+            (_, 0) => store.notice(*key, News::Unbound, guard),
+            (0, _) => store.notice(*key, News::Unclear, guard),
+            _ if *buried => store.notice(*key, News::Unclear, guard),
+            _ => {}
         }
     }
 }
@@ -669,6 +673,6 @@ fn unbind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) {
             step.store.file.upkeep.expect_expiry(NOT_YET);
         }
         // The ordered index may have met it.
-        step.store.notice(step.key, guard);
+        step.store.notice(step.key, News::Unbound, guard);
     }
 }

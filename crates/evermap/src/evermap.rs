@@ -12,7 +12,7 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::error::pm;
-use crate::ordered::{self, Crew};
+use crate::ordered;
 use crate::{Durability, Error, MapOptions, Options, Result, Store};
 
 /// A map in a file that outlives the process: a handle to be cloned and shared between threads.
@@ -135,12 +135,8 @@ impl Owner {
                 let _ = store.build_ordered(ordered::usual_threads());
             })?;
         }
-        if self.store.wants_crew() {
-            let crew = Arc::new(Crew::new());
-            for number in 0..crew.size() {
-                let crew = crew.clone();
-                self.start("evermap-notices", move |store| store.work_on_notices(&crew, number))?;
-            }
+        for number in 0..self.store.recruit() {
+            self.start("evermap-notices", move |store| store.work_on_notices(number))?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ use crate::record::Owner;
 use crate::sealed::{Place, seal, unseal};
 use crate::stamps::Stamps;
 use crate::usual::Usual;
-use crate::{Error, IndexKind, Notices, Options, Result};
+use crate::{Error, IndexKind, Options, Result};
 
 pod! {
     struct Descriptor: 64 {
@@ -251,11 +251,6 @@ impl<M: Medium> Setting<'_, M> {
             (self.clean && self.pool.is_swept(), known.map(|known| known.records));
         let saved = Saved::open(self.pool, seat.saved(self.pool), orderly, records);
         let ordered = self.options.ordered && (seat.is_default() || name.is_some());
-        // The threads in the background work for the default map.
-        let notices = match self.options.notices {
-            Notices::InBackground if !seat.is_default() => Notices::InBatches,
-            notices => notices,
-        };
         Ok(Map {
             name: name.map(Box::from),
             seat,
@@ -268,7 +263,7 @@ impl<M: Medium> Setting<'_, M> {
             )?,
             counters: Counters::new(known),
             max_bytes: AtomicU64::new(u64::MAX),
-            ordered: ordered.then(|| Ordered::new(notices, is_new)).transpose()?,
+            ordered: ordered.then(|| Ordered::new(self.options.notices, is_new)).transpose()?,
             saved,
             damage_met: AtomicU64::new(0),
             usual: Usual::default(),

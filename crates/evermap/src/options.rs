@@ -234,7 +234,7 @@ impl Options {
         self
     }
 
-    /// Who tells the ordered index that keys came or went. [`Notices::InBatches`] unless told otherwise.
+    /// Who tells the ordered index that keys came or went. [`Notices::InBackground`] unless told otherwise.
     pub fn notices(mut self, notices: Notices) -> Self {
         self.notices = notices;
         self

@@ -20,7 +20,7 @@ use crate::file::{File, Origin};
 use crate::intent;
 use crate::map::{Life, Map, Seat, Setting};
 use crate::maps::Maps;
-use crate::ordered::clear_saved;
+use crate::ordered::{News, clear_saved};
 use crate::primary::Primary;
 use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes};
 use crate::stamps::Stamps;
@@ -355,6 +355,7 @@ impl<M: Medium> Store<M> {
     ) -> Result<Change> {
         let mut turn = None;
         loop {
+            let since = self.unbindings(key);
             let (mut born_flushed, mut claimed, mut flushing) = (false, false, false);
             // Whether a record was there that nobody can see.
             let mut buried = false;
@@ -403,9 +404,12 @@ impl<M: Medium> Store<M> {
             }
             if change.changed() {
                 self.account(change.old, draft.filter(|_| change.new.is_some()), guard);
-                // Of a record that cannot be read, whoever built the ordered index may not know the key.
-                if change.old.is_none() || change.new.is_none() || buried {
-                    self.notice(key, guard);
+                match (change.old, change.new) {
+                    (None, _) => self.notice(key, News::Bound { since }, guard),
+                    (_, None) => self.notice(key, News::Unbound, guard),
+                    // Whoever built the ordered index may have been unable to read the key.
+                    _ if buried => self.notice(key, News::Unclear, guard),
+                    _ => {}
                 }
             }
             return Ok(change);

@@ -5,10 +5,12 @@
 //! threads that do not work on notices are taken to serve all the time.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use evermap_pm::Medium;
+use evermap_pm::sync::Mutex;
 
 use super::Notices;
 use super::build::cores;
@@ -16,8 +18,10 @@ use crate::Store;
 
 /// How often the number of working threads is thought over.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Shortest and longest pause of a thread that finds nothing to do.
-const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(10)];
+/// Shortest and longest pause of a thread that finds nothing to do. After that it sleeps until it is woken.
+const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
+/// Longest sleep: a call to wake may be missed.
+const SLEEP: Duration = Duration::from_secs(1);
 
 /// What an average write costs, and what is read beside it: in any unit of time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,25 +53,68 @@ fn backends(threads: usize, costs: Costs) -> usize {
 /// The threads in the background, and what they have done in this window.
 pub(crate) struct Crew {
     cores: usize,
+    /// Whether there are such threads.
+    present: AtomicBool,
     /// How many of them work.
     working: AtomicUsize,
     busy_nanos: AtomicU64,
     notices: AtomicU64,
+    /// Those that sleep, and whether there are any.
+    sleepers: Mutex<Vec<Thread>>,
+    asleep: AtomicBool,
 }
 
 impl Crew {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Crew {
             cores: cores().max(2),
+            present: AtomicBool::new(false),
             working: AtomicUsize::new(1),
             busy_nanos: AtomicU64::new(0),
             notices: AtomicU64::new(0),
+            sleepers: Mutex::default(),
+            asleep: AtomicBool::new(false),
         }
     }
 
-    /// Most threads that may ever work.
-    pub(crate) fn size(&self) -> usize {
-        self.cores - 1
+    /// Most threads that may ever work: half of the cores, for writers help where that is too little.
+    fn size(&self) -> usize {
+        self.cores / 2
+    }
+
+    /// Whether there are threads that work on notices.
+    #[inline]
+    pub(super) fn is_present(&self) -> bool {
+        // Relaxed: whoever is mistaken does a little more or less himself.
+        self.present.load(Relaxed)
+    }
+
+    /// There is something to do.
+    #[inline]
+    pub(super) fn wake(&self) {
+        // Relaxed: one who falls asleep just now is woken by the next call, or by the clock.
+        if self.asleep.load(Relaxed) {
+            self.wake_all();
+        }
+    }
+
+    #[cold]
+    fn wake_all(&self) {
+        let mut sleepers = self.sleepers.lock().expect("no panics while held");
+        self.asleep.store(false, Relaxed);
+        sleepers.drain(..).for_each(|thread| thread.unpark());
+    }
+
+    fn sleep(&self) {
+        {
+            let mut sleepers = self.sleepers.lock().expect("no panics while held");
+            let me = std::thread::current();
+            // The clock may have woken it before.
+            sleepers.retain(|thread| thread.id() != me.id());
+            sleepers.push(me);
+            self.asleep.store(true, Relaxed);
+        }
+        std::thread::park_timeout(SLEEP);
     }
 
     /// Thinks over how many threads should work, after a window of this length.
@@ -83,30 +130,46 @@ impl Crew {
             notice: per_notice(busy as f64),
             ..Costs::default()
         };
-        self.working.store(backends(self.cores, costs), Relaxed);
+        let working = backends(self.cores, costs).min(self.size());
+        if working > self.working.swap(working, Relaxed) {
+            self.wake_all();
+        }
     }
 }
 
 impl<M: Medium> Store<M> {
-    /// How many threads [`work_on_notices`](Self::work_on_notices) is for: none, unless that was asked for.
-    pub(crate) fn wants_crew(&self) -> bool {
-        self.map.ordered.as_ref().is_some_and(|ordered| ordered.notices() == Notices::InBackground)
+    /// How many threads shall [work on notices](Self::work_on_notices), if any. From now on they are relied on.
+    pub(crate) fn recruit(&self) -> usize {
+        match &self.map.ordered {
+            Some(ordered) if ordered.notices == Notices::InBackground => {
+                ordered.crew.present.store(true, Relaxed);
+                ordered.crew.size()
+            }
+            _ => 0,
+        }
     }
 
     /// What one thread of the crew does until the store is closed.
-    pub(crate) fn work_on_notices(&self, crew: &Crew, number: usize) {
+    pub(crate) fn work_on_notices(&self, number: usize) {
+        let Some(crew) = self.map.ordered.as_ref().map(|ordered| &ordered.crew) else { return };
         let (mut pause, mut window) = (PAUSES[0], Instant::now());
         while !self.file.upkeep.is_stopping() {
-            let worked = number < crew.working.load(Relaxed) && self.work_once(crew, number);
+            let wanted = number < crew.working.load(Relaxed);
+            let worked = wanted && self.work_once(crew, number);
             if number == 0 && window.elapsed() >= WINDOW {
                 crew.think(window.elapsed());
                 window = Instant::now();
             }
-            pause = if worked { PAUSES[0] } else { PAUSES[1].min(pause * 2) };
-            if !worked {
-                std::thread::park_timeout(pause);
+            match (worked, wanted && pause < PAUSES[1]) {
+                (true, _) => pause = PAUSES[0],
+                (false, true) => {
+                    std::thread::park_timeout(pause);
+                    pause *= 2;
+                }
+                (false, false) => crew.sleep(),
             }
         }
+        crew.present.store(false, Relaxed);
     }
 
     /// Works on what waits in this thread's lanes; answers whether there was anything.

@@ -1,8 +1,11 @@
 //! Notices: which keys came or went, until somebody has told the tree.
 //!
-//! A notice says nothing but *look this key up again*. It is posted after the hash index was changed and before the
+//! A notice says *look this key up again*. It is posted after the hash index was changed and before the
 //! change is acknowledged, by a writer that holds no lock. Notices of one key go to one *lane*, and at any time at
 //! most one thread works on the notices of a lane.
+//!
+//! A notice that a key was bound is *certain*, so that nobody need look, where no key of its lane was reported unbound
+//! since before it was bound. For then whoever unbinds it again reports that later, and the tree is told of it later.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -17,9 +20,34 @@ use evermap_pm::sync::{Mutex, MutexGuard};
 pub(super) const BATCH: usize = 64;
 /// A batch with so many bytes of keys is full too.
 const BATCH_BYTES: usize = 64 << 10;
+/// Batches of a lane that are kept to be filled again.
+const SPARE: usize = 4;
 /// Most notices that a lane keeps while there is no tree to tell, and most bytes of their keys.
 const KEPT: u64 = if cfg!(test) { 1 << 9 } else { 1 << 17 };
 const KEPT_BYTES: usize = 4 << 20;
+
+/// What a notice is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum News {
+    /// The key was bound, and was not before, by a change that began when its lane had heard of [so
+    /// many](Lane::unbindings) keys that were unbound.
+    Bound { since: u64 },
+    /// It was unbound.
+    Unbound,
+    /// Something else: it has to be looked up.
+    Unclear,
+}
+
+/// Notices that are worked on together, in order.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Keys and their hashes.
+    pub(super) keys: Run,
+    /// A bit for each notice that is not certain.
+    pub(super) doubts: u64,
+}
+
+const _: () = assert!(BATCH <= u64::BITS as usize);
 
 /// The notices of some keys, in order.
 #[repr(align(128))]
@@ -32,13 +60,17 @@ pub(super) struct Lane {
     posted: AtomicU64,
     /// Notices of which the tree was told.
     applied: AtomicU64,
+    /// Notices posted so far of keys that were unbound.
+    unbindings: AtomicU64,
 }
 
 #[derive(Default)]
 struct Queue {
     /// Full batches, the oldest first, and the one that is being filled.
-    full: VecDeque<Run>,
-    filling: Run,
+    full: VecDeque<Batch>,
+    filling: Batch,
+    /// Empty ones, with room.
+    spare: Vec<Batch>,
     /// Bytes of the keys in `filling`, and in all that is full.
     bytes: usize,
     full_bytes: usize,
@@ -60,6 +92,7 @@ impl Lane {
     pub(super) fn post(
         &self,
         key: BytesRef<'_>,
+        news: News,
         at_once: bool,
         has_tree: impl Fn() -> bool,
     ) -> Posted {
@@ -68,9 +101,10 @@ impl Lane {
         if at_once && has_tree {
             return Posted::Refused;
         }
-        queue.filling.push(key.bytes, key.hash);
-        queue.bytes += key.bytes.len();
-        let completed = queue.filling.len() >= BATCH || queue.bytes >= BATCH_BYTES;
+        // What is told at once overtakes what waits.
+        let certain = !at_once && self.is_certain(news);
+        queue.push(key, certain);
+        let completed = queue.filling.keys.len() >= BATCH || queue.bytes >= BATCH_BYTES;
         if completed {
             queue.complete();
         }
@@ -83,6 +117,27 @@ impl Lane {
             self.applied.store(posted, Release);
         }
         Posted::Waiting { batches: queue.full.len(), completed }
+    }
+
+    /// Whether a notice that is being posted is certain. Under the lock of the queue, so that a notice of a key that was
+    /// unbound meanwhile either comes later or is seen here.
+    fn is_certain(&self, news: News) -> bool {
+        match news {
+            News::Bound { since } => self.unbindings.load(Relaxed) == since,
+            News::Unbound => {
+                self.unbindings.fetch_add(1, Relaxed);
+                false
+            }
+            News::Unclear => false,
+        }
+    }
+
+    /// How many notices of keys that were unbound were posted so far.
+    ///
+    /// Relaxed: what counts is that none is seen here that comes from a later change of the key, and none can be.
+    #[inline]
+    pub(super) fn unbindings(&self) -> u64 {
+        self.unbindings.load(Relaxed)
     }
 
     fn is_too_much(&self, queue: &Queue, posted: u64) -> bool {
@@ -101,20 +156,26 @@ impl Lane {
     }
 
     /// The oldest notices. The caller works on this lane, and says when they are [applied](Self::applied).
-    pub(super) fn take(&self) -> Option<Run> {
+    pub(super) fn take(&self) -> Option<Batch> {
         let mut queue = self.queue();
         if let Some(batch) = queue.full.pop_front() {
-            queue.full_bytes -= bytes_of(&batch);
+            queue.full_bytes -= bytes_of(&batch.keys);
             return Some(batch);
         }
         queue.bytes = 0;
-        Some(std::mem::take(&mut queue.filling)).filter(|batch| !batch.is_empty())
+        (!queue.filling.keys.is_empty()).then(|| queue.next())
     }
 
-    /// So many notices that were taken are applied.
-    pub(super) fn applied(&self, notices: usize) {
+    /// The notices of a batch that was taken are applied.
+    pub(super) fn applied(&self, mut batch: Batch) {
         // Release: whoever sees the count sees the tree as it was told.
-        self.applied.fetch_add(notices as u64, Release);
+        self.applied.fetch_add(batch.keys.len() as u64, Release);
+        batch.keys.clear();
+        batch.doubts = 0;
+        let mut queue = self.queue();
+        if queue.spare.len() < SPARE {
+            queue.spare.push(batch);
+        }
     }
 
     /// The ticket of the last notice.
@@ -146,11 +207,26 @@ impl Lane {
 }
 
 impl Queue {
+    fn push(&mut self, key: BytesRef<'_>, certain: bool) {
+        self.filling.doubts |= u64::from(!certain) << self.filling.keys.len();
+        self.filling.keys.push(key.bytes, key.hash);
+        self.bytes += key.bytes.len();
+    }
+
     fn complete(&mut self) {
-        let mut next = Run::new();
-        next.reserve(BATCH);
-        self.full.push_back(std::mem::replace(&mut self.filling, next));
+        let batch = self.next();
+        self.full.push_back(batch);
         self.full_bytes += std::mem::take(&mut self.bytes);
+    }
+
+    /// The batch that is being filled. Another one takes its place.
+    fn next(&mut self) -> Batch {
+        let next = self.spare.pop().unwrap_or_else(|| {
+            let mut next = Batch::default();
+            next.keys.reserve(BATCH);
+            next
+        });
+        std::mem::replace(&mut self.filling, next)
     }
 
     fn drop_all(&mut self) {
@@ -168,7 +244,7 @@ mod tests {
 
     fn post(lane: &Lane, number: u64) -> Posted {
         let key = number.to_be_bytes();
-        lane.post(BytesRef { bytes: &key, hash: number }, false, || false)
+        lane.post(BytesRef { bytes: &key, hash: number }, News::Bound { since: 0 }, false, || false)
     }
 
     #[test]
@@ -188,15 +264,16 @@ mod tests {
         assert!(lane.try_work().is_none());
         while let Some(batch) = lane.take() {
             assert!(!lane.has_passed(ticket));
-            for (key, word) in batch.iter() {
+            assert_eq!(batch.doubts, 0);
+            for (key, word) in batch.keys.iter() {
                 assert_eq!((key, word), (&seen.to_be_bytes()[..], seen));
                 seen += 1;
             }
-            lane.applied(batch.len());
+            lane.applied(batch);
         }
         assert_eq!((seen, lane.counts()), (150, (150, 0)));
         assert!(lane.has_passed(ticket));
-        let refused = lane.post(BytesRef { bytes: b"", hash: 0 }, true, || true);
+        let refused = lane.post(BytesRef { bytes: b"", hash: 0 }, News::Unbound, true, || true);
         assert!(matches!(refused, Posted::Refused) && lane.ticket() == ticket);
     }
 
@@ -214,8 +291,27 @@ mod tests {
         let most = KEPT_BYTES / long.len();
         for at in 0..most {
             assert!(!lane.has_dropped(), "{at}");
-            lane.post(BytesRef { bytes: &long, hash: 7 }, false, || false);
+            lane.post(BytesRef { bytes: &long, hash: 7 }, News::Unbound, false, || false);
         }
         assert!(lane.has_dropped());
+    }
+
+    /// Whoever has been overtaken by somebody who unbinds a key, perhaps the same, must look.
+    #[test]
+    fn an_overtaken_notice_is_not_certain() {
+        let lane = Lane::default();
+        let key = BytesRef { bytes: b"key", hash: 7 };
+        let since = lane.unbindings();
+        for (news, at_once) in [
+            (News::Bound { since }, false),
+            (News::Bound { since }, true),
+            (News::Unclear, false),
+            (News::Unbound, false),
+            (News::Bound { since }, false),
+            (News::Bound { since: since + 1 }, false),
+        ] {
+            lane.post(key, news, at_once, || false);
+        }
+        assert_eq!(lane.take().unwrap().doubts, 0b011110);
     }
 }

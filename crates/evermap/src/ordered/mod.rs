@@ -4,7 +4,8 @@
 //! So replacing a record never touches it. When a key comes or goes, the writer posts a [notice](lane) once the hash
 //! index is changed and the key no longer locked. Whoever works on the notice looks the key up in the hash index and
 //! makes the tree agree. So it does not matter in which order notices are worked on, nor whether twice: the last look
-//! comes after the last change, and the tree is left as that look found things.
+//! comes after the last change, and the tree is left as that look found things. Only where it is [certain](lane) that a
+//! key which was bound is not unbound by an earlier notice, nobody looks.
 //!
 //! That needs one thing: a look and the change of the tree that follows from it must not be torn apart by another
 //! look at the same key. A [lane](lane) sees to that, with a lock that is held around both. Nobody who
@@ -21,13 +22,13 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use evermap_index::key::BytesRef;
-use evermap_index::ordered::Run;
 use evermap_index::{BPlus, Guard, OrderedIndex};
 use evermap_pm::Medium;
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::sync::{Condvar, Mutex};
 
-use self::lane::{BATCH, Lane, Posted};
+use self::backend::Crew;
+use self::lane::{BATCH, Batch, Lane, Posted};
 use crate::{Error, Result, Store};
 
 mod backend;
@@ -36,8 +37,8 @@ mod lane;
 mod saved;
 mod stat;
 
-pub(crate) use backend::Crew;
 pub(crate) use build::usual_threads;
+pub(crate) use lane::News;
 pub(crate) use saved::{Saved, clear as clear_saved};
 pub use stat::{OrderedStat, OrderedState};
 
@@ -45,8 +46,9 @@ pub use stat::{OrderedStat, OrderedState};
 const LANES: usize = 16;
 /// Keys that are looked up together.
 const TOGETHER: usize = 32;
-/// Full batches in a lane that make writers work on them even if threads in the background are there for that.
-const BACKLOG: usize = 4;
+/// Full batches in a lane that make writers work on them even if threads in the background are there for that. So many
+/// that bursts are soon over, and so few that a scan has no long wait for them.
+const BACKLOG: usize = 16;
 
 /// Who tells the ordered index that keys came or went.
 ///
@@ -58,10 +60,11 @@ pub enum Notices {
     AtOnce,
     /// Writers, 64 notices at a time, so that the cache misses of all of them overlap; scans, what they need of the
     /// rest.
-    #[default]
     InBatches,
-    /// Threads in the background, as many as it takes; writers and scans help where these do not keep up. Needs
-    /// cores that nobody else uses.
+    /// Threads in the background, as many as it takes, half of the cores at most; writers and scans help where these do
+    /// not keep up. They work for the default map of an [`Evermap`](crate::Evermap). Other maps, and a bare `Store`, do as
+    /// with `InBatches`.
+    #[default]
     InBackground,
 }
 
@@ -70,6 +73,7 @@ pub(crate) struct Ordered {
     /// Nothing until it is built.
     tree: OnceLock<BPlus>,
     notices: Notices,
+    crew: Crew,
     lanes: Box<[Lane]>,
     state: Mutex<OrderedState>,
     changed: Condvar,
@@ -103,6 +107,7 @@ impl Ordered {
         let ordered = Ordered {
             tree: OnceLock::new(),
             notices,
+            crew: Crew::new(),
             lanes: (0..LANES).map(|_| Lane::default()).collect(),
             state: Mutex::new(OrderedState::Pending),
             changed: Condvar::new(),
@@ -117,10 +122,6 @@ impl Ordered {
             ordered.set_state(OrderedState::Ready(Duration::ZERO));
         }
         Ok(ordered)
-    }
-
-    pub(crate) fn notices(&self) -> Notices {
-        self.notices
     }
 
     pub(crate) fn state(&self) -> OrderedState {
@@ -157,26 +158,35 @@ impl Ordered {
 }
 
 impl<M: Medium> Store<M> {
+    /// What a change that may bind `key` asks before it begins, for [`News::Bound`].
+    #[inline]
+    pub(crate) fn unbindings(&self, key: BytesRef<'_>) -> u64 {
+        self.map.ordered.as_ref().map_or(0, |ordered| ordered.lane(key.hash).unbindings())
+    }
+
     /// Says that the index binds `key` now and did not before, or the other way round. Every writer says so before its
     /// change is acknowledged, holding no lock.
     #[inline]
-    pub(crate) fn notice(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
+    pub(crate) fn notice(&self, key: BytesRef<'_>, news: News, guard: &Guard<'_>) {
         if let Some(ordered) = &self.map.ordered {
-            self.post(ordered, key, guard);
+            self.post(ordered, key, news, guard);
         }
     }
 
-    fn post(&self, ordered: &Ordered, key: BytesRef<'_>, guard: &Guard<'_>) {
+    fn post(&self, ordered: &Ordered, key: BytesRef<'_>, news: News, guard: &Guard<'_>) {
         let (lane, at_once) = (ordered.lane(key.hash), ordered.notices == Notices::AtOnce);
         if at_once && let Some(tree) = ordered.tree.get() {
             return self.apply_one(ordered, tree, lane, key, guard);
         }
-        let posted = lane.post(key, at_once, || ordered.tree.get().is_some());
+        let posted = lane.post(key, news, at_once, || ordered.tree.get().is_some());
         match (posted, ordered.tree.get()) {
             (Posted::Refused, Some(tree)) => self.apply_one(ordered, tree, lane, key, guard),
-            (Posted::Waiting { batches, completed: true }, Some(tree))
-                if ordered.notices != Notices::InBackground || batches >= BACKLOG =>
+            (Posted::Waiting { batches, completed: true }, Some(_))
+                if batches < BACKLOG && ordered.crew.is_present() =>
             {
+                ordered.crew.wake();
+            }
+            (Posted::Waiting { completed: true, .. }, Some(tree)) => {
                 self.apply_batch(ordered, tree, lane, guard);
             }
             _ => {}
@@ -211,12 +221,13 @@ impl<M: Medium> Store<M> {
     fn apply_next(&self, ordered: &Ordered, tree: &BPlus, lane: &Lane, guard: &Guard<'_>) -> bool {
         let Some(batch) = lane.take() else { return false };
         let mut from = 0;
-        while from < batch.len() {
-            let to = batch.len().min(from + TOGETHER);
+        let notices = batch.keys.len();
+        while from < notices {
+            let to = notices.min(from + TOGETHER);
             self.apply_together(ordered, tree, &batch, from..to, guard);
             from = to;
         }
-        lane.applied(batch.len());
+        lane.applied(batch);
         true
     }
 
@@ -224,22 +235,30 @@ impl<M: Medium> Store<M> {
         &self,
         ordered: &Ordered,
         tree: &BPlus,
-        batch: &Run,
+        batch: &Batch,
         places: std::ops::Range<usize>,
         guard: &Guard<'_>,
     ) {
-        let mut refs = [BytesRef { bytes: &[], hash: 0 }; TOGETHER];
         let count = places.len();
-        for (key, at) in refs.iter_mut().zip(places) {
-            *key = BytesRef { bytes: batch.key(at), hash: batch.word(at) };
+        let key = |at| BytesRef { bytes: batch.keys.key(at), hash: batch.keys.word(at) };
+        let mut pairs = [(&[][..], None); TOGETHER];
+        let (mut refs, mut doubted) = ([BytesRef { bytes: &[], hash: 0 }; TOGETHER], [0; TOGETHER]);
+        let mut doubts = 0;
+        for (pair, at) in pairs.iter_mut().zip(places) {
+            let key = key(at);
+            *pair = (key.bytes, Some(key.hash));
+            if batch.doubts >> at & 1 == 1 {
+                (refs[doubts], doubted[doubts]) = (key, at % TOGETHER);
+                doubts += 1;
+            }
         }
-        let refs = &refs[..count];
         let mut words = [None; TOGETHER];
         // What cannot be looked up counts as there: a scan looks again.
-        let found = self.map.index.get_many(refs, &mut words[..count], guard).is_ok();
-        let mut pairs = [(&[][..], None); TOGETHER];
-        for ((pair, key), word) in pairs.iter_mut().zip(refs).zip(words) {
-            *pair = (key.bytes, (!found || word.is_some()).then_some(key.hash));
+        if doubts > 0
+            && self.map.index.get_many(&refs[..doubts], &mut words[..doubts], guard).is_ok()
+        {
+            let absent = doubted.iter().zip(words).take(doubts).filter(|(_, word)| word.is_none());
+            absent.for_each(|(&place, _)| pairs[place].1 = None);
         }
         if let Err(error) = tree.set_many(&pairs[..count]) {
             ordered.fail(&error);
@@ -284,3 +303,29 @@ impl<M: Medium> Store<M> {
 }
 
 const _: () = assert!(BATCH.is_multiple_of(TOGETHER));
+
+#[cfg(test)]
+mod tests {
+    use evermap_pm::medium::{Dram, Pages};
+    use evermap_pm::region::Identity;
+
+    use super::*;
+    use crate::Options;
+
+    /// A writer binds a key and is held up; another one unbinds it and says so; then the first says what it has done.
+    #[test]
+    fn a_removal_may_overtake_the_notice_of_an_insertion() {
+        let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
+        let options = Options::new().capacity(64 << 20).ordered(true);
+        let store = Store::create(medium, Identity::default(), &options).unwrap();
+        let key = store.key(b"key").unwrap();
+        let since = store.unbindings(key);
+        store.put(key.bytes, b"").unwrap();
+        assert!(store.remove(key.bytes).unwrap());
+        store.notice(key, News::Bound { since }, &store.enter().unwrap());
+        assert_eq!(store.scan(..).unwrap().count(), 0);
+        let mut problems = Vec::new();
+        store.check_ordered(&mut |problem| problems.push(problem)).unwrap();
+        assert_eq!(problems, Vec::<String>::new());
+    }
+}
