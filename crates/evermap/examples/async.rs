@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap::{Evermap, KeyRange, Notices, Options};
+use evermap::{Evermap, KeyRange, Options};
 use tokio::task::{JoinSet, spawn_blocking};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -76,7 +76,7 @@ async fn main() -> Result<(), Failure> {
     let directory = tempfile::tempdir()?;
     let path = named.map_or_else(|| directory.path().join("map"), Into::into);
     // Opening waits for a process that holds the file but is dying.
-    let options = Options::new().ordered(true).notices(Notices::InBackground);
+    let options = Options::new().ordered(true);
     let map = blocking(move || Evermap::open(path, options)).await?;
 
     let served = Arc::new(AtomicU64::new(0));
