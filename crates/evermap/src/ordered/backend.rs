@@ -20,7 +20,7 @@ use crate::Store;
 const WINDOW: Duration = Duration::from_millis(100);
 /// Shortest and longest pause of a thread that finds nothing to do. After that it sleeps until it is woken.
 const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
-/// Longest sleep: a call to wake may be missed.
+/// Longest sleep: a call to wake may be missed, and nobody wakes threads that are not wanted until now.
 const SLEEP: Duration = Duration::from_secs(1);
 
 /// What an average write costs, and what is read beside it: in any unit of time.
@@ -59,7 +59,7 @@ pub(crate) struct Crew {
     working: AtomicUsize,
     busy_nanos: AtomicU64,
     notices: AtomicU64,
-    /// Those that sleep, and whether there are any.
+    /// Those of them that sleep, and whether there are any.
     sleepers: Mutex<Vec<Thread>>,
     asleep: AtomicBool,
 }
@@ -94,19 +94,20 @@ impl Crew {
     pub(super) fn wake(&self) {
         // Relaxed: one who falls asleep just now is woken by the next call, or by the clock.
         if self.asleep.load(Relaxed) {
-            self.wake_all();
+            self.wake_sleepers();
         }
     }
 
     #[cold]
-    fn wake_all(&self) {
+    fn wake_sleepers(&self) {
         let mut sleepers = self.sleepers.lock().expect("no panics while held");
         self.asleep.store(false, Relaxed);
         sleepers.drain(..).for_each(|thread| thread.unpark());
     }
 
-    fn sleep(&self) {
-        {
+    /// Sleeps for a while, or until there is something to do if this thread is one of those that should work.
+    fn sleep(&self, wanted: bool) {
+        if wanted {
             let mut sleepers = self.sleepers.lock().expect("no panics while held");
             let me = std::thread::current();
             // The clock may have woken it before.
@@ -130,10 +131,7 @@ impl Crew {
             notice: per_notice(busy as f64),
             ..Costs::default()
         };
-        let working = backends(self.cores, costs).min(self.size());
-        if working > self.working.swap(working, Relaxed) {
-            self.wake_all();
-        }
+        self.working.store(backends(self.cores, costs).min(self.size()), Relaxed);
     }
 }
 
@@ -166,7 +164,7 @@ impl<M: Medium> Store<M> {
                     std::thread::park_timeout(pause);
                     pause *= 2;
                 }
-                (false, false) => crew.sleep(),
+                (false, false) => crew.sleep(wanted),
             }
         }
         crew.present.store(false, Relaxed);
