@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod by_hand;
 pub mod cceh;
+mod changes;
 pub mod clht;
 pub mod dash;
 pub(crate) mod directory;

@@ -27,6 +27,7 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
+use crate::hash::changes::changes_by_apply;
 use crate::hash::fresh::Fresh;
 use crate::hash::patience::Patience;
 use crate::hash::probe::Probe;
@@ -722,34 +723,7 @@ where
         Ok(())
     }
 
-    fn mutate(
-        &self,
-        key: K::Ref<'_>,
-        intent: Intent,
-        guard: &Guard<'_>,
-        decide: &mut dyn FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        self.apply(key, intent, guard, decide)
-    }
-
-    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-        self.apply(key, Intent::MayInsert, guard, |old| match old {
-            None => Action::Put(word),
-            Some(_) => Action::Keep,
-        })
-    }
-
-    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Put(word))
-    }
-
-    fn upsert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-        self.apply(key, Intent::MayInsert, guard, |_| Action::Put(word))
-    }
-
-    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Change> {
-        self.apply(key, Intent::ExistingOnly, guard, |_| Action::Remove)
-    }
+    changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         self.walk(

@@ -1,0 +1,38 @@
+//! What all changes of an index have in common.
+
+/// The methods of [`HashIndex`](crate::HashIndex) that change a pair, for an index whose `apply` takes any closure. Each
+/// is compiled with its own decision, where the trait's would call through a pointer.
+macro_rules! changes_by_apply {
+    () => {
+        fn mutate(
+            &self,
+            key: K::Ref<'_>,
+            intent: Intent,
+            guard: &Guard<'_>,
+            decide: &mut dyn FnMut(Option<u64>) -> Action,
+        ) -> Result<Change> {
+            self.apply(key, intent, guard, decide)
+        }
+
+        fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+            self.apply(key, Intent::MayInsert, guard, |old| match old {
+                None => Action::Put(word),
+                Some(_) => Action::Keep,
+            })
+        }
+
+        fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+            self.apply(key, Intent::ExistingOnly, guard, |_| Action::Put(word))
+        }
+
+        fn upsert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
+            self.apply(key, Intent::MayInsert, guard, |_| Action::Put(word))
+        }
+
+        fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Change> {
+            self.apply(key, Intent::ExistingOnly, guard, |_| Action::Remove)
+        }
+    };
+}
+
+pub(super) use changes_by_apply;
