@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{Clock, Error, Evermap, KeyRange, Meta, Notices, Options, OrderedState, Store};
@@ -286,6 +286,47 @@ fn what_others_acknowledged_is_seen_too() {
             });
         });
     }
+}
+
+/// Threads bind and unbind the same keys, so that what one has to say of a key is overtaken by what the other has done.
+#[test]
+fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
+    for notices in NOTICES {
+        let map = &Evermap::open("", volatile(notices)).unwrap();
+        thread::scope(|threads| {
+            for thread in 0..3 {
+                threads.spawn(move || {
+                    let mut random = Random::new(thread);
+                    for _ in 0..60_000 {
+                        let key = key_of(random.below(8));
+                        match random.below(2) {
+                            0 => map.put(&key, b"value").unwrap(),
+                            _ => drop(map.remove(&key).unwrap()),
+                        }
+                    }
+                });
+            }
+        });
+        assert_scans(map, &pairs(map.scan(..).unwrap()));
+        assert_keys_are_counted(map);
+    }
+}
+
+/// Nobody scans, and no batch is full in the end: threads in the background do all of it, after they have slept, too.
+#[test]
+fn the_tree_is_told_without_being_asked() {
+    let map = Evermap::open("", volatile(Notices::InBackground)).unwrap();
+    for burst in 1..=3 {
+        thread::sleep(Duration::from_millis(20));
+        (0..2000).for_each(|number| map.put(&key_of(burst * 10_000 + number), b"").unwrap());
+        let told = || map.summary().ordered.is_some_and(|ordered| ordered.notices_waiting == 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !told() {
+            assert!(Instant::now() < deadline, "{:?}", map.summary().ordered);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(map.summary().ordered.unwrap().keys, 6000);
 }
 
 /// After an unclean stop everything is written, removed and looked up at once, while threads build the ordered index.
