@@ -316,11 +316,12 @@ impl<M: Medium> Plan<'_, M> {
     fn step(&self) -> Result<Option<Step<'_, M>>> {
         let (store, key) = (self.store, self.key);
         let (map, old) = (store.map.seat.descriptor(), self.word.unwrap_or(0));
+        let since = store.unbindings(key);
         let buried = self.word.is_some() && self.found.is_none();
         let Some((value, meta)) = &self.value else {
             let removes = self.removes && old != 0;
             let entry = Entry { map, old, new: 0, control: 0 };
-            return Ok(removes.then_some(Step { store, key, entry, buried, draft: None }));
+            return Ok(removes.then_some(Step { store, key, since, entry, buried, draft: None }));
         };
         let control = control_of(meta.expires_at);
         let draft = store.reserve(
@@ -334,7 +335,7 @@ impl<M: Medium> Plan<'_, M> {
         )?;
         draft.flush();
         let entry = Entry { map, old, new: draft.word(), control };
-        Ok(Some(Step { store, key, entry, buried, draft: Some(draft) }))
+        Ok(Some(Step { store, key, since, entry, buried, draft: Some(draft) }))
     }
 
     fn outcome(&self, cas: Option<u64>) -> Outcome {
@@ -352,6 +353,8 @@ impl<M: Medium> Plan<'_, M> {
 struct Step<'d, M: Medium> {
     store: &'d Store<M>,
     key: BytesRef<'d>,
+    /// [`unbindings`](Store::unbindings) before it.
+    since: u64,
     entry: Entry,
     /// Whether the index has a record for the key that nobody can see.
     buried: bool,
@@ -370,13 +373,12 @@ impl<M: Medium> Step<'_, M> {
 
     /// Retires, counts and notes, once it has happened.
     fn settle(&self, guard: &Guard<'_>) {
-        let Step { store, key, entry, buried, draft } = self;
-        store.account((entry.old != 0).then_some(entry.old), draft.as_ref(), guard);
-        match (entry.old, entry.new) {
-            (_, 0) => store.notice(*key, News::Unbound, guard),
-            (0, _) => store.notice(*key, News::Unclear, guard),
-            _ if *buried => store.notice(*key, News::Unclear, guard),
-            _ => {}
+        let Step { store, key, since, entry, buried, draft } = self;
+        let word = |word: u64| (word != 0).then_some(word);
+        let old = word(entry.old);
+        store.account(old, draft.as_ref(), guard);
+        if let Some(news) = News::of(old, word(entry.new), *buried, *since) {
+            store.notice(*key, news, guard);
         }
     }
 }

@@ -404,12 +404,8 @@ impl<M: Medium> Store<M> {
             }
             if change.changed() {
                 self.account(change.old, draft.filter(|_| change.new.is_some()), guard);
-                match (change.old, change.new) {
-                    (None, _) => self.notice(key, News::Bound { since }, guard),
-                    (_, None) => self.notice(key, News::Unbound, guard),
-                    // Whoever built the ordered index may have been unable to read the key.
-                    _ if buried => self.notice(key, News::Unclear, guard),
-                    _ => {}
+                if let Some(news) = News::of(change.old, change.new, buried, since) {
+                    self.notice(key, news, guard);
                 }
             }
             return Ok(change);

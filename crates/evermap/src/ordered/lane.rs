@@ -38,6 +38,20 @@ pub(crate) enum News {
     Unclear,
 }
 
+impl News {
+    /// What there is to say of a key that named `old` and names `new` since a change that began at
+    /// [`since`](News::Bound): mostly nothing. `buried`: nobody could see the old record.
+    #[inline]
+    pub(crate) fn of(old: Option<u64>, new: Option<u64>, buried: bool, since: u64) -> Option<News> {
+        match (old, new) {
+            (_, None) => Some(News::Unbound),
+            (None, _) => Some(News::Bound { since }),
+            // Whoever built the ordered index may have been unable to read the key.
+            _ => buried.then_some(News::Unclear),
+        }
+    }
+}
+
 /// Notices that are worked on together, in order.
 #[derive(Default)]
 pub(super) struct Batch {
