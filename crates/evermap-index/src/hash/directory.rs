@@ -16,6 +16,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::hash::FOUND_LATE;
 use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
 use evermap_pm::sync::{RwLock, RwLockReadGuard};
@@ -106,9 +107,7 @@ impl<M: Medium> Directory<M> {
         let m = pool.medium();
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         // Whoever stored it may have died before it was durable.
-        m.note(Note::Harmless(
-            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
-        ));
+        m.note(Note::Harmless(FOUND_LATE));
         m.persist(cell);
         let word = m.load(cell);
         let (offset, depth) = decode(word);
@@ -190,9 +189,7 @@ impl<M: Medium> Directory<M> {
     /// from. Whoever stored them may have died before they were.
     pub(crate) fn keep_around(&self, shape: Shape, latch: &Shared<'_>) {
         let m = self.pool.medium();
-        m.note(Note::Harmless(
-            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
-        ));
+        m.note(Note::Harmless(FOUND_LATE));
         m.persist(self.range(shape.parent().unwrap_or(shape), latch));
     }
 

@@ -14,3 +14,7 @@ mod patience;
 mod probe;
 pub(crate) mod root;
 pub(crate) mod shape;
+
+/// Why no campaign need notice that something which a recovery found is durable later than it should be.
+const FOUND_LATE: &str =
+    "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`";

@@ -17,6 +17,7 @@ use super::Cceh;
 use super::layout::{Header, Segment};
 use super::lock::Lock;
 use crate::Key;
+use crate::hash::FOUND_LATE;
 use crate::hash::directory::Shared;
 use crate::hash::shape::{Shape, behind};
 
@@ -40,9 +41,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             .shape_at(offset)
             .ok_or_else(|| Error::damaged(offset, "a directory entry names no segment"))?;
         // Whoever stored what is there may have died before it was durable. Fenced with the entries that lead here.
-        m.note(Note::Harmless(
-            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
-        ));
+        m.note(Note::Harmless(FOUND_LATE));
         m.flush(segment);
         if let Err(error) = self.finish_split(offset, header, shape) {
             // Damage may have looked like our stamp: let everyone see that it is none.

@@ -36,6 +36,7 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
+use crate::hash::FOUND_LATE;
 use crate::hash::changes::changes_by_apply;
 use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
@@ -405,9 +406,7 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
             .at::<Root>(block)
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
         // The process that stored the table word may have died before it flushed it.
-        m.note(Note::Harmless(
-            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
-        ));
+        m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
         let table = Table::decode(m.load(&header.table));
         if !table.is_possible() || m.slice::<Bucket>(table.offset, table.buckets()).is_none() {

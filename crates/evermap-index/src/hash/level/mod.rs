@@ -34,12 +34,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use evermap_pm::error::ErrorKind;
-use evermap_pm::medium::prefetch;
+use evermap_pm::medium::{Note, prefetch};
 use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
+use crate::hash::FOUND_LATE;
 use crate::hash::fresh::Fresh;
 use crate::hash::patience::Patience;
 use crate::hash::root;
@@ -655,6 +656,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside"))?;
         // Whoever stored it may have died before it was durable, and which levels there are decides where records go,
         // and which blocks are free.
+        m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
         let resize = match m.load(&header.resize) {
             0 => Resize::Incremental,

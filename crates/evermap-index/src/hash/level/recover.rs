@@ -16,6 +16,7 @@ use super::layout::{Meta, Version};
 use super::levels::{Site, first_of, second_of};
 use super::{Level, Place, Reach};
 use crate::Key;
+use crate::hash::FOUND_LATE;
 use crate::hash::patience::Patience;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
@@ -76,6 +77,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             m.store_transient(&bucket.meta, meta.0);
         }
         // Whoever stored what is here may have died before it was durable: nobody relies on it earlier.
+        m.note(Note::Harmless(FOUND_LATE));
         m.persist(bucket);
     }
 

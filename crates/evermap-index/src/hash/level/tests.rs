@@ -11,7 +11,7 @@ use super::bucket::{Probe, Record, write};
 use super::layout::{BUCKET_BYTES, Bucket, Named, OFFSET, Root};
 use super::{Config, Resize, Tiny};
 use crate::Index;
-use crate::hash::by_hand::{self, word_in};
+use crate::hash::by_hand::{self, is_durable_once_served, word_in};
 
 const CAPACITY: u64 = 128 << 10;
 const GARBAGE: u64 = u64::MAX;
@@ -139,6 +139,23 @@ fn chunks_that_a_process_left_are_durable_before_the_level_is_live() {
             assert!(!live || word_in(image, sim.offset_of(entry)) == chunk);
         }
     });
+}
+
+/// A process dies that has stored which levels there are, and a record.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index) = created();
+    index.insert(0, 7, &pool.pin()).unwrap();
+    let Probe { spot, .. } = Probe::<u64>::new(0, pool.seed());
+    let (view, root) = (index.levels.view(), sim.at::<Root>(index.root).unwrap());
+    let levels = &root.levels[view.lowest() as usize..=view.highest() as usize];
+    let homes =
+        (view.lowest()..=view.highest()).flat_map(|at| index.levels.pair(at, spot).unwrap());
+    let holds = |bucket: &&Bucket| sim.load(&bucket.near[0].word) == 7;
+    let home = homes.map(|site| site.bucket).find(holds).unwrap();
+    let words = levels.iter().chain([&home.meta, &home.near[0].key, &home.near[0].word]);
+    let words: Vec<u64> = words.map(|word| sim.offset_of(word)).collect();
+    is_durable_once_served(&sim, (pool, index), &words, 0);
 }
 
 /// A crash has left a record in two places, and a walk drops the second. Were that lost once another thread has removed

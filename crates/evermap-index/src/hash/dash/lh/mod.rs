@@ -42,6 +42,7 @@ use super::expansion::{Expansion, Found, Split};
 use super::layout::{SLOTS_MAX, Segment, Shape};
 use super::recover::shape_at;
 use super::segment::Chain;
+use crate::hash::FOUND_LATE;
 use crate::hash::fresh::Fresh;
 use crate::{Key, Stats, Visitor};
 use layout::{ARRAYS, Array, Extent, Root};
@@ -230,9 +231,7 @@ where
         let damaged = |what| Error::damaged(root, what);
         let header = m.at::<Root>(root).ok_or_else(|| damaged("the index's root ends outside"))?;
         // Whoever stored what it says may have died before it was durable.
-        m.note(Note::Harmless(
-            "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`",
-        ));
+        m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
         if m.load(&header.geometry) != Self::GEOMETRY {
             return Err(damaged("arrays of another geometry"));
