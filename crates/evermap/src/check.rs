@@ -157,12 +157,13 @@ impl<M: Medium> Store<M> {
     fn check_records(&self, report: &mut CheckReport) -> Result<()> {
         let mark = self.map.flush.mark();
         let mut walk = Walk::new(self);
-        while let Some((pairs, _guard)) = walk.next()? {
+        let mut pairs = Vec::new();
+        while let Some(_guard) = walk.next(&mut pairs)? {
             if let Err(error) = walk.take_error() {
                 report.problem(format!("index: {error}"));
             }
             pairs.iter().for_each(|(_, word)| self.prefetch(*word));
-            for (hash, word) in pairs {
+            for &(hash, word) in &pairs {
                 report.records += 1;
                 match self.check_record(hash, word, report.deep) {
                     Ok(record) => {

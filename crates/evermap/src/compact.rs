@@ -97,12 +97,13 @@ struct Mover<'s, M: Medium> {
 impl<M: Medium> Mover<'_, M> {
     fn run(&mut self, evacuation: &Evacuation<'_, M>) -> Result<()> {
         let mut walk = Walk::new(self.store);
-        while let Some((mut pairs, guard)) = walk.next()? {
+        let mut pairs = Vec::new();
+        while let Some(guard) = walk.next(&mut pairs)? {
             // What cannot be read stays where it is.
             let _ = walk.take_error();
             pairs.retain(|(_, word)| evacuation.contains(word & OFFSET_MASK));
             pairs.iter().for_each(|(_, word)| self.store.prefetch(*word));
-            for (_, word) in pairs {
+            for &(_, word) in &pairs {
                 match self.shift(word, &guard) {
                     Ok(moved) => self.moved += u64::from(moved),
                     // Somebody else needed the room: what has moved so far is as good.

@@ -106,12 +106,13 @@ impl<M: Medium> Store<M> {
     fn purge_all(&self) -> Result<(u64, bool)> {
         let (mut purged, mut whole) = (0, true);
         let mut walk = Walk::new(self);
-        while let Some((pairs, guard)) = walk.next()? {
+        let mut pairs = Vec::new();
+        while let Some(guard) = walk.next(&mut pairs)? {
             // A segment that cannot be read has nothing that could be removed.
             let _ = walk.take_error();
             pairs.iter().for_each(|(_, word)| self.file.pool.medium().prefetch(word & OFFSET_MASK));
             let mark = self.map.flush.mark();
-            for (_, word) in pairs {
+            for &(_, word) in &pairs {
                 let Ok(record) = Record::at(self.file.pool.medium(), word) else { continue };
                 match self.is_dead(&record, mark) {
                     Some(true) => purged += u64::from(self.purge_one(&record, &guard)?),

@@ -210,7 +210,8 @@ impl<M: Medium> Store<M> {
     pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let mut walk = Walk::new(self);
-        while let Some((pairs, _guard)) = walk.next()? {
+        let mut pairs = Vec::new();
+        while let Some(_guard) = walk.next(&mut pairs)? {
             if let Err(error) = walk.take_error()
                 && !each(Err(error))
             {
@@ -355,25 +356,27 @@ pub(crate) struct Walk<'s, M: Medium> {
     error: Option<Error>,
 }
 
-/// Slot keys and words of one segment, and the guard that keeps the records.
-pub(crate) type Pairs<'s> = (Vec<(u64, u64)>, Guard<'s>);
-
 impl<'s, M: Medium> Walk<'s, M> {
     pub(crate) fn new(store: &'s Store<M>) -> Self {
         Walk { store, from: Some(0), error: None }
     }
 
-    /// The next segment; nothing at the end. A segment that cannot be read is empty, and its error is
-    /// [taken](Walk::take_error) separately.
-    pub(crate) fn next(&mut self) -> Result<Option<Pairs<'s>>> {
+    /// Makes `pairs` the slot keys and words of the next segment; answers the guard that keeps the records, and nothing
+    /// at the end. A segment that cannot be read is empty, and its error is [taken](Walk::take_error) separately.
+    pub(crate) fn next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
+        pairs.clear();
+        self.append_next(pairs)
+    }
+
+    /// The same, behind the pairs that are there.
+    pub(crate) fn append_next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
         let Some(from) = self.from else { return Ok(None) };
         let guard = self.store.enter()?;
-        let mut pairs = Vec::new();
         let (shown, next) =
             self.store.map.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
         self.from = next;
         self.error = shown.err().map(Error::from);
-        Ok(Some((pairs, guard)))
+        Ok(Some(guard))
     }
 
     /// What was wrong with the last segment.
@@ -407,9 +410,10 @@ impl<M: Medium> Iterator for Iter<'_, M> {
                 return Some(Err(error));
             }
             let Some((hash, word)) = self.pairs.next() else {
-                match self.walk.next() {
+                let mut pairs = Vec::new();
+                match self.walk.next(&mut pairs) {
                     Ok(None) => return None,
-                    Ok(Some((pairs, guard))) => {
+                    Ok(Some(guard)) => {
                         (self.pairs, self._guard) = (pairs.into_iter(), Some(guard));
                         continue;
                     }

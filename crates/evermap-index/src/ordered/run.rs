@@ -25,13 +25,6 @@ impl Run {
         Self::default()
     }
 
-    /// Without pairs, and with room for so many with keys of 16 bytes.
-    pub(super) fn with_room(pairs: usize) -> Self {
-        let mut run = Self::new();
-        run.reserve(pairs);
-        run
-    }
-
     /// Makes room for so many pairs more, with keys of 16 bytes.
     pub fn reserve(&mut self, pairs: usize) {
         self.bytes.reserve(16 * pairs);

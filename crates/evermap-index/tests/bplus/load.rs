@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use evermap_index::ordered::bplus::{BPlus, Config};
+use evermap_index::ordered::bplus::{BPlus, Config, Division};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, Run};
 use evermap_index::testkit::ordered::model::key_sets;
 use evermap_pm::ErrorKind;
@@ -92,6 +92,54 @@ fn keys_that_differ_late_find_their_parts() {
     for threads in [1, 3] {
         must_hold(&load::<40>(&runs, threads), &model);
     }
+}
+
+/// Dealt out by samples that say all, little, nothing or the wrong thing about the keys.
+#[test]
+fn what_was_dealt_out_is_loaded() {
+    let mut random = Rng::new(13);
+    for (sampled, keys) in [("m:", "m:"), ("m:", ""), ("m:a", "m:b"), ("m:b", "m:a"), ("", "m:")] {
+        for samples in [0, 1, 10, 40_000] {
+            let key = |random: &mut Rng, table: &str| {
+                let number = random.below(60_000);
+                match random.below(50) {
+                    0 => table.as_bytes()[..number as usize % (table.len() + 1)].to_vec(),
+                    1 => format!("z{number}").into_bytes(),
+                    _ => format!("{table}{number}").into_bytes(),
+                }
+            };
+            let mut sample = Run::new();
+            (0..samples).for_each(|_| sample.push(&key(&mut random, sampled), 0));
+            let division = Division::by_sample(&sample, 60_000);
+            let mut hands: Vec<_> = (0..3).map(|_| division.hand(20_000)).collect();
+            let mut runs = vec![Run::new(); 3];
+            for word in 0..60_000 {
+                let (key, at) = (key(&mut random, keys), random.below(3) as usize);
+                hands[at].push(&key, word).unwrap();
+                runs[at].push(&key, word);
+            }
+            let tree = BPlus::<40>::load_dealt(Config::default(), &division, hands, 2).unwrap();
+            must_hold(&tree, &model(&runs));
+        }
+    }
+}
+
+#[test]
+fn an_empty_hand_makes_an_empty_tree() {
+    let division = Division::by_sample(&Run::new(), 1 << 20);
+    for hands in [vec![], vec![division.hand(0), division.hand(5)]] {
+        let tree = BPlus::<7>::load_dealt(Config::default(), &division, hands, 2).unwrap();
+        must_hold(&tree, &BTreeMap::new());
+    }
+    let error = division.hand(1).push(&[0; 65_537], 1).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::KeyTooLong { len: 65_537, .. }), "{error}");
+}
+
+#[test]
+#[should_panic = "a hand of another division"]
+fn hands_of_two_divisions_do_not_mix() {
+    let divisions = [(); 2].map(|()| Division::by_sample(&Run::new(), 0));
+    let _ = BPlus::<7>::load_dealt(Config::default(), &divisions[0], vec![divisions[1].hand(0)], 1);
 }
 
 #[test]

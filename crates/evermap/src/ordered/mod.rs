@@ -33,6 +33,7 @@ use crate::{Error, Result, Store};
 
 mod backend;
 mod build;
+mod harvest;
 mod lane;
 mod saved;
 mod stat;

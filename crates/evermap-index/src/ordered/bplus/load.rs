@@ -1,7 +1,8 @@
 //! A tree from many pairs at once: divided into parts, sorted in parallel, and built from the leaves up without a lock.
 //!
 //! 1. Runs are cut into stretches of about equal size. Samples of all give the keys at which parts begin, so many that what
-//!    a part has fits into the cache; and each pair of a stretch that is not sorted is [dealt](source) to its part.
+//!    a part has fits into the cache; and each pair of a stretch that is not sorted is [dealt](deal) to its part. Who reads pairs in
+//!    no order can deal them out at once, by a sample of the first.
 //! 2. A part sorts what it has of each stretch, merges them, and makes leaves of them.
 //! 3. Level upon level is built above the leaves, until one node is left.
 
@@ -22,8 +23,10 @@ use super::tally::Count;
 use super::{BPlus, Config};
 use crate::ordered::Run;
 
+mod deal;
 mod source;
 
+pub use deal::{Division, Hand};
 use source::{Input, Source};
 
 /// Takes pairs in order and makes leaves of them.
@@ -138,15 +141,44 @@ impl<const N: usize> BPlus<N> {
     /// # Errors
     /// `NoSpace`, `KeyTooLong`.
     pub fn load(config: Config, runs: &[Run], threads: usize) -> Result<Self> {
-        let threads = threads.max(1);
-        let input = Input::new(runs, threads)?;
-        let starts = input.starts();
+        let (input, division) = Input::new(runs, threads.max(1))?;
+        Self::load_parts(config, &input, &division, threads)
+    }
+
+    /// An index of pairs that were dealt out to parts, built by so many threads. Of equal keys the last counts: that in
+    /// a later hand, or pushed later.
+    ///
+    /// O(n log n). Pairs take their size and 12 bytes each beside the tree.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    ///
+    /// # Panics
+    /// If a hand is of another division.
+    pub fn load_dealt(
+        config: Config,
+        division: &Division,
+        hands: Vec<Hand<'_>>,
+        threads: usize,
+    ) -> Result<Self> {
+        assert!(hands.iter().all(|hand| hand.is_of(division)), "a hand of another division");
+        Self::load_parts(config, &Input::dealt(hands), division, threads)
+    }
+
+    fn load_parts(
+        config: Config,
+        input: &Input<'_>,
+        division: &Division,
+        threads: usize,
+    ) -> Result<Self> {
+        let starts = division.starts();
         let tree = Self::bare(config)?;
         let (nodes, most) = (tree.nodes.clone(), config.bytes_max);
         let supplies = Supplies { nodes, taken: AtomicU64::new(0), most };
         let parts = parallel(threads, starts.len(), |part| {
             let high = starts.get(part + 1).map(Vec::as_slice);
-            merge(&input.take(part), &starts[part], high, &supplies)
+            let sources = input.take(part, &starts[part], high);
+            merge(&sources, &starts[part], high, &supplies)
         });
         let mut leaves = Vec::new();
         for part in parts {

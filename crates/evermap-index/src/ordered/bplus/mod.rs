@@ -28,6 +28,7 @@ use evermap_pm::{Domain, Result};
 
 use self::arena::Arena;
 use self::key::Tail;
+pub use self::load::{Division, Hand};
 use self::node::{Content, KeyRange, Node, OwnedNode};
 use self::reclaim::{free_all, reclaimer};
 use self::restructure::Draft;

@@ -1,28 +1,21 @@
-//! What is loaded: stretches of runs, divided among parts that are small enough to be sorted in the cache.
+//! What is loaded: pairs in order, and pairs that were [dealt](Hand) out to parts small enough to be sorted in the cache.
 
 use std::ops::Range;
 
 use evermap_pm::sync::Mutex;
-use evermap_pm::{ErrorKind, Result, parallel};
+use evermap_pm::{Result, parallel};
 
+use super::deal::{Division, Hand, Piece, check_length};
 use crate::ordered::Run;
 use crate::ordered::bplus::key::Probe;
 use crate::ordered::bplus::node::shared;
-use crate::record::KEY_MAX;
 
 /// Fewest pairs that are worth a stretch of their own.
 const WORTHWHILE: usize = 1 << 12;
-/// Pairs of a part, about: with all that sorting them takes they are half a megabyte, if keys are short.
-const PART: usize = 1 << 13;
-/// Most parts: so many ends of runs can be written in turn before they drive each other out of the cache.
-const PARTS_MAX: usize = 1 << 10;
-/// Samples for each part.
-const SAMPLES: usize = 32;
 
-/// Pairs to be loaded, and the keys at which parts begin.
+/// Pairs to be loaded, some after the others: of equal keys the last counts.
 pub(super) struct Input<'r> {
     stretches: Vec<Stretch<'r>>,
-    division: Division,
 }
 
 impl<'r> Input<'r> {
@@ -30,38 +23,31 @@ impl<'r> Input<'r> {
     ///
     /// # Errors
     /// `KeyTooLong`.
-    pub(super) fn new(runs: &'r [Run], threads: usize) -> Result<Self> {
+    pub(super) fn new(runs: &'r [Run], threads: usize) -> Result<(Self, Division)> {
         let places = cut(runs, threads);
-        let surveyed = parallel(threads, places.len(), |at| {
+        let division = Division::new(&places, runs.iter().map(Run::len).sum());
+        let stretches = parallel(threads, places.len(), |at| {
             let (run, places) = places[at].clone();
-            Stretch::survey(run, places)
+            Stretch::new(run, places, &division)
         });
-        let mut stretches = surveyed.into_iter().collect::<Result<Vec<_>>>()?;
-        let division = Division::new(&stretches);
-        let dealt = parallel(threads, stretches.len(), |at| stretches[at].deal(&division));
-        for (stretch, pieces) in stretches.iter_mut().zip(dealt) {
-            stretch.pieces = pieces;
-        }
-        Ok(Input { stretches, division })
+        Ok((Input { stretches: stretches.into_iter().collect::<Result<_>>()? }, division))
     }
 
-    /// The keys at which parts begin, of which the first is the empty one.
-    pub(super) fn starts(&self) -> &[Vec<u8>] {
-        &self.division.starts
+    /// What was dealt out already.
+    pub(super) fn dealt(hands: Vec<Hand<'_>>) -> Self {
+        Input { stretches: hands.into_iter().map(Stretch::dealt).collect() }
     }
 
-    /// The pairs of a part, those of later runs last. To be asked for once.
-    pub(super) fn take(&self, part: usize) -> Vec<Source<'r>> {
-        let (starts, stretches) = (self.starts(), self.stretches.iter());
-        let high = starts.get(part + 1).map(Vec::as_slice);
-        stretches.map(|stretch| stretch.take(part, &starts[part], high)).collect()
+    /// The pairs of a part, whose keys are not below `low` and below `high`. To be asked for once.
+    pub(super) fn take(&self, part: usize, low: &[u8], high: Option<&[u8]>) -> Vec<Source<'r>> {
+        self.stretches.iter().map(|stretch| stretch.take(part, low, high)).collect()
     }
 }
 
-/// Cuts runs into stretches of fewer than 2^32 pairs, about one for each thread.
+/// Cuts runs into stretches, about one for each thread.
 fn cut(runs: &[Run], threads: usize) -> Vec<(&Run, Range<usize>)> {
     let total: usize = runs.iter().map(Run::len).sum();
-    let most = total.div_ceil(threads).clamp(WORTHWHILE, u32::MAX as usize);
+    let most = total.div_ceil(threads).max(WORTHWHILE);
     let cut = |run| {
         let starts = (0..Run::len(run)).step_by(most);
         starts.map(move |start| (run, start..run.len().min(start + most)))
@@ -69,120 +55,43 @@ fn cut(runs: &[Run], threads: usize) -> Vec<(&Run, Range<usize>)> {
     runs.iter().flat_map(cut).collect()
 }
 
-/// Neighbouring pairs of a run.
-struct Stretch<'r> {
-    run: &'r Run,
-    places: Range<usize>,
-    sorted: bool,
-    /// Bytes that all keys begin with.
-    prefix: usize,
-    /// What each part has of them, unless they are sorted.
-    pieces: Vec<Mutex<Run>>,
+/// Some of the pairs.
+enum Stretch<'r> {
+    /// Places of a run, which are in order.
+    Sorted(&'r Run, Range<usize>),
+    /// What each part has of them.
+    Dealt(Vec<Mutex<Piece>>),
 }
 
 impl<'r> Stretch<'r> {
     /// # Errors
     /// `KeyTooLong`.
-    fn survey(run: &'r Run, places: Range<usize>) -> Result<Self> {
-        let mut last = run.key(places.start);
-        let (mut sorted, mut common) = (true, last);
-        for key in places.clone().map(|place| run.key(place)) {
-            if key.len() > KEY_MAX {
-                return Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into());
-            }
-            sorted = sorted && last <= key;
-            common = &common[..shared(common, key)];
-            last = key;
+    fn new(run: &'r Run, places: Range<usize>, division: &Division) -> Result<Self> {
+        let keys = || places.clone().map(|place| run.key(place));
+        if keys().is_sorted() {
+            keys().try_for_each(check_length)?;
+            return Ok(Stretch::Sorted(run, places));
         }
-        Ok(Stretch { run, places, sorted, prefix: common.len(), pieces: Vec::new() })
+        let mut hand = division.hand(places.len());
+        keys().zip(places.clone()).try_for_each(|(key, at)| hand.push(key, run.word(at)))?;
+        Ok(Self::dealt(hand))
     }
 
-    fn first(&self) -> &'r [u8] {
-        self.run.key(self.places.start)
+    fn dealt(hand: Hand<'_>) -> Self {
+        Stretch::Dealt(hand.pieces.into_iter().map(Mutex::new).collect())
     }
 
-    /// Some keys, `apart` pairs from each other on average, and not always at the same distance: what was written in turns
-    /// would be met at the same turn each time.
-    fn samples(&self, apart: usize) -> impl Iterator<Item = &'r [u8]> {
-        let within = move |at: usize| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % apart;
-        let places = self.places.clone().step_by(apart).map(move |at| at + within(at));
-        places.filter(|&place| place < self.places.end).map(|place| self.run.key(place))
-    }
-
-    /// What each part has of a stretch that is not sorted.
-    fn deal(&self, division: &Division) -> Vec<Mutex<Run>> {
-        if self.sorted {
-            return Vec::new();
-        }
-        let parts = division.starts.len();
-        // Parts differ in size.
-        let usual = self.places.len() / parts * 5 / 4;
-        let mut pieces: Vec<Run> =
-            std::iter::repeat_with(|| Run::with_room(usual)).take(parts).collect();
-        for place in self.places.clone() {
-            let key = self.run.key(place);
-            pieces[division.part_of(key)].push(key, self.run.word(place));
-        }
-        pieces.into_iter().map(Mutex::new).collect()
-    }
-
-    /// What a part has of it, for the keys from `low` on to below `high`.
     fn take(&self, part: usize, low: &[u8], high: Option<&[u8]>) -> Source<'r> {
-        if !self.sorted {
-            let piece = &mut *self.pieces[part].lock().expect("no panics while held");
-            return Source::sort(std::mem::take(piece));
+        match self {
+            Stretch::Dealt(pieces) => {
+                let piece = &mut *pieces[part].lock().expect("no panics while held");
+                Source::sort(std::mem::take(piece))
+            }
+            Stretch::Sorted(run, places) => {
+                let from = |bound| run.partition_point(places.clone(), |key| key < bound);
+                Source::Sorted(run, from(low)..high.map_or(places.end, from))
+            }
         }
-        let from = |bound| self.run.partition_point(self.places.clone(), |key| key < bound);
-        Source::Sorted(self.run, from(low)..high.map_or(self.places.end, from))
-    }
-}
-
-/// At which keys parts begin.
-struct Division {
-    /// Ascending; the first is the empty key.
-    starts: Vec<Vec<u8>>,
-    /// Bytes that all others, and all keys that are not sorted, begin with.
-    prefix: usize,
-    /// The 8 bytes behind those, as numbers: they decide most comparisons.
-    heads: Vec<u64>,
-}
-
-impl Division {
-    fn new(stretches: &[Stretch<'_>]) -> Self {
-        let total: usize = stretches.iter().map(|stretch| stretch.places.len()).sum();
-        let parts = (total / PART).clamp(1, PARTS_MAX);
-        let apart = (total / (parts * SAMPLES)).max(1);
-        let mut samples: Vec<&[u8]> =
-            stretches.iter().flat_map(|stretch| stretch.samples(apart)).collect();
-        samples.sort_unstable();
-        let mut starts = vec![Vec::new()];
-        starts.extend((1..parts).map(|part| samples[samples.len() * part / parts].to_vec()));
-        starts.dedup();
-        let mut unsorted = stretches.iter().filter(|stretch| !stretch.sorted);
-        let Some(one) = unsorted.next() else {
-            return Division { starts, prefix: 0, heads: Vec::new() };
-        };
-        let with_stretch = |common: usize, other: &Stretch<'_>| {
-            common.min(other.prefix).min(shared(one.first(), other.first()))
-        };
-        let prefix = unsorted.fold(one.prefix, with_stretch);
-        let with_start = |common: usize, start: &Vec<u8>| common.min(shared(one.first(), start));
-        let prefix = starts[1..].iter().fold(prefix, with_start);
-        let heads = starts[1..].iter().map(|start| Probe::new(start).head(prefix)).collect();
-        Division { starts, prefix, heads }
-    }
-
-    /// The part of a key that is not sorted.
-    #[inline]
-    fn part_of(&self, key: &[u8]) -> usize {
-        let head = Probe::new(key).head(self.prefix);
-        let part = self.heads.partition_point(|&start| start < head);
-        if self.heads.get(part) != Some(&head) {
-            return part;
-        }
-        let equal = self.heads[part..].partition_point(|&start| start == head);
-        let starts = &self.starts[part + 1..][..equal];
-        part + starts.partition_point(|start| &start[..] <= key)
     }
 }
 
@@ -190,30 +99,31 @@ impl Division {
 pub(super) enum Source<'r> {
     /// Places that are.
     Sorted(&'r Run, Range<usize>),
-    /// A run, and its places in the order of their keys.
-    Ordered(Run, Vec<u32>),
+    /// A piece, and where its pairs begin, in the order of their keys.
+    Ordered(Piece, Vec<usize>),
 }
 
 impl Source<'_> {
-    /// Equal keys stay in the order of their places.
-    fn sort(run: Run) -> Self {
-        let keys = || (0..run.len()).map(|place| run.key(place));
-        // What all keys begin with decides nothing; the 8 bytes behind it decide most.
+    /// Equal keys stay in the order in which they came.
+    fn sort(piece: Piece) -> Self {
+        let starts: Vec<usize> = piece.starts().collect();
+        let key = |place: usize| piece.pair(starts[place]).0;
+        let keys = || (0..starts.len()).map(key);
+        // What all keys begin with decides nothing; what is behind it decides most.
         let first = keys().next().unwrap_or_default();
         let prefix = keys().fold(first, |common, key| &common[..shared(common, key)]).len();
-        // One number for each, which compares without a branch: the head, then the place.
-        let number = |(key, place): (&[u8], u32)| {
-            u128::from(Probe::new(key).head(prefix)) << 32 | u128::from(place)
-        };
-        let mut numbers: Vec<u128> = keys().zip(0..).map(number).collect();
+        // One number for each, which compares without a branch: as much of the head as leaves room for the place.
+        let mask = starts.len().next_power_of_two() as u64 - 1;
+        let number = |(key, place): (&[u8], u64)| Probe::new(key).head(prefix) & !mask | place;
+        let mut numbers: Vec<u64> = keys().zip(0..).map(number).collect();
         numbers.sort_unstable();
-        let key = |number: &u128| run.key(*number as u32 as usize);
-        for equal in numbers.chunk_by_mut(|one, other| one >> 32 == other >> 32) {
+        let place = |number: &u64| (number & mask) as usize;
+        for equal in numbers.chunk_by_mut(|one, other| one & !mask == other & !mask) {
             // A stable sort: they are in the order of their places.
-            equal.sort_by(|one, other| key(one).cmp(key(other)));
+            equal.sort_by(|one, other| key(place(one)).cmp(key(place(other))));
         }
-        let order = numbers.into_iter().map(|number| number as u32).collect();
-        Source::Ordered(run, order)
+        let order = numbers.iter().map(|number| starts[place(number)]).collect();
+        Source::Ordered(piece, order)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -226,10 +136,11 @@ impl Source<'_> {
     /// The pair that is `at` in order.
     #[inline]
     pub(super) fn pair(&self, at: usize) -> (&[u8], u64) {
-        let (run, place) = match self {
-            Source::Sorted(run, places) => (*run, places.start + at),
-            Source::Ordered(run, order) => (run, order[at] as usize),
-        };
-        (run.key(place), run.word(place))
+        match self {
+            Source::Sorted(run, places) => {
+                (run.key(places.start + at), run.word(places.start + at))
+            }
+            Source::Ordered(piece, order) => piece.pair(order[at]),
+        }
     }
 }
