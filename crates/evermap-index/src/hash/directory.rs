@@ -185,6 +185,12 @@ impl<M: Medium> Directory<M> {
         self.pool.medium().load(&self.range(shape, latch)[0])
     }
 
+    /// Whether any entry names this segment. O(entries).
+    pub(crate) fn names(&self, segment: u64) -> bool {
+        let (m, _latch) = (self.pool.medium(), self.share());
+        self.entries().iter().any(|entry| m.load(entry) & OFFSET == segment)
+    }
+
     /// Makes the entries durable that a recovery goes by: those of `shape` and of the other half that it was split
     /// from. Whoever stored them may have died before they were.
     pub(crate) fn keep_around(&self, shape: Shape, latch: &Shared<'_>) {

@@ -1,5 +1,6 @@
 //! States that crashes leave now and then, made by hand.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -137,6 +138,40 @@ fn a_range_that_recovery_has_finished_stays_finished() {
         assert_eq!(index.get(key, &pool.pin()).unwrap(), None);
     };
     is_durable_after(&sim, serve, (at, wanted));
+}
+
+/// Somebody is led to a segment that was merged away before a crash, and held up until others have found that, and split again
+/// what it was merged into. It has no place, which is no damage: nobody is led there any more.
+#[test]
+fn what_was_merged_away_and_split_again_is_no_damage() {
+    let keys = |count: u64| (1..count).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let wide = || keys(100).map(|key| key >> 1);
+    let (sim, pool, index) = filled::<Plain>(wide().chain(keys(400).map(|key| key >> 1 | 1 << 63)));
+    let locate = |index: &Tiny<Plain, Sim>, key| index.expansion.directory.locate(key);
+    let segments = |index: &_| wide().map(|key| locate(index, key)).collect::<BTreeSet<u64>>();
+    let before = segments(&index);
+    for key in wide() {
+        assert!(index.remove(key, &pool.pin()).unwrap().removed());
+    }
+    assert!(segments(&index).len() < before.len());
+    drop((index, pool));
+    let (pool, index) = reopened::<Tiny<Plain, Sim>>(&sim);
+    let guard = pool.pin();
+    for key in wide() {
+        index.insert(key, key, &guard).unwrap();
+    }
+    let merged: Vec<u64> = before.difference(&segments(&index)).copied().collect();
+    assert!(!merged.is_empty());
+    for segment in merged {
+        index.recover(segment).unwrap();
+        // Where an entry does lead there, from another place, one of them is wrong.
+        let entry = index.expansion.directory.entries().last().unwrap();
+        let right = sim.load(entry);
+        sim.store(entry, segment);
+        assert!(index.recover(segment).is_err());
+        sim.store(entry, right);
+    }
+    assert!(wide().all(|key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
 /// Records with equal hashes fill several buckets of a chain, and move with it when their segment is split: all of
