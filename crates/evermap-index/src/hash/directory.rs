@@ -25,6 +25,8 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use super::shape::{DEPTH_MAX, Shape};
 
 const OFFSET: u64 = (1 << 48) - 1;
+/// Why nobody need notice that an entry of a new directory is torn.
+const WHOLE_BEFORE: &str = "torn, it is made whole before anything leads to the new directory";
 
 /// See the [module](self).
 pub(crate) struct Directory<M: Medium> {
@@ -319,7 +321,7 @@ impl<M: Medium> Directory<M> {
             m.store(&new[2 * i], old);
             m.store(&new[2 * i + 1], old);
         }
-        m.note(Note::Harmless("torn, it is made whole before anything leads to the new directory"));
+        m.note(Note::Harmless(WHOLE_BEFORE));
         m.store(&new[shape.pattern as usize], segment);
         m.persist(new);
         let old = self.replace(reserved.offset, reserved.depth);
@@ -346,7 +348,10 @@ impl<M: Medium> Directory<M> {
         }
         m.note(Note::Scope("directory halved"));
         let new = m.slice::<PmU64>(reserved, 1 << (depth - 1)).expect("just allocated");
-        new.iter().zip(pairs).for_each(|(entry, pair)| m.store(entry, m.load(&pair[0])));
+        for (entry, pair) in new.iter().zip(pairs) {
+            m.note(Note::Harmless(WHOLE_BEFORE));
+            m.store(entry, m.load(&pair[0]));
+        }
         m.persist(new);
         let old = self.replace(reserved, depth - 1);
         drop(exclusive);
