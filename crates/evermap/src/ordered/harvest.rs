@@ -21,9 +21,9 @@ use crate::record::Record;
 use crate::{Error, Result, Store};
 
 /// Pairs, about, whose records one thread reads under one guard: the more, the nearer to each other they lie in the file.
-const READ_TOGETHER: usize = 1 << 19;
-/// Pairs of the sample: more than parts are judged by.
-const SAMPLE: usize = 1 << 16;
+const READ_TOGETHER: usize = if cfg!(test) { 1 << 11 } else { 1 << 19 };
+/// Pairs of the sample: more than parts are judged by. Tests have few of either, so that few keys are many groups.
+const SAMPLE: usize = if cfg!(test) { JUDGED } else { 1 << 16 };
 /// Stretches of the file by which they are put in order.
 const PLACES: usize = 1 << 12;
 /// Records that a reader of keys fetches ahead.
