@@ -543,7 +543,7 @@ fn config(model: Model, max_images: u64) -> sim::Config {
     }
 }
 
-/// How much longer than usual the campaigns are to be.
+/// How many times as many workloads as usual the campaigns are to have.
 fn times() -> u64 {
     let times = std::env::var("EVERMAP_CRASH_TIMES");
     times.map_or(1, |times| times.parse().expect("EVERMAP_CRASH_TIMES is a number"))
@@ -552,7 +552,7 @@ fn times() -> u64 {
 fn campaign(index: IndexKind, model: Model, seeds: std::ops::Range<u64>, max_images: u64) {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index };
     let seeds = seeds.start..seeds.start + (seeds.end - seeds.start) * times();
-    let report = sim::campaign::run(&workload, &config(model, max_images * times()), seeds);
+    let report = sim::campaign::run(&workload, &config(model, max_images), seeds);
     println!("{report}");
     report.assert_clean();
     assert!(report.images > 1000);
@@ -572,7 +572,7 @@ fn process_death_at_every_store() {
 fn campaign_with_maps(model: Model, seed: u64) {
     for (&index, seed) in IndexKind::ALL.iter().zip(seed..) {
         let workload = Workload { keys: 4, maps: 2, ops: 120, index };
-        let config = sim::Config { capacity: 512 << 10, ..config(model, 1_500 * times()) };
+        let config = sim::Config { capacity: 512 << 10, ..config(model, 1_500) };
         let report = sim::campaign::run(&workload, &config, seed..seed + times());
         println!("{index}: {report}");
         report.assert_clean();
