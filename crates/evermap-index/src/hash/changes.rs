@@ -1,6 +1,6 @@
 //! What all changes of an index have in common.
 
-/// The methods of [`HashIndex`](crate::HashIndex) that change a pair, for an index whose `apply` takes any closure. Each
+/// The methods of [`Index`](crate::Index) that change a pair, for an index whose `apply` takes any closure. Each
 /// is compiled with its own decision, where the trait's would call through a pointer.
 macro_rules! changes_by_apply {
     () => {

@@ -187,10 +187,19 @@ impl<M: Medium> Directory<M> {
         self.pool.medium().load(&self.range(shape, latch)[0])
     }
 
-    /// Whether any entry names this segment. O(entries).
-    pub(crate) fn names(&self, segment: u64) -> bool {
-        let (m, _latch) = (self.pool.medium(), self.share());
-        self.entries().iter().any(|entry| m.load(entry) & OFFSET == segment)
+    /// What came of recovering a segment, to a caller that was led there: nothing, where that failed and no entry leads
+    /// there any more. It was merged away then; somebody found that while the caller waited, and what it was merged into
+    /// was split since. So it has no place, which is no damage. O(entries) where it failed.
+    pub(crate) fn unless_gone(
+        &self,
+        segment: u64,
+        recovered: Result<Option<Shape>>,
+    ) -> Result<Option<Shape>> {
+        let named = || {
+            let (m, _latch) = (self.pool.medium(), self.share());
+            self.entries().iter().any(|entry| m.load(entry) & OFFSET == segment)
+        };
+        if recovered.is_ok() || named() { recovered } else { Ok(None) }
     }
 
     /// Makes the entries durable that a recovery goes by: those of `shape` and of the other half that it was split

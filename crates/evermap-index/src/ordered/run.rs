@@ -39,23 +39,8 @@ impl Run {
     /// Adds a pair whose key `spell` appends to what it is given.
     #[inline]
     pub fn push_with(&mut self, word: u64, spell: impl FnOnce(&mut Vec<u8>)) {
-        self.push_if(word, |bytes| {
-            spell(bytes);
-            true
-        });
-    }
-
-    /// The same, if `spell` says so in the end; answers whether it did.
-    #[inline]
-    pub fn push_if(&mut self, word: u64, spell: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
-        let start = self.bytes.len();
-        let wanted = spell(&mut self.bytes);
-        if wanted {
-            self.pairs.push(Pair { end: self.bytes.len(), word });
-        } else {
-            self.bytes.truncate(start);
-        }
-        wanted
+        spell(&mut self.bytes);
+        self.pairs.push(Pair { end: self.bytes.len(), word });
     }
 
     /// Pairs.

@@ -72,18 +72,16 @@ impl<M: Medium> Store<M> {
         let mut sample = Run::new();
         let records = self.read_sample(ordered, &walk, &mut sample)?;
         let division = Division::by_sample(&sample, records);
-        let hand = || division.hand(records / threads);
-        let mut hands: Vec<_> = std::iter::repeat_with(hand).take(threads).collect();
-        sample.iter().try_for_each(|(key, hash)| hands[0].push(key, hash))?;
-        drop(sample);
-        let hands: Vec<_> = hands.into_iter().map(Mutex::new).collect();
-        let parts = parallel(threads, threads, |at| {
-            let mut hand = hands[at].lock().expect("nobody else has it");
-            self.read_part(ordered, &walk, &mut hand)
+        let hands = parallel(threads, threads, |at| {
+            let mut hand = division.hand(records / threads);
+            if at == 0 {
+                sample.iter().try_for_each(|(key, hash)| hand.push(key, hash))?;
+            }
+            self.read_part(ordered, &walk, &mut hand)?;
+            Ok(hand)
         });
-        parts.into_iter().collect::<Result<()>>()?;
-        let hands = hands.into_iter().map(|hand| hand.into_inner().expect("no panics while held"));
-        Ok(BPlus::load_dealt(Config::default(), &division, hands.collect(), threads)?)
+        let hands = hands.into_iter().collect::<Result<_>>()?;
+        Ok(BPlus::load_dealt(Config::default(), &division, hands, threads)?)
     }
 
     /// Reads the keys of the first segments; answers about how many records there are.

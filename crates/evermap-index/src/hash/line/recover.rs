@@ -44,13 +44,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             .filter(|shape| shape.depth >= Geometry::<L, N>::DEPTH_MIN)
             .ok_or_else(|| Error::damaged(offset, "impossible shape of a segment"))?;
         if m.load(&segment.header.generation) != self.pool.generation() {
-            match self.finish_structure(offset, segment, shape) {
-                Ok(Some(finished)) => shape = finished,
-                Ok(None) => return Ok(()),
-                // Merged away: somebody found that while we waited, and what it was merged into was split since. So it
-                // has no place, and nobody is led to it any more.
-                Err(_) if !self.directory.names(offset) => return Ok(()),
-                Err(error) => return Err(error),
+            let finished = self.finish_structure(offset, segment, shape);
+            match self.directory.unless_gone(offset, finished)? {
+                Some(finished) => shape = finished,
+                None => return Ok(()),
             }
             self.rebuild(segment, shape);
             self.recovered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

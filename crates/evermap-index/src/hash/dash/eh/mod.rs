@@ -159,12 +159,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
         shape: Shape,
     ) -> Result<Option<Shape>> {
         let finished = dash.finish_directory(offset, segment, shape);
-        // Merged away: somebody found that while we waited, and what it was merged into was split since. So it
-        // has no place, and nobody is led to it any more.
-        if finished.is_err() && !dash.expansion.directory.names(offset) {
-            return Ok(None);
-        }
-        finished
+        dash.expansion.directory.unless_gone(offset, finished)
     }
 
     fn split(

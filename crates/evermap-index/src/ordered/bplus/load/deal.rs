@@ -168,7 +168,7 @@ impl Piece {
         self.bytes.extend_from_slice(key);
     }
 
-    /// The pair that begins at a byte, and where the next does.
+    /// The pair that begins at a byte.
     #[inline]
     pub(super) fn pair(&self, start: usize) -> (&[u8], u64) {
         let (header, rest) =
