@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::epoch::EpochStats;
 use crate::heap::{Evacuation, Heap, HeapStats};
@@ -153,7 +154,8 @@ impl<M: Medium> Pool<M> {
     /// Finds out which old blocks are taken, and makes the others available.
     ///
     /// `visit` calls its argument with every block that is reachable throughout. Mutations may go on
-    /// meanwhile; their guards must be short. The calling thread must not hold a guard. Where `visit` fails,
+    /// meanwhile; their guards must be short. The calling thread must not
+    /// [hold a guard](Domain::is_held_here). Where `visit` fails,
     /// old space stays unavailable, which is safe.
     ///
     /// # Errors
@@ -176,6 +178,13 @@ impl<M: Medium> Pool<M> {
         self.heap.evacuation(least)
     }
 
+    /// Frees what no guard holds back any more, and gives memory that is free back to the system, but for some that
+    /// will soon be needed.
+    pub fn trim(&self) {
+        self.epoch.drain_within(Duration::ZERO);
+        self.heap.trim(false);
+    }
+
     /// Closes in order: everything retired is freed, occupancy is saved, and the region is marked clean.
     ///
     /// Mutations have ended, and no guard is alive.
@@ -194,6 +203,8 @@ impl<M: Medium> Pool<M> {
                 _ => {}
             }
         }
+        // The next opener sets free extents aside again before it uses them.
+        self.heap.trim(true);
         self.region.close()
     }
 

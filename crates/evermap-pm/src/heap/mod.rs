@@ -39,6 +39,7 @@ use crate::{Error, Result};
 mod classes;
 mod evacuate;
 mod snapshot;
+mod trim;
 
 use classes::{Classes, GRANULE};
 
