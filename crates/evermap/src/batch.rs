@@ -422,6 +422,9 @@ impl<M: Medium> Store<M> {
             loop {
                 let named = self.maps_of(batch)?;
                 let stores: Vec<_> = std::iter::once(self).chain(&named).collect();
+                for (part, &key) in batch.parts.iter().zip(&keys) {
+                    stores[part.map].ensure_not_edited(key)?;
+                }
                 if let Some(applied) = self.try_apply(batch, &keys, &stores)? {
                     return Ok(applied);
                 }

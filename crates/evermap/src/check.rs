@@ -79,7 +79,7 @@ impl<M: Medium> Store<M> {
     /// index, if it is ready, has the keys that are there. Changes nothing.
     ///
     /// Waits for the sweep after an unclean stop. Call it while nobody changes the store, or changes may look
-    /// like problems; and not while holding a [`Reader`](crate::Reader). O(n) time, 16 bytes of memory a record.
+    /// like problems. O(n) time, 16 bytes of memory a record.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -91,9 +91,10 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed); the rest is in the report. Of a store that is poisoned, or in a forked child,
+    /// [`Error::Closed`](crate::Error::Closed), [`Error::GuardHeld`](crate::Error::GuardHeld); the rest is in the report. Of a store that is poisoned, or in a forked child,
     /// only this map is checked.
     pub fn check(&self, deep: bool) -> Result<CheckReport> {
+        self.ensure_no_guard("check")?;
         drop(self.enter()?);
         let mut report = CheckReport { deep, ..Default::default() };
         if let Err(error) = self.recover() {

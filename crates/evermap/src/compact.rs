@@ -28,6 +28,7 @@ const GRACE: u64 = 3;
 impl<M: Medium> Store<M> {
     /// Moves records of all maps in the file together where that frees at least an eighth of the space in use for other sizes; answers how
     /// many it moved: none while another thread does the same, sweeps or checks. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
+    /// Gives memory that is free back to the system, but for some that will soon be needed.
     /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// ```
@@ -38,8 +39,16 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`], and [`Error::Pm`] with `Poisoned` or `Forked`.
+    /// [`Error::Closed`], [`Error::GuardHeld`], and [`Error::Pm`] with `Poisoned` or `Forked`.
     pub fn compact(&self) -> Result<u64> {
+        self.ensure_no_guard("compact")?;
+        let moved = self.compact_if_worthwhile()?;
+        // What is free since readers have ended, or since records have moved.
+        self.file.pool.trim();
+        Ok(moved)
+    }
+
+    fn compact_if_worthwhile(&self) -> Result<u64> {
         let (stats, extent) = (self.file.pool.heap_stats(), self.file.pool.region().extent_size());
         let least = (stats.extent_bytes / extent / WORTHWHILE).max(2);
         if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least * extent {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use evermap_pm::ErrorKind;
+use evermap_pm::epoch::{Backlog, Holder};
 
 /// Result of everything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -88,6 +89,39 @@ pub enum Error {
     BatchMap {
         /// The name of the map.
         name: String,
+    },
+    /// The operation waits for guards to end, and the calling thread holds one itself: it has a
+    /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or `Scan::visit`. Nothing was
+    /// done.
+    #[error(
+        "{operation} would wait for itself: this thread holds a guard of the store (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); call it after that has ended"
+    )]
+    GuardHeld {
+        /// What was called.
+        operation: &'static str,
+    },
+    /// A closure of [`modify`](crate::Store::modify) was changing the key that it was called for. Nothing was changed by that
+    /// call.
+    #[error(
+        "key \"{key}\" is being modified by this thread; let the closure return the change instead of making it"
+    )]
+    BeingModified {
+        /// The key, up to 64 bytes, with unprintable bytes escaped.
+        key: String,
+    },
+    /// More memory than [`Options::reader_backlog`](crate::Options::reader_backlog) allows waits for a reader to end before
+    /// it can be used again. Nothing was changed.
+    #[error(
+        "{waiting} bytes cannot be used again, more than the limit of {limit}: {}; end it, or raise Options::reader_backlog",
+        shown_holder(holder)
+    )]
+    HeldUp {
+        /// Bytes that wait.
+        waiting: u64,
+        /// Bytes that may.
+        limit: u64,
+        /// The thread that holds the oldest guard; nothing if it has ended just now.
+        holder: Option<Holder>,
     },
     /// The store was opened without [`Options::ordered`](crate::Options::ordered).
     #[error("the store was opened without an ordered index; open it with Options::ordered(true)")]
@@ -196,6 +230,17 @@ impl Error {
         Error::Overflow { key: shown(key), value, delta }
     }
 
+    #[cold]
+    pub(crate) fn being_modified(key: &[u8]) -> Self {
+        Error::BeingModified { key: shown(key) }
+    }
+
+    #[cold]
+    pub(crate) fn held_up(backlog: Backlog) -> Self {
+        let Backlog { waiting, limit, holder } = backlog;
+        Error::HeldUp { waiting, limit, holder }
+    }
+
     /// Names the file in an error from below that does not.
     #[cold]
     pub(crate) fn at(self, file: &Path) -> Self {
@@ -219,6 +264,14 @@ impl Error {
             _ => return Error::Pm(source),
         };
         Error::Pm(named.into())
+    }
+}
+
+/// Who holds the oldest guard, as messages show it.
+fn shown_holder(holder: &Option<Holder>) -> String {
+    match holder {
+        Some(holder) => holder.to_string(),
+        None => "a reader held them until just now".into(),
     }
 }
 

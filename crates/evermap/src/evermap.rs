@@ -98,8 +98,6 @@ impl Evermap {
     /// leaves everything in order. Later operations through other handles answer [`Error::Closed`]. The
     /// file can be opened again as soon as the last handle is dropped.
     ///
-    /// The calling thread must not hold a reader of another handle: it would wait for itself.
-    ///
     /// # Errors
     /// See [`Store::close`].
     pub fn close(self) -> Result<()> {
@@ -153,6 +151,10 @@ impl Owner {
     }
 
     fn close(&self) -> Result<()> {
+        // Before the threads are waited for: they may be waiting for the guard.
+        if !self.store.is_closed() {
+            self.store.ensure_no_guard("close")?;
+        }
         self.stop_threads();
         self.store.close()
     }

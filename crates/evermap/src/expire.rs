@@ -57,8 +57,7 @@ impl Expiry {
 
 impl<M: Medium> Store<M> {
     /// Removes the records of all maps in the file that are expired or flushed; answers how many. Other operations may go on
-    /// meanwhile; a sweep, a compaction or a check has to end first, so the calling thread must not hold a
-    /// [`Reader`](crate::Reader). O(n). [`Evermap`](crate::Evermap) calls it in the background.
+    /// meanwhile; a sweep, a compaction or a check has to end first. O(n). [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -70,8 +69,9 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// [`Error::GuardHeld`], and see [`Store`].
     pub fn purge(&self) -> Result<u64> {
+        self.ensure_no_guard("purge")?;
         self.file.pool.region().ensure_writable()?;
         let _sweeping = self.file.upkeep.sweeping();
         let expiry = &self.file.upkeep.expiry;

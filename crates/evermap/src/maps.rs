@@ -255,8 +255,8 @@ impl<M: Medium> Store<M> {
     }
 
     /// Frees the space of maps that were dropped; answers how many those were. Waits for operations on them to end; a
-    /// sweep, a purge or a check has to end first. The calling thread must not hold a [`Reader`](crate::Reader). O(records
-    /// in them). [`Evermap`](crate::Evermap) calls it in the background.
+    /// sweep, a purge or a check has to end first. O(records in them). [`Evermap`](crate::Evermap) calls it in the
+    /// background.
     ///
     /// ```
     /// # use evermap::{Evermap, MapOptions, Options};
@@ -269,8 +269,9 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Pm`] with `Poisoned` or `Forked`.
+    /// [`Error::GuardHeld`]; [`Error::Pm`] with `Poisoned` or `Forked`.
     pub fn free_dropped(&self) -> Result<u64> {
+        self.ensure_no_guard("free_dropped")?;
         self.file.pool.region().ensure_writable()?;
         // A sweep must see a dropped map wholly or not at all: what it does not mark is free afterwards, and would
         // be freed a second time.

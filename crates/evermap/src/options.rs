@@ -10,6 +10,9 @@ use evermap_pm::region::{OnSuspect, RegionConfig};
 use crate::error::pm;
 use crate::{Clock, Error, IndexKind, Notices};
 
+/// See [`Options::reader_backlog`]. Far more than waits for operations that are short.
+const READER_BACKLOG: u64 = 64 << 20;
+
 /// What a store survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -76,6 +79,7 @@ pub struct Options {
     pub(crate) clock: Clock,
     pub(crate) ordered: bool,
     pub(crate) notices: Notices,
+    pub(crate) reader_backlog: u64,
 }
 
 impl Default for Options {
@@ -102,6 +106,7 @@ impl Options {
             clock: Clock::system(),
             ordered: false,
             notices: Notices::default(),
+            reader_backlog: READER_BACKLOG,
         }
     }
 
@@ -237,6 +242,29 @@ impl Options {
     /// Who tells the ordered index that keys came or went. [`Notices::InBackground`] unless told otherwise.
     pub fn notices(mut self, notices: Notices) -> Self {
         self.notices = notices;
+        self
+    }
+
+    /// How many bytes may wait for readers to end before mutations are held up, where that is more than a quarter of the
+    /// file. 64 MiB unless told otherwise.
+    ///
+    /// What is replaced or removed cannot be used again while a [`Reader`](crate::Reader) lives that could see it. Beyond
+    /// this limit, mutations wait up to a second for readers to end, and then fail with
+    /// [`Error::HeldUp`], which names the thread; those of the thread that holds the reader fail at
+    /// once. So a reader that is forgotten does not make the file grow for ever.
+    ///
+    /// ```
+    /// use evermap::{Error, Evermap, Options};
+    /// let map = Evermap::open("", Options::volatile().reader_backlog(1 << 20))?;
+    /// let reader = map.reader()?;
+    /// let refused = (0..1_000_000u32).find_map(|_| map.put(b"key", &[0; 10_000]).err());
+    /// assert!(matches!(refused, Some(Error::HeldUp { .. })));
+    /// drop(reader);
+    /// map.put(b"key", &[0; 10_000])?;
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn reader_backlog(mut self, bytes: u64) -> Self {
+        self.reader_backlog = bytes;
         self
     }
 

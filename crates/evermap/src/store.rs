@@ -49,8 +49,8 @@ const READER_WAIT: Duration = Duration::from_millis(500);
 /// * [`Error::Pm`] with `Poisoned` after a thread panicked in the middle of a change, or `Damaged` where
 ///   the index is damaged.
 ///
-/// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`] or [`Error::Pm`] with `NoSpace`, and
-/// nothing has changed then; and [`Error::Pm`] with `Forked` in a forked child.
+/// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`], [`Error::HeldUp`] or [`Error::Pm`] with `NoSpace`,
+/// and nothing has changed then; [`Error::BeingModified`] inside [`modify`](Store::modify); and [`Error::Pm`] with `Forked` in a forked child.
 ///
 /// A file has a default map, which is what [`open`](Store::open) answers, and any number of [named](Store::map) ones. A
 /// `Store` is a handle of one of them, to be cloned and shared. What concerns the file as a whole can be done
@@ -130,6 +130,7 @@ impl<M: Medium> Store<M> {
             Primary::open(&pool, root)?
         };
         let stamps = Stamps::open(region, options.on_suspect)?;
+        pool.epoch().bound(options.reader_backlog);
         // Before anything else is done to any index, and before the sweep asks what they name.
         let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
         let clean = opened.is_none_or(|opened| opened.clean);
@@ -165,13 +166,14 @@ impl<M: Medium> Store<M> {
     /// Later operations on any of its maps answer [`Error::Closed`]; closing again does nothing. What
     /// [dropped](Store::drop_map) maps had and the background has not freed yet is freed first.
     ///
-    /// The calling thread must not hold a [`Reader`](crate::Reader): it would wait for itself.
-    ///
     /// # Errors
-    /// [`Error::Pm`] with `Io` where the system could not write, `Poisoned` or `Forked`; the next opening then
+    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Pm`] with `Io` where the system could not write, `Poisoned` or `Forked`; the next opening then
     /// finds an unclean stop.
     pub fn close(&self) -> Result<()> {
         let file = &self.file;
+        if !self.is_closed() {
+            self.ensure_no_guard("close")?;
+        }
         if file.closed.swap(true, SeqCst) {
             return Ok(());
         }
@@ -257,6 +259,9 @@ impl<M: Medium> Store<M> {
     pub(crate) fn enter_writing(&self) -> Result<Guard<'_>> {
         // Before anything is allocated: in a forked child even a block is not ours to write.
         self.file.pool.region().ensure_writable()?;
+        if self.file.pool.epoch().is_backed_up() {
+            self.wait_for_readers()?;
+        }
         self.enter()
     }
 

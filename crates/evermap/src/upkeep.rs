@@ -211,13 +211,15 @@ impl<M: Medium> Store<M> {
     /// After an unclean stop: finds out which space of the file is in use, so that the rest can be reused, repairs every
     /// part of the index of each map on the way, and counts records. Does nothing if that is done or not needed.
     ///
-    /// Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs a record. The calling thread must not hold a
-    /// [`Reader`](crate::Reader). [`Evermap`](crate::Evermap) calls it in the background.
+    /// Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs a record. [`Evermap`](crate::Evermap) calls it in the
+    /// background.
     ///
     /// # Errors
+    /// [`Error::GuardHeld`](crate::Error::GuardHeld).
     /// [`Error::Pm`](crate::Error::Pm) with `Damaged` where a part of an index cannot be read, and
     /// [`Error::MapDamaged`](crate::Error::MapDamaged) where a map cannot be opened: space from before stays unused then.
     pub fn recover(&self) -> Result<()> {
+        self.ensure_no_guard("recover")?;
         let _sweeping = self.file.upkeep.sweeping();
         if !matches!(self.file.upkeep.sweep_state(), SweepState::Pending) || self.is_closed() {
             return Ok(());

@@ -109,7 +109,7 @@ impl<M: Medium> Store<M> {
         intent: Intent,
         allowed: impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
-        let key = self.key(key)?;
+        let key = self.key_to_change(key)?;
         self.with_space(|| self.try_store(key, value, meta, intent, &allowed))
     }
 
@@ -178,7 +178,7 @@ impl<M: Medium> Store<M> {
     }
 
     fn take_away(&self, key: &[u8], allowed: impl Fn(u64) -> bool) -> Result<Outcome> {
-        let key = self.key(key)?;
+        let key = self.key_to_change(key)?;
         let guard = self.enter_writing()?;
         let mut outcome = Outcome::Absent;
         self.commit(key, Intent::ExistingOnly, &guard, None, &mut |live| match live {
@@ -209,7 +209,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn touch(&self, key: &[u8], expires_at: u32) -> Result<bool> {
-        let key = self.key(key)?;
+        let key = self.key_to_change(key)?;
         let guard = self.enter_writing()?;
         Ok(self.touch_under(key, expires_at, &guard)?.is_some())
     }
@@ -232,12 +232,14 @@ impl<M: Medium> Store<M> {
         expires_at: u32,
         read: impl FnOnce(Item<'_>) -> R,
     ) -> Result<Option<R>> {
-        let key = self.key(key)?;
+        let key = self.key_to_change(key)?;
         let guard = self.enter_writing()?;
         let Some(record) = self.touch_under(key, expires_at, &guard)? else { return Ok(None) };
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
-        Ok(Some(read(record.item(key.bytes, &value, expires_at))))
+        let item = record.item(key.bytes, &value, expires_at);
+        drop(guard);
+        Ok(Some(read(item)))
     }
 
     fn touch_under<'g>(
@@ -266,6 +268,8 @@ impl<M: Medium> Store<M> {
     /// should be short and without effects of its own. Answers any [`Outcome`]. Expected O(1) while threads do
     /// not compete for the key; some thread always succeeds.
     ///
+    /// `edit` may use the store, but not change the same key, and not call what waits for guards: it runs under one.
+    ///
     /// ```
     /// use evermap::Edit;
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -286,7 +290,19 @@ impl<M: Medium> Store<M> {
         key: &[u8],
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Outcome> {
-        let key = self.key(key)?;
+        let key = self.key_to_change(key)?;
+        self.modify_by(key, |item| {
+            let _edit = self.begin_edit(key);
+            edit(item)
+        })
+    }
+
+    /// [`modify`](Store::modify) by an `edit` that does not use the store.
+    pub(crate) fn modify_by(
+        &self,
+        key: BytesRef<'_>,
+        mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
+    ) -> Result<Outcome> {
         self.with_space(|| {
             loop {
                 if let Some(outcome) = self.try_modify(key, &mut edit)? {
