@@ -273,6 +273,16 @@ pub struct Backlog {
     pub holder: Option<Holder>,
 }
 
+impl fmt::Display for Backlog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes wait to be used again, more than the limit of {}: ", self.waiting, self.limit)?;
+        match &self.holder {
+            Some(holder) => holder.fmt(f),
+            None => f.write_str("a guard held them up until just now"),
+        }
+    }
+}
+
 thread_local! {
     static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
     /// The system's id of this thread; 0 until it is asked for.

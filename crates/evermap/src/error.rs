@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use evermap_pm::ErrorKind;
-use evermap_pm::epoch::{Backlog, Holder};
+use evermap_pm::epoch::Backlog;
 
 /// Result of everything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -111,18 +111,8 @@ pub enum Error {
     },
     /// More memory than [`Options::reader_backlog`](crate::Options::reader_backlog) allows waits for a reader to end before
     /// it can be used again. Nothing was changed.
-    #[error(
-        "{waiting} bytes cannot be used again, more than the limit of {limit}: {}; end it, or raise Options::reader_backlog",
-        shown_holder(holder)
-    )]
-    HeldUp {
-        /// Bytes that wait.
-        waiting: u64,
-        /// Bytes that may.
-        limit: u64,
-        /// The thread that holds the oldest guard; nothing if it has ended just now.
-        holder: Option<Holder>,
-    },
+    #[error("{0}; end it, or raise Options::reader_backlog")]
+    HeldUp(Box<Backlog>),
     /// The store was opened without [`Options::ordered`](crate::Options::ordered).
     #[error("the store was opened without an ordered index; open it with Options::ordered(true)")]
     NotOrdered,
@@ -237,8 +227,7 @@ impl Error {
 
     #[cold]
     pub(crate) fn held_up(backlog: Backlog) -> Self {
-        let Backlog { waiting, limit, holder } = backlog;
-        Error::HeldUp { waiting, limit, holder }
+        Error::HeldUp(Box::new(backlog))
     }
 
     /// Names the file in an error from below that does not.
@@ -264,14 +253,6 @@ impl Error {
             _ => return Error::Pm(source),
         };
         Error::Pm(named.into())
-    }
-}
-
-/// Who holds the oldest guard, as messages show it.
-fn shown_holder(holder: &Option<Holder>) -> String {
-    match holder {
-        Some(holder) => holder.to_string(),
-        None => "a reader held them until just now".into(),
     }
 }
 

@@ -258,7 +258,7 @@ impl Options {
     /// let map = Evermap::open("", Options::volatile().reader_backlog(1 << 20))?;
     /// let reader = map.reader()?;
     /// let refused = (0..1_000_000u32).find_map(|_| map.put(b"key", &[0; 10_000]).err());
-    /// assert!(matches!(refused, Some(Error::HeldUp { .. })));
+    /// assert!(matches!(refused, Some(Error::HeldUp(_))));
     /// drop(reader);
     /// map.put(b"key", &[0; 10_000])?;
     /// # Ok::<(), evermap::Error>(())

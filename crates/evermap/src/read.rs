@@ -5,19 +5,22 @@
 //! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
 //! hold.
 
+use std::iter::FusedIterator;
+
 use evermap_index::Guard;
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
+use crate::pages::Pages;
 use crate::record::Record;
 use crate::{Error, Item, Result, Store};
 
 /// Keys that are looked up together by `get_many`.
 pub(crate) const BATCH: usize = 32;
 /// Records that a walk fetches ahead.
-const RECORDS_AHEAD: usize = 8;
+pub(crate) const RECORDS_AHEAD: usize = 8;
 
 /// A live record, and when it expires.
 pub(crate) type Found<'g, M> = (Record<'g, M>, u32);
@@ -190,8 +193,11 @@ impl<M: Medium> Store<M> {
     /// record or a part of the index is damaged. Stops when `each` answers `false`. O(n).
     ///
     /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile, at
-    /// most once. (A key that is removed and put again meanwhile has two records.) Each is current at some moment. `each` may use the store; it runs under a guard for about a
-    /// thousand records at a time.
+    /// most once. (A key that is removed and put again meanwhile has two records.) Each is current at some moment.
+    ///
+    /// `each` may use the store in any way and take its time: about a thousand records are copied at a time, and no guard
+    /// is held while they are shown. That takes memory for their keys, and for 256 KiB of values or the largest of
+    /// them.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -206,29 +212,12 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`]; the rest is shown to `each`.
+    /// [`Error::Closed`] and [`Error::Dropped`], `each` itself may be the cause; the rest is shown to `each`.
     pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
-        let (mut key, mut value) = (Vec::new(), Vec::new());
-        let mut walk = Walk::new(self);
-        let mut pairs = Vec::new();
-        while let Some(_guard) = walk.next(&mut pairs)? {
-            if let Err(error) = walk.take_error()
-                && !each(Err(error))
-            {
-                return Ok(());
-            }
-            for (at, &(hash, word)) in pairs.iter().enumerate() {
-                if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
-                    self.prefetch(*ahead);
-                }
-                let go_on = match self.copy_of(hash, word, &mut key, &mut value) {
-                    Ok(None) => true,
-                    Ok(Some(item)) => each(Ok(item)),
-                    Err(error) => each(Err(error)),
-                };
-                if !go_on {
-                    return Ok(());
-                }
+        let mut pages = Pages::new(self);
+        while let Some(item) = pages.next()? {
+            if !each(item) {
+                break;
             }
         }
         Ok(())
@@ -246,7 +235,7 @@ impl<M: Medium> Store<M> {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn iter(&self) -> Iter<'_, M> {
-        Iter { walk: Walk::new(self), pairs: Vec::new().into_iter(), _guard: None }
+        Iter { pages: Pages::new(self) }
     }
 
     /// Begins to read without copying; see [`Reader`].
@@ -319,38 +308,31 @@ impl<M: Medium> Store<M> {
         Ok(())
     }
 
-    /// A verified copy of the record of a pair in the index, unless it is dead.
-    fn copy_of<'a>(
+    /// The record of a pair in the index, unless it is dead, and when it expires. Appends its key to `keys`.
+    pub(crate) fn named(
         &self,
         hash: u64,
         word: u64,
-        key: &'a mut Vec<u8>,
-        value: &'a mut Vec<u8>,
-    ) -> Result<Option<Item<'a>>> {
-        key.clear();
-        value.clear();
-        let named = match Record::at(self.file.pool.medium(), word) {
+        keys: &mut Vec<u8>,
+    ) -> Result<Option<Found<'_, M>>> {
+        let Ok(record) = Record::at(self.file.pool.medium(), word) else {
             // Of a pair whose record is unreadable nobody knows the key.
-            Err(_) => self.readable(BytesRef { bytes: &[], hash }, word)?,
-            Ok(record) => {
-                record.append_key(key)?;
-                let named = self.key(key)?;
-                if named.hash != hash {
-                    self.met_damage();
-                    return Err(record.damaged("it is not where its key belongs"));
-                }
-                self.readable(named, word)?
-            }
+            return self.readable(BytesRef { bytes: &[], hash }, word);
         };
-        let Some((record, expires_at)) = named else { return Ok(None) };
-        self.copy(key, &record, value)?;
-        Ok(Some(record.item(key, value, expires_at)))
+        let from = keys.len();
+        record.append_key(keys)?;
+        let named = self.key(&keys[from..])?;
+        if named.hash != hash {
+            self.met_damage();
+            return Err(record.damaged("it is not where its key belongs"));
+        }
+        self.readable(named, word)
     }
 }
 
 /// A walk through the index, one segment at a time.
 pub(crate) struct Walk<'s, M: Medium> {
-    store: &'s Store<M>,
+    pub(crate) store: &'s Store<M>,
     /// Where to go on: see [`Persistent::scan`](evermap_index::Persistent::scan).
     from: Option<u64>,
     error: Option<Error>,
@@ -394,47 +376,33 @@ impl<M: Medium> Drop for Walk<'_, M> {
 }
 
 /// All keys and values of a store: see [`Store::iter`].
+///
+/// It holds nothing in the store between two calls, so it may be kept for as long as one likes: it keeps no memory from
+/// being used again, and [`close`](Store::close) does not wait for it.
 pub struct Iter<'s, M: Medium = Mapped> {
-    walk: Walk<'s, M>,
-    pairs: std::vec::IntoIter<(u64, u64)>,
-    /// Keeps the records of `pairs` from being reused.
-    _guard: Option<Guard<'s>>,
+    pages: Pages<'s, M>,
 }
 
 impl<M: Medium> Iterator for Iter<'_, M> {
     type Item = Result<(Vec<u8>, Vec<u8>)>;
 
+    /// Of a damaged record, or a damaged part of the index, the error; and then what comes next. Of a store that was
+    /// closed, or a map that was dropped, the error once; and then nothing more.
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Err(error) = self.walk.take_error() {
-                return Some(Err(error));
-            }
-            let Some((hash, word)) = self.pairs.next() else {
-                let mut pairs = Vec::new();
-                match self.walk.next(&mut pairs) {
-                    Ok(None) => return None,
-                    Ok(Some(guard)) => {
-                        (self.pairs, self._guard) = (pairs.into_iter(), Some(guard));
-                        continue;
-                    }
-                    Err(error) => {
-                        // The store was closed: there is nothing to go on with.
-                        self.walk.from = None;
-                        return Some(Err(error));
-                    }
-                }
-            };
-            let (mut key, mut value) = (Vec::new(), Vec::new());
-            match self.walk.store.copy_of(hash, word, &mut key, &mut value) {
-                Ok(None) => {}
-                Ok(Some(_)) => return Some(Ok((key, value))),
-                Err(error) => return Some(Err(error)),
-            }
+        match self.pages.next() {
+            Ok(Some(shown)) => Some(shown.map(|item| (item.key.to_vec(), item.value.to_vec()))),
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
         }
     }
 }
 
-/// Reads without copying. While it lives, nothing that it has seen is reused, so it should be short-lived.
+impl<M: Medium> FusedIterator for Iter<'_, M> {}
+
+/// Reads without copying. While it lives, nothing that it could see is used again, so it should be short-lived: where
+/// [too much](crate::Options::reader_backlog) waits for it, mutations fail with [`Error::HeldUp`]. It stays on the thread
+/// that made it. That thread cannot close, check, sweep, purge or compact the store meanwhile: those answer
+/// [`Error::GuardHeld`].
 ///
 /// ```
 /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;

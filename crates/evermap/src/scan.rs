@@ -13,7 +13,7 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::read::BATCH;
-use crate::{Item, Result, Store};
+use crate::{Error, Item, Result, Store};
 
 /// Bytes of values after which an iterator copies no more of them ahead.
 const AHEAD_BYTES: usize = 64 << 10;
@@ -177,6 +177,10 @@ pub struct Scan<'s, M: Medium = Mapped> {
     at: usize,
     /// What the iterator has looked up ahead.
     items: VecDeque<(Vec<u8>, Result<Vec<u8>>)>,
+    /// Why it ends when these are shown.
+    failed: Option<Error>,
+    /// Whether it has said so: then the iterator has ended.
+    over: bool,
 }
 
 impl<'s, M: Medium> Scan<'s, M> {
@@ -196,8 +200,19 @@ impl<'s, M: Medium> Scan<'s, M> {
             Direction::Ascending => range.upper,
             Direction::Descending => range.lower,
         };
-        let (limit, keys, items) = (u64::MAX, Run::new(), VecDeque::new());
-        Scan { store, tree, cursor, direction, until, limit, keys, at: 0, items }
+        Scan {
+            store,
+            tree,
+            cursor,
+            direction,
+            until,
+            limit: u64::MAX,
+            keys: Run::new(),
+            at: 0,
+            items: VecDeque::new(),
+            failed: None,
+            over: false,
+        }
     }
 
     /// The same in the other direction. Of a scan that has begun, what it has not shown yet.
@@ -270,8 +285,8 @@ impl<'s, M: Medium> Scan<'s, M> {
     }
 
     /// Calls `each` with the records in order, copied and verified, or with the error where one is damaged, until it
-    /// answers `false`. Going on later goes on behind the record that was shown last. A guard is held meanwhile, so
-    /// `each` should be quick; it may use the store.
+    /// answers `false`. Going on later goes on behind the record that was shown last. A guard is held meanwhile, for 32
+    /// records at a time, so `each` should be quick; it may use the store, but not wait for guards.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -306,9 +321,9 @@ impl<'s, M: Medium> Scan<'s, M> {
 
     /// Forgets what was fetched ahead, and goes on in this direction with what was not shown.
     fn begin_again(&mut self, direction: Direction) {
-        let limit = self.limit.saturating_add(self.items.len() as u64);
+        let (limit, over) = (self.limit.saturating_add(self.items.len() as u64), self.over);
         *self = Self::towards(direction, self.store, self.tree, self.rest());
-        self.limit = limit;
+        (self.limit, self.over) = (limit, over);
     }
 
     /// Gets keys from the tree unless there are some; answers whether there are any to be shown.
@@ -355,8 +370,13 @@ impl<'s, M: Medium> Scan<'s, M> {
             looked_up => looked_up,
         };
         self.limit -= shown;
-        self.at = if looked_up? { self.keys.len() } else { self.at + last + 1 };
-        Ok(())
+        match looked_up {
+            Ok(true) => self.at = self.keys.len(),
+            // `each` wants no more, or what comes next cannot be looked up.
+            Ok(false) | Err(_) if shown > 0 => self.at += last + 1,
+            Ok(false) | Err(_) => {}
+        }
+        looked_up.map(|_| ())
     }
 
     /// Looks keys up one by one; answers whether to go on.
@@ -401,21 +421,29 @@ impl<'s, M: Medium> Scan<'s, M> {
 impl<M: Medium> Iterator for Scan<'_, M> {
     type Item = Result<(Vec<u8>, Vec<u8>)>;
 
-    /// Of a damaged record, the error; and then the next. After any other error, nothing more.
+    /// Of a damaged record, the error; and then the next. Any other error once, of a store that was closed for instance;
+    /// and then nothing more.
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
+        while !self.over {
+            if !self.store.map.is_open() {
+                // What was copied ahead is not shown any more, as if it had been looked up only now.
+                self.over = true;
+                return Some(Err(self.store.map.refusal()));
+            }
             if let Some((key, value)) = self.items.pop_front() {
                 return Some(value.map(|value| (key, value)));
             }
+            if let Some(error) = self.failed.take() {
+                self.over = true;
+                return Some(Err(error));
+            }
             match self.copy_ahead() {
                 Ok(true) => {}
-                Ok(false) => return None,
-                Err(error) => {
-                    self.limit = 0;
-                    return Some(Err(error));
-                }
+                Ok(false) => break,
+                Err(error) => self.failed = Some(error),
             }
         }
+        None
     }
 }
 
