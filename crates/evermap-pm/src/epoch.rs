@@ -275,7 +275,11 @@ pub struct Backlog {
 
 impl fmt::Display for Backlog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes wait to be used again, more than the limit of {}: ", self.waiting, self.limit)?;
+        write!(
+            f,
+            "{} bytes wait to be used again, more than the limit of {}: ",
+            self.waiting, self.limit
+        )?;
         match &self.holder {
             Some(holder) => holder.fmt(f),
             None => f.write_str("a guard held them up until just now"),

@@ -24,7 +24,7 @@ impl<M: Medium> Store<M> {
     /// room in an `i64`: nothing has changed then.
     pub fn fetch_add(&self, key: &[u8], delta: i64) -> Result<i64> {
         let mut answer = Ok((0, 0));
-        let _ = self.modify_by(self.key_to_change(key)?, |current| {
+        let _ = self.modify_by(self.begin_change(key)?, |current| {
             // Asked again where another thread was faster, so the answer of before means nothing.
             answer = sum(key, current.map(|item| item.value), delta);
             match answer {
@@ -49,7 +49,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn append(&self, key: &[u8], data: &[u8]) -> Result<Outcome> {
-        self.modify_by(self.key_to_change(key)?, |current| {
+        self.modify_by(self.begin_change(key)?, |current| {
             Edit::Value([current.map_or(&[][..], |item| item.value), data].concat())
         })
     }
@@ -67,7 +67,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn prepend(&self, key: &[u8], data: &[u8]) -> Result<Outcome> {
-        self.modify_by(self.key_to_change(key)?, |current| {
+        self.modify_by(self.begin_change(key)?, |current| {
             Edit::Value([data, current.map_or(&[][..], |item| item.value)].concat())
         })
     }

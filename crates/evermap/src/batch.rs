@@ -418,6 +418,7 @@ impl<M: Medium> Store<M> {
                 ensure_length(value)?;
             }
         }
+        self.ensure_not_backed_up()?;
         self.with_space(|| {
             loop {
                 let named = self.maps_of(batch)?;

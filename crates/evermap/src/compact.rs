@@ -49,6 +49,10 @@ impl<M: Medium> Store<M> {
     }
 
     fn compact_if_worthwhile(&self) -> Result<u64> {
+        if self.file.pool.epoch().is_backed_up() {
+            // What moves would wait for readers too.
+            return Ok(0);
+        }
         let (stats, extent) = (self.file.pool.heap_stats(), self.file.pool.region().extent_size());
         let least = (stats.extent_bytes / extent / WORTHWHILE).max(2);
         if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least * extent {

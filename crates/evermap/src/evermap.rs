@@ -179,8 +179,9 @@ impl Drop for Owner {
         if std::thread::panicking() {
             // What the panic interrupted is unknown: let the next opening recover.
             self.stop_threads();
-        } else {
-            let _ = self.close();
+        } else if self.close().is_err() {
+            // Of a reader that was leaked, for one: then nobody can wait for the threads, but they end.
+            self.store.file.upkeep.stop();
         }
     }
 }

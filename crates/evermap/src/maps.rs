@@ -233,7 +233,9 @@ impl<M: Medium> Store<M> {
         if let Some(map) = map.as_ref().filter(|_| file.pool.medium().mutant("MA-1")) {
             free_everything(&file.pool, map);
         }
-        let removed = catalogue.remove(name.as_bytes());
+        // Without waiting for readers, even where much waits for them: one of them may be waiting for the table.
+        let removed =
+            catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, |_| true));
         // An error may mean that only tidying up failed.
         let is_gone = removed.is_ok() || matches!(catalogue.contains(name.as_bytes()), Ok(false));
         drop(turn);

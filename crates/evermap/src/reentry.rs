@@ -15,7 +15,7 @@
 //! | `close`, `check`, `recover`, `free_dropped`, `purge` | waits for guards, or for others who do: refused | refused, for there is a guard |
 //! | `compact` | could free nothing that it moves: refused | refused, for there is a guard |
 //! | changes of the key that is being modified, alone or in a batch | done | would never end: refused |
-//! | mutations, where too much memory [waits](evermap_pm::Domain::is_backed_up) for the guard | refused | refused |
+//! | changes of any key, where too much memory [waits](evermap_pm::Domain::is_backed_up) for the guard | refused | refused |
 //! | everything else, `drop_map`, `flush_all` and scans included | done | done |
 
 use std::cell::{Cell, RefCell};
@@ -65,11 +65,12 @@ impl<M: Medium> Store<M> {
         Edit(())
     }
 
-    /// [`key`](Store::key) for a caller that will change it.
+    /// Begins a change of one key, before anything is locked or pinned; returns the key with its hash.
     #[inline]
-    pub(crate) fn key_to_change<'k>(&self, key: &'k [u8]) -> Result<BytesRef<'k>> {
+    pub(crate) fn begin_change<'k>(&self, key: &'k [u8]) -> Result<BytesRef<'k>> {
         let key = self.key(key)?;
         self.ensure_not_edited(key)?;
+        self.ensure_not_backed_up()?;
         Ok(key)
     }
 
@@ -94,8 +95,15 @@ impl<M: Medium> Store<M> {
     }
 
     /// Gives guards some time to end where more memory waits for them than may.
+    #[inline]
+    pub(crate) fn ensure_not_backed_up(&self) -> Result<()> {
+        if self.file.pool.epoch().is_backed_up() { self.wait_for_readers() } else { Ok(()) }
+    }
+
     #[cold]
-    pub(crate) fn wait_for_readers(&self) -> Result<()> {
+    fn wait_for_readers(&self) -> Result<()> {
+        // In a forked child, guards of threads that do not exist there would never end.
+        self.file.pool.region().ensure_writable()?;
         self.file.pool.epoch().relieve(PATIENCE).map_err(Error::held_up)
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_pm::Medium;
-use evermap_pm::epoch::EpochStats;
+use evermap_pm::epoch::{EpochStats, Holder};
 
 use crate::census::Count;
 use crate::ordered::Ordered;
@@ -70,6 +70,8 @@ pub struct Stat {
     pub ordered: Option<OrderedStat>,
     /// Guards, and bytes that wait for them.
     pub epoch: EpochStats,
+    /// The thread that keeps memory from being used again at present, if one does.
+    pub held_up_by: Option<Holder>,
     /// The CAS id that will be given out next.
     pub next_cas: u64,
     /// Records with a smaller CAS id are flushed.
@@ -106,6 +108,7 @@ impl<M: Medium> Store<M> {
         let guard = self.enter()?;
         let index = self.map.index.stats(&guard)?;
         let (heap, region) = (self.file.pool.heap_stats(), self.file.pool.region());
+        let epoch = self.file.pool.epoch_stats();
         Ok(Stat {
             path: self.file.origin.path.clone(),
             file_system: self.file.origin.file_system.clone(),
@@ -133,7 +136,10 @@ impl<M: Medium> Store<M> {
             suspect: self.file.origin.suspect,
             sweep: self.file.upkeep.sweep_state(),
             ordered: self.map.ordered.as_ref().map(Ordered::stat),
-            epoch: self.file.pool.epoch_stats(),
+            held_up_by: Some(&epoch)
+                .filter(|epoch| epoch.oldest_guard_lag > 0)
+                .and_then(|_| self.file.pool.epoch().oldest_guard()),
+            epoch,
             next_cas: self.file.stamps.next(),
             flush_mark: self.map.flush.mark(),
             flush_due: self.map.flush.due(),
@@ -189,6 +195,9 @@ impl fmt::Display for Stat {
             format!("{} (oldest {} behind)", self.epoch.guards, self.epoch.oldest_guard_lag);
         line("guards", &guards)?;
         line("awaiting reuse", &self.epoch.bytes_waiting)?;
+        if let Some(holder) = &self.held_up_by {
+            line("held up by", holder)?;
+        }
         line("next CAS id", &self.next_cas)?;
         line("flushed below", &self.flush_mark)?;
         if let Some(due) = self.flush_due {

@@ -259,9 +259,6 @@ impl<M: Medium> Store<M> {
     pub(crate) fn enter_writing(&self) -> Result<Guard<'_>> {
         // Before anything is allocated: in a forked child even a block is not ours to write.
         self.file.pool.region().ensure_writable()?;
-        if self.file.pool.epoch().is_backed_up() {
-            self.wait_for_readers()?;
-        }
         self.enter()
     }
 

@@ -109,7 +109,7 @@ impl<M: Medium> Store<M> {
         intent: Intent,
         allowed: impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
-        let key = self.key_to_change(key)?;
+        let key = self.begin_change(key)?;
         self.with_space(|| self.try_store(key, value, meta, intent, &allowed))
     }
 
@@ -178,7 +178,15 @@ impl<M: Medium> Store<M> {
     }
 
     fn take_away(&self, key: &[u8], allowed: impl Fn(u64) -> bool) -> Result<Outcome> {
-        let key = self.key_to_change(key)?;
+        self.unbind(self.begin_change(key)?, allowed)
+    }
+
+    /// Removes the live record of `key` if `allowed`, given its CAS id.
+    pub(crate) fn unbind(
+        &self,
+        key: BytesRef<'_>,
+        allowed: impl Fn(u64) -> bool,
+    ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         let mut outcome = Outcome::Absent;
         self.commit(key, Intent::ExistingOnly, &guard, None, &mut |live| match live {
@@ -209,7 +217,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn touch(&self, key: &[u8], expires_at: u32) -> Result<bool> {
-        let key = self.key_to_change(key)?;
+        let key = self.begin_change(key)?;
         let guard = self.enter_writing()?;
         Ok(self.touch_under(key, expires_at, &guard)?.is_some())
     }
@@ -232,7 +240,7 @@ impl<M: Medium> Store<M> {
         expires_at: u32,
         read: impl FnOnce(Item<'_>) -> R,
     ) -> Result<Option<R>> {
-        let key = self.key_to_change(key)?;
+        let key = self.begin_change(key)?;
         let guard = self.enter_writing()?;
         let Some(record) = self.touch_under(key, expires_at, &guard)? else { return Ok(None) };
         let mut value = Vec::new();
@@ -290,7 +298,7 @@ impl<M: Medium> Store<M> {
         key: &[u8],
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Outcome> {
-        let key = self.key_to_change(key)?;
+        let key = self.begin_change(key)?;
         self.modify_by(key, |item| {
             let _edit = self.begin_edit(key);
             edit(item)

@@ -12,6 +12,7 @@ mod damage;
 mod expire;
 mod files;
 mod full;
+mod guards;
 mod maps;
 mod model;
 mod ordered;

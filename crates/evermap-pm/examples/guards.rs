@@ -1,0 +1,42 @@
+//! What a guard costs: `cargo run --release -p evermap-pm --example guards`.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use evermap_pm::Domain;
+
+const ROUNDS: u32 = 10_000_000;
+const REPEATS: usize = 9;
+
+/// One guard, in a function of its own so that its instructions can be looked at.
+#[inline(never)]
+fn one_guard(domain: &Domain) {
+    black_box(domain.pin());
+}
+
+/// Nanoseconds of one call, the median of several runs.
+fn time(mut call: impl FnMut()) -> f64 {
+    let mut times: Vec<_> = (0..REPEATS)
+        .map(|_| {
+            let began = Instant::now();
+            (0..ROUNDS).for_each(|_| call());
+            began.elapsed().as_secs_f64() * 1e9 / f64::from(ROUNDS)
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[REPEATS / 2]
+}
+
+fn main() {
+    let domain = Domain::new(Box::new(|_| {}));
+    println!("a guard             {:6.2} ns", time(|| one_guard(&domain)));
+    let outer = domain.pin();
+    println!("a guard inside it   {:6.2} ns", time(|| one_guard(&domain)));
+    drop(outer);
+    // Small blocks of one size, as one thread that replaces records retires them.
+    let retire = || {
+        let _guard = domain.pin();
+        domain.retire_of(1, 128, 1 << 30);
+    };
+    println!("retiring a block    {:6.2} ns", time(retire));
+}
