@@ -385,14 +385,6 @@ impl<'s, M: Medium> Walk<'s, M> {
     }
 }
 
-impl<M: Medium> Drop for Walk<'_, M> {
-    fn drop(&mut self) {
-        if let Some(from) = self.from.filter(|&from| from != 0) {
-            self.store.map.index.abandon(from);
-        }
-    }
-}
-
 /// All keys and values of a store: see [`Store::iter`].
 pub struct Iter<'s, M: Medium = Mapped> {
     walk: Walk<'s, M>,
