@@ -228,7 +228,10 @@ pub trait Persistent<M: Medium>: Sized {
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self>;
 
     /// Shows `visitor` every block and every word, recovering each segment on the way. Mutations may run
-    /// meanwhile: a pair is then shown if it was present throughout, and a block if it was reachable throughout.
+    /// meanwhile: a pair that was present throughout is shown exactly once, another one at most once, and a block is shown
+    /// if it was reachable throughout. What is not shown is given away by a sweep, so this holds without exception: for any
+    /// number of walks and visits at the same time, however long `visitor` takes, and whatever the index does to its
+    /// structure meanwhile.
     ///
     /// # Errors
     /// `Damaged` where part of the index could not be read; the rest was still visited.
@@ -240,6 +243,10 @@ pub trait Persistent<M: Medium>: Sized {
     /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard for one unit at a
     /// time, and `each` may use the index. Expected O(pairs of the unit), which are a few thousand at most.
     ///
+    /// Between two units the walk is `from` and nothing else: the index remembers nothing about it. So there can be any
+    /// number of walks, each can rest as long as it likes and be dropped anywhere, and none keeps the index from changing
+    /// its structure. Whatever changes meanwhile, a walk that goes on misses no pair that was present throughout.
+    ///
     /// # Errors
     /// `Damaged` if the unit cannot be read, beside the `from` to go on with; `Poisoned`.
     fn scan(
@@ -248,10 +255,6 @@ pub trait Persistent<M: Medium>: Sized {
         guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>);
-
-    /// Says that nobody will go on with a walk from `from`, which [`scan`](Persistent::scan) has answered. An index may
-    /// hold things in place for the sake of such a walk; without this it does so for some time.
-    fn abandon(&self, _from: u64) {}
 
     /// Walks everything and describes each violated invariant. Empty means sound. Call without concurrent mutations.
     fn check(&self) -> Vec<String>;

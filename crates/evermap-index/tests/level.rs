@@ -100,50 +100,120 @@ fn with_keys(keys: u64) -> (Arc<Pool<Dram>>, Tiny<u64, Dram>) {
     (pool, index)
 }
 
-/// Sixteen walks and more can begin and end while one is under way: it still shows each key once.
-#[test]
-fn short_walks_take_nothing_from_a_long_one() {
-    let (pool, index) = with_keys(600);
-    let mut shown = HashMap::new();
-    let (mut from, mut next) = (Some(0), 600);
-    while let Some(here) = from {
-        let mut each = |key, _| *shown.entry(key).or_insert(0) += 1;
-        let (unit, rest) = index.scan(here, &pool.pin(), &mut each);
-        unit.unwrap();
-        from = rest;
-        for _ in 0..40 {
-            index.stats(&pool.pin()).unwrap();
+/// One walk, unit by unit, and how often it has shown each key.
+#[derive(Default)]
+struct Walker {
+    from: u64,
+    has_ended: bool,
+    shown: HashMap<u64, u32>,
+}
+
+impl Walker {
+    /// Shows so many units, if there are as many.
+    fn go_on(&mut self, pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, units: usize) {
+        for _ in 0..units {
+            if self.has_ended {
+                return;
+            }
+            let mut each = |key, _| *self.shown.entry(key).or_insert(0) += 1;
+            let (unit, next) = index.scan(self.from, &pool.pin(), &mut each);
+            unit.unwrap();
+            (self.from, self.has_ended) = (next.unwrap_or(0), next.is_none());
         }
-        // Records move, and the table grows.
-        for key in next..next + 200 {
+    }
+}
+
+/// Inserts keys from `from` on until the table has grown so often. Returns the first key that is left.
+fn grow(pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, from: u64, times: u64) -> u64 {
+    let grown = || index.stats(&pool.pin()).unwrap().splits;
+    let (before, mut key) = (grown(), from);
+    while grown() < before + times {
+        for key in key..key + 50 {
             index.insert(key, key, &pool.pin()).unwrap();
         }
-        next += 200;
+        key += 50;
     }
-    assert!((0..600).all(|key| shown.get(&key) == Some(&1)));
-    assert!(shown.values().all(|&times| times == 1));
+    key
+}
+
+/// Any number of walks can be under way, and rest anywhere while the table grows several times: each shows every key that
+/// was there throughout once, and none a key twice. Nobody waits for one that rests.
+#[test]
+fn walks_that_rest_miss_nothing_however_many_there_are() {
+    const KEYS: u64 = 2600;
+    const WALKS: usize = 40;
+    let (pool, index) = with_keys(KEYS);
+    let mut walkers: Vec<Walker> = (0..WALKS).map(|_| Walker::default()).collect();
+    // They rest at different places.
+    for (at, walker) in walkers.iter_mut().enumerate() {
+        walker.go_on(&pool, &index, 1 + at % 5);
+    }
+    assert!(walkers.iter().all(|walker| !walker.has_ended));
+    let left = grow(&pool, &index, KEYS, 2);
+    walkers.iter_mut().for_each(|walker| walker.go_on(&pool, &index, 2));
+    assert!(walkers.iter().all(|walker| !walker.has_ended));
+    grow(&pool, &index, left, 1);
+    for walker in &mut walkers {
+        walker.go_on(&pool, &index, usize::MAX);
+        assert!((0..KEYS).all(|key| walker.shown.get(&key) == Some(&1)));
+        assert!(walker.shown.values().all(|&times| times == 1));
+    }
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// How often a nearly full table has grown when more keys are inserted after the first unit of a walk.
-fn growths_beside_a_walk(goes_on: impl Fn(&Tiny<u64, Dram>, u64)) -> u64 {
-    const KEYS: u64 = 2600;
-    let (pool, index) = with_keys(KEYS);
-    let before = index.stats(&pool.pin()).unwrap().splits;
-    let (unit, from) = index.scan(0, &pool.pin(), &mut |_, _| ());
-    unit.unwrap();
-    goes_on(&index, from.unwrap());
-    (KEYS..KEYS + 600).for_each(|key| {
-        index.insert(key, key, &pool.pin()).unwrap();
-    });
-    index.stats(&pool.pin()).unwrap().splits - before
+/// Calls `meanwhile` when the first word is shown, and counts how often each is.
+struct Interrupted<F: FnOnce()> {
+    meanwhile: Option<F>,
+    shown: HashMap<u64, u32>,
 }
 
-/// A walk that rests holds records in place; one that is said to have ended does not.
+impl<F: FnOnce()> Visitor for Interrupted<F> {
+    fn block(&mut self, _offset: u64) {}
+
+    fn word(&mut self, word: u64) {
+        *self.shown.entry(word).or_insert(0) += 1;
+        if let Some(meanwhile) = self.meanwhile.take() {
+            meanwhile();
+        }
+    }
+}
+
+/// What a sweep trusts: all words are shown, whatever walks begin, rest and end beside it, and however the table grows.
 #[test]
-fn an_abandoned_walk_holds_nothing_in_place() {
-    assert_eq!(growths_beside_a_walk(|_, _| ()), 0);
-    assert_eq!(growths_beside_a_walk(|index, from| index.abandon(from)), 1);
+fn a_visit_misses_nothing_however_many_walks_there_are() {
+    const KEYS: u64 = 2600;
+    for walks in [0, 1, 15, 16, 17, 100] {
+        let (pool, index) = with_keys(KEYS);
+        let meanwhile = || {
+            let mut others: Vec<Walker> = (0..walks).map(|_| Walker::default()).collect();
+            others.iter_mut().for_each(|walker| walker.go_on(&pool, &index, 1));
+            let left = grow(&pool, &index, KEYS, 1);
+            drop(others);
+            grow(&pool, &index, left, 1);
+        };
+        let mut visitor = Interrupted { meanwhile: Some(meanwhile), shown: HashMap::new() };
+        index.visit(&mut visitor).unwrap();
+        let shown = visitor.shown;
+        assert!((0..KEYS).all(|key| shown.get(&key) == Some(&1)), "{walks} walks");
+        assert!(shown.values().all(|&times| times == 1), "{walks} walks");
+    }
+}
+
+/// However long a walk rests, the table grows when it has to, and insertions find room as if there were none.
+#[test]
+fn a_walk_that_rests_holds_nothing_in_place() {
+    const KEYS: u64 = 2600;
+    let grown = |rests: bool| {
+        let (pool, index) = with_keys(KEYS);
+        let mut walker = Walker::default();
+        walker.go_on(&pool, &index, usize::from(rests));
+        (KEYS..2 * KEYS).for_each(|key| {
+            index.insert(key, key, &pool.pin()).unwrap();
+        });
+        let stats = index.stats(&pool.pin()).unwrap();
+        (stats.splits, stats.depth, stats.pm_bytes)
+    };
+    assert_eq!(grown(true), grown(false));
 }
 
 /// L8: a lookup visits one bucket after the other, and a record moves behind it. Keys that are never removed must

@@ -205,10 +205,6 @@ impl<M: Medium> Primary<M> {
         with!(self, index => index.scan(from, guard, each))
     }
 
-    pub(crate) fn abandon(&self, from: u64) {
-        with!(self, index => index.abandon(from))
-    }
-
     pub(crate) fn stats(&self, guard: &Guard<'_>) -> Result<Stats> {
         with!(self, index => index.stats(guard))
     }

@@ -367,14 +367,6 @@ impl<'s, M: Medium> Walk<'s, M> {
     }
 }
 
-impl<M: Medium> Drop for Walk<'_, M> {
-    fn drop(&mut self) {
-        if let Some(from) = self.from.filter(|&from| from != 0) {
-            self.store.map.index.abandon(from);
-        }
-    }
-}
-
 /// All keys and values of a store: see [`Store::iter`].
 ///
 /// It holds nothing in the store between two calls, so it may be kept for as long as one likes: it keeps no memory from

@@ -18,3 +18,4 @@ mod model;
 mod ordered;
 mod panics;
 mod saved;
+mod walks;

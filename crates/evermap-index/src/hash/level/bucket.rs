@@ -85,8 +85,6 @@ pub(super) struct Locks<'a> {
     pub(super) changed: bool,
     /// A bucket that another thread holds, for which something possible was left out.
     pub(super) passed_over: Option<Site<'a>>,
-    /// Whether a movement was left out because of a walk.
-    pub(super) walk_in_the_way: bool,
 }
 
 impl<'a> Locks<'a> {
@@ -100,7 +98,6 @@ impl<'a> Locks<'a> {
             more: Vec::new(),
             changed: false,
             passed_over: None,
-            walk_in_the_way: false,
         }
     }
 

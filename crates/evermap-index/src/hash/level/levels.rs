@@ -10,6 +10,14 @@
 //! growing    ... 0   live  live  live     0 ...     the lowest is being emptied, and takes no more records
 //! settled    ... 0   0     live  live     0 ...
 //! ```
+//!
+//! A level consists of *regions*: runs of a fixed number of buckets. The top bits of a key's first hash choose its
+//! region in each level, so the regions of a level are in the order of these bits, and a region covers the hashes of two
+//! regions in the level above. Both buckets of a key are in its region: one in the lower half, one in the upper. A level
+//! smaller than a region is one.
+//!
+//! So a record stays among the buckets that cover its part of the hashes, however it moves and whatever levels come and
+//! go. That is what walks rely on: see [`walk`](super::walk).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,27 +90,47 @@ impl Site<'_> {
         prefetch(std::ptr::from_ref(self.bucket).cast());
     }
 
-    /// A number for every bucket of every level, in the order in which walks pass them.
+    /// A number for every bucket of every level.
     pub(super) fn position(self) -> u64 {
         (1 << self.level) + self.index
     }
 }
 
-/// Index of the bucket that the first hash function names: in the lower half of a level.
-#[inline(always)]
-pub(super) fn first_of(spot: Spot, level: u32) -> u64 {
-    top_bits(spot.first, level - 1)
+/// The regions of a level have `2^region_bits` buckets, where chunks have `2^chunk_bits`.
+///
+/// Larger regions fill more evenly, smaller ones can be copied in a shorter time. With 256 buckets a walk copies 768 at
+/// once, or 1,792 while the table grows.
+pub(super) const fn region_bits(level: u32, chunk_bits: u32) -> u32 {
+    let bits = if chunk_bits < 6 { chunk_bits + 2 } else { 8 };
+    if level < bits { level } else { bits }
 }
 
-/// Index of the bucket that the second hash function names: in the upper half.
+/// Index of the bucket that the first hash function names: in the lower half of a region.
 #[inline(always)]
-pub(super) fn second_of(spot: Spot, level: u32) -> u64 {
-    (1 << (level - 1)) + top_bits(spot.second, level - 1)
+pub(super) fn first_of<const C: u32>(spot: Spot, level: u32) -> u64 {
+    home::<C>(top_bits(spot.first, level - 1), level)
+}
+
+/// Index of the bucket that the second hash function names: in the upper half of the same region.
+#[inline(always)]
+pub(super) fn second_of<const C: u32>(spot: Spot, level: u32) -> u64 {
+    let half = region_bits(level, C) - 1;
+    let region = top_bits(spot.first, level - 1) >> half;
+    (region * 2 + 1 << half) + top_bits(spot.second, half)
+}
+
+/// Index of a level's `n`th home: of those buckets that are the first one of some keys.
+#[inline(always)]
+pub(super) fn home<const C: u32>(n: u64, level: u32) -> u64 {
+    let half = region_bits(level, C) - 1;
+    let region = n >> half;
+    // Each region before has as many other buckets.
+    n + (region << half)
 }
 
 /// The top `bits` (at most 63) bits.
 #[inline(always)]
-fn top_bits(product: u64, bits: u32) -> u64 {
+pub(super) fn top_bits(product: u64, bits: u32) -> u64 {
     (product >> 1) >> (63 - (bits & 63))
 }
 
@@ -240,7 +268,8 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     /// The two buckets of a level in which a record can be.
     #[inline(always)]
     pub(super) fn pair(&self, level: u32, spot: Spot) -> Result<[Site<'_>; 2]> {
-        Ok([self.site(level, first_of(spot, level))?, self.site(level, second_of(spot, level))?])
+        let [first, second] = [first_of::<C>(spot, level), second_of::<C>(spot, level)];
+        Ok([self.site(level, first)?, self.site(level, second)?])
     }
 
     /// Brings what a look for a record at this spot reads towards the cache.

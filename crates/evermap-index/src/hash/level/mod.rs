@@ -4,9 +4,9 @@
 //! 2018). The layout is in [`layout`]; a picture of the whole:
 //!
 //! ```text
-//! top      [ 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 ]      two hash functions: one for the lower half of each level,
-//!            \ /     \ /     \ /     \ /          one for the upper; so a key has two buckets in each
-//! bottom   [   0   |   1   |   2   |   3   ]      a bucket below stands for two buckets above
+//! top      [ 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 ]      two hash functions: one for the lower half of a level, one for
+//!            \ /     \ /     \ /     \ /          the upper; so a key has two buckets in each. In large levels,
+//! bottom   [   0   |   1   |   2   |   3   ]      of a region: see `levels`
 //! ```
 //!
 //! The table grows by a level above the top, into which the bottom is emptied: a third of the records move. What
@@ -17,6 +17,9 @@
 //!
 //! * **Tokens share a line with their slots**, so an insert takes one flush and one fence; a movement and the
 //!   insert into the hole it leaves take two.
+//! * **The two buckets of a key are near each other**, in the same region of a level, not anywhere in two halves of it. So
+//!   the table can be walked through region by region, however records move, and a key's buckets share fewer pages.
+//!   Regions fill less evenly than a level as a whole, so the table grows a little earlier.
 //! * **A record's home is the first bucket where it can be**, and every change to it is made under the lock of
 //!   that bucket, wherever it sits: so a lookup validates one version word, and stores nothing.
 //! * **Growth by and by** ([`Resize::Incremental`]): the next level is written in instalments when buckets begin
@@ -31,7 +34,6 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::time::Duration;
 
 use evermap_pm::error::ErrorKind;
 use evermap_pm::medium::{Note, prefetch};
@@ -62,7 +64,7 @@ use layout::{LINE_SLOTS, Root, Version};
 use levels::{LARGEST, Levels, SMALLEST, Site, View, first_of};
 use resize::Growth;
 use room::MakeRoom;
-use walk::Walks;
+use walk::{KeptOut, Walks};
 
 /// Shape of a new index.
 #[derive(Clone, Copy, Debug)]
@@ -120,9 +122,6 @@ pub struct Level<K: Key, M: Medium, const N: usize = { layout::SLOTS_MAX }, cons
 /// Buckets and levels so small that a handful of keys makes every structural change happen.
 pub type Tiny<K, M> = Level<K, M, 4, 2>;
 
-/// So long, growth waits for a walk that rests.
-const PATIENCE: Duration = Duration::from_secs(20);
-
 /// Keys looked up together in [`Index::get_many`].
 const BATCH: usize = 16;
 
@@ -155,10 +154,18 @@ enum Look<'a> {
 enum Attempt<'a> {
     /// It is done; and whether it had to move a record.
     Done(Change, bool),
-    /// A bucket is locked, or was given up: release everything and try again.
-    Busy(Site<'a>),
-    /// The table must grow. Whether that is because of a walk.
-    Full(bool),
+    /// Release everything, wait for this, and try again.
+    Busy(InTheWay<'a>),
+    /// The table must grow.
+    Full,
+}
+
+/// What an operation has to wait for, without a lock.
+enum InTheWay<'a> {
+    /// A bucket that another thread holds, or that was given up.
+    Bucket(Site<'a>),
+    /// A walk that copies the records around this spot, which must not move until that is done.
+    Walk(Spot),
 }
 
 /// A mutation: of which key, and under which guard.
@@ -174,7 +181,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// First word of the root: "LEVEL", key format, geometry.
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
-        let geometry = (N as u64) << 8 | u64::from(C);
+        let region = u64::from(levels::region_bits(u32::MAX, C));
+        let geometry = (N as u64) << 8 | region << 4 | u64::from(C);
         u64::from_le_bytes(*b"LEVEL\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
@@ -207,6 +215,23 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             levels,
             root,
             resize,
+        }
+    }
+
+    /// Waits for what is in the way. Where that is a walk, keeps the next one away from there as long as the caller likes:
+    /// so one more attempt is enough, however many walks there are.
+    #[cold]
+    fn wait_for_way(
+        &self,
+        what: InTheWay<'_>,
+        patience: &mut Patience,
+    ) -> Result<Option<KeptOut<'_>>> {
+        match what {
+            InTheWay::Bucket(site) => self.wait_with(site, patience).map(|()| None),
+            InTheWay::Walk(spot) => {
+                let kept_out = self.walks.keep_out(spot);
+                self.region.ensure_sound().map(|()| Some(kept_out))
+            }
         }
     }
 
@@ -348,14 +373,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         spot: Spot,
         locks: &mut Locks<'a>,
     ) -> Result<std::result::Result<Reach<'a>, Site<'a>>> {
-        let mut home = self.levels.site(view.level, first_of(spot, view.level))?;
+        let mut home = self.levels.site(view.level, first_of::<C>(spot, view.level))?;
         let mut high = view.level;
         if view.growing {
             if !self.hand_over(home)? {
                 return Ok(Err(home));
             }
             high = view.level + 1;
-            home = self.levels.site(high, first_of(spot, high))?;
+            home = self.levels.site(high, first_of::<C>(spot, high))?;
         }
         let held = self.take(home, locks)?;
         let is_home = held && locks.of(home.bucket).is_some_and(|held| !held.version.is_handed());
@@ -420,7 +445,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let guard = operation.guard;
-        let mut patience = Patience::default();
+        let (mut patience, mut kept_out) = (Patience::default(), None);
         if self.levels.view().growing {
             self.help(guard)?;
         }
@@ -428,6 +453,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let mut locks = Locks::new();
             let attempt = self.attempt(&operation, &mut locks, decide);
             locks.release(self.medium());
+            // Before anything is waited for.
+            drop(kept_out.take());
             match attempt? {
                 Attempt::Done(change, moved) => {
                     if moved {
@@ -435,8 +462,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     }
                     return Ok(change);
                 }
-                Attempt::Busy(site) => self.wait_with(site, &mut patience)?,
-                Attempt::Full(walk_in_the_way) => self.make_larger(walk_in_the_way, guard)?,
+                Attempt::Busy(what) => kept_out = self.wait_for_way(what, &mut patience)?,
+                Attempt::Full => self.make_larger(guard)?,
             }
         }
     }
@@ -453,15 +480,15 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         self.levels.prefetch(view, probe.spot)?;
         let reach = match self.lock_home(view, probe.spot, locks)? {
             Ok(reach) => reach,
-            Err(site) => return Ok(Attempt::Busy(site)),
+            Err(site) => return Ok(Attempt::Busy(InTheWay::Bucket(site))),
         };
         if let Some(place) = self.find_held(reach, probe)? {
             if let Some(busy) = self.drop_copies(reach, &place, locks)? {
-                return Ok(Attempt::Busy(busy));
+                return Ok(Attempt::Busy(InTheWay::Bucket(busy)));
             }
             // Removing changes the bucket's tokens, which its lock protects.
             if !self.take(place.site, locks)? {
-                return Ok(Attempt::Busy(place.site));
+                return Ok(Attempt::Busy(InTheWay::Bucket(place.site)));
             }
             return Ok(Attempt::Done(self.change(place, locks, decide), false));
         }
@@ -479,8 +506,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 room::place(m, room, record);
                 Ok(Attempt::Done(Change { old: None, new: Some(word) }, moved))
             }
-            MakeRoom::Busy(site) => Ok(Attempt::Busy(site)),
-            MakeRoom::Full => Ok(Attempt::Full(locks.walk_in_the_way)),
+            MakeRoom::Busy(what) => Ok(Attempt::Busy(what)),
+            MakeRoom::Full => Ok(Attempt::Full),
         }
     }
 
@@ -682,7 +709,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         })
     }
 
-    /// The unit is a stretch of 64 buckets.
+    /// The unit is what one region of the lowest level covers: 768 buckets, or 1,792 while the table grows.
     fn scan(
         &self,
         from: u64,
@@ -690,10 +717,6 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
         self.walk_unit(from, each)
-    }
-
-    fn abandon(&self, from: u64) {
-        self.walks.end(from);
     }
 
     fn check(&self) -> Vec<String> {

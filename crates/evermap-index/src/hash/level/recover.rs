@@ -83,7 +83,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Whether a record at this spot can be in this bucket.
     pub(super) fn belongs(&self, site: Site<'_>, spot: super::bucket::Spot) -> bool {
-        [first_of(spot, site.level), second_of(spot, site.level)].contains(&site.index)
+        [first_of::<C>(spot, site.level), second_of::<C>(spot, site.level)].contains(&site.index)
     }
 
     /// Whether a crash may have left copies that nobody has dropped.

@@ -2,7 +2,7 @@
 //!
 //! While there are three levels, two things happen to each bucket once, in steps that any thread can take:
 //!
-//! * A bucket in the lower half of the middle level *hands over*: the keys whose home it was have it in the level
+//! * A home in the middle level *hands over*: the keys whose home it was have it in the level
 //!   above from then on. Nobody may be holding it at that moment, so each key has one home at any time, and until
 //!   then none of its records is in the level above.
 //! * A bucket of the lowest level is *drained*: its records are made durable above, and only then cleared. Then it
@@ -11,16 +11,15 @@
 //! When all have, the root forgets the lowest level.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
-use evermap_pm::sync::{Backoff, MutexGuard};
+use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, write};
 use super::layout::{SLOTS_MAX, Version};
-use super::levels::{LARGEST, Site, View};
+use super::levels::{LARGEST, Site, View, home};
 use super::room::{MakeRoom, place};
-use super::{Level, PATIENCE, Reach, Resize};
+use super::{InTheWay, Level, Reach, Resize};
 use crate::Key;
 use crate::hash::patience::Patience;
 
@@ -35,23 +34,23 @@ pub(super) struct Growth {
 /// How an attempt to empty a bucket ended.
 enum Drain<'a> {
     Empty,
-    /// This bucket is locked by another thread.
-    Busy(Site<'a>),
-    /// The rest has to wait for a walk to pass.
-    Held,
+    /// The rest has to wait for this.
+    Busy(InTheWay<'a>),
     /// The rest finds no room above.
     Stuck,
+}
+
+impl<'a> Drain<'a> {
+    /// This bucket is locked by another thread.
+    fn busy(site: Site<'a>) -> Self {
+        Drain::Busy(InTheWay::Bucket(site))
+    }
 }
 
 /// Buckets that a mutation prepares ahead: so few that nobody notices, so many that all are ready in time.
 const AHEAD: u64 = 64;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
-    /// So many mutations for each bucket of the lowest level may pass before all wait until that is emptied. By then
-    /// they can have taken a quarter of the highest level, which leaves room for all that is below. If a walk that
-    /// holds records there let more pass, they would find none in the end, and the growth would be stuck.
-    const GRACE: u64 = N as u64;
-
     pub(super) fn count_recovered(&self) {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
@@ -82,15 +81,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
         let view = self.levels.view();
         if view.growing {
+            // Each step again where chosen hashes leave no room above: there may be some by then.
             let step = self.cursor.fetch_add(1, Ordering::Relaxed);
-            if step >= view.steps() * Self::GRACE {
-                self.finish_growth(guard)?;
-                if self.levels.view() == view {
-                    // Chosen hashes leave no room above. To try that each time would cost more than it is worth.
-                    self.cursor.store(0, Ordering::Relaxed);
-                }
-                return Ok(());
-            }
             self.take_step(view, step % view.steps())?;
             self.end_growth_if_done(view, guard, None);
         }
@@ -113,14 +105,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     }
 
     /// Hands over a bucket of the middle level, and empties one of the lowest.
-    fn take_step(&self, view: View, step: u64) -> Result<Drain<'_>> {
+    fn take_step(&self, view: View, step: u64) -> Result<()> {
         let bottom = self.levels.site(view.lowest(), step)?;
         self.ensure_fresh(bottom)?;
         if Version(self.medium().load(&bottom.bucket.version)).is_drained() {
-            return Ok(Drain::Empty);
+            return Ok(());
         }
-        let middle = self.levels.site(view.level, step)?;
-        let mut patience = Patience::default();
+        let middle = self.levels.site(view.level, home::<C>(step, view.level))?;
+        let (mut patience, mut kept_out) = (Patience::default(), None);
         while !self.hand_over(middle)? {
             self.wait_with(middle, &mut patience)?;
         }
@@ -128,9 +120,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let mut locks = Locks::new();
             let drained = self.drain(view, bottom, &mut locks);
             locks.release(self.medium());
+            // Before anything is waited for.
+            drop(kept_out.take());
             match drained? {
-                Drain::Busy(site) => self.wait_with(site, &mut patience)?,
-                done => return Ok(done),
+                Drain::Busy(what) => kept_out = self.wait_for_way(what, &mut patience)?,
+                Drain::Empty | Drain::Stuck => return Ok(()),
             }
         }
     }
@@ -145,7 +139,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     ) -> Result<Drain<'a>> {
         let m = self.medium();
         if !self.take(bottom, locks)? {
-            return Ok(Drain::Busy(bottom));
+            return Ok(Drain::busy(bottom));
         }
         let held = locks.of(bottom.bucket).expect("just locked");
         if held.version.is_drained() {
@@ -155,14 +149,12 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         for (slot, _) in self.records_of(bottom) {
             match self.copy_up(view, bottom, slot, moved.contains(&true), locks) {
                 Ok(Drain::Empty) => moved[slot] = true,
-                Ok(Drain::Busy(site)) => {
-                    rest = Drain::Busy(site);
+                // That decides: what is stuck now may have room then.
+                Ok(Drain::Busy(what)) => {
+                    rest = Drain::Busy(what);
                     break;
                 }
-                // The rest that has to wait decides: what is stuck now may have room then.
-                Ok(Drain::Held) => rest = Drain::Held,
-                Ok(Drain::Stuck) if matches!(rest, Drain::Empty) => rest = Drain::Stuck,
-                Ok(Drain::Stuck) => {}
+                Ok(Drain::Stuck) => rest = Drain::Stuck,
                 Err(error) => {
                     // What was copied must not stay in both places.
                     self.clear_moved(bottom, &moved, locks);
@@ -194,7 +186,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let spot = self.record_at(bottom, slot).spot;
         let reach = match self.lock_home(view, spot, locks)? {
             Ok(reach) => reach,
-            Err(site) => return Ok(Drain::Busy(site)),
+            Err(site) => return Ok(Drain::busy(site)),
         };
         // Read under the lock of its home, so that its word stays what it is.
         let record = self.record_at(bottom, slot);
@@ -202,7 +194,6 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             // A crash came between its arrival there and its departure from here.
             return Ok(Drain::Empty);
         }
-        let mut held_up = false;
         for level in [reach.high, view.level] {
             let pair = self.levels.pair(level, spot)?;
             let [first, second] = pair.map(|site| meta_of(m, site.bucket).count());
@@ -213,37 +204,33 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     continue;
                 }
                 if !self.take(target, locks)? {
-                    return Ok(Drain::Busy(target));
+                    return Ok(Drain::busy(target));
                 }
-                if self.walks.are_between(bottom, target) {
-                    held_up = true;
-                } else if let Some(there) = meta_of(m, target.bucket).free_slot(N) {
+                if self.must_stay(spot) {
+                    return Ok(Drain::Busy(InTheWay::Walk(spot)));
+                }
+                if let Some(there) = meta_of(m, target.bucket).free_slot(N) {
                     write(m, target.bucket, there, record);
                     return Ok(Drain::Empty);
                 }
             }
         }
-        match held_up {
-            true => Ok(Drain::Held),
-            false if pending => Ok(Drain::Busy(bottom)),
-            false => self.push_up(reach, bottom, record, locks),
-        }
+        if pending { Ok(Drain::busy(bottom)) } else { self.push_up(reach, record, locks) }
     }
 
     /// Writes a record of the lowest level, durably, into a bucket at the top that another record has to leave.
     fn push_up<'a>(
         &'a self,
         reach: Reach<'a>,
-        bottom: Site<'a>,
         record: Record,
         locks: &mut Locks<'a>,
     ) -> Result<Drain<'a>> {
         for target in self.levels.pair(reach.high, record.spot)? {
             match self.make_hole(reach, target, locks)? {
-                Some(MakeRoom::Busy(site)) => return Ok(Drain::Busy(site)),
+                Some(MakeRoom::Busy(what)) => return Ok(Drain::Busy(what)),
                 // Its bucket is locked now.
-                Some(MakeRoom::Room(_)) if self.walks.are_between(bottom, target) => {
-                    return Ok(Drain::Held);
+                Some(MakeRoom::Room(_)) if self.must_stay(record.spot) => {
+                    return Ok(Drain::Busy(InTheWay::Walk(record.spot)));
                 }
                 Some(MakeRoom::Room(room)) => {
                     locks.changed = true;
@@ -253,11 +240,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 Some(MakeRoom::Full) | None => {}
             }
         }
-        Ok(match locks.passed_over {
-            Some(site) => Drain::Busy(site),
-            None if locks.walk_in_the_way => Drain::Held,
-            None => Drain::Stuck,
-        })
+        Ok(locks.passed_over.map_or(Drain::Stuck, Drain::busy))
     }
 
     /// Clears the records of a bucket that are durable elsewhere once this thread has fenced.
@@ -290,26 +273,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Takes all steps that are left, and ends the growth; it cannot where chosen hashes leave no room above for a
     /// record.
     fn drain_all(&self, view: View, guard: &Guard<'_>, growth: &mut Growth) -> Result<()> {
-        let mut backoff = Backoff::new();
-        let (mut since, mut cursors) = (Instant::now(), self.walks.cursors());
-        while self.drain_once(view, guard, growth)? {
-            if since.elapsed() >= PATIENCE {
-                self.walks.expire(cursors);
-                (since, cursors) = (Instant::now(), self.walks.cursors());
-            }
-            backoff.wait();
-        }
-        Ok(())
-    }
-
-    /// Takes each step that is left once, and ends the growth if none is left. Answers whether a walk was in the way.
-    fn drain_once(&self, view: View, guard: &Guard<'_>, growth: &mut Growth) -> Result<bool> {
-        let mut held_up = false;
         for step in 0..view.steps() {
-            held_up |= matches!(self.take_step(view, step)?, Drain::Held);
+            self.take_step(view, step)?;
         }
         self.end_growth_if_done(view, guard, Some(growth));
-        Ok(held_up && self.levels.view() == view)
+        Ok(())
     }
 
     /// Prepares a few buckets of the next level, now that buckets begin to be full, so that it is complete when it is
@@ -370,10 +338,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Adds a level to the table, which has no room for some key; or helps one that is being added.
     ///
     /// # Errors
-    /// `NoSpace` if there is none, or if the table is so empty that growing would not help; unless only a walk is in the
-    /// way of records that would have made room.
+    /// `NoSpace` if there is none, or if the table is so empty that growing would not help.
     #[cold]
-    pub(super) fn make_larger(&self, walk_in_the_way: bool, guard: &Guard<'_>) -> Result<()> {
+    pub(super) fn make_larger(&self, guard: &Guard<'_>) -> Result<()> {
         let asked = self.levels.view();
         let mut growth = self.growth();
         let view = self.levels.view();
@@ -386,8 +353,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let ended = self.levels.view() != view;
             return if ended { Ok(()) } else { Err(self.pointless(view)) };
         }
-        let worth = walk_in_the_way || self.is_worth_growing(view)?;
-        if view.level >= LARGEST || !worth {
+        if view.level >= LARGEST || !self.is_worth_growing(view)? {
             return Err(self.pointless(view));
         }
         self.prepare(view, u64::MAX, guard, &mut growth)?;
@@ -416,7 +382,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let (looked, stride) = (buckets.min(SAMPLE), (buckets / SAMPLE).max(1));
         let mut taken = 0;
         for i in 0..looked {
-            let bucket = self.levels.site(view.level, i * stride)?.bucket;
+            // In all parts of the regions, because their lower halves are filled first.
+            let bucket = self.levels.site(view.level, i * stride + i % stride)?.bucket;
             taken += u64::from(persistent_tokens(self.medium(), bucket).count_ones());
         }
         Ok(taken * 4 >= looked * N as u64)

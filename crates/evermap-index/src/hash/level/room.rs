@@ -7,7 +7,7 @@ use evermap_pm::{Medium, Result};
 
 use super::bucket::{Locks, Record, Spot, meta_of, write};
 use super::levels::{Site, first_of};
-use super::{Level, Reach};
+use super::{InTheWay, Level, Reach};
 use crate::Key;
 
 /// A slot for a record, in a locked bucket.
@@ -28,10 +28,17 @@ pub(super) struct Victim<'a> {
 /// What the search for room found.
 pub(super) enum MakeRoom<'a> {
     Room(Room<'a>),
-    /// A bucket is locked, or takes no more records: release everything and try again.
-    Busy(Site<'a>),
+    /// Release everything, wait for this, and try again.
+    Busy(InTheWay<'a>),
     /// The table must grow.
     Full,
+}
+
+impl<'a> MakeRoom<'a> {
+    /// A bucket is locked, or takes no more records.
+    fn busy(site: Site<'a>) -> Self {
+        MakeRoom::Busy(InTheWay::Bucket(site))
+    }
 }
 
 /// Puts a record into the room that was made for it, durably.
@@ -88,7 +95,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             }
         }
         // Whoever holds it makes room for us, or lets us, in a moment.
-        Ok(locks.passed_over.map_or(MakeRoom::Full, MakeRoom::Busy))
+        Ok(locks.passed_over.map_or(MakeRoom::Full, MakeRoom::busy))
     }
 
     /// A free slot in the emptier of two buckets, the first if they are equally full.
@@ -104,13 +111,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(None);
         }
         if !self.take(site, locks)? || self.is_drained(site, locks) {
-            return Ok(Some(MakeRoom::Busy(site)));
+            return Ok(Some(MakeRoom::busy(site)));
         }
         // Counted without its lock: the slot may be gone.
         let slot = meta_of(m, site.bucket).free_slot(N);
         Ok(Some(match slot {
             Some(slot) => MakeRoom::Room(Room { site, slot, victim: None }),
-            None => MakeRoom::Busy(site),
+            None => MakeRoom::busy(site),
         }))
     }
 
@@ -133,7 +140,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(None);
         }
         if !self.take(site, locks)? || self.is_drained(site, locks) {
-            return Ok(Some(MakeRoom::Busy(site)));
+            return Ok(Some(MakeRoom::busy(site)));
         }
         for (slot, record) in self.records_of(site) {
             if let Some(room) = self.move_away(reach, site, slot, record.spot, locks)? {
@@ -153,15 +160,15 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         locks: &mut Locks<'a>,
     ) -> Result<Option<MakeRoom<'a>>> {
         let m = self.medium();
-        let Some(target) = self.target_for(reach, site, spot, locks)? else { return Ok(None) };
-        let home = self.levels.site(reach.high, first_of(spot, reach.high))?;
+        let Some(target) = self.target_for(reach, site, spot)? else { return Ok(None) };
+        let home = self.levels.site(reach.high, first_of::<C>(spot, reach.high))?;
         if !self.take(home, locks)? {
             locks.passed_over = Some(home);
             return Ok(None);
         }
         if locks.of(home.bucket).is_some_and(|held| held.version.is_handed()) {
             // We looked at the levels before they grew.
-            return Ok(Some(MakeRoom::Busy(home)));
+            return Ok(Some(MakeRoom::busy(home)));
         }
         // Again, because its word could change until its home was locked.
         let record = self.record_at(site, slot);
@@ -174,12 +181,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(None);
         }
         if self.is_drained(target, locks) {
-            return Ok(Some(MakeRoom::Busy(target)));
+            return Ok(Some(MakeRoom::busy(target)));
         }
-        // Again, because a walk could pass the target until it was locked.
-        if self.walks.are_between(site, target) {
-            locks.walk_in_the_way = true;
-            return Ok(None);
+        if self.must_stay(spot) {
+            return Ok(Some(MakeRoom::Busy(InTheWay::Walk(spot))));
         }
         let there = meta_of(m, target.bucket).free_slot(N);
         Ok(there.map(|there| {
@@ -194,7 +199,6 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         reach: Reach<'a>,
         site: Site<'a>,
         spot: Spot,
-        locks: &mut Locks<'a>,
     ) -> Result<Option<Site<'a>>> {
         let m = self.medium();
         for level in (site.level..=reach.high).rev() {
@@ -205,14 +209,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             for target in [pair[emptier], pair[1 - emptier]] {
                 self.ensure_fresh(target)?;
                 let elsewhere = !std::ptr::eq(target.bucket, site.bucket);
-                let room = meta_of(m, target.bucket).count() < N;
-                if !elsewhere || !room {
-                    continue;
-                }
-                if !self.walks.are_between(site, target) {
+                if elsewhere && meta_of(m, target.bucket).count() < N {
                     return Ok(Some(target));
                 }
-                locks.walk_in_the_way = true;
             }
         }
         Ok(None)

@@ -4,14 +4,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use evermap_pm::medium::Note;
-use evermap_pm::sim::{self, Image, ImageConfig, Sim};
+use evermap_pm::sim::schedule::Schedule;
+use evermap_pm::sim::{self, Image, ImageConfig, Mutation, Sim, Strategy};
 use evermap_pm::{Medium, PmU64, Pool};
 
-use super::bucket::{Probe, Record, write};
+use super::bucket::{Probe, Record, Spot, write};
 use super::layout::{BUCKET_BYTES, Bucket, Named, OFFSET, Root};
+use super::levels::{first_of, home, region_bits, second_of};
 use super::{Config, Resize, Tiny};
-use crate::Index;
 use crate::hash::by_hand::{self, is_durable_once_served, word_in};
+use crate::{Index, Persistent};
 
 const CAPACITY: u64 = 128 << 10;
 const GARBAGE: u64 = u64::MAX;
@@ -180,4 +182,69 @@ fn a_copy_that_is_dropped_is_gone_for_good() {
     }
     let walk = || assert_eq!(index.stats(&pool.pin()).unwrap().len, 1);
     crash(&sim, walk, |image, done| assert!(!done || word_in(image, tokens) & 1 == 0));
+}
+
+/// A key stays within its part of the hashes, in all levels; and its first bucket is a home, the second is not.
+#[test]
+fn both_buckets_of_a_key_are_in_its_region() {
+    const C: u32 = 2;
+    for hash in (0..2000u64).map(|key| key.wrapping_mul(0x2545_f491_4f6c_dd1d)) {
+        let spot = Spot::of(hash);
+        for level in 1..20 {
+            let bits = region_bits(level, C);
+            let (first, second) = (first_of::<C>(spot, level), second_of::<C>(spot, level));
+            assert_eq!(first, home::<C>(spot.first >> 1 >> (64 - level), level));
+            for bucket in [first, second] {
+                // `level - bits` may be 0.
+                assert_eq!(bucket >> bits, spot.first >> 1 >> (63 - (level - bits)));
+            }
+            let upper = |bucket: u64| bucket >> (bits - 1) & 1 == 1;
+            assert!(!upper(first) && upper(second));
+        }
+    }
+}
+
+/// A walk goes through everything while records move and the table grows beside it. Returns in how many orders of these
+/// threads it did not show each record once that was there throughout.
+fn walk_beside_growth(mistake: Option<Mutation>) -> usize {
+    const ORDERS: u64 = 200;
+    const THERE: u64 = 150;
+    let is_wrong = |&seed: &u64| {
+        let config = Config { top_level: 2, resize: Resize::Incremental };
+        let (sim, pool, index): (_, _, Tiny<u64, Sim>) = by_hand::created(1 << 20, config);
+        (0..THERE).for_each(|key| {
+            index.insert(key, key, &pool.pin()).unwrap();
+        });
+        sim.mutate(mistake);
+        sim.set_schedule(Schedule { strategy: Strategy::Mixed, seed });
+        let (index, pool, mut shown) = (&index, &pool, [0; THERE as usize]);
+        let walk = || {
+            let mut from = Some(0);
+            while let Some(here) = from {
+                let mut count = |key: u64, _| {
+                    if let Some(times) = shown.get_mut(key as usize) {
+                        *times += 1;
+                    }
+                };
+                let (unit, next) = index.scan(here, &pool.pin(), &mut count);
+                unit.unwrap();
+                from = next;
+            }
+        };
+        let grow = move || {
+            (THERE..THERE + 150).for_each(|key| {
+                index.insert(key, key, &pool.pin()).unwrap();
+            });
+        };
+        sim.in_parallel(vec![Box::new(walk), Box::new(grow)]);
+        shown != [1; THERE as usize]
+    };
+    (0..ORDERS).filter(is_wrong).count()
+}
+
+/// No record moves among the buckets that a walk copies, so that each is met once.
+#[test]
+fn a_walk_meets_each_record_once_while_others_move() {
+    assert_eq!(walk_beside_growth(None), 0);
+    assert!(walk_beside_growth(Some(Mutation::Planted("LV-16"))) > 0);
 }

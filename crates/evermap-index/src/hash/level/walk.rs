@@ -1,277 +1,205 @@
 //! Going over all records while others change them.
 //!
-//! A walk passes the buckets of the levels that there are when it begins, in the order of their positions: from the
-//! smallest level to the largest. A record that moved from before the walk to where it has been would be missed,
-//! and one that moved the other way shown twice: so while a walk is under way, no record moves past it. Insertions
-//! find other victims, or let the table grow. A level that is added later counts as passed from the beginning: what
-//! is there either was in a bucket that the walk had passed, or is new. So the lowest level can be emptied as fast
-//! as the walk, which begins there, leaves it.
+//! A walk goes through the hashes, in the order of the regions: a unit of it is the part of the hashes that one region of
+//! the lowest level covers, with all buckets of all levels that cover it. A record never leaves that part (see
+//! [`levels`](super::levels)), whatever is inserted and however the table grows, so it is met by the one unit that has its
+//! hash. A walk between two units is nothing but a number, the hash where it goes on: it can rest as long as it likes, and
+//! holds nothing in place. The table never shrinks, so what begins a unit once still does later, when units are smaller.
 //!
-//! Nobody can be made to finish a walk, or to say that it will not. So one gives up that protection when it rests for
-//! [`PATIENCE`](super::PATIENCE) while the table has to grow, or when [`WALKS`] are under way, another begins, and this
-//! one has rested longest; what moves then may be missed, or shown twice.
+//! While a unit is copied, bucket by bucket, no record of it may move, or it would be met twice or not at all. So the copy
+//! is announced, and whoever would move a record waits until it is complete. That is soon: nothing is called meanwhile.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
+use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, Result};
 
 use super::Level;
-use super::bucket::{Locks, Record};
+use super::bucket::{Locks, Record, Spot};
 use super::layout::Version;
-use super::levels::Site;
+use super::levels::{Site, View, region_bits, top_bits};
 use crate::Key;
 use crate::hash::patience::Patience;
 
-/// Walks that are protected at the same time.
-pub(super) const WALKS: usize = 16;
+/// Number of stretches, as a power of two.
+const STRETCH_BITS: u32 = 6;
 
-/// How far a walk is.
-///
-/// ```text
-/// bit  0..44  the position that comes next
-/// bit 44..50  the largest level that it covers
-/// bit 50..54  its place among the walks that are under way
-/// bit 54..64  ticket: tells it from others that had its place, never 0
-/// ```
-///
-/// All zero where there is no walk: that is as if everything were passed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Cursor(u64);
+/// A stretch of the hashes, in which either one walk copies records or any number of threads moves some.
+#[derive(Default)]
+#[repr(align(64))]
+struct Stretch {
+    /// Held by the walk that copies records here, or by a thread that waits to move one.
+    turn: Mutex<()>,
+    /// Whether a walk copies records here. Set and cleared by the walk that has the turn.
+    copied: AtomicBool,
+}
 
-impl Cursor {
-    const POSITION: u64 = (1 << 44) - 1;
-    const TICKETS: u64 = (1 << 10) - 1;
-
-    fn new(ticket: u64, place: usize, level: u32, position: u64) -> Self {
-        let (ticket, place) = (ticket % Self::TICKETS + 1, place as u64);
-        Cursor(ticket << 54 | place << 50 | u64::from(level) << 44 | position)
-    }
-
-    fn place(self) -> usize {
-        (self.0 >> 50) as usize % WALKS
-    }
-
-    fn level(self) -> u32 {
-        (self.0 >> 44) as u32 & 0x3f
-    }
-
-    /// The position that comes next.
-    fn position(self) -> u64 {
-        self.0 & Self::POSITION
-    }
-
-    fn at(self, position: u64) -> Self {
-        Cursor(self.0 & !Self::POSITION | position)
-    }
-
-    fn has_passed(self, site: Site<'_>) -> bool {
-        let position = site.position();
-        position < self.position() || position.ilog2() > self.level()
+impl Stretch {
+    fn take_turn(&self) -> MutexGuard<'_, ()> {
+        // A panic under the lock poisons the region, which every caller checks.
+        self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// The walks that are under way. On lines of its own: walks store here, and what is beside is read by every operation.
-#[derive(Default)]
-#[repr(align(128))]
-pub(super) struct Walks {
-    cursors: [AtomicU64; WALKS],
-    /// When each of them last went on, by `clock`.
-    went_on: [AtomicU64; WALKS],
-    /// Counts what walks do.
-    clock: AtomicU64,
+/// Keeps walks from copying records of one stretch while it lives.
+pub(super) type KeptOut<'w> = MutexGuard<'w, ()>;
+
+/// Which records are being copied.
+pub(super) struct Walks([Stretch; 1 << STRETCH_BITS]);
+
+impl Default for Walks {
+    fn default() -> Self {
+        Walks(std::array::from_fn(|_| Stretch::default()))
+    }
 }
 
 impl Walks {
-    /// Where the walk with this cursor stands.
-    fn of(&self, cursor: Cursor) -> &AtomicU64 {
-        &self.cursors[cursor.place()]
+    fn stretch(&self, spot: Spot) -> &Stretch {
+        &self.0[top_bits(spot.first, STRETCH_BITS) as usize]
     }
 
-    /// Notes that the walk with this cursor goes on.
-    fn go_on(&self, cursor: Cursor) {
-        // Relaxed: only a hint.
-        self.went_on[cursor.place()]
-            .store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Whether a walk has passed one of two buckets and not the other. Asked with the locks of both held, because a
-    /// walk passes a bucket under its lock; without them the answer is a guess.
-    pub(super) fn are_between(&self, one: Site<'_>, other: Site<'_>) -> bool {
-        // SeqCst: see `Walk::begin`.
+    #[inline(always)]
+    fn are_copying(&self, spot: Spot) -> bool {
+        // SeqCst: pairs with the fence in `copying`. Either this load sees the mark, or the walk sees both buckets locked,
+        // and waits for them.
         fence(Ordering::SeqCst);
-        self.cursors.iter().any(|cursor| {
-            // Acquire: pairs with the release in `pass`.
-            let cursor = Cursor(cursor.load(Ordering::Acquire));
-            cursor.has_passed(one) != cursor.has_passed(other)
-        })
+        // Acquire: pairs with the release that clears the mark, so that the walk has read what is stored next.
+        self.stretch(spot).copied.load(Ordering::Acquire)
     }
 
-    /// Where all walks are.
-    pub(super) fn cursors(&self) -> [u64; WALKS] {
-        std::array::from_fn(|walk| self.cursors[walk].load(Ordering::Relaxed))
+    /// Waits until no walk copies the records at this spot, and keeps the next one from beginning. The caller holds no
+    /// bucket, nor another stretch.
+    #[cold]
+    pub(super) fn keep_out(&self, spot: Spot) -> KeptOut<'_> {
+        self.stretch(spot).take_turn()
     }
 
-    /// Withdraws the protection of those walks that are still where they were.
-    pub(super) fn expire(&self, seen: [u64; WALKS]) {
-        seen.into_iter().filter(|&cursor| cursor != 0).for_each(|cursor| self.end(cursor));
-    }
-
-    /// Begins a walk at this position, over the levels up to this one.
-    fn begin(&self, level: u32, position: u64) -> Walk<'_> {
-        loop {
-            let ticket = self.clock.fetch_add(1, Ordering::Relaxed);
-            let (place, there) = self.free_place();
-            let cursor = Cursor::new(ticket, place, level, position);
-            let taken = self.cursors[place].compare_exchange(
-                there,
-                cursor.0,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
-            if taken.is_ok() {
-                self.go_on(cursor);
-                // SeqCst: whoever adds a level, and then asks whether a walk is in the way, sees this one; or the
-                // caller, who looks at the levels next, sees the level.
-                fence(Ordering::SeqCst);
-                return Walk { walks: self, cursor };
-            }
-        }
-    }
-
-    /// A place without a walk, or else that of the walk which has rested longest; and what is there.
-    fn free_place(&self) -> (usize, u64) {
-        let now = self.cursors();
-        let place = (0..WALKS)
-            .min_by_key(|&place| (now[place] != 0, self.went_on[place].load(Ordering::Relaxed)))
-            .expect("there are places");
-        (place, now[place])
-    }
-
-    /// Ends the walk with this cursor, if that is under way.
-    pub(super) fn end(&self, cursor: u64) {
-        let place = self.of(Cursor(cursor));
-        let _ = place.compare_exchange(cursor, 0, Ordering::AcqRel, Ordering::Relaxed);
+    /// Waits for all stretches in which there are hashes of a unit, and marks them.
+    fn copying(&self, unit: Unit) -> Copying<'_> {
+        let stretches = &self.0[unit.share_of(STRETCH_BITS)];
+        // In ascending order, as all walks do; those who move records hold one at most.
+        let turns = stretches.iter().map(Stretch::take_turn).collect();
+        // Only now: whoever waits for one of them, and then has it, must find none of them marked.
+        // Relaxed: see the fence.
+        stretches.iter().for_each(|stretch| stretch.copied.store(true, Ordering::Relaxed));
+        // SeqCst: pairs with the fence in `are_copying`.
+        fence(Ordering::SeqCst);
+        Copying { stretches, _turns: turns }
     }
 }
 
-/// One walk; it ends when this is dropped.
-struct Walk<'w> {
-    walks: &'w Walks,
-    cursor: Cursor,
+/// The records of some stretches stay where they are while this lives.
+struct Copying<'w> {
+    stretches: &'w [Stretch],
+    _turns: Vec<MutexGuard<'w, ()>>,
 }
 
-impl Walk<'_> {
-    /// Passes all positions below this one.
-    fn pass(&mut self, position: u64) {
-        let next = self.cursor.at(position);
-        let place = self.walks.of(self.cursor);
-        // Release: whoever locks the bucket after us knows that it is passed.
-        match place.compare_exchange(self.cursor.0, next.0, Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => self.cursor = next,
-            // Not protected any more: from now on again.
-            Err(_) => *self = self.walks.begin(self.cursor.level(), position),
-        }
-    }
-
-    /// Interrupts the walk.
-    fn interrupt(self) -> Cursor {
-        let cursor = self.cursor;
-        std::mem::forget(self);
-        cursor
-    }
-}
-
-impl Drop for Walk<'_> {
+impl Drop for Copying<'_> {
     fn drop(&mut self) {
-        self.walks.end(self.cursor.0);
+        // Release: what moves afterwards moves after it was read.
+        self.stretches.iter().for_each(|stretch| stretch.copied.store(false, Ordering::Release));
+    }
+}
+
+/// A part of the hashes: those whose top `bits` are `prefix`.
+#[derive(Clone, Copy)]
+struct Unit {
+    prefix: u64,
+    bits: u32,
+}
+
+impl Unit {
+    /// The unit that begins with the hash `from`.
+    fn at<const C: u32>(from: u64, view: View) -> Self {
+        let bits = view.lowest() - region_bits(view.lowest(), C);
+        Unit { prefix: top_bits(from, bits), bits }
+    }
+
+    /// The hash that the next unit begins with.
+    fn next(self) -> Option<u64> {
+        let prefix = self.prefix + 1;
+        (prefix >> self.bits == 0).then(|| prefix << (64 - self.bits))
+    }
+
+    /// Those of `2^bits` equal parts of the hashes that this unit has a share of.
+    fn share_of(self, bits: u32) -> std::ops::Range<usize> {
+        let range = match bits.checked_sub(self.bits) {
+            Some(more) => self.prefix << more..self.prefix + 1 << more,
+            None => {
+                let part = self.prefix >> (self.bits - bits);
+                part..part + 1
+            }
+        };
+        range.start as usize..range.end as usize
     }
 }
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
-    /// Begins a walk over all levels.
-    fn begin_walk(&self) -> Walk<'_> {
-        loop {
-            let view = self.levels.view();
-            let walk = self.walks.begin(view.highest(), 0);
-            // A level that was added before the walk was announced may have taken records from those it covers.
-            if self.levels.view() == view {
-                return walk;
-            }
-        }
+    /// Whether records at this spot must stay in their buckets for now, because a walk copies them. Call with the locks of
+    /// both buckets between which one is to move: if the result is `false`, it may move until they are released.
+    #[inline(always)]
+    pub(super) fn must_stay(&self, spot: Spot) -> bool {
+        self.walks.are_copying(spot) && !self.medium().mutant("LV-16")
     }
 
-    /// Calls `each` with the records of every bucket, without locks but under a guard of its own, until it answers
-    /// `false`. Buckets that cannot be read are passed over; the first error is answered at the end.
+    /// Calls `each` with the records of every unit, without locks but under a guard of its own, until it returns
+    /// `false`. Buckets that cannot be read are passed over; the first error is returned at the end.
     pub(super) fn walk(&self, mut each: impl FnMut(&[Record]) -> bool) -> Result<()> {
-        let mut walk = self.begin_walk();
-        let (mut result, mut records) = (Ok(()), Vec::new());
-        loop {
+        let (mut from, mut result, mut records) = (Some(0), Ok(()), Vec::new());
+        while let Some(here) = from {
             // What the records name must stay what it is while `each` looks at it.
             let _guard = self.pool.pin();
             records.clear();
-            let (step, more) = self.step(&mut walk, &mut records);
-            if step.is_err() {
+            let (copied, next) = self.copy_unit(here, &mut records);
+            if copied.is_err() {
                 self.region.ensure_sound()?;
             }
-            result = result.and(step);
-            if !each(&records) || !more {
-                return result;
+            result = result.and(copied);
+            if !each(&records) {
+                break;
             }
+            from = next;
         }
+        result
     }
 
-    /// One unit of the walk that was interrupted at `from`; 0 begins one. Answers where to go on.
+    /// The unit of a walk that begins at the hash `from`. Returns where to go on.
     pub(super) fn walk_unit(
         &self,
         from: u64,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        let mut walk = match from {
-            0 => self.begin_walk(),
-            _ => Walk { walks: &self.walks, cursor: Cursor(from) },
-        };
         let mut records = Vec::new();
-        let (result, more) = self.step(&mut walk, &mut records);
+        let (copied, next) = self.copy_unit(from, &mut records);
         if let Err(poisoned) = self.region.ensure_sound() {
             return (Err(poisoned), None);
         }
-        let next = more.then(|| walk.interrupt().0);
         records.iter().for_each(|record| each(record.slot_key, record.word));
-        (result, next)
+        (copied, next)
     }
 
-    /// Passes some neighbouring buckets, and copies their records. Answers whether there are more. The caller has a
-    /// guard, so that a level that is given up meanwhile stays what it is.
-    fn step(&self, walk: &mut Walk<'_>, records: &mut Vec<Record>) -> (Result<()>, bool) {
-        const BUCKETS: u64 = 64;
-        self.walks.go_on(walk.cursor);
+    /// Copies the records of the unit that begins at `from`. Returns where the next one begins. The caller has a guard, so
+    /// that a level that is given up meanwhile stays what it is.
+    fn copy_unit(&self, from: u64, records: &mut Vec<Record>) -> (Result<()>, Option<u64>) {
+        let _copying = self.walks.copying(Unit::at::<C>(from, self.levels.view()));
+        // Again, now that nothing moves: records may be in a level that was added while we waited. Units may have become
+        // smaller, but not larger, so this one is part of what is held. A level that is added from here on takes new records
+        // only, and one that is given up has none of this unit.
         let view = self.levels.view();
-        // The lowest level may have been given up since the last step: the walk had passed all that was in it.
-        let first = walk.cursor.position().max(1 << view.lowest());
-        let level = first.ilog2();
-        if level > walk.cursor.level().min(view.highest()) {
-            return (Ok(()), false);
-        }
+        let unit = Unit::at::<C>(from, view);
         let mut result = Ok(());
-        for position in first..(first + BUCKETS).min(2 << level) {
-            let site = self.levels.site(level, position - (1 << level));
-            let copied = site.and_then(|site| self.copy_records(walk, site, records));
-            // Passed in any case, so that damage does not stop the walk.
-            if copied.is_err() {
-                walk.pass(position + 1);
+        for level in view.lowest()..=view.highest() {
+            for index in unit.share_of(level) {
+                let site = self.levels.site(level, index as u64);
+                // The rest in any case, so that damage does not hide it.
+                result = result.and(site.and_then(|site| self.copy_records(site, records)));
             }
-            result = result.and(copied);
         }
-        (result, true)
+        (result, unit.next())
     }
 
-    /// Passes a bucket, and copies its records.
-    fn copy_records(
-        &self,
-        walk: &mut Walk<'_>,
-        site: Site<'_>,
-        records: &mut Vec<Record>,
-    ) -> Result<()> {
+    /// Copies the records of a bucket.
+    fn copy_records(&self, site: Site<'_>, records: &mut Vec<Record>) -> Result<()> {
         let mut locks = self.wait_for(site)?;
         if !self.pool.is_swept() {
             // Copies that a crash left must not be shown; dropping them takes the locks of homes first.
@@ -280,7 +208,6 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             met.into_iter().try_for_each(|record| self.make_unique(record))?;
             locks = self.wait_for(site)?;
         }
-        walk.pass(site.position() + 1);
         records.extend(self.records_of(site).map(|(_, record)| record));
         locks.release(self.medium());
         Ok(())

@@ -44,6 +44,7 @@ pub(crate) struct Kept {
     fuse: Arc<AtomicI64>,
     fences: Arc<AtomicU64>,
     at_fence: Arc<Mutex<Option<Interruption>>>,
+    at_prefetch: Arc<Mutex<Option<Interruption>>>,
 }
 
 type Interruption = Box<dyn FnOnce() + Send>;
@@ -56,6 +57,7 @@ impl Kept {
             fuse: Arc::new(AtomicI64::new(-1)),
             fences: Arc::default(),
             at_fence: Arc::default(),
+            at_prefetch: Arc::default(),
         }
     }
 
@@ -88,6 +90,11 @@ impl Kept {
     /// Calls `interruption` at the next fence, in the middle of whatever does it.
     pub(crate) fn at_next_fence(&self, interruption: impl FnOnce() + Send + 'static) {
         *self.at_fence.lock().unwrap() = Some(Box::new(interruption));
+    }
+
+    /// Calls `interruption` when the next record is prefetched: in the middle of a walk that has shown some.
+    pub(crate) fn at_next_prefetch(&self, interruption: impl FnOnce() + Send + 'static) {
+        *self.at_prefetch.lock().unwrap() = Some(Box::new(interruption));
     }
 
     /// Makes the flush after `flushes` more panic.
@@ -142,6 +149,12 @@ unsafe impl Medium for Kept {
         let interruption = self.at_fence.lock().unwrap().take();
         interruption.into_iter().for_each(|interrupt| interrupt());
         self.memory.fence();
+    }
+
+    fn prefetch(&self, offset: u64) {
+        let interruption = self.at_prefetch.lock().unwrap().take();
+        interruption.into_iter().for_each(|interrupt| interrupt());
+        self.memory.prefetch(offset);
     }
 }
 

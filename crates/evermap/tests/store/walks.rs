@@ -1,0 +1,94 @@
+//! Walks through the index that others rely on to miss nothing: the sweep, the order when it is built, purges. Each is held up
+//! in the middle, while iterators begin beside it, rest and end, and the index grows.
+
+use evermap::{Clock, IndexKind, Meta, Options, Store};
+
+use crate::common::Kept;
+
+/// Records that are there throughout, and how many are added in the middle of a walk: the index grows more than once.
+const THERE: u64 = 6_000;
+const ADDED: u64 = 3 * THERE;
+/// More than an index could keep a list of.
+const ITERATORS: usize = 40;
+
+fn key(number: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&number.to_le_bytes());
+    key
+}
+
+fn put(store: &Store<Kept>, numbers: std::ops::Range<u64>) {
+    numbers.for_each(|number| store.put(&key(number), &[number as u8; 50]).unwrap());
+}
+
+fn options(kind: IndexKind) -> Options {
+    Options::new().index(kind).seed(1).capacity(256 << 20)
+}
+
+/// A store with [`THERE`] records, whose process was killed.
+fn killed(options: &Options) -> (Kept, Store<Kept>) {
+    let memory = Kept::new(256 << 20);
+    put(&memory.open(options).unwrap(), 0..THERE);
+    let store = memory.open(options).unwrap();
+    (memory, store)
+}
+
+/// Interrupts the next walk once it has shown some records: iterators begin, half of them end, and records are added; `then`
+/// is called before the walk goes on.
+fn disturb(memory: &Kept, store: &Store<Kept>, then: impl FnOnce() + Send + 'static) {
+    let store = store.clone();
+    memory.at_next_prefetch(move || {
+        // Of another thread, as all that goes on beside a walk.
+        let others = std::thread::spawn(move || {
+            let mut iterators: Vec<_> = (0..ITERATORS).map(|_| store.iter()).collect();
+            iterators.iter_mut().for_each(|iterator| drop(iterator.next().unwrap().unwrap()));
+            iterators.truncate(ITERATORS / 2);
+            put(&store, THERE..THERE + ADDED);
+        });
+        others.join().unwrap();
+        then();
+    });
+}
+
+#[test]
+fn a_sweep_frees_nothing_that_is_in_use() {
+    for &kind in IndexKind::ALL {
+        let (memory, store) = killed(&options(kind));
+        disturb(&memory, &store, || ());
+        store.recover().unwrap();
+        // All that the sweep has freed is used again.
+        put(&store, THERE + ADDED..3 * (THERE + ADDED));
+        for number in 0..3 * (THERE + ADDED) {
+            let value = store.get(&key(number)).unwrap();
+            assert_eq!(value, Some(vec![number as u8; 50]), "{kind}: {number}");
+        }
+        assert_eq!(store.len().to_string(), (3 * (THERE + ADDED)).to_string(), "{kind}");
+    }
+}
+
+#[test]
+fn an_order_that_is_built_has_every_key() {
+    for &kind in IndexKind::ALL {
+        let (memory, store) = killed(&options(kind).ordered(true));
+        store.recover().unwrap();
+        disturb(&memory, &store, || ());
+        store.build_ordered(1).unwrap();
+        let shown = store.scan(..).unwrap().map(|pair| pair.unwrap().0);
+        let mut due: Vec<_> = (0..THERE + ADDED).map(|number| key(number).to_vec()).collect();
+        due.sort_unstable();
+        assert!(shown.eq(due), "{kind}");
+    }
+}
+
+#[test]
+fn a_purge_removes_all_that_has_expired() {
+    for &kind in IndexKind::ALL {
+        let clock = Clock::manual(1_000);
+        let memory = Kept::new(256 << 20);
+        let store = memory.open(&options(kind).clock(clock.clone())).unwrap();
+        let meta = Meta { expires_at: 1_060, ..Meta::default() };
+        (0..THERE).for_each(|number| store.put_with(&key(number), b"", meta).map(drop).unwrap());
+        disturb(&memory, &store, move || clock.set(1_060));
+        assert_eq!(store.purge().unwrap(), THERE, "{kind}");
+    }
+}
