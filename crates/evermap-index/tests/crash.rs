@@ -74,7 +74,7 @@ macro_rules! noticed {
 
 noticed! {
     da_1: "DA-1", da_2: "DA-2", da_3: "DA-3", da_4: "DA-4", da_5: "DA-5", da_6: "DA-6", da_8: "DA-8", da_9: "DA-9",
-    da_10: "DA-10", da_11: "DA-11",
+    da_10: "DA-10", da_11: "DA-11", da_15: "DA-15",
 }
 
 fn is_noticed(mistake: &'static str) {
@@ -83,4 +83,62 @@ fn is_noticed(mistake: &'static str) {
     let (fate, trial) = battery.fate_of_planted(mistake, 2);
     println!("{fate} {trial:?}");
     assert!(!matches!(fate, Fate::Survived(_)), "{fate}");
+}
+
+#[test]
+#[ignore]
+fn explore() {
+    evermap_pm::sim::keep_panics_quiet();
+    let var = |name: &str| std::env::var(name).ok();
+    let which = var("INDEX").unwrap_or("dash-eh".into());
+    let battery = match &*which {
+        "dash-eh" => battery("dash-eh", EH_MUTANTS, DashEh),
+        "dash-lh" => battery("dash-lh", &[], DashLh),
+        "cceh" => battery("cceh", &[], Cceh(Locking::Optimistic, Recovery::Lazy)),
+        "cceh-paper" => battery("cceh-paper", &[], Cceh(Locking::Pessimistic, Recovery::Eager)),
+        "level" => battery("level", &[], Level(Resize::Incremental)),
+        "p-clht" => battery("p-clht", &[], PClht),
+        _ => battery("line", &[], Line),
+    };
+    let seeds: u64 = var("SEEDS").map_or(1, |n| n.parse().unwrap());
+    let skip: u64 = var("SKIP").map_or(0, |n| n.parse().unwrap());
+    let mistake = var("MISTAKE").map(|name| &*name.leak());
+    for trial in &battery.trials {
+        if var("TRIAL").is_some_and(|names| !names.split(',').any(|name| name == trial.name())) {
+            continue;
+        }
+        let start = std::time::Instant::now();
+        let seeds = seeds * trial.seeds_for_one();
+        let skip = skip * trial.seeds_for_one();
+        match mistake {
+            Some(mistake) => println!("{} {}", trial.name(), trial.fate_of_planted(mistake, seeds)),
+            None if var("EACH").is_some() => {
+                for seed in skip..skip + seeds {
+                    let report = battery.run(&**trial, seed..seed + 1);
+                    println!(
+                        "{seed}: {} images, {} points, {} traces of {}, several {:?} failed {}",
+                        report.images,
+                        report.points,
+                        report.nested_traces,
+                        report.nested_chosen,
+                        report.actions.get("range of several splits finished"),
+                        report.failed_images
+                    );
+                }
+            }
+            None => {
+                let report = battery.run(&**trial, skip..skip + seeds);
+                let report = &report;
+                println!("== {which} {}\n{report}", trial.name());
+                println!(
+                    "TOTAL {which} {} images {} nested {} failed {}",
+                    trial.name(),
+                    report.images,
+                    report.nested_images,
+                    report.failed_images
+                );
+            }
+        }
+        println!("{:?}", start.elapsed());
+    }
 }

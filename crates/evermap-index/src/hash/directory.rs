@@ -6,9 +6,37 @@
 //! ```
 //!
 //! A segment of local depth `l` is named by `2^(depth - l)` neighbouring entries, its *range*. Changing a
-//! range is committed by its first entry, which is made durable before the others are touched: after a crash
-//! the first entry tells what the others should say. Doubling and halving write a new directory and are
-//! committed by the root cell.
+//! range is committed by its first entry, which is made durable before the others are touched. Doubling and
+//! halving write a new directory and are committed by the root cell.
+//!
+//! # Which entry decides after a crash
+//!
+//! A crash can leave a range unfinished, and recovery is lazy: the segments that were split from one another are
+//! met in any order, split again before the others are met, and crashed again. So one range can have entries of
+//! several unfinished splits. An entry *decides* if the segment that it names begins there: if the least hash of
+//! the segment's shape is the least hash of the entry. **An entry belongs to the segment that the nearest deciding
+//! entry names, among itself and those to its left.**
+//!
+//! This is right after any sequence of splits, doublings and crashes, because each of them keeps two things true:
+//!
+//! 1. *The entry where a segment begins names it.* A split makes the first entry of the upper half durable before
+//!    anything else of it is visible. The lower half stays in its place, and so begins where it began, whether or
+//!    not its shape says yet that it was split. No later split writes there, for each begins inside of the range of
+//!    a segment. Doubling copies both halves of an entry from the same word.
+//! 2. *Any other entry names the segment that it belongs to, or one that it belonged to earlier.* An entry is only
+//!    ever given to the upper half of a split, so earlier owners begin further left than later ones, and none of
+//!    them begins at this entry.
+//!
+//! By 1 the owner of an entry decides over it, and by 2 no entry between the two decides. An entry that merely stands
+//! to the left, or first in a range, can be one that the owner has given away since.
+//!
+//! Each segment brings in order the entries that it has given away itself ([`finish_range`](Directory::finish_range)),
+//! before it is used, and so before it is split again: these lie in the range of its sibling. Until then they lead to it,
+//! and whoever is led there recovers it first.
+//!
+//! A merge is different: the new segment begins where the lower sibling does, and is committed by the first entry
+//! of the upper one. Merging waits until every segment was recovered, so no other range around it is unfinished, and
+//! nothing is split there before recovery has finished the merge. It is recognised by the shape of what that entry names.
 //!
 //! Lookups go by a copy of the root cell in ordinary memory, which changes only once the cell is durable: so
 //! nobody acts on a directory that a crash could take back.
@@ -261,31 +289,55 @@ impl<M: Medium> Directory<M> {
         }
     }
 
-    /// Finishes what [`point`](Self::point) began for the range of `shape` before a crash: entries that still name
-    /// `old` get what the entry before them names, durably.
+    /// Finishes the split that gave the range of `shape` to other segments than `old`: entries there that still name `old`
+    /// get the word of the entry that decides over them, durably. See the [module](self) for why that is always right.
     ///
-    /// Parts of the range may have been split since. Each part's first entry was durable before anything else, so
-    /// the nearest entry to the left that does not name `old` is right. Other segments change their entries
-    /// meanwhile, so entries are only ever swapped from what must not be there.
-    pub(crate) fn finish_range(&self, shape: Shape, old: u64, latch: &Shared<'_>) {
-        let m = self.pool.medium();
-        let range = self.range(shape, latch);
-        let mut changed = false;
-        for (before, entry) in range.iter().zip(&range[1..]) {
-            if m.load(entry) != old {
-                continue;
+    /// `shape_of` returns the shape of the segment at an offset. The first entry of the range must not name `old`.
+    ///
+    /// Other threads change entries meanwhile, so an entry is only ever swapped from `old`, which must not be there. Entries
+    /// that name another segment that has given them away are left to the recovery of that segment.
+    pub(crate) fn finish_range(
+        &self,
+        shape: Shape,
+        old: u64,
+        shape_of: impl Fn(u64) -> Option<Shape>,
+        latch: &Shared<'_>,
+    ) {
+        let (m, depth, range) = (self.pool.medium(), self.depth(), self.range(shape, latch));
+        // Nearly always nothing is left to do, and no segment need be looked at to see that.
+        if !range.iter().any(|entry| m.load(entry) & OFFSET == old) {
+            return;
+        }
+        m.note(Note::Scope("directory range finished"));
+        let begins_at = |pattern: u64, segment: u64| {
+            let first = Shape { depth, pattern }.first_hash();
+            shape_of(segment).is_some_and(|shape| shape.first_hash() == first)
+        };
+        let places = shape.pattern << (depth - shape.depth)..;
+        let (mut decides, mut right) = (&range[0], None);
+        for (pattern, entry) in places.zip(range).skip(1) {
+            let word = m.load(entry);
+            if word & OFFSET == old {
+                let right = *right.get_or_insert_with(|| {
+                    let word = m.load(decides);
+                    // Another split may have stored that just now: a copy must not outlive it.
+                    m.persist(decides);
+                    if !std::ptr::eq(decides, &raw const range[0]) {
+                        m.note(Note::Scope("range of several splits finished"));
+                    }
+                    word
+                });
+                if m.cas(entry, word, right).is_ok() {
+                    m.flush(entry);
+                }
+            } else if begins_at(pattern, word & OFFSET) && !m.mutant("DA-15") {
+                (decides, right) = (entry, None);
             }
-            let named = m.load(before);
-            // Another split may have stored that just now: a copy must not outlive it.
-            m.persist(before);
-            if m.cas(entry, old, named).is_ok() {
-                m.flush(entry);
-                changed = true;
+            if m.mutant("DA-16") {
+                (decides, right) = (entry, None);
             }
         }
-        if changed {
-            m.fence();
-        }
+        m.fence();
     }
 
     /// Segments that the entries name, at least; exactly where no range is unfinished. O(entries).
@@ -446,6 +498,46 @@ mod tests {
         assert!(split_while_doubling(Some(Mutation::Planted("DA-7"))) > 0);
     }
 
+    /// A segment was split, its upper half was split before the first split was finished, and both splits are finished by
+    /// two threads at once. Returns in how many orders of these threads an entry of the last half was left to another.
+    fn finish_two_splits_at_once(mistake: Option<Mutation>) -> usize {
+        const ORDERS: u64 = 300;
+        let [whole, upper, last] = [1, 2, 3].map(|at| at * 4096);
+        let (upper_half, last_quarter) =
+            (Shape { depth: 1, pattern: 1 }, Shape { depth: 2, pattern: 3 });
+        let shape_of = |segment| match segment {
+            _ if segment == whole => Some(Shape { depth: 0, pattern: 0 }),
+            _ if segment == upper => Some(upper_half),
+            _ if segment == last => Some(last_quarter),
+            _ => None,
+        };
+        let is_lost = |&seed: &u64| {
+            let mut entries = [whole; 16];
+            entries[8..14].fill(upper);
+            entries[12] = last;
+            let (sim, directory) = with_entries(&entries);
+            sim.mutate(mistake);
+            sim.set_schedule(Schedule { strategy: Strategy::Mixed, seed });
+            let finish = |(range, old): (Shape, u64)| {
+                let directory = &directory;
+                let finish = move || {
+                    directory.finish_range(range, old, shape_of, &directory.share());
+                };
+                Box::new(finish) as Box<dyn FnOnce() + Send>
+            };
+            sim.in_parallel([(upper_half, whole), (last_quarter, upper)].map(finish).into());
+            directory.entries()[12..].iter().any(|entry| sim.load(entry) != last)
+        };
+        (0..ORDERS).filter(is_lost).count()
+    }
+
+    /// What stands to the left of an entry can be wrong itself, until another thread has seen to it.
+    #[test]
+    fn what_decides_over_an_entry_does_not_depend_on_other_recoveries() {
+        assert_eq!(finish_two_splits_at_once(None), 0);
+        assert!(finish_two_splits_at_once(Some(Mutation::Planted("DA-16"))) > 0);
+    }
+
     /// A recovery goes on with a range of which another thread's split has stored the first entry, and not flushed it yet.
     #[test]
     fn what_a_recovery_copies_is_durable_before_the_copy() {
@@ -456,7 +548,7 @@ mod tests {
         let (latch, upper) = (directory.share(), Shape { depth: 1, pattern: 1 });
         let range = directory.range(upper, &latch);
         sim.store(&range[0], new);
-        directory.finish_range(upper, old, &latch);
+        directory.finish_range(upper, old, |_| None, &latch);
         let places: Vec<u64> = range.iter().map(|entry| sim.offset_of(entry)).collect();
         let mut copied = 0;
         for_each_image(&sim.trace(), &ImageConfig::default(), |image| {

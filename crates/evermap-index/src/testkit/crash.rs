@@ -70,14 +70,27 @@ pub mod oracle {
     ];
 }
 
+/// Keys that no history speaks of, unless keys are their own hashes.
+const STRANGERS: u64 = 160;
+/// The same in each corner where keys are their own hashes.
+const CROWD: u64 = 16;
+/// From this bit of hashes on, so many bits are those by which linear hashing tells segments apart.
+const LOW_AT: u64 = 24;
+/// See [`LOW_AT`].
+const LOW_BITS: u64 = 5;
+/// Tags of such keys are less.
+const TAGS: u64 = 1 << 20;
+
 /// How a workload is shaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Distinct keys.
     pub universe: u64,
-    /// Whether the keys of the lower half begin with the same hash bits, where keys are their own hashes, and come
-    /// first: so a directory gets deep while much of it names few segments.
+    /// Whether there are the more hashes the nearer to zero, where keys are their own hashes, and the nearest come first: so
+    /// a directory gets deep while much of it names few segments.
     pub skewed: bool,
+    /// Whether the first calls make a directory deep, and are not crashed.
+    pub prepared: bool,
     /// Operations.
     pub ops: u64,
     /// Whether the pool is closed and opened in between, with and without order, and swept.
@@ -100,6 +113,7 @@ impl Workload {
     pub const GROWING: Workload = Workload {
         universe: 300,
         skewed: false,
+        prepared: false,
         ops: 700,
         reopen: false,
         threads: 0,
@@ -118,6 +132,10 @@ impl Workload {
     pub const SKEWED: Workload = Workload { universe: 160, skewed: true, ..Workload::GROWING };
     /// The same, in space that was used before.
     pub const USED: Workload = Workload { littered: true, ..Workload::SKEWED };
+    /// Splits of wide ranges and little else, crashed up to three times in a row; after each crash one half grows until it
+    /// is split in turn, before anybody comes by the other.
+    pub const ONE_SIDED: Workload =
+        Workload { universe: 240, ops: 80, prepared: true, ..Workload::SKEWED };
     /// Threads whose operations meet on few keys, beside structural changes and recovery.
     pub const PARALLEL: Workload =
         Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };
@@ -146,6 +164,8 @@ pub enum Verb {
     Close,
     /// What an unclean stop left behind is found out.
     Sweep,
+    /// Only what is done from here on is crashed.
+    Checkpoint,
 }
 
 impl fmt::Display for Call {
@@ -166,6 +186,7 @@ impl fmt::Display for Call {
             Verb::Die => write!(f, "die"),
             Verb::Close => write!(f, "close"),
             Verb::Sweep => write!(f, "sweep"),
+            Verb::Checkpoint => write!(f, "checkpoint"),
         }
     }
 }
@@ -196,6 +217,7 @@ fn read_call(text: &str) -> Option<Call> {
         ("die", []) => Verb::Die,
         ("close", []) => Verb::Close,
         ("sweep", []) => Verb::Sweep,
+        ("checkpoint", []) => Verb::Checkpoint,
         _ => return None,
     };
     Some(Call { thread: thread.parse().ok()?, verb })
@@ -209,6 +231,18 @@ impl Workload {
         let mut alone = |verb| calls.push(Call { thread: 0, verb });
         if self.threads > 1 {
             self.draw_parallel(&mut rng, &mut calls);
+            return calls;
+        }
+        if self.prepared {
+            let insert = |key| Verb::Op(key, MapOp::Insert(key << 32 | TAGS | 1));
+            (0..self.universe / 2).map(insert).for_each(&mut alone);
+            alone(Verb::Checkpoint);
+            // The others, spread over its wide ranges.
+            let wide = Workload { universe: self.universe / 2, ..*self };
+            for verb in wide.draw(&mut rng, self.ops, 90) {
+                let Verb::Op(key, op) = verb else { continue };
+                alone(Verb::Op(self.universe / 2 + key, op));
+            }
             return calls;
         }
         let part = self.ops / 4;
@@ -259,13 +293,44 @@ impl Workload {
         })
     }
 
-    /// The number of the key at this place of the universe.
+    /// The number of the key at this place of the universe, or behind it, where strangers are.
     fn number(&self, place: u64) -> u64 {
         if !self.skewed {
             return place;
         }
         let spread = Rng::new(place).draw();
-        if place < self.universe / 2 { spread >> 5 } else { spread | 1 << 63 }
+        let Some(stranger) = place.checked_sub(self.universe) else {
+            let nearer = if place < self.universe / 2 { 6 } else { 3 };
+            return (spread | 1 << 63) >> (place % nearer);
+        };
+        let (crowd, low) = (stranger / CROWD >> LOW_BITS, stranger / CROWD % (1 << LOW_BITS));
+        // First the bits of the crowd's number below its highest, then a one, then zeros up to the twelfth bit.
+        let begin = (crowd << 1 | 1) << (63 - crowd.ilog2());
+        begin | spread >> 12 & !(((1 << LOW_BITS) - 1) << LOW_AT) | low << LOW_AT
+    }
+
+    /// Strangers, keys that no history speaks of, which crowd into one corner of the index near the key at a place: their
+    /// hashes agree in three bits at either end.
+    ///
+    /// Where keys are their own hashes they agree in all that a directory of this size goes by, and belong to the first
+    /// entry of an upper half that the segment of that key may have been split into: the one entry that a crash in the
+    /// split cannot have lost. Their numbers for linear hashing agree too, and differ from that key's in one bit.
+    fn crowd<K: Numbered>(&self, near: u64, choice: u64, seed: u64) -> Vec<u64> {
+        if self.skewed {
+            let near = self.number(near);
+            let depth = u64::from(near.leading_zeros().min(5)) + 1 + choice % 2;
+            let begin = 1 << depth | near >> (64 - depth);
+            let low = near >> LOW_AT ^ 1 << (choice / 2 % LOW_BITS);
+            let crowd = begin << LOW_BITS | low % (1 << LOW_BITS);
+            return (0..CROWD).map(|stranger| self.universe + crowd * CROWD + stranger).collect();
+        }
+        let corner = |place: u64| {
+            let hash = K::hash(K::lend(&K::owned(self.number(place), seed)), seed);
+            if choice & 2 == 0 { hash >> 61 } else { hash >> 24 & 7 }
+        };
+        let corner_near = corner(near) ^ choice & 1;
+        let strangers = self.universe..self.universe + STRANGERS;
+        strangers.filter(|&place| corner(place) == corner_near).collect()
     }
 
     /// First some calls that lead to any state, then a few of each thread. Half of the threads' operations meet on
@@ -277,6 +342,8 @@ impl Workload {
         if !self.fresh && rng.one_in(3) {
             self.draw(rng, self.ops / 2, 10).for_each(&mut alone);
         }
+        // What one thread does alone is crashed elsewhere.
+        alone(Verb::Checkpoint);
         let dies = rng.one_in(2);
         if dies {
             alone(Verb::Die);
@@ -543,19 +610,23 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         for number in 0..self.workload.universe {
             pairs.extend(self.find(number)?.map(|tag| (number, tag)));
         }
-        // Recovery may have died while strangers were there.
-        let mut strangers = 0;
-        for number in self.strangers() {
-            strangers += usize::from(self.find(number)?.is_some());
-        }
-        let mut shown = 0;
+        let (mut shown, mut strangers) = (0, BTreeSet::new());
         let guard = self.instance.pool.pin();
-        let mut count = |_, _| {
-            shown += 1;
+        let mut show = |_, word| {
+            match self.instance().tag(word) {
+                // Recovery may have died while strangers were there.
+                tag if tag < TAGS && strangers.insert(tag >> 1) => {}
+                _ => shown += 1,
+            }
             true
         };
-        self.instance.index.for_each(&guard, &mut count).map_err(text)?;
-        match pairs.len() + strangers {
+        self.instance.index.for_each(&guard, &mut show).map_err(text)?;
+        for place in strangers {
+            if self.find(place)? != Some(place << 1 | 1) {
+                return wrong(oracle::SCAN, format!("key {place} is shown, but not found"));
+            }
+        }
+        match pairs.len() {
             found if found == shown => Ok(pairs),
             found => {
                 wrong(oracle::SCAN, format!("{found} keys are found, but {shown} pairs shown"))
@@ -611,27 +682,11 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         Ok(())
     }
 
-    /// Keys that no history speaks of.
-    fn strangers(&self) -> Range<u64> {
-        self.workload.universe..self.workload.universe + 160
-    }
-
-    /// Strangers that crowd into one corner of the index: their hashes agree in three bits at either end.
-    fn crowd(&self, corner: u64) -> Vec<u64> {
-        let seed = self.instance().seed();
-        let in_corner = |key: &u64| {
-            let hash = K::hash(K::lend(&K::owned(self.workload.number(*key), seed)), seed);
-            hash >> 61 == corner % 8 || hash >> 24 & 7 == corner % 8
-        };
-        self.strangers().filter(in_corner).collect()
-    }
-
-    /// Fills one corner, or empties it again. What a crash has left in other corners is not touched by the growth of
-    /// this one.
-    fn fill_corner(&self, corner: u64, fill: bool) -> Result<(), Wrong> {
-        for key in self.crowd(corner) {
-            let op = if fill { MapOp::Insert(key | 1) } else { MapOp::Remove };
-            match self.apply(key, op) {
+    /// Inserts these strangers, or removes them again. What a crash has left elsewhere is not touched by that.
+    fn crowd_in(&self, strangers: &[u64], insert: bool) -> Result<(), Wrong> {
+        for &place in strangers {
+            let op = if insert { MapOp::Insert(place << 1 | 1) } else { MapOp::Remove };
+            match self.apply(place, op) {
                 Err(error) if !error.is_no_space() => return Err(text(error)),
                 _ => {}
             }
@@ -688,6 +743,8 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
                 live.step(history, verb)?;
                 Ok(live)
             }
+            // What is to be crashed is no concern of the index.
+            Verb::Checkpoint => Ok(live),
             Verb::Die => {
                 let boot = live.boot;
                 drop(live);
@@ -724,27 +781,21 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         let pool = self.create_pool(sim).map_err(text)?;
         let mut live = self.create(pool).map_err(text)?;
         history.map.end(sim, created, None);
-        let parallel = self.workload.threads > 1;
-        let alone = |call: &Call| call.thread == 0 && matches!(call.verb, Verb::Op(..));
-        let (before, crashed) =
-            calls.split_at(calls.iter().rposition(alone).map_or(0, |last| last + 1));
-        for (part, is_crashed) in [(before, false), (crashed, true)] {
-            if parallel && is_crashed {
-                // What one thread does alone is crashed elsewhere.
-                history = History::new(live.contents()?, live.boot);
-                sim.checkpoint();
-            }
-            for calls in part.chunk_by(|a, b| a.thread > 0 && b.thread > 0) {
-                live = match calls {
-                    [Call { thread: 0, verb }] => self.call(sim, live, &history, *verb)?,
-                    calls => {
-                        live.together(&history, calls)?;
-                        live
-                    }
+        for calls in calls.chunk_by(|a, b| a.thread > 0 && b.thread > 0) {
+            live = match calls {
+                [Call { verb: Verb::Checkpoint, .. }] => {
+                    history = History::new(live.contents()?, live.boot);
+                    sim.checkpoint();
+                    live
+                }
+                [Call { thread: 0, verb }] => self.call(sim, live, &history, *verb)?,
+                calls => {
+                    live.together(&history, calls)?;
+                    live
                 }
             }
         }
-        if parallel {
+        if self.workload.threads > 1 {
             // What threads were told must make sense even if nothing crashes.
             live.agrees(&history)?;
         }
@@ -770,7 +821,11 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         };
         let mut live = open()?;
         let mut before = None;
-        let first = if self.care < Care::Everything { First::Keys } else { First::of(point) };
+        let first = if self.care < Care::Everything {
+            First::Keys
+        } else {
+            First::of(point, &self.workload)
+        };
         // Now and then the process dies again just after somebody looked.
         if first == First::Lookups
             && let Some(first) = live
@@ -779,10 +834,17 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
             drop(first);
             live = open()?;
         }
-        let corner = point.record() as u64 / 4;
+        let crowd = match &live {
+            Some(live) if first == First::Growth => {
+                let last = point.begun().checked_sub(1).and_then(|op| history.map.key_of(op));
+                let (near, choice) = (last.unwrap_or(0), point.record() as u64 / 4);
+                self.workload.crowd::<K>(near, choice, live.instance().seed())
+            }
+            _ => Vec::new(),
+        };
         match (&live, first) {
             (Some(live), First::Sweep) => live.sweep()?,
-            (Some(live), First::Growth) => live.fill_corner(corner, true)?,
+            (Some(live), First::Growth) => live.crowd_in(&crowd, true)?,
             _ => {}
         }
         let spared = |key: &u64| first == First::Operations && !key.is_multiple_of(8);
@@ -796,7 +858,7 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
             history.map.check(&key, point, found).map_err(linearizable)?;
         }
         if let Some(live) = live.as_ref().filter(|_| first == First::Growth) {
-            live.fill_corner(corner, false)?;
+            live.crowd_in(&crowd, false)?;
         }
         if let Some(live) = live.as_ref().filter(|_| self.care < Care::Everything) {
             live.check()?;
@@ -869,8 +931,14 @@ enum First {
 }
 
 impl First {
-    fn of(point: &CrashPoint) -> Self {
-        [First::Sweep, First::Growth, First::Operations, First::Lookups][point.record() % 4]
+    fn of(point: &CrashPoint, workload: &Workload) -> Self {
+        use First::{Growth, Lookups, Operations, Sweep};
+        let firsts = if workload.prepared {
+            [Growth, Growth, Growth, Lookups]
+        } else {
+            [Sweep, Growth, Operations, Lookups]
+        };
+        firsts[point.record() % 4]
     }
 }
 
@@ -905,6 +973,9 @@ fn config(workload: Workload, model: Model) -> sim::Config {
             max_images: 3_000,
             ..config
         },
+        _ if workload.prepared => {
+            sim::Config { nested: Nested { depth: 2, ..config.nested }, ..config }
+        }
         _ => config,
     }
 }
@@ -926,6 +997,8 @@ where
     };
     let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
     let skewed = On::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
+    let one_sided = Crashed::<Plain, _>::new(subject.clone(), Workload::ONE_SIDED);
+    let one_sided = On::new("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
     let used = Crashed::<Plain, _>::new(subject.clone(), Workload::USED);
     let used = On::new("used-space", used, config(Workload::USED, Model::Adr), 600);
     let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
@@ -939,6 +1012,7 @@ where
     let crowded = On::new("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
     let trials = vec![
         on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
+        Box::new(one_sided),
         on("reopening", Workload::REOPENING, Model::Adr, 100),
         on("growing", Workload::GROWING, Model::Adr, 0),
         Box::new(skewed),
@@ -1043,6 +1117,11 @@ macro_rules! crash_campaign {
             #[test]
             fn skewed_hashes() {
                 survives("skewed", 1);
+            }
+
+            #[test]
+            fn one_sided_growth() {
+                survives("one-sided", 1);
             }
 
             #[test]

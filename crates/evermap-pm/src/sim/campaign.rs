@@ -46,16 +46,20 @@ pub struct Config {
     pub mutation: Option<Mutation>,
 }
 
-/// Which recoveries to crash in turn: the first eight of each shape (the call sites of their stores,
-/// flushes and fences, whatever the order), and a sample of the rest.
+/// Which recoveries to crash in turn: the first eight of each kind, and a sample of the rest. Of one kind are those that
+/// have the same shape (the call sites of their stores, flushes and fences, whatever the order) and follow on crashes
+/// that look the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested {
-    /// How many crashes may follow on the first.
+    /// How many crashes may follow on the first. Of those that follow on a second one, only the newest kind is followed by
+    /// another.
     pub depth: usize,
     /// Most images at one point.
     pub per_point: u64,
-    /// One in so many recoveries of a known shape.
+    /// One in so many recoveries of a known kind.
     pub every: u64,
+    /// Which of their crash points to treat in full.
+    pub pruning: Pruning,
     /// Crash points after each recovery, in the probe.
     pub probe_points: u64,
 }
@@ -67,7 +71,13 @@ impl Default for Config {
             images: ImageConfig::default(),
             undecided: true,
             pruning: Pruning::default(),
-            nested: Nested { depth: 1, per_point: 4, every: 64, probe_points: 16 },
+            nested: Nested {
+                depth: 1,
+                per_point: 4,
+                every: 64,
+                pruning: Pruning { first: 2, every: 16, images: 0 },
+                probe_points: 16,
+            },
             max_images: 100_000,
             max_failed: 4,
             steps: 1_000_000,

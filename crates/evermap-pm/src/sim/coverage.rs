@@ -93,9 +93,9 @@ impl Pruner {
         Pruner { pruning, seen: HashMap::new() }
     }
 
-    /// The most images at this point, where each may have `most`.
-    pub(crate) fn most(&mut self, walk: &Walk<'_>, most: u64) -> u64 {
-        let count = self.seen.entry(walk.look()).or_insert(0);
+    /// The most images at a point that looks so, where each may have `most`.
+    pub(crate) fn most(&mut self, look: u64, most: u64) -> u64 {
+        let count = self.seen.entry(look).or_insert(0);
         *count += 1;
         let full = *count <= self.pruning.first || count.is_multiple_of(self.pruning.every.max(1));
         if full { most } else { most.min(self.pruning.images) }

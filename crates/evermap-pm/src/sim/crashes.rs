@@ -16,8 +16,8 @@ use super::subject::{Subject, Wrong};
 use super::trace::{Event, Record, Site, Trace};
 use crate::medium::Note;
 
-/// Recoveries of one shape that are all crashed.
-const FIRST_OF_SHAPE: u64 = 8;
+/// Recoveries of one kind that are all crashed.
+const FIRST_OF_KIND: u64 = 8;
 /// Recoveries that are crashed in one walk through the recording that they follow on.
 const TOGETHER: usize = 64;
 /// Where there are no more images than this, building them costs less than deciding them.
@@ -91,8 +91,10 @@ pub(crate) struct Run<'r, S: Subject> {
     sandboxes: Vec<Sandbox>,
     /// Images that were verified, with what was owed.
     seen: HashSet<u64>,
-    /// Recoveries of each shape.
-    shapes: HashMap<u64, u64>,
+    /// Recoveries of each kind.
+    kinds: HashMap<u64, u64>,
+    /// Which crashes of recoveries look new.
+    nested: Pruner,
     /// For each place where a recovery flushes, fences or stores, crashes whose recovery comes by there.
     pub(crate) passing: Option<HashMap<Site, Passing>>,
     rng: Rng,
@@ -126,6 +128,9 @@ impl Passing {
     }
 }
 
+/// Crashes whose recovery is worth a crash in turn, with how many of their kind there were.
+pub(crate) type Chosen = Vec<(u64, Step)>;
+
 /// The images of one crash point.
 pub(crate) struct Attempt<'a> {
     /// The most images.
@@ -134,8 +139,10 @@ pub(crate) struct Attempt<'a> {
     pub(crate) preferred: Vec<Vec<Choice>>,
     /// Whether to leave all decisions open, however few there are.
     pub(crate) undecided: bool,
-    /// Receives the crashes whose recovery is worth a crash in turn.
-    pub(crate) chosen: &'a mut Vec<Step>,
+    /// How the crash looks, with those that led to it.
+    pub(crate) look: u64,
+    /// Receives the crashes whose recovery is worth a crash in turn, with how many of their kind there were before.
+    pub(crate) chosen: &'a mut Chosen,
 }
 
 impl<'r, S: Subject> Run<'r, S> {
@@ -147,10 +154,11 @@ impl<'r, S: Subject> Run<'r, S> {
         // Mutants are tried on recoveries even where those are not crashed otherwise.
         let depth = campaign.config.nested.depth.max(1);
         let sandboxes = (0..=depth).map(|_| Sandbox::default()).collect();
-        let (seen, shapes) = Default::default();
+        let (seen, kinds) = Default::default();
+        let nested = Pruner::new(campaign.config.nested.pruning);
         let rng = Rng::new(fold(campaign.config.images.seed, campaign.seed));
         let (passing, images, quick) = (None, 0, false);
-        Run { campaign, root, report, sandboxes, seen, shapes, passing, rng, images, quick }
+        Run { campaign, root, report, sandboxes, seen, kinds, nested, passing, rng, images, quick }
     }
 
     pub(crate) fn crash_all(&mut self) {
@@ -163,7 +171,7 @@ impl<'r, S: Subject> Run<'r, S> {
         let per_point = share.unwrap_or(config.images.per_point);
         let seed = fold(config.images.seed, self.campaign.seed);
         let images = ImageConfig { per_point, seed, ..config.images };
-        self.crash(self.root, &images);
+        self.crash(self.root, &images, 0);
     }
 
     /// How many images each crash point is worth.
@@ -173,7 +181,7 @@ impl<'r, S: Subject> Run<'r, S> {
         let mut pruner = Pruner::new(config.pruning);
         let mut wanted = Vec::new();
         while walk.next_point().is_some() {
-            let most = pruner.most(&walk, config.images.per_point);
+            let most = pruner.most(walk.look(), config.images.per_point);
             wanted.push(walk.images().min(most));
         }
         wanted
@@ -202,8 +210,13 @@ impl<'r, S: Subject> Run<'r, S> {
         self.report.harmless.extend(trace.harmless());
     }
 
-    /// Crashes one recording at all its points, and then the recoveries that are worth it.
-    fn crash(&mut self, level: &Level<'_, S::History>, images: &ImageConfig) {
+    /// Crashes one recording at all its points, and then the recoveries that are worth it. `path` is how the crashes look
+    /// that led here.
+    ///
+    /// A recovery that leaves alone what its crash has left half done does what all others do, and so do crashes of it. It
+    /// matters all the same: what is done on top of the one half can go wrong when the other is met. So what looks new is
+    /// told by how all the crashes look together.
+    fn crash(&mut self, level: &Level<'_, S::History>, images: &ImageConfig, path: u64) {
         let depth = level.path.len();
         let mut chosen = Vec::new();
         self.begin(level);
@@ -218,23 +231,36 @@ impl<'r, S: Subject> Run<'r, S> {
                     continue;
                 }
             }
-            let mut most = images.per_point;
-            if depth == 0 {
-                most = pruner.most(&walk, most);
+            let look = fold(path, walk.look());
+            let pruner = if depth == 0 { &mut pruner } else { &mut self.nested };
+            let most = pruner.most(look, images.per_point);
+            if most == 0 {
+                continue;
             }
-            let attempt =
-                Attempt { most, preferred: Vec::new(), undecided: false, chosen: &mut chosen };
+            let attempt = Attempt {
+                most,
+                preferred: Vec::new(),
+                undecided: false,
+                look,
+                chosen: &mut chosen,
+            };
             if self.crash_point(level, &mut walk, &point, images, attempt).is_break() {
                 break;
             }
         }
-        // Should the budget run out, what it was spent on has no pattern.
+        // Should the budget run out, it was spent on as many kinds as possible, and on no pattern otherwise.
         Rng::new(images.seed).shuffle(&mut chosen);
+        chosen.sort_by_key(|&(nth, _)| nth);
+        if depth > 0 {
+            // Or all of it would be spent on what follows on the first few.
+            chosen.truncate(1);
+        }
         self.report.nested_chosen += chosen.len() as u64;
-        for steps in chosen.chunks_mut(TOGETHER) {
+        let mut steps: Vec<Step> = chosen.into_iter().map(|(_, step)| step).collect();
+        for steps in steps.chunks_mut(TOGETHER) {
             steps.sort_by_key(|step| step.record);
             let mut walk = Walk::new(level.trace, images);
-            let more = |step: &Step| self.crash_recovery(level, &mut walk, step);
+            let more = |step: &Step| self.crash_recovery(level, &mut walk, step, path);
             if steps.iter().try_for_each(more).is_break() {
                 return;
             }
@@ -276,7 +302,7 @@ impl<'r, S: Subject> Run<'r, S> {
             self.crash_undecided(level, walk, point, attempt, &mut pairs)
         } else {
             let images = ImageConfig { per_point: attempt.most, ..*images };
-            self.crash_decided(level, walk, point, &images, attempt.chosen, &mut pairs)
+            self.crash_decided(level, walk, point, &images, attempt, &mut pairs)
         };
         self.report.exhaustive_points += u64::from(is_root && exhaustive);
         flow
@@ -289,7 +315,7 @@ impl<'r, S: Subject> Run<'r, S> {
         walk: &mut Walk<'_>,
         point: &CrashPoint,
         images: &ImageConfig,
-        chosen: &mut Vec<Step>,
+        mut attempt: Attempt<'_>,
         pairs: &mut Option<PairSearch>,
     ) -> (ControlFlow<()>, bool) {
         let (depth, config) = (level.path.len(), self.campaign.config);
@@ -315,7 +341,7 @@ impl<'r, S: Subject> Run<'r, S> {
                     if result.is_ok() {
                         filter.add(&image, &sim);
                     }
-                    flow = self.judge(level, &sim, result, step, chosen);
+                    flow = self.judge(level, &sim, result, step, &mut attempt);
                 }
                 if let Some(pairs) = pairs {
                     pairs.tried(&mut self.report.pairs, |at| (choices[at], choices[at]));
@@ -339,7 +365,7 @@ impl<'r, S: Subject> Run<'r, S> {
         level: &Level<'_, S::History>,
         walk: &mut Walk<'_>,
         point: &CrashPoint,
-        attempt: Attempt<'_>,
+        mut attempt: Attempt<'_>,
         pairs: &mut Option<PairSearch>,
     ) -> (ControlFlow<()>, bool) {
         let (depth, config) = (level.path.len(), self.campaign.config);
@@ -347,7 +373,10 @@ impl<'r, S: Subject> Run<'r, S> {
         let newest: Vec<Choice> = (0..count).map(|at| walk.whole(at)).collect();
         let oldest = vec![Choice::default(); count];
         let any = (0..count).map(|at| walk.any_choice(at, &mut self.rng)).collect();
-        let preferred = attempt.preferred.into_iter().chain([newest, oldest, any]).collect();
+        let preferred = std::mem::take(&mut attempt.preferred)
+            .into_iter()
+            .chain([newest, oldest, any])
+            .collect();
         let mut frontier = Frontier::new(preferred);
         let owed = level.owed(point);
         let image = walk.image(point, &[]);
@@ -366,7 +395,7 @@ impl<'r, S: Subject> Run<'r, S> {
             frontier.ran(&next, &outcome.made, &mut self.rng);
             let choices: Vec<Choice> = outcome.left.iter().map(|(_, newest)| *newest).collect();
             let step = || Step::new(point.record(), walk.items(), &choices);
-            flow = self.judge(level, &sim, result, step, attempt.chosen);
+            flow = self.judge(level, &sim, result, step, &mut attempt);
             if let Some(pairs) = pairs {
                 pairs.tried(&mut self.report.pairs, |at| outcome.left[at]);
             }
@@ -393,14 +422,14 @@ impl<'r, S: Subject> Run<'r, S> {
         ControlFlow::Continue(())
     }
 
-    /// Takes notice of what came of one image. `chosen` learns of recoveries that are worth a crash.
+    /// Takes notice of what came of one image. `attempt` learns of recoveries that are worth a crash.
     fn judge(
         &mut self,
         level: &Level<'_, S::History>,
         sim: &Sim,
         result: Recovery<S>,
         step: impl FnOnce() -> Step,
-        chosen: &mut Vec<Step>,
+        attempt: &mut Attempt<'_>,
     ) -> ControlFlow<()> {
         let (depth, config) = (level.path.len(), self.campaign.config);
         self.see_actions(depth, sim);
@@ -414,15 +443,15 @@ impl<'r, S: Subject> Run<'r, S> {
                 }
             }
             Ok(survived) => {
-                let sample = depth < config.nested.depth && self.is_sample(sim, survived.recovered);
-                if sample || self.passing.is_some() {
+                let sample = (depth < config.nested.depth)
+                    .then(|| self.sample(sim, survived.recovered, attempt.look))
+                    .flatten();
+                if sample.is_some() || self.passing.is_some() {
                     let step = step();
                     if depth == 0 {
                         self.see_passing(sim, &step);
                     }
-                    if sample {
-                        chosen.push(step);
-                    }
+                    attempt.chosen.extend(sample.map(|nth| (nth, step)));
                 }
             }
         }
@@ -466,13 +495,14 @@ impl<'r, S: Subject> Run<'r, S> {
         }
     }
 
-    /// Whether this recovery is one of the first of its shape, or in the sample of the others.
-    fn is_sample(&mut self, sim: &Sim, recovered: usize) -> bool {
+    /// How many recoveries there were of this kind, after such crashes and of such a shape, if this is one of the first, or in
+    /// the sample of the others.
+    fn sample(&mut self, sim: &Sim, recovered: usize, look: u64) -> Option<u64> {
         let shape = sim.with_records(|records| shape(&records[..recovered]));
-        let count = self.shapes.entry(shape).or_default();
+        let count = self.kinds.entry(fold(look, shape)).or_default();
         *count += 1;
         let every = self.campaign.config.nested.every.max(1);
-        *count <= FIRST_OF_SHAPE || count.is_multiple_of(every)
+        (*count <= FIRST_OF_KIND || count.is_multiple_of(every)).then_some(*count)
     }
 
     /// Records the recovery from the crash that `step` tells once more, and crashes it.
@@ -481,17 +511,20 @@ impl<'r, S: Subject> Run<'r, S> {
         level: &Level<'_, S::History>,
         walk: &mut Walk<'_>,
         step: &Step,
+        path: u64,
     ) -> ControlFlow<()> {
         if self.images >= self.campaign.config.max_images {
             return ControlFlow::Break(());
         }
         self.flow()?;
         let config = self.campaign.config;
+        walk.go_to(step.record).expect("the step came from this recording");
+        let path = fold(path, walk.look());
         let done = self.campaign.crash_and_record(level, walk, step, |nested| {
             let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, nested.id));
             self.report.nested_traces += 1;
             self.see_sites(nested.trace);
-            self.crash(nested, &ImageConfig { per_point, seed, ..nested.images(config) });
+            self.crash(nested, &ImageConfig { per_point, seed, ..nested.images(config) }, path);
         });
         // It has succeeded before; only a subject that is not deterministic fails now.
         done.expect("the step came from this recording");

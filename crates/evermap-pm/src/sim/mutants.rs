@@ -254,7 +254,7 @@ fn try_changed<S: Subject>(
         let changes = before.changes(&walk);
         let preferred = preferences(&walk, &changes);
         let chosen = &mut Vec::new();
-        let attempt = Attempt { most: PER_POINT, preferred, undecided: true, chosen };
+        let attempt = Attempt { most: PER_POINT, preferred, undecided: true, look: 0, chosen };
         if run.crash_point(level, &mut walk, &point, images, attempt).is_break() {
             break;
         }

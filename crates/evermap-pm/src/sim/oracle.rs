@@ -162,6 +162,11 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         self.start.keys().chain(touched).cloned().collect()
     }
 
+    /// The key of operation `number`, if there was one.
+    pub fn key_of(&self, number: u64) -> Option<K> {
+        self.calls().places.get(number as usize).map(|(key, _)| key.clone())
+    }
+
     /// Operation `number` in words.
     pub fn name(&self, number: u64) -> String {
         let calls = self.calls();

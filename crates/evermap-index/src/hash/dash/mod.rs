@@ -97,12 +97,13 @@ const DEPTH_AT_FIRST: u32 = 20;
 /// tells what they are.
 pub const EH_MUTANTS: &[&str] = &[
     "DA-1", "DA-2", "DA-3", "DA-4", "DA-5", "DA-6", "DA-7", "DA-8", "DA-9", "DA-10", "DA-11",
-    "DA-14",
+    "DA-14", "DA-15", "DA-16",
 ];
 
 /// Those that the campaigns' workloads meet by chance only, and the tests that notice them.
 pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
     ("DA-7", "noticed by `a_split_is_not_lost_where_the_directory_doubles`"),
+    ("DA-16", "noticed by `what_decides_over_an_entry_does_not_depend_on_other_recoveries`"),
     ("DA-14", "noticed by `p6_no_lookup_misses_a_record_that_moves`, whose threads run freely"),
 ];
 

@@ -3,7 +3,8 @@
 //! Every opener begins with all segments stale: the directory's entries carry the stamp of an earlier one. The first
 //! to meet a stale entry finishes what a crash may have interrupted:
 //!
-//! * a split whose directory range or shape was not finished: the first entry of the range decides;
+//! * a split whose shape or directory range was not finished: the first entry of the upper half's range tells that it
+//!   was committed, and the [directory](crate::hash::directory) which entry decides over each of the others;
 //! * a merge whose ranges were not finished: the first entry of the right sibling's range decides;
 //! * a move that left two copies of a record: the foreign one is dropped;
 //! * filters and locks, which are never flushed: made from the slots.
@@ -88,7 +89,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         ));
         self.directory.keep_around(shape, &latch);
         if let Some(merged) = self.merged_into(offset, shape, &latch) {
-            self.swap_entries(shape, &latch, Some(merged), |named| named == offset);
+            self.swap_entries(shape, &latch, merged, |named| named == offset);
             return Ok(None);
         }
         let mut shape = shape;
@@ -125,10 +126,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
     }
 
-    /// Entries of the upper half that still name this, the lower half: each gets what the entry before it holds.
-    ///
-    /// Parts of the upper half may have been split since. The first entry of each was durable before anything else,
-    /// so the nearest entry to the left that does not name this segment is right.
+    /// Entries of the upper half that still name this, the lower half. Parts of the upper half may have been split since.
     fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
         let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == shape {
@@ -140,7 +138,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 "the directory gives a segment more than its shape",
             ));
         }
-        self.swap_entries(sibling, latch, None, |named| named == offset);
+        self.directory.finish_range(sibling, offset, |named| self.shape_at(named), latch);
         Ok(())
     }
 
@@ -149,39 +147,28 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         if shape.depth >= self.directory.depth() || self.first(shape.half(1), latch) != offset {
             return;
         }
-        self.swap_entries(shape, latch, Some(offset), |named| {
+        self.swap_entries(shape, latch, offset, |named| {
             let old = self.shape_at(named);
             named != offset && (old == Some(shape.half(0)) || old == Some(shape.half(1)))
         });
     }
 
-    /// Points those entries of a range that `wrong` picks by their offsets to `right`, or to what the entry before
-    /// them names, durably.
+    /// Points those entries of a range that `wrong` picks by their offsets to `right`, durably.
     fn swap_entries(
         &self,
         range: Shape,
         latch: &Shared<'_>,
-        right: Option<u64>,
+        right: u64,
         wrong: impl Fn(u64) -> bool,
     ) {
         let m = self.medium();
-        let entries = self.directory.range(range, latch);
-        let (mut changed, mut before) = (false, &entries[0]);
-        for entry in entries {
+        let mut changed = false;
+        for entry in self.directory.range(range, latch) {
             let word = m.load(entry);
-            if wrong(word & OFFSET) {
-                let right = right.unwrap_or_else(|| {
-                    let word = m.load(before);
-                    // Another split may have stored that just now: a copy must not outlive it.
-                    m.persist(before);
-                    word
-                });
-                if m.cas(entry, word, right).is_ok() {
-                    m.flush(entry);
-                    changed = true;
-                }
+            if wrong(word & OFFSET) && m.cas(entry, word, right).is_ok() {
+                m.flush(entry);
+                changed = true;
             }
-            before = entry;
         }
         if changed {
             m.fence();

@@ -1,6 +1,7 @@
-//! Finishing splits and merges that were committed before a crash: the first entry of a directory range decides.
+//! Finishing splits and merges that were committed before a crash.
 //!
-//! * A split whose directory range or shape was not finished: the first entry of the upper half's range.
+//! * A split whose shape or directory range was not finished: the first entry of the upper half's range tells that it
+//!   was committed, and the [directory](crate::hash::directory) which entry decides over each of the others.
 //! * A merge whose ranges were not finished: the first entry of the right sibling's range.
 
 use evermap_pm::medium::Note;
@@ -71,20 +72,20 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
     }
 
-    /// Entries of the upper half that still name this, the lower half.
+    /// Entries of the upper half that still name this, the lower half. Parts of the upper half may have been split since.
     fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
         let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == shape {
             return Ok(());
         }
-        let named = self.expansion.directory.first(sibling, latch);
-        if named == offset {
+        let directory = &self.expansion.directory;
+        if directory.first(sibling, latch) == offset {
             return Err(Error::damaged(
                 offset,
                 "the directory gives a segment more than its shape",
             ));
         }
-        self.swap_entries(sibling, latch, named, |entry| entry == offset);
+        directory.finish_range(sibling, offset, |named| self.shape_at(named), latch);
         Ok(())
     }
 

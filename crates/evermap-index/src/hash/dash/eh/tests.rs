@@ -14,9 +14,9 @@ use crate::hash::by_hand::{
 };
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Root, Version};
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Root, Shape, Version};
 use crate::testkit::{Crowded, Plain};
-use crate::{Action, Index, Intent, Key};
+use crate::{Action, Index, Intent, Key, Persistent};
 
 const CAPACITY: u64 = 1 << 20;
 
@@ -319,4 +319,75 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     ]
     .map(|word| sim.offset_of(word));
     is_durable_once_served(&sim, (pool, index), &words, 0);
+}
+
+/// The lower half S of all hashes is split into S and U, and the process dies when the first of U's entries is stored. The
+/// next one comes by that entry only. So U is split into U and V while the entries between still name S, and the
+/// process dies when the first of V's entries is stored:
+///
+/// ```text
+/// S S S S S S S S | U S S S V S S S | ...
+/// ```
+///
+/// The last three are V's: V's entry decides over them. Whoever goes by the first entry of the range gives them to U.
+#[test]
+fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() {
+    // A crowd under one entry makes the directory deep.
+    let crowd =
+        (0..500).map(|key: u64| 1 << 63 | key << 54 | key.wrapping_mul(0x9e37_79b1) & 0xffff);
+    let (sim, pool, index) = filled::<Plain>(crowd);
+    let depth = index.expansion.directory.depth();
+    let load =
+        |index: &Tiny<Plain, Sim>, at: usize| sim.load(&index.expansion.directory.entries()[at]);
+    let shape = |index: &Tiny<Plain, Sim>, at| index.shape_at(load(index, at)).unwrap();
+    let key = |at: usize, low: u64| (at as u64) << (64 - depth) | low * 0x25 << 6 | low & 0x3f;
+    let (first_of_u, first_of_v, end) = (1 << (depth - 2), 3 << (depth - 3), 1 << (depth - 1));
+    let mut kept = Vec::new();
+    let mut insert = |(pool, index): (&Pool<Sim>, &Tiny<Plain, Sim>), key| {
+        index.insert(key, key, &pool.pin()).unwrap();
+        kept.push(key);
+    };
+    // What a process leaves that dies when it has stored `first`, the first entry of an upper half: the others say what
+    // they did before, and the lower half has its shape of before.
+    let die = |(pool, index): (Arc<Pool<Sim>>, Tiny<Plain, Sim>),
+               first: usize,
+               before: u64,
+               lower: (u64, Shape)| {
+        let entries = &index.expansion.directory.entries()[first + 1..end];
+        assert!(!entries.is_empty() && load(&index, first) != before);
+        entries.iter().for_each(|entry| sim.store(entry, before));
+        sim.store(&index.segment(lower.0).unwrap().header.shape, lower.1.encode());
+        drop((index, pool));
+        reopened::<Tiny<Plain, Sim>>(&sim)
+    };
+
+    let whole = shape(&index, 0);
+    assert_eq!((whole, load(&index, 0)), (Shape { depth: 1, pattern: 0 }, load(&index, end - 1)));
+    for low in 1.. {
+        insert((&pool, &index), key((low * 5) as usize % end, low));
+        if shape(&index, first_of_u) == whole.half(1) {
+            break;
+        }
+    }
+    let (s, u) = (load(&index, 0), load(&index, first_of_u));
+    let (pool, index) = die((pool, index), first_of_u, s, (s, whole));
+
+    for low in 1000.. {
+        insert((&pool, &index), key(first_of_u, low));
+        if load(&index, first_of_v) != s {
+            break;
+        }
+    }
+    assert_eq!((load(&index, 0), load(&index, first_of_u)), (s, u), "only U was met and split");
+    assert_eq!(load(&index, first_of_u + 1), s);
+    let (pool, index) = die((pool, index), first_of_v, s, (u, whole.half(1)));
+
+    // U first, so that it is in use when S is recovered.
+    let place = |key: u64| (key >> (64 - depth)) as usize;
+    kept.sort_by_key(|&key| (place(key) != first_of_u, key));
+    assert!(kept.iter().any(|&key| place(key) > first_of_v), "some of these are at stake");
+    for key in kept {
+        assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key), "key {key:#x}");
+    }
+    assert_eq!(index.check(), [""; 0]);
 }
