@@ -38,7 +38,8 @@ impl Failure {
     }
 }
 
-/// The message of the library, which names its settings, with the options of the command in their place.
+/// The message of the library, which names its settings, with the options of the command in their
+/// place.
 fn name_options(error: &evermap::Error) -> String {
     error.to_string().replace("on_suspect = ", "--on-suspect ")
 }

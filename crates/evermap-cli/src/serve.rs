@@ -64,7 +64,8 @@ pub(crate) struct Arguments {
     /// Most clients that wait to be connected; the system has a limit too, net.core.somaxconn
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = number(i32::MAX as usize))]
     backlog: usize,
-    /// Most memory that values may take while parts of them have not arrived, for all clients together
+    /// Most memory that values may take while parts of them have not arrived, for all clients
+    /// together
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     upload_memory: u64,
 }
@@ -96,7 +97,8 @@ impl Arguments {
         let _ = writeln!(io::stdout(), "{}", ready(&map.summary(), server.local_addr(), took));
         std::thread::scope(|scope| {
             let (stop, stopped) = channel();
-            scope.spawn(|| watch(&server, file, &{ stopped }));
+            let server = &server;
+            scope.spawn(move || watch(server, file, &stopped));
             // There is nothing to read again, and a terminal that closes is no reason to stop.
             signals.forever().find(|&signal| signal != SIGHUP);
             drop(stop);
@@ -184,8 +186,8 @@ const PORT_PAUSE: Duration = Duration::from_millis(2);
 
 /// Takes the port before the store is touched, so that a port in use is told at once.
 ///
-/// Returns nothing if the port is in use and the store is too: both may belong to a server that is dying,
-/// for which opening the store waits.
+/// Returns nothing if the port is in use and the store is too: both may belong to a server that is
+/// dying, for which opening the store waits.
 fn take_port(address: SocketAddr, path: Option<&Path>) -> Result<Option<Port>, Failure> {
     // A process that dies lets go of its file a moment before it lets go of its port.
     const MOMENT: Duration = Duration::from_millis(200);

@@ -42,8 +42,8 @@ impl ServedFile {
         Some(ServedFile { path: path.to_owned(), identity, in_place: true })
     }
 
-    /// Says so if the file is not at its path any more. It goes on being served: what it holds can still be
-    /// read, and the file may come back. But nobody will find there what clients store.
+    /// Says so if the file is not at its path any more. It goes on being served: what it holds can
+    /// still be read, and the file may come back. But nobody will find there what clients store.
     fn look(&mut self, server: &Server) {
         let lost = match identity(&self.path) {
             Ok(identity) if identity == self.identity => None,
@@ -79,8 +79,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Memory that the server has freed and the allocator has kept.
 ///
-/// Clients that upload large values or do not read their replies can make it hundreds of megabytes, which
-/// would stay with the process until it ends.
+/// Clients that upload large values or do not read their replies can make it hundreds of megabytes,
+/// which would stay with the process until it ends.
 #[derive(Default)]
 struct SpareMemory {
     /// What the server had freed when the allocator was last asked, bytes.
@@ -89,8 +89,8 @@ struct SpareMemory {
 }
 
 impl SpareMemory {
-    /// Gives it back to the system if it may be much, and not too often: while large values keep coming,
-    /// they use it again.
+    /// Gives it back to the system if it may be much, and not too often: while large values keep
+    /// coming, they use it again.
     fn look(&mut self, freed: u64) {
         const MUCH: u64 = 16 << 20;
         const PAUSE: Duration = Duration::from_secs(10);

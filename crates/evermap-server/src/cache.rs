@@ -173,12 +173,13 @@ pub enum CacheError {
     Other(String),
 }
 
-/// The arithmetic of [`Cache::arithmetic`] on a value: writes the new value to `new` and returns its number,
-/// or nothing where `old` does not begin with a decimal number below 2^64.
+/// The arithmetic of [`Cache::arithmetic`] on a value: writes the new value to `new` and returns
+/// its number, or nothing where `old` does not begin with a decimal number below 2^64.
 ///
-/// Up wraps around at 2^64; down stops at 0. White space and a plus sign may stand before the number, and
-/// what follows it after white space is ignored. A number shorter than the old value is padded with spaces on
-/// the right: so the length never shrinks. All of this is what memcached does.
+/// Up wraps around at 2^64; down stops at 0. White space and a plus sign may stand before the
+/// number, and what follows it after white space is ignored. A number shorter than the old value is
+/// padded with spaces on the right: so the length never shrinks. All of this is what memcached
+/// does.
 pub fn apply_delta(old: &[u8], delta: u64, up: bool, new: &mut Vec<u8>) -> Option<u64> {
     let before = crate::number::parse_u64(old)?;
     let after = if up { before.wrapping_add(delta) } else { before.saturating_sub(delta) };

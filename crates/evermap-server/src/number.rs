@@ -1,8 +1,9 @@
 //! Decimal numbers, as the text protocol writes them.
 //!
-//! They are read as leniently as memcached reads them, with C's `strtoull`: white space and a plus sign may
-//! stand before the digits, and the number ends at white space or a zero byte, whatever follows that.
-//! memcached also takes a few numbers with a minus sign for unsigned ones; here none is.
+//! They are read as leniently as memcached reads them, with C's `strtoull`: white space and a plus
+//! sign may stand before the digits, and the number ends at white space or a zero byte, whatever
+//! follows that. memcached also takes a few numbers with a minus sign for unsigned ones; here none
+//! is.
 
 /// The unsigned number at the start of `text`, if it is below 2^64.
 #[inline]

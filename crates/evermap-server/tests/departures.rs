@@ -1,7 +1,7 @@
 //! What was meant for a client that has left reaches nobody else.
 //!
-//! The worker is held in the middle of a lookup while a client sends its requests and leaves. So the worker
-//! reads them when their sender is gone, and fails where it sends the replies.
+//! The worker is held in the middle of a lookup while a client sends its requests and leaves. So
+//! the worker reads them when their sender is gone, and fails where it sends the replies.
 
 mod common;
 
@@ -105,7 +105,8 @@ fn expect(stream: &mut TcpStream, reply: &[u8]) {
 #[track_caller]
 fn check_after(requests: &[u8], departure: Departure, threads: usize) {
     let held = Held::serve(threads);
-    // Connections are dealt in turn, so each of the first clients has a worker of its own, and so on.
+    // Connections are dealt in turn, so each of the first clients has a worker of its own, and so
+    // on.
     let mut staying: Vec<_> = (0..threads).map(|_| held.client()).collect();
     let leaving: Vec<_> = (0..threads).map(|_| held.client()).collect();
     let mut watching: Vec<_> = (0..threads).map(|_| held.client()).collect();
@@ -123,7 +124,8 @@ fn check_after(requests: &[u8], departure: Departure, threads: usize) {
         held.pass.send(()).unwrap();
         expect(&mut staying[at], b"END\r\n");
     }
-    // The second round finds the workers done with those who left, whatever order they chose before.
+    // The second round finds the workers done with those who left, whatever order they chose
+    // before.
     for _ in 0..2 {
         for client in staying.iter_mut().chain(&mut watching) {
             ask(client, b"get mine\r\n", b"END\r\n");

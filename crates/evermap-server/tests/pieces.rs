@@ -43,8 +43,8 @@ fn store() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// The line of a storage command, most of the time with something wrong. `LEN` stands for the length of the
-/// data block that follows, which a client that asks for one knows.
+/// The line of a storage command, most of the time with something wrong. `LEN` stands for the
+/// length of the data block that follows, which a client that asks for one knows.
 fn malformed_store() -> impl Strategy<Value = String> {
     let odd = ["x", "-1", "-x", "99999999999", "18446744073709551616", "1x", "+", "key", "noreply"];
     let word = prop_oneof![2 => Just("0"), 1 => select(odd.to_vec())];
@@ -127,8 +127,8 @@ proptest! {
         prop_assert_eq!(cut.held_bytes() == 0, whole.held_bytes() == 0);
     }
 
-    /// Whatever is wrong with a storage command, its data block is not run: the connection goes on behind
-    /// the block, or is closed.
+    /// Whatever is wrong with a storage command, its data block is not run: the connection goes on
+    /// behind the block, or is closed.
     #[test]
     fn refused_data_is_never_run(
         line in malformed_store(),

@@ -241,7 +241,8 @@ fn malformed_lines() {
 #[test]
 fn the_data_of_a_refused_command_is_not_run() {
     let long = "k".repeat(251);
-    // The line, and the reply. The length is known: the block is swallowed, and the next command is served.
+    // The line, and the reply. The length is known: the block is swallowed, and the next command is
+    // served.
     for (line, reply) in [
         ("set a x 0 9", "$F"),
         ("set a -1 0 9", "$F"),
@@ -279,7 +280,8 @@ fn the_data_of_a_refused_command_is_not_run() {
             &format!("STORED{reply}|VALUE b 0 1|x|END|VERSION 1.2.3 test"),
         );
     }
-    // Nobody knows how much follows: the connection is closed, also where `noreply` might have been meant.
+    // Nobody knows how much follows: the connection is closed, also where `noreply` might have been
+    // meant.
     for line in [
         "set",
         "set a",
@@ -608,7 +610,8 @@ fn unfinished_requests_keep_to_their_budget() {
     assert_eq!(talk.send(b"\r\n"), lines("STORED"));
     assert_eq!(budget.held(), LIMIT - 100_000);
 
-    // Does not: refused as soon as that is known, swallowed whole, and what it was to replace is gone.
+    // Does not: refused as soon as that is known, swallowed whole, and what it was to replace is
+    // gone.
     assert_eq!(talk.send(b"set a 0 0 200000\r\n"), b"");
     let block = b"flush_all\r\n".repeat(20_000);
     let mut replies = Vec::new();

@@ -43,7 +43,8 @@ impl Share {
         Share { budget: budget.clone(), bytes: 0 }
     }
 
-    /// Grows to `bytes`, unless that exceeds the budget. Returns whether the share has that many now.
+    /// Grows to `bytes`, unless that exceeds the budget. Returns whether the share has that many
+    /// now.
     #[must_use]
     pub fn grow_to(&mut self, bytes: usize) -> bool {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|&more| more > 0) else {

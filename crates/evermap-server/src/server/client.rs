@@ -100,7 +100,8 @@ impl Client {
             if !self.is_drained() {
                 return Ok(Turn::Wait);
             }
-            // The replies of this round are its own. Where it ends early, they are dropped with the buffer.
+            // The replies of this round are its own. Where it ends early, they are dropped with the
+            // buffer.
             let mut replies;
             match self.next {
                 Next::Close => {
@@ -140,8 +141,8 @@ impl Client {
             Arrived::End => return Ok(Input::Ended),
             Arrived::Nothing => self.readable = false,
             Arrived::Bytes { bytes, emptied } => {
-                // There will be an event when more comes to a socket that is empty. Only the end of the stream
-                // needs a read of its own, and its event may have come already.
+                // There will be an event when more comes to a socket that is empty. Only the end of
+                // the stream needs a read of its own, and its event may have come already.
                 if emptied && !self.peer_closed {
                     self.readable = false;
                 }
@@ -152,7 +153,8 @@ impl Client {
         Ok(Input::Open)
     }
 
-    /// Sends `replies` and keeps what the socket does not take. Returns memory that is not needed any more.
+    /// Sends `replies` and keeps what the socket does not take. Returns memory that is not needed
+    /// any more.
     fn send(&mut self, replies: Vec<u8>, context: &Context<'_>) -> io::Result<Vec<u8>> {
         let sent = write_some(&mut self.stream, &replies, context)?;
         let left = &replies[sent..];

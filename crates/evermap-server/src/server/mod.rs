@@ -181,9 +181,9 @@ impl Server {
         self.shared.connections()
     }
 
-    /// Memory that was held for unfinished requests and unsent replies and has been freed, since the start,
-    /// bytes. Allocators tend to keep such memory: whoever owns the process can tell from this when it is
-    /// worth asking for it.
+    /// Memory that was held for unfinished requests and unsent replies and has been freed, since
+    /// the start, bytes. Allocators tend to keep such memory: whoever owns the process can tell
+    /// from this when it is worth asking for it.
     pub fn freed_bytes(&self) -> u64 {
         self.shared.uploads.returned() + self.shared.unsent.returned()
     }

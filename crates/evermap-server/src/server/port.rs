@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 
-/// A port that is taken. Clients are refused there until a [`Server`](super::Server) starts on it, so it can
-/// be taken before what the server needs is ready.
+/// A port that is taken. Clients are refused there until a [`Server`](super::Server) starts on it,
+/// so it can be taken before what the server needs is ready.
 #[derive(Debug)]
 pub struct Port {
     asked: SocketAddr,
@@ -34,7 +34,8 @@ impl Port {
         Ok(Port { asked: address, socket })
     }
 
-    /// Lets clients come. At most `backlog` of them wait to be accepted, or fewer where the system says so.
+    /// Lets clients come. At most `backlog` of them wait to be accepted, or fewer where the system
+    /// says so.
     pub(super) fn listen(self, backlog: u32) -> io::Result<TcpListener> {
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
         listen(&self.socket, backlog).map_err(|error| refused(self.asked, error.into()))?;

@@ -1,8 +1,8 @@
 //! Memory that the clients of a worker use in turn, so that idle ones need none.
 //!
-//! What one client left there must never reach another. Neither kind of room can keep bytes from one use
-//! to the next, whichever way a turn ends: [`ReadRoom`] only ever shows what the read before brought, and
-//! [`ReplyRoom`] gives its memory away and takes it back empty.
+//! What one client left there must never reach another. Neither kind of room can keep bytes from
+//! one use to the next, whichever way a turn ends: [`ReadRoom`] only ever shows what the read
+//! before brought, and [`ReplyRoom`] gives its memory away and takes it back empty.
 
 use std::io::{self, ErrorKind, Read};
 
@@ -53,14 +53,14 @@ impl ReplyRoom {
     /// Most memory that is kept for the next use, bytes.
     pub(super) const KEPT: usize = 1 << 20;
 
-    /// Gives the memory away, as an empty buffer that is the caller's own. A buffer that is not handed back
-    /// is freed with whatever it holds.
+    /// Gives the memory away, as an empty buffer that is the caller's own. A buffer that is not
+    /// handed back is freed with whatever it holds.
     pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.0)
     }
 
-    /// Takes the memory of a buffer whose content has been dealt with; what a large value needed beyond
-    /// [`KEPT`](Self::KEPT) is freed.
+    /// Takes the memory of a buffer whose content has been dealt with; what a large value needed
+    /// beyond [`KEPT`](Self::KEPT) is freed.
     pub(super) fn take_back(&mut self, mut buffer: Vec<u8>) {
         buffer.clear();
         buffer.shrink_to(Self::KEPT);

@@ -1,8 +1,8 @@
 //! Clients of all manners at once, each of which checks every byte that it gets.
 //!
-//! A value names its key and its generation from the first byte to the last, so a byte that belongs to
-//! another key, version or client is seen. `EVERMAP_TORTURE` is the number of requests, for one worker and
-//! again for two; without it there are few, for the tests of every day.
+//! A value names its key and its generation from the first byte to the last, so a byte that belongs
+//! to another key, version or client is seen. `EVERMAP_TORTURE` is the number of requests, for one
+//! worker and again for two; without it there are few, for the tests of every day.
 
 mod manners;
 mod script;
@@ -49,7 +49,8 @@ fn torture(threads: usize) {
             });
         }
     });
-    // Everybody has left. Nothing was lost, no payload was run, and no memory is held for those who left.
+    // Everybody has left. Nothing was lost, no payload was run, and no memory is held for those who
+    // left.
     let mut last = client(CLIENTS);
     last.check_all_shared_values();
     while last.stat("curr_connections") > 1 {

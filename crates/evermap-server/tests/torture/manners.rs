@@ -75,7 +75,8 @@ impl<'t> Client<'t> {
     /// One connection from its beginning to its end.
     pub(crate) fn connect_and_behave(&mut self) {
         let random = &mut self.random;
-        // Small requests are the most of what servers get, and large values would take all the time.
+        // Small requests are the most of what servers get, and large values would take all the
+        // time.
         let manner = match random.below(16) {
             few @ 0..11 => few,
             _ => random.below(5),

@@ -105,7 +105,7 @@ impl<'v> Script<'v> {
     pub(crate) fn set_shared(&mut self, number: usize, len: usize) {
         let key = shared(number);
         let value = self.values.make(&key, len);
-        self.set(&key, &value, number % 3 == 0);
+        self.set(&key, &value, number.is_multiple_of(3));
     }
 
     /// A request with a large value.

@@ -93,8 +93,8 @@ struct Pass<'a, 'p> {
     out: &'p mut Vec<u8>,
 }
 
-/// The first byte of every request of the binary protocol, which this server does not speak. No command
-/// begins with it.
+/// The first byte of every request of the binary protocol, which this server does not speak. No
+/// command begins with it.
 const BINARY_REQUEST: u8 = 0x80;
 
 /// Whether the pass goes on, or how it ended.

@@ -91,15 +91,16 @@ pub(super) struct Refused {
 
 /// How the conversation goes on after a refusal.
 ///
-/// The data block of a refused command must never be read as commands: it holds what some user of the
-/// client wrote, and `flush_all` there would be obeyed.
+/// The data block of a refused command must never be read as commands: it holds what some user of
+/// the client wrote, and `flush_all` there would be obeyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     /// The next line is a command: this one has no data block.
     NextLine,
     /// A data block of this many bytes follows the line, and means nothing.
     Swallow(usize),
-    /// A data block follows the line, and nobody knows how long it is: the connection has to be closed.
+    /// A data block follows the line, and nobody knows how long it is: the connection has to be
+    /// closed.
     Close,
 }
 
@@ -205,8 +206,9 @@ fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
     let tail = words.next();
     let noreply = tail == Some(b"noreply");
     let whole = (verb.is_some() || id.is_some()) && (tail.is_none() || noreply && words.is_done());
-    // With a word too few or too many (a key with a space in it) no word is known to be the length, whatever
-    // number it spells. The refusal is sent whatever was asked, since it tells why the connection closes.
+    // With a word too few or too many (a key with a space in it) no word is known to be the length,
+    // whatever number it spells. The refusal is sent whatever was asked, since it tells why the
+    // connection closes.
     let (Some(key), Some(flags), Some(exptime), Some(block), true) =
         (key, flags, exptime, len.and_then(block), whole)
     else {
@@ -221,9 +223,10 @@ fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
     }
 }
 
-/// ms, the storage command of the meta protocol, which this server does not speak. It has a data block too.
-fn meta_set(words: Words<'_>) -> Parsed<'_> {
-    let then = words.skip(1).next().and_then(block).map_or(Then::Close, Then::Swallow);
+/// ms, the storage command of the meta protocol, which this server does not speak. It has a data
+/// block too.
+fn meta_set(mut words: Words<'_>) -> Parsed<'_> {
+    let then = words.nth(1).and_then(block).map_or(Then::Close, Then::Swallow);
     Err(Refused { reply: ERROR, noreply: false, then })
 }
 
