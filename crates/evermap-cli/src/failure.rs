@@ -9,8 +9,8 @@ pub(crate) const EXIT_CODE: u8 = 2;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    #[error(transparent)]
-    Store(evermap::Error),
+    #[error("{}", name_options(.0))]
+    Store(#[source] evermap::Error),
     #[error(transparent)]
     Lab(#[from] LabError),
     /// Standard output did not take what was written.
@@ -36,6 +36,12 @@ impl Failure {
             _ => false,
         }
     }
+}
+
+/// The message of the library, which names its settings, with the options of the command in their
+/// place.
+fn name_options(error: &evermap::Error) -> String {
+    error.to_string().replace("on_suspect = ", "--on-suspect ")
 }
 
 impl From<evermap::Error> for Failure {

@@ -13,6 +13,7 @@ mod scan;
 mod serve;
 mod sigbus;
 mod single;
+mod watch;
 
 use std::io::Write;
 use std::process::ExitCode;

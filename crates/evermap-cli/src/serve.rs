@@ -1,30 +1,34 @@
 //! `evermap serve`
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
 use evermap::{Evermap, IndexKind, Options, Summary};
-use evermap_server::server::ITEM_SIZE_LIMIT;
-use evermap_server::{Config, Server};
+use evermap_server::server::{ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX};
+use evermap_server::{Config, Port, Server};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
 use crate::open::{SuspectArguments, parse_size};
-
-/// How long a predecessor may take to let go of the port.
-const PORT_WAIT: Duration = Duration::from_secs(5);
+use crate::watch::{ServedFile, watch};
 
 /// Serve a store over the memcached protocol
 ///
 /// Whatever is answered with STORED is there again after any end of the process, kill -9 included, as soon
 /// as the server is started again. SIGINT and SIGTERM stop it in order; a second one stops it at once.
+/// SIGHUP does nothing.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// File that keeps the items [default: /dev/shm/evermap-UID.map where that is in memory and has room,
@@ -38,7 +42,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Worker threads [default: one for each core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number(THREADS_MAX))]
     threads: Option<usize>,
     /// What the items are to survive
     #[arg(long, value_enum, default_value_t, value_name = "LEVEL")]
@@ -51,12 +55,19 @@ pub(crate) struct Arguments {
     ordered: bool,
     #[command(flatten)]
     suspect: SuspectArguments,
-    /// Largest item, up to 64M
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
-    max_item_size: u64,
+    /// Largest item, 1K to 64M
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_item_size)]
+    max_item_size: usize,
     /// Most clients at a time
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = number(usize::MAX))]
     max_connections: usize,
+    /// Most clients that wait to be connected; the system has a limit too, net.core.somaxconn
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = number(i32::MAX as usize))]
+    backlog: usize,
+    /// Most memory that values may take while parts of them have not arrived, for all clients
+    /// together
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    upload_memory: u64,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, ValueEnum)]
@@ -71,57 +82,72 @@ enum Durability {
 impl Arguments {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let config = self.config()?;
-        // Before the store is opened: whoever stops us while we start gets an orderly stop too.
+        let path = self.store_path()?;
+        // Before the store is opened: a stop while it is being opened is an orderly one too.
         let mut signals = listen_to_signals()?;
         raise_descriptor_limit(&config);
+        let port = take_port(self.listen, path.as_deref())?;
         let began = Instant::now();
-        let map = self.open()?;
+        let map = self.open(path.as_deref())?;
         let took = began.elapsed();
-        let server = start(&map, &config)?;
+        let file = path.as_deref().and_then(ServedFile::opened);
+        let port = port.map_or_else(|| take_port_of_predecessor(self.listen), Ok)?;
+        let server = Server::start_on(port, Arc::new(map.clone()), config).map_err(port_failed)?;
         // Nobody may be listening, and the server goes on without.
         let _ = writeln!(io::stdout(), "{}", ready(&map.summary(), server.local_addr(), took));
-        signals.forever().next();
-        server.stop();
-        server.join();
+        std::thread::scope(|scope| {
+            let (stop, stopped) = channel();
+            let server = &server;
+            scope.spawn(move || watch(server, file, &stopped));
+            // There is nothing to read again, and a terminal that closes is no reason to stop.
+            signals.forever().find(|&signal| signal != SIGHUP);
+            drop(stop);
+            server.stop();
+            server.join();
+        });
         drop(server);
         Ok(map.close()?)
     }
 
     fn config(&self) -> Result<Config, Failure> {
-        let too_large = format!("--max-item-size: at most {ITEM_SIZE_LIMIT} bytes");
         let defaults = Config::default();
+        let upload_limit = usize::try_from(self.upload_memory).unwrap_or(usize::MAX);
+        if upload_limit < self.max_item_size {
+            return Err(Failure::other("--upload-memory: must be at least --max-item-size"));
+        }
         Ok(Config {
             listen: self.listen,
             threads: self.threads.unwrap_or(defaults.threads),
             max_connections: self.max_connections,
-            item_size_max: usize::try_from(self.max_item_size)
-                .ok()
-                .filter(|&size| size <= ITEM_SIZE_LIMIT)
-                .ok_or(Failure::Other(too_large))?,
+            backlog: self.backlog.try_into().unwrap_or(u32::MAX),
+            item_size_max: self.max_item_size,
+            upload_limit,
             ..defaults
         })
     }
 
-    fn open(&self) -> Result<Evermap, Failure> {
+    /// The file that keeps the items; none for a store in memory.
+    fn store_path(&self) -> Result<Option<PathBuf>, Failure> {
+        match (self.durability, &self.path) {
+            (Durability::Volatile, None) => Ok(None),
+            (Durability::Volatile, Some(_)) => Err(Failure::other(
+                "--durability volatile keeps nothing in a file: leave out --path, or ask for process",
+            )),
+            (Durability::Process, Some(path)) => Ok(Some(path.clone())),
+            (Durability::Process, None) => default_path().map(Some),
+        }
+    }
+
+    fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
         let mut options =
             self.suspect.apply(Options::new()).index(self.index).ordered(self.ordered);
         if let Some(memory) = self.memory {
             options = options.max_bytes(memory);
         }
-        if self.durability == Durability::Volatile {
-            if self.path.is_some() {
-                return Err(Failure::other(
-                    "--durability volatile keeps nothing in a file: leave out --path, or ask for process",
-                ));
-            }
-            let options = options.durability(evermap::Durability::Volatile);
-            return Ok(Evermap::open("", options)?);
-        }
-        let path = match &self.path {
-            Some(path) => path.clone(),
-            None => default_path()?,
-        };
-        Ok(Evermap::open(path, options)?)
+        Ok(match path {
+            Some(path) => Evermap::open(path, options)?,
+            None => Evermap::open("", options.durability(evermap::Durability::Volatile))?,
+        })
     }
 }
 
@@ -155,26 +181,60 @@ fn is_roomy_memory(directory: &Path) -> bool {
     })
 }
 
-/// Starts to serve, as soon as the port is free.
+/// How long to sleep before the port is tried again.
+const PORT_PAUSE: Duration = Duration::from_millis(2);
+
+/// Takes the port before the store is touched, so that a port in use is told at once.
 ///
-/// The store is open, so whoever had it before is gone or going, and a port in use may be free in a moment.
-fn start(map: &Evermap, config: &Config) -> Result<Server, Failure> {
-    const PAUSE: Duration = Duration::from_millis(1);
+/// Returns nothing if the port is in use and the store is too: both may belong to a server that is
+/// dying, for which opening the store waits.
+fn take_port(address: SocketAddr, path: Option<&Path>) -> Result<Option<Port>, Failure> {
+    // A process that dies lets go of its file a moment before it lets go of its port.
+    const MOMENT: Duration = Duration::from_millis(200);
     let began = Instant::now();
     loop {
-        match Server::start(Arc::new(map.clone()), config.clone()) {
-            Ok(server) => return Ok(server),
+        match Port::take(address) {
+            Ok(port) => return Ok(Some(port)),
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                return Err(Failure::Other(error.to_string()));
+                return Err(port_failed(error));
             }
-            Err(error) if began.elapsed() >= PORT_WAIT => {
-                return Err(Failure::Other(format!(
-                    "{error}; stop what listens there, or choose another port with --listen"
-                )));
-            }
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(_) if path.is_some_and(is_locked) => return Ok(None),
+            Err(error) if began.elapsed() >= MOMENT => return Err(port_failed(error)),
+            Err(_) => std::thread::sleep(PORT_PAUSE),
         }
     }
+}
+
+/// Takes the port of a server that is gone or going: the store was opened after it.
+fn take_port_of_predecessor(address: SocketAddr) -> Result<Port, Failure> {
+    const WAIT: Duration = Duration::from_secs(5);
+    let began = Instant::now();
+    loop {
+        match Port::take(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < WAIT => {
+                std::thread::sleep(PORT_PAUSE);
+            }
+            taken => return taken.map_err(port_failed),
+        }
+    }
+}
+
+fn port_failed(error: io::Error) -> Failure {
+    Failure::Other(match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("{error}; stop what listens there, or choose another port with --listen")
+        }
+        _ => error.to_string(),
+    })
+}
+
+/// Whether another process has the store at `path` open.
+fn is_locked(path: &Path) -> bool {
+    // A lock that is got is given up with the file, at the end of the expression.
+    File::open(path).is_ok_and(|file| {
+        fcntl_lock(&file, FlockOperation::NonBlockingLockShared)
+            .is_err_and(|error| matches!(error, Errno::AGAIN | Errno::ACCESS))
+    })
 }
 
 /// What is said when clients can come.
@@ -209,7 +269,7 @@ fn listen_to_signals() -> Result<Signals, Failure> {
             signal_hook::flag::register_conditional_shutdown(signal, code, stopping.clone())?;
             signal_hook::flag::register(signal, stopping.clone())?;
         }
-        Signals::new([SIGINT, SIGTERM])
+        Signals::new([SIGINT, SIGTERM, SIGHUP])
     };
     register().map_err(|source| Failure::Io { what: "cannot handle signals".into(), source })
 }
@@ -227,6 +287,18 @@ fn raise_descriptor_limit(config: &Config) {
         // Refused, the server pauses accepting while there are none, as it says in `stats`.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
     }
+}
+
+/// A number from 1 to `most`.
+fn number(most: usize) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most as u64)
+}
+
+fn parse_item_size(text: &str) -> Result<usize, String> {
+    usize::try_from(parse_size(text)?)
+        .ok()
+        .filter(|size| (ITEM_SIZE_MIN..=ITEM_SIZE_LIMIT).contains(size))
+        .ok_or_else(|| format!("must be {}K to {}M", ITEM_SIZE_MIN >> 10, ITEM_SIZE_LIMIT >> 20))
 }
 
 /// A host and a port.

@@ -148,7 +148,7 @@ pub enum Arithmetic {
     Value(u64),
     /// There is no such item.
     NotFound,
-    /// The value is not a decimal number below 2^64.
+    /// The value does not begin with a decimal number below 2^64.
     NonNumeric,
 }
 
@@ -173,13 +173,15 @@ pub enum CacheError {
     Other(String),
 }
 
-/// The arithmetic of [`Cache::arithmetic`] on a value: writes the new value to `new` and answers its number,
-/// or nothing where `old` is not a decimal number below 2^64.
+/// The arithmetic of [`Cache::arithmetic`] on a value: writes the new value to `new` and returns
+/// its number, or nothing where `old` does not begin with a decimal number below 2^64.
 ///
-/// Up wraps around at 2^64; down stops at 0. A number shorter than the old value is padded with spaces on
-/// the right, and white space on the right of the old value is ignored: so the length never shrinks.
+/// Up wraps around at 2^64; down stops at 0. White space and a plus sign may stand before the
+/// number, and what follows it after white space is ignored. A number shorter than the old value is
+/// padded with spaces on the right: so the length never shrinks. All of this is what memcached
+/// does.
 pub fn apply_delta(old: &[u8], delta: u64, up: bool, new: &mut Vec<u8>) -> Option<u64> {
-    let before = crate::number::parse_u64(old.trim_ascii_end())?;
+    let before = crate::number::parse_u64(old)?;
     let after = if up { before.wrapping_add(delta) } else { before.saturating_sub(delta) };
     new.clear();
     crate::number::append(after, new);
@@ -205,11 +207,17 @@ mod tests {
             ("18446744073709551615", 1, true, 0, "0                   "),
             ("18446744073709551615", u64::MAX, false, 0, "0                   "),
             ("0001", 1, true, 2, "2   "),
+            (" 5", 1, true, 6, "6 "),
+            ("+5", 1, true, 6, "6 "),
+            ("5 abc", 1, true, 6, "6    "),
+            ("5\tabc", 1, true, 6, "6    "),
+            ("5\0abc", 1, true, 6, "6    "),
+            ("9 9", 1, true, 10, "10 "),
         ] {
             assert_eq!(apply_delta(old.as_bytes(), delta, up, &mut new), Some(number), "{old}");
             assert_eq!(std::str::from_utf8(&new).unwrap(), value, "{old}");
         }
-        for bad in ["", " ", "x", "-1", "1x", " 1", "1 2", "18446744073709551616"] {
+        for bad in ["", " ", "x", "-1", "1x", "+", "\0", "18446744073709551616"] {
             assert_eq!(apply_delta(bad.as_bytes(), 1, true, &mut new), None, "{bad}");
         }
     }

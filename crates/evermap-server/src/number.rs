@@ -1,19 +1,40 @@
 //! Decimal numbers, as the text protocol writes them.
+//!
+//! They are read as leniently as memcached reads them, with C's `strtoull`: white space and a plus
+//! sign may stand before the digits, and the number ends at white space or a zero byte, whatever
+//! follows that. memcached also takes a few numbers with a minus sign for unsigned ones; here none
+//! is.
 
-/// The number that `digits` spells, if that is all it does and the number is below 2^64.
-pub(crate) fn parse_u64(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
-    }
+/// The unsigned number at the start of `text`, if it is below 2^64.
+#[inline]
+pub(crate) fn parse_u64(text: &[u8]) -> Option<u64> {
+    let text = skip_space(text);
+    digits(text.strip_prefix(b"+").unwrap_or(text))
+}
+
+/// The number that `text` begins with, without a sign.
+#[inline]
+fn digits(text: &[u8]) -> Option<u64> {
     let mut number = 0u64;
-    for &digit in digits {
-        let value = digit.wrapping_sub(b'0');
-        if value > 9 {
-            return None;
+    for (at, &byte) in text.iter().enumerate() {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            let ended = at > 0 && (byte == 0 || is_space(byte));
+            return ended.then_some(number);
         }
-        number = number.checked_mul(10)?.checked_add(u64::from(value))?;
+        number = number.checked_mul(10)?.checked_add(u64::from(digit))?;
     }
-    Some(number)
+    (!text.is_empty()).then_some(number)
+}
+
+/// What C's `isspace` says of ASCII.
+fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t'..=b'\r')
+}
+
+fn skip_space(text: &[u8]) -> &[u8] {
+    let start = text.iter().position(|&byte| !is_space(byte)).unwrap_or(text.len());
+    &text[start..]
 }
 
 /// [`parse_u64`] for numbers below 2^32.
@@ -21,11 +42,11 @@ pub(crate) fn parse_u32(digits: &[u8]) -> Option<u32> {
     parse_u64(digits)?.try_into().ok()
 }
 
-/// The number that an optional minus sign and digits spell, if it fits.
+/// The signed number at the start of `text`, if it fits.
 pub(crate) fn parse_i64(text: &[u8]) -> Option<i64> {
-    match text.strip_prefix(b"-") {
+    match skip_space(text).strip_prefix(b"-") {
         None => parse_u64(text)?.try_into().ok(),
-        Some(digits) => 0i64.checked_sub_unsigned(parse_u64(digits)?),
+        Some(magnitude) => 0i64.checked_sub_unsigned(digits(magnitude)?),
     }
 }
 
@@ -65,10 +86,31 @@ mod tests {
         assert_eq!(parse_i64(b"-9223372036854775808"), Some(i64::MIN));
         assert_eq!(parse_i64(b"-9223372036854775809"), None);
         assert_eq!(parse_i64(b"9223372036854775808"), None);
-        for bad in [&b""[..], b"-", b"+1", b"1 ", b" 1", b"--1", b"\x00", b"1\xb2"] {
-            assert_eq!(parse_u64(bad), None);
-            assert_eq!(parse_i64(bad), None);
+        for bad in [
+            &b""[..],
+            b" ",
+            b"-",
+            b"+",
+            b"+-1",
+            b"-+1",
+            b"--1",
+            b"++1",
+            b"+ 1",
+            b"\x00",
+            b"1x",
+            b"1\xb2",
+        ] {
+            assert_eq!(parse_u64(bad), None, "{}", bad.escape_ascii());
+            assert_eq!(parse_i64(bad), None, "{}", bad.escape_ascii());
         }
+        for one in
+            [&b"+1"[..], b" 1", b"\t\n\x0b\x0c\r +1", b"1 ", b"1\x0bx", b"1 2", b"1\x00x", b"01"]
+        {
+            assert_eq!(parse_u64(one), Some(1), "{}", one.escape_ascii());
+            assert_eq!(parse_i64(one), Some(1), "{}", one.escape_ascii());
+        }
+        assert_eq!(parse_i64(b" -1\tx"), Some(-1));
+        assert_eq!(parse_u64(b"-1"), None);
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Something that is counted. [`Count::name`] tells what `stats` calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Keys looked up by get, gets, gat and gats.
+    /// Keys looked up by get and gets.
     CmdGet,
     /// Storage commands whose value arrived whole.
     CmdSet,
@@ -14,9 +14,9 @@ pub enum Count {
     CmdFlush,
     /// Keys touched by touch, gat and gats.
     CmdTouch,
-    /// Keys looked up and found.
+    /// Keys looked up by get and gets, and found.
     GetHits,
-    /// Keys looked up in vain.
+    /// Keys looked up by get and gets in vain.
     GetMisses,
     /// delete without an item.
     DeleteMisses,

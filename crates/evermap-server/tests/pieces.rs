@@ -3,6 +3,7 @@
 mod common;
 
 use common::Talk;
+use evermap_server::stats::Count;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -38,6 +39,22 @@ fn store() -> impl Strategy<Value = Vec<u8>> {
             let cas = if verb == "cas" { format!(" {cas}") } else { String::new() };
             let line = format!("{verb} {key} 7 {exptime} {}{cas}{tail}{line_end}", value.len());
             [line.as_bytes(), &value, data_end.as_bytes()].concat()
+        },
+    )
+}
+
+/// The line of a storage command, most of the time with something wrong. `LEN` stands for the
+/// length of the data block that follows, which a client that asks for one knows.
+fn malformed_store() -> impl Strategy<Value = String> {
+    let odd = ["x", "-1", "-x", "99999999999", "18446744073709551616", "1x", "+", "key", "noreply"];
+    let word = prop_oneof![2 => Just("0"), 1 => select(odd.to_vec())];
+    let verb = select(&["set", "add", "replace", "append", "prepend", "cas", "ms"][..]);
+    let len = select(&["LEN", "LEN", "LEN", "-1", "x", "99999999999", "+LEN"][..]);
+    let tail = vec(select(&["noreply", "0", "7", "x", "-1"][..]), 0..4);
+    (verb, key(), [word.clone(), word], len, tail).prop_map(
+        |(verb, key, [flags, exptime], len, tail)| {
+            let line = format!("{verb} {key} {flags} {exptime} {len} {}", tail.join(" "));
+            if verb == "ms" { line.replacen(&format!(" {flags} {exptime}"), "", 1) } else { line }
         },
     )
 }
@@ -108,5 +125,28 @@ proptest! {
         prop_assert_eq!(&replies, &expected);
         prop_assert_eq!(cut.is_closed(), whole.is_closed());
         prop_assert_eq!(cut.held_bytes() == 0, whole.held_bytes() == 0);
+    }
+
+    /// Whatever is wrong with a storage command, its data block is not run: the connection goes on
+    /// behind the block, or is closed.
+    #[test]
+    fn refused_data_is_never_run(
+        line in malformed_store(),
+        end in line_end(),
+        before in vec(any::<u8>(), 0..30),
+        piece in 1usize..50,
+    ) {
+        let block = [&before[..], b"\r\nflush_all\r\nset canary 0 0 1\r\ny\r\ndelete canary\r\n"].concat();
+        let line = line.replace("LEN", &block.len().to_string());
+        let mut talk = Talk::new(1000, 1 << 16);
+        talk.send(b"set canary 0 0 1\r\nx\r\n");
+        let sent = [line.as_bytes(), end.as_bytes(), &block, b"\r\n"].concat();
+        talk.send_in_pieces(&sent, piece);
+        if !talk.is_closed() {
+            let expected = b"VALUE canary 0 1\r\nx\r\nEND\r\n".as_slice();
+            prop_assert_eq!(talk.send(b"get canary\r\n"), expected, "{}", line);
+        }
+        prop_assert_eq!(talk.counters.get(Count::CmdFlush), 0, "{}", line);
+        prop_assert_eq!(talk.counters.get(Count::DeleteHits), 0, "{}", line);
     }
 }

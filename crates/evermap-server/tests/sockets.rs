@@ -1,11 +1,13 @@
 //! The server over real sockets.
 
-use std::fmt::Display;
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use evermap_server::cache::{Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome};
+use common::hooked::Hooked;
+use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{Config, ModelCache, Server};
 
 /// A server over a model cache, on a free port.
@@ -292,72 +294,17 @@ fn settings_that_cannot_be_met_are_named() {
     assert!(error.contains(&server.local_addr().to_string()), "{error}");
 }
 
-/// A store with a bug: looking up `bomb` panics.
-struct Bomb(ModelCache);
-
-type Result<T> = std::result::Result<T, CacheError>;
-
-impl Cache for Bomb {
-    fn get_many(&self, keys: &[&[u8]], hit: &mut dyn FnMut(usize, Item<'_>) -> bool) -> Result<()> {
-        assert!(!keys.contains(&&b"bomb"[..]), "this panic is part of a test");
-        self.0.get_many(keys, hit)
-    }
-
-    fn get_and_touch(
-        &self,
-        key: &[u8],
-        expiry: u32,
-        hit: &mut dyn FnMut(Item<'_>),
-    ) -> Result<bool> {
-        self.0.get_and_touch(key, expiry, hit)
-    }
-
-    fn store(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        flags: u32,
-        expiry: u32,
-        mode: StoreMode,
-    ) -> Result<StoreOutcome> {
-        self.0.store(key, value, flags, expiry, mode)
-    }
-
-    fn concat(
-        &self,
-        key: &[u8],
-        data: &[u8],
-        side: Side,
-        value_max: usize,
-    ) -> Result<StoreOutcome> {
-        self.0.concat(key, data, side, value_max)
-    }
-
-    fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic> {
-        self.0.arithmetic(key, delta, up)
-    }
-
-    fn delete(&self, key: &[u8]) -> Result<bool> {
-        self.0.delete(key)
-    }
-
-    fn touch(&self, key: &[u8], expiry: u32) -> Result<bool> {
-        self.0.touch(key, expiry)
-    }
-
-    fn flush_all(&self, at: Option<u32>) -> Result<()> {
-        self.0.flush_all(at)
-    }
-
-    fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
-        self.0.stats(each);
-    }
+/// A bug in the store.
+fn bomb(keys: &[&[u8]]) {
+    assert!(!keys.contains(&&b"bomb"[..]), "this panic is part of a test");
 }
 
 #[test]
 fn a_panic_takes_only_the_clients_of_its_worker() {
     let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
-    let server = Server::start(Arc::new(Bomb(ModelCache::new(0))), config).unwrap();
+    let server =
+        Server::start(Arc::new(Hooked { cache: ModelCache::new(0), before_get: bomb }), config)
+            .unwrap();
     // Clients are dealt in turn: the first and the third have the same worker.
     let mut clients: Vec<_> = (0..4).map(|_| connect(&server)).collect();
     for client in &mut clients {

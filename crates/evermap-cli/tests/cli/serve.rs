@@ -5,6 +5,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -71,6 +72,19 @@ impl Client {
         }
     }
 
+    /// One line of `stats`.
+    fn stat(&mut self, name: &str) -> Option<String> {
+        self.send("stats\r\n");
+        let lines = std::iter::from_fn(|| self.line().filter(|line| line != "END"));
+        let stats: Vec<_> = lines.collect();
+        stats.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} ")).map(str::to_owned))
+    }
+
+    /// Waits until a line of `stats` is as it should be.
+    fn wait_for_stat(&mut self, name: &str, is_right: impl Fn(&str) -> bool) {
+        wait_for(name, || self.stat(name).is_some_and(|value| is_right(&value)));
+    }
+
     #[track_caller]
     fn ask(&mut self, request: &str, reply: &str) {
         self.send(request);
@@ -78,6 +92,20 @@ impl Client {
         self.0.read_exact(&mut read).unwrap();
         assert_eq!(String::from_utf8_lossy(&read), reply);
     }
+}
+
+/// Waits for something that has to happen, long enough for the busiest machine.
+#[track_caller]
+fn wait_for(what: &str, happened: impl FnMut() -> bool) {
+    const TRIES: usize = 1200;
+    let mut tries = std::iter::repeat_with(happened).take(TRIES);
+    let found = tries.any(|happened| {
+        if !happened {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        happened
+    });
+    assert!(found, "{what} never happened");
 }
 
 /// The value that a key has in the round in which it was written, of changing size.
@@ -205,6 +233,7 @@ fn others_have_to_wait_for_a_running_server() {
     let other = dir.path().join("other");
     run(["serve", "--listen", &address, "--path", other.to_str().unwrap()])
         .failed(&format!("cannot listen on {address}: Address already in use"));
+    assert!(!other.exists(), "the port is asked for before the store is made");
     server.connect().ask("set a 0 0 1\r\nx\r\nget a\r\n", "STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
     server.signal(Signal::TERM);
     server.said().well();
@@ -272,13 +301,23 @@ fn settings_that_make_no_sense_are_refused() {
     let path = dir.path().join("map");
     let path = path.to_str().unwrap();
     run(["serve", "--durability", "volatile", "--path", path]).failed("leave out --path");
-    run(["serve", "--threads", "0", "--listen", "127.0.0.1:0", "--path", path])
-        .failed("threads = 0");
-    run(["serve", "--max-item-size", "1G", "--path", path]).failed("--max-item-size: at most");
-    for wrong in [["--listen", "nowhere"], ["--memory", "0"], ["--durability", "eternal"]] {
+    run(["serve", "--max-item-size", "2M", "--upload-memory", "1M", "--path", path])
+        .failed("--upload-memory: must be at least --max-item-size");
+    for wrong in [
+        ["--listen", "nowhere"],
+        ["--memory", "0"],
+        ["--durability", "eternal"],
+        ["--threads", "0"],
+        ["--threads", "1025"],
+        ["--max-connections", "0"],
+        ["--backlog", "0"],
+        ["--max-item-size", "1G"],
+        ["--max-item-size", "1000"],
+    ] {
         let said = run(["serve", wrong[0], wrong[1], "--path", path]);
         assert_eq!(said.code, 2);
-        assert!(said.err.contains(&format!("invalid value '{}'", wrong[1])), "{}", said.err);
+        let told = format!("invalid value '{}' for '{} <", wrong[1], wrong[0]);
+        assert!(said.err.contains(&told), "{}", said.err);
     }
 }
 
@@ -310,4 +349,176 @@ fn a_file_that_vanishes_under_the_server_is_named() {
     assert_eq!(said.code, 128 + 7, "{}", said.err);
     let told = format!("evermap: {}: cannot be read or written at offset 0x", store.display());
     assert!(said.err.starts_with(&told), "{}", said.err);
+}
+
+/// A terminal that closes, and memcached's request to read its settings again.
+#[test]
+fn a_hangup_is_no_reason_to_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &[]);
+    let mut client = server.connect();
+    for _ in 0..3 {
+        server.signal(Signal::HUP);
+        client.ask("set a 0 0 1\r\nx\r\n", "STORED\r\n");
+    }
+    server.connect().ask("get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n");
+    server.signal(Signal::TERM);
+    server.said().well();
+}
+
+/// While the server accepts nobody, as many clients as it says wait in line. More are not let in.
+#[test]
+fn clients_wait_to_be_accepted() {
+    const MANY: usize = 400;
+    let connect = |server: &Server, timeout| TcpStream::connect_timeout(&server.address, timeout);
+    for (more, all_wait) in [(&[][..], true), (&["--backlog", "5"], false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", more);
+        server.signal(Signal::STOP);
+        let mut waiting = Vec::new();
+        for _ in 0..MANY {
+            // The kernel answers for the server, at once or never.
+            let timeout = Duration::from_secs(if all_wait { 60 } else { 1 });
+            match connect(&server, timeout) {
+                Ok(client) => waiting.push(client),
+                Err(_) => break,
+            }
+        }
+        if all_wait {
+            assert_eq!(waiting.len(), MANY);
+        } else {
+            assert!((5..20).contains(&waiting.len()), "{}", waiting.len());
+        }
+        server.signal(Signal::CONT);
+        for stream in waiting {
+            Client(BufReader::new(stream)).ask("get a\r\n", "END\r\n");
+        }
+        server.signal(Signal::TERM);
+        server.said().well();
+    }
+}
+
+/// Clients are served on, but whoever runs the server has to learn that nothing will be there
+/// afterwards.
+#[test]
+fn a_file_that_is_removed_or_replaced_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, other) = (dir.path().join("map"), dir.path().join("other"));
+    let remove: fn(&Path, &Path) = |store, _| std::fs::remove_file(store).unwrap();
+    let replace: fn(&Path, &Path) = |store, other| {
+        std::fs::write(other, b"something else").unwrap();
+        std::fs::rename(other, store).unwrap();
+    };
+    for (act, told) in [(remove, "was removed or renamed"), (replace, "was replaced")] {
+        let _ = std::fs::remove_file(&store);
+        let server = Server::start(&store, "127.0.0.1:0", &[]);
+        let mut client = server.connect();
+        client.ask("set a 0 0 1\r\nx\r\n", "STORED\r\n");
+        client.wait_for_stat("evermap_file_in_place", |value| value == "1");
+        act(&store, &other);
+        client.wait_for_stat("evermap_file_in_place", |value| value == "0");
+        client.ask("get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n");
+        server.signal(Signal::TERM);
+        let said = server.said();
+        assert_eq!(said.code, 0, "{}", said.err);
+        assert!(
+            said.err.starts_with(&format!("evermap: {}: {told}", store.display())),
+            "{}",
+            said.err
+        );
+        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+    }
+}
+
+/// A file that is renamed and comes back is in place again, and told of anew when it is lost anew.
+#[test]
+fn a_file_that_comes_back_is_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, aside) = (dir.path().join("map"), dir.path().join("aside"));
+    let server = Server::start(&store, "127.0.0.1:0", &[]);
+    let mut client = server.connect();
+    for _ in 0..2 {
+        std::fs::rename(&store, &aside).unwrap();
+        client.wait_for_stat("evermap_file_in_place", |value| value == "0");
+        std::fs::rename(&aside, &store).unwrap();
+        client.wait_for_stat("evermap_file_in_place", |value| value == "1");
+    }
+    server.signal(Signal::TERM);
+    assert_eq!(server.said().err.lines().count(), 2);
+}
+
+/// Two hundred clients send half of a large value each, and leave. What they took comes back.
+#[test]
+fn unfinished_uploads_leave_no_memory_behind() {
+    const CLIENTS: usize = 200;
+    const HALF: usize = 500_000;
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &[]);
+    let anonymous = || -> usize {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
+    };
+    let mut client = server.connect();
+    client.ask("get a\r\n", "END\r\n");
+    let before = anonymous();
+    let mut uploads: Vec<_> = (0..CLIENTS).map(|_| server.connect()).collect();
+    let half = "v".repeat(HALF);
+    for (number, upload) in uploads.iter_mut().enumerate() {
+        upload.send(&format!("set a{number} 0 0 {}\r\n{half}", 2 * HALF));
+    }
+    let sent = CLIENTS * HALF;
+    client.wait_for_stat("bytes_read", |read| read.parse::<usize>().unwrap() > sent);
+    assert!(anonymous() > before + sent / 10 * 9);
+    drop(uploads);
+    wait_for("the memory's return", || anonymous() < before + sent / 10);
+    client.ask("get a1\r\n", "END\r\n");
+    server.signal(Signal::TERM);
+    server.said().well();
+}
+
+/// Clients that keep half of a large value back can take no more than they may.
+#[test]
+fn unfinished_uploads_keep_to_their_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = ["--upload-memory", "4M"];
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &limits);
+    let half = "v".repeat(500_000);
+    let mut uploads: Vec<_> = (0..40).map(|_| server.connect()).collect();
+    for (number, upload) in uploads.iter_mut().enumerate() {
+        upload.send(&format!("set a{number} 0 0 1000000\r\n{half}"));
+    }
+    let mut client = server.connect();
+    client.wait_for_stat("store_no_memory", |refused| refused.parse::<usize>().unwrap() >= 30);
+    assert!(client.stat("evermap_upload_bytes").unwrap().parse::<usize>().unwrap() <= 4 << 20);
+    // Each of them has one answer, and goes on.
+    let mut stored = 0;
+    for upload in &mut uploads {
+        upload.send(&format!("{half}\r\nget b\r\n"));
+        match upload.line().as_deref() {
+            Some("STORED") => stored += 1,
+            Some("SERVER_ERROR out of memory storing object") => {}
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(upload.line().as_deref(), Some("END"));
+    }
+    assert!(stored <= 10, "{stored}");
+    assert_eq!(client.stat("evermap_upload_bytes").as_deref(), Some("0"));
+    server.signal(Signal::TERM);
+    server.said().well();
+}
+
+/// What the library says in the words of its settings, the command says in those of its options.
+#[test]
+fn a_suspect_file_is_told_with_the_option_that_opens_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, copy) = (dir.path().join("map"), dir.path().join("copy"));
+    let server = Server::start(&store, "127.0.0.1:0", &[]);
+    server.connect().ask("set a 0 0 1\r\nx\r\n", "STORED\r\n");
+    server.signal(Signal::KILL);
+    server.child.wait_with_output().unwrap();
+    std::fs::copy(&store, &copy).unwrap();
+    on("get", &copy, &["a"]).failed("with --on-suspect salvage");
+    assert_eq!(on("get", &copy, &["a", "--on-suspect", "salvage"]).well(), b"x");
 }

@@ -6,17 +6,20 @@
 //!
 //! Whatever a client sends, a session holds a bounded number of bytes: at most [`KEY_LIST_MAX`] of an
 //! unfinished line, or the part of one value that has arrived, or the requests that came in one piece and
-//! wait for room in the reply buffer.
+//! wait for room in the reply buffer. What all sessions hold together is bounded by a [`Budget`].
 
+mod budget;
 mod reply;
 mod session;
 mod text;
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use crate::cache::Cache;
 use crate::stats::Counters;
 
+pub use budget::{Budget, Share};
 pub use session::Session;
 
 /// Longest key, bytes.
@@ -35,6 +38,8 @@ pub struct Context<'a> {
     pub cache: &'a dyn Cache,
     /// Where to count.
     pub counters: &'a Counters,
+    /// What unfinished requests of all sessions may hold together.
+    pub uploads: &'a Arc<Budget>,
     /// Who knows about the server as a whole.
     pub host: &'a dyn Host,
     /// The time, seconds since 1970.

@@ -1,11 +1,13 @@
 //! One connection: a socket and a session.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
+use std::sync::Arc;
 
 use mio::net::TcpStream;
 
+use super::room::{Arrived, ReadRoom, ReplyRoom};
 use super::shared::Admission;
-use crate::protocol::{Context, Next, Session};
+use crate::protocol::{Budget, Context, Next, Session, Share};
 use crate::stats::Count;
 
 /// Times that one connection may read or resume before others get their turn.
@@ -18,9 +20,8 @@ const ROUNDS: usize = 4;
 pub(super) struct Client {
     pub(super) stream: TcpStream,
     session: Session,
-    /// Replies that the socket has not taken, from `sent` on.
-    unsent: Vec<u8>,
-    sent: usize,
+    /// Replies that the socket has not taken.
+    unsent: Unsent,
     /// How the session goes on once `unsent` is empty.
     next: Next,
     /// Whether the socket may have bytes for us.
@@ -43,27 +44,28 @@ pub(super) enum Turn {
     Close,
 }
 
-/// Buffers that the clients of a worker use in turn, so that idle ones need none.
-pub(super) struct Buffers {
-    read: Box<[u8]>,
-    replies: Vec<u8>,
+/// Memory that the clients of a worker use in turn.
+pub(super) struct Rooms {
+    pub(super) read: ReadRoom,
+    pub(super) replies: ReplyRoom,
 }
 
-impl Buffers {
-    pub(super) fn new() -> Self {
-        // Holds a thousand pipelined requests, and stays in the second-level cache.
-        const READ: usize = 64 << 10;
-        Buffers { read: vec![0; READ].into(), replies: Vec::new() }
-    }
+/// Replies of one client that wait for its socket.
+struct Unsent {
+    bytes: Vec<u8>,
+    /// How many of them the socket has taken.
+    sent: usize,
+    /// Counts the memory.
+    share: Share,
 }
 
 impl Client {
-    pub(super) fn new(stream: TcpStream, admission: Admission) -> Self {
+    /// A client whose unsent replies are counted in `unsent`.
+    pub(super) fn new(stream: TcpStream, admission: Admission, unsent: &Arc<Budget>) -> Self {
         Client {
             stream,
             session: Session::new(),
-            unsent: Vec::new(),
-            sent: 0,
+            unsent: Unsent { bytes: Vec::new(), sent: 0, share: Share::of(unsent) },
             next: Next::Receive,
             readable: false,
             peer_closed: false,
@@ -80,38 +82,45 @@ impl Client {
 
     /// Whether the socket has taken all replies.
     pub(super) fn is_drained(&self) -> bool {
-        self.sent == self.unsent.len()
+        self.unsent.bytes.is_empty()
     }
 
     /// Reads, answers and writes as far as the socket goes, within bounds.
-    pub(super) fn turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> Turn {
-        match self.try_turn(buffers, context) {
+    pub(super) fn turn(&mut self, rooms: &mut Rooms, context: &Context<'_>) -> Turn {
+        match self.try_turn(rooms, context) {
             Ok(turn) => turn,
             // The connection is broken; there is nobody to tell.
             Err(_) => Turn::Close,
         }
     }
 
-    fn try_turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> io::Result<Turn> {
+    fn try_turn(&mut self, rooms: &mut Rooms, context: &Context<'_>) -> io::Result<Turn> {
         self.send_unsent(context)?;
         for _ in 0..ROUNDS {
             if !self.is_drained() {
                 return Ok(Turn::Wait);
             }
+            // The replies of this round are its own. Where it ends early, they are dropped with the
+            // buffer.
+            let mut replies;
             match self.next {
                 Next::Close => {
-                    self.discard_input(buffers);
+                    self.discard_input(&mut rooms.read);
                     return Ok(Turn::Close);
                 }
-                Next::Resume => self.next = self.session.resume(context, &mut buffers.replies),
                 Next::Receive if !self.readable => return Ok(Turn::Wait),
                 Next::Receive => {
-                    if self.receive(buffers, context)? == Input::Ended {
+                    replies = rooms.replies.take();
+                    if self.receive(&mut rooms.read, context, &mut replies)? == Input::Ended {
                         return Ok(Turn::Close);
                     }
                 }
+                Next::Resume => {
+                    replies = rooms.replies.take();
+                    self.next = self.session.resume(context, &mut replies);
+                }
             }
-            self.send(&mut buffers.replies, context)?;
+            rooms.replies.take_back(self.send(replies, context)?);
         }
         let busy = self.next != Next::Receive || self.readable;
         if !(busy && self.is_drained()) {
@@ -120,63 +129,70 @@ impl Client {
         context.counters.add(Count::ConnYields, 1);
         Ok(Turn::Again)
     }
+
     /// Reads once and lets the session answer.
-    fn receive(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> io::Result<Input> {
-        match self.stream.read(&mut buffers.read) {
-            Ok(0) => return Ok(Input::Ended),
-            Ok(len) => {
-                // A read that leaves room has emptied the socket: there will be an event when more comes. Only
-                // the end of the stream needs a read of its own, and its event may have come already.
-                if len < buffers.read.len() && !self.peer_closed {
+    fn receive(
+        &mut self,
+        room: &mut ReadRoom,
+        context: &Context<'_>,
+        replies: &mut Vec<u8>,
+    ) -> io::Result<Input> {
+        match room.read(&mut self.stream)? {
+            Arrived::End => return Ok(Input::Ended),
+            Arrived::Nothing => self.readable = false,
+            Arrived::Bytes { bytes, emptied } => {
+                // There will be an event when more comes to a socket that is empty. Only the end of
+                // the stream needs a read of its own, and its event may have come already.
+                if emptied && !self.peer_closed {
                     self.readable = false;
                 }
-                context.counters.add(Count::BytesRead, len as u64);
-                let bytes = &buffers.read[..len];
-                self.next = self.session.receive(bytes, context, &mut buffers.replies);
+                context.counters.add(Count::BytesRead, bytes.len() as u64);
+                self.next = self.session.receive(bytes, context, replies);
             }
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock => self.readable = false,
-                ErrorKind::Interrupted => {}
-                _ => return Err(error),
-            },
         }
         Ok(Input::Open)
     }
 
-    /// Sends `replies`, which are left empty, and keeps what the socket does not take.
-    fn send(&mut self, replies: &mut Vec<u8>, context: &Context<'_>) -> io::Result<()> {
-        // Room that one large value needed is given back; this much is kept for the next client.
-        const KEPT: usize = 1 << 20;
-        let sent = write_some(&mut self.stream, replies, context)?;
-        if sent < replies.len() {
-            self.unsent = std::mem::take(replies);
-            self.sent = sent;
+    /// Sends `replies` and keeps what the socket does not take. Returns memory that is not needed
+    /// any more.
+    fn send(&mut self, replies: Vec<u8>, context: &Context<'_>) -> io::Result<Vec<u8>> {
+        let sent = write_some(&mut self.stream, &replies, context)?;
+        let left = &replies[sent..];
+        if left.is_empty() {
+            return Ok(replies);
         }
-        replies.clear();
-        replies.shrink_to(KEPT);
-        Ok(())
+        let (unsent, spare) = if left.len() <= ReplyRoom::KEPT {
+            // A client that waits holds what it waits for, not all the room there was.
+            ((left.to_vec(), 0), replies)
+        } else {
+            ((replies, sent), Vec::new())
+        };
+        (self.unsent.bytes, self.unsent.sent) = unsent;
+        self.unsent.share.count(self.unsent.bytes.capacity());
+        Ok(spare)
     }
 
     /// Sends what the socket did not take before.
     pub(super) fn send_unsent(&mut self, context: &Context<'_>) -> io::Result<()> {
-        if self.is_drained() {
+        let unsent = &mut self.unsent;
+        if unsent.bytes.is_empty() {
             return Ok(());
         }
-        self.sent += write_some(&mut self.stream, &self.unsent[self.sent..], context)?;
-        if self.is_drained() {
-            self.unsent = Vec::new();
-            self.sent = 0;
+        unsent.sent += write_some(&mut self.stream, &unsent.bytes[unsent.sent..], context)?;
+        if unsent.sent == unsent.bytes.len() {
+            (unsent.bytes, unsent.sent) = (Vec::new(), 0);
+            unsent.share.count(0);
         }
         Ok(())
     }
 
     /// Reads and forgets what the client has sent meanwhile, within bounds: closing a socket that holds
     /// unread bytes would reset the connection, and the client might lose the last replies.
-    pub(super) fn discard_input(&mut self, buffers: &mut Buffers) {
+    pub(super) fn discard_input(&mut self, room: &mut ReadRoom) {
         const READS: usize = 16;
         for _ in 0..READS {
-            match self.stream.read(&mut buffers.read) {
-                Ok(1..) => {}
+            match room.read(&mut self.stream) {
+                Ok(Arrived::Bytes { .. }) => {}
                 _ => return,
             }
         }
@@ -190,7 +206,7 @@ enum Input {
     Ended,
 }
 
-/// Writes `bytes` as far as the socket takes them; answers how many it took.
+/// Writes `bytes` as far as the socket takes them. Returns how many it took.
 fn write_some(stream: &mut TcpStream, bytes: &[u8], context: &Context<'_>) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {

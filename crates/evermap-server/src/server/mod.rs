@@ -9,9 +9,12 @@
 
 mod accept;
 mod client;
+mod port;
+mod room;
 mod shared;
 mod worker;
 
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZero;
@@ -23,6 +26,7 @@ use mio::net::TcpListener;
 
 use crate::cache::Cache;
 use accept::Acceptor;
+pub use port::Port;
 use shared::Shared;
 use worker::Worker;
 
@@ -35,28 +39,40 @@ pub struct Config {
     pub threads: usize,
     /// Connections at once. One more is told so and closed.
     pub max_connections: usize,
+    /// Connections that may wait to be accepted. The system has a limit of its own
+    /// (`net.core.somaxconn`), and the lower one counts.
+    pub backlog: u32,
     /// Largest item (key, value and 50 bytes), from 1 KiB to [`ITEM_SIZE_LIMIT`], bytes.
     pub item_size_max: usize,
     /// Replies that one connection may leave unread before it is served no more, bytes. One value may
     /// exceed it.
     pub output_limit: usize,
+    /// Memory that requests of all connections may take while parts of them are missing, at least
+    /// `item_size_max`, bytes. An upload beyond it is refused as when the store is full.
+    pub upload_limit: usize,
     /// What the `version` command answers.
     pub version: String,
 }
 
+/// Smallest [`Config::item_size_max`], bytes.
+pub const ITEM_SIZE_MIN: usize = 1 << 10;
 /// Largest [`Config::item_size_max`], bytes.
 pub const ITEM_SIZE_LIMIT: usize = 64 << 20;
+/// Most [`Config::threads`].
+pub const THREADS_MAX: usize = 1024;
 
 impl Default for Config {
     /// What memcached does by default: port 11211 (of this host only), one worker a core, 1024 connections,
-    /// items of 1 MiB.
+    /// as many that wait, items of 1 MiB. Unfinished requests may take 256 MiB.
     fn default() -> Self {
         Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 11211)),
             threads: std::thread::available_parallelism().map_or(1, NonZero::get),
             max_connections: 1024,
+            backlog: 1024,
             item_size_max: 1 << 20,
             output_limit: 256 << 10,
+            upload_limit: 256 << 20,
             // Clients and test suites look at this to know how a server behaves, so it begins with the version of
             // memcached whose replies ours follow.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
@@ -68,8 +84,6 @@ impl Config {
     /// # Errors
     /// `InvalidInput` naming the setting that cannot be met.
     fn check(&self) -> io::Result<()> {
-        const THREADS_MAX: usize = 1024;
-        const ITEM_SIZE_MIN: usize = 1 << 10;
         let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         if !(1..=THREADS_MAX).contains(&self.threads) {
             return refuse(format!("threads = {}: must be 1 to {THREADS_MAX}", self.threads));
@@ -85,6 +99,15 @@ impl Config {
         }
         if self.output_limit == 0 {
             return refuse("output_limit = 0: must be at least 1 byte".into());
+        }
+        if self.backlog == 0 {
+            return refuse("backlog = 0: must be at least 1".into());
+        }
+        if self.upload_limit < self.item_size_max {
+            return refuse(format!(
+                "upload_limit = {}: must be at least item_size_max, {} bytes",
+                self.upload_limit, self.item_size_max
+            ));
         }
         if self.version.is_empty() || self.version.bytes().any(|byte| byte.is_ascii_control()) {
             return refuse(format!("version = {:?}: must be one line of text", self.version));
@@ -103,16 +126,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, and starts to serve `cache`.
+    /// Listens on [`Config::listen`], and starts to serve `cache`.
     ///
     /// # Errors
     /// `InvalidInput` for a setting that cannot be met; otherwise what the system said when it refused to
     /// listen or to make a thread or an event queue.
     pub fn start(cache: Arc<dyn Cache>, config: Config) -> io::Result<Server> {
         config.check()?;
-        let listener = TcpListener::bind(config.listen).map_err(|error| {
-            io::Error::new(error.kind(), format!("cannot listen on {}: {error}", config.listen))
-        })?;
+        Server::start_on(Port::take(config.listen)?, cache, config)
+    }
+
+    /// Like [`start`](Server::start), on a port that was taken before.
+    pub fn start_on(port: Port, cache: Arc<dyn Cache>, config: Config) -> io::Result<Server> {
+        config.check()?;
+        let listener = TcpListener::from_std(port.listen(config.backlog)?);
         let local_addr = listener.local_addr()?;
         let shared = Arc::new(Shared::new(cache, config, local_addr));
         let mut server = Server {
@@ -152,6 +179,18 @@ impl Server {
     /// Clients connected now.
     pub fn connections(&self) -> usize {
         self.shared.connections()
+    }
+
+    /// Memory that was held for unfinished requests and unsent replies and has been freed, since
+    /// the start, bytes. Allocators tend to keep such memory: whoever owns the process can tell
+    /// from this when it is worth asking for it.
+    pub fn freed_bytes(&self) -> u64 {
+        self.shared.uploads.returned() + self.shared.unsent.returned()
+    }
+
+    /// Shows `name` with `value` in `stats`, in place of an earlier value of that name.
+    pub fn note(&self, name: &'static str, value: impl Display) {
+        self.shared.note(name, value.to_string());
     }
 
     /// Tells the server to stop: it accepts and reads no more, sends the replies to what it has already

@@ -1,5 +1,6 @@
 //! What all threads of a server share.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Config;
 use crate::cache::Cache;
-use crate::protocol::Host;
+use crate::protocol::{Budget, Host};
 use crate::stats::{Counters, Totals};
 
 pub(super) struct Shared {
@@ -20,6 +21,12 @@ pub(super) struct Shared {
     stopping: AtomicBool,
     /// One for each worker, which alone writes it.
     pub(super) counters: Box<[Counters]>,
+    /// Memory of requests of which a part is missing.
+    pub(super) uploads: Arc<Budget>,
+    /// Memory of replies that sockets have not taken. Each client's own limit is the only one.
+    pub(super) unsent: Arc<Budget>,
+    /// What the program that runs the server wants `stats` to show.
+    notes: Mutex<BTreeMap<&'static str, String>>,
     /// What the counters were at the last `stats reset`.
     baseline: Mutex<Totals>,
     connections: AtomicUsize,
@@ -31,6 +38,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(cache: Arc<dyn Cache>, config: Config, local_addr: SocketAddr) -> Self {
+        let uploads = Budget::new(config.upload_limit);
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
         Shared {
             cache,
@@ -39,6 +47,9 @@ impl Shared {
             started: Instant::now(),
             stopping: AtomicBool::new(false),
             counters,
+            uploads,
+            unsent: Budget::new(usize::MAX),
+            notes: Mutex::default(),
             baseline: Mutex::default(),
             connections: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
@@ -66,6 +77,10 @@ impl Shared {
         let admitted =
             self.connections.fetch_update(Relaxed, Relaxed, |now| (now < max).then_some(now + 1));
         admitted.ok().map(|_| Admission(self.clone()))
+    }
+
+    pub(super) fn note(&self, name: &'static str, value: String) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).insert(name, value);
     }
 
     fn totals(&self) -> Totals {
@@ -106,10 +121,16 @@ impl Host for Shared {
         each("accepting_conns", &1);
         each("listen_disabled_num", &self.pauses.load(Relaxed));
         each("threads", &self.config.threads);
+        each("evermap_upload_bytes", &self.uploads.held());
+        each("evermap_unsent_bytes", &self.unsent.held());
+        for (name, value) in &*self.notes.lock().unwrap_or_else(PoisonError::into_inner) {
+            each(name, value);
+        }
     }
 
     fn settings(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         each("maxconns", &self.config.max_connections);
+        each("tcp_backlog", &self.config.backlog);
         each("tcpport", &self.local_addr.port());
         each("udpport", &0);
         each("inter", &self.local_addr.ip());
@@ -122,6 +143,7 @@ impl Host for Shared {
         each("flush_enabled", &"yes");
         each("shutdown_command", &"no");
         each("output_limit", &self.config.output_limit);
+        each("upload_limit", &self.config.upload_limit);
     }
 
     fn reset(&self) {

@@ -9,7 +9,8 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::client::{Buffers, Client, Turn};
+use super::client::{Client, Rooms, Turn};
+use super::room::{ReadRoom, ReplyRoom};
 use super::shared::{Admission, Shared, unix_seconds};
 use crate::protocol::Context;
 
@@ -30,7 +31,7 @@ pub(super) struct Worker {
     free: Vec<usize>,
     /// Tokens of clients that wait for another turn.
     again: Vec<usize>,
-    buffers: Buffers,
+    rooms: Rooms,
 }
 
 /// Where the acceptor leaves connections for a worker.
@@ -92,7 +93,7 @@ impl Worker {
             clients: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
-            buffers: Buffers::new(),
+            rooms: Rooms { read: ReadRoom::new(), replies: ReplyRoom::default() },
         };
         Ok((worker, desk))
     }
@@ -139,7 +140,7 @@ impl Worker {
                 self.release(token);
                 continue;
             }
-            self.clients[token] = Some(Client::new(stream, admission));
+            self.clients[token] = Some(Client::new(stream, admission, &self.shared.unsent));
         }
     }
 
@@ -159,7 +160,7 @@ impl Worker {
         let Some(Some(client)) = self.clients.get_mut(token) else {
             return;
         };
-        let turn = client.turn(&mut self.buffers, context);
+        let turn = client.turn(&mut self.rooms, context);
         client.queued = turn == Turn::Again;
         match turn {
             Turn::Wait => {}
@@ -185,7 +186,7 @@ impl Worker {
                 if let Some(client) = slot {
                     let sent = client.send_unsent(context);
                     if client.is_drained() || sent.is_err() {
-                        client.discard_input(&mut self.buffers);
+                        client.discard_input(&mut self.rooms.read);
                         *slot = None;
                     }
                 }
@@ -207,6 +208,7 @@ fn context(shared: &Shared, worker: usize) -> Context<'_> {
     Context {
         cache: &*shared.cache,
         counters: &shared.counters[worker],
+        uploads: &shared.uploads,
         host: shared,
         now: unix_seconds(),
         item_size_max: shared.config.item_size_max,

@@ -1,9 +1,12 @@
 //! A client without sockets: a session over a cache, with every bound checked on the way.
 #![allow(dead_code)] // each test binary uses a part
 
-use std::fmt::Display;
+pub(crate) mod hooked;
 
-use evermap_server::protocol::{Context, Host, KEY_LIST_MAX, Next, Session};
+use std::fmt::Display;
+use std::sync::Arc;
+
+use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Session};
 use evermap_server::stats::Counters;
 use evermap_server::{Cache, ModelCache};
 
@@ -16,6 +19,8 @@ pub(crate) struct Talk<C = ModelCache> {
     /// The time, as the session sees it.
     pub(crate) now: u32,
     pub(crate) counters: Counters,
+    /// What unfinished requests may hold.
+    pub(crate) uploads: Arc<Budget>,
     item_size_max: usize,
     output_limit: usize,
     session: Session,
@@ -46,6 +51,7 @@ impl<C: Cache> Talk<C> {
             cache,
             now: NOW,
             counters: Counters::default(),
+            uploads: Budget::new(usize::MAX),
             item_size_max,
             output_limit,
             session: Session::new(),
@@ -61,10 +67,11 @@ impl<C: Cache> Talk<C> {
         if self.is_closed() {
             return replies;
         }
-        let Talk { cache, counters, session, .. } = self;
+        let Talk { cache, counters, uploads, session, .. } = self;
         let context = Context {
             cache,
             counters,
+            uploads,
             host: &FixedHost,
             now: self.now,
             item_size_max: self.item_size_max,

@@ -9,12 +9,12 @@ use std::ops::ControlFlow;
 use memchr::memchr;
 
 use super::session::Progress;
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, reply};
+use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Share, reply};
 use crate::cache::{Arithmetic, CacheError, StoreMode, StoreOutcome};
 use crate::number;
 use crate::stats::Count;
 use batch::{Answered, Batch, Mark};
-use parse::{Refused, Request, Stats, Store, Verb, Words};
+use parse::{Refused, Request, Stats, Store, Then, Verb, Words};
 
 /// Where a client's conversation stands.
 #[derive(Default)]
@@ -57,6 +57,18 @@ struct Upload {
     noreply: bool,
     /// What has arrived of the value and the line end after it.
     data: Vec<u8>,
+    /// Counts the memory of `data`.
+    share: Share,
+}
+
+/// What an upload did with the bytes it was shown.
+enum Taken {
+    /// All of them; more is missing.
+    Part,
+    /// This many; nothing is missing any more.
+    Whole(usize),
+    /// None: there is no memory for them.
+    NoMemory,
 }
 
 /// A line at the start of some input.
@@ -80,6 +92,10 @@ struct Pass<'a, 'p> {
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
+
+/// The first byte of every request of the binary protocol, which this server does not speak. No
+/// command begins with it.
+const BINARY_REQUEST: u8 = 0x80;
 
 /// Whether the pass goes on, or how it ended.
 type Step = ControlFlow<Next>;
@@ -124,6 +140,11 @@ impl<'a> Pass<'a, '_> {
 
     /// The beginning of a line.
     fn line(&mut self) -> Step {
+        // A packet of the binary protocol. What it carries must not be taken for lines.
+        if self.input.get(self.at) == Some(&BINARY_REQUEST) {
+            self.answer_batch()?;
+            return ControlFlow::Break(Next::Close);
+        }
         if self.out.len() >= self.context.output_limit {
             self.answer_batch()?;
             return ControlFlow::Break(Next::Resume);
@@ -161,10 +182,12 @@ impl<'a> Pass<'a, '_> {
         self.at += len;
         match request {
             Ok(request) => self.execute(request),
-            Err(Refused { reply, noreply, swallow }) => {
+            Err(Refused { reply, noreply, then }) => {
                 self.reply(reply, noreply);
-                if swallow > 0 {
-                    self.text.state = State::Swallow(swallow);
+                match then {
+                    Then::NextLine => {}
+                    Then::Swallow(block) => self.text.state = State::Swallow(block),
+                    Then::Close => return ControlFlow::Break(Next::Close),
                 }
                 ON
             }
@@ -241,9 +264,8 @@ impl<'a> Pass<'a, '_> {
         });
         match alive {
             Ok(alive) => {
-                self.count(Count::CmdGet);
+                // As in memcached, which counts these keys as touched and not as looked up.
                 self.count(Count::CmdTouch);
-                self.count(if alive { Count::GetHits } else { Count::GetMisses });
                 self.count(if alive { Count::TouchHits } else { Count::TouchMisses });
             }
             Err(error) => {
@@ -287,8 +309,8 @@ impl<'a> Pass<'a, '_> {
             self.finish_store(&store, data);
         } else {
             let Store { verb, key, flags, exptime, len, noreply } = store;
-            let (key, data) = (key.into(), Vec::new());
-            let upload = Upload { verb, key, flags, exptime, len, noreply, data };
+            let (key, data, share) = (key.into(), Vec::new(), Share::of(self.context.uploads));
+            let upload = Upload { verb, key, flags, exptime, len, noreply, data, share };
             self.text.state = State::Data(Box::new(upload));
         }
     }
@@ -299,14 +321,23 @@ impl<'a> Pass<'a, '_> {
             return ON;
         };
         let arrived = &self.input[self.at..];
-        let whole = upload.take(arrived);
-        self.at += whole.unwrap_or(arrived.len());
-        if whole.is_none() {
-            self.text.state = State::Data(upload);
-            return ControlFlow::Break(Next::Receive);
+        match upload.take(arrived) {
+            Taken::Whole(len) => {
+                self.at += len;
+                self.finish_store(&upload.store(), &upload.data);
+                ON
+            }
+            Taken::Part => {
+                self.at += arrived.len();
+                self.text.state = State::Data(upload);
+                ControlFlow::Break(Next::Receive)
+            }
+            Taken::NoMemory => {
+                self.text.state = State::Swallow(upload.missing());
+                self.store_failed(&upload.store(), &CacheError::OutOfMemory);
+                ON
+            }
         }
-        self.finish_store(&upload.store(), &upload.data);
-        ON
     }
 
     /// Bytes that mean nothing.
@@ -481,19 +512,26 @@ impl<'a> Pass<'a, '_> {
 }
 
 impl Upload {
-    /// Takes what is missing from the front of `arrived`. Answers how much that was once nothing is missing.
-    fn take(&mut self, arrived: &[u8]) -> Option<usize> {
-        let block = self.len + 2;
-        let missing = block - self.data.len();
+    /// Bytes of the data block that have not arrived.
+    fn missing(&self) -> usize {
+        self.len + 2 - self.data.len()
+    }
+
+    /// Takes what is missing from the front of `arrived`.
+    fn take(&mut self, arrived: &[u8]) -> Taken {
+        let missing = self.missing();
         let taken = missing.min(arrived.len());
         let needed = self.data.len() + taken;
         if needed > self.data.capacity() {
             // Memory follows what has arrived, doubling, but never exceeds what was announced.
-            let room = needed.max(2 * self.data.capacity()).min(block);
+            let room = needed.max(2 * self.data.capacity()).min(self.len + 2);
+            if !self.share.grow_to(room) {
+                return Taken::NoMemory;
+            }
             self.data.reserve_exact(room - self.data.len());
         }
         self.data.extend_from_slice(&arrived[..taken]);
-        (taken == missing).then_some(taken)
+        if taken == missing { Taken::Whole(taken) } else { Taken::Part }
     }
 
     fn store(&self) -> Store<'_> {

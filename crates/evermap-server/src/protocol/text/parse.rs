@@ -86,8 +86,22 @@ pub(super) struct Refused {
     /// The reply, with its line end.
     pub(super) reply: &'static [u8],
     pub(super) noreply: bool,
-    /// Bytes of a data block that follow the line and mean nothing.
-    pub(super) swallow: usize,
+    pub(super) then: Then,
+}
+
+/// How the conversation goes on after a refusal.
+///
+/// The data block of a refused command must never be read as commands: it holds what some user of
+/// the client wrote, and `flush_all` there would be obeyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// The next line is a command: this one has no data block.
+    NextLine,
+    /// A data block of this many bytes follows the line, and means nothing.
+    Swallow(usize),
+    /// A data block follows the line, and nobody knows how long it is: the connection has to be
+    /// closed.
+    Close,
 }
 
 type Parsed<'a> = Result<Request<'a>, Refused>;
@@ -104,7 +118,7 @@ const NO_SHUTDOWN: &[u8] = b"ERROR: shutdown not enabled\r\n";
 const LEN_MAX: u64 = i32::MAX as u64 - 2;
 
 /// Reads a line, given without its end. Words beyond those that a command takes mean nothing, except that a
-/// last one `noreply` is obeyed, and that delete takes no others.
+/// last one `noreply` is obeyed, and that delete and the storage commands take no others.
 pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
     let mut words = Words::new(line);
     match words.next().ok_or(ERROR)? {
@@ -118,6 +132,7 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"append" => store(words, Some(Verb::Concat(Side::Append))),
         b"prepend" => store(words, Some(Verb::Concat(Side::Prepend))),
         b"cas" => store(words, None),
+        b"ms" => meta_set(words),
         b"delete" => delete(words),
         b"incr" => arithmetic(words, true),
         b"decr" => arithmetic(words, false),
@@ -142,7 +157,7 @@ pub(super) fn lists_keys(line: &[u8]) -> bool {
 }
 
 fn refusal(reply: &'static [u8], noreply: bool) -> Refused {
-    Refused { reply, noreply, swallow: 0 }
+    Refused { reply, noreply, then: Then::NextLine }
 }
 
 impl From<&'static [u8]> for Refused {
@@ -179,34 +194,40 @@ fn lookup(mut words: Words<'_>, touching: bool, with_cas: bool) -> Parsed<'_> {
     Ok(Request::Lookup { exptime, with_cas, keys_at })
 }
 
+/// The data block of a value whose length `word` spells, bytes: the value and its line end.
+fn block(word: &[u8]) -> Option<usize> {
+    parse_u64(word).filter(|&len| len <= LEN_MAX).map(|len| len as usize + 2)
+}
+
 /// set and its kin. Without a verb it is cas, whose verb needs a fifth word.
 fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
-    let (Some(key), Some(flags), Some(exptime), Some(len)) =
-        (words.next(), words.next(), words.next(), words.next())
+    let [key, flags, exptime, len] = std::array::from_fn(|_| words.next());
+    let id = if verb.is_none() { words.next() } else { None };
+    let tail = words.next();
+    let noreply = tail == Some(b"noreply");
+    let whole = (verb.is_some() || id.is_some()) && (tail.is_none() || noreply && words.is_done());
+    // With a word too few or too many (a key with a space in it) no word is known to be the length,
+    // whatever number it spells. The refusal is sent whatever was asked, since it tells why the
+    // connection closes.
+    let (Some(key), Some(flags), Some(exptime), Some(block), true) =
+        (key, flags, exptime, len.and_then(block), whole)
     else {
-        return Err(BAD_FORMAT.into());
+        return Err(Refused { reply: BAD_FORMAT, noreply: false, then: Then::Close });
     };
-    let verb = match verb {
-        Some(verb) => Some(verb),
-        None => words.next().and_then(parse_u64).map(Verb::Cas),
-    };
-    let noreply = words.says_noreply();
-    let len = parse_u64(len).filter(|&len| len <= LEN_MAX);
-    let (Some(flags), Some(exptime), Some(len)) = (parse_u32(flags), parse_i64(exptime), len)
-    else {
-        // Where any number is wrong the length may be no length at all (a key with a space in it shifts them
-        // all), so what follows is read as commands.
-        return Err(refusal(BAD_FORMAT, noreply));
-    };
-    let len = len as usize;
-    match verb {
-        Some(verb) if key.len() <= KEY_MAX => {
-            let store = Store { verb, key, flags, exptime, len, noreply };
-            Ok(Request::Store(store))
+    let verb = verb.or_else(|| id.and_then(parse_u64).map(Verb::Cas));
+    match (verb, parse_u32(flags), parse_i64(exptime)) {
+        (Some(verb), Some(flags), Some(exptime)) if key.len() <= KEY_MAX => {
+            Ok(Request::Store(Store { verb, key, flags, exptime, len: block - 2, noreply }))
         }
-        // The length is sound, so the data block is known and must not be taken for commands.
-        _ => Err(Refused { reply: BAD_FORMAT, noreply, swallow: len + 2 }),
+        _ => Err(Refused { reply: BAD_FORMAT, noreply, then: Then::Swallow(block) }),
     }
+}
+
+/// ms, the storage command of the meta protocol, which this server does not speak. It has a data
+/// block too.
+fn meta_set(mut words: Words<'_>) -> Parsed<'_> {
+    let then = words.nth(1).and_then(block).map_or(Then::Close, Then::Swallow);
+    Err(Refused { reply: ERROR, noreply: false, then })
 }
 
 fn delete(mut words: Words<'_>) -> Parsed<'_> {

@@ -1,0 +1,251 @@
+//! Requests, and what has to come back.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+
+use crate::values::{LARGE, Random, SHARED, Values, check, shared};
+
+const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
+
+/// A reply.
+pub(crate) enum Reply {
+    /// A value of each of these keys, then the end.
+    Values(Vec<String>),
+    /// Exactly this value of a key.
+    Exactly(String, Vec<u8>),
+    /// One line.
+    Line(String),
+}
+
+/// Requests of one connection, in order.
+pub(crate) struct Script<'v> {
+    values: &'v Values,
+    /// A part of the names of this connection's own keys.
+    name: String,
+    /// What the own keys hold.
+    own: HashMap<String, Vec<u8>>,
+    counter: Option<u64>,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) replies: Vec<Reply>,
+    pub(crate) requests: u64,
+}
+
+impl<'v> Script<'v> {
+    pub(crate) fn new(values: &'v Values, name: String) -> Self {
+        Script {
+            values,
+            name,
+            own: HashMap::new(),
+            counter: None,
+            bytes: Vec::new(),
+            replies: Vec::new(),
+            requests: 0,
+        }
+    }
+
+    /// Forgets what was sent and received.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.replies.clear();
+        self.requests = 0;
+    }
+
+    fn ask(&mut self, request: &str, reply: Reply) {
+        self.silently(request);
+        self.replies.push(reply);
+    }
+
+    fn silently(&mut self, request: &str) {
+        self.bytes.extend_from_slice(request.as_bytes());
+        self.bytes.extend_from_slice(b"\r\n");
+        self.requests += 1;
+    }
+
+    fn line(&mut self, request: &str, reply: impl Into<String>) {
+        self.ask(request, Reply::Line(reply.into()));
+    }
+
+    /// Any request whose bytes, and those of its reply, are few.
+    pub(crate) fn add_small(&mut self, random: &mut Random) {
+        match random.below(20) {
+            0..8 => self.get(random, SHARED - LARGE),
+            8..11 => self.set_shared(random.below(SHARED - LARGE), 20 + random.below(400)),
+            11..14 => self.set_own(random),
+            14..17 => self.get_own(random),
+            17 => self.count(random),
+            18 => self.refused(random),
+            _ => self.odd(random),
+        }
+    }
+
+    /// A request with a large reply.
+    pub(crate) fn get_large(&mut self, random: &mut Random) {
+        let key = shared(SHARED - 1 - random.below(LARGE));
+        self.ask(&format!("get {key}"), Reply::Values(vec![key]));
+    }
+
+    fn get(&mut self, random: &mut Random, keys: usize) {
+        let keys: Vec<_> = (0..1 + random.below(8)).map(|_| shared(random.below(keys))).collect();
+        let verb = ["get", "get", "gets", "gat 0", "gats 0"][random.below(5)];
+        self.ask(&format!("{verb} {}", keys.join(" ")), Reply::Values(keys));
+    }
+
+    fn set(&mut self, key: &str, value: &[u8], noreply: bool) {
+        let word = if noreply { " noreply" } else { "" };
+        self.bytes.extend(format!("set {key} 0 0 {}{word}\r\n", value.len()).into_bytes());
+        self.bytes.extend_from_slice(value);
+        self.bytes.extend_from_slice(b"\r\n");
+        self.requests += 1;
+        if !noreply {
+            self.replies.push(Reply::Line("STORED".into()));
+        }
+    }
+
+    pub(crate) fn set_shared(&mut self, number: usize, len: usize) {
+        let key = shared(number);
+        let value = self.values.make(&key, len);
+        self.set(&key, &value, number.is_multiple_of(3));
+    }
+
+    /// A request with a large value.
+    pub(crate) fn set_large(&mut self, random: &mut Random) {
+        self.set_shared(SHARED - 1 - random.below(LARGE), 50_000 + random.below(900_000));
+    }
+
+    fn own_key(&self, random: &mut Random) -> String {
+        format!("own-{}-{}", self.name, random.below(4))
+    }
+
+    fn set_own(&mut self, random: &mut Random) {
+        let key = self.own_key(random);
+        let value = self.values.make(&key, 20 + random.below(2000));
+        self.set(&key, &value, random.one_in(4));
+        self.own.insert(key, value);
+    }
+
+    fn get_own(&mut self, random: &mut Random) {
+        let key = self.own_key(random);
+        let request = format!("get {key}");
+        match self.own.get(&key).cloned() {
+            Some(value) => self.ask(&request, Reply::Exactly(key, value)),
+            None => self.line(&request, "END"),
+        }
+    }
+
+    fn count(&mut self, random: &mut Random) {
+        let key = format!("count-{}", self.name);
+        let Some(count) = self.counter else {
+            self.line(&format!("incr {key} 1"), "NOT_FOUND");
+            self.set(&key, b"0", false);
+            self.counter = Some(0);
+            return;
+        };
+        let delta = random.below(1000) as u64;
+        self.line(&format!("incr {key} {delta}"), (count + delta).to_string());
+        self.counter = Some(count + delta);
+    }
+
+    /// A storage command that is refused, with data that would do harm.
+    fn refused(&mut self, random: &mut Random) {
+        let victim = shared(random.below(SHARED));
+        let data = format!("flush_all\r\ndelete {victim}\r\nset {victim} 0 0 1\r\nx\r\nquit");
+        let len = data.len();
+        let long = "k".repeat(251);
+        let (line, reply) = match random.below(7) {
+            0 => (format!("set {victim} x 0 {len}"), BAD_FORMAT),
+            1 => (format!("set {victim} -1 0 {len}"), BAD_FORMAT),
+            2 => (format!("set {victim} 0 soon {len}"), BAD_FORMAT),
+            3 => (format!("cas {victim} 0 0 {len} id"), BAD_FORMAT),
+            4 => (format!("set {long} 0 0 {len}"), BAD_FORMAT),
+            5 => (format!("ms {victim} {len} T0"), "ERROR"),
+            _ => return self.silently(&format!("set {victim} x 0 {len} noreply\r\n{data}")),
+        };
+        self.line(&format!("{line}\r\n{data}"), reply);
+    }
+
+    fn odd(&mut self, random: &mut Random) {
+        match random.below(4) {
+            0 => self.line("nonsense", "ERROR"),
+            1 => self.line(&format!("delete absent-{}", self.name), "NOT_FOUND"),
+            2 => self.line(&format!("touch absent-{} 0", self.name), "NOT_FOUND"),
+            // The data goes on where its line end should be.
+            _ => {
+                let key = format!("bad-{}", self.name);
+                self.line(&format!("set {key} 0 0 3\r\nabcde"), "CLIENT_ERROR bad data chunk");
+                self.replies.push(Reply::Line("ERROR".into()));
+            }
+        }
+    }
+}
+
+/// Reads replies and checks every byte of them.
+pub(crate) struct Replies {
+    stream: BufReader<TcpStream>,
+    line: Vec<u8>,
+    value: Vec<u8>,
+    /// Bytes of values that were compared.
+    pub(crate) checked: u64,
+}
+
+impl Replies {
+    pub(crate) fn of(stream: TcpStream) -> Self {
+        let stream = BufReader::with_capacity(8 << 10, stream);
+        Replies { stream, line: Vec::new(), value: Vec::new(), checked: 0 }
+    }
+
+    pub(crate) fn stream(&mut self) -> &mut TcpStream {
+        self.stream.get_mut()
+    }
+
+    /// The next line, without its end; nothing at the end of the stream.
+    #[track_caller]
+    pub(crate) fn next_line(&mut self) -> Option<&[u8]> {
+        self.line.clear();
+        match self.stream.read_until(b'\n', &mut self.line).expect("a line") {
+            0 => None,
+            _ => Some(self.line.strip_suffix(b"\r\n").expect("a whole line")),
+        }
+    }
+
+    /// The next line as text.
+    #[track_caller]
+    pub(crate) fn text(&mut self) -> String {
+        self.next_line().expect("a line").escape_ascii().to_string()
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(&mut self, reply: &Reply) {
+        match reply {
+            Reply::Line(expected) => {
+                let line = self.text();
+                assert_eq!(&line, expected);
+            }
+            Reply::Values(keys) => {
+                for key in keys {
+                    self.read_value(key);
+                    check(key, &self.value).unwrap_or_else(|wrong| panic!("{wrong}"));
+                }
+                assert_eq!(self.text(), "END");
+            }
+            Reply::Exactly(key, value) => {
+                self.read_value(key);
+                assert!(self.value == *value, "for {key}: {}", self.value.escape_ascii());
+                assert_eq!(self.text(), "END");
+            }
+        }
+    }
+
+    #[track_caller]
+    fn read_value(&mut self, key: &str) {
+        let line = self.text();
+        let words: Vec<_> = line.split(' ').collect();
+        let ["VALUE", found, "0", len, ..] = words[..] else { panic!("for {key}: {line}") };
+        assert_eq!(found, key);
+        self.value.resize(len.parse::<usize>().expect("a length") + 2, 0);
+        self.stream.read_exact(&mut self.value).expect("a value");
+        assert!(self.value.ends_with(b"\r\n"), "for {key}: the value has no end");
+        self.value.truncate(self.value.len() - 2);
+        self.checked += self.value.len() as u64;
+    }
+}
