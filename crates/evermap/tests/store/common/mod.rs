@@ -5,7 +5,7 @@ pub(crate) mod child;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use evermap::{IndexKind, Options, Store};
@@ -44,6 +44,7 @@ pub(crate) struct Kept {
     fuse: Arc<AtomicI64>,
     fences: Arc<AtomicU64>,
     at_fence: Arc<Mutex<Option<Interruption>>>,
+    fails_after_changes: Arc<AtomicBool>,
 }
 
 type Interruption = Box<dyn FnOnce() + Send>;
@@ -56,6 +57,7 @@ impl Kept {
             fuse: Arc::new(AtomicI64::new(-1)),
             fences: Arc::default(),
             at_fence: Arc::default(),
+            fails_after_changes: Arc::default(),
         }
     }
 
@@ -88,6 +90,11 @@ impl Kept {
     /// Calls `interruption` at the next fence, in the middle of whatever does it.
     pub(crate) fn at_next_fence(&self, interruption: impl FnOnce() + Send + 'static) {
         *self.at_fence.lock().unwrap() = Some(Box::new(interruption));
+    }
+
+    /// Whether an index is to say, after each change that it has made, that it is damaged.
+    pub(crate) fn fail_after_changes(&self, fail: bool) {
+        self.fails_after_changes.store(fail, SeqCst);
     }
 
     /// Makes the flush after `flushes` more panic.
@@ -129,6 +136,10 @@ unsafe impl Medium for Kept {
 
     fn name(&self) -> &'static str {
         "kept"
+    }
+
+    fn mutant(&self, name: &'static str) -> bool {
+        name == "ST-1" && self.fails_after_changes.load(SeqCst)
     }
 
     fn flush_bytes(&self, _addr: *const u8, _len: usize) {
