@@ -18,7 +18,9 @@
 //! the record that it replaced expires as well and no later: then the key is due already, or somebody who has taken it out of
 //! the list is about to look at it, will find the new record, and makes it due again. Nothing but such a look takes a key out
 //! of the list, and a walk, which empties the list first and then looks at every key that was there throughout. Whoever stops
-//! before he has looked puts what he has taken back, or says that a walk is owed.
+//! before looking puts back what was taken, or says that a walk is owed.
+//!
+//! What damage hides from a look waits for a walk, and so does one of two keys that share all 64 bits of their hash.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

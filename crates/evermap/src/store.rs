@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::fence;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::KEY_MAX;
@@ -52,7 +52,8 @@ const FOR_SPACE: u64 = 4096;
 /// * [`Error::Damaged`] where the record of the key does not verify: other keys are not affected;
 /// * [`Error::Closed`] after [`close`](Store::close), and [`Error::Dropped`] after [`drop_map`](Store::drop_map);
 /// * [`Error::Pm`] with `Poisoned` after a thread panicked in the middle of a change, or `Damaged` where
-///   the index is damaged.
+///   the index is damaged. Mutations can return the latter although they have made their change, where the damage was met
+///   afterwards.
 ///
 /// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`] or [`Error::Pm`] with `NoSpace`, and
 /// nothing has changed then; and [`Error::Pm`] with `Forked` in a forked child.
@@ -316,27 +317,34 @@ impl<M: Medium> Store<M> {
                 break;
             }
         }
+        let mut drained = true;
         if is_short(&answer) {
             // Keys that were saved for opening have no claim to space that records need.
             self.open_maps().iter().for_each(Self::forget_saved);
             self.remove_some_dead();
-            if self.is_walk_due() {
+            if self.file.upkeep.wait_for_space() && self.is_walk_due() {
                 self.walk_for_space(|| !self.is_walk_due());
             }
-            self.file.pool.epoch().drain_within(READER_WAIT);
-            self.file.upkeep.wait_for_space();
+            drained = self.drain();
             answer = attempt();
         }
-        // More of what has expired: it may take a while until enough of one size is free.
-        while is_short(&answer) && self.remove_some_dead() {
-            self.file.pool.epoch().drain_within(READER_WAIT);
+        // More of what has expired, until enough of one size is free; unless a reader keeps all of it from being reused.
+        while is_short(&answer) && drained && self.remove_some_dead() {
+            drained = self.drain();
             answer = attempt();
         }
         if is_short(&answer) && self.move_together(1, Duration::ZERO).is_ok_and(|moved| moved > 0) {
-            self.file.pool.epoch().drain_within(READER_WAIT);
+            self.drain();
             answer = attempt();
         }
         answer
+    }
+
+    /// Waits for readers that hold up the reuse of space, but not for long; returns whether they were gone in time.
+    fn drain(&self) -> bool {
+        let began = Instant::now();
+        self.file.pool.epoch().drain_within(READER_WAIT);
+        began.elapsed() < READER_WAIT
     }
 
     /// If this map is full: removes dead records, or waits until others have, or until it is known how much there is. Returns
@@ -349,12 +357,10 @@ impl<M: Medium> Store<M> {
         }
         // A failure to remove leaves things as they are.
         let _ = self.remove_expired(FOR_ROOM);
-        let expiries = &self.map.expiries;
-        if !has_room() && expiries.is_walk_due() {
+        let (upkeep, expiries) = (&self.file.upkeep, &self.map.expiries);
+        let is_counted = has_room() || self.bytes().exact || upkeep.wait_for_space();
+        if !has_room() && is_counted && expiries.is_walk_due() {
             self.walk_for_space(|| has_room() || !expiries.is_walk_due());
-        }
-        if !has_room() && !self.bytes().exact {
-            self.file.upkeep.wait_for_space();
         }
         has_room()
     }

@@ -145,9 +145,9 @@ impl Upkeep {
         self.kept.store(true, Relaxed);
     }
 
-    /// Gives what frees space in the background some time to end.
+    /// Gives what frees space in the background some time to end; returns whether it has, or nothing was under way.
     #[cold]
-    pub(crate) fn wait_for_space(&self) {
+    pub(crate) fn wait_for_space(&self) -> bool {
         let ahead = |state: &mut SweepState| {
             let kept = self.kept.load(Relaxed) && !self.is_stopping();
             let begun = *state == SweepState::Running;
@@ -156,7 +156,9 @@ impl Upkeep {
         let state = self.sweep.lock().expect("no panics while held");
         // Not for ever: it may itself be waiting for a reader of the calling thread.
         let waited = self.swept.wait_timeout_while(state, SWEEP_WAIT, ahead);
-        drop(waited.expect("no panics while held"));
+        let (state, waited) = waited.expect("no panics while held");
+        drop(state);
+        !waited.timed_out()
     }
 
     /// Lets the thread in the background walk through all records, and waits until `enough`, but not for long; returns whether
