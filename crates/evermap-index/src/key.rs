@@ -98,11 +98,24 @@ pub struct BytesRef<'a> {
     pub hash: u64,
 }
 
+/// What [`BytesRef::any`] has for a key: known by its address, which no caller's key has.
+static ANY: [u8; 1] = [0];
+
 impl<'a> BytesRef<'a> {
     /// Hashes `bytes` under `seed`, the pool's.
     #[inline]
     pub fn new(bytes: &'a [u8], seed: u64) -> Self {
         BytesRef { bytes, hash: xxh3_64_with_seed(bytes, seed) }
+    }
+
+    /// Stands for whichever key has this hash, for a caller that knows nothing else of it. For looking up only: of several keys
+    /// with one hash, which are not to be expected, some one is found.
+    pub fn any(hash: u64) -> BytesRef<'static> {
+        BytesRef { bytes: &ANY, hash }
+    }
+
+    fn is_any(self) -> bool {
+        std::ptr::eq(self.bytes, &ANY)
     }
 }
 
@@ -128,7 +141,8 @@ impl Key for Bytes {
 
     #[inline(always)]
     fn matches<M: Medium>(medium: &M, word: u64, key: BytesRef<'_>) -> bool {
-        record::key_equals(medium, word, key.bytes)
+        // The second is asked only where two keys have the same 64 bits of hash, or the caller knows only those.
+        record::key_equals(medium, word, key.bytes) || key.is_any()
     }
 
     #[inline(always)]

@@ -26,7 +26,7 @@ impl<M: Medium> Store<M> {
         let mut answer = Ok((0, 0));
         let _ = self.modify_by(self.begin_change(key)?, |current| {
             // Asked again where another thread was faster, so the answer of before means nothing.
-            answer = sum(key, current.map(|item| item.value), delta);
+            answer = sum(key, current.map(|item| item.value), delta.into());
             match answer {
                 Ok((_, sum)) => Edit::Value(sum.to_le_bytes().to_vec()),
                 Err(_) => Edit::Keep,
@@ -90,11 +90,11 @@ pub fn counter(value: &[u8]) -> Option<i64> {
 ///
 /// # Errors
 /// [`Error::NotACounter`], [`Error::Overflow`].
-pub(crate) fn sum(key: &[u8], value: Option<&[u8]>, delta: i64) -> Result<(i64, i64)> {
+pub(crate) fn sum(key: &[u8], value: Option<&[u8]>, delta: i128) -> Result<(i64, i64)> {
     let before = match value {
         None => 0,
         Some(value) => counter(value).ok_or_else(|| Error::not_a_counter(key, value.len()))?,
     };
-    let after = before.checked_add(delta).ok_or_else(|| Error::overflow(key, before, delta))?;
-    Ok((before, after))
+    let after = i64::try_from(i128::from(before) + delta);
+    Ok((before, after.map_err(|_| Error::overflow(key, before, delta))?))
 }

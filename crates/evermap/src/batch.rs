@@ -28,8 +28,12 @@ const NOT_YET: u32 = 1;
 /// How often [`Store::get_together`] looks again before it holds batches off.
 const LOOKS: usize = 8;
 
-/// Changes and conditions, to be [applied](Store::apply) together. At most one change for each key: a later one
-/// replaces an earlier one. Keys and values are copied.
+/// Changes and conditions, to be [applied](Store::apply) together. Keys and values are copied.
+///
+/// Changes of one key take effect in the order in which they were added, as if one operation after the other had made
+/// them: a [`put`](Batch::put) or [`remove`](Batch::remove) replaces what was said before, and an [`add`](Batch::add)
+/// counts from there. So an account that receives what it gives keeps its balance, and two additions add both. Conditions
+/// are about what is there before the batch, whatever the batch itself does to the key.
 ///
 /// They concern the map that the batch is applied to, until [`in_map`](Batch::in_map) names another of the same file.
 ///
@@ -62,17 +66,31 @@ struct Part {
     map: usize,
     key: Vec<u8>,
     change: Change,
-    /// The CAS id that has to be there, or that there must be none.
-    expected: Option<Option<u64>>,
+    /// The CAS ids that have to be there, or that there must be none. With two that differ the batch is always refused.
+    expected: Vec<Option<u64>>,
 }
 
+/// All changes of a key together.
 #[derive(Clone, Debug, Default)]
-enum Change {
+struct Change {
+    base: Base,
+    /// The sum of what is added to the counter that `base` leaves. No batch holds enough additions to overflow it.
+    added: Option<i128>,
+}
+
+/// What becomes of a key before anything is added to it.
+#[derive(Clone, Debug, Default)]
+enum Base {
     #[default]
     Keep,
     Put(Vec<u8>, Meta),
-    Add(i64),
     Remove,
+}
+
+impl From<Base> for Change {
+    fn from(base: Base) -> Self {
+        Change { base, added: None }
+    }
 }
 
 impl Batch {
@@ -81,7 +99,7 @@ impl Batch {
         Self::default()
     }
 
-    /// Binds `key` to `value`, whatever was there.
+    /// Binds `key` to `value`, whatever was there. Replaces what the batch says about the key so far, except conditions.
     ///
     /// ```
     /// use evermap::Batch;
@@ -104,26 +122,29 @@ impl Batch {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn put_with(&mut self, key: &[u8], value: &[u8], meta: Meta) -> &mut Self {
-        self.part(key).change = Change::Put(value.to_vec(), meta);
+        self.part(key).change = Base::Put(value.to_vec(), meta).into();
         self
     }
 
-    /// Adds `delta` to the counter under `key`, as [`Store::fetch_add`] does. If it is no counter, or the sum has no
-    /// room, applying the batch answers that error, and nothing changes.
+    /// Adds `delta` to the counter under `key`, as [`Store::fetch_add`] does. If it is no counter, or the sum does not fit,
+    /// applying the batch returns that error, and nothing changes.
+    ///
+    /// Additions to one key are made as one, of their sum: only the final value must fit. After a [`put`](Batch::put) of the
+    /// key in the same batch they count from that value, after a [`remove`](Batch::remove) from 0.
     ///
     /// ```
     /// use evermap::Batch;
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// map.apply(Batch::new().add(b"here", -1).add(b"there", 1))?;
-    /// assert_eq!(map.fetch_add(b"there", 0)?, 1);
+    /// map.apply(Batch::new().add(b"here", -1).add(b"there", 1).add(b"there", 1))?;
+    /// assert_eq!(map.fetch_add(b"there", 0)?, 2);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn add(&mut self, key: &[u8], delta: i64) -> &mut Self {
-        self.part(key).change = Change::Add(delta);
+        *self.part(key).change.added.get_or_insert(0) += i128::from(delta);
         self
     }
 
-    /// Removes `key`, if it is present.
+    /// Removes `key`, if it is present. Replaces what the batch says about the key so far, except conditions.
     ///
     /// ```
     /// use evermap::Batch;
@@ -134,12 +155,13 @@ impl Batch {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn remove(&mut self, key: &[u8]) -> &mut Self {
-        self.part(key).change = Change::Remove;
+        self.part(key).change = Base::Remove.into();
         self
     }
 
-    /// Makes it a condition that the record of `key` has this CAS id, or with `None` that the key is absent. A later
-    /// condition on the same key replaces an earlier one; changes and conditions are independent.
+    /// Makes it a condition that the record of `key` has this CAS id, or with `None` that the key is absent, before any
+    /// change of the batch: conditions do not see what the batch does. All conditions have to hold, so a batch with two
+    /// different ones for a key is always refused.
     ///
     /// ```
     /// use evermap::{Applied, Batch};
@@ -153,7 +175,7 @@ impl Batch {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn expect(&mut self, key: &[u8], cas: Option<u64>) -> &mut Self {
-        self.part(key).expected = Some(cas);
+        self.part(key).expected.push(cas);
         self
     }
 
@@ -216,7 +238,12 @@ impl Batch {
             _ => &mut self.named[map - 1].1,
         };
         let at = *places.entry(key.to_vec()).or_insert_with(|| {
-            self.parts.push(Part { map, key: key.to_vec(), change: Change::Keep, expected: None });
+            self.parts.push(Part {
+                map,
+                key: key.to_vec(),
+                change: Change::default(),
+                expected: Vec::new(),
+            });
             self.parts.len() - 1
         });
         &mut self.parts[at]
@@ -287,7 +314,7 @@ struct Plan<'s, M: Medium> {
     removes: bool,
 }
 
-impl<M: Medium> Plan<'_, M> {
+impl<'s, M: Medium> Plan<'s, M> {
     /// Bytes of the block that the new record is to take.
     fn block_bytes(&self) -> u64 {
         self.value.as_ref().map_or(0, |(value, _)| {
@@ -295,8 +322,27 @@ impl<M: Medium> Plan<'_, M> {
         })
     }
 
-    /// The counter after adding `delta`.
-    fn added(&self, delta: i64) -> Result<(Cow<'static, [u8]>, Meta)> {
+    /// Plans what `change` says.
+    fn set(&mut self, change: &'s Change) -> Result<()> {
+        self.removes = matches!(change.base, Base::Remove);
+        self.value = match (&change.base, change.added) {
+            (Base::Keep, None) | (Base::Remove, None) => None,
+            (Base::Put(value, meta), None) => Some((Cow::Borrowed(value), *meta)),
+            (Base::Keep, Some(delta)) => Some(self.added_to_current(delta)?),
+            (Base::Put(value, meta), Some(delta)) => Some((self.added(Some(value), delta)?, *meta)),
+            (Base::Remove, Some(delta)) => Some((self.added(None, delta)?, Meta::default())),
+        };
+        Ok(())
+    }
+
+    /// The counter that is `value` after adding `delta`.
+    fn added(&self, value: Option<&[u8]>, delta: i128) -> Result<Cow<'static, [u8]>> {
+        let (_, sum) = sum(self.key.bytes, value, delta)?;
+        Ok(Cow::Owned(sum.to_le_bytes().to_vec()))
+    }
+
+    /// The same for the counter in the store, with its flags and expiry.
+    fn added_to_current(&self, delta: i128) -> Result<(Cow<'static, [u8]>, Meta)> {
         let key = self.key.bytes;
         let mut value = Vec::new();
         let live = match self.word {
@@ -308,8 +354,7 @@ impl<M: Medium> Plan<'_, M> {
             self.store.copy(key, record, &mut value)?;
             meta = Meta { flags: record.flags(), expires_at: *expires_at };
         }
-        let (_, sum) = sum(key, live.is_some().then_some(&value[..]), delta)?;
-        Ok((Cow::Owned(sum.to_le_bytes().to_vec()), meta))
+        Ok((self.added(live.is_some().then_some(&value[..]), delta)?, meta))
     }
 
     /// What it changes, with its new record flushed; nothing if it changes nothing.
@@ -376,7 +421,9 @@ impl<M: Medium> Step<'_, M> {
         let Step { store, key, since, entry, buried, draft } = self;
         let word = |word: u64| (word != 0).then_some(word);
         let old = word(entry.old);
-        store.account(old, draft.as_ref(), guard);
+        // New keys got it when the batch was carried out.
+        draft.iter().for_each(|draft| draft.became(entry.control));
+        store.account(*key, old, draft.as_ref(), guard);
         if let Some(news) = News::of(old, word(entry.new), *buried, *since) {
             store.notice(*key, news, guard);
         }
@@ -414,7 +461,7 @@ impl<M: Medium> Store<M> {
         }
         let keys: Vec<_> = batch.keys().map(|key| self.key(key)).collect::<Result<_>>()?;
         for part in &batch.parts {
-            if let Change::Put(value, _) = &part.change {
+            if let Base::Put(value, _) = &part.change.base {
                 ensure_length(value)?;
             }
         }
@@ -473,7 +520,7 @@ impl<M: Medium> Store<M> {
         let mut plans = Vec::with_capacity(keys.len());
         for (part, &key) in batch.parts.iter().zip(keys) {
             let plan = shares[part.map].look(key, guard)?;
-            if part.expected.is_some_and(|expected| expected != plan.found) {
+            if part.expected.iter().any(|expected| *expected != plan.found) {
                 let map = plan.store.map.name.as_deref().filter(|_| part.map > 0).map(Into::into);
                 let (key, found) = (part.key.clone(), plan.found);
                 return Ok(Some(Applied::Refused { map, key, found }));
@@ -481,12 +528,7 @@ impl<M: Medium> Store<M> {
             plans.push(plan);
         }
         for (plan, part) in plans.iter_mut().zip(&batch.parts) {
-            match &part.change {
-                Change::Keep => {}
-                Change::Remove => plan.removes = true,
-                Change::Put(value, meta) => plan.value = Some((Cow::Borrowed(value), *meta)),
-                Change::Add(delta) => plan.value = Some(plan.added(*delta)?),
-            }
+            plan.set(&part.change)?;
         }
         let mut room = vec![0; stores.len()];
         for (plan, part) in plans.iter().zip(&batch.parts) {
@@ -672,11 +714,9 @@ fn unbind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) {
         });
         // What cannot be taken back nobody sees, and a purge removes it: until then it counts like all that are
         // expired.
-        step.store.account(None, Some(draft), guard);
+        step.store.account(step.key, None, Some(draft), guard);
         if acted {
-            step.store.account(Some(draft.word()), None, guard);
-        } else {
-            step.store.file.upkeep.expect_expiry(NOT_YET);
+            step.store.account(step.key, Some(draft.word()), None, guard);
         }
         // The ordered index may have met it.
         step.store.notice(step.key, News::Unbound, guard);

@@ -4,15 +4,21 @@
 //! mutations go on: a census counts the records of earlier openings that the index shows, and mutators
 //! report those that they unlink meanwhile. Both together, without duplicates, are what was there when
 //! the store was opened; what has changed since is counted as it happens.
+//!
+//! Until a census is through, a limit has to hold for what it has not counted yet too. So a map keeps in the file how many bytes
+//! its records take at most: a *bound*, some way above what they take now, so that it is seldom raised.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use evermap_pm::epoch::thread_ordinal;
 use evermap_pm::sync::Mutex;
 
 const SHARDS: usize = 16;
+/// How far each shard may grow before the bound in the file has to be raised: this part of all bytes, but not less than so many.
+const SLACK_PART: i64 = 128;
+const SLACK_LEAST: i64 = 4096;
 
 /// A number of records that may still be under count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +50,17 @@ pub(crate) struct Totals {
 struct Shard {
     records: AtomicI64,
     bytes: AtomicI64,
+    /// As far as the bound in the file covers `bytes`.
+    covered: AtomicI64,
 }
 
 /// The counts of an open store.
 pub(crate) struct Counters {
     shards: [Shard; SHARDS],
+    /// While a census is due: the most bytes that records of earlier openings took. 0 afterwards.
+    uncounted: AtomicU64,
+    /// The bound in the file, and held while it changes.
+    bound: Mutex<u64>,
     exact: AtomicBool,
     /// While a census is due: where records of earlier openings were unlinked, and their bytes.
     departed: Mutex<Option<Vec<(u64, u64)>>>,
@@ -56,15 +68,20 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Counts that begin with `known`, or with a census to come.
-    pub(crate) fn new(known: Option<Totals>) -> Self {
+    /// Counts that begin with `known`, or with a census to come, where the file says that records take at most `bound` bytes.
+    pub(crate) fn new(known: Option<Totals>, bound: u64) -> Self {
         let counters = Counters {
             shards: Default::default(),
+            uncounted: AtomicU64::new(if known.is_some() { 0 } else { bound }),
+            bound: Mutex::new(bound),
             exact: AtomicBool::new(known.is_some()),
             departed: Mutex::new(known.is_none().then(Vec::new)),
             counting: AtomicBool::new(known.is_none()),
         };
         counters.add(known.unwrap_or_default());
+        // The bound covers what is there, and nothing more.
+        let first = &counters.shards[0];
+        first.covered.store(first.bytes.load(Relaxed), Relaxed);
         counters
     }
 
@@ -73,16 +90,41 @@ impl Counters {
         self.shards[0].bytes.fetch_add(totals.bytes as i64, Relaxed);
     }
 
-    /// Counts a change.
+    /// Counts a change; returns whether the bound in the file has to be [raised](Counters::set_bound).
     #[inline]
-    pub(crate) fn change(&self, records: i64, bytes: i64) {
+    pub(crate) fn change(&self, records: i64, bytes: i64) -> bool {
         let shard = &self.shards[thread_ordinal() % SHARDS];
         if records != 0 {
             shard.records.fetch_add(records, Relaxed);
         }
-        if bytes != 0 {
-            shard.bytes.fetch_add(bytes, Relaxed);
+        // The line is this thread's already. A crash between the change and the new bound costs one record per thread.
+        bytes != 0 && shard.bytes.fetch_add(bytes, Relaxed) + bytes > shard.covered.load(Relaxed)
+    }
+
+    /// Chooses a new bound, and has `keep` put it into the file.
+    pub(crate) fn set_bound(&self, keep: impl FnOnce(u64)) {
+        let mut bound = self.bound.lock().expect("no panics while held");
+        let bytes = self.shards.each_ref().map(|shard| shard.bytes.load(Relaxed));
+        let all = self.uncounted.load(Relaxed) as i64 + bytes.iter().sum::<i64>();
+        let slack = (all / SLACK_PART).max(SLACK_LEAST);
+        *bound = (all + slack * SHARDS as i64).max(0) as u64;
+        keep(*bound);
+        for (shard, bytes) in self.shards.iter().zip(bytes) {
+            shard.covered.store(bytes + slack, Relaxed);
         }
+    }
+
+    /// Whether the bound in the file is so far above what is there that another should be [chosen](Counters::set_bound).
+    pub(crate) fn is_bound_loose(&self) -> bool {
+        let bound = *self.bound.lock().expect("no panics while held");
+        let slack = SLACK_LEAST as u64 * SHARDS as u64;
+        bound > self.most_bytes() / 4 * 5 + 2 * slack
+    }
+
+    /// The most bytes that records may take, whether or not all of them are counted.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        let sum: i64 = self.shards.iter().map(|shard| shard.bytes.load(Relaxed)).sum();
+        (self.uncounted.load(Acquire) as i64 + sum).max(0) as u64
     }
 
     /// Whether mutators have to report records of earlier openings that they unlink.
@@ -111,6 +153,8 @@ impl Counters {
             census.count(&mut found, offset, bytes);
         }
         self.add(found);
+        // Release: whoever sees this sees the sum.
+        self.uncounted.store(0, Release);
         self.counting.store(false, Relaxed);
         // Release: whoever sees this sees the sum.
         self.exact.store(true, Release);
@@ -161,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_census_and_the_departed_make_what_was_there() {
-        let counters = Counters::new(None);
+        let counters = Counters::new(None, 1_000);
         assert!(counters.is_counting());
         // Three old records of 64 bytes; one goes before the census passes, one after, and one is added.
         let (mut census, mut found) = (Census::default(), Totals::default());
@@ -174,11 +218,32 @@ mod tests {
         counters.change(-1, -64);
         counters.change(1, 100);
         assert!(!counters.totals().1);
+        assert_eq!(counters.most_bytes(), 1_000 - 28);
         counters.settle(&mut census, found);
         assert_eq!(counters.totals(), (Totals { records: 2, bytes: 164 }, true));
+        assert_eq!(counters.most_bytes(), 164);
         assert!(!counters.is_counting());
         counters.departed(0, 64);
         assert_eq!(counters.totals(), (Totals { records: 2, bytes: 164 }, true));
+    }
+
+    #[test]
+    fn the_bound_is_never_below_what_is_there() {
+        let counters = Counters::new(Some(Totals { records: 1, bytes: 100 }), 100);
+        let (mut there, mut bound, mut raised) = (100, 100, 0);
+        for bytes in (0..20_000).map(|i| if i % 3 == 2 { -700 } else { 600 }) {
+            there += bytes;
+            if counters.change(1, bytes) {
+                counters.set_bound(|to| bound = to as i64);
+                raised += 1;
+            }
+            assert!(there <= bound && bound <= there + there / 5 + 80_000, "{there} of {bound}");
+        }
+        assert!(raised < 1_000, "raised {raised} times");
+        counters.change(-1, 100_000 - there);
+        assert!(counters.is_bound_loose());
+        counters.set_bound(|to| bound = to as i64);
+        assert!(bound < 200_000 && !counters.is_bound_loose());
     }
 
     #[test]

@@ -1,10 +1,16 @@
 //! What time it is, as far as expiry is concerned.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Where a store gets the time from: the system, or a hand-set clock for tests and simulations.
+///
+/// A clock may be set back. What has expired stays absent then: an open store takes it to be as late as it has ever been,
+/// until a purge has removed what had expired; from then on it follows the clock again. A record that is stored meanwhile
+/// with an expiry that has passed by that time counts as expired. [`Evermap`](crate::Evermap) purges every few seconds; for
+/// a bare [`Store`](crate::Store) the caller does.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<AtomicU64>>);
 
@@ -34,16 +40,76 @@ impl Clock {
     /// Sets a manual clock. Nothing for the system's.
     pub fn set(&self, seconds: u32) {
         if let Some(hand) = &self.0 {
-            hand.store(u64::from(seconds), Ordering::SeqCst);
+            hand.store(u64::from(seconds), SeqCst);
         }
     }
 
     /// Seconds since 1970, at least 1, so that there is a time before every other. About 25 ns for the system's clock.
     pub fn now(&self) -> u32 {
         let seconds = match &self.0 {
-            Some(hand) => hand.load(Ordering::SeqCst),
+            Some(hand) => hand.load(SeqCst),
             None => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         };
         u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
+    }
+}
+
+/// The time of an open file: that of its clock, but it does not go back before it is [released](Time::release).
+pub(crate) struct Time {
+    clock: Clock,
+    /// The latest time that anybody was told.
+    latest: AtomicU32,
+}
+
+impl Time {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Time { clock, latest: AtomicU32::new(0) }
+    }
+
+    /// Seconds since 1970, as [`Clock::now`].
+    #[inline]
+    pub(crate) fn now(&self) -> u32 {
+        let now = self.clock.now();
+        // Relaxed, here and below: the order of the changes of this one word is all that matters. It changes once a second, so
+        // the line is shared.
+        if now == self.latest.load(Relaxed) { now } else { self.advance(now) }
+    }
+
+    #[cold]
+    fn advance(&self, now: u32) -> u32 {
+        self.latest.fetch_max(now, Relaxed).max(now)
+    }
+
+    /// The time that is held since the clock went back behind it.
+    pub(crate) fn held(&self) -> Option<u32> {
+        let latest = self.latest.load(Relaxed);
+        (self.clock.now() < latest).then_some(latest)
+    }
+
+    /// Follows the clock again: nothing is there any more that had expired by the time `held`.
+    pub(crate) fn release(&self, held: u32) {
+        // A later time that somebody was told meanwhile stays.
+        let _ = self.latest.compare_exchange(held, self.clock.now(), Relaxed, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_back_only_when_it_is_released() {
+        let clock = Clock::manual(100);
+        let time = Time::new(clock.clone());
+        assert_eq!((time.now(), time.held()), (100, None));
+        clock.set(90);
+        assert_eq!((time.now(), time.held()), (100, Some(100)));
+        clock.set(110);
+        assert_eq!((time.now(), time.held()), (110, None));
+        clock.set(95);
+        time.release(100);
+        assert_eq!(time.now(), 110, "what was held is another time now");
+        time.release(110);
+        assert_eq!((time.now(), time.held()), (95, None));
     }
 }

@@ -71,7 +71,7 @@ pub enum Error {
         key: String,
         /// What the counter is.
         value: i64,
-        /// What was to be added.
+        /// What was to be added, or the nearest number that an `i64` can hold.
         delta: i64,
     },
     /// A batch names more keys than [`BATCH_MAX`](crate::BATCH_MAX). Nothing was changed.
@@ -216,7 +216,8 @@ impl Error {
     }
 
     #[cold]
-    pub(crate) fn overflow(key: &[u8], value: i64, delta: i64) -> Self {
+    pub(crate) fn overflow(key: &[u8], value: i64, delta: i128) -> Self {
+        let delta = delta.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
         Error::Overflow { key: shown(key), value, delta }
     }
 

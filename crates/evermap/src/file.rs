@@ -7,18 +7,19 @@ use std::sync::atomic::AtomicBool;
 use evermap_pm::{Medium, Pool};
 
 use crate::claims::Claims;
+use crate::clock::Time;
 use crate::map::{Map, Setting};
 use crate::maps::Maps;
 use crate::stamps::Stamps;
 use crate::upkeep::Upkeep;
-use crate::{Clock, Durability, Options};
+use crate::{Durability, Options};
 
 /// An open file, or memory that is used like one.
 pub(crate) struct File<M: Medium> {
     pub(crate) pool: Arc<Pool<M>>,
     pub(crate) stamps: Stamps,
     pub(crate) claims: Claims,
-    pub(crate) clock: Clock,
+    pub(crate) clock: Time,
     pub(crate) verify: bool,
     pub(crate) upkeep: Upkeep,
     pub(crate) origin: Origin,

@@ -11,9 +11,10 @@ use evermap_pm::region::{OnSuspect, Region};
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Medium, PmU64};
 
+use crate::Result;
+use crate::clock::Time;
 use crate::sealed::{Place, seal, unseal};
 use crate::stamps::{Stamps, lost};
-use crate::{Clock, Result};
 
 /// The flushes of one map.
 pub(crate) struct Flush {
@@ -116,14 +117,14 @@ impl Flush {
         &self,
         region: &Region<M>,
         stamps: &Stamps,
-        clock: &Clock,
+        clock: &Time,
     ) -> bool {
         // Relaxed: whoever was told that a flush is pending learned of it after the store.
         self.due.load(Relaxed) != 0 && self.flush_pending(region, stamps, clock)
     }
 
     #[cold]
-    fn flush_pending<M: Medium>(&self, region: &Region<M>, stamps: &Stamps, clock: &Clock) -> bool {
+    fn flush_pending<M: Medium>(&self, region: &Region<M>, stamps: &Stamps, clock: &Time) -> bool {
         if self.due.load(Relaxed) > u64::from(clock.now()) {
             return false;
         }

@@ -12,7 +12,8 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Expires `after` from now by the system's clock, in whole seconds, at least one.
+    /// Expires `after` from now by the system's clock, in whole seconds, at least one. A duration that is too long to be
+    /// represented means the last second that can be, in the year 2106.
     ///
     /// ```
     /// use std::time::Duration;
@@ -26,7 +27,7 @@ impl Meta {
     pub fn expiring(after: Duration) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
         let at = now.saturating_add(after.as_secs().max(1));
-        Meta { flags: 0, expires_at: u32::try_from(at).unwrap_or(0) }
+        Meta { flags: 0, expires_at: u32::try_from(at).unwrap_or(u32::MAX) }
     }
 }
 

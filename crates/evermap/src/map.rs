@@ -4,7 +4,7 @@
 //! byte  0  own       says that this is a descriptor, and which
 //! byte  8  root      names the index
 //! byte 16  flush     the mark, and when a pending flush falls due
-//! byte 32  counters  records and bytes; count after an orderly stop
+//! byte 32  counters  records and bytes; count after an orderly stop. After any other, the bytes are an upper bound
 //! byte 48  saved     names the keys in order, if an orderly stop has saved them
 //! byte 56  reserved
 //! ```
@@ -21,6 +21,7 @@ use evermap_pm::region::Region;
 use evermap_pm::{Medium, PmU64, Pool, pod};
 
 use crate::census::{Counters, Totals};
+use crate::expire::Expiries;
 use crate::flush::Flush;
 use crate::ordered::{Ordered, Saved};
 use crate::primary::Primary;
@@ -160,16 +161,30 @@ impl Seat {
         Some(Totals { records, bytes })
     }
 
-    /// Saves the counts. Without them, the next opening counts.
+    /// Saves the counts. Without them, the next opening counts, and the bound stays what it is.
     pub(crate) fn write_totals<M: Medium>(&self, pool: &Pool<M>, totals: Option<Totals>) {
         let (m, cells) = (pool.medium(), self.counters(pool));
-        let words = totals.map_or([0; 2], |totals| {
-            [seal(Place::Records, totals.records), seal(Place::Bytes, totals.bytes)]
-        });
-        for (cell, word) in cells.iter().zip(words) {
-            m.store(cell, word);
+        let [records, bytes] = cells;
+        match totals {
+            None => m.store(records, 0),
+            Some(totals) => {
+                m.store(records, seal(Place::Records, totals.records));
+                m.store(bytes, seal(Place::Bytes, totals.bytes));
+            }
         }
         m.persist(cells);
+    }
+
+    /// The most bytes that the records took when the last stop came, however it did; nothing if that does not verify.
+    fn read_bound<M: Medium>(&self, pool: &Pool<M>) -> Option<u64> {
+        unseal(Place::Bytes, pool.medium().load(&self.counters(pool)[1]))
+    }
+
+    /// Says that the records take at most so many bytes, durably.
+    fn write_bound<M: Medium>(&self, pool: &Pool<M>, bound: u64) {
+        let cell = &self.counters(pool)[1];
+        pool.medium().store(cell, seal(Place::Bytes, bound.min(Place::Bytes.limit() - 1)));
+        pool.medium().persist(cell);
     }
 }
 
@@ -191,6 +206,7 @@ pub(crate) struct Map<M: Medium> {
     pub(crate) flush: Flush,
     pub(crate) counters: Counters,
     pub(crate) max_bytes: AtomicU64,
+    pub(crate) expiries: Expiries,
     /// Nothing unless [`Options::ordered`] asks for it.
     pub(crate) ordered: Option<Ordered>,
     /// What the last stop has left of the tree.
@@ -247,6 +263,12 @@ impl<M: Medium> Setting<'_, M> {
             false if self.clean => seat.read_totals(self.pool),
             false => None,
         };
+        if is_new {
+            seat.write_bound(self.pool, 0);
+        }
+        // Where it is damaged, what nobody has counted may be all that there is from before.
+        let bound = seat.read_bound(self.pool);
+        let bound = bound.unwrap_or_else(|| self.pool.heap_stats().closed_bytes);
         let (orderly, records) =
             (self.clean && self.pool.is_swept(), known.map(|known| known.records));
         let saved = Saved::open(self.pool, seat.saved(self.pool), orderly, records);
@@ -261,8 +283,9 @@ impl<M: Medium> Setting<'_, M> {
                 self.stamps,
                 self.options.on_suspect,
             )?,
-            counters: Counters::new(known),
+            counters: Counters::new(known, bound),
             max_bytes: AtomicU64::new(u64::MAX),
+            expiries: Expiries::new(is_new),
             ordered: ordered.then(|| Ordered::new(self.options.notices, is_new)).transpose()?,
             saved,
             damage_met: AtomicU64::new(0),
@@ -294,6 +317,12 @@ impl<M: Medium> Map<M> {
             }
             _ => Error::Closed,
         }
+    }
+
+    /// Chooses a new bound for the bytes of its records, and puts it into the file.
+    #[cold]
+    pub(crate) fn set_bound(&self, pool: &Pool<M>) {
+        self.counters.set_bound(|bound| self.seat.write_bound(pool, bound));
     }
 
     /// Saves the counts for the next opening, if they are right.

@@ -164,8 +164,12 @@ impl Options {
         self
     }
 
-    /// Most bytes that the records of the default map may take together; beyond it, mutations answer [`Error::Full`]. No limit
+    /// Most bytes that the records of the default map may take together; beyond it, mutations return [`Error::Full`]. No limit
     /// unless told otherwise. May be exceeded by one record per thread.
+    ///
+    /// Records that are expired or flushed make room when it is needed. After an unclean stop, until the sweep has counted, an upper
+    /// bound stands in for what records take, which may be an eighth too high; a mutation that finds no room waits for a sweep
+    /// that is under way, but not for long. A bare [`Store`](crate::Store) begins none by itself.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
         self

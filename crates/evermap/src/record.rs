@@ -149,6 +149,23 @@ impl<'d, M: Medium> Draft<'d, M> {
         }
     }
 
+    /// Somebody else has given it this control word.
+    pub(crate) fn became(&self, control: u64) {
+        self.control.set(control);
+    }
+
+    /// When it expires, if it does.
+    #[inline]
+    pub(crate) fn expiry(&self) -> Option<u32> {
+        // Mostly it does not, and needs no more than a comparison.
+        match self.control.get() {
+            control if control == control_of(0) => None,
+            control => {
+                unseal(Place::Control, control).map(|value| value as u32).filter(|&at| at != 0)
+            }
+        }
+    }
+
     pub(crate) fn stamp(&self) -> u64 {
         self.stamp.get()
     }

@@ -78,11 +78,12 @@ pub struct Stat {
     pub flush_mark: u64,
     /// When a pending flush falls due, in seconds since 1970.
     pub flush_due: Option<u64>,
-    /// When the next record can expire, in seconds since 1970; 0: no purge has looked yet; nothing if none does.
+    /// When the next record can expire, in seconds since 1970; `Some(0)` if that is not known, since a walk through all
+    /// records is due; `None` if none expires.
     pub next_expiry: Option<u32>,
-    /// Walks since opening that removed what was expired or flushed.
+    /// Walks through all records since opening, to remove those that were expired or flushed.
     pub purges: u64,
-    /// Records that they removed.
+    /// Records that were removed since opening because they were expired or flushed, by walks and without.
     pub purged: u64,
     /// Reads that met a damaged record since opening.
     pub damage_met: u64,
@@ -143,9 +144,9 @@ impl<M: Medium> Store<M> {
             next_cas: self.file.stamps.next(),
             flush_mark: self.map.flush.mark(),
             flush_due: self.map.flush.due(),
-            next_expiry: self.file.upkeep.expiry.next(),
-            purges: self.file.upkeep.expiry.purges.load(Relaxed),
-            purged: self.file.upkeep.expiry.purged.load(Relaxed),
+            next_expiry: self.next_expiry(),
+            purges: self.file.upkeep.purges.load(Relaxed),
+            purged: self.file.upkeep.purged.load(Relaxed),
             damage_met: self.map.damage_met.load(Relaxed),
             heap_faults: heap.faults,
         })
@@ -203,7 +204,7 @@ impl fmt::Display for Stat {
         if let Some(due) = self.flush_due {
             line("flush due", &due)?;
         }
-        line("purged", &format!("{} records in {} walks", self.purged, self.purges))?;
+        line("purged", &format!("{} records, {} walks", self.purged, self.purges))?;
         line("damage met", &self.damage_met)?;
         line("heap faults", &self.heap_faults)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::fence;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::KEY_MAX;
@@ -16,6 +16,7 @@ use evermap_pm::{Medium, Pool};
 
 use crate::census::Count;
 use crate::claims::Claims;
+use crate::clock::Time;
 use crate::file::{File, Origin};
 use crate::intent;
 use crate::map::{Life, Map, Seat, Setting};
@@ -29,6 +30,10 @@ use crate::{Error, Meta, Options, Result};
 
 /// How long a mutation that lacks space waits for readers that hold up the reuse of some.
 const READER_WAIT: Duration = Duration::from_millis(500);
+/// How many dead records a mutation removes at a time, so that those after it find room as well: where a limit is reached, and
+/// where space for blocks is short.
+const FOR_ROOM: u64 = 64;
+const FOR_SPACE: u64 = 4096;
 
 /// A map from keys to values that outlives the process.
 ///
@@ -47,7 +52,8 @@ const READER_WAIT: Duration = Duration::from_millis(500);
 /// * [`Error::Damaged`] where the record of the key does not verify: other keys are not affected;
 /// * [`Error::Closed`] after [`close`](Store::close), and [`Error::Dropped`] after [`drop_map`](Store::drop_map);
 /// * [`Error::Pm`] with `Poisoned` after a thread panicked in the middle of a change, or `Damaged` where
-///   the index is damaged.
+///   the index is damaged. Mutations can return the latter although they have made their change, where the damage was met
+///   afterwards.
 ///
 /// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`], [`Error::HeldUp`] or [`Error::Pm`] with `NoSpace`,
 /// and nothing has changed then; [`Error::BeingModified`] inside [`modify`](Store::modify); and [`Error::Pm`] with `Forked` in a forked child.
@@ -140,10 +146,10 @@ impl<M: Medium> Store<M> {
         map.damage_met.store(damage_met, Relaxed);
         map.max_bytes.store(options.max_bytes, Relaxed);
         let file = File {
-            upkeep: Upkeep::new(!pool.is_swept() || map.counters.is_counting()),
+            upkeep: Upkeep::new(!pool.is_swept() || map.counters.is_counting(), is_new),
             stamps,
             claims: Claims::new(),
-            clock: options.clock.clone(),
+            clock: Time::new(options.clock.clone()),
             verify: options.verify_reads || suspect,
             origin: Origin {
                 durability: options.durability,
@@ -249,9 +255,15 @@ impl<M: Medium> Store<M> {
             return Err(map.refusal());
         }
         if map.flush.flush_if_due(file.pool.region(), &file.stamps, &file.clock) {
-            file.upkeep.want_purge();
+            self.has_flushed();
         }
         Ok(guard)
+    }
+
+    /// A flush has left something to remove.
+    pub(crate) fn has_flushed(&self) {
+        self.map.expiries.owe_walk();
+        self.file.upkeep.want_purge();
     }
 
     /// Begins a mutation.
@@ -286,40 +298,98 @@ impl<M: Medium> Store<M> {
         control: u64,
     ) -> Result<Draft<'d, M>> {
         ensure_length(value)?;
-        if meta.expires_at != 0 {
-            self.file.upkeep.expect_expiry(meta.expires_at);
-        }
         let stamp = self.file.stamps.take(self.file.pool.region())?;
         let (pool, owner) = (&self.file.pool, self.map.seat.owner());
         Draft::reserve(pool, owner, key.bytes, value, meta.flags, control, stamp)
     }
 
-    /// Tries again where space was short but some can be had: what saved keys take, or waits for readers to end, or for the
-    /// sweep, or lies scattered in blocks of other sizes.
+    /// Tries again where space was short but some can be had: what dead records take, or saved keys, or waits for readers to
+    /// end, or for the sweep, or lies scattered in blocks of other sizes.
     ///
     /// `attempt` must not hold a guard when it returns.
     pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
         let is_short =
             |answer: &Result<R>| matches!(answer, Err(Error::Pm(error)) if error.is_no_space());
         let mut answer = attempt();
+        while let Err(Error::Full { needed, .. }) = answer {
+            let made = self.open_maps().iter().any(|store| store.make_room(needed));
+            // Even if not: others may have made some before we looked.
+            answer = attempt();
+            if !made {
+                break;
+            }
+        }
+        let mut drained = true;
         if is_short(&answer) {
             // Keys that were saved for opening have no claim to space that records need.
             self.open_maps().iter().for_each(Self::forget_saved);
-            self.file.pool.epoch().drain_within(READER_WAIT);
-            self.file.upkeep.wait_for_space();
+            self.remove_some_dead();
+            if self.file.upkeep.wait_for_space() && self.is_walk_due() {
+                self.walk_for_space(|| !self.is_walk_due());
+            }
+            drained = self.drain();
+            answer = attempt();
+        }
+        // More of what has expired, until enough of one size is free; unless a reader keeps all of it from being reused.
+        while is_short(&answer) && drained && self.remove_some_dead() {
+            drained = self.drain();
             answer = attempt();
         }
         if is_short(&answer) && self.move_together(1, Duration::ZERO).is_ok_and(|moved| moved > 0) {
-            self.file.pool.epoch().drain_within(READER_WAIT);
+            self.drain();
             answer = attempt();
         }
         answer
     }
 
+    /// Waits for readers that hold up the reuse of space, but not for long; returns whether they were gone in time.
+    fn drain(&self) -> bool {
+        let began = Instant::now();
+        self.file.pool.epoch().drain_within(READER_WAIT);
+        began.elapsed() < READER_WAIT
+    }
+
+    /// If this map is full: removes dead records, or waits until others have, or until it is known how much there is. Returns
+    /// whether there is room for `bytes` now, as far as that can be told, where there was none before.
+    #[cold]
+    fn make_room(&self, bytes: u64) -> bool {
+        let has_room = || self.ensure_room(bytes).is_ok();
+        if has_room() {
+            return false;
+        }
+        // A failure to remove leaves things as they are.
+        let _ = self.remove_expired(FOR_ROOM);
+        let (upkeep, expiries) = (&self.file.upkeep, &self.map.expiries);
+        let is_counted = has_room() || self.bytes().exact || upkeep.wait_for_space();
+        if !has_room() && is_counted && expiries.is_walk_due() {
+            self.walk_for_space(|| has_room() || !expiries.is_walk_due());
+        }
+        has_room()
+    }
+
+    /// Removes some of what has expired in any map; returns whether there was anything.
+    fn remove_some_dead(&self) -> bool {
+        let remove =
+            |store: &Self| store.remove_expired(FOR_SPACE).is_ok_and(|removed| removed > 0);
+        // In all of them, not only in the first that has any.
+        self.open_maps().iter().fold(false, |any, store| remove(store) || any)
+    }
+
+    /// Waits until a walk in the background has found `enough` dead records, or walks if nobody else does.
+    fn walk_for_space(&self, enough: impl Fn() -> bool) {
+        if self.file.upkeep.wait_for_walk(enough) {
+            return;
+        }
+        // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
+        if let Some(sweeping) = self.file.upkeep.try_sweeping() {
+            let _ = self.walk_maps(&sweeping);
+        }
+    }
+
     /// Whether blocks of this many bytes may be added.
     pub(crate) fn ensure_room(&self, bytes: u64) -> Result<()> {
         let limit = self.map.max_bytes.load(Relaxed);
-        if limit != u64::MAX && self.bytes().value + bytes > limit {
+        if limit != u64::MAX && self.map.counters.most_bytes() + bytes > limit {
             return Err(Error::Full { limit, needed: bytes });
         }
         Ok(())
@@ -361,7 +431,9 @@ impl<M: Medium> Store<M> {
             let (mut born_flushed, mut claimed, mut flushing) = (false, false, false);
             // Whether a record was there that nobody can see.
             let mut buried = false;
-            let change = self.map.index.mutate(key, intent, guard, &mut |word| {
+            // What `decide` has said is done, even if tidying up afterwards fails.
+            let mut decided = None;
+            let mut decide_once = |word: Option<u64>| {
                 // Whoever has the turn need not ask: no batch runs.
                 claimed = turn.is_none() && self.file.claims.covers(key.hash);
                 if claimed {
@@ -391,7 +463,13 @@ impl<M: Medium> Store<M> {
                     _ if word.is_some() && live.is_none() => Action::Remove,
                     _ => Action::Keep,
                 }
-            })?;
+            };
+            let done = self.map.index.mutate(key, intent, guard, &mut |word| {
+                let action = decide_once(word);
+                decided = Some(change_of(word, action));
+                action
+            });
+            let (change, failed) = settled(self.planted(done), decided)?;
             if claimed {
                 turn = Some(self.file.claims.turn());
                 continue;
@@ -405,17 +483,38 @@ impl<M: Medium> Store<M> {
                 continue;
             }
             if change.changed() {
-                self.account(change.old, draft.filter(|_| change.new.is_some()), guard);
+                self.account(key, change.old, draft.filter(|_| change.new.is_some()), guard);
                 if let Some(news) = News::of(change.old, change.new, buried, since) {
                     self.notice(key, news, guard);
                 }
             }
-            return Ok(change);
+            return failed.map_or(Ok(change), |error| Err(error.into()));
         }
     }
 
-    /// Retires what was replaced, and counts.
-    pub(crate) fn account(&self, old: Option<u64>, new: Option<&Draft<'_, M>>, guard: &Guard<'_>) {
+    /// In tests, an error after the change was made instead of what the index answers.
+    #[inline(always)]
+    fn planted(&self, done: evermap_pm::Result<Change>) -> evermap_pm::Result<Change> {
+        if self.file.pool.medium().mutant("ST-1") && done.as_ref().is_ok_and(Change::changed) {
+            return Err(evermap_pm::Error::damaged(0, "planted"));
+        }
+        done
+    }
+
+    /// Retires what was replaced, counts, and sees to it that the key is looked at when the new record expires.
+    pub(crate) fn account(
+        &self,
+        key: BytesRef<'_>,
+        old: Option<u64>,
+        new: Option<&Draft<'_, M>>,
+        guard: &Guard<'_>,
+    ) {
+        if let Some(expiry) = new.and_then(Draft::expiry) {
+            // Nobody changes it any more, now that it is unlinked, and the guard keeps it.
+            let old = old.and_then(|word| Record::at(self.file.pool.medium(), word).ok());
+            let before = old.and_then(|record| record.expires_at());
+            self.expect_instead(key.hash, before, Some(expiry));
+        }
         let (mut records, mut bytes) = (0, 0);
         if let Some(word) = old {
             let gone = self.retire(word, guard);
@@ -426,7 +525,9 @@ impl<M: Medium> Store<M> {
             bytes += draft.block_bytes() as i64;
             self.map.usual.written(draft.stamp(), draft.block_bytes());
         }
-        self.map.counters.change(records, bytes);
+        if self.map.counters.change(records, bytes) {
+            self.map.set_bound(&self.file.pool);
+        }
     }
 
     /// Retires a record that was unlinked; returns the bytes that it was counted with.
@@ -460,6 +561,33 @@ pub(crate) fn ensure_length(value: &[u8]) -> Result<()> {
     match value.len() {
         len if len > VALUE_MAX => Err(Error::ValueTooLong { len, max: VALUE_MAX }),
         _ => Ok(()),
+    }
+}
+
+/// What a key is bound to before and after an action.
+fn change_of(old: Option<u64>, action: Action) -> Change {
+    let new = match action {
+        Action::Keep => old,
+        Action::Put(word) => Some(word),
+        Action::Remove => None,
+    };
+    Change { old, new }
+}
+
+/// What a mutation has changed, and what failed afterwards, given what the index answers and what was decided.
+///
+/// # Errors
+/// What the index answers, if nothing has changed.
+fn settled(
+    done: evermap_pm::Result<Change>,
+    decided: Option<Change>,
+) -> evermap_pm::Result<(Change, Option<evermap_pm::Error>)> {
+    match (done, decided.filter(Change::changed)) {
+        (Ok(change), _) => Ok((change, None)),
+        // It was done, and whoever lacks space would try again: that what could have come after it lacked some is not his concern.
+        (Err(error), Some(change)) if error.is_no_space() => Ok((change, None)),
+        (Err(error), Some(change)) => Ok((change, Some(error))),
+        (Err(error), None) => Err(error),
     }
 }
 

@@ -2,8 +2,8 @@
 //! flushed](crate::expire), [freeing what dropped maps had](crate::maps), and [moving records
 //! together](crate::compact).
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use evermap_index::record::OFFSET_MASK;
@@ -12,7 +12,6 @@ use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::census::{Census, Totals};
-use crate::expire::Expiry;
 use crate::record::Record;
 use crate::{Result, Store};
 
@@ -20,10 +19,13 @@ use crate::{Result, Store};
 const SWEEP_BATCH: usize = 64;
 /// How long a mutation that lacks space waits for a sweep to find some.
 const SWEEP_WAIT: Duration = Duration::from_secs(2);
-/// Shortest time between two purges of expired records.
-const PURGE_PAUSE: Duration = Duration::from_secs(60);
-/// A purge takes at most about one part in this many of the time.
-const PURGE_SHARE: u32 = 100;
+/// How long a mutation that lacks space waits for a walk to find dead records, and how often it looks whether there is some.
+const PURGE_WAIT: Duration = Duration::from_secs(2);
+const PURGE_LOOK: Duration = Duration::from_millis(10);
+/// Shortest time between two walks that nobody waits for, and before the first.
+const WALK_PAUSE: Duration = Duration::from_secs(60);
+/// Such walks take at most about one part in this many of the time.
+const WALK_SHARE: u32 = 100;
 /// Shortest time between two looks whether there is something to compact.
 const COMPACT_PAUSE: Duration = Duration::from_secs(1);
 /// A compaction takes at most about one part in this many of the time.
@@ -85,11 +87,19 @@ pub(crate) struct Upkeep {
     stop: AtomicBool,
     wanted: Mutex<Wanted>,
     changed: Condvar,
-    pub(crate) expiry: Expiry,
+    /// Signalled when a walk has removed something, and when it ends.
+    purged_some: Condvar,
+    /// Whether all maps of the file were opened and walked through, or made since.
+    pub(crate) looked: AtomicBool,
+    /// Walks so far.
+    pub(crate) purges: AtomicU64,
+    /// Records that were removed because they were dead.
+    pub(crate) purged: AtomicU64,
 }
 
 impl Upkeep {
-    pub(crate) fn new(needs_sweep: bool) -> Self {
+    /// `is_new`: there are no records, and no maps that are not open.
+    pub(crate) fn new(needs_sweep: bool, is_new: bool) -> Self {
         Upkeep {
             sweep: Mutex::new(if needs_sweep {
                 SweepState::Pending
@@ -103,7 +113,10 @@ impl Upkeep {
             stop: AtomicBool::new(false),
             wanted: Mutex::default(),
             changed: Condvar::new(),
-            expiry: Expiry::new(),
+            purged_some: Condvar::new(),
+            looked: AtomicBool::new(is_new),
+            purges: AtomicU64::new(0),
+            purged: AtomicU64::new(0),
         }
     }
 
@@ -132,9 +145,9 @@ impl Upkeep {
         self.kept.store(true, Relaxed);
     }
 
-    /// Gives what frees space in the background some time to end.
+    /// Gives what frees space in the background some time to end; returns whether it has, or nothing was under way.
     #[cold]
-    pub(crate) fn wait_for_space(&self) {
+    pub(crate) fn wait_for_space(&self) -> bool {
         let ahead = |state: &mut SweepState| {
             let kept = self.kept.load(Relaxed) && !self.is_stopping();
             let begun = *state == SweepState::Running;
@@ -143,7 +156,32 @@ impl Upkeep {
         let state = self.sweep.lock().expect("no panics while held");
         // Not for ever: it may itself be waiting for a reader of the calling thread.
         let waited = self.swept.wait_timeout_while(state, SWEEP_WAIT, ahead);
-        drop(waited.expect("no panics while held"));
+        let (state, waited) = waited.expect("no panics while held");
+        drop(state);
+        !waited.timed_out()
+    }
+
+    /// Lets the thread in the background walk through all records, and waits until `enough`, but not for long; returns whether
+    /// there is such a thread.
+    #[cold]
+    pub(crate) fn wait_for_walk(&self, enough: impl Fn() -> bool) -> bool {
+        if !self.kept.load(Relaxed) || self.is_stopping() {
+            return false;
+        }
+        self.want_purge();
+        let until = Instant::now() + PURGE_WAIT;
+        let mut wanted = self.wanted.lock().expect("no panics while held");
+        // Looked at again now and then, since what is signalled in between is missed.
+        while !enough() && !self.is_stopping() && Instant::now() < until {
+            let waited = self.purged_some.wait_timeout(wanted, PURGE_LOOK);
+            wanted = waited.expect("no panics while held").0;
+        }
+        true
+    }
+
+    /// A walk has removed something, or has ended.
+    pub(crate) fn has_purged(&self) {
+        self.purged_some.notify_all();
     }
 
     /// Ends all upkeep soon.
@@ -189,12 +227,6 @@ impl Upkeep {
     fn want(&self, what: impl FnOnce(&mut Wanted)) {
         what(&mut self.wanted.lock().expect("no panics while held"));
         self.changed.notify_all();
-    }
-
-    /// A record that expires at this time is being stored.
-    #[inline]
-    pub(crate) fn expect_expiry(&self, expires_at: u32) {
-        self.expiry.expect(expires_at);
     }
 
     /// Waits for `pause`, or until something is to be done at once. Answers what; nothing if all upkeep is to end.
@@ -269,6 +301,7 @@ impl<M: Medium> Store<M> {
         }
         for (store, found) in stores.iter().zip(found) {
             store.map.counters.settle(&mut census, found);
+            store.map.set_bound(&self.file.pool);
         }
         Ok(())
     }
@@ -279,7 +312,7 @@ impl<M: Medium> Store<M> {
         let poison = self.file.pool.region().poison_on_panic();
         // Whatever goes wrong here is in `stat`, or every operation that meets it says so.
         let _ = self.recover();
-        let mut purge_at = Instant::now() + PURGE_PAUSE;
+        let mut walk_at = Instant::now() + WALK_PAUSE;
         let mut pause = Duration::ZERO;
         while let Some(wanted) = self.file.upkeep.wait(pause) {
             if wanted.burial {
@@ -288,16 +321,28 @@ impl<M: Medium> Store<M> {
             // A map may have been opened whose counts do not verify.
             let _ = self.recover();
             let began = Instant::now();
-            let due = began >= purge_at && self.file.upkeep.expiry.is_due(&self.file.clock);
-            if wanted.purge || due {
+            if wanted.purge || began >= walk_at && self.is_walk_due() {
                 let _ = self.purge();
-                purge_at = Instant::now() + PURGE_PAUSE.max(began.elapsed() * PURGE_SHARE);
+                walk_at = Instant::now() + WALK_PAUSE.max(began.elapsed() * WALK_SHARE);
+            } else {
+                let _ = self.purge_expired();
             }
+            self.tighten_bounds();
             let began = Instant::now();
             let _ = self.compact();
             pause = COMPACT_PAUSE.max(began.elapsed() * (COMPACT_SHARE - 1));
         }
         poison.disarm();
+    }
+
+    /// Lowers what the file says that records take at most, where that is far more than they take.
+    fn tighten_bounds(&self) {
+        let poisoned = self.file.pool.region().ensure_writable().is_err();
+        for store in self.open_maps().iter().filter(|_| !poisoned) {
+            if store.map.counters.is_bound_loose() {
+                store.map.set_bound(&self.file.pool);
+            }
+        }
     }
 }
 

@@ -256,17 +256,20 @@ impl<M: Medium> Store<M> {
         expires_at: u32,
         guard: &'g evermap_pm::Guard<'_>,
     ) -> Result<Option<Record<'g, M>>> {
-        if expires_at != 0 {
-            self.file.upkeep.expect_expiry(expires_at);
-        }
-        let mut word = None;
-        self.commit(key, Intent::ExistingOnly, guard, None, &mut |live| {
+        let (mut word, mut before) = (None, None);
+        let touched = self.commit(key, Intent::ExistingOnly, guard, None, &mut |live| {
             if let Some(record) = live {
+                before = record.expires_at();
                 record.set_expires_at(expires_at);
                 word = Some(record.word());
             }
             Verdict::Keep
-        })?;
+        });
+        // Whatever else went wrong, if it was touched.
+        if word.is_some() && expires_at != 0 {
+            self.expect_instead(key.hash, before, Some(expires_at));
+        }
+        touched?;
         Ok(word.and_then(|word| Record::at(self.file.pool.medium(), word).ok()))
     }
 
@@ -386,7 +389,7 @@ impl<M: Medium> Store<M> {
     pub fn flush_all(&self, at: Option<u32>) -> Result<()> {
         let (file, _guard) = (&self.file, self.enter_writing()?);
         if self.map.flush.flush(file.pool.region(), &file.stamps, at, file.clock.now()) {
-            self.file.upkeep.want_purge();
+            self.has_flushed();
         }
         Ok(())
     }

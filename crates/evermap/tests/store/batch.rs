@@ -80,6 +80,95 @@ fn a_batch_does_what_it_says() {
     assert_eq!(outcome, Applied::Done(vec![Outcome::Removed]));
 }
 
+/// Several changes of one key leave what one operation after the other would.
+#[test]
+fn changes_of_one_key_come_one_after_the_other() {
+    let number = |n: i64| n.to_le_bytes();
+    let meta = Meta { flags: 5, expires_at: u32::MAX };
+    let mut random = Random::new(19);
+    for round in 0..2000 {
+        let map = [(); 2].map(|()| Evermap::open("", common::volatile()).unwrap());
+        let mut batch = Batch::new();
+        if round % 2 == 0 {
+            for map in &map {
+                let _ = map.put_with(b"a", &number(7), meta).unwrap();
+            }
+        }
+        for _ in 0..1 + random.below(5) {
+            let (key, n) =
+                (if random.below(4) == 0 { b"b" } else { b"a" }, random.next() as i64 >> 8);
+            match random.below(5) {
+                0 => {
+                    batch.put(key, &number(n));
+                    map[0].put(key, &number(n)).unwrap();
+                }
+                1 => {
+                    batch.put_with(key, &number(n), meta);
+                    let _ = map[0].put_with(key, &number(n), meta).unwrap();
+                }
+                2 => {
+                    batch.remove(key);
+                    map[0].remove(key).unwrap();
+                }
+                _ => {
+                    batch.add(key, n);
+                    map[0].fetch_add(key, n).unwrap();
+                }
+            }
+        }
+        assert!(map[1].apply(&batch).unwrap().is_done());
+        for key in [b"a", b"b"] {
+            let of = |map: &Evermap| {
+                map.get_with(key, |item| (item.value.to_vec(), item.flags, item.expires_at))
+                    .unwrap()
+            };
+            assert_eq!(of(&map[0]), of(&map[1]), "round {round}: {batch:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_key_gives_to_itself_it_keeps() {
+    let map = Evermap::open("", common::volatile()).unwrap();
+    let _ = map.fetch_add(b"a", 100).unwrap();
+    assert!(map.apply(Batch::new().add(b"a", 1).add(b"a", 1)).unwrap().is_done());
+    assert_eq!(count(&map, b"a"), 102);
+    assert!(map.apply(Batch::new().add(b"a", -30).add(b"a", 30)).unwrap().is_done());
+    assert_eq!(count(&map, b"a"), 102, "a transfer to itself");
+    // Only the end has to fit.
+    assert!(map.apply(Batch::new().add(b"a", i64::MAX).add(b"a", -i64::MAX)).unwrap().is_done());
+    assert_eq!(count(&map, b"a"), 102);
+    let mut batch = Batch::new();
+    let error = map.apply(batch.add(b"a", i64::MAX).add(b"a", i64::MAX)).unwrap_err();
+    assert!(matches!(error, Error::Overflow { value: 102, delta: i64::MAX, .. }), "{error}");
+    let error = map.apply(Batch::new().put(b"t", b"text").add(b"t", 1)).unwrap_err();
+    assert!(matches!(error, Error::NotACounter { len: 4, .. }), "{error}");
+    assert_eq!((count(&map, b"a"), map.contains(b"t").unwrap()), (102, false), "nothing changed");
+}
+
+/// Conditions are about what is there before the batch, and all of them have to hold.
+#[test]
+fn conditions_do_not_see_what_the_batch_does() {
+    let map = Evermap::open("", common::volatile()).unwrap();
+    map.put(b"a", b"1").unwrap();
+    let there = map.get_with(b"a", |item| item.cas).unwrap();
+    let mut batch = Batch::new();
+    let refused = map.apply(batch.remove(b"a").expect(b"a", None)).unwrap();
+    assert_eq!(refused, Applied::Refused { map: None, key: b"a".to_vec(), found: there });
+    batch.clear();
+    assert!(map.apply(batch.put(b"a", b"2").expect(b"a", there)).unwrap().is_done());
+    let there = map.get_with(b"a", |item| item.cas).unwrap();
+    for other in [None, Some(1 << 40)] {
+        for (first, second) in [(there, other), (other, there)] {
+            batch.clear();
+            batch.expect(b"a", first).expect(b"a", second).put(b"a", b"3");
+            assert!(!map.apply(&batch).unwrap().is_done(), "both cannot hold");
+        }
+    }
+    assert!(map.apply(Batch::new().expect(b"a", there).expect(b"a", there)).unwrap().is_done());
+    assert_eq!(map.get(b"a").unwrap().as_deref(), Some(&b"2"[..]));
+}
+
 #[test]
 fn errors_change_nothing() {
     let map = Evermap::open("", common::volatile().max_bytes(100_000)).unwrap();

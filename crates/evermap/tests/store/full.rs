@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
-use evermap::{Evermap, Options, Store};
+use evermap::{Error, Evermap, MapOptions, Options, Store};
 use evermap_pm::Medium;
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -208,4 +208,82 @@ fn a_disk_too_small_for_any_store_says_so() {
     let map = Evermap::open(&path, options()).unwrap();
     map.put(b"key", b"value").unwrap();
     map.close().unwrap();
+}
+
+/// After a kill the limit holds for what was there before too, although nobody has counted it yet.
+#[test]
+fn the_limit_holds_between_a_kill_and_the_sweep() {
+    for rounds in [1, 3] {
+        let memory = Kept::new(64 << 20);
+        let options = common::options().capacity(64 << 20).extent_size(64 << 10).seed(1);
+        let mut store = memory.open(&options).unwrap();
+        let users = store.map("users", MapOptions::new()).unwrap();
+        users.put(b"one", b"user").unwrap();
+        drop(users);
+        let mut next = 0u64;
+        // Each opening ends in a kill, and none is swept.
+        for _ in 0..rounds {
+            for _ in 0..5_000 {
+                store.put(&key_of(next), &[1; 100]).unwrap();
+                next += 1;
+            }
+            drop(store);
+            store = memory.open(&options).unwrap();
+        }
+        store.recover().unwrap();
+        let (bytes, each) = (store.bytes().value, store.bytes().value / next);
+        drop(store);
+        let limit = bytes + bytes / 2;
+        let store = memory.open(&options.clone().max_bytes(limit)).unwrap();
+        assert!(!store.bytes().exact);
+        let mut stored = 0;
+        let refused = loop {
+            match store.put(&key_of(next + stored), &[1; 100]) {
+                Ok(()) => stored += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, Error::Full { .. }), "{refused}");
+        assert!(bytes + stored * each <= limit, "{stored} records of {each} bytes over {bytes}");
+        assert!(stored * each >= bytes / 4, "refused too early, after {stored} records");
+        // What goes makes room, and each map has a limit of its own.
+        (0..10).for_each(|key| assert!(store.remove(&key_of(key)).unwrap()));
+        (0..10).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
+        let users = store.map("users", MapOptions::new().max_bytes(1 << 20)).unwrap();
+        users.put(b"two", &[1; 100_000]).unwrap();
+        // Once all is counted, there is room for exactly what the limit says.
+        store.recover().unwrap();
+        assert!(store.bytes().exact);
+        let mut at = next + stored;
+        while store.put(&key_of(at), &[1; 100]).is_ok() {
+            at += 1;
+        }
+        assert!((limit - each..=limit).contains(&store.bytes().value), "{}", store.bytes().value);
+    }
+}
+
+/// A mutation that meets the limit before all is counted waits for that instead of being refused.
+#[test]
+fn the_limit_waits_for_the_sweep() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let open = || {
+        let mapped = evermap_pm::medium::MappedOptions {
+            create: true,
+            capacity: 1 << 30,
+            ..Default::default()
+        };
+        evermap_pm::medium::Mapped::open(&path, &mapped).unwrap()
+    };
+    let medium = open();
+    let identity = medium.identity();
+    let store = Store::open(medium, identity, &options()).unwrap();
+    (0..20_000u64).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
+    let bytes = store.bytes().value;
+    drop(store);
+    // Room for one more: far less than nobody knows by how much the bound is too high.
+    let map = Evermap::open(&path, options().max_bytes(bytes + 1000)).unwrap();
+    map.put(b"one more", &[1; 100]).unwrap();
+    assert!(map.bytes().exact, "it could not have known");
+    assert!((0..20u64).any(|key| map.put(&key.to_le_bytes(), &[1; 100]).is_err()));
 }

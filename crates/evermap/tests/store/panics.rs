@@ -1,10 +1,10 @@
-//! Panics in the middle of a change, as a bug would cause them.
+//! Panics in the middle of a change, as a bug would cause them, and errors after it, as damage would.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{self, Kept, Random, value_of};
-use evermap::{Edit, Store};
+use evermap::{Clock, Edit, Error, Meta, Notices, Store};
 use evermap_pm::ErrorKind;
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -102,4 +102,43 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
         }
     }
     assert!(panics > 60 && poisoned > 30, "{panics} panics, {poisoned} poisoned");
+}
+
+/// Where tidying up after a change meets damage, the change was made all the same: it is counted, its old record is given back,
+/// and the ordered index is told.
+#[test]
+fn an_error_after_a_change_leaves_it_accounted_for() {
+    let (clock, memory) = (Clock::manual(1000), Kept::new(16 << 20));
+    let options = common::options().capacity(16 << 20).extent_size(64 << 10).ordered(true);
+    let options = options.notices(Notices::AtOnce).clock(clock.clone());
+    let store = memory.open(&options).unwrap();
+    let meta = |expires_at| Meta { flags: 0, expires_at };
+    for key in [b"a", b"b", b"c"] {
+        store.put(key, b"value").unwrap();
+    }
+    store.build_ordered(1).unwrap();
+    let bytes = store.bytes().value;
+    memory.fail_after_changes(true);
+    let failed = |error: Option<Error>| assert!(error.is_some_and(|error| error.is_damaged()));
+    failed(store.put(b"a", b"other").err());
+    failed(store.put_with(b"d", b"new", meta(2000)).err());
+    failed(store.remove(b"b").err());
+    assert!(store.touch(b"c", 1).unwrap());
+    store.purge_if_due().unwrap();
+    memory.fail_after_changes(false);
+    let keys: Vec<_> = store.scan(..).unwrap().map(|pair| pair.unwrap().0).collect();
+    assert_eq!(keys, [b"a", b"d"]);
+    assert_eq!(store.get(b"a").unwrap().as_deref(), Some(&b"other"[..]));
+    clock.set(2000);
+    assert_eq!(store.purge_if_due().unwrap(), 1, "its expiry is known");
+    assert_eq!((store.len().value, store.len().exact), (1, true));
+    assert_eq!(store.bytes().value, bytes / 3);
+    store.put(b"b", b"value").unwrap();
+    store.put(b"c", b"value").unwrap();
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+    store.close().unwrap();
+    let store = memory.open(&options).unwrap();
+    let report = store.check(true).unwrap();
+    assert!(report.is_sound() && report.records == 3, "{report}");
 }

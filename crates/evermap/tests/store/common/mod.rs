@@ -5,7 +5,7 @@ pub(crate) mod child;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use evermap::{IndexKind, Options, Store};
@@ -45,6 +45,7 @@ pub(crate) struct Kept {
     fences: Arc<AtomicU64>,
     at_fence: Arc<Mutex<Option<Interruption>>>,
     at_prefetch: Arc<Mutex<Option<Interruption>>>,
+    fails_after_changes: Arc<AtomicBool>,
 }
 
 type Interruption = Box<dyn FnOnce() + Send>;
@@ -58,6 +59,7 @@ impl Kept {
             fences: Arc::default(),
             at_fence: Arc::default(),
             at_prefetch: Arc::default(),
+            fails_after_changes: Arc::default(),
         }
     }
 
@@ -95,6 +97,11 @@ impl Kept {
     /// Calls `interruption` when the next record is prefetched: in the middle of a walk that has shown some.
     pub(crate) fn at_next_prefetch(&self, interruption: impl FnOnce() + Send + 'static) {
         *self.at_prefetch.lock().unwrap() = Some(Box::new(interruption));
+    }
+
+    /// Whether an index is to say, after each change that it has made, that it is damaged.
+    pub(crate) fn fail_after_changes(&self, fail: bool) {
+        self.fails_after_changes.store(fail, SeqCst);
     }
 
     /// Makes the flush after `flushes` more panic.
@@ -136,6 +143,10 @@ unsafe impl Medium for Kept {
 
     fn name(&self) -> &'static str {
         "kept"
+    }
+
+    fn mutant(&self, name: &'static str) -> bool {
+        name == "ST-1" && self.fails_after_changes.load(SeqCst)
     }
 
     fn flush_bytes(&self, _addr: *const u8, _len: usize) {
