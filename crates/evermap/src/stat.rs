@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::Medium;
+use evermap_index::Stats;
 use evermap_pm::epoch::EpochStats;
+use evermap_pm::{ErrorKind, Medium};
 
 use crate::census::Count;
 use crate::ordered::Ordered;
@@ -82,7 +83,8 @@ pub struct Stat {
     pub purges: u64,
     /// Records that they removed.
     pub purged: u64,
-    /// Reads that met a damaged record since opening.
+    /// Operations that met a damaged record, or a damaged part of the index, since opening. If the index cannot be
+    /// looked at as a whole, its figures are zero.
     pub damage_met: u64,
     /// Frees and marks of what is no block since opening: damage, or a bug.
     pub heap_faults: u64,
@@ -104,7 +106,11 @@ impl<M: Medium> Store<M> {
     /// See [`Store`].
     pub fn stat(&self) -> Result<Stat> {
         let guard = self.enter()?;
-        let index = self.map.index.stats(&guard)?;
+        let index = match self.map.index.stats(&guard) {
+            // It counts as damage that was met, which is what there is to say about the index then.
+            Err(error) if matches!(error.kind(), ErrorKind::Damaged { .. }) => Stats::default(),
+            known => known?,
+        };
         let (heap, region) = (self.file.pool.heap_stats(), self.file.pool.region());
         Ok(Stat {
             path: self.file.origin.path.clone(),
@@ -140,7 +146,7 @@ impl<M: Medium> Store<M> {
             next_expiry: self.file.upkeep.expiry.next(),
             purges: self.file.upkeep.expiry.purges.load(Relaxed),
             purged: self.file.upkeep.expiry.purged.load(Relaxed),
-            damage_met: self.map.damage_met.load(Relaxed),
+            damage_met: self.damage_met(),
             heap_faults: heap.faults,
         })
     }
