@@ -569,18 +569,18 @@ impl<M: Medium> Region<M> {
             return Ok(());
         }
         let is_free = |&index: &u64| heap::calls_free(self, index);
-        let free: Vec<_> = (0..self.extents_in_file()).filter(is_free).collect();
+        let free = || (0..self.extents_in_file()).filter(is_free);
         // In the file that was open before, the holes of then are the heap's own. If it was not closed, nobody
         // knows how many those were, but not more than there is free space. In a copy they can be anywhere.
         let own = match clean {
             true => m.load(&self.words().hole_bytes),
-            false => free.len() as u64 * self.extent_size,
+            false => free().count() as u64 * self.extent_size,
         };
         if is_same_file && holes <= own {
             return Ok(());
         }
         let mut from = self.extent_offset(0).min(m.len());
-        for index in free {
+        for index in free() {
             let start = self.extent_offset(index);
             if from < start {
                 self.fill_holes(from..start)?;
@@ -981,7 +981,7 @@ mod tests {
         sim.note(Note::End(0));
         let (mut blank, mut whole) = (0, 0);
         for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-            let after = Sim::from_image(&image.bytes, 1 << 20).unwrap();
+            let after = Sim::from_image(image.bytes, 1 << 20).unwrap();
             if Region::is_blank(&after) {
                 assert!(!image.point.completed(0));
                 Region::create(after, &small(), IDENTITY).unwrap();

@@ -131,12 +131,7 @@ pub(crate) struct Primary<M: Medium> {
 }
 
 impl<M: Medium> AnyIndex<M> {
-    fn create(
-        kind: IndexKind,
-        small: bool,
-        pool: &Arc<Pool<M>>,
-        root: &PmU64,
-    ) -> Result<Self> {
+    fn create(kind: IndexKind, small: bool, pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let pool = pool.clone();
         let small = small || pool.region().extent_size() < LARGE_EXTENT;
         match kind {
@@ -150,7 +145,9 @@ impl<M: Medium> AnyIndex<M> {
             IndexKind::DashLh => {
                 DashLh::create(pool, root, dash::Config::default()).map(AnyIndex::DashLh)
             }
-            IndexKind::Cceh => Cceh::create(pool, root, cceh::Config::default()).map(AnyIndex::Cceh),
+            IndexKind::Cceh => {
+                Cceh::create(pool, root, cceh::Config::default()).map(AnyIndex::Cceh)
+            }
             IndexKind::Level => {
                 let config = level::Config { top_level: 5, ..level::Config::default() };
                 match small {

@@ -86,7 +86,8 @@ pub struct Stat {
     /// Operations that met a damaged record, or a damaged part of the index, since opening. If the index cannot be
     /// looked at as a whole, its figures are zero.
     pub damage_met: u64,
-    /// Frees and marks of what is no block since opening: damage, or a bug.
+    /// Entries of the extent table that could not be right, and frees and marks of what is no block, since opening:
+    /// damage, or a bug.
     pub heap_faults: u64,
 }
 

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::{self, Random};
-use evermap::{Error, Evermap, OnSuspect, Options};
+use evermap::{Error, Evermap, MapOptions, OnSuspect, Options};
 use evermap_pm::ErrorKind;
 
 const RECORDS: u32 = 300;
@@ -200,6 +200,24 @@ fn every_operation_that_meets_damage_counts() {
         }
     }
     assert!(of_index > 100, "only {of_index}");
+}
+
+#[test]
+fn a_map_that_cannot_be_opened_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let store = open(&path, OnSuspect::Refuse).unwrap();
+    store.map("named", MapOptions::new()).unwrap();
+    store.close().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    // The root slot of the catalogue.
+    bytes[8192 + 512 + 14 * 8] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let store = open(&path, OnSuspect::Refuse).unwrap();
+    let met = store.summary().damage_met;
+    let error = store.map("named", MapOptions::new()).map(drop).unwrap_err();
+    assert!(error.is_damaged(), "{error}");
+    assert!(store.summary().damage_met > met);
 }
 
 #[test]

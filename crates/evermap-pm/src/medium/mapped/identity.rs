@@ -94,7 +94,9 @@ mod tests {
         assert_eq!(boot_id(&in_memory.path().join("none")), None);
         let directory = std::fs::File::open(on_disk.path()).unwrap();
         match FileSystem::of(directory, on_disk.path()) {
-            Ok(FileSystem::Tmpfs) => println!("skipped in part: temporary files are in memory here"),
+            Ok(FileSystem::Tmpfs) => {
+                println!("skipped in part: temporary files are in memory here")
+            }
             _ => assert_eq!(write(on_disk.path()), None),
         }
         assert!(boot_id(Path::new(BOOT_ID)).is_some());
