@@ -11,7 +11,6 @@ mod maps;
 mod open;
 mod scan;
 mod serve;
-mod sigbus;
 mod single;
 mod watch;
 
@@ -72,7 +71,8 @@ impl Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    sigbus::explain();
+    // Where the system refuses, SIGBUS ends the process without a word.
+    let _ = evermap::explain_bus_errors();
     arguments.command.run().unwrap_or_else(|failure| {
         if failure.is_closed_output() {
             // Whoever read our output has enough, as `head` does. That is no failure of ours.

@@ -26,11 +26,12 @@ pub(crate) struct MapArguments {
     map: Option<String>,
 }
 
-/// What to do about a file that an operating system's crash may have torn.
+/// What to do about a file whose contents cannot be trusted.
 #[derive(clap::Args)]
 pub(crate) struct SuspectArguments {
-    /// What to do if the machine crashed while the file was in use, so that its pages may be of different
-    /// ages
+    /// What to do with a store whose contents cannot be trusted: the machine was restarted, or the file was
+    /// copied, while the store was open; or the file was cut off, or is damaged. A file that is not a store
+    /// is never overwritten
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     on_suspect: OnSuspect,
 }
@@ -40,9 +41,9 @@ enum OnSuspect {
     /// Say so and leave the file alone
     #[default]
     Refuse,
-    /// Open it; records that do not verify are dropped when they are found
+    /// Open it, and do without what is lost; loses nothing if the machine was shut down in order
     Salvage,
-    /// Start empty
+    /// Start empty: everything that was in it is gone. A store that can be trusted is kept
     Discard,
 }
 

@@ -86,8 +86,11 @@ pub enum ErrorKind {
         /// Why it is refused.
         why: &'static str,
     },
-    /// The machine may have crashed while the file was open: its pages may be of different ages.
-    #[error("{}: contents are suspect: {why}; open with on_suspect = salvage (keeps what verifies) or discard (starts empty)", path.display())]
+    /// The machine may have crashed while the file was open: its pages may be of different ages. Nothing was
+    /// changed. See [`OnSuspect`](crate::region::OnSuspect).
+    #[error("{}: contents are suspect: {why}. Nothing was changed. They are whole if the machine was shut \
+             down in order, and of different ages if it crashed or lost power. Open it with \
+             on_suspect = salvage to keep all that verifies, or with on_suspect = discard to start empty", path.display())]
     Suspect {
         /// The file.
         path: PathBuf,

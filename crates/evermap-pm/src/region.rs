@@ -9,18 +9,23 @@
 //! ```
 //!
 //! A region comes into being with its superblock: the second copy is written when everything else is
-//! durable, the first copy after it. Before that the file counts as empty, so an interrupted creation is
-//! simply begun again.
+//! durable, the first copy after it. Until then the first word says that a creation is going on, and it
+//! says so before the file is longer than a page. So an interrupted creation is begun again, whatever
+//! its size, and no other file is ever taken for one.
 
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::medium::{Medium, Note, OFFSET_LIMIT};
 use crate::sync::Mutex;
-use crate::{Error, ErrorKind, PmU64, Result, pod};
+use crate::{Error, ErrorKind, PmU64, Result, heap, pod};
 
 /// First word of a superblock: "EVERMAP" and a zero byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
+/// First word of a region that is being created: nothing else in it counts. It differs from `MAGIC` in
+/// every byte, so that no damage to a single word turns a region into an empty one.
+const CREATING: u64 = u64::from_le_bytes(*b"creating");
 /// Newest format that this version understands; the low half of the format word.
 pub const FORMAT: u32 = 4;
 /// Format of a new region. It [rises](Region::raise_format) only when something is kept in the region that programs of
@@ -36,8 +41,6 @@ pub(crate) const TABLE: u64 = 12288;
 pub const ROOTS: usize = 16;
 /// `state` of a region that was closed with everything durable. Anything else means open.
 const CLEAN: u64 = u64::from_le_bytes(*b"CLEAN\0\0\0");
-/// Longest file of zeros that is taken for a blank one.
-const BLANK_MAX: u64 = 64 << 20;
 /// Smallest and largest extent, bytes.
 const EXTENT_SIZES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
 
@@ -73,7 +76,9 @@ pod! {
     pub struct Words: 1024 {
         /// `CLEAN` after an orderly close.
         state: PmU64,
-        pad0: [PmU64; 7],
+        /// Bytes of the file that had no space of their own at the last orderly close.
+        hole_bytes: PmU64,
+        pad0: [PmU64; 6],
         /// How often the region was opened, and the complement as a check.
         pub generation: [PmU64; 2],
         pad1: [PmU64; 6],
@@ -108,9 +113,11 @@ const _: () = assert!(std::mem::offset_of!(Words, holder) as u64 + WORDS == HOLD
 /// What tells whether the pages of a file can be of different ages: who wrote them, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Identity of the running kernel, zero where unknown.
+    /// Which life of the machine this is: the boot id of the kernel, or one of
+    /// [`unknown_boot`](Identity::unknown_boot) and [`MEMORY`](Identity::MEMORY).
     pub boot: [u64; 2],
-    /// Device that holds the file.
+    /// What holds the file: its device, or where device numbers change from mount to mount, the file
+    /// system's own id.
     pub device: u64,
     /// Inode of the file.
     pub inode: u64,
@@ -119,20 +126,76 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// In place of the boot id for a file that cannot outlive the kernel, and that no other file can be
+    /// taken for: as long as it is the same file, it is the same life of the machine. So it does not matter
+    /// what a container says the boot id is.
+    pub const MEMORY: [u64; 2] = [u64::from_le_bytes(*b"inmemory"), 0];
+    const UNKNOWN: u64 = u64::from_le_bytes(*b"no boot ");
+
+    /// In place of a boot id that cannot be learned. Different every time, so that it never equals another.
+    pub fn unknown_boot() -> [u64; 2] {
+        [Self::UNKNOWN, random()]
+    }
+
     fn words(&self) -> [u64; 5] {
         [self.boot[0], self.boot[1], self.device, self.inode, self.birth]
     }
+
+    fn from_words([first, second, device, inode, birth]: [u64; 5]) -> Self {
+        Identity { boot: [first, second], device, inode, birth }
+    }
+
+    fn is_same_file(&self, other: &Self) -> bool {
+        let file = |identity: &Self| (identity.device, identity.inode, identity.birth);
+        file(self) == file(other)
+    }
+
+    /// Why what was written under the identity `before`, and not closed, cannot be trusted under this one;
+    /// nothing if the kernel has kept every page as it was last stored.
+    fn doubt(&self, before: &Self) -> Option<&'static str> {
+        if (self.inode, self.birth) != (before.inode, before.birth) {
+            return Some(
+                "the store was not closed, and this is not the file that was open then, but a copy \
+                 of it or a restored one",
+            );
+        }
+        if self.device != before.device {
+            return Some(
+                "the store was not closed, and its file system is on another device now: a copy of \
+                 the old one, or the same under another number",
+            );
+        }
+        if self.boot == before.boot || self.boot == Self::MEMORY {
+            return None;
+        }
+        if [self.boot[0], before.boot[0]].contains(&Self::UNKNOWN) {
+            return Some(
+                "the store was not closed, and it is not known whether the machine has crashed since: \
+                 /proc/sys/kernel/random/boot_id cannot be read or trusted here, or could not then",
+            );
+        }
+        Some(
+            "the store was not closed, and since then the machine was restarted, or the container, if \
+             it has a boot id of its own",
+        )
+    }
 }
 
-/// What to do with a region whose pages may be of different ages.
+/// What to do with a store whose contents cannot be trusted: one that was not closed before the machine
+/// restarted or that was copied while it was open, so that its pages may be of different ages; one that was
+/// cut off; one with damage that keeps it from being opened.
+///
+/// None of these overwrites a file that is not a store, or one of a newer format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnSuspect {
-    /// Say so and leave the file alone.
+    /// Returns an error that says what was found, and leaves the contents alone.
     #[default]
     Refuse,
-    /// Open it; what does not verify is dropped when it is found.
+    /// Opens it, and does without what is lost; what does not verify is dropped when it is found. Loses
+    /// nothing where nothing is wrong. Still an error where no copy of the header can be read.
     Salvage,
-    /// Start empty.
+    /// Starts empty: everything that was in it is gone for good. A store that can be trusted is opened as
+    /// it is.
     Discard,
 }
 
@@ -174,6 +237,7 @@ pub struct Region<M: Medium> {
     extent_size: u64,
     extent_count: u64,
     recover_all: bool,
+    table_faults: u64,
     format: AtomicU32,
     /// Held while the superblock changes.
     rising: Mutex<()>,
@@ -182,22 +246,15 @@ pub struct Region<M: Medium> {
 }
 
 impl<M: Medium> Region<M> {
-    /// Whether `medium` holds no region yet: it is empty or all zeros, or its creation was interrupted.
+    /// Whether `medium` holds no region yet: it is empty, or the creation of one was interrupted. O(1).
     pub fn is_blank(medium: &M) -> bool {
-        let zero = |from: u64, to: u64| {
-            let words = medium.slice::<PmU64>(from, (to - from) / 8).expect("below the length");
-            words.iter().all(|word| medium.load(word) == 0)
-        };
-        let len = medium.len();
-        if len < TABLE {
-            return zero(0, len);
+        let Some(first) = medium.at::<PmU64>(0) else { return true };
+        match medium.load(first) {
+            CREATING => true,
+            // The medium has got its first bytes, but not yet the word that says what for.
+            0 => medium.len() <= medium.begun_bytes() && is_zero(medium, medium.len()),
+            _ => false,
         }
-        let second = medium.at::<Superblock>(SECOND_COPY).expect("below the table");
-        // The second copy is the first thing to be written that can be told from foreign data, and its
-        // magic word the last of it.
-        let begun = medium.load(&second.magic) == 0
-            && [0, format_word(FORMAT_AT_FIRST)].contains(&medium.load(&second.format));
-        len <= BLANK_MAX && begun && zero(0, SECOND_COPY) && zero(TABLE, len)
     }
 
     /// Makes a region of a blank medium.
@@ -212,6 +269,9 @@ impl<M: Medium> Region<M> {
             return Err(ErrorKind::Config(text).into());
         }
         let extent_count = config.capacity.min(medium.capacity()).min(OFFSET_LIMIT) / extent_size;
+        // Durable before anything else changes: from here on until the first copy of the superblock is
+        // complete, nothing in the medium counts.
+        medium.begin(CREATING)?;
         medium.grow(TABLE + extent_count * 8)?;
         let region = Region {
             generation: 1,
@@ -221,6 +281,7 @@ impl<M: Medium> Region<M> {
             extent_size,
             extent_count,
             recover_all: false,
+            table_faults: 0,
             format: AtomicU32::new(FORMAT_AT_FIRST),
             rising: Mutex::new(()),
             poisoned: AtomicBool::new(false),
@@ -340,7 +401,10 @@ impl<M: Medium> Region<M> {
             return Err(Error::damaged(at, "superblock: impossible extents"));
         }
         if TABLE + extent_count * 8 > medium.len() {
-            let text = format!("file ends at {} bytes, inside its extent table", medium.len());
+            let text = format!(
+                "the file ends at {} bytes, inside its extent table: it was cut off",
+                medium.len()
+            );
             return Err(Error::damaged(medium.len(), text));
         }
         let format = load(&copy.format) as u32;
@@ -352,13 +416,23 @@ impl<M: Medium> Region<M> {
             extent_size,
             extent_count,
             recover_all: false,
+            table_faults: 0,
             format: AtomicU32::new(format),
             rising: Mutex::new(()),
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
         };
-        region.check_length(on_suspect)?;
+        let before = region.identity();
+        let is_same_file = identity.is_same_file(&before);
+        // Before the table is looked at: in memory even that needs space.
+        if !is_same_file || region.medium.hole_bytes() > 0 {
+            region.fill_holes(0..region.extent_offset(0))?;
+        }
+        let lost = region.check_length(on_suspect)?;
+        let (clean, suspect) = region.judge(identity, on_suspect)?;
+        region.fill_used_holes(is_same_file, clean)?;
+        region.forget_entries(lost);
         // Whoever stored what these say may have died before it was durable. Fenced with the generation, before the
         // other copy is touched, or anything relies on the format or on a root.
         region.medium.flush(region.medium.at::<Superblock>(at).expect("just read"));
@@ -366,7 +440,7 @@ impl<M: Medium> Region<M> {
             "needed by who keeps more than a root here: `what_an_opening_believes_is_durable`",
         ));
         region.medium.flush(region.words());
-        let opened = region.take_over(identity, on_suspect)?;
+        let opened = region.take_over(identity, clean, suspect)?;
         region.recover_all = opened.recover_all;
         for copy in [SECOND_COPY, 0] {
             // A copy that does not verify was damaged, or its write was interrupted: mend it from the other.
@@ -386,17 +460,18 @@ impl<M: Medium> Region<M> {
 
     /// The copy to believe.
     fn find_superblock(medium: &M) -> Result<u64> {
-        let blamed = || ErrorKind::NotAStore { path: "".into(), why: "no superblock".into() };
+        let no_store = |why: String| Err(ErrorKind::NotAStore { path: "".into(), why }.into());
         if medium.len() < TABLE {
-            let looks = medium.at::<PmU64>(0).is_some_and(|word| medium.load(word) == MAGIC);
-            let text = format!("file ends at {} bytes, inside its header", medium.len());
-            return Err(if looks { Error::damaged(medium.len(), text) } else { blamed().into() });
+            return match medium.at::<PmU64>(0).map_or(0, |word| medium.load(word)) {
+                MAGIC => Err(cut_off(medium.len())),
+                _ => no_store(format!("it has only {} bytes", medium.len())),
+            };
         }
         for at in [0, SECOND_COPY] {
             if Self::superblock_verifies(medium, at) {
                 let format = medium.load(&medium.at::<Superblock>(at).expect("verified").format);
                 if format >> 32 != u64::from(BYTE_ORDER) {
-                    return Err(Error::damaged(at, "written on a machine of another byte order"));
+                    return no_store("it is one of a machine with another byte order".into());
                 }
                 if format as u32 > FORMAT {
                     let (path, found) = ("".into(), format as u32);
@@ -405,53 +480,139 @@ impl<M: Medium> Region<M> {
                 return Ok(at);
             }
         }
-        let magic = |at| medium.load(&medium.at::<Superblock>(at).expect("fits").magic) == MAGIC;
-        if magic(0) || magic(SECOND_COPY) {
-            return Err(Error::damaged(0, "both copies of the superblock are damaged"));
+        let magic = |at| medium.load(&medium.at::<Superblock>(at).expect("fits").magic);
+        if magic(0) == MAGIC || magic(SECOND_COPY) == MAGIC {
+            return Err(Error::damaged(0, "neither copy of the superblock verifies"));
         }
-        Err(blamed().into())
+        if magic(0) == CREATING {
+            return no_store("its creation was interrupted; create it again".into());
+        }
+        if is_zero(medium, TABLE) {
+            return no_store(format!(
+                "there are only zeros where its header should be, in a file of {} bytes; if nothing of \
+                 value is in the file, remove it, and a new store can be made",
+                medium.len()
+            ));
+        }
+        no_store("it has no superblock".into())
     }
 
-    /// A file shorter than its extent table says was truncated. Where it is opened all the same, the table is
-    /// made to describe what there is.
-    fn check_length(&self, on_suspect: OnSuspect) -> Result<()> {
-        let (m, table) = (&self.medium, self.table());
-        let whole = m.len().saturating_sub(self.extent_offset(0)) / self.extent_size;
-        let lost = &table[whole.min(self.extent_count) as usize..];
-        let Some(last) = lost.iter().rposition(|entry| m.load(entry) != 0) else { return Ok(()) };
-        if on_suspect == OnSuspect::Refuse {
+    /// Entries of the extent table for what is beyond the end of the file. The file never ends before an
+    /// extent that is in use, so either it was cut off, or the entries are damaged.
+    ///
+    /// Returns where the entries begin if any of them says anything.
+    ///
+    /// # Errors
+    /// `Damaged` if the file was cut off, unless `on_suspect` allows it.
+    fn check_length(&self, on_suspect: OnSuspect) -> Result<Option<u64>> {
+        let (m, whole, count) = (&self.medium, self.extents_in_file(), self.described());
+        if (whole..count).all(|index| m.load(self.entry(index)) == 0) {
+            return Ok(None);
+        }
+        // Extents come into use one after the other. So where a file was cut off, the first entry beyond its
+        // end is one of an extent; any other is damage, and describes nothing that ever was.
+        let end = (whole..count).find(|&index| !heap::describes_extent(self, index));
+        let end = end.unwrap_or(count);
+        if end > whole && on_suspect == OnSuspect::Refuse {
             let text = format!(
-                "file has {} bytes but its extent table describes {}: it was truncated; restore it, or open \
+                "the file has {} bytes, but had {} at least: it was cut off; restore it, or open what is left \
                  with on_suspect = salvage",
                 m.len(),
-                self.extent_offset(whole + last as u64 + 1),
+                self.extent_offset(end),
             );
             return Err(Error::damaged(m.len(), text));
         }
-        for entry in lost {
-            m.store(entry, 0);
-            // Fenced with the generation, before anything is served.
-            m.flush(entry);
-        }
-        Ok(())
+        Ok(Some(whole))
     }
 
-    /// Decides whether the contents can be trusted, then makes this opener the current generation.
-    fn take_over(&mut self, identity: Identity, on_suspect: OnSuspect) -> Result<Opened> {
-        let (m, words) = (&self.medium, self.words());
-        let clean = m.load(&words.state) == CLEAN;
-        let before = std::array::from_fn(|i| m.load(&words.identity[i]));
-        // Not closed, and another kernel or another file than the one that was open: an operating system
-        // crash, or a copy made while the store was open. Pages may be of different ages.
-        let suspect = !clean && identity.words() != before;
-        if suspect && on_suspect == OnSuspect::Refuse {
-            let why = if identity.words()[..2] != before[..2] {
-                "the machine restarted while the store was open"
-            } else {
-                "the file was copied while the store was open"
-            };
-            return Err(ErrorKind::Suspect { path: "".into(), why: why.into() }.into());
+    /// Clears the entries of the extent table from `first` on.
+    fn forget_entries(&mut self, first: Option<u64>) {
+        let Some(first) = first else { return };
+        let m = &self.medium;
+        let entries = (first..self.described()).map(|index| self.entry(index));
+        let lost = entries.filter(|entry| m.load(entry) != 0).inspect(|entry| {
+            m.store(entry, 0);
+            // Fenced with the generation, before anything is served.
+            m.flush(*entry);
+        });
+        self.table_faults = lost.count() as u64;
+    }
+
+    /// Entries of the extent table that could not be right when the region was opened.
+    pub(crate) fn table_faults(&self) -> u64 {
+        self.table_faults
+    }
+
+    /// Extents that lie wholly inside the medium's present length.
+    pub(crate) fn extents_in_file(&self) -> u64 {
+        let bytes = self.medium.len().saturating_sub(self.extent_offset(0));
+        (bytes / self.extent_size).min(self.extent_count)
+    }
+
+    /// Sets space aside for holes in `range`, so that touching it cannot find the file system full.
+    fn fill_holes(&self, range: Range<u64>) -> Result<()> {
+        self.medium.claim(range).map_err(|error| match error.kind() {
+            ErrorKind::NoSpace { what, needed } => {
+                let text = format!("the file has holes, as a sparse copy has, and {what}");
+                Error::no_space(text, *needed)
+            }
+            _ => error,
+        })
+    }
+
+    /// Sets space aside for all holes that the heap does not know of. It has given back the space of free
+    /// extents, and takes it again before it uses them. All other holes come from elsewhere: a sparse copy,
+    /// or a program that digs them.
+    fn fill_used_holes(&self, is_same_file: bool, clean: bool) -> Result<()> {
+        let (m, holes) = (&self.medium, self.medium.hole_bytes());
+        if is_same_file && holes == 0 {
+            return Ok(());
         }
+        let is_free = |&index: &u64| heap::calls_free(self, index);
+        let free = || (0..self.extents_in_file()).filter(is_free);
+        // In the file that was open before, the holes of then are the heap's own. If it was not closed, nobody
+        // knows how many those were, but not more than there is free space. In a copy they can be anywhere.
+        let own = match clean {
+            true => m.load(&self.words().hole_bytes),
+            false => free().count() as u64 * self.extent_size,
+        };
+        if is_same_file && holes <= own {
+            return Ok(());
+        }
+        let mut from = self.extent_offset(0).min(m.len());
+        for index in free() {
+            let start = self.extent_offset(index);
+            if from < start {
+                self.fill_holes(from..start)?;
+            }
+            from = start + self.extent_size;
+        }
+        self.fill_holes(from..m.len().max(from))
+    }
+
+    /// The identity under which the region was opened last.
+    fn identity(&self) -> Identity {
+        let (m, words) = (&self.medium, self.words());
+        Identity::from_words(std::array::from_fn(|i| m.load(&words.identity[i])))
+    }
+
+    /// Whether the region was closed, and whether its contents are suspect.
+    ///
+    /// # Errors
+    /// `Suspect`, unless `on_suspect` allows it.
+    fn judge(&self, identity: Identity, on_suspect: OnSuspect) -> Result<(bool, bool)> {
+        let clean = self.medium.load(&self.words().state) == CLEAN;
+        match identity.doubt(&self.identity()) {
+            Some(why) if !clean && on_suspect == OnSuspect::Refuse => {
+                Err(ErrorKind::Suspect { path: "".into(), why: why.into() }.into())
+            }
+            doubt => Ok((clean, !clean && doubt.is_some())),
+        }
+    }
+
+    /// Makes this opener the current generation.
+    fn take_over(&mut self, identity: Identity, clean: bool, suspect: bool) -> Result<Opened> {
+        let (m, words) = (&self.medium, self.words());
         let generation = m.load(&words.generation[0]);
         let reliable = m.load(&words.generation[1]) == !generation;
         // 0 in the low 16 bits never names a generation: that is where stamps in version words would repeat,
@@ -509,6 +670,10 @@ impl<M: Medium> Region<M> {
     /// `Io` if the system could not write; the region then counts as not closed.
     pub(crate) fn close(&self) -> Result<()> {
         self.ensure_writable()?;
+        let (holes, cell) = (self.medium.hole_bytes(), &self.words().hole_bytes);
+        if self.medium.load(cell) != holes {
+            self.medium.store(cell, holes);
+        }
         self.medium.sync()?;
         self.medium
             .note(Note::Harmless("torn, the word is not `CLEAN`: the region counts as open"));
@@ -556,6 +721,19 @@ impl<M: Medium> Region<M> {
     /// If `index` is not below [`ROOTS`].
     pub fn root(&self, index: usize) -> &PmU64 {
         &self.words().roots[index]
+    }
+
+    /// The table's entry for extent `index`.
+    ///
+    /// # Panics
+    /// If the table does not [describe](Region::described) it.
+    pub(crate) fn entry(&self, index: u64) -> &PmU64 {
+        &self.table()[index as usize]
+    }
+
+    /// How many extents the table describes.
+    pub(crate) fn described(&self) -> u64 {
+        self.extent_count
     }
 
     pub(crate) fn table(&self) -> &[PmU64] {
@@ -609,6 +787,22 @@ impl<M: Medium> Region<M> {
     pub fn poison_on_panic(&self) -> PoisonOnPanic<'_> {
         PoisonOnPanic(&self.poisoned)
     }
+}
+
+/// What is wrong with a file that begins as a region and ends after `len` bytes, inside its header.
+pub fn cut_off(len: u64) -> Error {
+    Error::damaged(len, format!("the file ends at {len} bytes, inside its header: it was cut off"))
+}
+
+/// Whether a file begins with these bytes as a region does.
+pub fn begins_as_region(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC.to_le_bytes())
+}
+
+/// Whether the first `bytes` bytes are zeros.
+fn is_zero<M: Medium>(medium: &M, bytes: u64) -> bool {
+    let words = medium.slice::<PmU64>(0, bytes / 8);
+    words.is_some_and(|words| words.iter().all(|word| medium.load(word) == 0))
 }
 
 fn format_word(format: u32) -> u64 {
@@ -670,6 +864,145 @@ mod tests {
             sim.checkpoint();
             let (_, opened) = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap();
             assert_eq!((opened.clean, syncs(&sim)), (clean, expected));
+        }
+    }
+
+    fn small() -> RegionConfig {
+        RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: None }
+    }
+
+    /// What opening answers that finds a region under the identity `before`, closed or not, and is `now`.
+    fn opened(before: Identity, closed: bool, now: Identity) -> Result<Opened> {
+        let sim = Sim::new(1 << 20).unwrap();
+        let region = Region::create(sim.clone(), &small(), before).unwrap();
+        if closed {
+            region.close().unwrap();
+        }
+        Region::open(sim, now, OnSuspect::Refuse).map(|(_, opened)| opened)
+    }
+
+    #[test]
+    fn only_the_same_file_in_the_same_life_of_the_machine_is_trusted() {
+        let unknown = || Identity { boot: Identity::unknown_boot(), ..IDENTITY };
+        let memory = Identity { boot: Identity::MEMORY, ..IDENTITY };
+        let mut cases = vec![
+            (IDENTITY, IDENTITY, ""),
+            (memory, memory, ""),
+            // Of a container with another boot id, or of a version that stored the boot id.
+            (IDENTITY, memory, ""),
+            (IDENTITY, Identity { boot: [1, 3], ..IDENTITY }, "was restarted"),
+            (IDENTITY, Identity { device: 9, ..IDENTITY }, "another device"),
+            (IDENTITY, unknown(), "cannot be read"),
+            (unknown(), IDENTITY, "cannot be read"),
+            (unknown(), unknown(), "cannot be read"),
+        ];
+        for before in [IDENTITY, memory] {
+            cases.push((before, Identity { inode: 9, ..before }, "a copy"));
+            cases.push((before, Identity { birth: 9, ..before }, "a copy"));
+        }
+        for (before, now, wanted) in cases {
+            assert!(opened(before, true, now).unwrap().clean);
+            match opened(before, false, now) {
+                Ok(opened) => {
+                    assert!(!opened.clean && !opened.suspect && wanted.is_empty(), "{now:?}");
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(matches!(error.kind(), ErrorKind::Suspect { .. }), "{text}");
+                    assert!(!wanted.is_empty() && text.contains(wanted), "{text}");
+                }
+            }
+        }
+    }
+
+    /// A region whose file has so many extents, and whose table says that the first are in use.
+    fn with_extents(in_file: u64, in_use: u64) -> Sim {
+        let sim = Sim::new(1 << 20).unwrap();
+        let region = Region::create(sim.clone(), &small(), IDENTITY).unwrap();
+        sim.grow(region.extent_offset(in_file)).unwrap();
+        assert_eq!(region.extents_in_file(), in_file);
+        (0..in_use).for_each(|index| sim.store(region.entry(index), 1 | 4 << 32));
+        region.close().unwrap();
+        sim
+    }
+
+    #[test]
+    fn a_damaged_word_of_the_extent_table_is_no_end_of_the_file() {
+        for index in [4, 5, 6, 7, 40, 100, 200, 250] {
+            // A word of zeros but for one bit, and words of all kinds.
+            let bits = (0..64).map(|bit| 1 << bit);
+            for word in bits.chain([u64::MAX, 0x1234_5678_9abc_def0, 2 | 1 << 60]) {
+                let sim = with_extents(4, 3);
+                sim.store(sim.at(TABLE + index * 8).unwrap(), word);
+                let (region, opened) = Region::open(sim, IDENTITY, OnSuspect::Refuse).unwrap();
+                assert!(opened.clean && !opened.suspect);
+                assert_eq!(region.table_faults(), 1);
+                assert_eq!(region.medium().load(region.entry(index)), 0);
+                assert_eq!(region.medium().load(region.entry(2)), 1 | 4 << 32, "nothing else is");
+            }
+        }
+        // One that looks like an extent, far from all others.
+        let sim = with_extents(4, 3);
+        sim.store(sim.at(TABLE + 99 * 8).unwrap(), 1 | 4 << 32);
+        let (region, _) = Region::open(sim, IDENTITY, OnSuspect::Refuse).unwrap();
+        assert_eq!(region.table_faults(), 1);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_is_refused_or_salvaged() {
+        let sim = with_extents(4, 7);
+        let refused = Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).map(drop).unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("32768 bytes") && text.contains("45056 at least"), "{text}");
+        assert!(text.contains("cut off") && text.contains("on_suspect = salvage"), "{text}");
+        let (region, _) = Region::open(sim, IDENTITY, OnSuspect::Salvage).unwrap();
+        let entries = (0..7).map(|index| region.medium().load(region.entry(index)) != 0);
+        assert_eq!(entries.filter(|used| *used).count(), 4);
+    }
+
+    /// A refusal must not take anything away from a later opening that is told to salvage.
+    #[test]
+    fn a_refusal_stores_nothing() {
+        let sim = Sim::new(1 << 20).unwrap();
+        let region = Region::create(sim.clone(), &small(), IDENTITY).unwrap();
+        sim.store(region.entry(99), u64::MAX);
+        let before = sim.contents();
+        let other = Identity { boot: [8, 8], ..IDENTITY };
+        assert!(Region::open(sim.clone(), other, OnSuspect::Refuse).is_err());
+        assert!(sim.contents() == before);
+    }
+
+    /// Whatever a crash leaves of a creation is begun again, or is the region.
+    #[test]
+    fn an_interrupted_creation_is_begun_again() {
+        let sim = Sim::new(1 << 20).unwrap();
+        sim.note(Note::Begin(0));
+        Region::create(sim.clone(), &small(), IDENTITY).unwrap();
+        sim.note(Note::End(0));
+        let (mut blank, mut whole) = (0, 0);
+        for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+            let after = Sim::from_image(image.bytes, 1 << 20).unwrap();
+            if Region::is_blank(&after) {
+                assert!(!image.point.completed(0));
+                Region::create(after, &small(), IDENTITY).unwrap();
+                blank += 1;
+            } else {
+                Region::open(after, IDENTITY, OnSuspect::Refuse).unwrap();
+                whole += 1;
+            }
+            ControlFlow::Continue(())
+        });
+        assert!(blank > 10 && whole > 0, "{blank} and {whole}");
+    }
+
+    #[test]
+    fn zeros_are_no_region_and_are_not_made_one() {
+        for bytes in [8192, 12288, 1 << 16] {
+            let sim = Sim::new(1 << 20).unwrap();
+            sim.grow(bytes).unwrap();
+            assert!(!Region::is_blank(&sim));
+            let refused = Region::open(sim, IDENTITY, OnSuspect::Salvage).map(drop).unwrap_err();
+            assert!(matches!(refused.kind(), ErrorKind::NotAStore { .. }), "{refused}");
         }
     }
 

@@ -221,7 +221,9 @@ impl<M: Medium> Store<M> {
         }
         let faults = self.file.pool.heap_stats().faults;
         if faults > 0 {
-            report.problem(format!("heap: {faults} frees or marks of what is no block"));
+            report.problem(format!(
+                "heap: {faults} entries of its table that cannot be right, or frees or marks of what is no block"
+            ));
         }
     }
 

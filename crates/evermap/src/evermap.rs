@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
-use evermap_pm::region::OnSuspect;
+use evermap_pm::region::{self, Identity, OnSuspect};
 use evermap_pm::sync::Mutex;
 use evermap_pm::{ErrorKind, Medium};
 
@@ -187,45 +187,72 @@ impl Drop for Owner {
 }
 
 fn open_store(path: &Path, options: &Options) -> Result<Store<Mapped>> {
-    let medium = open_medium(path, options)?;
+    let mapped = mapped_options(options);
+    let medium = open_medium(path, &mapped, options)?;
     let identity = medium.identity();
-    if options.on_suspect != OnSuspect::Discard {
-        return Store::open(medium, identity, options);
-    }
-    // Opened as if suspect files were refused, so that those alone are started anew.
+    let held = match options.on_suspect {
+        OnSuspect::Discard => medium.hold()?,
+        OnSuspect::Refuse | OnSuspect::Salvage => None,
+    };
+    let Some(held) = held else { return open_whole(path, medium, identity, options) };
+    // Opened as if it were to be refused, so that a store that can be trusted is kept. The lock is held from
+    // the judgement to the end, so that it is about the same contents.
     let refusing = options.clone().on_suspect(OnSuspect::Refuse);
-    match Store::open(medium, identity, &refusing) {
-        Err(error) if matches!(error.kind(), Some(ErrorKind::Suspect { .. })) => {
-            Store::create(open_medium(path, options)?, identity, options)
+    match open_whole(path, medium, identity, &refusing) {
+        Err(error) if is_untrusted(&error) => {
+            Store::create(held.emptied(&mapped)?, identity, options)
         }
         opened => opened,
     }
 }
 
-fn open_medium(path: &Path, options: &Options) -> Result<Mapped> {
-    if options.durability == Durability::Volatile {
-        return Ok(Mapped::anonymous(options.capacity, Pages::Huge, FlushKind::Process)?);
+/// Whether the file is a store whose contents cannot be trusted.
+fn is_untrusted(error: &Error) -> bool {
+    error.is_damaged() || matches!(error.kind(), Some(ErrorKind::Suspect { .. }))
+}
+
+/// Opens what is in `medium`, unless that is but a part of what is in the file.
+fn open_whole(
+    path: &Path,
+    medium: Mapped,
+    identity: Identity,
+    options: &Options,
+) -> Result<Store<Mapped>> {
+    // A file of less than a page looks empty to the medium.
+    if medium.len() == 0 && medium.path().is_some() {
+        let io = |source| evermap_pm::Error::io("reading", path, source);
+        let bytes = std::fs::read(path).map_err(io)?;
+        if region::begins_as_region(&bytes) {
+            return Err(region::cut_off(bytes.len() as u64).into());
+        }
+        if !bytes.is_empty() {
+            let why = format!("it has only {} bytes", bytes.len());
+            return Err(pm(ErrorKind::NotAStore { path: path.to_owned(), why }));
+        }
     }
-    let mapped = MappedOptions {
+    Store::open(medium, identity, options)
+}
+
+fn mapped_options(options: &Options) -> MappedOptions {
+    MappedOptions {
         capacity: options.capacity,
         flush: FlushKind::Process,
         create: options.create,
         lock_wait: options.lock_wait,
-        ..Default::default()
-    };
-    let medium = Mapped::open(path, &mapped).map_err(|error| match error.kind() {
+        allocate_holes: options.allocate_holes,
+    }
+}
+
+fn open_medium(path: &Path, mapped: &MappedOptions, options: &Options) -> Result<Mapped> {
+    if options.durability == Durability::Volatile {
+        return Ok(Mapped::anonymous(options.capacity, Pages::Huge, FlushKind::Process)?);
+    }
+    Mapped::open(path, mapped).map_err(|error| match error.kind() {
         ErrorKind::Io { source, .. }
             if !options.create && source.kind() == std::io::ErrorKind::NotFound =>
         {
             Error::NotFound { path: path.to_owned() }
         }
         _ => error.into(),
-    })?;
-    // A file of less than a page looks empty to the medium.
-    let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
-    if medium.len() == 0 && bytes > 0 {
-        let why = format!("it has only {bytes} bytes");
-        return Err(pm(ErrorKind::NotAStore { path: path.to_owned(), why }));
-    }
-    Ok(medium)
+    })
 }

@@ -36,8 +36,8 @@
 //! sound only while nobody else writes the file and it is not damaged; so it is `unsafe`.
 //!
 //! One thing cannot be made safe: whoever cuts a mapped file off, or a disk that cannot be read, ends the
-//! process by SIGBUS. [`describe_address`](evermap_pm::medium::describe_address) lets a signal handler say
-//! which file it was.
+//! process by SIGBUS. [`explain_bus_errors`] makes it say which file it was and what to do, before it ends;
+//! [`describe_address`](evermap_pm::medium::describe_address) does it for programs with a handler of their own.
 //!
 //! # Limits
 //!
@@ -89,6 +89,7 @@ pub use error::{Error, Result};
 pub use evermap::Evermap;
 pub use evermap_index::record::KEY_MAX;
 pub use evermap_pm::epoch::{Backlog, Holder};
+pub use evermap_pm::medium::explain_bus_errors;
 pub use evermap_pm::region::OnSuspect;
 pub use item::{Edit, Item, Meta, Outcome};
 pub use maps::{MAP_NAME_MAX, MapOptions};

@@ -379,9 +379,18 @@ impl<M: Medium> Store<M> {
         if let Some(map) = table.open.get(name) {
             return Ok(Some(self.beside(map)));
         }
-        let Some(catalogue) = self.catalogue(table)? else { return Ok(None) };
+        let count = |error: &Error| {
+            if error.is_damaged() {
+                self.met_damage();
+            }
+        };
+        let catalogue = self.catalogue(table).inspect_err(count)?;
+        let Some(catalogue) = catalogue else { return Ok(None) };
         let damaged = |error: Error| match error.is_damaged() {
-            true => Error::MapDamaged { name: name.into(), why: error.to_string() },
+            true => {
+                self.met_damage();
+                Error::MapDamaged { name: name.into(), why: error.to_string() }
+            }
             false => error,
         };
         let Some(value) = catalogue.get(name.as_bytes()).map_err(damaged)? else {

@@ -74,6 +74,7 @@ pub struct Options {
     pub(crate) on_suspect: OnSuspect,
     pub(crate) verify_reads: bool,
     pub(crate) lock_wait: Duration,
+    pub(crate) allocate_holes: bool,
     pub(crate) seed: Option<u64>,
     pub(crate) index: IndexKind,
     pub(crate) clock: Clock,
@@ -101,6 +102,7 @@ impl Options {
             on_suspect: OnSuspect::Refuse,
             verify_reads: true,
             lock_wait: Duration::from_secs(30),
+            allocate_holes: false,
             seed,
             index: IndexKind::default(),
             clock: Clock::system(),
@@ -175,8 +177,14 @@ impl Options {
         self
     }
 
-    /// What to do with a file whose pages may be of different ages, after a crash of the operating system.
-    /// Refused unless told otherwise.
+    /// What to do with a store whose contents cannot be trusted: after a crash of the operating system, or
+    /// where the file was copied while the store was open, was cut off, or is damaged. Refused unless told
+    /// otherwise.
+    ///
+    /// Which to choose: a store that was killed before an *orderly* shutdown of the machine is whole, but it
+    /// cannot know that; [`OnSuspect::Salvage`] loses nothing then. After a crash or a power cut it keeps all
+    /// that verifies: records may be missing, or be older than what was last acknowledged. A cache may rather
+    /// start empty, with [`OnSuspect::Discard`]. Files that are no stores are never overwritten.
     pub fn on_suspect(mut self, on_suspect: OnSuspect) -> Self {
         self.on_suspect = on_suspect;
         self
@@ -195,6 +203,23 @@ impl Options {
     /// How long to wait for another process that holds the file but is dying. 30 s unless told otherwise.
     pub fn lock_wait(mut self, wait: Duration) -> Self {
         self.lock_wait = wait;
+        self
+    }
+
+    /// Whether the whole length of the file is to have space of its own from the beginning, so that no later
+    /// use of that length can find the file system full: opening answers `NoSpace` if there is too little.
+    /// Off unless told otherwise: the space of what is in use is set aside in any case, also where a sparse
+    /// copy has left holes, but free space that the store has given back is taken again when it is needed.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(path, Options::new().allocate_holes(true))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allocate_holes(mut self, allocate: bool) -> Self {
+        self.allocate_holes = allocate;
         self
     }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::hash::{cceh, clht, dash, level};
 use evermap_index::key::BytesRef;
@@ -59,35 +61,35 @@ const LARGE_EXTENT: u64 = 2 << 20;
 /// Declares the types of index that a store can have. The rest of the store does not know them.
 macro_rules! types {
     ($($variant:ident: $index:ident, $kind:ident;)+) => {
-        /// The index of a store: there is one in each, so that its size does not matter. Every operation costs one well-predicted branch more than the index itself.
+        /// An index of some kind: there is one in each store, so that its size does not matter. Every operation costs one well-predicted branch more than the index itself.
         #[allow(clippy::large_enum_variant)]
-        pub(crate) enum Primary<M: Medium> {
+        enum AnyIndex<M: Medium> {
             $($variant($index<Bytes, M>),)+
         }
 
-        impl<M: Medium> Primary<M> {
+        impl<M: Medium> AnyIndex<M> {
             /// Opens the index that the root cell `root` names, whatever type it is.
-            pub(crate) fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+            fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
                 $(if <$index<Bytes, M>>::is_at(pool, root) {
-                    return $index::open(pool.clone(), root).map(Primary::$variant);
+                    return $index::open(pool.clone(), root).map(AnyIndex::$variant);
                 })+
                 let at = pool.medium().offset_of(root);
                 Err(evermap_pm::Error::damaged(at, "the root names no index that a store can have"))
             }
 
             /// Which kind it is.
-            pub(crate) fn kind(&self) -> IndexKind {
+            fn kind(&self) -> IndexKind {
                 match self {
-                    $(Primary::$variant(_) => IndexKind::$kind,)+
+                    $(AnyIndex::$variant(_) => IndexKind::$kind,)+
                 }
             }
         }
 
         /// Does the same with an index of any type.
         macro_rules! with {
-            ($primary:expr, $any:ident => $does:expr) => {
-                match $primary {
-                    $(Primary::$variant($any) => $does,)+
+            ($chosen:expr, $any:ident => $does:expr) => {
+                match $chosen {
+                    $(AnyIndex::$variant($any) => $does,)+
                 }
             };
         }
@@ -122,7 +124,50 @@ impl FromStr for IndexKind {
     }
 }
 
+/// The index of a store. Every error of its about damage passes through here, and is counted.
+pub(crate) struct Primary<M: Medium> {
+    index: AnyIndex<M>,
+    damage_met: AtomicU64,
+}
+
+impl<M: Medium> AnyIndex<M> {
+    fn create(kind: IndexKind, small: bool, pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let pool = pool.clone();
+        let small = small || pool.region().extent_size() < LARGE_EXTENT;
+        match kind {
+            IndexKind::DashEh => {
+                DashEh::create(pool, root, dash::Config::default()).map(AnyIndex::DashEh)
+            }
+            IndexKind::DashLh if small => {
+                let index = SmallDashLh::create(pool, root, dash::Config::default());
+                index.map(AnyIndex::SmallDashLh)
+            }
+            IndexKind::DashLh => {
+                DashLh::create(pool, root, dash::Config::default()).map(AnyIndex::DashLh)
+            }
+            IndexKind::Cceh => {
+                Cceh::create(pool, root, cceh::Config::default()).map(AnyIndex::Cceh)
+            }
+            IndexKind::Level => {
+                let config = level::Config { top_level: 5, ..level::Config::default() };
+                match small {
+                    true => SmallLevel::create(pool, root, config).map(AnyIndex::SmallLevel),
+                    false => Level::create(pool, root, config).map(AnyIndex::Level),
+                }
+            }
+            IndexKind::Clht => {
+                let config = clht::Config { initial_buckets: 64 };
+                Clht::create(pool, root, config).map(AnyIndex::Clht)
+            }
+        }
+    }
+}
+
 impl<M: Medium> Primary<M> {
+    fn new(index: AnyIndex<M>) -> Self {
+        Primary { index, damage_met: AtomicU64::new(0) }
+    }
+
     /// Makes an empty index of this kind for the root cell `root` to name: enough for the smallest store, and with
     /// `small` not above 64 KiB in any store.
     ///
@@ -134,37 +179,34 @@ impl<M: Medium> Primary<M> {
         pool: &Arc<Pool<M>>,
         root: &PmU64,
     ) -> Result<Self> {
-        let pool = pool.clone();
-        let small = small || pool.region().extent_size() < LARGE_EXTENT;
-        match kind {
-            IndexKind::DashEh => {
-                DashEh::create(pool, root, dash::Config::default()).map(Primary::DashEh)
-            }
-            IndexKind::DashLh if small => {
-                let index = SmallDashLh::create(pool, root, dash::Config::default());
-                index.map(Primary::SmallDashLh)
-            }
-            IndexKind::DashLh => {
-                DashLh::create(pool, root, dash::Config::default()).map(Primary::DashLh)
-            }
-            IndexKind::Cceh => Cceh::create(pool, root, cceh::Config::default()).map(Primary::Cceh),
-            IndexKind::Level => {
-                let config = level::Config { top_level: 5, ..level::Config::default() };
-                match small {
-                    true => SmallLevel::create(pool, root, config).map(Primary::SmallLevel),
-                    false => Level::create(pool, root, config).map(Primary::Level),
-                }
-            }
-            IndexKind::Clht => {
-                let config = clht::Config { initial_buckets: 64 };
-                Clht::create(pool, root, config).map(Primary::Clht)
-            }
+        AnyIndex::create(kind, small, pool, root).map(Self::new)
+    }
+
+    /// Opens the index that the root cell `root` names, whatever type it is.
+    pub(crate) fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        AnyIndex::open(pool, root).map(Self::new)
+    }
+
+    /// Which kind it is.
+    pub(crate) fn kind(&self) -> IndexKind {
+        self.index.kind()
+    }
+
+    /// How many operations found the index damaged.
+    pub(crate) fn damage_met(&self) -> u64 {
+        self.damage_met.load(Relaxed)
+    }
+
+    #[cold]
+    fn met(&self, error: &evermap_pm::Error) {
+        if matches!(error.kind(), ErrorKind::Damaged { .. }) {
+            self.damage_met.fetch_add(1, Relaxed);
         }
     }
 
     #[inline(always)]
     pub(crate) fn get(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
-        with!(self, index => index.get(key, guard))
+        with!(&self.index, index => index.get(key, guard)).inspect_err(|error| self.met(error))
     }
 
     pub(crate) fn get_many(
@@ -173,17 +215,18 @@ impl<M: Medium> Primary<M> {
         out: &mut [Option<u64>],
         guard: &Guard<'_>,
     ) -> Result<()> {
-        with!(self, index => index.get_many(keys, out, guard))
+        with!(&self.index, index => index.get_many(keys, out, guard))
+            .inspect_err(|error| self.met(error))
     }
 
     #[inline]
     pub(crate) fn prefetch_bucket(&self, key: BytesRef<'_>) {
-        with!(self, index => index.prefetch_bucket(key));
+        with!(&self.index, index => index.prefetch_bucket(key));
     }
 
     #[inline]
     pub(crate) fn prefetch_record(&self, key: BytesRef<'_>, bytes: u64) {
-        with!(self, index => index.prefetch_record(key, bytes));
+        with!(&self.index, index => index.prefetch_record(key, bytes));
     }
 
     pub(crate) fn mutate(
@@ -193,7 +236,8 @@ impl<M: Medium> Primary<M> {
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        with!(self, index => index.mutate(key, intent, guard, decide))
+        with!(&self.index, index => index.mutate(key, intent, guard, decide))
+            .inspect_err(|error| self.met(error))
     }
 
     pub(crate) fn scan(
@@ -202,18 +246,19 @@ impl<M: Medium> Primary<M> {
         guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        with!(self, index => index.scan(from, guard, each))
+        let (shown, next) = with!(&self.index, index => index.scan(from, guard, each));
+        (shown.inspect_err(|error| self.met(error)), next)
     }
 
     pub(crate) fn stats(&self, guard: &Guard<'_>) -> Result<Stats> {
-        with!(self, index => index.stats(guard))
+        with!(&self.index, index => index.stats(guard)).inspect_err(|error| self.met(error))
     }
 
     pub(crate) fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        with!(self, index => index.visit(visitor))
+        with!(&self.index, index => index.visit(visitor)).inspect_err(|error| self.met(error))
     }
 
     pub(crate) fn check(&self) -> Vec<String> {
-        with!(self, index => index.check())
+        with!(&self.index, index => index.check())
     }
 }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::Medium;
+use evermap_index::Stats;
 use evermap_pm::epoch::{EpochStats, Holder};
+use evermap_pm::{ErrorKind, Medium};
 
 use crate::census::Count;
 use crate::ordered::Ordered;
@@ -85,9 +86,11 @@ pub struct Stat {
     pub purges: u64,
     /// Records that were removed since opening because they were expired or flushed, by walks and without.
     pub purged: u64,
-    /// Reads that met a damaged record since opening.
+    /// Operations that met a damaged record, or a damaged part of the index, since opening. If the index cannot be
+    /// looked at as a whole, its figures are zero.
     pub damage_met: u64,
-    /// Frees and marks of what is no block since opening: damage, or a bug.
+    /// Entries of the extent table that could not be right, and frees and marks of what is no block, since opening:
+    /// damage, or a bug.
     pub heap_faults: u64,
 }
 
@@ -107,7 +110,11 @@ impl<M: Medium> Store<M> {
     /// See [`Store`].
     pub fn stat(&self) -> Result<Stat> {
         let guard = self.enter()?;
-        let index = self.map.index.stats(&guard)?;
+        let index = match self.map.index.stats(&guard) {
+            // It counts as damage that was met, which is what there is to say about the index then.
+            Err(error) if matches!(error.kind(), ErrorKind::Damaged { .. }) => Stats::default(),
+            known => known?,
+        };
         let (heap, region) = (self.file.pool.heap_stats(), self.file.pool.region());
         let epoch = self.file.pool.epoch_stats();
         Ok(Stat {
@@ -147,7 +154,7 @@ impl<M: Medium> Store<M> {
             next_expiry: self.next_expiry(),
             purges: self.file.upkeep.purges.load(Relaxed),
             purged: self.file.upkeep.purged.load(Relaxed),
-            damage_met: self.map.damage_met.load(Relaxed),
+            damage_met: self.damage_met(),
             heap_faults: heap.faults,
         })
     }

@@ -550,6 +550,11 @@ impl<M: Medium> Store<M> {
         self.map.damage_met.fetch_add(1, Relaxed);
     }
 
+    /// How often damage was met since opening, in records and in the index.
+    pub(crate) fn damage_met(&self) -> u64 {
+        self.map.damage_met.load(Relaxed) + self.map.index.damage_met()
+    }
+
     /// Whether the file was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.file.closed.load(SeqCst)

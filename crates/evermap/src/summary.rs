@@ -38,7 +38,7 @@ pub struct Summary {
     pub sweep: SweepState,
     /// The ordered index, if there is one.
     pub ordered: Option<OrderedStat>,
-    /// Reads that met a damaged record since opening.
+    /// Operations that met a damaged record, or a damaged part of the index, since opening.
     pub damage_met: u64,
 }
 
@@ -65,7 +65,7 @@ impl<M: Medium> Store<M> {
             suspect: self.file.origin.suspect,
             sweep: self.file.upkeep.sweep_state(),
             ordered: self.map.ordered.as_ref().map(Ordered::stat),
-            damage_met: self.map.damage_met.load(Relaxed),
+            damage_met: self.damage_met(),
         }
     }
 }

@@ -114,6 +114,17 @@ impl Use {
     }
 }
 
+/// Whether the table's entry for extent `index` can be right, and says that the extent was ever in use.
+pub(crate) fn describes_extent<M: Medium>(region: &Region<M>, index: u64) -> bool {
+    let (entry, size) = (region.medium().load(region.entry(index)), region.extent_size());
+    entry != 0 && Use::decode(entry, index, size, region.described()).is_some()
+}
+
+/// Whether the table says that extent `index` is free, so that its space may have been given back.
+pub(crate) fn calls_free<M: Medium>(region: &Region<M>, index: u64) -> bool {
+    region.medium().load(region.entry(index)) == Use::Free.encode(index)
+}
+
 /// Where an extent is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
@@ -321,7 +332,7 @@ impl<M: Medium> Heap<M> {
                 frontier: 0,
                 exact: BTreeMap::new(),
             }),
-            faults: AtomicU64::new(0),
+            faults: AtomicU64::new(region.table_faults()),
             classes,
             region,
         };

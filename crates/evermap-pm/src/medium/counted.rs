@@ -200,6 +200,18 @@ unsafe impl<M: Medium> Medium for Counted<M> {
         self.inner.grow(len)
     }
 
+    fn begin(&self, word: u64) -> Result<()> {
+        self.inner.begin(word)
+    }
+
+    fn begun_bytes(&self) -> u64 {
+        self.inner.begun_bytes()
+    }
+
+    fn hole_bytes(&self) -> u64 {
+        self.inner.hole_bytes()
+    }
+
     fn discard(&self, range: Range<u64>) {
         self.inner.discard(range);
     }

@@ -26,7 +26,9 @@ pub use counted::{Counted, Counts};
 pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
-pub use mapped::{FlushKind, Mapped, MappedOptions, PageReport, describe_address};
+pub use mapped::{
+    FlushKind, Held, Mapped, MappedOptions, PageReport, describe_address, explain_bus_errors,
+};
 
 /// Bytes in a cache line: the unit that flushes move and within which stores persist in program order.
 pub const LINE: u64 = 64;
@@ -80,6 +82,30 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// `NoSpace` when the file system or the capacity is exhausted; nothing has changed then.
     #[track_caller]
     fn grow(&self, len: u64) -> Result<()>;
+
+    /// Makes `word` the first word, durably. An empty medium gets its first bytes for it, if possible in one
+    /// step, so that nobody ever finds them without the word.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Io`.
+    fn begin(&self, word: u64) -> Result<()> {
+        self.grow(8)?;
+        let first: &PmU64 = self.at(0).expect("just grown");
+        self.store(first, word);
+        self.persist(first);
+        Ok(())
+    }
+
+    /// Bytes of zeros that can be all there is where [`begin`](Medium::begin) was interrupted.
+    fn begun_bytes(&self) -> u64 {
+        4096
+    }
+
+    /// Bytes below [`len`](Medium::len) that have no space of their own, so that storing to them, and in
+    /// memory even loading them, needs some.
+    fn hole_bytes(&self) -> u64 {
+        0
+    }
 
     /// Gives the pages wholly inside `range` back to the system. They read as zero or as before.
     #[track_caller]

@@ -45,6 +45,45 @@ pub(crate) fn other_part() -> Option<PathBuf> {
     std::env::var_os(PATH).map(PathBuf::from)
 }
 
+/// Runs `test` with a file system mounted that only it sees; says so and does not where that is forbidden.
+pub(crate) fn with_mount(kind: &str, options: &str, test: impl FnOnce(&Path) + Send) {
+    let directory = in_memory();
+    let directory = directory.path();
+    // A mount namespace belongs to a thread; the mount goes away with it.
+    let thread = move || {
+        // SAFETY: changes what this thread sees, and nothing else.
+        if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0
+            && mount("", Path::new("/"), libc::MS_REC | libc::MS_PRIVATE, "")
+            && mount(kind, directory, 0, options)
+        {
+            test(directory);
+        } else {
+            let why = std::io::Error::last_os_error();
+            println!("skipped: mounting {kind:?} is not possible here ({why})");
+        }
+    };
+    std::thread::scope(|threads| threads.spawn(thread).join().unwrap());
+}
+
+/// Mounts a file system of this kind; answers whether that was possible.
+pub(crate) fn mount(kind: &str, target: &Path, flags: libc::c_ulong, options: &str) -> bool {
+    let c_string = |text: &str| std::ffi::CString::new(text).unwrap();
+    let (kind, target) = (c_string(kind), c_string(target.to_str().unwrap()));
+    let options = c_string(options);
+    // SAFETY: all strings live through the call, which reads nothing else.
+    unsafe {
+        let data = options.as_ptr().cast();
+        libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data) == 0
+    }
+}
+
+/// Unmounts what is mounted there.
+pub(crate) fn unmount(target: &Path) {
+    let target = std::ffi::CString::new(target.to_str().unwrap()).unwrap();
+    // SAFETY: the string lives through the call.
+    assert_eq!(unsafe { libc::umount(target.as_ptr()) }, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// Runs one test of this program in a process of its own, where [`other_part`] is `path`.
 pub(crate) fn spawn(test: &str, path: &Path) -> Other {
     let mut child = Command::new(std::env::current_exe().unwrap())

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{creating, directory, in_memory, listen, other_part, say, spawn, word};
+use crate::common::{
+    creating, directory, in_memory, listen, other_part, say, spawn, with_mount, word,
+};
 use evermap_pm::medium::{
     FlushKind, Mapped, MappedOptions, Medium, Pages, describe_address, line_flush,
 };
@@ -230,44 +232,6 @@ fn discarded_space_leaves_the_file_and_claimed_space_returns() {
         drop(Mapped::open(&path, &MappedOptions { allocate_holes: true, ..creating() }).unwrap());
         assert!(occupied(&path) >= full);
     }
-}
-
-/// Runs `test` with a file system mounted that only it sees; says so and does not where that is forbidden.
-fn with_mount(kind: &str, options: &str, test: impl FnOnce(&Path) + Send) {
-    let directory = in_memory();
-    let directory = directory.path();
-    // A mount namespace belongs to a thread; the mount goes away with it.
-    let thread = move || {
-        let c_string = |text: &str| std::ffi::CString::new(text).unwrap();
-        let (kind, target) = (c_string(kind), c_string(directory.to_str().unwrap()));
-        let options = c_string(options);
-        let none = std::ptr::null();
-        // SAFETY: all strings live through the calls, which read nothing else.
-        let mounted = unsafe {
-            libc::unshare(libc::CLONE_NEWNS) == 0
-                && libc::mount(
-                    none,
-                    c"/".as_ptr(),
-                    none,
-                    libc::MS_REC | libc::MS_PRIVATE,
-                    none.cast(),
-                ) == 0
-                && libc::mount(
-                    kind.as_ptr(),
-                    target.as_ptr(),
-                    kind.as_ptr(),
-                    0,
-                    options.as_ptr().cast(),
-                ) == 0
-        };
-        if mounted {
-            test(directory);
-        } else {
-            let why = std::io::Error::last_os_error();
-            println!("skipped: mounting {kind:?} is not possible here ({why})");
-        }
-    };
-    std::thread::scope(|threads| threads.spawn(thread).join().unwrap());
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Mapped files as the operating system really treats them: full disks, killed writers, forked children.
 
 mod common;
+mod creation;
 mod file;
 mod fork;
+mod sigbus;
+mod trust;
 mod writer;

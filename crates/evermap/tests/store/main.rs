@@ -19,3 +19,4 @@ mod ordered;
 mod panics;
 mod saved;
 mod walks;
+mod trust;

@@ -48,6 +48,11 @@ impl File {
         }
         let filesystem = FileSystem::of(&fd, path)?;
         lock::acquire(&fd, path, lock_wait)?;
+        Self::of_locked(fd, path, filesystem)
+    }
+
+    /// A file whose lock this process has.
+    fn of_locked(fd: OwnedFd, path: &Path, filesystem: FileSystem) -> Result<Self> {
         // Whoever held the lock before may have replaced the file: then we have locked a deleted one.
         let (ours, named) = (status(&fd, path)?, rustix::fs::stat(path));
         if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)) {
@@ -65,6 +70,23 @@ impl File {
             size: Mutex::new(size),
             sync_failure: Mutex::new(None),
         })
+    }
+
+    /// Another descriptor of the same opening, which shares the lock.
+    pub(super) fn share(&self) -> Result<OwnedFd> {
+        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
+            .map_err(|errno| Error::io("sharing the descriptor", &self.path, errno))
+    }
+
+    /// Empties a file whose lock this process has, and opens it again.
+    pub(super) fn emptied(fd: OwnedFd, path: &Path) -> Result<Self> {
+        let filesystem = FileSystem::of(&fd, path)?;
+        let io = |errno| Error::io("emptying it", path, errno);
+        ftruncate(&fd, 0).map_err(io)?;
+        if !filesystem.in_memory() {
+            rustix::fs::fsync(&fd).map_err(io)?;
+        }
+        Self::of_locked(fd, path, filesystem)
     }
 
     pub(super) fn fd(&self) -> impl AsFd {
@@ -98,13 +120,7 @@ impl File {
         if target <= usable {
             return Ok(());
         }
-        // The kernel answers a file above this limit with a signal that ends the process.
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        if limit.is_some_and(|limit| target > limit) {
-            return Err(
-                self.no_space("would pass the file size limit (ulimit -f)", target - usable)
-            );
-        }
+        self.check_size_limit(target, target - usable)?;
         self.set_aside(usable..target, FallocateFlags::empty()).inspect_err(|_| {
             // Part of it may have been set aside before the disk was full. Nobody has used it yet.
             let _ = ftruncate(&self.fd, *size);
@@ -121,9 +137,63 @@ impl File {
         Ok(())
     }
 
+    /// Makes an empty file one granule long, which begins with `word`, then calls `publish`. Durable on return.
+    /// Returns whether that was done: on a file system that takes writes, in one step.
+    pub(super) fn begin(&self, word: u64, publish: impl FnOnce(u64)) -> Result<bool> {
+        let mut size = self.size.lock().expect("no panics while held");
+        if *size > 0 || !self.begins_at_once() {
+            return Ok(false);
+        }
+        let mut page = vec![0; self.granule as usize];
+        page[..8].copy_from_slice(&word.to_le_bytes());
+        self.check_size_limit(self.granule, self.granule)?;
+        let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, &page, 0));
+        let written = written.map_err(|errno| self.allocation_error(errno, self.granule));
+        if !matches!(&written, Ok(count) if *count == page.len()) {
+            let _ = ftruncate(&self.fd, 0);
+            return Err(written.map_or_else(
+                |error| error,
+                |_| self.allocation_error(Errno::NOSPC, self.granule),
+            ));
+        }
+        if !self.filesystem.in_memory() {
+            rustix::fs::fsync(&self.fd).map_err(|errno| Error::io("syncing", &self.path, errno))?;
+        }
+        *size = self.granule;
+        publish(self.granule);
+        Ok(true)
+    }
+
+    /// Whether [`begin`](File::begin) takes one step. Files on hugetlbfs cannot be written, only mapped.
+    pub(super) fn begins_at_once(&self) -> bool {
+        self.filesystem != FileSystem::Hugetlbfs
+    }
+
+    /// The kernel answers a file above this limit with a signal that ends the process.
+    fn check_size_limit(&self, target: u64, needed: u64) -> Result<()> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        match limit.is_some_and(|limit| target > limit) {
+            true => Err(self.no_space("would pass the file size limit (ulimit -f)", needed)),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes of the file that have no space of their own.
+    pub(super) fn hole_bytes(&self) -> u64 {
+        // Without an answer there are no holes to be filled ahead, and touching them is the test.
+        let blocks = rustix::fs::fstat(&self.fd).map_or(u64::MAX, |stat| stat.st_blocks as u64);
+        self.whole_bytes().saturating_sub(blocks.saturating_mul(512))
+    }
+
     /// Sets space aside for `range`, so that storing to it cannot fail; existing bytes stay.
     pub(super) fn claim(&self, range: Range<u64>) -> Result<()> {
-        self.set_aside(range, FallocateFlags::KEEP_SIZE)
+        self.set_aside(range, FallocateFlags::KEEP_SIZE).map_err(|error| match error.kind() {
+            // Not all of the range is missing.
+            ErrorKind::NoSpace { what, needed } => {
+                Error::no_space(what.as_str(), (*needed).min(self.hole_bytes()))
+            }
+            _ => error,
+        })
     }
 
     fn set_aside(&self, range: Range<u64>, flags: FallocateFlags) -> Result<()> {

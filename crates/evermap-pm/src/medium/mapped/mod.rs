@@ -5,7 +5,8 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
@@ -27,9 +28,11 @@ mod lock;
 mod mapping;
 mod pages;
 mod prefault;
+mod sigbus;
 
 pub use address::describe_address;
 pub use pages::PageReport;
+pub use sigbus::explain_bus_errors;
 
 use address::Named;
 use file::File;
@@ -132,7 +135,7 @@ impl Default for MappedOptions {
 /// page is set aside in the file system before it may be touched. What is *not* guarded against: another
 /// program that cuts the file off or writes into it, a bad sector, and on xfs a reflink copy of the file,
 /// whose pages need new space when they are next stored to. All but foreign writes raise SIGBUS;
-/// [`describe_address`] names the place. On a disk the kernel writes changed pages back at any moment, in
+/// [`explain_bus_errors`] says so, and [`describe_address`] names the place. On a disk the kernel writes changed pages back at any moment, in
 /// any order: what survives the machine is only what a [`sync`](Medium::sync) has covered with nothing
 /// stored since, or what a DAX file holds.
 ///
@@ -164,9 +167,12 @@ impl Mapped {
     /// * `Config` where `flush` needs what this machine or file has not, or the capacity is impossible;
     /// * `NoSpace` where address space is short, or `allocate_holes` finds the disk full.
     pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
-        let path = path.as_ref();
         domain::check(options.flush)?;
-        let file = File::open(path, options.create, options.lock_wait)?;
+        Self::map(File::open(path.as_ref(), options.create, options.lock_wait)?, options)
+    }
+
+    fn map(file: File, options: &MappedOptions) -> Result<Self> {
+        let path = &file.path().to_owned();
         let len = file.whole_bytes();
         let mapping = map_file(&file, len, options)?;
         mapping.advise(Advice::LinuxDontDump);
@@ -174,7 +180,7 @@ impl Mapped {
             file.claim(0..len)?;
         }
         let name = Named::new(mapping.base().addr().get(), mapping.bytes() as usize, path);
-        let identity = identity::of(file.fd(), path)?;
+        let identity = identity::of(file.fd(), path, file.filesystem())?;
         Ok(Mapped {
             prefaulter: Prefaulter::default(),
             _name: Some(name),
@@ -216,6 +222,16 @@ impl Mapped {
         })
     }
 
+    /// Keeps the writer's lock when this is dropped, so that what is decided about the file's contents stays
+    /// true; nothing for anonymous memory.
+    ///
+    /// # Errors
+    /// `Io` where there are no more descriptors.
+    pub fn hold(&self) -> Result<Option<Held>> {
+        let Some(file) = &self.file else { return Ok(None) };
+        Ok(Some(Held { fd: file.share()?, path: file.path().to_owned() }))
+    }
+
     /// What flushes and fences do.
     pub fn flush_kind(&self) -> FlushKind {
         self.flush
@@ -246,6 +262,23 @@ impl Mapped {
 
     fn granule(&self) -> u64 {
         self.file.as_ref().map_or(4096, File::granule)
+    }
+}
+
+/// A file that is locked, but not mapped: see [`Mapped::hold`].
+pub struct Held {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Held {
+    /// Empties the file, which takes effect at once and wholly, and maps it again. Whatever was mapped of it
+    /// before must be gone.
+    ///
+    /// # Errors
+    /// As [`Mapped::open`].
+    pub fn emptied(self, options: &MappedOptions) -> Result<Mapped> {
+        Mapped::map(File::emptied(self.fd, &self.path)?, options)
     }
 }
 
@@ -335,6 +368,31 @@ unsafe impl Medium for Mapped {
                 Ok(())
             }
         }
+    }
+
+    fn begin(&self, word: u64) -> Result<()> {
+        if let Some(file) = &self.file
+            && file.begin(word, |grown| self.len.store(grown, Ordering::Release))?
+        {
+            return Ok(());
+        }
+        self.grow(8)?;
+        let first: &PmU64 = self.at(0).expect("just grown");
+        self.store(first, word);
+        self.persist(first);
+        // Above a page cache pages reach the disk in any order, and this one is to be the first.
+        self.sync()
+    }
+
+    fn begun_bytes(&self) -> u64 {
+        match &self.file {
+            Some(file) if file.begins_at_once() => 0,
+            _ => self.granule(),
+        }
+    }
+
+    fn hole_bytes(&self) -> u64 {
+        self.file.as_ref().map_or(0, File::hole_bytes)
     }
 
     fn discard(&self, range: Range<u64>) {

@@ -1,0 +1,239 @@
+//! What is opened, what is refused, and what is started anew, when a file is not what it was.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::common::{self, Random};
+use evermap::{Error, Evermap, MapOptions, OnSuspect, Options};
+use evermap_pm::ErrorKind;
+
+const RECORDS: u32 = 300;
+/// Where the extent table begins.
+const TABLE: usize = 12288;
+
+fn options() -> Options {
+    common::options().capacity(1 << 30).extent_size(64 << 10)
+}
+
+fn open(path: &Path, on_suspect: OnSuspect) -> evermap::Result<Evermap> {
+    Evermap::open(path, options().on_suspect(on_suspect))
+}
+
+fn refusal(path: &Path, on_suspect: OnSuspect) -> Error {
+    open(path, on_suspect).expect_err("must be refused")
+}
+
+/// A directory with a closed store, and the bytes of it.
+fn closed_store() -> (tempfile::TempDir, PathBuf, Vec<u8>) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let map = open(&path, OnSuspect::Refuse).unwrap();
+    (0..RECORDS).for_each(|key| map.put(&key.to_le_bytes(), &[7; 500]).unwrap());
+    map.close().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    (directory, path, bytes)
+}
+
+fn found(map: &Evermap) -> usize {
+    (0..RECORDS).filter(|key| matches!(map.get(&key.to_le_bytes()), Ok(Some(_)))).count()
+}
+
+fn set_word(bytes: &mut [u8], at: usize, word: u64) {
+    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+}
+
+#[test]
+fn a_file_of_zeros_is_no_store_and_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    for bytes in [1, 8, 4095, 4096, 8192, 12288, 16384, 1 << 20] {
+        let zeros = vec![0; bytes];
+        std::fs::write(&path, &zeros).unwrap();
+        for on_suspect in [OnSuspect::Refuse, OnSuspect::Salvage, OnSuspect::Discard] {
+            let error = refusal(&path, on_suspect);
+            assert!(matches!(error.kind(), Some(ErrorKind::NotAStore { .. })), "{error}");
+            let why = if bytes < TABLE { "it has only" } else { "only zeros" };
+            assert!(error.to_string().contains(why), "{error}");
+            assert!(std::fs::read(&path).unwrap() == zeros);
+        }
+    }
+    std::fs::write(&path, "").unwrap();
+    assert_eq!(found(&open(&path, OnSuspect::Refuse).unwrap()), 0);
+}
+
+/// Where a file is wrong about extents that it does not have, all that is stored is there.
+#[test]
+fn a_word_of_the_extent_table_that_nothing_uses_costs_nothing() {
+    let (_directory, path, bytes) = closed_store();
+    let mut random = Random::new(7);
+    for entry in [60, 100, 150, 222, 300, 400, 500, 511] {
+        let at = TABLE + entry * 8;
+        assert_eq!(bytes[at..at + 8], [0; 8], "it is in use");
+        for word in [1, 2, u64::MAX, random.next(), 1 << 40] {
+            let mut damaged = bytes.clone();
+            set_word(&mut damaged, at, word);
+            std::fs::write(&path, damaged).unwrap();
+            let map = open(&path, OnSuspect::Refuse).unwrap();
+            assert_eq!(found(&map), RECORDS as usize);
+            assert!(map.stat().unwrap().heap_faults > 0, "it says so");
+            assert!(!map.check(false).unwrap().is_sound(), "it says so");
+            map.put(b"new", b"value").unwrap();
+            map.close().unwrap();
+            let map = open(&path, OnSuspect::Refuse).unwrap();
+            assert_eq!(found(&map), RECORDS as usize);
+            assert!(map.check(true).unwrap().is_sound(), "it is mended");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_trusted_is_refused_and_started_anew_where_that_is_asked_for() {
+    let (_directory, path, bytes) = closed_store();
+    let with = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = bytes.clone();
+        change(&mut bytes);
+        bytes
+    };
+    let mut cases: Vec<_> = [100, 5000, 12_000, bytes.len() / 4]
+        .map(|len| (format!("cut off at {len}"), with(&|bytes| bytes.truncate(len)), "cut off"))
+        .into();
+    let superblocks = with(&|bytes| {
+        for at in [248, 4096 + 248] {
+            set_word(bytes, at, 1);
+        }
+    });
+    cases.push(("superblocks".into(), superblocks, "neither copy"));
+    let root = with(&|bytes| set_word(bytes, 8192 + 512, u64::MAX));
+    cases.push(("root".into(), root, "damaged"));
+    for (name, bytes, why) in cases {
+        std::fs::write(&path, &bytes).unwrap();
+        let error = refusal(&path, OnSuspect::Refuse);
+        assert!(error.is_damaged() && error.to_string().contains(why), "{name}: {error}");
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{name}: {error}");
+        assert_eq!(std::fs::read(&path).unwrap().len(), bytes.len());
+        let map = open(&path, OnSuspect::Discard).unwrap();
+        assert_eq!((found(&map), map.iter().count()), (0, 0), "{name}");
+        map.put(b"new", b"value").unwrap();
+        map.close().unwrap();
+        // It is kept from then on.
+        let map = open(&path, OnSuspect::Discard).unwrap();
+        assert_eq!(map.iter().count(), 1, "{name}");
+        assert!(map.check(true).unwrap().is_sound(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_no_store_of_this_version_is_never_overwritten() {
+    let (_directory, path, mut newer) = closed_store();
+    // The format is the low half of the second word, and a checksum is the last word, of both copies.
+    for at in [0, 4096] {
+        newer[at + 8] = 99;
+        let check = crc32c::crc32c(&newer[at..at + 248]);
+        set_word(&mut newer, at + 248, check.into());
+    }
+    let text = b"something of value".repeat(1000);
+    for (bytes, is_newer) in [(newer, true), (text, false)] {
+        std::fs::write(&path, &bytes).unwrap();
+        for on_suspect in [OnSuspect::Refuse, OnSuspect::Salvage, OnSuspect::Discard] {
+            let error = refusal(&path, on_suspect);
+            let right = match error.kind() {
+                Some(ErrorKind::NewerFormat { found, .. }) => is_newer && *found == 99,
+                Some(ErrorKind::NotAStore { .. }) => !is_newer,
+                _ => false,
+            };
+            assert!(right, "{error}");
+            assert!(std::fs::read(&path).unwrap() == bytes);
+        }
+    }
+}
+
+#[test]
+fn a_suspect_file_says_why_and_what_can_be_done() {
+    let (directory, path, _) = closed_store();
+    let copy = directory.path().join("copy");
+    let map = open(&path, OnSuspect::Refuse).unwrap();
+    std::fs::copy(&path, &copy).unwrap();
+    let text = refusal(&copy, OnSuspect::Refuse).to_string();
+    for part in ["copy: contents are suspect", "a copy of it", "salvage", "discard", "in order"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let salvaged = open(&copy, OnSuspect::Salvage).unwrap();
+    assert_eq!(found(&salvaged), RECORDS as usize);
+    drop(map);
+}
+
+/// Whoever watches the count of damage must see it, whatever it is that is damaged.
+#[test]
+fn every_operation_that_meets_damage_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let small = || common::small(256 << 10);
+    let map = Evermap::open(&path, small()).unwrap();
+    (0..RECORDS).for_each(|key| map.put(&key.to_le_bytes(), &[7; 100]).unwrap());
+    map.close().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let mut of_index = 0;
+    for part in (16384..bytes.len()).step_by(8192) {
+        let mut damaged = bytes.clone();
+        let end = (part + bytes.len() / 4).min(bytes.len());
+        damaged[part..end].fill(0);
+        std::fs::write(&path, damaged).unwrap();
+        let Ok(map) = Evermap::open(&path, small()) else { continue };
+        let mut met = map.stat().unwrap().damage_met;
+        let mut count = |failed: Option<Error>| {
+            let now = map.summary().damage_met;
+            if let Some(error) = failed.filter(Error::is_damaged) {
+                assert!(now > met, "not counted: {error}");
+                of_index += u32::from(matches!(error, Error::Pm(_)));
+            }
+            met = now;
+        };
+        for key in (0..RECORDS).map(u32::to_le_bytes) {
+            count(map.get(&key).err());
+            count(map.contains(&key).err());
+        }
+        count(map.put(&1u32.to_le_bytes(), b"value").err());
+        count(map.remove(&2u32.to_le_bytes()).err());
+        count(map.get_many(&[3u32.to_le_bytes()], |_, _| true).err());
+        for pair in map.iter() {
+            count(pair.err());
+        }
+    }
+    assert!(of_index > 100, "only {of_index}");
+}
+
+#[test]
+fn a_map_that_cannot_be_opened_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let store = open(&path, OnSuspect::Refuse).unwrap();
+    store.map("named", MapOptions::new()).unwrap();
+    store.close().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    // The root slot of the catalogue.
+    bytes[8192 + 512 + 14 * 8] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let store = open(&path, OnSuspect::Refuse).unwrap();
+    let met = store.summary().damage_met;
+    let error = store.map("named", MapOptions::new()).map(drop).unwrap_err();
+    assert!(error.is_damaged(), "{error}");
+    assert!(store.summary().damage_met > met);
+}
+
+#[test]
+fn all_space_can_be_set_aside_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let map = open(&path, OnSuspect::Refuse).unwrap();
+    (0..5000u32).for_each(|key| map.put(&key.to_le_bytes(), &[7; 1000]).unwrap());
+    (0..5000u32).for_each(|key| assert!(map.remove(&key.to_le_bytes()).unwrap()));
+    map.close().unwrap();
+    let holes = || {
+        let file = std::fs::metadata(&path).unwrap();
+        file.len().saturating_sub(file.blocks() * 512)
+    };
+    open(&path, OnSuspect::Refuse).unwrap().close().unwrap();
+    assert!(holes() > 1 << 20, "what is free was given back");
+    Evermap::open(&path, options().allocate_holes(true)).unwrap();
+    assert_eq!(holes(), 0);
+}
