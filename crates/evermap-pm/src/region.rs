@@ -4,16 +4,19 @@
 //! 0      superblock, first copy     written at creation, and when the format rises; checksummed
 //! 4096   superblock, second copy    written before the first
 //! 8192   words that change          each group on a line of its own
-//! 12288  extent table               8 bytes an extent, see `heap`
-//! ...    extents                    aligned to their size
+//! 12288  first part of the table    8 bytes a unit, see `heap`
+//! 16384  units                      what the heap takes space in
 //! ```
+//!
+//! The table grows with the file: each later part describes three times as many units as all parts before it together.
+//! It lies among the units, and a word here says where.
 //!
 //! A region comes into being with its superblock: the second copy is written when everything else is
 //! durable, the first copy after it. Before that the file counts as empty, so an interrupted creation is
 //! simply begun again.
 
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::medium::{Medium, Note, OFFSET_LIMIT};
 use crate::sync::Mutex;
@@ -22,16 +25,24 @@ use crate::{Error, ErrorKind, PmU64, Result, pod};
 /// First word of a superblock: "EVERMAP" and a zero byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
 /// Newest format that this version understands; the low half of the format word.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 8;
 /// Format of a new region. It [rises](Region::raise_format) only when something is kept in the region that programs of
 /// the older format would ignore to its harm, so that they can open all others.
-const FORMAT_AT_FIRST: u32 = 1;
+const FORMAT_AT_FIRST: u32 = 5;
 /// High half of the format word: reads differently where bytes are swapped.
 const BYTE_ORDER: u32 = 0x0102_0304;
 const SECOND_COPY: u64 = 4096;
 const WORDS: u64 = 8192;
-/// Where the extent table begins.
+/// Where the first part of the table begins.
 pub(crate) const TABLE: u64 = 12288;
+/// Where the units begin.
+const HEADER: u64 = 16384;
+/// Units that the first part of the table describes.
+const FIRST_PART: u64 = (HEADER - TABLE) / 8;
+/// Parts that the table can have beside its first.
+const PARTS: usize = 16;
+/// Bits of the offset in a word that names a part of the table; above it is a check.
+const PART_BITS: u32 = 48;
 /// Root slots in a region.
 pub const ROOTS: usize = 16;
 /// `state` of a region that was closed with everything durable. Anything else means open.
@@ -48,10 +59,10 @@ pod! {
         /// Format version (low 32 bits) and byte order mark (high 32 bits).
         format: PmU64,
         uuid: [PmU64; 2],
-        /// Bytes in an extent, a power of two.
+        /// Bytes in the largest extent that blocks share, a power of two.
         extent_size: PmU64,
-        /// Entries in the extent table.
-        extent_count: PmU64,
+        /// Most units that the region can have.
+        unit_count: PmU64,
         /// Seed of the placement hash.
         seed: PmU64,
         /// Durability level the store was created for; 0 until levels with a log exist.
@@ -97,7 +108,9 @@ pod! {
         pub counters: [PmU64; 4],
         pad7: [PmU64; 4],
         roots: [PmU64; ROOTS],
-        reserved: [PmU64; 48],
+        /// Where the later parts of the table are, each with a check; two copies.
+        parts: [[PmU64; PARTS]; 2],
+        reserved: [PmU64; 16],
     }
 }
 
@@ -139,7 +152,8 @@ pub enum OnSuspect {
 /// Shape of a new region.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionConfig {
-    /// Bytes in an extent, the unit in which the heap takes space: a power of two, 4 KiB to 1 GiB.
+    /// Bytes in the largest extent that blocks share: a power of two, 4 KiB to 1 GiB. The heap takes space in units of a
+    /// 128th of that, but at least 4 KiB and at most 16 KiB.
     pub extent_size: u64,
     /// Most bytes that the region may ever have.
     pub capacity: u64,
@@ -148,7 +162,7 @@ pub struct RegionConfig {
 }
 
 impl Default for RegionConfig {
-    /// Extents of 2 MiB in up to 256 GiB.
+    /// Extents of up to 2 MiB in up to 256 GiB.
     fn default() -> Self {
         RegionConfig { extent_size: 2 << 20, capacity: 256 << 30, seed: None }
     }
@@ -172,7 +186,9 @@ pub struct Region<M: Medium> {
     seed: u64,
     uuid: [u64; 2],
     extent_size: u64,
-    extent_count: u64,
+    unit_count: u64,
+    /// Offsets of the later parts of the table; 0 for those that there are not yet.
+    parts: [AtomicU64; PARTS],
     recover_all: bool,
     format: AtomicU32,
     /// Held while the superblock changes.
@@ -211,15 +227,17 @@ impl<M: Medium> Region<M> {
                 format!("extents must be a power of two from 4 KiB to 1 GiB, not {extent_size}");
             return Err(ErrorKind::Config(text).into());
         }
-        let extent_count = config.capacity.min(medium.capacity()).min(OFFSET_LIMIT) / extent_size;
-        medium.grow(TABLE + extent_count * 8)?;
+        let capacity = config.capacity.min(medium.capacity()).min(OFFSET_LIMIT);
+        let unit_count = capacity.saturating_sub(HEADER) / unit_of(extent_size);
+        medium.grow(HEADER)?;
         let region = Region {
             generation: 1,
             seed: config.seed.unwrap_or_else(random),
             // A chosen seed makes everything reproducible.
             uuid: config.seed.map_or_else(|| [random(), random()], |seed| [seed, !seed]),
             extent_size,
-            extent_count,
+            unit_count,
+            parts: Default::default(),
             recover_all: false,
             format: AtomicU32::new(FORMAT_AT_FIRST),
             rising: Mutex::new(()),
@@ -238,8 +256,8 @@ impl<M: Medium> Region<M> {
 
     /// Zeroes what an interrupted creation may have left, flushed without a fence.
     fn clear(&self) {
-        let cells = (TABLE - WORDS) / 8 + self.extent_count;
-        let cells = self.medium.slice::<PmU64>(WORDS, cells).expect("grown to hold the table");
+        let cells = self.medium.slice::<PmU64>(WORDS, (HEADER - WORDS) / 8);
+        let cells = cells.expect("grown to hold the header");
         for cell in cells {
             if self.medium.load(cell) != 0 {
                 self.medium.store(cell, 0);
@@ -262,7 +280,7 @@ impl<M: Medium> Region<M> {
         m.store(&copy.uuid[0], self.uuid[0]);
         m.store(&copy.uuid[1], self.uuid[1]);
         m.store(&copy.extent_size, self.extent_size);
-        m.store(&copy.extent_count, self.extent_count);
+        m.store(&copy.unit_count, self.unit_count);
         m.store(&copy.seed, self.seed);
         m.store(&copy.check, self.check_with_magic(at));
         m.persist(copy);
@@ -332,14 +350,14 @@ impl<M: Medium> Region<M> {
         let at = Self::find_superblock(&medium)?;
         let copy = medium.at::<Superblock>(at).expect("just read");
         let load = |cell: &PmU64| medium.load(cell);
-        let (extent_size, extent_count) = (load(&copy.extent_size), load(&copy.extent_count));
+        let (extent_size, unit_count) = (load(&copy.extent_size), load(&copy.unit_count));
         if !extent_size.is_power_of_two()
             || !EXTENT_SIZES.contains(&extent_size)
-            || extent_count > OFFSET_LIMIT / extent_size
+            || unit_count > OFFSET_LIMIT / unit_of(extent_size)
         {
             return Err(Error::damaged(at, "superblock: impossible extents"));
         }
-        if TABLE + extent_count * 8 > medium.len() {
+        if medium.len() < HEADER {
             let text = format!("file ends at {} bytes, inside its extent table", medium.len());
             return Err(Error::damaged(medium.len(), text));
         }
@@ -350,7 +368,8 @@ impl<M: Medium> Region<M> {
             seed,
             uuid,
             extent_size,
-            extent_count,
+            unit_count,
+            parts: Default::default(),
             recover_all: false,
             format: AtomicU32::new(format),
             rising: Mutex::new(()),
@@ -358,6 +377,7 @@ impl<M: Medium> Region<M> {
             forked: crate::fork::ForkDetector::new()?,
             medium,
         };
+        region.find_parts(on_suspect)?;
         region.check_length(on_suspect)?;
         // Whoever stored what these say may have died before it was durable. Fenced with the generation, before the
         // other copy is touched, or anything relies on the format or on a root.
@@ -398,6 +418,14 @@ impl<M: Medium> Region<M> {
                 if format >> 32 != u64::from(BYTE_ORDER) {
                     return Err(Error::damaged(at, "written on a machine of another byte order"));
                 }
+                if (format as u32) < FORMAT_AT_FIRST {
+                    let why = format!(
+                        "it has format {}, which an older version wrote and this one cannot read; this version \
+                         reads formats {FORMAT_AT_FIRST} to {FORMAT}",
+                        format as u32
+                    );
+                    return Err(ErrorKind::NotAStore { path: "".into(), why }.into());
+                }
                 if format as u32 > FORMAT {
                     let (path, found) = ("".into(), format as u32);
                     return Err(ErrorKind::NewerFormat { path, found, known: FORMAT }.into());
@@ -415,23 +443,77 @@ impl<M: Medium> Region<M> {
     /// A file shorter than its extent table says was truncated. Where it is opened all the same, the table is
     /// made to describe what there is.
     fn check_length(&self, on_suspect: OnSuspect) -> Result<()> {
-        let (m, table) = (&self.medium, self.table());
-        let whole = m.len().saturating_sub(self.extent_offset(0)) / self.extent_size;
-        let lost = &table[whole.min(self.extent_count) as usize..];
-        let Some(last) = lost.iter().rposition(|entry| m.load(entry) != 0) else { return Ok(()) };
+        let m = &self.medium;
+        let whole = m.len().saturating_sub(HEADER) / self.unit();
+        let lost = || (whole..self.described()).map(|index| (index, self.entry(index)));
+        let Some((last, _)) = lost().rfind(|(_, entry)| m.load(entry) != 0) else { return Ok(()) };
         if on_suspect == OnSuspect::Refuse {
-            let text = format!(
-                "file has {} bytes but its extent table describes {}: it was truncated; restore it, or open \
-                 with on_suspect = salvage",
-                m.len(),
-                self.extent_offset(whole + last as u64 + 1),
-            );
-            return Err(Error::damaged(m.len(), text));
+            return Err(self.truncated(self.extent_offset(last + 1)));
         }
-        for entry in lost {
+        for (_, entry) in lost() {
             m.store(entry, 0);
             // Fenced with the generation, before anything is served.
             m.flush(entry);
+        }
+        Ok(())
+    }
+
+    fn truncated(&self, described: u64) -> Error {
+        let len = self.medium.len();
+        let text = format!(
+            "file has {len} bytes but its extent table describes {described}: it was truncated; restore it, or open \
+             with on_suspect = salvage",
+        );
+        Error::damaged(len, text)
+    }
+
+    /// Finds the later parts of the table. A file that is too short for one was truncated: where it is opened all
+    /// the same, nothing of what that part describes is left.
+    fn find_parts(&mut self, on_suspect: OnSuspect) -> Result<()> {
+        let m = &self.medium;
+        let mut last = false;
+        for part in 1..=PARTS {
+            let copies = self.words().parts.each_ref().map(|copy| &copy[part - 1]);
+            let words = copies.map(|word| m.load(word));
+            let valid = |word: &&u64| part_word(part, *word % (1 << PART_BITS)) == **word;
+            let Some(&word) = words.iter().find(valid) else {
+                if words != [0, 0] {
+                    let at = m.offset_of(copies[0]);
+                    return Err(Error::damaged(
+                        at,
+                        "both words that name a part of the extent table",
+                    ));
+                }
+                last = true;
+                continue;
+            };
+            let (at, entries) = (word % (1 << PART_BITS), self.part_entries(part));
+            if last
+                || entries.is_empty()
+                || at < HEADER
+                || !(at - HEADER).is_multiple_of(self.unit())
+            {
+                return Err(Error::damaged(
+                    at,
+                    "the parts of the extent table do not fit together",
+                ));
+            }
+            let end = at + (entries.end - entries.start) * 8;
+            let whole = end <= m.len();
+            if !whole && on_suspect == OnSuspect::Refuse {
+                return Err(self.truncated(end));
+            }
+            let word = if whole { word } else { 0 };
+            for copy in copies {
+                // Of an interrupted growth one may be missing. Fenced with the generation.
+                if m.load(copy) != word {
+                    m.store(copy, word);
+                    m.flush(copy);
+                }
+            }
+            if whole {
+                *self.parts[part - 1].get_mut() = at;
+            }
         }
         Ok(())
     }
@@ -558,26 +640,95 @@ impl<M: Medium> Region<M> {
         &self.words().roots[index]
     }
 
-    pub(crate) fn table(&self) -> &[PmU64] {
-        self.medium.slice(TABLE, self.extent_count).expect("checked when opened")
+    /// The units that part `part` of the table describes; none if the region cannot have so many.
+    fn part_entries(&self, part: usize) -> std::ops::Range<u64> {
+        let end = |part: usize| (FIRST_PART << (2 * part)).min(self.unit_count);
+        if part == 0 { 0..end(0) } else { end(part - 1)..end(part) }
     }
 
-    /// Bytes in an extent.
+    /// How many units the table describes.
+    pub(crate) fn described(&self) -> u64 {
+        self.part_entries(self.count_parts()).end
+    }
+
+    fn count_parts(&self) -> usize {
+        self.parts.iter().take_while(|at| at.load(Ordering::Acquire) != 0).count()
+    }
+
+    /// The table's entry for unit `index`.
+    ///
+    /// # Panics
+    /// If the table does not [describe](Region::described) it.
+    pub(crate) fn entry(&self, index: u64) -> &PmU64 {
+        // Each part ends at four times as many units as the one before.
+        let part = (index / FIRST_PART).checked_ilog2().map_or(0, |twos| twos as usize / 2 + 1);
+        let at = match part.checked_sub(1) {
+            None => TABLE,
+            // Acquire: the part is zero, and all of it usable, since before it was named.
+            Some(later) => self.parts[later].load(Ordering::Acquire),
+        };
+        assert!(at != 0, "unit {index} is not described");
+        let within = (index - self.part_entries(part).start) * 8;
+        self.medium.at(at + within).expect("checked when opened")
+    }
+
+    /// Where the later parts of the table lie, bytes.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
+        (1..=self.count_parts()).map(|part| {
+            let at = self.parts[part - 1].load(Ordering::Acquire);
+            let entries = self.part_entries(part);
+            at..at + (entries.end - entries.start) * 8
+        })
+    }
+
+    /// Bytes that the next part of the table needs; 0 if it describes all units.
+    pub(crate) fn next_part_bytes(&self) -> u64 {
+        let entries = self.part_entries(self.count_parts() + 1);
+        (entries.end - entries.start) * 8
+    }
+
+    /// Makes what is at `at` the next part of the table; durable on return. One thread at a time, with
+    /// [`next_part_bytes`](Region::next_part_bytes) usable there, which must not be 0.
+    pub(crate) fn add_part(&self, at: u64) {
+        let (m, part) = (&self.medium, self.count_parts() + 1);
+        let cells = m.slice::<PmU64>(at, self.next_part_bytes() / 8).expect("made usable");
+        for cell in cells {
+            // An earlier opener may have used the space, and lost what said so in a crash.
+            if m.load(cell) != 0 {
+                m.store(cell, 0);
+            }
+            m.flush(cell);
+        }
+        m.fence();
+        for copy in &self.words().parts {
+            m.store(&copy[part - 1], part_word(part, at));
+            m.flush(&copy[part - 1]);
+        }
+        m.fence();
+        // Release: whoever sees it sees the zeros.
+        self.parts[part - 1].store(at, Ordering::Release);
+    }
+
+    /// Bytes in the largest extent that blocks share.
     pub fn extent_size(&self) -> u64 {
         self.extent_size
     }
 
-    /// Where extent `index` begins. Extents are aligned to their size.
+    /// Bytes in a unit, in which the heap takes space.
     #[inline(always)]
-    pub fn extent_offset(&self, index: u64) -> u64 {
-        (TABLE + self.extent_count * 8).next_multiple_of(self.extent_size)
-            + index * self.extent_size
+    pub fn unit(&self) -> u64 {
+        unit_of(self.extent_size)
     }
 
-    /// Extents that fit the capacity of the medium.
-    pub(crate) fn extent_limit(&self) -> u64 {
-        let room = self.medium.capacity().saturating_sub(self.extent_offset(0));
-        (room / self.extent_size).min(self.extent_count)
+    /// Where unit `index` begins. Units are aligned to their size.
+    #[inline(always)]
+    pub fn extent_offset(&self, index: u64) -> u64 {
+        HEADER + index * self.unit()
+    }
+
+    /// Units that fit the capacity of the medium.
+    pub(crate) fn unit_limit(&self) -> u64 {
+        (self.medium.capacity().saturating_sub(HEADER) / self.unit()).min(self.unit_count)
     }
 
     /// Whether this process may change the region.
@@ -609,6 +760,22 @@ impl<M: Medium> Region<M> {
     pub fn poison_on_panic(&self) -> PoisonOnPanic<'_> {
         PoisonOnPanic(&self.poisoned)
     }
+}
+
+/// Bytes in a unit of a region with extents of up to `extent_size`: small enough that a few records of each size take
+/// little space, large enough that the table stays below a thousandth of the file.
+const fn unit_of(extent_size: u64) -> u64 {
+    match extent_size / 128 {
+        ..4096 => 4096,
+        16384.. => 16384,
+        unit => unit,
+    }
+}
+
+/// The word that says that part `part` of the table is at `at`. Never 0.
+fn part_word(part: usize, at: u64) -> u64 {
+    let check = crc32c::crc32c(&[at.to_le_bytes(), (part as u64).to_le_bytes()].concat());
+    at | u64::from(check as u16 | 1) << PART_BITS
 }
 
 fn format_word(format: u32) -> u64 {

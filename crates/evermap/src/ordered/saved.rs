@@ -25,7 +25,7 @@ use crate::{Durability, Result, Store};
 
 /// Format of a region in which keys may be saved: programs that only know the ones before would take the blocks for lost,
 /// and change the map without a word to the cell.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 8;
 /// Bytes of keys from which on a block is full, in a heap with large extents.
 const FULL: usize = 64 << 10;
 
