@@ -171,10 +171,10 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Chooses extents that hold little, to be emptied by moving what is in them; nothing if fewer than `least`
-    /// would become free. O(extents). See [`Evacuation`].
+    /// bytes would become free. O(extents). See [`Evacuation`].
     ///
     /// Whoever moves a block replaces it as in any other mutation, and [retires](Pool::retire) the old one.
-    pub fn evacuation(&self, least: usize) -> Option<Evacuation<'_, M>> {
+    pub fn evacuation(&self, least: u64) -> Option<Evacuation<'_, M>> {
         self.heap.evacuation(least)
     }
 

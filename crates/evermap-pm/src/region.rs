@@ -4,9 +4,12 @@
 //! 0      superblock, first copy     written at creation, and when the format rises; checksummed
 //! 4096   superblock, second copy    written before the first
 //! 8192   words that change          each group on a line of its own
-//! 12288  extent table               8 bytes an extent, see `heap`
-//! ...    extents                    aligned to their size
+//! 12288  first part of the table    8 bytes a unit, see `heap`
+//! 16384  units                      what the heap takes space in
 //! ```
+//!
+//! The table grows with the file: each later part describes three times as many units as all parts before it together.
+//! It lies among the units, and a word here says where.
 //!
 //! A region comes into being with its superblock: the second copy is written when everything else is
 //! durable, the first copy after it. Until then the first word says that a creation is going on, and it
@@ -15,7 +18,7 @@
 
 use std::ops::Range;
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::medium::{Medium, Note, OFFSET_LIMIT};
 use crate::sync::Mutex;
@@ -27,16 +30,24 @@ const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
 /// every byte, so that no damage to a single word turns a region into an empty one.
 const CREATING: u64 = u64::from_le_bytes(*b"creating");
 /// Newest format that this version understands; the low half of the format word.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 8;
 /// Format of a new region. It [rises](Region::raise_format) only when something is kept in the region that programs of
 /// the older format would ignore to its harm, so that they can open all others.
-const FORMAT_AT_FIRST: u32 = 1;
+const FORMAT_AT_FIRST: u32 = 5;
 /// High half of the format word: reads differently where bytes are swapped.
 const BYTE_ORDER: u32 = 0x0102_0304;
 const SECOND_COPY: u64 = 4096;
 const WORDS: u64 = 8192;
-/// Where the extent table begins.
+/// Where the first part of the table begins.
 pub(crate) const TABLE: u64 = 12288;
+/// Where the units begin.
+const HEADER: u64 = 16384;
+/// Units that the first part of the table describes.
+const FIRST_PART: u64 = (HEADER - TABLE) / 8;
+/// Parts that the table can have beside its first.
+const PARTS: usize = 16;
+/// Bits of the offset in a word that names a part of the table; above it is a check.
+const PART_BITS: u32 = 48;
 /// Root slots in a region.
 pub const ROOTS: usize = 16;
 /// `state` of a region that was closed with everything durable. Anything else means open.
@@ -51,10 +62,10 @@ pod! {
         /// Format version (low 32 bits) and byte order mark (high 32 bits).
         format: PmU64,
         uuid: [PmU64; 2],
-        /// Bytes in an extent, a power of two.
+        /// Bytes in the largest extent that blocks share, a power of two.
         extent_size: PmU64,
-        /// Entries in the extent table.
-        extent_count: PmU64,
+        /// Most units that the region can have.
+        unit_count: PmU64,
         /// Seed of the placement hash.
         seed: PmU64,
         /// Durability level the store was created for; 0 until levels with a log exist.
@@ -102,7 +113,9 @@ pod! {
         pub counters: [PmU64; 4],
         pad7: [PmU64; 4],
         roots: [PmU64; ROOTS],
-        reserved: [PmU64; 48],
+        /// Where the later parts of the table are, each with a check; two copies.
+        parts: [[PmU64; PARTS]; 2],
+        reserved: [PmU64; 16],
     }
 }
 
@@ -202,7 +215,8 @@ pub enum OnSuspect {
 /// Shape of a new region.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionConfig {
-    /// Bytes in an extent, the unit in which the heap takes space: a power of two, 4 KiB to 1 GiB.
+    /// Bytes in the largest extent that blocks share: a power of two, 4 KiB to 1 GiB. The heap takes space in units of a
+    /// 128th of that, but at least 4 KiB and at most 16 KiB.
     pub extent_size: u64,
     /// Most bytes that the region may ever have.
     pub capacity: u64,
@@ -211,7 +225,7 @@ pub struct RegionConfig {
 }
 
 impl Default for RegionConfig {
-    /// Extents of 2 MiB in up to 256 GiB.
+    /// Extents of up to 2 MiB in up to 256 GiB.
     fn default() -> Self {
         RegionConfig { extent_size: 2 << 20, capacity: 256 << 30, seed: None }
     }
@@ -235,7 +249,9 @@ pub struct Region<M: Medium> {
     seed: u64,
     uuid: [u64; 2],
     extent_size: u64,
-    extent_count: u64,
+    unit_count: u64,
+    /// Offsets of the later parts of the table; 0 for those that there are not yet.
+    parts: [AtomicU64; PARTS],
     recover_all: bool,
     table_faults: u64,
     format: AtomicU32,
@@ -268,18 +284,20 @@ impl<M: Medium> Region<M> {
                 format!("extents must be a power of two from 4 KiB to 1 GiB, not {extent_size}");
             return Err(ErrorKind::Config(text).into());
         }
-        let extent_count = config.capacity.min(medium.capacity()).min(OFFSET_LIMIT) / extent_size;
+        let capacity = config.capacity.min(medium.capacity()).min(OFFSET_LIMIT);
+        let unit_count = capacity.saturating_sub(HEADER) / unit_of(extent_size);
         // Durable before anything else changes: from here on until the first copy of the superblock is
         // complete, nothing in the medium counts.
         medium.begin(CREATING)?;
-        medium.grow(TABLE + extent_count * 8)?;
+        medium.grow(HEADER)?;
         let region = Region {
             generation: 1,
             seed: config.seed.unwrap_or_else(random),
             // A chosen seed makes everything reproducible.
             uuid: config.seed.map_or_else(|| [random(), random()], |seed| [seed, !seed]),
             extent_size,
-            extent_count,
+            unit_count,
+            parts: Default::default(),
             recover_all: false,
             table_faults: 0,
             format: AtomicU32::new(FORMAT_AT_FIRST),
@@ -299,8 +317,8 @@ impl<M: Medium> Region<M> {
 
     /// Zeroes what an interrupted creation may have left, flushed without a fence.
     fn clear(&self) {
-        let cells = (TABLE - WORDS) / 8 + self.extent_count;
-        let cells = self.medium.slice::<PmU64>(WORDS, cells).expect("grown to hold the table");
+        let cells = self.medium.slice::<PmU64>(WORDS, (HEADER - WORDS) / 8);
+        let cells = cells.expect("grown to hold the header");
         for cell in cells {
             if self.medium.load(cell) != 0 {
                 self.medium.store(cell, 0);
@@ -323,7 +341,7 @@ impl<M: Medium> Region<M> {
         m.store(&copy.uuid[0], self.uuid[0]);
         m.store(&copy.uuid[1], self.uuid[1]);
         m.store(&copy.extent_size, self.extent_size);
-        m.store(&copy.extent_count, self.extent_count);
+        m.store(&copy.unit_count, self.unit_count);
         m.store(&copy.seed, self.seed);
         m.store(&copy.check, self.check_with_magic(at));
         m.persist(copy);
@@ -393,14 +411,14 @@ impl<M: Medium> Region<M> {
         let at = Self::find_superblock(&medium)?;
         let copy = medium.at::<Superblock>(at).expect("just read");
         let load = |cell: &PmU64| medium.load(cell);
-        let (extent_size, extent_count) = (load(&copy.extent_size), load(&copy.extent_count));
+        let (extent_size, unit_count) = (load(&copy.extent_size), load(&copy.unit_count));
         if !extent_size.is_power_of_two()
             || !EXTENT_SIZES.contains(&extent_size)
-            || extent_count > OFFSET_LIMIT / extent_size
+            || unit_count > OFFSET_LIMIT / unit_of(extent_size)
         {
             return Err(Error::damaged(at, "superblock: impossible extents"));
         }
-        if TABLE + extent_count * 8 > medium.len() {
+        if medium.len() < HEADER {
             let text = format!(
                 "the file ends at {} bytes, inside its extent table: it was cut off",
                 medium.len()
@@ -414,7 +432,8 @@ impl<M: Medium> Region<M> {
             seed,
             uuid,
             extent_size,
-            extent_count,
+            unit_count,
+            parts: Default::default(),
             recover_all: false,
             table_faults: 0,
             format: AtomicU32::new(format),
@@ -427,11 +446,13 @@ impl<M: Medium> Region<M> {
         let is_same_file = identity.is_same_file(&before);
         // Before the table is looked at: in memory even that needs space.
         if !is_same_file || region.medium.hole_bytes() > 0 {
-            region.fill_holes(0..region.extent_offset(0))?;
+            region.fill_holes(0..HEADER)?;
         }
+        let named = region.find_parts(on_suspect)?;
         let lost = region.check_length(on_suspect)?;
         let (clean, suspect) = region.judge(identity, on_suspect)?;
         region.fill_used_holes(is_same_file, clean)?;
+        region.name_parts(named);
         region.forget_entries(lost);
         // Whoever stored what these say may have died before it was durable. Fenced with the generation, before the
         // other copy is touched, or anything relies on the format or on a root.
@@ -473,6 +494,14 @@ impl<M: Medium> Region<M> {
                 if format >> 32 != u64::from(BYTE_ORDER) {
                     return no_store("it is one of a machine with another byte order".into());
                 }
+                if (format as u32) < FORMAT_AT_FIRST {
+                    let why = format!(
+                        "it has format {}, which an older version wrote and this one cannot read; this version \
+                         reads formats {FORMAT_AT_FIRST} to {FORMAT}",
+                        format as u32
+                    );
+                    return Err(ErrorKind::NotAStore { path: "".into(), why }.into());
+                }
                 if format as u32 > FORMAT {
                     let (path, found) = ("".into(), format as u32);
                     return Err(ErrorKind::NewerFormat { path, found, known: FORMAT }.into());
@@ -497,32 +526,99 @@ impl<M: Medium> Region<M> {
         no_store("it has no superblock".into())
     }
 
-    /// Entries of the extent table for what is beyond the end of the file. The file never ends before an
-    /// extent that is in use, so either it was cut off, or the entries are damaged.
+    /// Entries of the extent table for what is beyond the end of the file. The file never ends before a unit
+    /// that is in use, so either it was cut off, or the entries are damaged.
     ///
     /// Returns where the entries begin if any of them says anything.
     ///
     /// # Errors
     /// `Damaged` if the file was cut off, unless `on_suspect` allows it.
     fn check_length(&self, on_suspect: OnSuspect) -> Result<Option<u64>> {
-        let (m, whole, count) = (&self.medium, self.extents_in_file(), self.described());
+        let (m, whole, count) = (&self.medium, self.units_in_file(), self.described());
         if (whole..count).all(|index| m.load(self.entry(index)) == 0) {
             return Ok(None);
         }
-        // Extents come into use one after the other. So where a file was cut off, the first entry beyond its
-        // end is one of an extent; any other is damage, and describes nothing that ever was.
-        let end = (whole..count).find(|&index| !heap::describes_extent(self, index));
+        // Units come into use one after the other. So where a file was cut off, the first entry beyond its
+        // end says what a unit was for; any other is damage, and describes nothing that ever was.
+        let end = (whole..count).find(|&index| !heap::describes_unit(self, index));
         let end = end.unwrap_or(count);
         if end > whole && on_suspect == OnSuspect::Refuse {
-            let text = format!(
-                "the file has {} bytes, but had {} at least: it was cut off; restore it, or open what is left \
-                 with on_suspect = salvage",
-                m.len(),
-                self.extent_offset(end),
-            );
-            return Err(Error::damaged(m.len(), text));
+            return Err(self.cut_off_before(self.extent_offset(end)));
         }
         Ok(Some(whole))
+    }
+
+    /// Finds the later parts of the table. A file that is too short for one was truncated: where it is opened all
+    /// the same, nothing of what that part describes is left.
+    ///
+    /// Returns the words that should name them.
+    ///
+    /// # Errors
+    /// `Damaged`, if the file was cut off unless `on_suspect` allows it.
+    fn find_parts(&mut self, on_suspect: OnSuspect) -> Result<[u64; PARTS]> {
+        let m = &self.medium;
+        let mut named = [0; PARTS];
+        let (mut last, mut cut) = (false, false);
+        for part in 1..=PARTS {
+            let copies = self.words().parts.each_ref().map(|copy| &copy[part - 1]);
+            let words = copies.map(|word| m.load(word));
+            let valid = |word: &&u64| part_word(part, *word % (1 << PART_BITS)) == **word;
+            let Some(&word) = words.iter().find(valid) else {
+                if words != [0, 0] {
+                    let at = m.offset_of(copies[0]);
+                    return Err(Error::damaged(
+                        at,
+                        "both words that name a part of the extent table",
+                    ));
+                }
+                last = true;
+                continue;
+            };
+            let (at, entries) = (word % (1 << PART_BITS), self.part_entries(part));
+            if last
+                || entries.is_empty()
+                || at < HEADER
+                || !(at - HEADER).is_multiple_of(self.unit())
+            {
+                return Err(Error::damaged(
+                    at,
+                    "the parts of the extent table do not fit together",
+                ));
+            }
+            let end = at + (entries.end - entries.start) * 8;
+            let whole = !cut && end <= m.len();
+            if !whole && on_suspect == OnSuspect::Refuse {
+                return Err(self.cut_off_before(end));
+            }
+            if whole {
+                named[part - 1] = word;
+                *self.parts[part - 1].get_mut() = at;
+            }
+            cut |= !whole;
+        }
+        Ok(named)
+    }
+
+    /// Makes both copies of the words that name parts of the table these words: of an interrupted growth one
+    /// may be missing, and a file that was cut off may have lost parts. Fenced with the generation.
+    fn name_parts(&self, named: [u64; PARTS]) {
+        let cells = self.words().parts.iter().flat_map(|copy| copy.iter().zip(named));
+        for (cell, word) in cells {
+            if self.medium.load(cell) != word {
+                self.medium.store(cell, word);
+                self.medium.flush(cell);
+            }
+        }
+    }
+
+    /// The error for a file that once went on to `end` at least.
+    fn cut_off_before(&self, end: u64) -> Error {
+        let len = self.medium.len();
+        let text = format!(
+            "the file has {len} bytes, but had {end} at least: it was cut off; restore it, or open what is left \
+             with on_suspect = salvage"
+        );
+        Error::damaged(len, text)
     }
 
     /// Clears the entries of the extent table from `first` on.
@@ -543,10 +639,10 @@ impl<M: Medium> Region<M> {
         self.table_faults
     }
 
-    /// Extents that lie wholly inside the medium's present length.
-    pub(crate) fn extents_in_file(&self) -> u64 {
+    /// Units that lie wholly inside the medium's present length.
+    pub(crate) fn units_in_file(&self) -> u64 {
         let bytes = self.medium.len().saturating_sub(self.extent_offset(0));
-        (bytes / self.extent_size).min(self.extent_count)
+        (bytes / self.unit()).min(self.unit_count)
     }
 
     /// Sets space aside for holes in `range`, so that touching it cannot find the file system full.
@@ -569,12 +665,12 @@ impl<M: Medium> Region<M> {
             return Ok(());
         }
         let is_free = |&index: &u64| heap::calls_free(self, index);
-        let free = || (0..self.extents_in_file()).filter(is_free);
+        let free = || (0..self.units_in_file().min(self.described())).filter(is_free);
         // In the file that was open before, the holes of then are the heap's own. If it was not closed, nobody
         // knows how many those were, but not more than there is free space. In a copy they can be anywhere.
         let own = match clean {
             true => m.load(&self.words().hole_bytes),
-            false => free().count() as u64 * self.extent_size,
+            false => free().count() as u64 * self.unit(),
         };
         if is_same_file && holes <= own {
             return Ok(());
@@ -585,7 +681,7 @@ impl<M: Medium> Region<M> {
             if from < start {
                 self.fill_holes(from..start)?;
             }
-            from = start + self.extent_size;
+            from = start + self.unit();
         }
         self.fill_holes(from..m.len().max(from))
     }
@@ -723,39 +819,95 @@ impl<M: Medium> Region<M> {
         &self.words().roots[index]
     }
 
-    /// The table's entry for extent `index`.
+    /// The units that part `part` of the table describes; none if the region cannot have so many.
+    fn part_entries(&self, part: usize) -> std::ops::Range<u64> {
+        let end = |part: usize| (FIRST_PART << (2 * part)).min(self.unit_count);
+        if part == 0 { 0..end(0) } else { end(part - 1)..end(part) }
+    }
+
+    /// How many units the table describes.
+    pub(crate) fn described(&self) -> u64 {
+        self.part_entries(self.count_parts()).end
+    }
+
+    fn count_parts(&self) -> usize {
+        self.parts.iter().take_while(|at| at.load(Ordering::Acquire) != 0).count()
+    }
+
+    /// The table's entry for unit `index`.
     ///
     /// # Panics
     /// If the table does not [describe](Region::described) it.
     pub(crate) fn entry(&self, index: u64) -> &PmU64 {
-        &self.table()[index as usize]
+        // Each part ends at four times as many units as the one before.
+        let part = (index / FIRST_PART).checked_ilog2().map_or(0, |twos| twos as usize / 2 + 1);
+        let at = match part.checked_sub(1) {
+            None => TABLE,
+            // Acquire: the part is zero, and all of it usable, since before it was named.
+            Some(later) => self.parts[later].load(Ordering::Acquire),
+        };
+        assert!(at != 0, "unit {index} is not described");
+        let within = (index - self.part_entries(part).start) * 8;
+        self.medium.at(at + within).expect("checked when opened")
     }
 
-    /// How many extents the table describes.
-    pub(crate) fn described(&self) -> u64 {
-        self.extent_count
+    /// Where the later parts of the table lie, bytes.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
+        (1..=self.count_parts()).map(|part| {
+            let at = self.parts[part - 1].load(Ordering::Acquire);
+            let entries = self.part_entries(part);
+            at..at + (entries.end - entries.start) * 8
+        })
     }
 
-    pub(crate) fn table(&self) -> &[PmU64] {
-        self.medium.slice(TABLE, self.extent_count).expect("checked when opened")
+    /// Bytes that the next part of the table needs; 0 if it describes all units.
+    pub(crate) fn next_part_bytes(&self) -> u64 {
+        let entries = self.part_entries(self.count_parts() + 1);
+        (entries.end - entries.start) * 8
     }
 
-    /// Bytes in an extent.
+    /// Makes what is at `at` the next part of the table; durable on return. One thread at a time, with
+    /// [`next_part_bytes`](Region::next_part_bytes) usable there, which must not be 0.
+    pub(crate) fn add_part(&self, at: u64) {
+        let (m, part) = (&self.medium, self.count_parts() + 1);
+        let cells = m.slice::<PmU64>(at, self.next_part_bytes() / 8).expect("made usable");
+        for cell in cells {
+            // An earlier opener may have used the space, and lost what said so in a crash.
+            if m.load(cell) != 0 {
+                m.store(cell, 0);
+            }
+            m.flush(cell);
+        }
+        m.fence();
+        for copy in &self.words().parts {
+            m.store(&copy[part - 1], part_word(part, at));
+            m.flush(&copy[part - 1]);
+        }
+        m.fence();
+        // Release: whoever sees it sees the zeros.
+        self.parts[part - 1].store(at, Ordering::Release);
+    }
+
+    /// Bytes in the largest extent that blocks share.
     pub fn extent_size(&self) -> u64 {
         self.extent_size
     }
 
-    /// Where extent `index` begins. Extents are aligned to their size.
+    /// Bytes in a unit, in which the heap takes space.
     #[inline(always)]
-    pub fn extent_offset(&self, index: u64) -> u64 {
-        (TABLE + self.extent_count * 8).next_multiple_of(self.extent_size)
-            + index * self.extent_size
+    pub fn unit(&self) -> u64 {
+        unit_of(self.extent_size)
     }
 
-    /// Extents that fit the capacity of the medium.
-    pub(crate) fn extent_limit(&self) -> u64 {
-        let room = self.medium.capacity().saturating_sub(self.extent_offset(0));
-        (room / self.extent_size).min(self.extent_count)
+    /// Where unit `index` begins. Units are aligned to their size.
+    #[inline(always)]
+    pub fn extent_offset(&self, index: u64) -> u64 {
+        HEADER + index * self.unit()
+    }
+
+    /// Units that fit the capacity of the medium.
+    pub(crate) fn unit_limit(&self) -> u64 {
+        (self.medium.capacity().saturating_sub(HEADER) / self.unit()).min(self.unit_count)
     }
 
     /// Whether this process may change the region.
@@ -803,6 +955,22 @@ pub fn begins_as_region(bytes: &[u8]) -> bool {
 fn is_zero<M: Medium>(medium: &M, bytes: u64) -> bool {
     let words = medium.slice::<PmU64>(0, bytes / 8);
     words.is_some_and(|words| words.iter().all(|word| medium.load(word) == 0))
+}
+
+/// Bytes in a unit of a region with extents of up to `extent_size`: small enough that a few records of each size take
+/// little space, large enough that the table stays below a thousandth of the file.
+const fn unit_of(extent_size: u64) -> u64 {
+    match extent_size / 128 {
+        ..4096 => 4096,
+        16384.. => 16384,
+        unit => unit,
+    }
+}
+
+/// The word that says that part `part` of the table is at `at`. Never 0.
+fn part_word(part: usize, at: u64) -> u64 {
+    let check = crc32c::crc32c(&[at.to_le_bytes(), (part as u64).to_le_bytes()].concat());
+    at | u64::from(check as u16 | 1) << PART_BITS
 }
 
 fn format_word(format: u32) -> u64 {
@@ -915,13 +1083,16 @@ mod tests {
         }
     }
 
-    /// A region whose file has so many extents, and whose table says that the first are in use.
+    /// The entry of an extent of one unit, for blocks of 64 bytes.
+    const USED: u64 = 1 | 1 << 8 | 4 << 32;
+
+    /// A region whose file has so many units, and whose table says that the first are in use.
     fn with_extents(in_file: u64, in_use: u64) -> Sim {
         let sim = Sim::new(1 << 20).unwrap();
         let region = Region::create(sim.clone(), &small(), IDENTITY).unwrap();
         sim.grow(region.extent_offset(in_file)).unwrap();
-        assert_eq!(region.extents_in_file(), in_file);
-        (0..in_use).for_each(|index| sim.store(region.entry(index), 1 | 4 << 32));
+        assert_eq!(region.units_in_file(), in_file);
+        (0..in_use).for_each(|index| sim.store(region.entry(index), USED));
         region.close().unwrap();
         sim
     }
@@ -938,12 +1109,12 @@ mod tests {
                 assert!(opened.clean && !opened.suspect);
                 assert_eq!(region.table_faults(), 1);
                 assert_eq!(region.medium().load(region.entry(index)), 0);
-                assert_eq!(region.medium().load(region.entry(2)), 1 | 4 << 32, "nothing else is");
+                assert_eq!(region.medium().load(region.entry(2)), USED, "nothing else is");
             }
         }
         // One that looks like an extent, far from all others.
         let sim = with_extents(4, 3);
-        sim.store(sim.at(TABLE + 99 * 8).unwrap(), 1 | 4 << 32);
+        sim.store(sim.at(TABLE + 99 * 8).unwrap(), USED);
         let (region, _) = Region::open(sim, IDENTITY, OnSuspect::Refuse).unwrap();
         assert_eq!(region.table_faults(), 1);
     }

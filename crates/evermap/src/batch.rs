@@ -22,7 +22,7 @@ use crate::{Error, Item, MapOptions, Meta, Outcome, Result, Store};
 /// Most keys that a [`Batch`] can name.
 pub const BATCH_MAX: usize = 1 << 16;
 /// Format of a region in which a crash can leave an intent: programs that only know the one before would ignore it.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 6;
 /// Expiry of a record that is not there yet: no clock shows less.
 const NOT_YET: u32 = 1;
 /// How often [`Store::get_together`] looks again before it holds batches off.

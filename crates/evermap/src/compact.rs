@@ -16,7 +16,7 @@ use crate::store::Verdict;
 use crate::upkeep::SweepState;
 use crate::{Error, Meta, Result, Store};
 
-/// Compaction begins where it can free one extent in this many.
+/// Compaction begins where it can free one byte in this many of extents, and at least a few units.
 const WORTHWHILE: u64 = 8;
 /// How long compaction waits for readers to leave what has moved, and how often it looks.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -53,17 +53,17 @@ impl<M: Medium> Store<M> {
             // What moves would wait for readers too.
             return Ok(0);
         }
-        let (stats, extent) = (self.file.pool.heap_stats(), self.file.pool.region().extent_size());
-        let least = (stats.extent_bytes / extent / WORTHWHILE).max(2);
-        if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least * extent {
+        let (stats, unit) = (self.file.pool.heap_stats(), self.file.pool.region().unit());
+        let least = (stats.extent_bytes / WORTHWHILE).max(2 * unit);
+        if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least {
             return Ok(0);
         }
-        self.move_together(least as usize, PATIENCE)
+        self.move_together(least, PATIENCE)
     }
 
-    /// Moves records together if that frees at least `least` extents, and waits up to `patience` for readers to
+    /// Moves records together if that frees at least `least` bytes, and waits up to `patience` for readers to
     /// leave the old copies.
-    pub(crate) fn move_together(&self, least: usize, patience: Duration) -> Result<u64> {
+    pub(crate) fn move_together(&self, least: u64, patience: Duration) -> Result<u64> {
         self.file.pool.region().ensure_writable()?;
         // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
         let Some(_sweeping) = self.file.upkeep.try_sweeping() else { return Ok(0) };

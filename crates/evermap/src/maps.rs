@@ -26,7 +26,7 @@ pub const MAP_NAME_MAX: usize = 250;
 /// Root slot that names the catalogue's descriptor.
 const ROOT: usize = 14;
 /// Format of a region with named maps: programs that only know the ones before would take what is in them for free.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 7;
 
 /// How a named map is opened.
 ///

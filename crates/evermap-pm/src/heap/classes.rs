@@ -1,7 +1,8 @@
 //! Block sizes.
 //!
 //! Sizes grow in steps of 12.5 % (eight a doubling), so at most a ninth of a block is wasted, up to an
-//! eighth of an extent. Above that a block is an extent divided by 7, 6, 5, 4, 3, 2 or 1.
+//! eighth of the largest extent. Where that is less than eight units, so that whole units would be too large, there are
+//! also an extent divided by 7, 6, 5, 4, 3, 2 and 1. What is larger gets units of its own.
 
 /// Granule of block sizes and smallest block, bytes.
 pub(crate) const GRANULE: u64 = 16;
@@ -15,7 +16,7 @@ pub(crate) struct Classes {
 }
 
 impl Classes {
-    pub(crate) fn new(extent_size: u64) -> Self {
+    pub(crate) fn new(extent_size: u64, unit: u64) -> Self {
         let mut sizes = Vec::new();
         let mut doubling = SMALLEST;
         while doubling <= extent_size / 8 {
@@ -27,9 +28,8 @@ impl Classes {
             }
             doubling *= 2;
         }
-        for parts in (1..8).rev() {
-            sizes.push(extent_size / parts / GRANULE * GRANULE);
-        }
+        let parts = (1..8).rev().map(|parts| extent_size / parts / GRANULE * GRANULE);
+        sizes.extend(parts.filter(|_| extent_size / 8 < 8 * unit));
         let class_of = |size| sizes.partition_point(|&class| class < size) as u8;
         let small = (0..=256.min(extent_size / GRANULE)).map(|i| class_of(i * GRANULE)).collect();
         Classes { sizes, small }
@@ -43,7 +43,7 @@ impl Classes {
         self.sizes[class]
     }
 
-    /// The smallest class that holds `size` bytes; `None` above an extent.
+    /// The smallest class that holds `size` bytes; `None` above the largest.
     #[inline]
     pub(crate) fn of(&self, size: u64) -> Option<usize> {
         match self.small.get(size.div_ceil(GRANULE) as usize) {
@@ -62,10 +62,12 @@ mod tests {
 
     #[test]
     fn every_size_fits_its_class_with_little_waste() {
-        for extent in [4096, 16384, 2 << 20] {
-            let classes = Classes::new(extent);
+        for (extent, unit) in [(4096, 4096), (16384, 4096), (2 << 20, 16384)] {
+            let classes = Classes::new(extent, unit);
             assert!(classes.sizes.windows(2).all(|pair| pair[0] < pair[1]));
-            for size in (1..=extent).step_by(if extent > 16384 { 41 } else { 1 }) {
+            let largest = *classes.sizes.last().unwrap();
+            assert_eq!(largest, if extent / unit > 64 { extent / 8 } else { extent });
+            for size in (1..=largest).step_by(if extent > 16384 { 41 } else { 1 }) {
                 let class = classes.of(size).unwrap();
                 let block = classes.size(class);
                 assert!(block >= size);
@@ -73,7 +75,7 @@ mod tests {
                 let steps = block > 128 && block <= extent / 8;
                 assert!(!steps || block <= size + size / 8 + GRANULE, "{size} in {block}");
             }
-            assert_eq!(classes.of(extent + 1), None);
+            assert_eq!(classes.of(largest + 1), None);
         }
     }
 }

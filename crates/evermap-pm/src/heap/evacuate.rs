@@ -21,6 +21,7 @@ pub struct Evacuation<'h, M: Medium> {
 /// An extent that could be emptied.
 struct Candidate {
     index: u64,
+    bytes: u64,
     taken: u64,
     free: u64,
 }
@@ -35,21 +36,22 @@ impl Extent {
 
 impl<M: Medium> Heap<M> {
     /// Chooses extents whose blocks fit into the free blocks of others of the same size. Nothing if fewer than
-    /// `least` extents would become free.
-    pub(crate) fn evacuation(&self, least: usize) -> Option<Evacuation<'_, M>> {
+    /// `least` bytes would become free.
+    pub(crate) fn evacuation(&self, least: u64) -> Option<Evacuation<'_, M>> {
         // What threads hold ready counts as free.
         self.put_back_hands(|_| true);
-        let mut extents: Vec<u64> = self.candidates().into_values().flat_map(choose).collect();
-        if extents.len() < least.max(1) {
+        let chosen: Vec<Candidate> = self.candidates().into_values().flat_map(choose).collect();
+        if chosen.iter().map(|candidate| candidate.bytes).sum::<u64>() < least.max(1) {
             return None;
         }
+        let mut extents: Vec<u64> = chosen.iter().map(|candidate| candidate.index).collect();
         hold(&self.shared).evacuations += 1;
         extents.sort_unstable();
         extents.retain(|&index| {
             let extent = &mut *self.extents.hold(index);
             // By now it may have emptied itself, or serve another purpose.
             extent.leaving = extent.life == Life::Open
-                && matches!(extent.used, Use::Blocks(Blocks { stay: false, .. }));
+                && matches!(extent.shape.used, Use::Blocks(Blocks { stay: false, .. }));
             extent.leaving
         });
         // A thread may have taken blocks into its hand before it could see the mark.
@@ -60,35 +62,29 @@ impl<M: Medium> Heap<M> {
     /// Extents of blocks that can be moved, with some free and some taken, by block size.
     fn candidates(&self) -> BTreeMap<u64, Vec<Candidate>> {
         let mut candidates = BTreeMap::<u64, Vec<Candidate>>::new();
-        for index in self.frontier_extents() {
-            let extent = self.extents.hold(index);
-            let Use::Blocks(Blocks { size, stay: false }) = extent.used else { continue };
-            if extent.life != Life::Open {
-                continue;
+        self.for_each_extent(|index, extent| {
+            let Use::Blocks(Blocks { size, stay: false }) = extent.shape.used else { return };
+            if extent.life == Life::Open && extent.free > 0 && !extent.resists() {
+                let (taken, free) = ((extent.blocks - extent.free).into(), extent.free.into());
+                let bytes = extent.shape.units * self.geometry.unit();
+                candidates.entry(size).or_default().push(Candidate { index, bytes, taken, free });
             }
-            if extent.free > 0 && !extent.resists() {
-                let (taken, free) = (extent.blocks - extent.free, extent.free);
-                let candidate = Candidate { index, taken: taken.into(), free: free.into() };
-                candidates.entry(size).or_default().push(candidate);
-            }
-        }
+        });
         candidates
     }
 }
 
 /// Of extents with blocks of one size, the emptiest ones, as many as the others have room for.
-fn choose(mut candidates: Vec<Candidate>) -> impl Iterator<Item = u64> {
-    candidates.sort_unstable_by_key(|candidate| candidate.taken);
+fn choose(mut candidates: Vec<Candidate>) -> impl Iterator<Item = Candidate> {
+    // In thousandths: they differ in size.
+    candidates.sort_unstable_by_key(|it| it.taken * 1000 / (it.taken + it.free));
     let mut room: u64 = candidates.iter().map(|candidate| candidate.free).sum();
     let mut moving = 0;
-    candidates
-        .into_iter()
-        .take_while(move |candidate| {
-            moving += candidate.taken;
-            room -= candidate.free;
-            moving <= room
-        })
-        .map(|candidate| candidate.index)
+    candidates.into_iter().take_while(move |candidate| {
+        moving += candidate.taken;
+        room -= candidate.free;
+        moving <= room
+    })
 }
 
 impl<M: Medium> Evacuation<'_, M> {

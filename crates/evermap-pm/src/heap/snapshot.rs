@@ -1,14 +1,17 @@
 //! What an orderly close saves, so that the next open need not sweep.
 //!
-//! A snapshot is a list of words: for each extent that was ever used its table entry, then its bits if it
-//! is in use. It is named only by the region's `snapshot` words, which count only while the region is
+//! A snapshot is a list of words: for each extent in use its table entry, then its bits, and between them how many
+//! units are free. It is named only by the region's `snapshot` words, which count only while the region is
 //! marked clean: so opening forgets it, and its extents are free as soon as it is read.
 
-use super::{Extent, Heap, Life, Use, hold};
+use std::ops::Range;
+
+use super::{Heap, Life, hold};
 use crate::medium::Medium;
 use crate::{PmU64, Result};
 
-/// Marks an extent in use; free ones have an entry of 0.
+/// Marks an extent in use. No entry has this bit, since no extent of blocks has so many units; and no region so many
+/// free ones.
 const IN_USE: u64 = 1 << 31;
 
 impl<M: Medium> Heap<M> {
@@ -32,17 +35,13 @@ impl<M: Medium> Heap<M> {
     }
 
     fn snapshot_words(&self) -> Vec<u64> {
-        let mut words = Vec::new();
-        for index in self.frontier_extents() {
-            let extent = self.extents.hold(index);
-            match extent.life {
-                Life::Free => words.push(0),
-                Life::Open | Life::Closed => {
-                    words.push(extent.used.encode(index) | IN_USE);
-                    words.extend(&extent.bits);
-                }
-            }
-        }
+        let (mut words, mut end) = (Vec::new(), 0);
+        self.for_each_extent(|index, extent| {
+            words.extend((index > end).then_some(index - end));
+            words.push(extent.shape.encode(index) | IN_USE);
+            words.extend(&extent.bits);
+            end = index + extent.shape.units;
+        });
         words
     }
 
@@ -60,7 +59,7 @@ impl<M: Medium> Heap<M> {
     fn read_snapshot(&self) -> Option<Vec<u64>> {
         let (m, place) = (self.region.medium(), &self.region.words().snapshot);
         let (offset, length) = (m.load(&place[0]), m.load(&place[1]));
-        // At most a bit for each granule of the medium, and an entry an extent.
+        // At most a bit for each granule of the medium, and some words an extent.
         if offset == 0 || length > m.len() / 64 + 8 * self.extents.len {
             return None;
         }
@@ -75,54 +74,70 @@ impl<M: Medium> Heap<M> {
         Some(bytes.chunks_exact(8).map(word).collect())
     }
 
-    /// The bits of every extent, `None` for a free one.
-    fn parse_snapshot(&self, words: &[u64]) -> Option<Vec<Option<Vec<u64>>>> {
+    /// What the words say of each unit or extent, up to the last that was ever used. `None` if they do not agree with the
+    /// table.
+    fn parse_snapshot(&self, words: &[u64]) -> Option<Vec<Restored>> {
         let frontier = hold(&self.shared).frontier;
         let mut words = words.iter().copied();
-        let mut restored = Vec::new();
-        // Extents from the end of the list on were taken for the snapshot itself: free.
-        while let Some(entry) = words.next() {
-            let index = restored.len() as u64;
-            if entry == 0 {
-                restored.push(None);
+        let (mut restored, mut index) = (Vec::new(), 0);
+        while let Some(word) = words.next() {
+            if word & IN_USE == 0 {
+                let end = index + word.min(frontier);
+                restored.push(Restored::Free(index..end));
+                index = end;
                 continue;
             }
-            let used = (entry & IN_USE != 0).then_some(entry & !IN_USE)?;
             if index >= frontier {
                 return None;
             }
-            let used = Use::decode(used, index, self.region.extent_size(), frontier)?;
-            let mut fresh = Extent::UNUSED;
-            fresh.begin(used, Life::Closed, self.region.extent_size());
-            let bits: Vec<u64> = words.by_ref().take(fresh.bits.len()).collect();
-            // The table is what readers go by; a snapshot of another table is none.
             let now = self.extents.hold(index);
-            let valid = |(i, bits): (usize, &u64)| bits & !fresh.valid_bits(i) == 0;
-            if now.used != used
-                || bits.len() != fresh.bits.len()
-                || !bits.iter().enumerate().all(valid)
-            {
+            // The table is what readers go by; a snapshot of another table is none.
+            if now.life == Life::Free || now.shape.encode(index) | IN_USE != word {
                 return None;
             }
-            restored.push(Some(bits));
+            let bits: Vec<u64> = words.by_ref().take(now.bits.len()).collect();
+            let valid = |(i, bits): (usize, &u64)| bits & !now.valid_bits(i) == 0;
+            if bits.len() != now.bits.len() || !bits.iter().enumerate().all(valid) {
+                return None;
+            }
+            restored.push(Restored::Used(index, bits));
+            index += now.shape.units;
         }
-        restored.resize(frontier as usize, None);
+        if index > frontier {
+            return None;
+        }
+        // What lies behind was taken for the snapshot itself.
+        restored.push(Restored::Free(index..frontier));
         Some(restored)
     }
 
-    fn apply_snapshot(&self, restored: Vec<Option<Vec<u64>>>) {
-        for (index, bits) in restored.into_iter().enumerate() {
-            let extent = &mut *self.extents.hold(index as u64);
-            match bits {
-                Some(bits) => {
-                    extent.bits = bits;
-                    self.reopen(index as u64, extent);
+    fn apply_snapshot(&self, restored: Vec<Restored>) {
+        for part in restored {
+            match part {
+                Restored::Used(index, bits) => {
+                    let extent = &mut *self.extents.hold(index);
+                    if extent.life == Life::Closed {
+                        extent.bits = bits;
+                        self.reopen(index, extent);
+                    }
                 }
-                None => {
-                    extent.life = Life::Free;
-                    self.offer_extents(index as u64, 1, false);
+                Restored::Free(units) => {
+                    for index in units.clone() {
+                        if let Some(mut extent) = self.extents.hold_known(index) {
+                            extent.life = Life::Free;
+                        }
+                    }
+                    self.put_into_unclaimed(&mut hold(&self.shared), units);
                 }
             }
         }
     }
+}
+
+/// What a snapshot says.
+enum Restored {
+    /// These units are free.
+    Free(Range<u64>),
+    /// The blocks of the extent that begins here which are taken.
+    Used(u64, Vec<u64>),
 }

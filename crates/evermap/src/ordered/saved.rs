@@ -25,9 +25,14 @@ use crate::{Durability, Result, Store};
 
 /// Format of a region in which keys may be saved: programs that only know the ones before would take the blocks for lost,
 /// and change the map without a word to the cell.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 8;
 /// Bytes of keys from which on a block is full, in a heap with large extents.
 const FULL: usize = 64 << 10;
+/// Keys are saved where they take at most one byte in this many of the records, so that an orderly stop does not double
+/// the file. Where they are longer, reading the records takes little more than reading the keys.
+const SHARE: u64 = 3;
+/// Bytes that they may always take.
+const LITTLE: u64 = 512 << 10;
 
 pod! {
     struct Head: 24 {
@@ -194,12 +199,16 @@ struct Writer<'p, M: Medium> {
     /// The last key of that.
     key: Vec<u8>,
     full: usize,
+    /// Bytes that further blocks may take.
+    room: u64,
 }
 
 impl<'p, M: Medium> Writer<'p, M> {
-    fn new(pool: &'p Pool<M>) -> Self {
+    /// A writer of blocks that take at most `room` bytes.
+    fn new(pool: &'p Pool<M>, room: u64) -> Self {
         let full = FULL.min(pool.region().extent_size() as usize / 8) - size_of::<Head>();
-        Writer { pool, blocks: Vec::new(), bytes: Vec::new(), keys: 0, key: Vec::new(), full }
+        let (blocks, bytes, key) = (Vec::new(), Vec::new(), Vec::new());
+        Writer { pool, blocks, bytes, keys: 0, key, full, room }
     }
 
     fn push(&mut self, key: &[u8]) -> Result<()> {
@@ -222,6 +231,10 @@ impl<'p, M: Medium> Writer<'p, M> {
     fn write(&mut self) -> Result<()> {
         let (m, bytes) = (self.pool.medium(), self.bytes.len() as u64);
         let size = size_of::<Head>() as u64 + bytes.next_multiple_of(8);
+        let left = self.room.checked_sub(self.pool.block_size(size));
+        let missing = size.saturating_sub(self.room);
+        self.room =
+            left.ok_or_else(|| evermap_pm::Error::no_space("share for saved keys", missing))?;
         let offset = self.pool.allocate_part(size)?;
         let before = self.blocks.last().copied().unwrap_or(0);
         self.blocks.push(offset);
@@ -292,8 +305,8 @@ impl<M: Medium> Store<M> {
         unchanged && exact && self.map.saved.lock().is_some_and(|it| it.records == totals.records)
     }
 
-    /// Saves the keys of this map in order for the next opening, if the tree is complete, there is space, and the
-    /// memory outlives the process. For a caller that has ended all operations.
+    /// Saves the keys of this map in order for the next opening, if the tree is complete, there is space, they take little
+    /// beside the records, and the memory outlives the process. For a caller that has ended all operations.
     pub(crate) fn save_order(&self) {
         if self.saved_is_current() {
             return;
@@ -310,7 +323,7 @@ impl<M: Medium> Store<M> {
 
     fn write_order(&self, tree: &BPlus) -> Result<()> {
         let (totals, exact) = self.map.counters.totals();
-        let mut writer = Writer::new(&self.file.pool);
+        let mut writer = Writer::new(&self.file.pool, (totals.bytes / SHARE).max(LITTLE));
         let (mut cursor, mut keys) = (Cursor::new(tree, .., Direction::Ascending), 0);
         while let Some((key, _)) = cursor.next()? {
             writer.push(key)?;

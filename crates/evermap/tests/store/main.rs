@@ -18,5 +18,6 @@ mod model;
 mod ordered;
 mod panics;
 mod saved;
-mod walks;
+mod space;
 mod trust;
+mod walks;

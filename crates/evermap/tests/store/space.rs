@@ -1,0 +1,246 @@
+//! How much space a store takes, whatever is stored in it and however it ends: at most twice the bytes of keys and
+//! values and 2 MiB, and little more than those bytes where values are large.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::common::{self, Kept, Random};
+use evermap::{Evermap, IndexKind, MapOptions, Options, Store};
+use evermap_pm::Medium;
+
+const MIB: u64 = 1 << 20;
+
+/// Most bytes that a file with so many bytes of keys and values may have, from a megabyte on.
+fn most(bytes: u64) -> u64 {
+    2 * bytes.max(1_000_000) + 2 * MIB
+}
+
+/// The larger of a file's length and the space that it takes.
+fn size_of(path: &Path) -> u64 {
+    let file = std::fs::metadata(path).unwrap();
+    file.len().max(file.blocks() * 512)
+}
+
+/// A value of so many bytes.
+fn value(len: u64) -> Vec<u8> {
+    vec![len as u8; len as usize]
+}
+
+fn uniform(random: &mut Random) -> u64 {
+    random.below(5121)
+}
+
+/// One size in three is below 64 bytes, and so on: as many from each doubling.
+fn skewed(random: &mut Random) -> u64 {
+    let most = 2 << random.below(18);
+    random.below(most)
+}
+
+/// Every kind of block once, then again.
+fn every_size(random: &mut Random) -> u64 {
+    let doubling = 32 << random.below(13);
+    doubling * (8 + random.below(8)) / 8
+}
+
+fn powers_of_two(random: &mut Random) -> u64 {
+    1 << random.below(17)
+}
+
+fn one_size(_: &mut Random) -> u64 {
+    17_000
+}
+
+#[test]
+fn a_file_takes_at_most_twice_what_is_in_it() {
+    let mixes = [uniform, skewed, every_size, powers_of_two, one_size];
+    for (number, mix) in mixes.into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("map");
+        let map = Evermap::open(&path, Options::new().seed(7)).unwrap();
+        assert!(size_of(&path) < MIB, "an empty store takes {}", size_of(&path));
+        let (mut bytes, mut random) = (0, Random::new(number as u64));
+        for key in 0u64.. {
+            let len = mix(&mut random);
+            map.put(&key.to_le_bytes(), &value(len)).unwrap();
+            bytes += 8 + len;
+            if key % 64 == 0 || bytes > 24_000_000 {
+                let size = size_of(&path);
+                assert!(size <= most(bytes), "mix {number}: {size} for {bytes} bytes");
+            }
+            if bytes > 24_000_000 {
+                break;
+            }
+        }
+        map.close().unwrap();
+        let size = size_of(&path);
+        assert!(size <= most(bytes), "mix {number}: {size} for {bytes} bytes, closed");
+    }
+}
+
+#[test]
+fn large_values_take_what_they_need() {
+    for len in [MIB, MIB + 1000, 2 * MIB, 2 * MIB + 1, 3_333_333] {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("map");
+        let map = Evermap::open(&path, Options::new()).unwrap();
+        for key in 1..=24u64 {
+            map.put(&key.to_le_bytes(), &value(len)).unwrap();
+            let size = size_of(&path);
+            assert!(size <= key * len * 115 / 100 + MIB / 2, "{size} for {key} values of {len}");
+        }
+        map.close().unwrap();
+        assert!(size_of(&path) <= 24 * len * 115 / 100);
+    }
+}
+
+/// A megabyte of small records in four maps, by the usual options, with each kind of index.
+#[test]
+fn several_maps_share_a_small_file() {
+    for &kind in IndexKind::ALL {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("map");
+        let map = Evermap::open(&path, Options::new().index(kind)).unwrap();
+        let options = || MapOptions::new();
+        let maps: Vec<_> =
+            ["a", "b", "c"].iter().map(|name| map.map(name, options()).unwrap()).collect();
+        let mut bytes = 0;
+        for key in 0..900u64 {
+            for store in maps.iter().chain([&map]) {
+                store.put(&key.to_le_bytes(), &value(270 + key % 20)).unwrap();
+                bytes += 278 + key % 20;
+            }
+        }
+        // The first arrays of these two have a mebibyte each.
+        let arrays = matches!(kind, IndexKind::DashLh | IndexKind::Level);
+        let most = most(bytes) + if arrays { 2 * MIB } else { 0 };
+        assert!(size_of(&path) <= most, "{kind}: {} for {bytes} bytes", size_of(&path));
+    }
+}
+
+/// What containers give: a store fills nearly all of it.
+#[test]
+fn a_small_disk_takes_values_of_all_sizes() {
+    let store = Kept::new(64 * MIB).open(&Options::new().seed(1)).unwrap();
+    let (mut bytes, mut random) = (0, Random::new(3));
+    let full = (0u64..).find_map(|key| {
+        let len = uniform(&mut random);
+        let put = store.put(&key.to_le_bytes(), &value(len));
+        bytes += 8 + len;
+        put.err()
+    });
+    assert!(full.unwrap().is_no_space());
+    assert!(bytes > 48 * MIB, "refused after {bytes} bytes");
+}
+
+#[test]
+fn the_smallest_stores_take_records() {
+    for (capacity, least) in [(64 << 10, 20), (128 << 10, 400), (256 << 10, 1500)] {
+        let store = Kept::new(MIB).open(&common::small(capacity).seed(1)).unwrap();
+        let keys = 0u64..;
+        let count = keys.take_while(|key| store.put(&key.to_le_bytes(), b"value").is_ok()).count();
+        assert!(count >= least, "{count} records in {capacity} bytes");
+        assert!(store.stat().unwrap().file_bytes <= capacity);
+    }
+}
+
+/// The table is as long as the file needs, not as the capacity could.
+#[test]
+fn the_capacity_takes_no_space() {
+    for extent_size in [4096, 16384, 64 << 10, 2 << 20, 1 << 30] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("map");
+        let options = Options::new().extent_size(extent_size).capacity(256 << 30);
+        let map = Evermap::open(&path, options).unwrap();
+        map.put(b"key", b"value").unwrap();
+        assert!(size_of(&path) < MIB, "{} with extents of {extent_size}", size_of(&path));
+    }
+}
+
+/// A store that is killed again and again while it is written to, before its sweep, after it, or in turns.
+#[test]
+fn kills_take_no_space_for_good() {
+    for swept in [|_| true, |round| round % 2 == 0, |round| round % 10 == 9] {
+        let memory = Kept::new(1 << 30);
+        let options = Options::new().seed(5);
+        let mut random = Random::new(11);
+        let store = memory.open(&options).unwrap();
+        let (mut sizes, mut written) = (vec![0; 4800], 0);
+        let mut put = |store: &Store<Kept>, key: u64| {
+            let len = uniform(&mut random);
+            store.put(&key.to_le_bytes(), &value(len)).unwrap();
+            sizes[key as usize] = 8 + len;
+            (8 + len, sizes.iter().sum::<u64>())
+        };
+        for key in 0..4800 {
+            put(&store, key);
+        }
+        drop(store);
+        let mut keys = Random::new(12);
+        for round in 0..110 {
+            let store = memory.open(&options).unwrap();
+            if swept(round) {
+                store.recover().unwrap();
+                store.compact().unwrap();
+                written = 0;
+            }
+            let mut bytes = 0;
+            for _ in 0..100 {
+                let (more, all) = put(&store, keys.below(4800));
+                written += more;
+                bytes = all;
+            }
+            // What was written since the last sweep counts once more: nothing tells yet what it replaced.
+            let file = memory.len();
+            assert!(file <= most(bytes + written), "{file} for {bytes} bytes after {round} kills");
+        }
+    }
+}
+
+/// Overwriting and removing values of changing sizes.
+#[test]
+fn churn_takes_no_space_for_good() {
+    let memory = Kept::new(1 << 30);
+    let store = memory.open(&Options::new().seed(5)).unwrap();
+    let (mut random, mut sizes) = (Random::new(21), vec![0u64; 4000]);
+    for round in 0..40_000u64 {
+        let key = random.below(4000);
+        let kept = &mut sizes[key as usize];
+        if random.below(4) == 0 {
+            store.remove(&key.to_le_bytes()).unwrap();
+            *kept = 0;
+        } else {
+            // What sizes are common shifts.
+            let len = random.below(1024) * (1 + round / 4000 % 5);
+            store.put(&key.to_le_bytes(), &value(len)).unwrap();
+            *kept = 8 + len;
+        }
+        if round % 500 == 499 {
+            store.compact().unwrap();
+        }
+        // At its largest it holds that much.
+        let file = memory.len();
+        assert!(file <= most(4000 * 5 * 512), "{file} after {round} changes");
+    }
+    let (bytes, stat) = (sizes.iter().sum::<u64>(), store.stat().unwrap());
+    assert!(stat.extent_bytes <= 2 * bytes + MIB, "{stat} for {bytes} bytes");
+}
+
+#[test]
+fn an_orderly_stop_does_not_double_a_store_of_long_keys() {
+    let memory = Kept::new(1 << 30);
+    let store = memory.open(&Options::new().ordered(true).seed(1)).unwrap();
+    let key = |number: u64| {
+        let mut key = vec![number as u8; evermap::KEY_MAX];
+        key[..8].copy_from_slice(&number.to_be_bytes());
+        key
+    };
+    for number in 0..500 {
+        store.put(&key(number), b"value").unwrap();
+    }
+    assert_eq!(store.scan(..).unwrap().count(), 500);
+    store.close().unwrap();
+    let bytes = 500 * (evermap::KEY_MAX as u64 + 5);
+    assert!(memory.len() <= bytes * 3 / 2, "{} for {bytes}", memory.len());
+    let store = memory.open(&Options::new().ordered(true)).unwrap();
+    assert_eq!(store.scan(..).unwrap().count(), 500);
+}
