@@ -184,13 +184,14 @@ fn is_roomy_memory(directory: &Path) -> bool {
 /// How long to sleep before the port is tried again.
 const PORT_PAUSE: Duration = Duration::from_millis(2);
 
-/// Takes the port before the store is touched, so that a port in use is told at once.
+/// Takes the port before the store is touched, so that a port in use is told soon and no file is
+/// made.
 ///
 /// Returns nothing if the port is in use and the store is too: both may belong to a server that is
 /// dying, for which opening the store waits.
 fn take_port(address: SocketAddr, path: Option<&Path>) -> Result<Option<Port>, Failure> {
     // A process that dies lets go of its file a moment before it lets go of its port.
-    const MOMENT: Duration = Duration::from_millis(200);
+    const MOMENT: Duration = Duration::from_millis(500);
     let began = Instant::now();
     loop {
         match Port::take(address) {
