@@ -539,7 +539,8 @@ where
             let (copied, next) = self.step(from, &mut copy);
             cursor = next;
             match copied {
-                Ok(copied) => {
+                Ok((copied, whole)) => {
+                    result = result.and(whole);
                     if !each(copied) {
                         break;
                     }
@@ -554,12 +555,12 @@ where
     }
 
     /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the rank
-    /// `from`, and the first rank behind that segment, if there is one.
+    /// `from`, whether that was all of the segment, and the first rank behind that segment, if there is one.
     fn step<T>(
         &self,
         from: u64,
         copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
-    ) -> (Result<T>, Option<u64>) {
+    ) -> (Result<(T, Result<()>)>, Option<u64>) {
         let (m, hash) = (self.medium(), E::unrank(from));
         loop {
             let offset = match self.expansion.holder(m, hash) {
@@ -575,7 +576,10 @@ where
                 Ok(Some(segment)) => {
                     let shape = Shape::decode(m.load(&segment.header.shape))
                         .filter(|shape| shape.covers(from));
-                    let copied = shape.map(|shape| (copy(offset, segment, from), shape.depth));
+                    let copied = shape.map(|shape| {
+                        let whole = self.ensure_chain_ends(segment);
+                        ((copy(offset, segment, from), whole), shape.depth)
+                    });
                     self.unlock_unchanged(segment);
                     return match copied {
                         Some((copied, depth)) => (Ok(copied), behind(from, depth)),
@@ -853,8 +857,9 @@ where
         if let Err(poisoned) = self.pool.region().ensure_sound() {
             return (Err(poisoned), None);
         }
-        let shown = records.map(|records| {
+        let shown = records.and_then(|(records, whole)| {
             records.iter().for_each(|record| each(record.slot_key, record.word));
+            whole
         });
         (shown, next)
     }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::bucket::{
     Belonging, Held, Locking, Record, erase, find, fingerprint_of, free_slot, list, lists_any,
@@ -255,6 +255,25 @@ where
             Some(bucket)
         })
         .take(CHAIN_MAX)
+    }
+
+    /// Makes sure that the chain of a segment leads to its end, so that [`chain`](Self::chain) shows all of it.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(super) fn ensure_chain_ends(&self, segment: &Segment<B, S>) -> Result<()> {
+        let m = self.medium();
+        let mut link = &segment.header.chain;
+        // So many buckets, and the end.
+        for _ in 0..=CHAIN_MAX {
+            let offset = m.load(link);
+            if offset == 0 {
+                return Ok(());
+            }
+            let Some(bucket) = m.at::<Bucket>(offset) else { break };
+            link = &bucket.version;
+        }
+        Err(Error::damaged(m.offset_of(link), "the chain of a segment does not end"))
     }
 
     /// Offsets of a segment's chain buckets.

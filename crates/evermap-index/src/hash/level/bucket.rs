@@ -9,7 +9,8 @@ use crate::{Key, fingerprint};
 /// Where the two hash functions send a key, and the byte that slots are told apart by.
 ///
 /// The functions are multiplications of the key's one hash, so that keys which share part of that hash still part
-/// ways. Of each product the top bits count: so bucket `i` of a level feeds buckets `2i` and `2i + 1` of the next.
+/// ways. Of each product the top bits count: so the keys of one bucket have two first buckets in the next level, and
+/// two second ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Spot {
     pub(super) first: u64,

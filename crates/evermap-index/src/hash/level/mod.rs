@@ -218,14 +218,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
     }
 
-    /// Waits for what is in the way. Where that is a walk, keeps the next one away from there as long as the caller likes:
-    /// so one more attempt is enough, however many walks there are.
+    /// Waits for what is in the way. Where that is a walk, the next one is kept out while the result lives, so that the
+    /// caller gets on however many walks there are.
     #[cold]
-    fn wait_for_way(
-        &self,
-        what: InTheWay<'_>,
-        patience: &mut Patience,
-    ) -> Result<Option<KeptOut<'_>>> {
+    fn wait_out(&self, what: InTheWay<'_>, patience: &mut Patience) -> Result<Option<KeptOut<'_>>> {
         match what {
             InTheWay::Bucket(site) => self.wait_with(site, patience).map(|()| None),
             InTheWay::Walk(spot) => {
@@ -462,7 +458,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     }
                     return Ok(change);
                 }
-                Attempt::Busy(what) => kept_out = self.wait_for_way(what, &mut patience)?,
+                Attempt::Busy(what) => kept_out = self.wait_out(what, &mut patience)?,
                 Attempt::Full => self.make_larger(guard)?,
             }
         }

@@ -123,7 +123,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             // Before anything is waited for.
             drop(kept_out.take());
             match drained? {
-                Drain::Busy(what) => kept_out = self.wait_for_way(what, &mut patience)?,
+                Drain::Busy(what) => kept_out = self.wait_out(what, &mut patience)?,
                 Drain::Empty | Drain::Stuck => return Ok(()),
             }
         }

@@ -152,7 +152,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             records.clear();
             let (copied, next) = self.copy_unit(here, &mut records);
             if copied.is_err() {
-                self.region.ensure_sound()?;
+                self.region.ensure_writable()?;
             }
             result = result.and(copied);
             if !each(&records) {
@@ -171,8 +171,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     ) -> (Result<()>, Option<u64>) {
         let mut records = Vec::new();
         let (copied, next) = self.copy_unit(from, &mut records);
-        if let Err(poisoned) = self.region.ensure_sound() {
-            return (Err(poisoned), None);
+        if let Err(unusable) = self.region.ensure_writable() {
+            return (Err(unusable), None);
         }
         records.iter().for_each(|record| each(record.slot_key, record.word));
         (copied, next)
@@ -180,7 +180,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Copies the records of the unit that begins at `from`. Returns where the next one begins. The caller has a guard, so
     /// that a level that is given up meanwhile stays what it is.
+    ///
+    /// # Errors
+    /// `Forked`: what a forked child marks, its parent does not see. `Poisoned`; `Damaged` for a part of the unit.
     fn copy_unit(&self, from: u64, records: &mut Vec<Record>) -> (Result<()>, Option<u64>) {
+        if let Err(unusable) = self.region.ensure_writable() {
+            return (Err(unusable), None);
+        }
         let _copying = self.walks.copying(Unit::at::<C>(from, self.levels.view()));
         // Again, now that nothing moves: records may be in a level that was added while we waited. Units may have become
         // smaller, but not larger, so this one is part of what is held. A level that is added from here on takes new records

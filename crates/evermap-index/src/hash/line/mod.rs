@@ -547,7 +547,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             let (copied, next) = self.step(from, &mut copy);
             cursor = next;
             match copied {
-                Ok(copied) => {
+                Ok((copied, whole)) => {
+                    result = result.and(whole);
                     if !each(copied) {
                         break;
                     }
@@ -562,12 +563,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the image
-    /// `from`, and the first image behind that segment, if there is one.
+    /// `from`, whether that was all of the segment, and the first image behind that segment, if there is one.
     fn step<T>(
         &self,
         from: u64,
         copy: &mut impl FnMut(&Segment<L>, u64) -> T,
-    ) -> (Result<T>, Option<u64>) {
+    ) -> (Result<(T, Result<()>)>, Option<u64>) {
         loop {
             match self.lock_serving(from) {
                 // It was split or merged before we had it: look again.
@@ -575,7 +576,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 Ok(Some(segment)) => {
                     let shape = Shape::decode(self.medium().load(&segment.header.shape))
                         .filter(|shape| shape.covers(from));
-                    let copied = shape.map(|shape| (copy(segment, from), shape.depth));
+                    let copied = shape.map(|shape| {
+                        let whole = self.ensure_chain_ends(segment);
+                        ((copy(segment, from), whole), shape.depth)
+                    });
                     self.unlock_unchanged(segment);
                     return match copied {
                         Some((copied, depth)) => (Ok(copied), behind(from, depth)),
@@ -845,8 +849,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
         if let Err(poisoned) = self.region.ensure_sound() {
             return (Err(poisoned), None);
         }
-        let shown = records.map(|records| {
+        let shown = records.and_then(|(records, whole)| {
             records.iter().for_each(|record| each(self.slot_key(record), record.word));
+            whole
         });
         (shown, next)
     }

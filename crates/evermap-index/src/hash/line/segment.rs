@@ -6,7 +6,7 @@
 //! a slot holds the lock of the slot's line too.
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Medium, PmU64, Result};
+use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::LineHash;
 use super::bucket::{
@@ -203,6 +203,25 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             Some(link)
         })
         .take(CHAIN_MAX)
+    }
+
+    /// Makes sure that the chain of a segment leads to its end, so that [`chain`](Self::chain) shows all of it.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(super) fn ensure_chain_ends(&self, segment: &Segment<L>) -> Result<()> {
+        let m = self.medium();
+        let mut cell = &segment.header.chain;
+        // So many links, and the end.
+        for _ in 0..=CHAIN_MAX {
+            let offset = m.load(cell) & OFFSET;
+            if offset == 0 {
+                return Ok(());
+            }
+            let Some(link) = m.at::<Link>(offset) else { break };
+            cell = &link.next;
+        }
+        Err(Error::damaged(m.offset_of(cell), "the chain of a segment does not end"))
     }
 
     /// The records in a link, with their slots.

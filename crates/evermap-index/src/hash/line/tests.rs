@@ -12,7 +12,7 @@ use crate::hash::by_hand::{
     are_kept, created, for_each_image, is_kept, look_up_after_death, record, reopened, word_in,
 };
 use crate::testkit::Plain;
-use crate::{Action, Index, Intent};
+use crate::{Action, Index, Intent, Persistent};
 
 const CAPACITY: u64 = 1 << 20;
 const UPPER: u64 = 1 << 63;
@@ -84,6 +84,23 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     record(&sim, || make_room(&pool, &index, key(6, 0)));
     assert_ne!(sim.load(chain), 0);
     is_kept(&sim, chain);
+}
+
+/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was not all.
+#[test]
+fn a_walk_says_so_where_a_chain_leads_nowhere() {
+    let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
+    assert!(index.for_each(&pool.pin(), &mut |_, _| true).is_ok());
+    let chain = &serving(&index, 0).header.chain;
+    sim.store(chain, sim.load(chain) & !OFFSET | 1 << 40);
+    assert!(index.for_each(&pool.pin(), &mut |_, _| true).is_err());
+    let (mut from, mut shown) = (Some(0), Ok(()));
+    while let Some(here) = from {
+        let (unit, next) = index.scan(here, &pool.pin(), &mut |_, _| ());
+        (shown, from) = (shown.and(unit), next);
+    }
+    assert!(shown.is_err());
+    assert!(!index.check().is_empty());
 }
 
 /// A split takes all records out of a chain, and with them its only link, whose block may be something else soon.

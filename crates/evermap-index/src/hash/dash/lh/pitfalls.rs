@@ -259,6 +259,29 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
+/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was not all.
+#[test]
+fn a_walk_says_so_where_a_chain_leads_nowhere() {
+    struct Ignored;
+    impl Visitor for Ignored {
+        fn block(&mut self, _offset: u64) {}
+        fn word(&mut self, _word: u64) {}
+    }
+    let pool = dram();
+    let index = TinyLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    equal_hashes(1, 0..130).for_each(|key| {
+        index.insert(key, key, &pool.pin()).unwrap();
+    });
+    index.visit(&mut Ignored).unwrap();
+    let mut chains = (0..).map(|number| index.segment(index.place(number)).unwrap());
+    let segment = chains.find(|segment| !index.chain_blocks(segment).is_empty()).unwrap();
+    let last = index.chain(segment).last().unwrap();
+    pool.medium().store(&last.version, 1 << 40);
+    assert!(index.visit(&mut Ignored).is_err());
+    assert!(index.for_each(&pool.pin(), &mut |_, _| true).is_err());
+    assert!(!index.check().is_empty());
+}
+
 /// P16: a version that counts past its end must not turn into a segment that is not initialised, or into anything.
 #[test]
 fn p16_a_version_wraps_without_touching_anything_else() {
