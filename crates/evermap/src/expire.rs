@@ -56,8 +56,9 @@ impl Expiry {
 }
 
 impl<M: Medium> Store<M> {
-    /// Removes the records of all maps in the file that are expired or flushed; answers how many. Other operations may go on
-    /// meanwhile; a sweep, a compaction or a check has to end first. O(n). [`Evermap`](crate::Evermap) calls it in the background.
+    /// Removes the records of all maps in the file that are expired or flushed; answers how many.
+    /// Other operations may go on meanwhile; a sweep, a compaction or a check has to end first.
+    /// O(n). [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;

@@ -49,8 +49,9 @@ const READER_WAIT: Duration = Duration::from_millis(500);
 /// * [`Error::Pm`] with `Poisoned` after a thread panicked in the middle of a change, or `Damaged` where
 ///   the index is damaged.
 ///
-/// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`], [`Error::HeldUp`] or [`Error::Pm`] with `NoSpace`,
-/// and nothing has changed then; [`Error::BeingModified`] inside [`modify`](Store::modify); and [`Error::Pm`] with `Forked` in a forked child.
+/// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`], [`Error::HeldUp`] or
+/// [`Error::Pm`] with `NoSpace`, and nothing has changed then; [`Error::BeingModified`] inside
+/// [`modify`](Store::modify); and [`Error::Pm`] with `Forked` in a forked child.
 ///
 /// A file has a default map, which is what [`open`](Store::open) answers, and any number of [named](Store::map) ones. A
 /// `Store` is a handle of one of them, to be cloned and shared. What concerns the file as a whole can be done
@@ -167,8 +168,8 @@ impl<M: Medium> Store<M> {
     /// [dropped](Store::drop_map) maps had and the background has not freed yet is freed first.
     ///
     /// # Errors
-    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Pm`] with `Io` where the system could not write, `Poisoned` or `Forked`; the next opening then
-    /// finds an unclean stop.
+    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Pm`] with `Io` where the system
+    /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean stop.
     pub fn close(&self) -> Result<()> {
         let file = &self.file;
         if !self.is_closed() {
