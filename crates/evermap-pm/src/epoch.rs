@@ -6,19 +6,21 @@
 //! epoch it saw; the epoch advances only when every announced guard has seen the current one; what was
 //! retired in epoch `e` is unreachable by everyone in epoch `e + 2`.
 //!
-//! A guard is a place in a table. Each of the first 256 threads has a place of its own, so that a guard costs
-//! two ordinary stores; guards of other threads, and guards inside guards, take shared places. Of those more
-//! are made as they are needed, and all are used again, so no number of guards has to wait for a place. A
-//! guard ends on the thread that made it, so a thread can tell whether it holds one.
+//! A guard is a place in a table. Each of the first 256 threads has a place of its own, so that a
+//! guard costs two ordinary stores; guards of other threads, and guards inside guards, take shared
+//! places. Of those more are made as they are needed, and all are used again, so no number of
+//! guards has to wait for a place. A guard ends on the thread that made it, so a thread can tell
+//! whether it holds one.
 //!
-//! Memory that waits for a guard is bounded if the owner of the domain [asks for that](Domain::bound): beyond
-//! the limit the domain is [backed up](Domain::is_backed_up), and mutations wait, or fail with the name of the
+//! Memory that waits for a guard is bounded if the owner of the domain [asks for
+//! that](Domain::bound): beyond the limit the domain is [backed up](Domain::is_backed_up), and
+//! mutations wait, or fail with the name of the
 //! [thread that holds them up](Holder).
 //!
-//! An announcement must be visible before the loads it protects. Instead of a fence in every guard there is one
-//! *process-wide* fence ([`membarrier`]) whenever the epoch is to advance, which is once in hundreds of
-//! retirements, as it interrupts every processor that runs one of our threads. Where the system has none,
-//! all places are shared, and guards fence for themselves.
+//! An announcement must be visible before the loads it protects. Instead of a fence in every guard
+//! there is one *process-wide* fence ([`membarrier`]) whenever the epoch is to advance, which is
+//! once in hundreds of retirements, as it interrupts every processor that runs one of our threads.
+//! Where the system has none, all places are shared, and guards fence for themselves.
 //!
 //! The list of retired blocks is volatile: after a crash, reachability alone says what is free.
 //!
@@ -38,7 +40,8 @@ use crate::sync::{Backoff, Mutex, MutexGuard};
 
 /// Places that belong to one thread each.
 const OWN: usize = 256;
-/// Shared places in the first chunk of them; each further chunk has twice as many as the one before.
+/// Shared places in the first chunk of them; each further chunk has twice as many as the one
+/// before.
 const FIRST_CHUNK: usize = if cfg!(test) { 2 } else { 256 };
 /// Chunks of shared places: more than fit in any memory.
 const CHUNKS: usize = 32;
@@ -50,13 +53,14 @@ const COLLECT_AT: RangeInclusive<u64> = 64 << 10..=256 << 10;
 const COLLECT_PART: u64 = 1024;
 /// What a block counts for at least.
 const SMALL: usize = 256;
-/// One part in this many of all bytes may wait before the domain is backed up, if that is more than the bound.
+/// One part in this many of all bytes may wait before the domain is backed up, if that is more than
+/// the bound.
 const BACKLOG_PART: u64 = 4;
 /// A place without a guard. Epochs start above it.
 const IDLE: u64 = 0;
-/// Bits of an announcement that are the epoch. The others name the thread in a shared place: the system's
-/// thread ids stay below 2^22. Announcements are compared for equality only, and a guard holds up the epoch,
-/// so that it does not matter where these bits wrap.
+/// Bits of an announcement that are the epoch. The others name the thread in a shared place: the
+/// system's thread ids stay below 2^22. Announcements are compared for equality only, and a guard
+/// holds up the epoch, so that it does not matter where these bits wrap.
 const EPOCH_BITS: u32 = 42;
 const EPOCHS: u64 = (1 << EPOCH_BITS) - 1;
 
@@ -105,7 +109,8 @@ impl Shard {
 
     /// Changes the count of bytes, for a caller that holds the list.
     fn count(&self, change: impl FnOnce(usize) -> usize) {
-        // Relaxed, and no atomic exchange: nobody else changes it, and those who read it want a sum only.
+        // Relaxed, and no atomic exchange: nobody else changes it, and those who read it want a sum
+        // only.
         self.bytes.store(change(self.bytes.load(Relaxed)), Relaxed);
     }
 }
@@ -160,8 +165,8 @@ impl Shared {
                 step_of_protocol();
                 // Acquire: the guard that was here before has ended.
                 if place.compare_exchange(IDLE, announcement(), Acquire, Relaxed).is_ok() {
-                    // Where this thread begins to look next time: here if this guard has ended by then, and
-                    // otherwise behind those that it holds.
+                    // Where this thread begins to look next time: here if this guard has ended by
+                    // then, and otherwise behind those that it holds.
                     NEXT_SHARED.set(at);
                     return place;
                 }
@@ -179,8 +184,8 @@ impl Shared {
     }
 }
 
-/// A point between two steps of the protocol, at which tests let the simulator's scheduler choose another
-/// thread.
+/// A point between two steps of the protocol, at which tests let the simulator's scheduler choose
+/// another thread.
 #[inline(always)]
 fn step_of_protocol() {
     #[cfg(test)]
@@ -204,7 +209,8 @@ pub struct Domain {
     bound: AtomicU64,
     limit: AtomicU64,
     began: Instant,
-    /// When the epoch was moved on last, in nanoseconds since the domain was made: a guard that is behind is older.
+    /// When the epoch was moved on last, in nanoseconds since the domain was made: a guard that is
+    /// behind is older.
     advanced: AtomicU64,
 }
 
@@ -223,8 +229,8 @@ pub struct EpochStats {
 
 /// Proof that nothing reachable when it was made is reused while it lives.
 ///
-/// Cheap (two stores, mostly), and nests; any number may live. It can be lent to other threads, but stays with the thread that
-/// made it:
+/// Cheap (two stores, mostly), and nests; any number may live. It can be lent to other threads, but
+/// stays with the thread that made it:
 ///
 /// ```compile_fail
 /// let domain = evermap_pm::Domain::new(Box::new(|_| {}));
@@ -335,7 +341,8 @@ fn new_ordinal() -> usize {
     number
 }
 
-/// Notes who has this number now, and where threads of different numbers begin to look for shared places.
+/// Notes who has this number now, and where threads of different numbers begin to look for shared
+/// places.
 fn settle_in(number: usize) {
     NEXT_SHARED.set(number);
     if let Some(owner) = OWNERS.get(number) {
@@ -407,10 +414,12 @@ impl Domain {
         }
     }
 
-    /// Lets the domain be [backed up](Domain::is_backed_up) once more than `bytes` wait for guards, or more than a
-    /// quarter of all that [`retire_of`](Domain::retire_of) was told of, whichever is more. Without a call there is no limit.
+    /// Lets the domain be [backed up](Domain::is_backed_up) once more than `bytes` wait for guards,
+    /// or more than a quarter of all that [`retire_of`](Domain::retire_of) was told of, whichever
+    /// is more. Without a call there is no limit.
     pub fn bound(&self, bytes: u64) {
-        // Relaxed, here and where it is read: a limit that a thread learns of a little later does as well.
+        // Relaxed, here and where it is read: a limit that a thread learns of a little later does
+        // as well.
         self.bound.store(bytes, Relaxed);
         self.limit.store(bytes, Relaxed);
     }
@@ -524,7 +533,8 @@ impl Domain {
         backed_up
     }
 
-    /// Whether more bytes wait for guards than [may](Domain::bound): whoever is about to retire something should
+    /// Whether more bytes wait for guards than [may](Domain::bound): whoever is about to retire
+    /// something should
     /// [wait](Domain::relieve) first. One load.
     #[inline(always)]
     pub fn is_backed_up(&self) -> bool {
@@ -532,7 +542,8 @@ impl Domain {
         self.backed_up.load(Relaxed)
     }
 
-    /// Waits until no more bytes wait than may, for `patience` at most, and not at all for a guard of the calling thread.
+    /// Waits until no more bytes wait than may, for `patience` at most, and not at all for a guard
+    /// of the calling thread.
     ///
     /// # Errors
     /// Who holds the reuse of memory up.
@@ -628,7 +639,8 @@ impl Domain {
 
     /// Waits until every guard alive at the call is gone.
     ///
-    /// Must not be called by a thread that [holds a guard](Domain::is_held_here) of this domain: it would wait for itself.
+    /// Must not be called by a thread that [holds a guard](Domain::is_held_here) of this domain: it
+    /// would wait for itself.
     pub fn synchronize(&self) {
         let target = self.global.load(Relaxed) + 2;
         let mut backoff = Backoff::new();
@@ -827,8 +839,8 @@ mod tests {
         }
     }
 
-    /// Threads hand their protection from one guard to the next, in places that are being made meanwhile, while
-    /// another thread retires what they read: in many orders of their steps.
+    /// Threads hand their protection from one guard to the next, in places that are being made
+    /// meanwhile, while another thread retires what they read: in many orders of their steps.
     #[test]
     fn nothing_is_reclaimed_while_places_are_made() {
         use crate::sim::schedule::{Schedule, Strategy, run};
@@ -875,7 +887,8 @@ mod tests {
         assert!(grown > 200, "places were made in {grown} runs only");
     }
 
-    /// Where more waits than may, whoever asks is told who holds it up: at once if it is the caller itself.
+    /// Where more waits than may, whoever asks is told who holds it up: at once if it is the caller
+    /// itself.
     #[test]
     fn a_backlog_names_its_holder() {
         const LONG: Duration = Duration::from_secs(1000);

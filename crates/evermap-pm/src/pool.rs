@@ -178,9 +178,13 @@ impl<M: Medium> Pool<M> {
         self.heap.evacuation(least)
     }
 
-    /// Frees what no guard holds back any more, and gives memory that is free back to the system, but for some that
-    /// will soon be needed.
+    /// Frees what no guard holds back any more, and gives memory that is free back to the system,
+    /// but for some that will soon be needed.
     pub fn trim(&self) {
+        // In a forked child nobody knows any more which extents are free.
+        if self.region.ensure_writable().is_err() {
+            return;
+        }
         self.epoch.drain_within(Duration::ZERO);
         self.heap.trim(false);
     }

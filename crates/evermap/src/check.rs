@@ -91,8 +91,9 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed), [`Error::GuardHeld`](crate::Error::GuardHeld); the rest is in the report. Of a store that is poisoned, or in a forked child,
-    /// only this map is checked.
+    /// [`Error::Closed`](crate::Error::Closed), [`Error::GuardHeld`](crate::Error::GuardHeld); the
+    /// rest is in the report. Of a store that is poisoned, or in a forked child, only this map is
+    /// checked.
     pub fn check(&self, deep: bool) -> Result<CheckReport> {
         self.ensure_no_guard("check")?;
         drop(self.enter()?);

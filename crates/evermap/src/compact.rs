@@ -43,8 +43,10 @@ impl<M: Medium> Store<M> {
     pub fn compact(&self) -> Result<u64> {
         self.ensure_no_guard("compact")?;
         let moved = self.compact_if_worthwhile()?;
-        // What is free since readers have ended, or since records have moved.
-        self.file.pool.trim();
+        // What is free since readers have ended, or since records have moved. Not while somebody closes the store.
+        if let Some(_sweeping) = self.file.upkeep.try_sweeping().filter(|_| !self.is_closed()) {
+            self.file.pool.trim();
+        }
         Ok(moved)
     }
 

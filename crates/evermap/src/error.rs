@@ -91,8 +91,8 @@ pub enum Error {
         name: String,
     },
     /// The operation waits for guards to end, and the calling thread holds one itself: it has a
-    /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or `Scan::visit`. Nothing was
-    /// done.
+    /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or
+    /// `Scan::visit`. Nothing was done.
     #[error(
         "{operation} would wait for itself: this thread holds a guard of the store (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); call it after that has ended"
     )]
@@ -100,8 +100,8 @@ pub enum Error {
         /// What was called.
         operation: &'static str,
     },
-    /// A closure of [`modify`](crate::Store::modify) was changing the key that it was called for. Nothing was changed by that
-    /// call.
+    /// A closure of [`modify`](crate::Store::modify) was changing the key that it was called for.
+    /// Nothing was changed by that call.
     #[error(
         "key \"{key}\" is being modified by this thread; let the closure return the change instead of making it"
     )]
@@ -109,8 +109,8 @@ pub enum Error {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
         key: String,
     },
-    /// More memory than [`Options::reader_backlog`](crate::Options::reader_backlog) allows waits for a reader to end before
-    /// it can be used again. Nothing was changed.
+    /// More memory than [`Options::reader_backlog`](crate::Options::reader_backlog) allows waits
+    /// for a reader to end before it can be used again. Nothing was changed.
     #[error("{0}; end it, or raise Options::reader_backlog")]
     HeldUp(Box<Backlog>),
     /// The store was opened without [`Options::ordered`](crate::Options::ordered).

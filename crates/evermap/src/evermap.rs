@@ -180,7 +180,8 @@ impl Drop for Owner {
             // What the panic interrupted is unknown: let the next opening recover.
             self.stop_threads();
         } else if self.close().is_err() {
-            // Of a reader that was leaked, for one: then nobody can wait for the threads, but they end.
+            // Of a reader that was leaked, for one: then nobody can wait for the threads, but they
+            // end.
             self.store.file.upkeep.stop();
         }
     }

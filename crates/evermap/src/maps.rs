@@ -233,7 +233,8 @@ impl<M: Medium> Store<M> {
         if let Some(map) = map.as_ref().filter(|_| file.pool.medium().mutant("MA-1")) {
             free_everything(&file.pool, map);
         }
-        // Without waiting for readers, even where much waits for them: one of them may be waiting for the table.
+        // Without waiting for readers, even where much waits for them: one of them may be waiting
+        // for the table.
         let removed =
             catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, |_| true));
         // An error may mean that only tidying up failed.
@@ -256,9 +257,9 @@ impl<M: Medium> Store<M> {
         if is_gone { Ok(true) } else { removed.map(|_| false) }
     }
 
-    /// Frees the space of maps that were dropped; answers how many those were. Waits for operations on them to end; a
-    /// sweep, a purge or a check has to end first. O(records in them). [`Evermap`](crate::Evermap) calls it in the
-    /// background.
+    /// Frees the space of maps that were dropped; answers how many those were. Waits for operations
+    /// on them to end; a sweep, a purge or a check has to end first. O(records in them).
+    /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// ```
     /// # use evermap::{Evermap, MapOptions, Options};

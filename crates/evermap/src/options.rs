@@ -274,13 +274,13 @@ impl Options {
         self
     }
 
-    /// How many bytes may wait for readers to end before mutations are held up, where that is more than a quarter of the
-    /// file. 64 MiB unless told otherwise.
+    /// How many bytes may wait for readers to end before mutations are held up, where that is more
+    /// than a quarter of the file. 64 MiB unless told otherwise.
     ///
-    /// What is replaced or removed cannot be used again while a [`Reader`](crate::Reader) lives that could see it. Beyond
-    /// this limit, mutations wait up to a second for readers to end, and then fail with
-    /// [`Error::HeldUp`], which names the thread; those of the thread that holds the reader fail at
-    /// once. So a reader that is forgotten does not make the file grow for ever.
+    /// What is replaced or removed cannot be used again while a [`Reader`](crate::Reader) lives
+    /// that could see it. Beyond this limit, mutations wait up to a second for readers to end, and
+    /// then fail with [`Error::HeldUp`], which names the thread; those of the thread that holds the
+    /// reader fail at once. So a reader that is forgotten does not make the file grow for ever.
     ///
     /// ```
     /// use evermap::{Error, Evermap, Options};

@@ -1,8 +1,8 @@
 //! A walk through all records that holds no guard while it shows them.
 //!
-//! The records of one segment of the index are a *page*. Its keys are copied under one guard, and so many values
-//! beside them as are small together. Values that did not fit are looked up by their keys when their turn comes. So
-//! whoever pauses holds up nothing but his own memory.
+//! The records of one segment of the index are a *page*. Its keys are copied under one guard, and
+//! so many values beside them as are small together. Values that did not fit are looked up by their
+//! keys when their turn comes. So whoever pauses holds up nothing but his own memory.
 
 use std::ops::Range;
 
@@ -138,7 +138,8 @@ impl<'s, M: Medium> Pages<'s, M> {
         Ok(true)
     }
 
-    /// Copies the record that `word` names, or its key at least, unless it is dead. For a caller that holds a guard.
+    /// Copies the record that `word` names, or its key at least, unless it is dead. For a caller
+    /// that holds a guard.
     fn copy(&mut self, hash: u64, word: u64) {
         let from = self.keys.len();
         let rest = match self.store().named(hash, word, &mut self.keys) {

@@ -192,12 +192,13 @@ impl<M: Medium> Store<M> {
     /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a
     /// record or a part of the index is damaged. Stops when `each` answers `false`. O(n).
     ///
-    /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile, at
-    /// most once. (A key that is removed and put again meanwhile has two records.) Each is current at some moment.
+    /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile,
+    /// at most once. (A key that is removed and put again meanwhile has two records.) Each is
+    /// current at some moment.
     ///
-    /// `each` may use the store in any way and take its time: about a thousand records are copied at a time, and no guard
-    /// is held while they are shown. That takes memory for their keys, and for 256 KiB of values or the largest of
-    /// them.
+    /// `each` may use the store in any way and take its time: about a thousand records are copied
+    /// at a time, and no guard is held while they are shown. That takes memory for their keys, and
+    /// for 256 KiB of values or the largest of them.
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -212,7 +213,8 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`] and [`Error::Dropped`], `each` itself may be the cause; the rest is shown to `each`.
+    /// [`Error::Closed`] and [`Error::Dropped`], `each` itself may be the cause; the rest is shown
+    /// to `each`.
     pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
         let mut pages = Pages::new(self);
         while let Some(item) = pages.next()? {
@@ -308,7 +310,8 @@ impl<M: Medium> Store<M> {
         Ok(())
     }
 
-    /// The record of a pair in the index, unless it is dead, and when it expires. Appends its key to `keys`.
+    /// The record of a pair in the index, unless it is dead, and when it expires. Appends its key
+    /// to `keys`.
     pub(crate) fn named(
         &self,
         hash: u64,
@@ -369,8 +372,8 @@ impl<'s, M: Medium> Walk<'s, M> {
 
 /// All keys and values of a store: see [`Store::iter`].
 ///
-/// It holds nothing in the store between two calls, so it may be kept for as long as one likes: it keeps no memory from
-/// being used again, and [`close`](Store::close) does not wait for it.
+/// It holds nothing in the store between two calls, so it may be kept for as long as one likes: it
+/// keeps no memory from being used again, and [`close`](Store::close) does not wait for it.
 pub struct Iter<'s, M: Medium = Mapped> {
     pages: Pages<'s, M>,
 }
@@ -378,8 +381,8 @@ pub struct Iter<'s, M: Medium = Mapped> {
 impl<M: Medium> Iterator for Iter<'_, M> {
     type Item = Result<(Vec<u8>, Vec<u8>)>;
 
-    /// Of a damaged record, or a damaged part of the index, the error; and then what comes next. Of a store that was
-    /// closed, or a map that was dropped, the error once; and then nothing more.
+    /// Of a damaged record, or a damaged part of the index, the error; and then what comes next. Of
+    /// a store that was closed, or a map that was dropped, the error once; and then nothing more.
     fn next(&mut self) -> Option<Self::Item> {
         match self.pages.next() {
             Ok(Some(shown)) => Some(shown.map(|item| (item.key.to_vec(), item.value.to_vec()))),
@@ -391,10 +394,10 @@ impl<M: Medium> Iterator for Iter<'_, M> {
 
 impl<M: Medium> FusedIterator for Iter<'_, M> {}
 
-/// Reads without copying. While it lives, nothing that it could see is used again, so it should be short-lived: where
-/// [too much](crate::Options::reader_backlog) waits for it, mutations fail with [`Error::HeldUp`]. It stays on the thread
-/// that made it. That thread cannot close, check, sweep, purge or compact the store meanwhile: those answer
-/// [`Error::GuardHeld`].
+/// Reads without copying. While it lives, nothing that it could see is used again, so it should be
+/// short-lived: where [too much](crate::Options::reader_backlog) waits for it, mutations fail with
+/// [`Error::HeldUp`]. It stays on the thread that made it, which cannot close, check, sweep, purge
+/// or compact the store meanwhile: those answer [`Error::GuardHeld`].
 ///
 /// ```
 /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;

@@ -2,11 +2,12 @@
 //!
 //! A thread can hold two things while code of the caller runs:
 //!
-//! * a guard, as long as a [`Reader`](crate::Reader) lives, and in the closures of [`get_many`](Store::get_many),
-//!   [`get_together`](Store::get_together), [`modify`](Store::modify) and [`Scan::visit`](crate::Scan::visit).
-//!   Other closures run without one, and iterators and scans hold none between two calls;
-//! * the record that a closure of [`modify`](Store::modify) was shown. It is not locked, but `modify` begins again if
-//!   it was changed meanwhile.
+//! * a guard, as long as a [`Reader`](crate::Reader) lives, and in the closures of
+//!   [`get_many`](Store::get_many), [`get_together`](Store::get_together),
+//!   [`modify`](Store::modify) and [`Scan::visit`](crate::Scan::visit). Other closures run without
+//!   one, and iterators and scans hold none between two calls;
+//! * the record that a closure of [`modify`](Store::modify) was shown. It is not locked, but
+//!   `modify` begins again if it was changed meanwhile.
 //!
 //! No code of the caller ever runs under a lock. So this is all that there is to refuse:
 //!
@@ -65,7 +66,8 @@ impl<M: Medium> Store<M> {
         Edit(())
     }
 
-    /// Begins a change of one key, before anything is locked or pinned; returns the key with its hash.
+    /// Begins a change of one key, before anything is locked or pinned; returns the key with its
+    /// hash.
     #[inline]
     pub(crate) fn begin_change<'k>(&self, key: &'k [u8]) -> Result<BytesRef<'k>> {
         let key = self.key(key)?;

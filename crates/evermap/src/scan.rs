@@ -284,9 +284,10 @@ impl<'s, M: Medium> Scan<'s, M> {
         }
     }
 
-    /// Calls `each` with the records in order, copied and verified, or with the error where one is damaged, until it
-    /// answers `false`. Going on later goes on behind the record that was shown last. A guard is held meanwhile, for 32
-    /// records at a time, so `each` should be quick; it may use the store, but not wait for guards.
+    /// Calls `each` with the records in order, copied and verified, or with the error where one is
+    /// damaged, until it answers `false`. Going on later goes on behind the record that was shown
+    /// last. A guard is held meanwhile, for 32 records at a time, so `each` should be quick; it may
+    /// use the store, but not wait for guards.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -421,12 +422,13 @@ impl<'s, M: Medium> Scan<'s, M> {
 impl<M: Medium> Iterator for Scan<'_, M> {
     type Item = Result<(Vec<u8>, Vec<u8>)>;
 
-    /// Of a damaged record, the error; and then the next. Any other error once, of a store that was closed for instance;
-    /// and then nothing more.
+    /// Of a damaged record, the error; and then the next. Any other error once, of a store that was
+    /// closed for instance; and then nothing more.
     fn next(&mut self) -> Option<Self::Item> {
         while !self.over {
             if !self.store.map.is_open() {
-                // What was copied ahead is not shown any more, as if it had been looked up only now.
+                // What was copied ahead is not shown any more, as if it had been looked up only
+                // now.
                 self.over = true;
                 return Some(Err(self.store.map.refusal()));
             }

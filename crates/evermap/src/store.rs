@@ -55,8 +55,9 @@ const FOR_SPACE: u64 = 4096;
 ///   the index is damaged. Mutations can return the latter although they have made their change, where the damage was met
 ///   afterwards.
 ///
-/// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`], [`Error::HeldUp`] or [`Error::Pm`] with `NoSpace`,
-/// and nothing has changed then; [`Error::BeingModified`] inside [`modify`](Store::modify); and [`Error::Pm`] with `Forked` in a forked child.
+/// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`], [`Error::HeldUp`] or
+/// [`Error::Pm`] with `NoSpace`, and nothing has changed then; [`Error::BeingModified`] inside
+/// [`modify`](Store::modify); and [`Error::Pm`] with `Forked` in a forked child.
 ///
 /// A file has a default map, which is what [`open`](Store::open) answers, and any number of [named](Store::map) ones. A
 /// `Store` is a handle of one of them, to be cloned and shared. What concerns the file as a whole can be done
@@ -173,8 +174,8 @@ impl<M: Medium> Store<M> {
     /// [dropped](Store::drop_map) maps had and the background has not freed yet is freed first.
     ///
     /// # Errors
-    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Pm`] with `Io` where the system could not write, `Poisoned` or `Forked`; the next opening then
-    /// finds an unclean stop.
+    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Pm`] with `Io` where the system
+    /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean stop.
     pub fn close(&self) -> Result<()> {
         let file = &self.file;
         if !self.is_closed() {

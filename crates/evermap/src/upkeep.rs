@@ -243,8 +243,8 @@ impl<M: Medium> Store<M> {
     /// After an unclean stop: finds out which space of the file is in use, so that the rest can be reused, repairs every
     /// part of the index of each map on the way, and counts records. Does nothing if that is done or not needed.
     ///
-    /// Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs a record. [`Evermap`](crate::Evermap) calls it in the
-    /// background.
+    /// Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs a record.
+    /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// # Errors
     /// [`Error::GuardHeld`](crate::Error::GuardHeld).

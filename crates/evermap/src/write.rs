@@ -279,7 +279,8 @@ impl<M: Medium> Store<M> {
     /// should be short and without effects of its own. Answers any [`Outcome`]. Expected O(1) while threads do
     /// not compete for the key; some thread always succeeds.
     ///
-    /// `edit` may use the store, but not change the same key, and not call what waits for guards: it runs under one.
+    /// `edit` may use the store, but not change the same key, and not call what waits for guards:
+    /// it runs under one.
     ///
     /// ```
     /// use evermap::Edit;

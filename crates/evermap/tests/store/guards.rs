@@ -80,8 +80,8 @@ const KEY: &[u8] = b"key";
 type Within = fn(&Evermap, &mut dyn FnMut());
 type Operation = fn(&Evermap) -> Result<()>;
 
-/// Where a caller's code runs, and what its thread holds there. What the method answers does not matter: the store may
-/// have been closed.
+/// Where a caller's code runs, and what its thread holds there. What the method answers does not
+/// matter: the store may have been closed.
 const PLACES: &[(&str, Held, Within)] = &[
     ("reader", Held::Guard, |map, run| {
         let reader = map.reader().unwrap();
@@ -221,7 +221,8 @@ const OTHERS: &[(&str, Operation)] = &[
     }),
 ];
 
-/// Every operation, wherever its caller's code may run: it is done, or says why not. None waits for itself.
+/// Every operation, wherever its caller's code may run: it is done, or says why not. None waits for
+/// itself.
 #[test]
 fn whatever_a_thread_holds_every_operation_ends() {
     for &(place, held, within) in PLACES {
@@ -260,7 +261,8 @@ fn answer_names(answer: &Result<()>, name: &str) -> bool {
     told.contains("Reader") && name.starts_with(told.split(' ').next().unwrap())
 }
 
-/// A closure that tries to change its own key still decides what becomes of it; and one that panics leaves nothing behind.
+/// A closure that tries to change its own key still decides what becomes of it; and one that panics
+/// leaves nothing behind.
 #[test]
 fn modify_goes_on_after_a_refused_change() {
     let store = bare();
@@ -349,7 +351,8 @@ fn a_walk_shows_what_is_there_throughout_exactly_once() {
                 assert_eq!(item.value.len(), value(key, 0).len());
                 assert!(item.value.iter().all(|&byte| byte == item.value[0]));
                 assert!(seen.insert(key, item.value[0]).is_none(), "key {key} is shown twice");
-                // A third is replaced meanwhile, some are removed, and all that is replaced is used again.
+                // A third is replaced meanwhile, some are removed, and all that is replaced is used
+                // again.
                 for other in (step..KEYS).step_by(100) {
                     match other % 10 {
                         0 => drop(
@@ -395,8 +398,8 @@ fn occupied(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// However long a reader lives, the file is bounded, and the writer is told who holds it up; when the reader is gone, the
-/// writer goes on, and what the file has grown by is given back.
+/// However long a reader lives, the file is bounded, and the writer is told who holds it up; when
+/// the reader is gone, the writer goes on, and what the file has grown by is given back.
 #[test]
 fn a_reader_that_is_forgotten_holds_writers_up() {
     const LIMIT: u64 = 32 << 20;
