@@ -296,11 +296,11 @@ impl<M: Medium> Plan<'_, M> {
     }
 
     /// The counter after adding `delta`.
-    fn added(&self, delta: i64) -> Result<(Cow<'static, [u8]>, Meta)> {
+    fn added(&self, delta: i64, guard: &Guard<'_>) -> Result<(Cow<'static, [u8]>, Meta)> {
         let key = self.key.bytes;
         let mut value = Vec::new();
         let live = match self.word {
-            Some(word) => self.store.readable(self.key, word)?,
+            Some(word) => self.store.readable(self.key, word, guard)?,
             None => None,
         };
         let mut meta = Meta::default();
@@ -481,7 +481,7 @@ impl<M: Medium> Store<M> {
                 Change::Keep => {}
                 Change::Remove => plan.removes = true,
                 Change::Put(value, meta) => plan.value = Some((Cow::Borrowed(value), *meta)),
-                Change::Add(delta) => plan.value = Some(plan.added(*delta)?),
+                Change::Add(delta) => plan.value = Some(plan.added(*delta, guard)?),
             }
         }
         let mut room = vec![0; stores.len()];
@@ -620,7 +620,7 @@ impl<M: Medium> Store<M> {
             words.iter().flatten().for_each(|&word| self.prefetch(word));
             let found = keys.iter().zip(words);
             let found: Vec<_> = found
-                .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word)))
+                .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word, guard)))
                 .collect();
             // A flush must not come in between either.
             if self.file.claims.still(settled) && self.map.flush.mark() == mark {

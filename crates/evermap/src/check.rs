@@ -188,7 +188,7 @@ impl<M: Medium> Store<M> {
             return Err(describe("it is not where its key belongs"));
         }
         if record.expires_at().is_none() {
-            return Err(describe("its expiry is unreadable"));
+            return Err(describe(record.why_unreadable()));
         }
         if deep && !record.verify(self.map.seat.owner()) {
             return Err(describe("its checksum does not match"));

@@ -5,6 +5,8 @@
 //! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
 //! hold.
 
+use std::collections::HashSet;
+
 use evermap_index::Guard;
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
@@ -162,7 +164,7 @@ impl<M: Medium> Store<M> {
             self.prefetch(*word);
         }
         for (at, (key, word)) in keys.iter().zip(words).enumerate() {
-            let found = word.map_or(Ok(None), |word| self.readable(*key, word));
+            let found = word.map_or(Ok(None), |word| self.readable(*key, word, guard));
             if let Some(shown) = self.shown(key.bytes, found, value).transpose()
                 && !each(at, shown)
             {
@@ -211,7 +213,7 @@ impl<M: Medium> Store<M> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let mut walk = Walk::new(self);
         let mut pairs = Vec::new();
-        while let Some(_guard) = walk.next(&mut pairs)? {
+        while let Some(guard) = walk.next(&mut pairs)? {
             if let Err(error) = walk.take_error()
                 && !each(Err(error))
             {
@@ -221,7 +223,7 @@ impl<M: Medium> Store<M> {
                 if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
                     self.prefetch(*ahead);
                 }
-                let go_on = match self.copy_of(hash, word, &mut key, &mut value) {
+                let go_on = match walk.copy_of(hash, word, &guard, &mut key, &mut value) {
                     Ok(None) => true,
                     Ok(Some(item)) => each(Ok(item)),
                     Err(error) => each(Err(error)),
@@ -246,7 +248,7 @@ impl<M: Medium> Store<M> {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn iter(&self) -> Iter<'_, M> {
-        Iter { walk: Walk::new(self), pairs: Vec::new().into_iter(), _guard: None }
+        Iter { walk: Walk::new(self), pairs: Vec::new().into_iter(), guard: None }
     }
 
     /// Begins to read without copying; see [`Reader`].
@@ -285,25 +287,62 @@ impl<M: Medium> Store<M> {
     ) -> Result<Option<Found<'g, M>>> {
         match self.map.index.get(key, guard)? {
             None => Ok(None),
-            Some(word) => self.readable(key, word),
+            Some(word) => self.readable(key, word, guard),
         }
     }
 
-    /// The record that `word` names, unless it is dead, and when it expires.
+    /// The live record of `key`, which the index has bound to `word` a moment ago, and when it expires.
     #[inline]
-    pub(crate) fn readable(&self, key: BytesRef<'_>, word: u64) -> Result<Option<Found<'_, M>>> {
-        let damaged = |what| {
-            self.met_damage();
-            Error::damaged(key.bytes, word & evermap_index::record::OFFSET_MASK, what)
-        };
-        let record = Record::at(self.file.pool.medium(), word).map_err(damaged)?;
-        if record.stamp() < self.map.flush.mark() {
-            return Ok(None);
+    pub(crate) fn readable<'g>(
+        &'g self,
+        key: BytesRef<'_>,
+        mut word: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Option<Found<'g, M>>> {
+        loop {
+            let record = Record::at(self.file.pool.medium(), word)
+                .map_err(|what| self.damaged_at(key, word, what))?;
+            if record.stamp() < self.map.flush.mark() {
+                return Ok(None);
+            }
+            if let Some(expires_at) = record.expires_at() {
+                let expired = expires_at != 0 && expires_at <= self.file.clock.now();
+                self.map.usual.read(record.bytes());
+                return Ok((!expired).then_some((record, expires_at)));
+            }
+            match self.bound_since(key, &record, guard)? {
+                Some(newer) => word = newer,
+                None => return Ok(None),
+            }
         }
-        let expires_at = record.expires_at().ok_or_else(|| damaged("its expiry is unreadable"))?;
-        let expired = expires_at != 0 && expires_at <= self.file.clock.now();
-        self.map.usual.read(record.bytes());
-        Ok((!expired).then_some((record, expires_at)))
+    }
+
+    /// What `key` is bound to now, where it was bound to a record whose control word does not say when it expires.
+    ///
+    /// A tombstone of this opening can have come between the look at the index and the one at the record. It comes after
+    /// the key was bound to something else or unbound, so another look at the index finds that; each time that the
+    /// caller comes back with another record, some other thread has changed the key meanwhile. Everything else is damage.
+    #[cold]
+    fn bound_since(
+        &self,
+        key: BytesRef<'_>,
+        record: &Record<'_, M>,
+        guard: &Guard<'_>,
+    ) -> Result<Option<u64>> {
+        if record.was_unbound_in(self.file.pool.generation()) {
+            let bound = self.map.index.get(key, guard)?;
+            // The guard keeps the block from being used again, so the same word means the same record.
+            if bound != Some(record.word()) {
+                return Ok(bound);
+            }
+        }
+        Err(self.damaged_at(key, record.word(), record.why_unreadable()))
+    }
+
+    #[cold]
+    fn damaged_at(&self, key: BytesRef<'_>, word: u64, what: &'static str) -> Error {
+        self.met_damage();
+        Error::damaged(key.bytes, word & OFFSET_MASK, what)
     }
 
     /// Appends the value to `out`, and verifies the copy if reads are to be verified.
@@ -319,33 +358,6 @@ impl<M: Medium> Store<M> {
         Ok(())
     }
 
-    /// A verified copy of the record of a pair in the index, unless it is dead.
-    fn copy_of<'a>(
-        &self,
-        hash: u64,
-        word: u64,
-        key: &'a mut Vec<u8>,
-        value: &'a mut Vec<u8>,
-    ) -> Result<Option<Item<'a>>> {
-        key.clear();
-        value.clear();
-        let named = match Record::at(self.file.pool.medium(), word) {
-            // Of a pair whose record is unreadable nobody knows the key.
-            Err(_) => self.readable(BytesRef { bytes: &[], hash }, word)?,
-            Ok(record) => {
-                record.append_key(key)?;
-                let named = self.key(key)?;
-                if named.hash != hash {
-                    self.met_damage();
-                    return Err(record.damaged("it is not where its key belongs"));
-                }
-                self.readable(named, word)?
-            }
-        };
-        let Some((record, expires_at)) = named else { return Ok(None) };
-        self.copy(key, &record, value)?;
-        Ok(Some(record.item(key, value, expires_at)))
-    }
 }
 
 /// A walk through the index, one segment at a time.
@@ -354,11 +366,14 @@ pub(crate) struct Walk<'s, M: Medium> {
     /// Where to go on: see [`Persistent::scan`](evermap_index::Persistent::scan).
     from: Option<u64>,
     error: Option<Error>,
+    /// CAS ids of records that were shown in place of those that they replaced meanwhile. Most indexes leave a key where
+    /// it is, so hardly any of them is met again.
+    shown_early: HashSet<u64>,
 }
 
 impl<'s, M: Medium> Walk<'s, M> {
     pub(crate) fn new(store: &'s Store<M>) -> Self {
-        Walk { store, from: Some(0), error: None }
+        Walk { store, from: Some(0), error: None, shown_early: HashSet::new() }
     }
 
     /// Makes `pairs` the slot keys and words of the next segment; answers the guard that keeps the records, and nothing
@@ -383,6 +398,45 @@ impl<'s, M: Medium> Walk<'s, M> {
     pub(crate) fn take_error(&mut self) -> Result<()> {
         self.error.take().map_or(Ok(()), Err)
     }
+
+    /// A verified copy of the record of a pair that this walk has met, or of the one that has replaced it since, unless that
+    /// is dead. `guard` is the one under which the pair was met.
+    fn copy_of<'a>(
+        &mut self,
+        hash: u64,
+        word: u64,
+        guard: &Guard<'_>,
+        key: &'a mut Vec<u8>,
+        value: &'a mut Vec<u8>,
+    ) -> Result<Option<Item<'a>>> {
+        key.clear();
+        value.clear();
+        let store = self.store;
+        let named = match Record::at(store.file.pool.medium(), word) {
+            // Of a pair whose record is unreadable nobody knows the key.
+            Err(what) => {
+                return Err(store.damaged_at(BytesRef { bytes: &[], hash }, word, what));
+            }
+            Ok(record) => {
+                record.append_key(key)?;
+                let named = store.key(key)?;
+                if named.hash != hash {
+                    store.met_damage();
+                    return Err(record.damaged("it is not where its key belongs"));
+                }
+                store.readable(named, word, guard)?
+            }
+        };
+        let Some((record, expires_at)) = named else { return Ok(None) };
+        if record.word() != word {
+            // The key can come again: it was removed and then bound in a part of the index that is still ahead.
+            self.shown_early.insert(record.stamp());
+        } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.stamp()) {
+            return Ok(None);
+        }
+        store.copy(key, &record, value)?;
+        Ok(Some(record.item(key, value, expires_at)))
+    }
 }
 
 impl<M: Medium> Drop for Walk<'_, M> {
@@ -398,7 +452,7 @@ pub struct Iter<'s, M: Medium = Mapped> {
     walk: Walk<'s, M>,
     pairs: std::vec::IntoIter<(u64, u64)>,
     /// Keeps the records of `pairs` from being reused.
-    _guard: Option<Guard<'s>>,
+    guard: Option<Guard<'s>>,
 }
 
 impl<M: Medium> Iterator for Iter<'_, M> {
@@ -414,7 +468,7 @@ impl<M: Medium> Iterator for Iter<'_, M> {
                 match self.walk.next(&mut pairs) {
                     Ok(None) => return None,
                     Ok(Some(guard)) => {
-                        (self.pairs, self._guard) = (pairs.into_iter(), Some(guard));
+                        (self.pairs, self.guard) = (pairs.into_iter(), Some(guard));
                         continue;
                     }
                     Err(error) => {
@@ -424,8 +478,9 @@ impl<M: Medium> Iterator for Iter<'_, M> {
                     }
                 }
             };
+            let guard = self.guard.as_ref().expect("held as long as there are pairs");
             let (mut key, mut value) = (Vec::new(), Vec::new());
-            match self.walk.store.copy_of(hash, word, &mut key, &mut value) {
+            match self.walk.copy_of(hash, word, guard, &mut key, &mut value) {
                 Ok(None) => {}
                 Ok(Some(_)) => return Some(Ok((key, value))),
                 Err(error) => return Some(Err(error)),
