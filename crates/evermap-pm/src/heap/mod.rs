@@ -27,6 +27,7 @@
 //! leaves up to a sixteenth of extents unused.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -752,6 +753,39 @@ impl<M: Medium> Heap<M> {
             let (word, bit) = Extent::bit(block);
             extent.bits[word] |= bit;
         }
+    }
+
+    /// Bytes of the block at `offset`, if its extent is from before an unclean open and was not swept yet; 0 if that extent
+    /// cannot have a block there.
+    pub(crate) fn closed_block(&self, offset: u64) -> Option<u64> {
+        self.bytes_at(offset, |life| life == Life::Closed)
+    }
+
+    /// Bytes of the block at `offset`, taken or not, if there can be one; 0 if its extent is in use and cannot.
+    pub(crate) fn block(&self, offset: u64) -> Option<u64> {
+        self.bytes_at(offset, |life| life != Life::Free)
+    }
+
+    fn bytes_at(&self, offset: u64, lives: impl Fn(Life) -> bool) -> Option<u64> {
+        let (index, rest) = self.locate(offset)?;
+        let extent = self.extents.hold(index);
+        let bytes = || match extent.used {
+            Use::Blocks(blocks) => blocks.size,
+            Use::Large(count) => count * self.region.extent_size(),
+            Use::Unused | Use::Tail | Use::Free => 0,
+        };
+        lives(extent.life).then(|| block_at(&extent, rest).map_or(0, |_| bytes()))
+    }
+
+    /// Where the extents lie that hold [parts of structures](Heap::allocate_part) and were not swept yet: ascending.
+    pub(crate) fn closed_parts(&self) -> impl Iterator<Item = Range<u64>> {
+        let holds_parts = |&index: &u64| {
+            let extent = self.extents.hold(index);
+            let parts = matches!(extent.used, Use::Blocks(Blocks { stay: true, .. }));
+            parts && extent.life == Life::Closed
+        };
+        let offset = |index| self.region.extent_offset(index);
+        self.frontier_extents().filter(holds_parts).map(move |index| offset(index)..offset(index + 1))
     }
 
     /// Sees to it that nothing is allocated from an extent whose table entry must be wrong, since something

@@ -17,3 +17,4 @@ mod model;
 mod ordered;
 mod panics;
 mod saved;
+mod sweep;
