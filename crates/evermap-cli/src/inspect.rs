@@ -49,7 +49,7 @@ impl StatCommand {
 pub(crate) struct Check {
     #[command(flatten)]
     store: StoreArguments,
-    /// Verify the checksum of every record too
+    /// Read every record too, and verify its checksum
     #[arg(long)]
     deep: bool,
     /// As a JSON object

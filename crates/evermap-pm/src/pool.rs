@@ -1,5 +1,6 @@
 //! A region, its heap and its epoch domain as one object: what an index is built on.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -168,6 +169,24 @@ impl<M: Medium> Pool<M> {
         self.heap.finish_sweep();
         self.swept.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Bytes of the block at `offset`, if it was allocated before an unclean open and the [sweep](Pool::sweep) is not
+    /// through: what tells a sweep how large a block is, and that it is not a new one, without a look at it. 0 where
+    /// damage leads to what is no block.
+    pub fn old_block(&self, offset: u64) -> Option<u64> {
+        self.heap.closed_block(offset)
+    }
+
+    /// Bytes of the block at `offset`, whether or not it is taken; `None` if there is none, as far as the heap knows.
+    pub fn block(&self, offset: u64) -> Option<u64> {
+        self.heap.block(offset).filter(|&bytes| bytes > 0)
+    }
+
+    /// Where the parts of structures lie that were allocated before an unclean open, as long as the [sweep](Pool::sweep)
+    /// is not through: in the order of the file. A sweep reads these and nothing else.
+    pub fn old_parts(&self) -> impl Iterator<Item = Range<u64>> {
+        self.heap.closed_parts().into_iter()
     }
 
     /// Chooses extents that hold little, to be emptied by moving what is in them; nothing if fewer than `least`

@@ -323,12 +323,12 @@ impl<'s, M: Medium> Plan<'s, M> {
     }
 
     /// Plans what `change` says.
-    fn set(&mut self, change: &'s Change) -> Result<()> {
+    fn set(&mut self, change: &'s Change, guard: &Guard<'_>) -> Result<()> {
         self.removes = matches!(change.base, Base::Remove);
         self.value = match (&change.base, change.added) {
             (Base::Keep, None) | (Base::Remove, None) => None,
             (Base::Put(value, meta), None) => Some((Cow::Borrowed(value), *meta)),
-            (Base::Keep, Some(delta)) => Some(self.added_to_current(delta)?),
+            (Base::Keep, Some(delta)) => Some(self.added_to_current(delta, guard)?),
             (Base::Put(value, meta), Some(delta)) => Some((self.added(Some(value), delta)?, *meta)),
             (Base::Remove, Some(delta)) => Some((self.added(None, delta)?, Meta::default())),
         };
@@ -342,11 +342,15 @@ impl<'s, M: Medium> Plan<'s, M> {
     }
 
     /// The same for the counter in the store, with its flags and expiry.
-    fn added_to_current(&self, delta: i128) -> Result<(Cow<'static, [u8]>, Meta)> {
+    fn added_to_current(
+        &self,
+        delta: i128,
+        guard: &Guard<'_>,
+    ) -> Result<(Cow<'static, [u8]>, Meta)> {
         let key = self.key.bytes;
         let mut value = Vec::new();
         let live = match self.word {
-            Some(word) => self.store.readable(self.key, word)?,
+            Some(word) => self.store.readable(self.key, word, guard)?,
             None => None,
         };
         let mut meta = Meta::default();
@@ -528,7 +532,7 @@ impl<M: Medium> Store<M> {
             plans.push(plan);
         }
         for (plan, part) in plans.iter_mut().zip(&batch.parts) {
-            plan.set(&part.change)?;
+            plan.set(&part.change, guard)?;
         }
         let mut room = vec![0; stores.len()];
         for (plan, part) in plans.iter().zip(&batch.parts) {
@@ -666,7 +670,7 @@ impl<M: Medium> Store<M> {
             words.iter().flatten().for_each(|&word| self.prefetch(word));
             let found = keys.iter().zip(words);
             let found: Vec<_> = found
-                .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word)))
+                .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word, guard)))
                 .collect();
             // A flush must not come in between either.
             if self.file.claims.still(settled) && self.map.flush.mark() == mark {

@@ -21,6 +21,8 @@ pub(crate) struct File<M: Medium> {
     pub(crate) claims: Claims,
     pub(crate) clock: Time,
     pub(crate) verify: bool,
+    /// What the control words of records become that are unbound in this opening.
+    pub(crate) tombstone: u64,
     pub(crate) upkeep: Upkeep,
     pub(crate) origin: Origin,
     pub(crate) options: Options,

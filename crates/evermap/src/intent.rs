@@ -18,7 +18,7 @@ use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
-use evermap_index::record::OFFSET_MASK;
+use evermap_index::record::{OFFSET_MASK, key_equals};
 use evermap_index::{Action, Guard, Intent as Wish};
 use evermap_pm::region::OnSuspect;
 use evermap_pm::{Medium, PmU64, Pool};
@@ -26,7 +26,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 use crate::batch::BATCH_MAX;
 use crate::map::Seat;
 use crate::primary::Primary;
-use crate::record::Record;
+use crate::record::{Owner, Record, tombstone_of};
 use crate::sealed::{Place, seal, unseal};
 use crate::{Error, Result};
 
@@ -243,7 +243,18 @@ fn resume_one<M: Medium>(
         .map_err(|what| Error::damaged(&[], word & OFFSET_MASK, what))?;
     let mut key = Vec::new();
     record.append_key(&mut key)?;
-    entry.carry_out(BytesRef::new(&key, pool.seed()), pool, index, guard)
+    let key = BytesRef::new(&key, pool.seed());
+    entry.carry_out(key, pool, index, guard)?;
+    // Whoever carries a batch out in one go does this once it is over: the sweep is to free the block, and does not read it.
+    if entry.old != 0
+        && index.get(key, guard)? != Some(entry.old)
+        && let Ok(old) = Record::at(pool.medium(), entry.old)
+        && old.verify(Owner::of(entry.map))
+        && key_equals(pool.medium(), entry.old, key.bytes)
+    {
+        old.set_tombstone(tombstone_of(pool.generation()));
+    }
+    Ok(())
 }
 
 /// What the root slot names; nothing if it does not verify.

@@ -16,7 +16,7 @@ use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, Pool};
 
 use crate::map::{Life, Map, Seat};
-use crate::record::Record;
+use crate::record::{Record, tombstone_of};
 use crate::sealed::{Place, seal, unseal};
 use crate::stamps::lost;
 use crate::{Error, IndexKind, Meta, Outcome, Result, Store};
@@ -558,6 +558,7 @@ impl<M: Medium> Store<M> {
 /// Everything that a map has.
 struct Belongings<'p, M: Medium> {
     pool: &'p Pool<M>,
+    tombstone: u64,
     blocks: Vec<u64>,
     whole: bool,
 }
@@ -568,19 +569,23 @@ impl<M: Medium> Visitor for Belongings<'_, M> {
     }
 
     fn word(&mut self, word: u64) {
-        if Record::at(self.pool.medium(), word).is_ok() {
-            self.blocks.push(word & OFFSET_MASK);
-        } else {
+        match Record::at(self.pool.medium(), word) {
+            Ok(record) if !record.is_unbound() => {
+                // The descriptor of another map may come to lie where this one's was, and its records verify there.
+                record.set_tombstone(self.tombstone);
+                self.blocks.push(word & OFFSET_MASK);
+            }
             // Damage: its block may be part of something else by now. Better to lose it than to free that.
-            self.whole = false;
+            _ => self.whole = false,
         }
     }
 }
 
-/// Frees every block of a map that nothing leads to and nobody uses; answers whether that was all. O(records), 8 bytes of
-/// memory each.
+/// Frees every block of a map that nothing leads to and nobody uses, and sees to it that its records are not readable any
+/// more; answers whether that was all. O(records), 8 bytes of memory each.
 fn free_everything<M: Medium>(pool: &Pool<M>, map: &Map<M>) -> bool {
-    let mut all = Belongings { pool, blocks: vec![map.seat.descriptor()], whole: true };
+    let tombstone = tombstone_of(pool.generation());
+    let mut all = Belongings { pool, tombstone, blocks: vec![map.seat.descriptor()], whole: true };
     let visited = map.index.visit(&mut all);
     match map.saved.take(pool) {
         Some(blocks) => all.blocks.extend(blocks),

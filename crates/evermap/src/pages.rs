@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use evermap_index::Guard;
 use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
@@ -122,7 +123,7 @@ impl<'s, M: Medium> Pages<'s, M> {
         self.keys.clear();
         self.values.clear();
         self.at = 0;
-        let Some(_guard) = self.walk.next(&mut self.pairs)? else { return Ok(false) };
+        let Some(guard) = self.walk.next(&mut self.pairs)? else { return Ok(false) };
         if let Err(error) = self.walk.take_error() {
             let rest = Rest::unreadable(error);
             self.records.push(Copied { key: 0..0, hash: 0, rest });
@@ -132,17 +133,17 @@ impl<'s, M: Medium> Pages<'s, M> {
             if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
                 self.store().prefetch(*ahead);
             }
-            self.copy(hash, word);
+            self.copy(hash, word, &guard);
         }
         self.pairs = pairs;
         Ok(true)
     }
 
-    /// Copies the record that `word` names, or its key at least, unless it is dead. For a caller
-    /// that holds a guard.
-    fn copy(&mut self, hash: u64, word: u64) {
+    /// Copies the record that `word` names, or its key at least, unless it is dead. `guard` is the one under which the
+    /// word was found.
+    fn copy(&mut self, hash: u64, word: u64, guard: &Guard<'_>) {
         let from = self.keys.len();
-        let rest = match self.store().named(hash, word, &mut self.keys) {
+        let rest = match self.walk.named(hash, word, guard, &mut self.keys) {
             Ok(Some(_)) if self.keys.len() + self.values.len() >= AT_ONCE => Rest::Later,
             Ok(Some((record, expires_at))) => {
                 copy_value(self.store(), &self.keys[from..], &record, expires_at, &mut self.values)

@@ -5,6 +5,7 @@
 //! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
 //! hold.
 
+use std::collections::HashSet;
 use std::iter::FusedIterator;
 
 use evermap_index::Guard;
@@ -165,7 +166,7 @@ impl<M: Medium> Store<M> {
             self.prefetch(*word);
         }
         for (at, (key, word)) in keys.iter().zip(words).enumerate() {
-            let found = word.map_or(Ok(None), |word| self.readable(*key, word));
+            let found = word.map_or(Ok(None), |word| self.readable(*key, word, guard));
             if let Some(shown) = self.shown(key.bytes, found, value).transpose()
                 && !each(at, shown)
             {
@@ -276,25 +277,62 @@ impl<M: Medium> Store<M> {
     ) -> Result<Option<Found<'g, M>>> {
         match self.map.index.get(key, guard)? {
             None => Ok(None),
-            Some(word) => self.readable(key, word),
+            Some(word) => self.readable(key, word, guard),
         }
     }
 
-    /// The record that `word` names, unless it is dead, and when it expires.
+    /// The live record of `key`, which the index has bound to `word` a moment ago, and when it expires.
     #[inline]
-    pub(crate) fn readable(&self, key: BytesRef<'_>, word: u64) -> Result<Option<Found<'_, M>>> {
-        let damaged = |what| {
-            self.met_damage();
-            Error::damaged(key.bytes, word & evermap_index::record::OFFSET_MASK, what)
-        };
-        let record = Record::at(self.file.pool.medium(), word).map_err(damaged)?;
-        if record.stamp() < self.map.flush.mark() {
-            return Ok(None);
+    pub(crate) fn readable<'g>(
+        &'g self,
+        key: BytesRef<'_>,
+        mut word: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Option<Found<'g, M>>> {
+        loop {
+            let record = Record::at(self.file.pool.medium(), word)
+                .map_err(|what| self.damaged_at(key, word, what))?;
+            if record.stamp() < self.map.flush.mark() {
+                return Ok(None);
+            }
+            if let Some(expires_at) = record.expires_at() {
+                let expired = expires_at != 0 && expires_at <= self.file.clock.now();
+                self.map.usual.read(record.bytes());
+                return Ok((!expired).then_some((record, expires_at)));
+            }
+            match self.bound_since(key, &record, guard)? {
+                Some(newer) => word = newer,
+                None => return Ok(None),
+            }
         }
-        let expires_at = record.expires_at().ok_or_else(|| damaged("its expiry is unreadable"))?;
-        let expired = expires_at != 0 && expires_at <= self.file.clock.now();
-        self.map.usual.read(record.bytes());
-        Ok((!expired).then_some((record, expires_at)))
+    }
+
+    /// What `key` is bound to now, where it was bound to a record whose control word does not say when it expires.
+    ///
+    /// A tombstone of this opening can have come between the look at the index and the one at the record. It comes after
+    /// the key was bound to something else or unbound, so another look at the index finds that; each time that the
+    /// caller comes back with another record, some other thread has changed the key meanwhile. Everything else is damage.
+    #[cold]
+    fn bound_since(
+        &self,
+        key: BytesRef<'_>,
+        record: &Record<'_, M>,
+        guard: &Guard<'_>,
+    ) -> Result<Option<u64>> {
+        if record.was_unbound_in(self.file.pool.generation()) {
+            let bound = self.map.index.get(key, guard)?;
+            // The guard keeps the block from being used again, so the same word means the same record.
+            if bound != Some(record.word()) {
+                return Ok(bound);
+            }
+        }
+        Err(self.damaged_at(key, record.word(), record.why_unreadable()))
+    }
+
+    #[cold]
+    fn damaged_at(&self, key: BytesRef<'_>, word: u64, what: &'static str) -> Error {
+        self.met_damage();
+        Error::damaged(key.bytes, word & OFFSET_MASK, what)
     }
 
     /// Appends the value to `out`, and verifies the copy if reads are to be verified.
@@ -309,28 +347,6 @@ impl<M: Medium> Store<M> {
         }
         Ok(())
     }
-
-    /// The record of a pair in the index, unless it is dead, and when it expires. Appends its key
-    /// to `keys`.
-    pub(crate) fn named(
-        &self,
-        hash: u64,
-        word: u64,
-        keys: &mut Vec<u8>,
-    ) -> Result<Option<Found<'_, M>>> {
-        let Ok(record) = Record::at(self.file.pool.medium(), word) else {
-            // Of a pair whose record is unreadable nobody knows the key.
-            return self.readable(BytesRef { bytes: &[], hash }, word);
-        };
-        let from = keys.len();
-        record.append_key(keys)?;
-        let named = self.key(&keys[from..])?;
-        if named.hash != hash {
-            self.met_damage();
-            return Err(record.damaged("it is not where its key belongs"));
-        }
-        self.readable(named, word)
-    }
 }
 
 /// A walk through the index, one segment at a time.
@@ -339,11 +355,14 @@ pub(crate) struct Walk<'s, M: Medium> {
     /// Where to go on: see [`Persistent::scan`](evermap_index::Persistent::scan).
     from: Option<u64>,
     error: Option<Error>,
+    /// CAS ids of records that were shown in place of those that they replaced meanwhile. Most indexes leave a key where
+    /// it is, so hardly any of them is met again.
+    shown_early: HashSet<u64>,
 }
 
 impl<'s, M: Medium> Walk<'s, M> {
     pub(crate) fn new(store: &'s Store<M>) -> Self {
-        Walk { store, from: Some(0), error: None }
+        Walk { store, from: Some(0), error: None, shown_early: HashSet::new() }
     }
 
     /// Makes `pairs` the slot keys and words of the next segment; answers the guard that keeps the records, and nothing
@@ -367,6 +386,35 @@ impl<'s, M: Medium> Walk<'s, M> {
     /// What was wrong with the last segment.
     pub(crate) fn take_error(&mut self) -> Result<()> {
         self.error.take().map_or(Ok(()), Err)
+    }
+
+    /// The record of a pair that this walk has met, or the one that has replaced it since, and when it expires;
+    /// nothing if that is dead. Appends its key to `keys`. `guard` is the one under which the pair was met.
+    pub(crate) fn named(
+        &mut self,
+        hash: u64,
+        word: u64,
+        guard: &Guard<'_>,
+        keys: &mut Vec<u8>,
+    ) -> Result<Option<Found<'s, M>>> {
+        let (store, from) = (self.store, keys.len());
+        let record = Record::at(store.file.pool.medium(), word)
+            // Of a pair whose record is unreadable nobody knows the key.
+            .map_err(|what| store.damaged_at(BytesRef { bytes: &[], hash }, word, what))?;
+        record.append_key(keys)?;
+        let key = store.key(&keys[from..])?;
+        if key.hash != hash {
+            store.met_damage();
+            return Err(record.damaged("it is not where its key belongs"));
+        }
+        let Some((record, expires_at)) = store.readable(key, word, guard)? else { return Ok(None) };
+        if record.word() != word {
+            // The key can come again: it was removed and then bound in a part of the index that is still ahead.
+            self.shown_early.insert(record.stamp());
+        } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.stamp()) {
+            return Ok(None);
+        }
+        Ok(Some((record, expires_at)))
     }
 }
 

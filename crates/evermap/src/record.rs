@@ -3,7 +3,10 @@
 //! The layout is drawn in [`evermap_index::record`]. What the store adds:
 //!
 //! * `control` is a [sealed](crate::sealed) word; its low 32 bits are the expiry in seconds since 1970 (0:
-//!   never), the rest is reserved. It is changed by a single store under the key's lock;
+//!   never). It is changed by a single store under the key's lock. After the index has stopped naming the record,
+//!   durably, the word becomes a [tombstone](tombstone_of): bit 32 is set, and the low 32 bits are the number of the
+//!   opening that unbound the record. So damage to an index that leads to the record again does not bring it back.
+//!   The other bits are reserved;
 //! * `stamp` is the CAS id;
 //! * the high 16 bits of the index word repeat the low 16 bits of the stamp. A word and a record of
 //!   different ages (a page that went back in time) seldom agree;
@@ -22,6 +25,9 @@ pub const VALUE_MAX: usize = 1 << 30;
 
 const TAG_SHIFT: u32 = 48;
 
+/// What is wrong where the index leads to a record that has a tombstone.
+const REMOVED: &str = "it was removed or replaced, and the index leads to it again";
+
 /// Bytes of a record with a key and a value of these lengths.
 pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
     HEADER + ((key + value) as u64).next_multiple_of(8)
@@ -34,6 +40,21 @@ fn word_of(offset: u64, stamp: u64) -> u64 {
 /// A control word.
 pub(crate) fn control_of(expires_at: u32) -> u64 {
     seal(Place::Control, u64::from(expires_at))
+}
+
+/// In a control word: the record is not bound to its key any more, or never was.
+const UNBOUND: u64 = 1 << 32;
+
+/// The control word of a record that stopped being bound, or turned out not to be needed, in the opening with this
+/// generation.
+pub(crate) fn tombstone_of(generation: u64) -> u64 {
+    seal(Place::Control, UNBOUND | opening_of(generation))
+}
+
+/// What a tombstone keeps of a generation. Two openings of one file that have it in common are four thousand million
+/// openings apart.
+fn opening_of(generation: u64) -> u64 {
+    u64::from(generation as u32)
 }
 
 /// Which map a record belongs to: what its checksum begins with. A word that leads to a record of another map does not
@@ -229,6 +250,10 @@ impl<'d, M: Medium> Draft<'d, M> {
 impl<M: Medium> Drop for Draft<'_, M> {
     fn drop(&mut self) {
         if !self.published.get() {
+            // It may be complete, and nobody was told that it was stored: it must not verify.
+            let (m, cell) = (self.pool.medium(), &self.cells(0)[0]);
+            m.store(cell, tombstone_of(self.pool.generation()));
+            m.flush(cell);
             self.pool.free_unpublished(self.offset);
         }
     }
@@ -302,10 +327,38 @@ impl<'m, M: Medium> Record<'m, M> {
         self.medium.load(&self.header.control)
     }
 
-    /// When it expires; nothing if the control word is damaged.
+    /// When it expires; `None` if it is not bound any more, or its control word is damaged.
     #[inline]
     pub(crate) fn expires_at(&self) -> Option<u32> {
-        unseal(Place::Control, self.control()).map(|value| value as u32)
+        unseal(Place::Control, self.control()).and_then(|value| u32::try_from(value).ok())
+    }
+
+    /// Whether it has a tombstone, or a control word that is damaged in such a way that it could be one.
+    #[inline]
+    pub(crate) fn is_unbound(&self) -> bool {
+        self.control() & UNBOUND != 0
+    }
+
+    /// Whether it stopped being bound in the opening with this generation, so that a reader can have been led to it by the
+    /// index shortly before.
+    pub(crate) fn was_unbound_in(&self, generation: u64) -> bool {
+        self.control() == tombstone_of(generation)
+    }
+
+    /// Why [`expires_at`](Record::expires_at) returns `None`.
+    pub(crate) fn why_unreadable(&self) -> &'static str {
+        match unseal(Place::Control, self.control()) {
+            Some(value) if value & UNBOUND != 0 => REMOVED,
+            _ => "its expiry is unreadable",
+        }
+    }
+
+    /// Makes the control word a [tombstone](tombstone_of), once nothing names the record any more and that is durable.
+    ///
+    /// Flushed and not fenced: nobody has to wait for it, since only damage leads to the record from now on.
+    #[inline]
+    pub(crate) fn set_tombstone(&self, tombstone: u64) {
+        self.set_control(tombstone);
     }
 
     /// Changes the expiry, durably. The caller holds the key's lock.
@@ -504,6 +557,35 @@ mod tests {
             pool.medium().store(cell, before);
             assert_eq!(sound, padding, "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_record_with_a_tombstone_is_not_readable_and_hardly_becomes_so() {
+        let pool = pool();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", Meta::default(), 42).unwrap();
+        let record = Record::at(pool.medium(), draft.word()).unwrap();
+        assert!(!record.is_unbound() && record.expires_at() == Some(0));
+        record.set_tombstone(tombstone_of(7));
+        assert!(record.is_unbound() && record.expires_at().is_none());
+        assert!(record.was_unbound_in(7) && !record.was_unbound_in(6) && !record.was_unbound_in(8));
+        assert_eq!(record.why_unreadable(), REMOVED);
+        for generation in (0..2000).chain((0..32).map(|bit| 1 << bit)) {
+            let tombstone = tombstone_of(generation);
+            for bit in 0..64 {
+                pool.medium().store(&record.header.control, tombstone ^ 1 << bit);
+                assert_eq!(record.expires_at(), None, "generation {generation}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_draft_that_is_not_published_does_not_verify_later() {
+        let pool = pool();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", Meta::default(), 42).unwrap();
+        let word = draft.word();
+        assert_eq!(Record::at(pool.medium(), word).unwrap().expires_at(), Some(0));
+        drop(draft);
+        assert_eq!(Record::at(pool.medium(), word).unwrap().expires_at(), None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::map::{Life, Map, Seat, Setting};
 use crate::maps::Maps;
 use crate::ordered::{News, clear_saved};
 use crate::primary::Primary;
-use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes};
+use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes, tombstone_of};
 use crate::stamps::Stamps;
 use crate::upkeep::Upkeep;
 use crate::{Error, Meta, Options, Result};
@@ -152,6 +152,7 @@ impl<M: Medium> Store<M> {
             claims: Claims::new(),
             clock: Time::new(options.clock.clone()),
             verify: options.verify_reads || suspect,
+            tombstone: tombstone_of(pool.generation()),
             origin: Origin {
                 durability: options.durability,
                 file_system: "memory".into(),
@@ -396,7 +397,7 @@ impl<M: Medium> Store<M> {
         Ok(())
     }
 
-    /// Whether a record is flushed or expired; nothing if its control word is damaged.
+    /// Whether a record is flushed or expired; `None` if its control word is damaged or a tombstone.
     #[inline]
     pub(crate) fn is_dead(&self, record: &Record<'_, M>, mark: u64) -> Option<bool> {
         if record.stamp() < mark {
@@ -446,7 +447,7 @@ impl<M: Medium> Store<M> {
                 };
                 let live = word.and_then(|word| self.live(word, mark));
                 buried = word.is_some() && live.is_none();
-                match (decide(live), draft) {
+                let action = match (decide(live), draft) {
                     (Verdict::Publish | Verdict::PublishWith(_), Some(draft))
                         if draft.stamp() < mark =>
                     {
@@ -463,7 +464,12 @@ impl<M: Medium> Store<M> {
                     (Verdict::Remove, _) => Action::Remove,
                     _ if word.is_some() && live.is_none() => Action::Remove,
                     _ => Action::Keep,
+                };
+                // A mistake, which tests have to notice: what is still bound has a tombstone for a moment.
+                if self.file.pool.medium().mutant("TO-1") && action != Action::Keep {
+                    live.inspect(|record| record.set_tombstone(self.file.tombstone));
                 }
+                action
             };
             let done = self.map.index.mutate(key, intent, guard, &mut |word| {
                 let action = decide_once(word);
@@ -518,8 +524,9 @@ impl<M: Medium> Store<M> {
         }
         let (mut records, mut bytes) = (0, 0);
         if let Some(word) = old {
-            let gone = self.retire(word, guard);
-            (records, bytes) = (-1, -(gone as i64));
+            if let Some(gone) = self.retire(word, guard) {
+                (records, bytes) = (-1, -(gone as i64));
+            }
         }
         if let Some(draft) = new {
             records += 1;
@@ -531,18 +538,25 @@ impl<M: Medium> Store<M> {
         }
     }
 
-    /// Retires a record that was unlinked; returns the bytes that it was counted with.
-    fn retire(&self, word: u64, guard: &Guard<'_>) -> u64 {
+    /// Retires a record that was unlinked durably, and sees to it that it is not readable any more; returns the bytes that it
+    /// was counted with. `None` if this happened to it before: it was not counted then, and its block is not ours.
+    fn retire(&self, word: u64, guard: &Guard<'_>) -> Option<u64> {
         let Ok(record) = Record::at(self.file.pool.medium(), word) else {
             // Damage: its block may be part of something else by now. Better to lose it than to free that.
-            return 0;
+            return Some(0);
         };
+        // Damage has led the index to it again. Its block is free, or is the next one that some thread writes.
+        if record.is_unbound() {
+            self.met_damage();
+            return None;
+        }
+        record.set_tombstone(self.file.tombstone);
         let (offset, bytes) = (record.offset(), self.file.pool.block_size(record.bytes()));
         if self.map.counters.is_counting() && record.stamp() < self.file.stamps.first() {
             self.map.counters.departed(offset, bytes);
         }
         self.file.pool.retire(offset, bytes, guard);
-        bytes
+        Some(bytes)
     }
 
     /// Notes that a read met damage.

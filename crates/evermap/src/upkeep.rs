@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use evermap_index::Visitor;
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Guard, Visitor};
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 
@@ -15,8 +15,8 @@ use crate::census::{Census, Totals};
 use crate::record::Record;
 use crate::{Result, Store};
 
-/// Records that a sweep fetches ahead.
-const SWEEP_BATCH: usize = 64;
+/// A part of an index that is there sooner was in memory.
+const SWEEP_NOTICED: Duration = Duration::from_millis(1);
 /// How long a mutation that lacks space waits for a sweep to find some.
 const SWEEP_WAIT: Duration = Duration::from_secs(2);
 /// How long a mutation that lacks space waits for a walk to find dead records, and how often it looks whether there is some.
@@ -243,7 +243,7 @@ impl<M: Medium> Store<M> {
     /// After an unclean stop: finds out which space of the file is in use, so that the rest can be reused, repairs every
     /// part of the index of each map on the way, and counts records. Does nothing if that is done or not needed.
     ///
-    /// Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs a record.
+    /// Other operations may go on meanwhile. O(n), about 0.1 µs a record; reads the indexes and no records.
     /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// # Errors
@@ -274,15 +274,15 @@ impl<M: Medium> Store<M> {
             false => self.all_maps_and_graves()?,
             true => self.all_maps()?,
         };
+        self.read_parts_ahead();
         let (mut census, mut found) = (Census::default(), vec![Totals::default(); stores.len()]);
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
             for (store, found) in stores.iter().zip(&mut found) {
                 store.map.seat.block().into_iter().for_each(&mut *mark);
-                let mut sweeper = Sweeper::new(store, mark, &mut census, found);
+                let mut sweeper = Sweeper { store, mark, census: &mut census, found };
                 // Whatever else can be read is recovered on the way.
                 visited = visited.and(store.map.index.visit(&mut sweeper));
-                sweeper.count_batch();
             }
             visited?;
             if self.file.upkeep.is_stopping() { Err(interrupted()) } else { Ok(()) }
@@ -304,6 +304,24 @@ impl<M: Medium> Store<M> {
             store.map.set_bound(&self.file.pool);
         }
         Ok(())
+    }
+
+    /// Brings the indexes into memory in the order of the file, before the sweep visits them in the order of the keys' hashes.
+    ///
+    /// A part at a time, with a pause after each as long as it took: so at most half of what the disk can do is taken
+    /// from reads that wait for it, and hardly any time where all is in memory.
+    fn read_parts_ahead(&self) {
+        for range in self.file.pool.old_parts() {
+            let began = Instant::now();
+            self.file.pool.medium().read_ahead(range);
+            if self.file.upkeep.is_stopping() {
+                return;
+            }
+            let took = began.elapsed();
+            if took >= SWEEP_NOTICED {
+                std::thread::sleep(took);
+            }
+        }
     }
 
     /// The background thread: sweeps, then purges and compacts when there is reason to, until the store is
@@ -351,43 +369,30 @@ fn interrupted() -> evermap_pm::Error {
     ErrorKind::Config("the store is being closed".into()).into()
 }
 
-/// Marks every block that the index names, and counts the records of earlier openings.
+/// Marks every block that the index names, and counts the records of earlier openings. It looks at no record, since these can
+/// be many times as much to read as the indexes.
 struct Sweeper<'s, M: Medium> {
     store: &'s Store<M>,
     mark: &'s mut dyn FnMut(u64),
     census: &'s mut Census,
     found: &'s mut Totals,
-    /// Words whose records are on their way to the cache, and a guard that keeps them.
-    batch: Vec<u64>,
-    guard: Option<Guard<'s>>,
 }
 
-impl<'s, M: Medium> Sweeper<'s, M> {
-    fn new(
-        store: &'s Store<M>,
-        mark: &'s mut dyn FnMut(u64),
-        census: &'s mut Census,
-        found: &'s mut Totals,
-    ) -> Self {
-        let batch = Vec::with_capacity(SWEEP_BATCH);
-        Sweeper { store, mark, census, found, batch, guard: None }
-    }
-
-    fn count_batch(&mut self) {
-        for word in self.batch.drain(..) {
-            let (offset, pool) = (word & OFFSET_MASK, &self.store.file.pool);
-            match Record::at(pool.medium(), word) {
-                // Stored since the store was opened: counted when it was.
-                Ok(record) if record.stamp() >= self.store.file.stamps.first() => {}
-                Ok(record) => {
-                    let bytes = pool.block_size(record.bytes());
-                    self.census.count(self.found, offset, bytes);
-                }
-                Err(_) if offset < pool.medium().len() => self.census.count(self.found, offset, 0),
-                Err(_) => {}
-            }
+impl<M: Medium> Sweeper<'_, M> {
+    /// Bytes of the record that `word` names, if it was stored before this opening; 0 if it cannot be read.
+    fn old_bytes(&self, word: u64) -> Option<u64> {
+        let (pool, offset) = (&self.store.file.pool, word & OFFSET_MASK);
+        if !pool.is_swept() {
+            // What was stored since is in other extents, and was counted when it was stored.
+            return pool.old_block(offset);
         }
-        self.guard = None;
+        // The last stop was orderly, but counts are missing. Old and new records share extents, so only their CAS ids tell
+        // which is which.
+        match Record::at(pool.medium(), word) {
+            Ok(record) => (record.stamp() < self.store.file.stamps.first())
+                .then(|| pool.block_size(record.bytes())),
+            Err(_) => (offset < pool.medium().len()).then_some(0),
+        }
     }
 }
 
@@ -400,14 +405,10 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
         if self.store.file.upkeep.is_stopping() {
             return;
         }
-        (self.mark)(word & OFFSET_MASK);
-        // The index protects the record during this call only, so from the first of a batch on we do.
-        let store = self.store;
-        self.guard.get_or_insert_with(|| store.file.pool.pin());
-        store.file.pool.medium().prefetch(word & OFFSET_MASK);
-        self.batch.push(word);
-        if self.batch.len() == SWEEP_BATCH {
-            self.count_batch();
+        let offset = word & OFFSET_MASK;
+        (self.mark)(offset);
+        if let Some(bytes) = self.old_bytes(word) {
+            self.census.count(self.found, offset, bytes);
         }
     }
 }

@@ -1006,6 +1006,36 @@ impl<M: Medium> Heap<M> {
         }
     }
 
+    /// Bytes of the block at `offset`, if its extent is from before an unclean open and was not swept yet; 0 if that extent
+    /// cannot have a block there.
+    pub(crate) fn closed_block(&self, offset: u64) -> Option<u64> {
+        self.bytes_at(offset, |life| life == Life::Closed)
+    }
+
+    /// Bytes of the block at `offset`, taken or not, if there can be one; 0 if its extent is in use and cannot.
+    pub(crate) fn block(&self, offset: u64) -> Option<u64> {
+        self.bytes_at(offset, |life| life != Life::Free)
+    }
+
+    fn bytes_at(&self, offset: u64, lives: impl Fn(Life) -> bool) -> Option<u64> {
+        let (index, rest) = self.locate(offset)?;
+        let extent = self.extents.hold_known(index)?;
+        let bytes = |_| extent.block_size(&self.geometry);
+        lives(extent.life).then(|| block_at(&extent, rest).map_or(0, bytes))
+    }
+
+    /// Where the extents lie that hold [parts of structures](Heap::allocate_part) and were not swept yet: ascending.
+    pub(crate) fn closed_parts(&self) -> Vec<Range<u64>> {
+        let mut parts = Vec::new();
+        self.for_each_extent(|index, extent| {
+            let stays = matches!(extent.shape.used, Use::Blocks(Blocks { stay: true, .. }));
+            if stays && extent.life == Life::Closed {
+                parts.push(self.bytes_of(&(index..index + extent.shape.units)));
+            }
+        });
+        parts
+    }
+
     /// Sees to it that nothing is allocated from a unit whose table entry must be wrong, since something
     /// reachable is in it, nor from the later units of what was one extent with it: what is there can still
     /// be read. Only a `Tail` promises that.

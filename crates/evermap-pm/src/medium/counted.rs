@@ -224,6 +224,10 @@ unsafe impl<M: Medium> Medium for Counted<M> {
         self.inner.prefault(range);
     }
 
+    fn read_ahead(&self, range: Range<u64>) {
+        self.inner.read_ahead(range);
+    }
+
     fn sync(&self) -> Result<()> {
         self.inner.sync()
     }

@@ -204,6 +204,10 @@ unsafe impl<M: Medium> Medium for Emulated<M> {
         self.inner.prefault(range);
     }
 
+    fn read_ahead(&self, range: Range<u64>) {
+        self.inner.read_ahead(range);
+    }
+
     fn sync(&self) -> Result<()> {
         self.inner.sync()
     }

@@ -123,6 +123,10 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// A hint that these bytes will soon be written. Returns at once.
     fn prefault(&self, _range: Range<u64>) {}
 
+    /// Reads these bytes from where they are stored, if that is not memory, so that loading them does not wait. Returns when
+    /// they are there, or at once if that is none of this medium's business.
+    fn read_ahead(&self, _range: Range<u64>) {}
+
     /// Makes everything stored so far durable, as far as this medium can.
     ///
     /// # Errors

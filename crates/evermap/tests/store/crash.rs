@@ -604,7 +604,17 @@ fn mistakes_in_batches_are_found() {
     }
 }
 
-/// The same of named maps: a map that is dropped is freed before its name is gone (1), an orderly close saves as taken
+/// A record is marked as removed while the index still names it: a crash in between loses it.
+#[test]
+fn a_tombstone_before_its_time_is_found() {
+    let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
+    let config = config(Model::ProcessDeath, 20_000);
+    let fate = sim::mutants::fate_of_planted(&workload, &config, "TO-1", 0..4);
+    println!("TO-1: {fate:?}");
+    assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
+}
+
+/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), an orderly close saves as taken
 /// what a dropped map had (2), a sweep does not see dropped maps that are freed later (3).
 #[test]
 fn mistakes_in_named_maps_are_found() {

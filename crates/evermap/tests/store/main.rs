@@ -19,5 +19,6 @@ mod ordered;
 mod panics;
 mod saved;
 mod space;
+mod sweep;
 mod trust;
 mod walks;

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use evermap_pm::Medium;
 
 use super::Cceh;
-use super::layout::Header;
+use super::layout::{Header, SLOTS};
 use super::segment::{Held, Record};
 use crate::Key;
 use crate::hash::shape::Shape;
+use crate::hash::vacancy::Vacancy;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     pub(super) fn check_everything(&self) -> Vec<String> {
@@ -56,7 +57,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
         // Two records may share a hash; two slots may not share a record.
         let mut seen: HashMap<Record, usize> = HashMap::new();
+        let mut records = [0; B];
         self.for_each_record(held.segment, held.shape, |at, mut record| {
+            records[at / SLOTS] += 1;
             if !K::WORDS_ARE_RECORDS {
                 record.word = 0;
             }
@@ -67,6 +70,11 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
                 ));
             }
         });
+        let mut vacancy = Vacancy::default();
+        for (bucket, records) in held.segment.buckets.iter().zip(records) {
+            vacancy.count(m.offset_of(bucket), records);
+        }
+        vacancy.describe(&mut problems);
         problems
     }
 }

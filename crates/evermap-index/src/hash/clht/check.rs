@@ -8,6 +8,7 @@ use super::Clht;
 use super::bucket::pairs_in;
 use super::layout::{Bucket, Control, Link, PAIRS, Table};
 use crate::Key;
+use crate::hash::vacancy::Vacancy;
 
 impl<K: Key, M: Medium> Clht<K, M> {
     pub(super) fn check_everything(&self) -> Vec<String> {
@@ -16,13 +17,17 @@ impl<K: Key, M: Medium> Clht<K, M> {
         if Table::decode(m.load(&self.root().table)) != table {
             problems.push("the root names another table than lookups follow".into());
         }
-        let mut offsets = HashSet::new();
+        let (mut offsets, mut vacancy) = (HashSet::new(), Vacancy::default());
         for number in 0..table.buckets() {
             match self.home(table, number) {
-                Ok(home) => self.check_chain(table, number, home, &mut offsets, &mut problems),
+                Ok(home) => {
+                    vacancy.count(table.home(number), pairs_in(m, home).count());
+                    self.check_chain(table, number, home, &mut offsets, &mut problems);
+                }
                 Err(error) => problems.push(error.to_string()),
             }
         }
+        vacancy.describe(&mut problems);
         problems
     }
 

@@ -8,6 +8,7 @@ use super::bucket::{Record, fingerprint_of, matching_slots, meta_of};
 use super::layout::{Header, Segment, Shape, Version};
 use super::{Dash, Expansion};
 use crate::Key;
+use crate::hash::vacancy::Vacancy;
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
 where
@@ -48,7 +49,9 @@ where
             problems.push(format!("segment {offset:#x}: no magic word"));
         }
         let mut seen: HashMap<(u64, u64), usize> = HashMap::new();
+        let mut vacancy = Vacancy::default();
         for (at, bucket) in segment.normal.iter().enumerate() {
+            vacancy.count(m.offset_of(bucket), meta_of(m, bucket).count());
             let members = meta_of(m, bucket).members();
             for (slot, record) in self.records_of(bucket) {
                 let member = members >> slot & 1 == 1;
@@ -69,6 +72,7 @@ where
                 self.check_record(record, covered, &mut seen, &mut wrong);
             }
         }
+        vacancy.describe(&mut problems);
         let stashed = segment.stash.iter().enumerate().map(|(i, bucket)| (Some(i), bucket));
         for (i, bucket) in stashed.chain(self.chain(segment).map(|bucket| (None, bucket))) {
             for (slot, record) in self.records_of(bucket) {

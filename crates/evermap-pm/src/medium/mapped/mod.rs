@@ -433,6 +433,21 @@ unsafe impl Medium for Mapped {
         }
     }
 
+    fn read_ahead(&self, range: Range<u64>) {
+        let on_disk = self.file.as_ref().is_some_and(|file| !file.filesystem().in_memory());
+        let page = rustix::param::page_size() as u64;
+        let range = round_down(range.start, page)..round_down(range.end.min(self.len()), page);
+        if !on_disk || range.start >= range.end {
+            return;
+        }
+        let bytes = (range.end - range.start) as usize;
+        // All of it at once, then until all of it has come.
+        for advice in [Advice::WillNeed, Advice::LinuxPopulateRead] {
+            // SAFETY: whole pages of our own mapping; reading them changes no byte. A refusal only costs time later.
+            let _ = unsafe { madvise(self.mapping.address(range.start), bytes, advice) };
+        }
+    }
+
     fn sync(&self) -> Result<()> {
         match &self.file {
             Some(file) => file.sync(&self.mapping, self.len()),

@@ -1,0 +1,119 @@
+//! Pages of an index that hold nothing where chance would have put many records.
+//!
+//! A page of zeros looks like buckets without records, and a recovery makes proper ones of them. But a hash function fills
+//! all buckets of a segment or a table alike; so a page that is empty beside others that are not was most likely
+//! overwritten, and what was in it is lost. This is what a check can tell without any count to compare with. It cannot tell
+//! where a page has few buckets, or where the index holds few records.
+
+/// What storage loses at a time, bytes.
+const PAGE: u64 = 4096;
+/// Where at least this many records are to be expected, a page is empty by chance once in e^36 pages.
+const MANY: u64 = 36;
+
+#[derive(Default)]
+struct Tally {
+    buckets: u64,
+    /// Buckets that hold something.
+    inhabited: u64,
+    records: u64,
+}
+
+/// Counts the records in the pages of one segment or table.
+#[derive(Default)]
+pub(crate) struct Vacancy {
+    page: u64,
+    current: Tally,
+    /// The pages before this one that hold something.
+    filled: Tally,
+    /// Number and buckets of those that hold nothing.
+    vacant: Vec<(u64, u64)>,
+}
+
+impl Vacancy {
+    /// Counts the bucket at `offset`, which is behind those that were counted before.
+    pub(crate) fn count(&mut self, offset: u64, records: usize) {
+        if offset / PAGE != self.page {
+            self.end_page();
+            self.page = offset / PAGE;
+        }
+        self.current.buckets += 1;
+        self.current.inhabited += u64::from(records > 0);
+        self.current.records += records as u64;
+    }
+
+    fn end_page(&mut self) {
+        let Tally { buckets, inhabited, records } = std::mem::take(&mut self.current);
+        if records > 0 {
+            self.filled.buckets += buckets;
+            self.filled.inhabited += inhabited;
+            self.filled.records += records;
+        } else if buckets > 0 {
+            self.vacant.push((self.page, buckets));
+        }
+    }
+
+    /// Describes the pages that should not be empty.
+    pub(crate) fn describe(mut self, problems: &mut Vec<String>) {
+        self.end_page();
+        let Tally { buckets, inhabited, records } = self.filled;
+        // Where keys were made to have hashes that are alike, they fill few buckets, and these to the brim.
+        let vacant: u64 = self.vacant.iter().map(|(_, buckets)| buckets).sum();
+        if buckets < vacant || 3 * inhabited < buckets {
+            return;
+        }
+        for (page, empty) in self.vacant {
+            let expected = (u128::from(records) * u128::from(empty) / u128::from(buckets)) as u64;
+            if expected >= MANY {
+                problems.push(format!(
+                    "page at offset {:#x}: {empty} buckets are empty where about {expected} records \
+                     are to be expected; the page was overwritten, and they are lost",
+                    page * PAGE
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is described if each page of 16 buckets has these records.
+    fn described(pages: &[usize]) -> Vec<String> {
+        let mut vacancy = Vacancy::default();
+        for (page, &records) in (1u64..).zip(pages) {
+            for bucket in 0..16 {
+                let share = records / 16 + usize::from(bucket < records % 16);
+                vacancy.count(page * PAGE + bucket as u64 * 256, share);
+            }
+        }
+        let mut problems = Vec::new();
+        vacancy.describe(&mut problems);
+        problems
+    }
+
+    #[test]
+    fn an_empty_page_among_full_ones_is_described() {
+        let problems = described(&[90, 80, 0, 100]);
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].starts_with("page at offset 0x3000: 16 buckets"), "{}", problems[0]);
+        assert!(problems[0].contains("about 90 records"), "{}", problems[0]);
+        assert_eq!(described(&[0, 50, 50, 50, 50, 0]).len(), 2);
+    }
+
+    #[test]
+    fn what_can_be_chance_or_choice_is_not_described() {
+        assert!(described(&[]).is_empty());
+        assert!(described(&[0, 0, 0]).is_empty());
+        assert!(described(&[10, 0, 12, 9]).is_empty(), "few records");
+        assert!(described(&[200, 0, 0, 0]).is_empty(), "most of it is empty");
+        assert!(described(&[1, 100, 100]).is_empty());
+        let mut vacancy = Vacancy::default();
+        for bucket in 0..64 {
+            vacancy.count(bucket * 256, if bucket % 40 < 3 { 100 } else { 0 });
+        }
+        let mut problems = Vec::new();
+        vacancy.describe(&mut problems);
+        assert!(problems.is_empty(), "keys with equal hashes: {problems:?}");
+    }
+}
