@@ -59,7 +59,8 @@ macro_rules! noticed {
 
             /// DA-7 is not tried here: it needs a directory that doubles while a split of a shallower segment is under
             /// way, which segments of this size hardly show. Nor is DA-14: few schedules of few threads meet it, and
-            /// which do changes with every access.
+            /// which do changes with every access. Nor DA-16, which needs two recoveries at once
+            /// after two crashes.
             #[test]
             fn all_are_tried() {
                 let elsewhere = |mistake| super::NOTICED_ELSEWHERE.iter().any(|other| other.0 == mistake);
@@ -85,60 +86,15 @@ fn is_noticed(mistake: &'static str) {
     assert!(!matches!(fate, Fate::Survived(_)), "{fate}");
 }
 
+/// CCEH shares the directory of Dash-EH, and with it the mistake: the campaign that is made for it
+/// notices it in both.
 #[test]
-#[ignore]
-fn explore() {
+fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
     evermap_pm::sim::keep_panics_quiet();
-    let var = |name: &str| std::env::var(name).ok();
-    let which = var("INDEX").unwrap_or("dash-eh".into());
-    let battery = match &*which {
-        "dash-eh" => battery("dash-eh", EH_MUTANTS, DashEh),
-        "dash-lh" => battery("dash-lh", &[], DashLh),
-        "cceh" => battery("cceh", &[], Cceh(Locking::Optimistic, Recovery::Lazy)),
-        "cceh-paper" => battery("cceh-paper", &[], Cceh(Locking::Pessimistic, Recovery::Eager)),
-        "level" => battery("level", &[], Level(Resize::Incremental)),
-        "p-clht" => battery("p-clht", &[], PClht),
-        _ => battery("line", &[], Line),
-    };
-    let seeds: u64 = var("SEEDS").map_or(1, |n| n.parse().unwrap());
-    let skip: u64 = var("SKIP").map_or(0, |n| n.parse().unwrap());
-    let mistake = var("MISTAKE").map(|name| &*name.leak());
-    for trial in &battery.trials {
-        if var("TRIAL").is_some_and(|names| !names.split(',').any(|name| name == trial.name())) {
-            continue;
-        }
-        let start = std::time::Instant::now();
-        let seeds = seeds * trial.seeds_for_one();
-        let skip = skip * trial.seeds_for_one();
-        match mistake {
-            Some(mistake) => println!("{} {}", trial.name(), trial.fate_of_planted(mistake, seeds)),
-            None if var("EACH").is_some() => {
-                for seed in skip..skip + seeds {
-                    let report = battery.run(&**trial, seed..seed + 1);
-                    println!(
-                        "{seed}: {} images, {} points, {} traces of {}, several {:?} failed {}",
-                        report.images,
-                        report.points,
-                        report.nested_traces,
-                        report.nested_chosen,
-                        report.actions.get("range of several splits finished"),
-                        report.failed_images
-                    );
-                }
-            }
-            None => {
-                let report = battery.run(&**trial, skip..skip + seeds);
-                let report = &report;
-                println!("== {which} {}\n{report}", trial.name());
-                println!(
-                    "TOTAL {which} {} images {} nested {} failed {}",
-                    trial.name(),
-                    report.images,
-                    report.nested_images,
-                    report.failed_images
-                );
-            }
-        }
-        println!("{:?}", start.elapsed());
+    let lazy = Cceh(Locking::Optimistic, Recovery::Lazy);
+    for battery in [battery("dash-eh", &[], DashEh), battery("cceh", &[], lazy)] {
+        let trial = battery.trials.iter().find(|trial| trial.name() == "one-sided").unwrap();
+        let fate = trial.fate_of_planted("DA-15", 2);
+        assert!(matches!(fate, Fate::Killed(_)), "{}: {fate}", battery.name);
     }
 }

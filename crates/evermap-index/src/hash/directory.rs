@@ -6,37 +6,43 @@
 //! ```
 //!
 //! A segment of local depth `l` is named by `2^(depth - l)` neighbouring entries, its *range*. Changing a
-//! range is committed by its first entry, which is made durable before the others are touched. Doubling and
-//! halving write a new directory and are committed by the root cell.
+//! range is committed by its first entry, which is made durable before the others are touched.
+//! Doubling and halving write a new directory and are committed by the root cell.
 //!
 //! # Which entry decides after a crash
 //!
-//! A crash can leave a range unfinished, and recovery is lazy: the segments that were split from one another are
-//! met in any order, split again before the others are met, and crashed again. So one range can have entries of
-//! several unfinished splits. An entry *decides* if the segment that it names begins there: if the least hash of
-//! the segment's shape is the least hash of the entry. **An entry belongs to the segment that the nearest deciding
-//! entry names, among itself and those to its left.**
+//! A crash can leave a range unfinished, and recovery is lazy: the segments that were split from
+//! one another are met in any order, split again before the others are met, and crashed again. So
+//! one range can have entries of several unfinished splits. An entry *decides* if the segment that
+//! it names begins there: if the least hash of the segment's shape is the least hash of the entry.
+//! **An entry belongs to the segment that the nearest deciding entry names, among itself and those
+//! to its left.**
 //!
-//! This is right after any sequence of splits, doublings and crashes, because each of them keeps two things true:
+//! This is right after any sequence of splits, doublings and crashes, because each of them keeps
+//! two things true:
 //!
-//! 1. *The entry where a segment begins names it.* A split makes the first entry of the upper half durable before
-//!    anything else of it is visible. The lower half stays in its place, and so begins where it began, whether or
-//!    not its shape says yet that it was split. No later split writes there, for each begins inside of the range of
-//!    a segment. Doubling copies both halves of an entry from the same word.
-//! 2. *Any other entry names the segment that it belongs to, or one that it belonged to earlier.* An entry is only
-//!    ever given to the upper half of a split, so earlier owners begin further left than later ones, and none of
-//!    them begins at this entry.
+//! 1. *The entry where a segment begins names it.* A split makes the first entry of the upper half
+//!    durable before anything else of it is visible. The lower half stays in its place, and so
+//!    begins where it began, whether or not its shape says yet that it was split. No later split
+//!    writes there, for each begins inside of the range of a segment. Doubling copies both halves
+//!    of an entry from the same word.
+//! 2. *Any other entry names the segment that it belongs to, or one that it belonged to earlier.*
+//!    An entry is only ever given to the upper half of a split, so earlier owners begin further
+//!    left than later ones, and none of them begins at this entry.
 //!
-//! By 1 the owner of an entry decides over it, and by 2 no entry between the two decides. An entry that merely stands
-//! to the left, or first in a range, can be one that the owner has given away since.
+//! By 1 the owner of an entry decides over it, and by 2 no entry between the two decides. An entry
+//! that merely stands to the left, or first in a range, can be one that the owner has given away
+//! since.
 //!
-//! Each segment brings in order the entries that it has given away itself ([`finish_range`](Directory::finish_range)),
-//! before it is used, and so before it is split again: these lie in the range of its sibling. Until then they lead to it,
-//! and whoever is led there recovers it first.
+//! Each segment brings in order the entries that it has given away itself
+//! ([`finish_range`](Directory::finish_range)), before it is used, and so before it is split again:
+//! these lie in the range of its sibling. Until then they lead to it, and whoever is led there
+//! recovers it first.
 //!
-//! A merge is different: the new segment begins where the lower sibling does, and is committed by the first entry
-//! of the upper one. Merging waits until every segment was recovered, so no other range around it is unfinished, and
-//! nothing is split there before recovery has finished the merge. It is recognised by the shape of what that entry names.
+//! A merge is different: the new segment begins where the lower sibling does, and is committed by
+//! the first entry of the upper one. Merging waits until every segment was recovered, so no other
+//! range around it is unfinished, and nothing is split there before recovery has finished the
+//! merge. It is recognised by the shape of what that entry names.
 //!
 //! Lookups go by a copy of the root cell in ordinary memory, which changes only once the cell is durable: so
 //! nobody acts on a directory that a crash could take back.
@@ -289,13 +295,16 @@ impl<M: Medium> Directory<M> {
         }
     }
 
-    /// Finishes the split that gave the range of `shape` to other segments than `old`: entries there that still name `old`
-    /// get the word of the entry that decides over them, durably. See the [module](self) for why that is always right.
+    /// Finishes the split that gave the range of `shape` to other segments than `old`: entries
+    /// there that still name `old` get the word of the entry that decides over them, durably. See
+    /// the [module](self) for why that is always right.
     ///
-    /// `shape_of` returns the shape of the segment at an offset. The first entry of the range must not name `old`.
+    /// `shape_of` returns the shape of the segment at an offset. The first entry of the range must
+    /// not name `old`.
     ///
-    /// Other threads change entries meanwhile, so an entry is only ever swapped from `old`, which must not be there. Entries
-    /// that name another segment that has given them away are left to the recovery of that segment.
+    /// Other threads change entries meanwhile, so an entry is only ever swapped from `old`, which
+    /// must not be there. Entries that name another segment that has given them away are left to
+    /// the recovery of that segment.
     pub(crate) fn finish_range(
         &self,
         shape: Shape,
@@ -322,7 +331,7 @@ impl<M: Medium> Directory<M> {
                     let word = m.load(decides);
                     // Another split may have stored that just now: a copy must not outlive it.
                     m.persist(decides);
-                    if !std::ptr::eq(decides, &raw const range[0]) {
+                    if !std::ptr::eq(decides, &range[0]) {
                         m.note(Note::Scope("range of several splits finished"));
                     }
                     word
@@ -498,8 +507,9 @@ mod tests {
         assert!(split_while_doubling(Some(Mutation::Planted("DA-7"))) > 0);
     }
 
-    /// A segment was split, its upper half was split before the first split was finished, and both splits are finished by
-    /// two threads at once. Returns in how many orders of these threads an entry of the last half was left to another.
+    /// A segment was split, its upper half was split before the first split was finished, and both
+    /// splits are finished by two threads at once. Returns in how many orders of these threads an
+    /// entry of the last half was left to another.
     fn finish_two_splits_at_once(mistake: Option<Mutation>) -> usize {
         const ORDERS: u64 = 300;
         let [whole, upper, last] = [1, 2, 3].map(|at| at * 4096);
@@ -531,7 +541,8 @@ mod tests {
         (0..ORDERS).filter(is_lost).count()
     }
 
-    /// What stands to the left of an entry can be wrong itself, until another thread has seen to it.
+    /// What stands to the left of an entry can be wrong itself, until another thread has seen to
+    /// it.
     #[test]
     fn what_decides_over_an_entry_does_not_depend_on_other_recoveries() {
         assert_eq!(finish_two_splits_at_once(None), 0);

@@ -78,6 +78,8 @@ const CROWD: u64 = 16;
 const LOW_AT: u64 = 24;
 /// See [`LOW_AT`].
 const LOW_BITS: u64 = 5;
+/// What these bits can be.
+const LOWS: u64 = 1 << LOW_BITS;
 /// Tags of such keys are less.
 const TAGS: u64 = 1 << 20;
 
@@ -86,8 +88,8 @@ const TAGS: u64 = 1 << 20;
 pub struct Workload {
     /// Distinct keys.
     pub universe: u64,
-    /// Whether there are the more hashes the nearer to zero, where keys are their own hashes, and the nearest come first: so
-    /// a directory gets deep while much of it names few segments.
+    /// Whether there are the more hashes the nearer to zero, where keys are their own hashes, and
+    /// the nearest come first: so a directory gets deep while much of it names few segments.
     pub skewed: bool,
     /// Whether the first calls make a directory deep, and are not crashed.
     pub prepared: bool,
@@ -132,8 +134,8 @@ impl Workload {
     pub const SKEWED: Workload = Workload { universe: 160, skewed: true, ..Workload::GROWING };
     /// The same, in space that was used before.
     pub const USED: Workload = Workload { littered: true, ..Workload::SKEWED };
-    /// Splits of wide ranges and little else, crashed up to three times in a row; after each crash one half grows until it
-    /// is split in turn, before anybody comes by the other.
+    /// Splits of wide ranges and little else, crashed up to three times in a row; after each crash
+    /// one half grows until it is split in turn, before anybody comes by the other.
     pub const ONE_SIDED: Workload =
         Workload { universe: 240, ops: 80, prepared: true, ..Workload::SKEWED };
     /// Threads whose operations meet on few keys, beside structural changes and recovery.
@@ -303,25 +305,27 @@ impl Workload {
             let nearer = if place < self.universe / 2 { 6 } else { 3 };
             return (spread | 1 << 63) >> (place % nearer);
         };
-        let (crowd, low) = (stranger / CROWD >> LOW_BITS, stranger / CROWD % (1 << LOW_BITS));
-        // First the bits of the crowd's number below its highest, then a one, then zeros up to the twelfth bit.
-        let begin = (crowd << 1 | 1) << (63 - crowd.ilog2());
-        begin | spread >> 12 & !(((1 << LOW_BITS) - 1) << LOW_AT) | low << LOW_AT
+        let crowd = stranger / CROWD;
+        let (prefix, low) = (crowd / LOWS, crowd % LOWS);
+        // First the bits of the prefix below its highest, then a one, then zeros up to the twelfth.
+        let begin = (prefix << 1 | 1) << (63 - prefix.ilog2());
+        begin | spread >> 12 & !((LOWS - 1) << LOW_AT) | low << LOW_AT
     }
 
-    /// Strangers, keys that no history speaks of, which crowd into one corner of the index near the key at a place: their
-    /// hashes agree in three bits at either end.
+    /// Strangers, keys that no history speaks of, which crowd into one corner of the index near the
+    /// key at a place: their hashes agree in three bits at either end.
     ///
-    /// Where keys are their own hashes they agree in all that a directory of this size goes by, and belong to the first
-    /// entry of an upper half that the segment of that key may have been split into: the one entry that a crash in the
-    /// split cannot have lost. Their numbers for linear hashing agree too, and differ from that key's in one bit.
+    /// Where keys are their own hashes they agree in all that a directory of this size goes by, and
+    /// belong to the first entry of an upper half that the segment of that key may have been split
+    /// into: the one entry that a crash in the split cannot have lost. Their numbers for linear
+    /// hashing agree too, and differ from that key's in one bit.
     fn crowd<K: Numbered>(&self, near: u64, choice: u64, seed: u64) -> Vec<u64> {
         if self.skewed {
             let near = self.number(near);
             let depth = u64::from(near.leading_zeros().min(5)) + 1 + choice % 2;
-            let begin = 1 << depth | near >> (64 - depth);
-            let low = near >> LOW_AT ^ 1 << (choice / 2 % LOW_BITS);
-            let crowd = begin << LOW_BITS | low % (1 << LOW_BITS);
+            let prefix = 1 << depth | near >> (64 - depth);
+            let other_bit = 1 << (choice / 2 % LOW_BITS);
+            let crowd = prefix * LOWS + ((near >> LOW_AT ^ other_bit) & (LOWS - 1));
             return (0..CROWD).map(|stranger| self.universe + crowd * CROWD + stranger).collect();
         }
         let corner = |place: u64| {
@@ -682,7 +686,8 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         Ok(())
     }
 
-    /// Inserts these strangers, or removes them again. What a crash has left elsewhere is not touched by that.
+    /// Inserts these strangers, or removes them again. What a crash has left elsewhere is not
+    /// touched by that.
     fn crowd_in(&self, strangers: &[u64], insert: bool) -> Result<(), Wrong> {
         for &place in strangers {
             let op = if insert { MapOp::Insert(place << 1 | 1) } else { MapOp::Remove };

@@ -46,13 +46,13 @@ pub struct Config {
     pub mutation: Option<Mutation>,
 }
 
-/// Which recoveries to crash in turn: the first eight of each kind, and a sample of the rest. Of one kind are those that
-/// have the same shape (the call sites of their stores, flushes and fences, whatever the order) and follow on crashes
-/// that look the same.
+/// Which recoveries to crash in turn: the first eight of each kind, and a sample of the rest. Of
+/// one kind are those that have the same shape (the call sites of their stores, flushes and fences,
+/// whatever the order) and follow on crashes that look the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested {
-    /// How many crashes may follow on the first. Of those that follow on a second one, only the newest kind is followed by
-    /// another.
+    /// How many crashes may follow on the first. Of those that follow on a second one, only the
+    /// newest kind is followed by another.
     pub depth: usize,
     /// Most images at one point.
     pub per_point: u64,

@@ -141,7 +141,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) undecided: bool,
     /// How the crash looks, with those that led to it.
     pub(crate) look: u64,
-    /// Receives the crashes whose recovery is worth a crash in turn, with how many of their kind there were before.
+    /// Receives the crashes whose recovery is worth a crash in turn, with how many of their kind
+    /// there were before.
     pub(crate) chosen: &'a mut Chosen,
 }
 
@@ -210,12 +211,12 @@ impl<'r, S: Subject> Run<'r, S> {
         self.report.harmless.extend(trace.harmless());
     }
 
-    /// Crashes one recording at all its points, and then the recoveries that are worth it. `path` is how the crashes look
-    /// that led here.
+    /// Crashes one recording at all its points, and then the recoveries that are worth it. `path`
+    /// is how the crashes look that led here.
     ///
-    /// A recovery that leaves alone what its crash has left half done does what all others do, and so do crashes of it. It
-    /// matters all the same: what is done on top of the one half can go wrong when the other is met. So what looks new is
-    /// told by how all the crashes look together.
+    /// A recovery that leaves alone what its crash has left half done does what all others do, and
+    /// so do crashes of it. It matters all the same: what is done on top of the one half can go
+    /// wrong when the other is met. So what looks new is told by how all the crashes look together.
     fn crash(&mut self, level: &Level<'_, S::History>, images: &ImageConfig, path: u64) {
         let depth = level.path.len();
         let mut chosen = Vec::new();
@@ -248,7 +249,8 @@ impl<'r, S: Subject> Run<'r, S> {
                 break;
             }
         }
-        // Should the budget run out, it was spent on as many kinds as possible, and on no pattern otherwise.
+        // Should the budget run out, it was spent on as many kinds as possible, and on no pattern
+        // otherwise.
         Rng::new(images.seed).shuffle(&mut chosen);
         chosen.sort_by_key(|&(nth, _)| nth);
         if depth > 0 {
@@ -422,7 +424,8 @@ impl<'r, S: Subject> Run<'r, S> {
         ControlFlow::Continue(())
     }
 
-    /// Takes notice of what came of one image. `attempt` learns of recoveries that are worth a crash.
+    /// Takes notice of what came of one image. `attempt` learns of recoveries that are worth a
+    /// crash.
     fn judge(
         &mut self,
         level: &Level<'_, S::History>,
@@ -495,8 +498,8 @@ impl<'r, S: Subject> Run<'r, S> {
         }
     }
 
-    /// How many recoveries there were of this kind, after such crashes and of such a shape, if this is one of the first, or in
-    /// the sample of the others.
+    /// How many recoveries there were of this kind, after such crashes and of such a shape, if this
+    /// is one of the first, or in the sample of the others.
     fn sample(&mut self, sim: &Sim, recovered: usize, look: u64) -> Option<u64> {
         let shape = sim.with_records(|records| shape(&records[..recovered]));
         let count = self.kinds.entry(fold(look, shape)).or_default();

@@ -2,9 +2,10 @@
 //!
 //! Every opener begins with all segments stale: their lock words carry the number of an earlier one. The first to
 //! meet a stale segment finishes what a crash may have interrupted, which is a split of this segment whose
-//! directory range or shape was not finished: the first entry of the range tells that it was committed, and the
-//! [directory](crate::hash::directory) which entry decides over each of the others. Records need no recovery: each
-//! was committed by one store, and those that moved away are no longer covered by the shape.
+//! directory range or shape was not finished: the first entry of the range tells that it was
+//! committed, and the [directory](crate::hash::directory) which entry decides over each of the
+//! others. Records need no recovery: each was committed by one store, and those that moved away are
+//! no longer covered by the shape.
 //!
 //! Nothing is redone that was not committed, so recovery allocates nothing and can be interrupted and repeated.
 

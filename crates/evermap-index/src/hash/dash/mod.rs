@@ -103,8 +103,8 @@ pub const EH_MUTANTS: &[&str] = &[
 /// Those that the campaigns' workloads meet by chance only, and the tests that notice them.
 pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
     ("DA-7", "noticed by `a_split_is_not_lost_where_the_directory_doubles`"),
-    ("DA-16", "noticed by `what_decides_over_an_entry_does_not_depend_on_other_recoveries`"),
     ("DA-14", "noticed by `p6_no_lookup_misses_a_record_that_moves`, whose threads run freely"),
+    ("DA-16", "noticed by `what_decides_over_an_entry_does_not_depend_on_other_recoveries`"),
 ];
 
 /// Those that Dash-LH shares.

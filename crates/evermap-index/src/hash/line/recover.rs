@@ -3,8 +3,9 @@
 //! Every opener begins with all segments stale: the directory's entries carry the stamp of an earlier one. The first
 //! to meet a stale entry finishes what a crash may have interrupted:
 //!
-//! * a split whose shape or directory range was not finished: the first entry of the upper half's range tells that it
-//!   was committed, and the [directory](crate::hash::directory) which entry decides over each of the others;
+//! * a split whose shape or directory range was not finished: the first entry of the upper half's
+//!   range tells that it was committed, and the [directory](crate::hash::directory) which entry
+//!   decides over each of the others;
 //! * a merge whose ranges were not finished: the first entry of the right sibling's range decides;
 //! * a move that left two copies of a record: the foreign one is dropped;
 //! * filters and locks, which are never flushed: made from the slots.
@@ -126,7 +127,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
     }
 
-    /// Entries of the upper half that still name this, the lower half. Parts of the upper half may have been split since.
+    /// Entries of the upper half that still name this, the lower half. Parts of the upper half may
+    /// have been split since.
     fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
         let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == shape {

@@ -1,7 +1,8 @@
 //! Finishing splits and merges that were committed before a crash.
 //!
-//! * A split whose shape or directory range was not finished: the first entry of the upper half's range tells that it
-//!   was committed, and the [directory](crate::hash::directory) which entry decides over each of the others.
+//! * A split whose shape or directory range was not finished: the first entry of the upper half's
+//!   range tells that it was committed, and the [directory](crate::hash::directory) which entry
+//!   decides over each of the others.
 //! * A merge whose ranges were not finished: the first entry of the right sibling's range.
 
 use evermap_pm::medium::Note;
@@ -72,7 +73,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
     }
 
-    /// Entries of the upper half that still name this, the lower half. Parts of the upper half may have been split since.
+    /// Entries of the upper half that still name this, the lower half. Parts of the upper half may
+    /// have been split since.
     fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
         let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == shape {

@@ -321,15 +321,16 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, 0);
 }
 
-/// The lower half S of all hashes is split into S and U, and the process dies when the first of U's entries is stored. The
-/// next one comes by that entry only. So U is split into U and V while the entries between still name S, and the
-/// process dies when the first of V's entries is stored:
+/// The lower half S of all hashes is split into S and U, and the process dies when the first of U's
+/// entries is stored. The next one comes by that entry only. So U is split into U and V while the
+/// entries between still name S, and the process dies when the first of V's entries is stored:
 ///
 /// ```text
 /// S S S S S S S S | U S S S V S S S | ...
 /// ```
 ///
-/// The last three are V's: V's entry decides over them. Whoever goes by the first entry of the range gives them to U.
+/// The last three are V's: V's entry decides over them. Whoever goes by the first entry of the
+/// range gives them to U.
 #[test]
 fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() {
     // A crowd under one entry makes the directory deep.
@@ -340,15 +341,15 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
     let load =
         |index: &Tiny<Plain, Sim>, at: usize| sim.load(&index.expansion.directory.entries()[at]);
     let shape = |index: &Tiny<Plain, Sim>, at| index.shape_at(load(index, at)).unwrap();
-    let key = |at: usize, low: u64| (at as u64) << (64 - depth) | low * 0x25 << 6 | low & 0x3f;
+    let key = |at: usize, low: u64| (at as u64) << (64 - depth) | low * 0x940 | low & 0x3f;
     let (first_of_u, first_of_v, end) = (1 << (depth - 2), 3 << (depth - 3), 1 << (depth - 1));
     let mut kept = Vec::new();
     let mut insert = |(pool, index): (&Pool<Sim>, &Tiny<Plain, Sim>), key| {
         index.insert(key, key, &pool.pin()).unwrap();
         kept.push(key);
     };
-    // What a process leaves that dies when it has stored `first`, the first entry of an upper half: the others say what
-    // they did before, and the lower half has its shape of before.
+    // What a process leaves that dies when it has stored `first`, the first entry of an upper half:
+    // the others say what they did before, and the lower half has its shape of before.
     let die = |(pool, index): (Arc<Pool<Sim>>, Tiny<Plain, Sim>),
                first: usize,
                before: u64,
