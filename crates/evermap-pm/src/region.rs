@@ -506,7 +506,7 @@ impl<M: Medium> Region<M> {
     /// `Damaged` if the file was cut off, unless `on_suspect` allows it.
     fn check_length(&self, on_suspect: OnSuspect) -> Result<Option<u64>> {
         let (m, whole, count) = (&self.medium, self.extents_in_file(), self.described());
-        if (whole..count).all(|index| m.load(self.entry(index)) == 0) {
+        if self.table()[whole as usize..].iter().all(|entry| m.load(entry) == 0) {
             return Ok(None);
         }
         // Extents come into use one after the other. So where a file was cut off, the first entry beyond its
@@ -529,13 +529,16 @@ impl<M: Medium> Region<M> {
     fn forget_entries(&mut self, first: Option<u64>) {
         let Some(first) = first else { return };
         let m = &self.medium;
-        let entries = (first..self.described()).map(|index| self.entry(index));
-        let lost = entries.filter(|entry| m.load(entry) != 0).inspect(|entry| {
-            m.store(entry, 0);
-            // Fenced with the generation, before anything is served.
-            m.flush(*entry);
-        });
-        self.table_faults = lost.count() as u64;
+        let mut faults = 0;
+        for entry in (first..self.described()).map(|index| self.entry(index)) {
+            if m.load(entry) != 0 {
+                m.store(entry, 0);
+                // Fenced with the generation, before anything is served.
+                m.flush(entry);
+                faults += 1;
+            }
+        }
+        self.table_faults = faults;
     }
 
     /// Entries of the extent table that could not be right when the region was opened.
