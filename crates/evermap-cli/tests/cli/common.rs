@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -27,8 +28,10 @@ impl Said {
     pub(crate) fn new(output: Output) -> Self {
         let err = String::from_utf8(output.stderr).unwrap();
         assert!(!err.contains("panicked"), "{err}");
-        let code = output.status.code();
-        Said { code: code.unwrap_or_else(|| panic!("killed: {err}")), out: output.stdout, err }
+        let status = output.status;
+        // A death by a signal is counted as shells do.
+        let code = status.code().or_else(|| Some(128 + status.signal()?)).expect("it ended");
+        Said { code, out: output.stdout, err }
     }
 
     /// Asserts success without complaints; answers the output.

@@ -474,8 +474,9 @@ impl<M: Medium> Heap<M> {
         let whole =
             (self.region.medium().len() - self.region.extent_offset(0)) >> self.geometry.shift;
         let described = self.region.described().min(self.extents.len).min(whole);
-        let used = (0..described).rfind(|&index| self.load_entry(index) != 0);
-        let mut frontier = used.map_or(0, |last| last + 1);
+        let m = self.region.medium();
+        let behind = self.region.entries(0..described).rev().take_while(|entry| m.load(entry) == 0);
+        let mut frontier = described - behind.count() as u64;
         let mut parts = BTreeMap::new();
         for bytes in self.region.parts() {
             let part = self.units_of(bytes);
