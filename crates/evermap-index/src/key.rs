@@ -98,8 +98,9 @@ pub struct BytesRef<'a> {
     pub hash: u64,
 }
 
-/// What [`BytesRef::any`] has for a key: known by its address, which no caller's key has.
-static ANY: [u8; 1] = [0];
+/// What [`BytesRef::any`] has for a key: known by its address. A caller's key has that only if a compiler puts equal constants in
+/// one place, hence text that is nobody's key; and even then keys are still told apart by their hashes.
+static ANY: &[u8] = b"evermap-index: whichever key has this hash";
 
 impl<'a> BytesRef<'a> {
     /// Hashes `bytes` under `seed`, the pool's.
@@ -111,11 +112,11 @@ impl<'a> BytesRef<'a> {
     /// Stands for whichever key has this hash, for a caller that knows nothing else of it. For looking up only: of several keys
     /// with one hash, which are not to be expected, some one is found.
     pub fn any(hash: u64) -> BytesRef<'static> {
-        BytesRef { bytes: &ANY, hash }
+        BytesRef { bytes: ANY, hash }
     }
 
     fn is_any(self) -> bool {
-        std::ptr::eq(self.bytes, &ANY)
+        std::ptr::eq(self.bytes, ANY)
     }
 }
 
@@ -234,6 +235,14 @@ mod tests {
     fn golden() {
         assert_eq!(xxh3_64_with_seed(b"", 0), 0x2d06_8005_38d3_94c2);
         assert_eq!(BytesRef::new(b"evermap", 42).hash, xxh3_64_with_seed(b"evermap", 42));
+    }
+
+    #[test]
+    fn no_key_of_a_caller_stands_for_any() {
+        assert!(BytesRef::any(7).is_any());
+        for key in [&[][..], b"key", &ANY.to_vec()[..]] {
+            assert!(!BytesRef::new(key, 7).is_any());
+        }
     }
 
     type Family = (&'static str, fn(u64) -> u64);

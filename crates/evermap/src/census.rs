@@ -9,11 +9,12 @@
 //! its records take at most: a *bound*, some way above what they take now, so that it is seldom raised.
 
 use std::collections::HashMap;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use evermap_pm::epoch::thread_ordinal;
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
 /// How far each shard may grow before the bound in the file has to be raised: this part of all bytes, but not less than so many.
@@ -103,7 +104,7 @@ impl Counters {
 
     /// Chooses a new bound, and has `keep` put it into the file.
     pub(crate) fn set_bound(&self, keep: impl FnOnce(u64)) {
-        let mut bound = self.bound.lock().expect("no panics while held");
+        let mut bound = self.hold_bound();
         let bytes = self.shards.each_ref().map(|shard| shard.bytes.load(Relaxed));
         let all = self.uncounted.load(Relaxed) as i64 + bytes.iter().sum::<i64>();
         let slack = (all / SLACK_PART).max(SLACK_LEAST);
@@ -114,9 +115,14 @@ impl Counters {
         }
     }
 
+    fn hold_bound(&self) -> MutexGuard<'_, u64> {
+        // A panic of the medium under it has poisoned the store.
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the bound in the file is so far above what is there that another should be [chosen](Counters::set_bound).
     pub(crate) fn is_bound_loose(&self) -> bool {
-        let bound = *self.bound.lock().expect("no panics while held");
+        let bound = *self.hold_bound();
         let slack = SLACK_LEAST as u64 * SHARDS as u64;
         bound > self.most_bytes() / 4 * 5 + 2 * slack
     }

@@ -322,7 +322,10 @@ impl<M: Medium> Map<M> {
     /// Chooses a new bound for the bytes of its records, and puts it into the file.
     #[cold]
     pub(crate) fn set_bound(&self, pool: &Pool<M>) {
+        // A change is complete only with what follows this.
+        let poison = pool.region().poison_on_panic();
         self.counters.set_bound(|bound| self.seat.write_bound(pool, bound));
+        poison.disarm();
     }
 
     /// Saves the counts for the next opening, if they are right.

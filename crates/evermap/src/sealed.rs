@@ -17,7 +17,7 @@ pub(crate) enum Place {
     FlushDue = 4,
     /// The number of records.
     Records = 5,
-    /// Their bytes.
+    /// Their bytes; until they are counted after an unclean stop, the most that they can be.
     Bytes = 6,
     /// Where the intent of a batch is: see [`intent`](crate::intent).
     Intent = 7,

@@ -369,12 +369,10 @@ impl<M: Medium> Store<M> {
         has_room()
     }
 
-    /// Removes some of what has expired in any map; returns whether there was anything.
+    /// Removes some of what has expired in each map; returns whether there was anything.
     fn remove_some_dead(&self) -> bool {
-        let remove =
-            |store: &Self| store.remove_expired(FOR_SPACE).is_ok_and(|removed| removed > 0);
-        // In all of them, not only in the first that has any.
-        self.open_maps().iter().fold(false, |any, store| remove(store) || any)
+        let removed = |store: &Self| store.remove_expired(FOR_SPACE).unwrap_or(0);
+        self.open_maps().iter().map(removed).sum::<u64>() > 0
     }
 
     /// Waits until a walk in the background has found `enough` dead records, or walks if nobody else does.
