@@ -187,7 +187,9 @@ impl<M: Medium> Store<M> {
                     continue;
                 }
                 match self.check_record(hash, word) {
-                    Ok(record) => report.dead += u64::from(self.is_dead(&record, mark) == Some(true)),
+                    Ok(record) => {
+                        report.dead += u64::from(self.is_dead(&record, mark) == Some(true))
+                    }
                     Err(problem) => report.problem(problem),
                 }
             }

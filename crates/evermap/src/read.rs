@@ -357,7 +357,6 @@ impl<M: Medium> Store<M> {
         }
         Ok(())
     }
-
 }
 
 /// A walk through the index, one segment at a time.

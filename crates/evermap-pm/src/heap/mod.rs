@@ -785,7 +785,9 @@ impl<M: Medium> Heap<M> {
             parts && extent.life == Life::Closed
         };
         let offset = |index| self.region.extent_offset(index);
-        self.frontier_extents().filter(holds_parts).map(move |index| offset(index)..offset(index + 1))
+        self.frontier_extents()
+            .filter(holds_parts)
+            .map(move |index| offset(index)..offset(index + 1))
     }
 
     /// Sees to it that nothing is allocated from an extent whose table entry must be wrong, since something
