@@ -126,7 +126,9 @@ impl<M: Medium> Store<M> {
         let index = if is_new {
             // Either a new region, or its creation was interrupted before the root was stored: everything
             // that the root is to vouch for is written first.
-            if !Stamps::is_unused(region) {
+            // A page of zeros has no root either. But whoever interrupted the creation was opener 1.
+            let is_zeroed = opened.is_some() && region.generation() < 2;
+            if !Stamps::is_unused(region) || is_zeroed {
                 let at = pool.medium().offset_of(root);
                 return Err(evermap_pm::Error::damaged(at, "the root of the index is lost").into());
             }

@@ -243,7 +243,8 @@ impl<M: Medium> Store<M> {
     /// After an unclean stop: finds out which space of the file is in use, so that the rest can be reused, repairs every
     /// part of the index of each map on the way, and counts records. Does nothing if that is done or not needed.
     ///
-    /// Other operations may go on meanwhile. O(n), about 0.1 µs a record; reads the indexes and no records.
+    /// Reads the indexes and no records. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs a record if the
+    /// indexes are in memory.
     /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// # Errors
