@@ -473,7 +473,7 @@ impl<M: Medium> Region<M> {
         let m = &self.medium;
         let mut last = false;
         for part in 1..=PARTS {
-            let copies = self.words().parts.each_ref().map(|copy| &copy[part - 1]);
+            let copies = self.part_words(part);
             let words = copies.map(|word| m.load(word));
             let valid = |word: &&u64| part_word(part, *word % (1 << PART_BITS)) == **word;
             let Some(&word) = words.iter().find(valid) else {
@@ -651,6 +651,11 @@ impl<M: Medium> Region<M> {
         self.part_entries(self.count_parts()).end
     }
 
+    /// The words that name part `part` of the table.
+    pub(crate) fn part_words(&self, part: usize) -> [&PmU64; 2] {
+        self.words().parts.each_ref().map(|copy| &copy[part - 1])
+    }
+
     fn count_parts(&self) -> usize {
         self.parts.iter().take_while(|at| at.load(Ordering::Acquire) != 0).count()
     }
@@ -697,12 +702,12 @@ impl<M: Medium> Region<M> {
             if m.load(cell) != 0 {
                 m.store(cell, 0);
             }
-            m.flush(cell);
         }
+        m.flush(cells);
         m.fence();
-        for copy in &self.words().parts {
-            m.store(&copy[part - 1], part_word(part, at));
-            m.flush(&copy[part - 1]);
+        for copy in self.part_words(part) {
+            m.store(copy, part_word(part, at));
+            m.flush(copy);
         }
         m.fence();
         // Release: whoever sees it sees the zeros.
@@ -724,6 +729,11 @@ impl<M: Medium> Region<M> {
     #[inline(always)]
     pub fn extent_offset(&self, index: u64) -> u64 {
         HEADER + index * self.unit()
+    }
+
+    /// Most bytes that the region can have.
+    pub fn capacity(&self) -> u64 {
+        self.extent_offset(self.unit_limit())
     }
 
     /// Units that fit the capacity of the medium.
