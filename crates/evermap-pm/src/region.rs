@@ -937,6 +937,18 @@ mod tests {
     }
 
     #[test]
+    fn a_format_of_the_past_is_refused() {
+        let sim = Sim::new(1 << 16).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+        let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
+        for at in [SECOND_COPY, 0] {
+            region.write_superblock_as(at, FORMAT_AT_FIRST - 1);
+        }
+        let refused = Region::open(sim, IDENTITY, OnSuspect::Salvage).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("has format 4"), "{refused}");
+    }
+
+    #[test]
     fn a_format_of_the_future_is_refused() {
         let sim = Sim::new(1 << 16).unwrap();
         let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };

@@ -666,7 +666,8 @@ impl<M: Medium> Heap<M> {
         let found = (first_word..extent.bits.len()).find(|&word| free(word) != 0);
         if let Some(word) = found {
             let first = word as u32 * 64;
-            let mask = lowest(free(word), (extent.blocks / AMPLE).max(1));
+            // Two at least, so that an extent with one block in use is not given back each time that one is freed.
+            let mask = lowest(free(word), (extent.blocks / AMPLE).max(2));
             // Whole words are left behind as a whole: a hole in one that appears meanwhile is not worth a refill.
             let behind =
                 if mask == free(word) { first + 64 } else { first + 64 - mask.leading_zeros() };
