@@ -560,7 +560,7 @@ impl<M: Medium> Region<M> {
         let mut named = [0; PARTS];
         let (mut last, mut cut) = (false, false);
         for part in 1..=PARTS {
-            let copies = self.words().parts.each_ref().map(|copy| &copy[part - 1]);
+            let copies = self.part_words(part);
             let words = copies.map(|word| m.load(word));
             let valid = |word: &&u64| part_word(part, *word % (1 << PART_BITS)) == **word;
             let Some(&word) = words.iter().find(valid) else {
@@ -833,6 +833,11 @@ impl<M: Medium> Region<M> {
         self.part_entries(self.count_parts()).end
     }
 
+    /// The words that name part `part` of the table.
+    pub(crate) fn part_words(&self, part: usize) -> [&PmU64; 2] {
+        self.words().parts.each_ref().map(|copy| &copy[part - 1])
+    }
+
     fn count_parts(&self) -> usize {
         self.parts.iter().take_while(|at| at.load(Ordering::Acquire) != 0).count()
     }
@@ -852,10 +857,7 @@ impl<M: Medium> Region<M> {
 
     /// The entries for those of these units that the table [describes](Region::described), ascending. Faster than
     /// one [`entry`](Region::entry) after the other.
-    pub(crate) fn entries(
-        &self,
-        units: Range<u64>,
-    ) -> impl DoubleEndedIterator<Item = &PmU64> {
+    pub(crate) fn entries(&self, units: Range<u64>) -> impl DoubleEndedIterator<Item = &PmU64> {
         (0..=self.count_parts()).flat_map(move |part| {
             let all = self.part_entries(part);
             let wanted = units.start.clamp(all.start, all.end)..units.end.clamp(all.start, all.end);
@@ -899,12 +901,12 @@ impl<M: Medium> Region<M> {
             if m.load(cell) != 0 {
                 m.store(cell, 0);
             }
-            m.flush(cell);
         }
+        m.flush(cells);
         m.fence();
-        for copy in &self.words().parts {
-            m.store(&copy[part - 1], part_word(part, at));
-            m.flush(&copy[part - 1]);
+        for copy in self.part_words(part) {
+            m.store(copy, part_word(part, at));
+            m.flush(copy);
         }
         m.fence();
         // Release: whoever sees it sees the zeros.
@@ -926,6 +928,11 @@ impl<M: Medium> Region<M> {
     #[inline(always)]
     pub fn extent_offset(&self, index: u64) -> u64 {
         HEADER + index * self.unit()
+    }
+
+    /// Most bytes that the region can have.
+    pub fn capacity(&self) -> u64 {
+        self.extent_offset(self.unit_limit())
     }
 
     /// Units that fit the capacity of the medium.
@@ -1284,6 +1291,18 @@ mod tests {
                 assert_eq!(sim.load(&sim.at::<Superblock>(at).unwrap().format) as u32, FORMAT);
             }
         }
+    }
+
+    #[test]
+    fn a_format_of_the_past_is_refused() {
+        let sim = Sim::new(1 << 16).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+        let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
+        for at in [SECOND_COPY, 0] {
+            region.write_superblock_as(at, FORMAT_AT_FIRST - 1);
+        }
+        let refused = Region::open(sim, IDENTITY, OnSuspect::Salvage).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("has format 4"), "{refused}");
     }
 
     #[test]

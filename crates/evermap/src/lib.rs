@@ -41,8 +41,8 @@
 //!
 //! # Limits
 //!
-//! Keys up to [`KEY_MAX`] (64 KiB), values up to [`VALUE_MAX`] (1 GiB), as long as neighbouring free extents
-//! can be found for those beyond [`Options::extent_size`]. A file up to its [`Options::capacity`].
+//! Keys up to [`KEY_MAX`] (64 KiB), values up to [`VALUE_MAX`] (1 GiB), as long as the file can still grow by one or
+//! has neighbouring free space for it. A file up to its [`Options::capacity`].
 //! 2^56 mutations. One process at a time.
 //!
 #![doc = include_str!("async.md")]

@@ -124,8 +124,8 @@ impl Options {
         Options::new().durability(Durability::Volatile)
     }
 
-    /// Options for a new store of at most `bytes`, small enough that the usual 2 MiB extents would not fit
-    /// well. From about 64 KiB on; the largest value is then what fits in neighbouring free extents of 4 KiB.
+    /// Options for a new store of at most `bytes`, from 64 KiB on, which takes space in units of 4 KiB instead of the
+    /// usual 16 KiB.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -152,15 +152,17 @@ impl Options {
         self
     }
 
-    /// Most bytes that the file may grow to: address space, not memory. 256 GiB unless told otherwise. A
-    /// store cannot outgrow the capacity that it was created with.
+    /// Most bytes that the file may grow to: address space, not memory or space in the file. 256 GiB unless told
+    /// otherwise, at least 64 KiB. A store cannot outgrow the capacity that it was created with.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
         self
     }
 
-    /// The unit in which a *new* store takes space for records of similar size: a power of two from 4 KiB
-    /// to 1 GiB, 2 MiB unless told otherwise. Smaller ones suit small stores: see [`small`](Options::small).
+    /// Most bytes that a *new* store takes at once for records of similar size: a power of two from 4 KiB to 1 GiB,
+    /// 2 MiB unless told otherwise. It takes space in units of a 128th of that, but at least 4 KiB and at most 16 KiB: a
+    /// few for the first records of each size, more as they become many, and as many as it needs for each large value.
+    /// Small units suit stores of less than a megabyte: see [`small`](Options::small).
     pub fn extent_size(mut self, bytes: u64) -> Self {
         self.extent_size = bytes;
         self

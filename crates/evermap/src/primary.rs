@@ -57,6 +57,8 @@ type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
 type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
 /// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual Level hashing.
 const LARGE_EXTENT: u64 = 2 << 20;
+/// Below this capacity two segments of Dash-EH would leave little for records: it begins with one.
+const ONE_SEGMENT: u64 = 256 << 10;
 
 /// Declares the types of index that a store can have. The rest of the store does not know them.
 macro_rules! types {
@@ -136,7 +138,8 @@ impl<M: Medium> AnyIndex<M> {
         let small = small || pool.region().extent_size() < LARGE_EXTENT;
         match kind {
             IndexKind::DashEh => {
-                DashEh::create(pool, root, dash::Config::default()).map(AnyIndex::DashEh)
+                let initial_depth = u32::from(pool.region().capacity() >= ONE_SEGMENT);
+                DashEh::create(pool, root, dash::Config { initial_depth }).map(AnyIndex::DashEh)
             }
             IndexKind::DashLh if small => {
                 let index = SmallDashLh::create(pool, root, dash::Config::default());

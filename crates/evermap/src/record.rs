@@ -20,7 +20,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 use crate::sealed::{Place, seal, unseal};
 use crate::{Error, Item, Meta, Result};
 
-/// Longest value, bytes: 1 GiB. A value beyond an extent takes neighbouring extents of its own.
+/// Longest value, bytes: 1 GiB. A large value takes neighbouring units of the file for itself.
 pub const VALUE_MAX: usize = 1 << 30;
 
 const TAG_SHIFT: u32 = 48;

@@ -41,7 +41,7 @@ pub struct Stat {
     pub closed_bytes: u64,
     /// Bytes of the file.
     pub file_bytes: u64,
-    /// Bytes in an extent.
+    /// Bytes in the largest extent that blocks share.
     pub extent_size: u64,
     /// Most bytes that records may take; nothing without a limit.
     pub max_bytes: Option<u64>,

@@ -12,11 +12,12 @@ use evermap_index::record::KEY_MAX;
 use evermap_index::{Action, Change, Guard, Intent};
 use evermap_pm::medium::Mapped;
 use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
-use evermap_pm::{Medium, Pool};
+use evermap_pm::{ErrorKind, Medium, Pool};
 
 use crate::census::Count;
 use crate::claims::Claims;
 use crate::clock::Time;
+use crate::error::pm;
 use crate::file::{File, Origin};
 use crate::intent;
 use crate::map::{Life, Map, Seat, Setting};
@@ -28,6 +29,8 @@ use crate::stamps::Stamps;
 use crate::upkeep::Upkeep;
 use crate::{Error, Meta, Options, Result};
 
+/// Smallest capacity of a new store: below it, there is no room for records beside the index.
+const CAPACITY_MIN: u64 = 64 << 10;
 /// How long a mutation that lacks space waits for readers that hold up the reuse of some.
 const READER_WAIT: Duration = Duration::from_millis(500);
 /// How many dead records a mutation removes at a time, so that those after it find room as well: where a limit is reached, and
@@ -110,6 +113,13 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// [`Error::Pm`] with `Config` or `NoSpace`.
     pub fn create(medium: M, identity: Identity, options: &Options) -> Result<Self> {
+        if options.capacity < CAPACITY_MIN {
+            let text = format!(
+                "a store needs a capacity of at least {CAPACITY_MIN} bytes, not {}",
+                options.capacity
+            );
+            return Err(pm(ErrorKind::Config(text)));
+        }
         let config = RegionConfig {
             extent_size: options.extent_size,
             capacity: options.capacity,

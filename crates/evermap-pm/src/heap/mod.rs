@@ -65,10 +65,12 @@ const GROWTH_MAX: u64 = 64 << 20;
 const AMPLE: u32 = 16;
 /// A new extent has this share of the units that its block size has already.
 const SHARE: u64 = 4;
+/// Free units are used for an extent before new ones unless they are fewer than one in this many of what it should have.
+const CRUMB: u64 = 16;
 /// Of a block that will be written next, so many bytes are fetched.
 const FETCHED: u64 = 512;
 /// Bytes of free units kept ready before the memory of others is given back to the system.
-const FREE_BYTES_KEPT: u64 = 1 << 20;
+const FREE_BYTES_KEPT: u64 = 16 << 20;
 /// The same as a share of all units that were ever used, if that is more.
 const FREE_PART_KEPT: u64 = 16;
 
@@ -163,11 +165,8 @@ struct Geometry {
 
 impl Geometry {
     fn of<M: Medium>(region: &Region<M>) -> Self {
-        Geometry {
-            shift: region.unit().ilog2(),
-            largest: region.extent_size() / region.unit(),
-            units: region.unit_limit(),
-        }
+        let shift = region.unit().ilog2();
+        Geometry { shift, largest: region.extent_size() >> shift, units: region.unit_limit() }
     }
 
     fn unit(&self) -> u64 {
@@ -682,7 +681,8 @@ impl<M: Medium> Heap<M> {
         let found = (first_word..extent.bits.len()).find(|&word| free(word) != 0);
         if let Some(word) = found {
             let first = word as u32 * 64;
-            let mask = lowest(free(word), (extent.blocks / AMPLE).max(1));
+            // Two at least, so that an extent with one block in use is not given back each time that one is freed.
+            let mask = lowest(free(word), (extent.blocks / AMPLE).max(2));
             // Whole words are left behind as a whole: a hole in one that appears meanwhile is not worth a refill.
             let behind =
                 if mask == free(word) { first + 64 } else { first + 64 - mask.leading_zeros() };
@@ -716,30 +716,38 @@ impl<M: Medium> Heap<M> {
         }
     }
 
-    /// Takes at least `units.start` and at most `units.end` neighbouring units: free ones as long as there are any, else
-    /// new ones.
+    /// Takes at least `units.start` and at most `units.end` neighbouring units: free ones, else new ones. What is much
+    /// smaller than it should be is taken last, so that a large store does not end up in small extents.
     fn take_units(&self, units: Range<u64>) -> Result<Range<u64>> {
         let shared = &mut *hold(&self.shared);
-        let longest = || shared.free.longest().filter(|run| run.end - run.start >= units.start);
-        if let Some(run) = shared.free.fitting(units.end).or_else(longest) {
-            let aligned = self.align(run.start, units.end);
-            let start = if aligned + units.end <= run.end { aligned } else { run.start };
-            let taken = start..run.end.min(start + units.end);
-            if shared.unclaimed.overlaps(&taken) {
-                self.region.medium().claim(self.bytes_of(&taken))?;
-                shared.unclaimed.remove(taken.clone());
-            }
-            shared.free.remove(taken.clone());
+        let worthwhile = units.start.max(units.end / CRUMB);
+        if let Some(taken) = self.take_free(shared, worthwhile..units.end)? {
             return Ok(taken);
         }
         let mut count = units.end;
         loop {
             match self.take_new(shared, count) {
+                Ok(taken) => return Ok(taken),
                 // The last of the space may do for fewer.
                 Err(_) if count > units.start => count = (count / 2).max(units.start),
-                taken => return taken,
+                Err(error) => return self.take_free(shared, units)?.ok_or(error),
             }
         }
+    }
+
+    /// Takes units out of the free ones, if so many neighbours are free.
+    fn take_free(&self, shared: &mut Shared, units: Range<u64>) -> Result<Option<Range<u64>>> {
+        let longest = || shared.free.longest().filter(|run| run.end - run.start >= units.start);
+        let Some(run) = shared.free.fitting(units.end).or_else(longest) else { return Ok(None) };
+        let aligned = self.align(run.start, units.end);
+        let start = if aligned + units.end <= run.end { aligned } else { run.start };
+        let taken = start..run.end.min(start + units.end);
+        if shared.unclaimed.overlaps(&taken) {
+            self.region.medium().claim(self.bytes_of(&taken))?;
+            shared.unclaimed.remove(taken.clone());
+        }
+        shared.free.remove(taken.clone());
+        Ok(Some(taken))
     }
 
     /// Unit `start`, or the first one behind it that lies where the largest extents had better begin, if there are to be
@@ -1596,6 +1604,65 @@ mod tests {
             let parts: u64 =
                 region.parts().map(|part| (part.end - part.start).div_ceil(4096)).sum();
             assert_eq!(blocks, after.extents.len - parts);
+        }
+    }
+
+    /// A crash while the table grows, over what an earlier opener has left there.
+    #[test]
+    fn a_part_of_the_table_is_there_as_a_whole_or_not_at_all() {
+        let sim = Sim::new(4 << 20).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 4 << 20, seed: Some(1) };
+        let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
+        let region = Arc::new(region);
+        let heap = Heap::open(region.clone(), false);
+        let first = heap.allocate(511 * 4096).unwrap();
+        sim.grow(region.extent_offset(520)).unwrap();
+        let left = sim.slice::<PmU64>(region.extent_offset(511), 3 * 512).unwrap();
+        left.iter().for_each(|cell| sim.store(cell, Shape::TAIL.encode(0)));
+        sim.flush(left);
+        sim.fence();
+        sim.checkpoint();
+        sim.note(Note::Begin(0));
+        let second = heap.allocate(8192).unwrap();
+        sim.note(Note::End(0));
+        assert_eq!(region.parts().count(), 1);
+        let (mut with, mut without) = (0, 0);
+        sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+            let after = Sim::from_image(&image.bytes, 4 << 20).unwrap();
+            let (region, _) = Region::open(after, Identity::default(), Default::default()).unwrap();
+            let region = Arc::new(region);
+            *if region.parts().count() == 1 { &mut with } else { &mut without } += 1;
+            let heap = Heap::open(region, false);
+            let mut live = vec![first];
+            live.extend(image.point.completed(0).then_some(second));
+            live.iter().for_each(|&block| heap.mark(block));
+            heap.finish_sweep();
+            assert_eq!((heap.stats().faults, heap.allocated()), (0, live));
+            let third = heap.allocate(12288).unwrap();
+            assert!(
+                heap.region.parts().all(|part| third >= part.end || third + 12288 <= part.start)
+            );
+            ControlFlow::Continue(())
+        });
+        assert!(with > 0 && without > 0, "{with} and {without}");
+    }
+
+    /// One of the words that name a part of the table is damaged, or both are.
+    #[test]
+    fn a_part_of_the_table_is_found_by_either_word() {
+        for (damaged, found) in [(0..1, true), (1..2, true), (0..2, false)] {
+            let sim = Sim::new(4 << 20).unwrap();
+            let config = RegionConfig { extent_size: 4096, capacity: 4 << 20, seed: Some(1) };
+            let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
+            let heap = Heap::open(Arc::new(region), false);
+            heap.allocate(600 * 4096).unwrap();
+            let words = heap.region.part_words(1);
+            damaged.for_each(|copy| sim.store(words[copy], sim.load(words[copy]) ^ 1 << 20));
+            let opened = Region::open(sim.clone(), Identity::default(), Default::default());
+            match opened {
+                Ok((region, _)) => assert!(found && region.parts().count() == 1),
+                Err(error) => assert!(!found && error.to_string().contains("extent table")),
+            }
         }
     }
 

@@ -28,10 +28,10 @@ use crate::{Durability, Result, Store};
 const FORMAT: u32 = 8;
 /// Bytes of keys from which on a block is full, in a heap with large extents.
 const FULL: usize = 64 << 10;
-/// Keys are saved where they take at most one byte in this many of the records, so that an orderly stop does not double
-/// the file. Where they are longer, reading the records takes little more than reading the keys.
+/// Keys are saved while they take at most one byte in this many of an average record, so that an orderly stop does not
+/// double the file. Where they are longer, reading the records takes little more than reading the keys.
 const SHARE: u64 = 3;
-/// Bytes that they may always take.
+/// Bytes that they may take above that.
 const LITTLE: u64 = 512 << 10;
 
 pod! {
@@ -199,16 +199,17 @@ struct Writer<'p, M: Medium> {
     /// The last key of that.
     key: Vec<u8>,
     full: usize,
-    /// Bytes that further blocks may take.
+    /// Bytes that blocks may still take, and how many more with each key.
     room: u64,
+    share: u64,
 }
 
 impl<'p, M: Medium> Writer<'p, M> {
-    /// A writer of blocks that take at most `room` bytes.
-    fn new(pool: &'p Pool<M>, room: u64) -> Self {
+    /// A writer of blocks that take at most `share` bytes a key, and a little.
+    fn new(pool: &'p Pool<M>, share: u64) -> Self {
         let full = FULL.min(pool.region().extent_size() as usize / 8) - size_of::<Head>();
         let (blocks, bytes, key) = (Vec::new(), Vec::new(), Vec::new());
-        Writer { pool, blocks, bytes, keys: 0, key, full, room }
+        Writer { pool, blocks, bytes, keys: 0, key, full, room: LITTLE, share }
     }
 
     fn push(&mut self, key: &[u8]) -> Result<()> {
@@ -231,8 +232,9 @@ impl<'p, M: Medium> Writer<'p, M> {
     fn write(&mut self) -> Result<()> {
         let (m, bytes) = (self.pool.medium(), self.bytes.len() as u64);
         let size = size_of::<Head>() as u64 + bytes.next_multiple_of(8);
-        let left = self.room.checked_sub(self.pool.block_size(size));
-        let missing = size.saturating_sub(self.room);
+        let room = self.room + self.keys * self.share;
+        let left = room.checked_sub(self.pool.block_size(size));
+        let missing = size.saturating_sub(room);
         self.room =
             left.ok_or_else(|| evermap_pm::Error::no_space("share for saved keys", missing))?;
         let offset = self.pool.allocate_part(size)?;
@@ -323,7 +325,8 @@ impl<M: Medium> Store<M> {
 
     fn write_order(&self, tree: &BPlus) -> Result<()> {
         let (totals, exact) = self.map.counters.totals();
-        let mut writer = Writer::new(&self.file.pool, (totals.bytes / SHARE).max(LITTLE));
+        let share = totals.bytes / totals.records.max(1) / SHARE;
+        let mut writer = Writer::new(&self.file.pool, share);
         let (mut cursor, mut keys) = (Cursor::new(tree, .., Direction::Ascending), 0);
         while let Some((key, _)) = cursor.next()? {
             writer.push(key)?;
