@@ -423,10 +423,10 @@ impl<M: Medium> Store<M> {
     /// Retires what was replaced, and counts.
     pub(crate) fn account(&self, old: Option<u64>, new: Option<&Draft<'_, M>>, guard: &Guard<'_>) {
         let (mut records, mut bytes) = (0, 0);
-        if let Some(word) = old {
-            if let Some(gone) = self.retire(word, guard) {
-                (records, bytes) = (-1, -(gone as i64));
-            }
+        if let Some(word) = old
+            && let Some(gone) = self.retire(word, guard)
+        {
+            (records, bytes) = (-1, -(gone as i64));
         }
         if let Some(draft) = new {
             records += 1;
