@@ -533,10 +533,10 @@ impl<M: Medium> Store<M> {
             self.expect_instead(key.hash, before, Some(expiry));
         }
         let (mut records, mut bytes) = (0, 0);
-        if let Some(word) = old {
-            if let Some(gone) = self.retire(word, guard) {
-                (records, bytes) = (-1, -(gone as i64));
-            }
+        if let Some(word) = old
+            && let Some(gone) = self.retire(word, guard)
+        {
+            (records, bytes) = (-1, -(gone as i64));
         }
         if let Some(draft) = new {
             records += 1;

@@ -113,7 +113,7 @@ fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
     }
     let counts = [&store, &named].map(|map| map.len().value);
     drop((store, named));
-    let filler = u64::from_ne_bytes([FILLER; 8]);
+    let filler = u64::from_le_bytes([FILLER; 8]);
     let filled = (0..memory.len()).step_by(8).filter(|&at| memory.word(at) == filler);
     // The first line of a block is watched where the value begins in it, which is nearly everywhere.
     let lines: HashSet<u64> = filled.map(|at| at / LINE).collect();

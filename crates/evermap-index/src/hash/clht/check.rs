@@ -10,6 +10,11 @@ use super::layout::{Bucket, Control, Link, PAIRS, Table};
 use crate::Key;
 use crate::hash::vacancy::Vacancy;
 
+const PAGE: u64 = 4096;
+/// A bucket behind a home bucket goes when it becomes empty, so that a crash leaves one for each thread that was about to
+/// remove it. So many in one page are not left by that.
+const HOLLOW: u64 = 16;
+
 impl<K: Key, M: Medium> Clht<K, M> {
     pub(super) fn check_everything(&self) -> Vec<String> {
         let (m, table) = (self.medium(), self.table());
@@ -18,16 +23,24 @@ impl<K: Key, M: Medium> Clht<K, M> {
             problems.push("the root names another table than lookups follow".into());
         }
         let (mut offsets, mut vacancy) = (HashSet::new(), Vacancy::default());
+        let mut hollow = HashMap::new();
         for number in 0..table.buckets() {
             match self.home(table, number) {
                 Ok(home) => {
                     vacancy.count(table.home(number), pairs_in(m, home).count());
-                    self.check_chain(table, number, home, &mut offsets, &mut problems);
+                    self.check_chain(table, number, home, &mut offsets, &mut hollow, &mut problems);
                 }
                 Err(error) => problems.push(error.to_string()),
             }
         }
         vacancy.describe(&mut problems);
+        for (page, empty) in hollow.into_iter().filter(|&(_, empty)| empty >= HOLLOW) {
+            problems.push(format!(
+                "page at offset {:#x}: {empty} buckets of chains are empty; the page was overwritten, and what was in \
+                 them and behind them is lost",
+                page * PAGE
+            ));
+        }
         problems
     }
 
@@ -37,6 +50,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         number: u64,
         home: &Bucket,
         offsets: &mut HashSet<u64>,
+        hollow: &mut HashMap<u64, u64>,
         problems: &mut Vec<String>,
     ) {
         let m = self.medium();
@@ -50,6 +64,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
             let offset = m.offset_of(bucket);
             if !offsets.insert(offset) {
                 return wrong(format!("bucket {offset:#x} is in two places"));
+            }
+            if !std::ptr::eq(bucket, home) && Link(m.load(&bucket.link)).taken() == 0 {
+                *hollow.entry(offset / PAGE).or_default() += 1;
             }
             let control = Control(m.load(&bucket.control));
             if control.is_of(self.generation) {
