@@ -800,7 +800,7 @@ impl<M: Medium> Heap<M> {
             return Ok(());
         }
         let ahead = (end / 16).min(GROWTH_MAX) >> self.geometry.shift << self.geometry.shift;
-        let wanted = (end + ahead).min(m.capacity());
+        let wanted = (end + ahead).min(self.region.capacity());
         let old = m.len();
         if wanted == end || m.grow(wanted).is_err() {
             m.grow(end)?;
