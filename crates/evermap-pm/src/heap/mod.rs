@@ -1584,7 +1584,7 @@ mod tests {
         assert_eq!(region.parts().count(), 1);
         let (mut with, mut without) = (0, 0);
         sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-            let after = Sim::from_image(&image.bytes, 4 << 20).unwrap();
+            let after = Sim::from_image(image.bytes, 4 << 20).unwrap();
             let (region, _) = Region::open(after, Identity::default(), Default::default()).unwrap();
             let region = Arc::new(region);
             *if region.parts().count() == 1 { &mut with } else { &mut without } += 1;
