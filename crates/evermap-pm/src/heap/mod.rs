@@ -989,8 +989,10 @@ impl<M: Medium> Heap<M> {
         let Some((index, rest)) = self.locate(offset) else { return self.fault() };
         let extent = &mut *self.extents.hold(index);
         let Some(block) = block_at(extent, rest) else {
-            // Damage.
-            if (extent.life, extent.shape.used) == (Life::Closed, Use::Unused) {
+            // Damage: of what names it, or of the extent's entry, which may then be that of other blocks. Nothing may be
+            // allocated over what is there.
+            let wrong = matches!(extent.shape.used, Use::Unused | Use::Blocks(_));
+            if extent.life == Life::Closed && wrong {
                 self.seal_off(index, extent);
             }
             return self.fault();
