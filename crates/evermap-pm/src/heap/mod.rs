@@ -815,7 +815,7 @@ impl<M: Medium> Heap<M> {
             return Ok(());
         }
         let ahead = (end / 16).min(GROWTH_MAX) >> self.geometry.shift << self.geometry.shift;
-        let wanted = (end + ahead).min(m.capacity());
+        let wanted = (end + ahead).min(self.region.capacity());
         let old = m.len();
         if wanted == end || m.grow(wanted).is_err() {
             m.grow(end)?;
@@ -1003,8 +1003,10 @@ impl<M: Medium> Heap<M> {
         let Some((index, rest)) = self.locate(offset) else { return self.fault() };
         let extent = &mut *self.extents.hold(index);
         let Some(block) = block_at(extent, rest) else {
-            // Damage.
-            if (extent.life, extent.shape.used) == (Life::Closed, Use::Unused) {
+            // Damage: of what names it, or of the extent's entry, which may then be that of other blocks. Nothing may be
+            // allocated over what is there.
+            let wrong = matches!(extent.shape.used, Use::Unused | Use::Blocks(_));
+            if extent.life == Life::Closed && wrong {
                 self.seal_off(index, extent);
             }
             return self.fault();
@@ -1628,7 +1630,7 @@ mod tests {
         assert_eq!(region.parts().count(), 1);
         let (mut with, mut without) = (0, 0);
         sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-            let after = Sim::from_image(&image.bytes, 4 << 20).unwrap();
+            let after = Sim::from_image(image.bytes, 4 << 20).unwrap();
             let (region, _) = Region::open(after, Identity::default(), Default::default()).unwrap();
             let region = Arc::new(region);
             *if region.parts().count() == 1 { &mut with } else { &mut without } += 1;
