@@ -341,7 +341,7 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
     let load =
         |index: &Tiny<Plain, Sim>, at: usize| sim.load(&index.expansion.directory.entries()[at]);
     let shape = |index: &Tiny<Plain, Sim>, at| index.shape_at(load(index, at)).unwrap();
-    let key = |at: usize, low: u64| (at as u64) << (64 - depth) | low * 0x940 | low & 0x3f;
+    let key = |at: usize, low: u64| (at as u64) << (64 - depth) | (low * 0x940 + low % 64);
     let (first_of_u, first_of_v, end) = (1 << (depth - 2), 3 << (depth - 3), 1 << (depth - 1));
     let mut kept = Vec::new();
     let mut insert = |(pool, index): (&Pool<Sim>, &Tiny<Plain, Sim>), key| {
