@@ -230,8 +230,10 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// [`Error::GuardHeld`], and see [`Store`].
     pub fn purge_if_due(&self) -> Result<u64> {
+        // Whether a walk is due must not decide over what the caller may hold.
+        self.ensure_no_guard("purge_if_due")?;
         if self.is_walk_due() { self.purge() } else { self.purge_expired() }
     }
 

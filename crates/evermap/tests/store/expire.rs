@@ -163,10 +163,12 @@ fn a_purge_in_the_middle_of_a_change_forgets_nothing() {
             store.put(b"session", b"old").unwrap();
             store.purge().unwrap();
             let (other, before) = (store.clone(), store.stat().unwrap().purges);
-            memory.at_next_fence(move || match full {
+            // By another thread: the one that changes the key holds a guard.
+            let purge = move || match full {
                 true => assert_eq!(other.purge().unwrap(), 0),
                 false => assert_eq!(other.purge_if_due().unwrap(), 0),
-            });
+            };
+            memory.at_next_fence(move || std::thread::spawn(purge).join().unwrap());
             change(&store);
             assert_eq!(store.stat().unwrap().purges, before + u64::from(full), "{name}: held up");
             assert_eq!(store.stat().unwrap().next_expiry, Some(2000), "{name}");
