@@ -74,6 +74,9 @@ const FREE_BYTES_KEPT: u64 = 16 << 20;
 /// The same as a share of all units that were ever used, if that is more.
 const FREE_PART_KEPT: u64 = 16;
 
+/// Entries in a page of the table: what storage loses at a time.
+const PAGE_ENTRIES: u64 = 4096 / 8;
+
 /// Blocks that can share an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Blocks {
@@ -476,6 +479,11 @@ impl<M: Medium> Heap<M> {
         let m = self.region.medium();
         let behind = self.region.entries(0..described).rev().take_while(|entry| m.load(entry) == 0);
         let mut frontier = described - behind.count() as u64;
+        // A table whose last page was overwritten by zeros ends where a page does. What that page described is
+        // still there, so nothing is allocated from it before a sweep.
+        if frontier.is_multiple_of(PAGE_ENTRIES) {
+            frontier = described.min(frontier + PAGE_ENTRIES);
+        }
         let mut parts = BTreeMap::new();
         for bytes in self.region.parts() {
             let part = self.units_of(bytes);
@@ -1412,6 +1420,33 @@ mod tests {
             let over = taken.iter().filter(|block| whole.contains(block)).count();
             // An entry that fits by accident is believed.
             assert!(over == 0 || damaged == fits);
+        }
+    }
+
+    /// A page of the table is overwritten by zeros: what it described can still be read, and nothing is put over it.
+    #[test]
+    fn nothing_is_allocated_over_what_a_zeroed_page_of_the_table_described() {
+        for units in [700, 1100] {
+            for page in 0..=units / PAGE_ENTRIES {
+                let region = region(4096, 16 << 20);
+                let before = Heap::open(region.clone(), false);
+                let blocks: Vec<_> =
+                    (0..units).map(|_| before.allocate_exact(4096).unwrap()).collect();
+                let (m, described) = (region.medium(), region.described());
+                let entries = page * PAGE_ENTRIES..described.min((page + 1) * PAGE_ENTRIES);
+                entries.for_each(|index| m.store(region.entry(index), 0));
+                let after = Heap::open(region, false);
+                let take = |heap: &Heap<Dram>| -> BTreeSet<u64> {
+                    std::iter::from_fn(|| heap.allocate_exact(4096).ok()).take(600).collect()
+                };
+                let early = take(&after);
+                blocks.iter().for_each(|&block| after.mark(block));
+                after.finish_sweep();
+                let late = take(&after);
+                let over = |block: &&u64| early.contains(block) || late.contains(block);
+                assert_eq!(blocks.iter().filter(over).count(), 0, "page {page} of {units} units");
+                assert!(early.len() == 600 && late.len() == 600);
+            }
         }
     }
 
