@@ -150,6 +150,7 @@ fn new_ordinal() -> usize {
 
 /// Runs `body` while the calling thread has the given number, which no other thread that uses the same domains
 /// has meanwhile.
+#[cfg(any(test, feature = "sim"))]
 pub(crate) fn with_ordinal<R>(number: usize, body: impl FnOnce() -> R) -> R {
     struct Restore(usize);
     impl Drop for Restore {
