@@ -2,8 +2,6 @@
 
 use std::io;
 
-use evermap_lab::LabError;
-
 /// What the process answers after a failure. 1 is a plain "no": no such key, problems found.
 pub(crate) const EXIT_CODE: u8 = 2;
 
@@ -11,8 +9,6 @@ pub(crate) const EXIT_CODE: u8 = 2;
 pub(crate) enum Failure {
     #[error("{}", name_options(.0))]
     Store(#[source] evermap::Error),
-    #[error(transparent)]
-    Lab(#[from] LabError),
     /// Standard output did not take what was written.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
@@ -29,12 +25,7 @@ impl Failure {
 
     /// Whether the reader of our standard output has left.
     pub(crate) fn is_closed_output(&self) -> bool {
-        match self {
-            Failure::Output(source) | Failure::Lab(LabError::Io { source, .. }) => {
-                source.kind() == io::ErrorKind::BrokenPipe
-            }
-            _ => false,
-        }
+        matches!(self, Failure::Output(source) if source.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 

@@ -5,7 +5,6 @@ mod failure;
 mod format;
 mod inspect;
 mod lab;
-mod lab_crash;
 mod load;
 mod maps;
 mod open;

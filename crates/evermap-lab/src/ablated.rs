@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use evermap_index::key::Quotient;
 use evermap_index::{Action, Bytes, Index, Intent, Key, Result, Without};
-use evermap_pm::medium::{Counted, Dram};
+use evermap_pm::medium::Mapped;
 use evermap_pm::{Guard, Medium};
 
 use crate::LabError;
@@ -101,15 +101,12 @@ fn build<const STASHES: usize, const WHAT: u8>(
     setup.media_only(name, &[MediumKind::Dram])?;
     let stage = Stage { name, guards: Guards::PerOperation, setup };
     let built = match setup.shape {
-        Some(shape) => {
-            stage.store::<Dash<STASHES>, Lacking<Bytes, WHAT>, _>(stage.nowhere(), shape)
-        }
-        None if setup.counted => {
-            let counts = |medium: &Counted<Dram>| Some(medium.counts().into());
-            let medium = stage.memory().map(Counted::new);
-            stage.table::<Dash<STASHES>, Lacking<u64, WHAT>, _>(medium, counts)
-        }
-        None => stage.table::<Dash<STASHES>, Lacking<u64, WHAT>, _>(stage.memory(), |_| None),
+        Some(shape) => stage.nowhere().and_then(|medium| {
+            stage.store::<Dash<STASHES>, Lacking<Bytes, WHAT>, _>(medium, shape)
+        }),
+        None => stage
+            .memory()
+            .and_then(|memory| stage.table_in::<Dash<STASHES>, Lacking<u64, WHAT>>(memory)),
     };
     built.map_err(|error| LabError::index(name, error))
 }
@@ -118,7 +115,7 @@ fn locked_reads(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, L
     setup.words_only(name)?;
     setup.media_only(name, &[MediumKind::Dram])?;
     let stage = Stage { name, guards: Guards::PerOperation, setup };
-    let built = stage.memory().and_then(|medium| stage.pool::<Dash<2>, u64, Dram>(medium));
+    let built = stage.nowhere().and_then(|medium| stage.pool::<Dash<2>, u64, Mapped>(medium));
     let (pool, index) = built.map_err(|error| LabError::index(name, error))?;
     let (place, keys) = (stage.place(), PhantomData::<fn() -> u64>);
     let table = LockedReads(Indexed { pool, index, counts: |_| None, place, keys });

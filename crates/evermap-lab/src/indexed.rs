@@ -14,12 +14,13 @@ use evermap_index::{
     Bytes, Cceh, Clht, DashEh, DashLh, Index, Key, Level, LineHash, Persistent, Result,
 };
 use evermap_pm::medium::{
-    self, Counted, Dram, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
+    self, Counted, Emulated, FlushKind, Mapped, MappedOptions, Note, line_flush,
 };
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::{Error, Guard, Medium, Pool};
 
 use crate::LabError;
+use crate::media::{Memory, Watched};
 use crate::records::Recorded;
 use crate::store::Stored;
 use crate::subject::{
@@ -278,8 +279,6 @@ fn build<K: Kind>(
     }
 }
 
-// Every medium is another copy of the whole index, so what nobody compares is left out.
-
 /// An index over words, on every medium.
 fn words<K: Kind>(
     name: &'static str,
@@ -288,17 +287,7 @@ fn words<K: Kind>(
 ) -> Result<Box<dyn Subject>, LabError> {
     setup.words_only(name)?;
     let stage = Stage { name, guards, setup };
-    let built = match setup.medium {
-        // Calls are counted before they reach the medium inside, so it need not do what they ask for.
-        _ if setup.counted => {
-            let counts = |medium: &Counted<Dram>| Some(medium.counts().into());
-            stage.table::<K, u64, _>(stage.memory().map(Counted::new), counts)
-        }
-        MediumKind::Dram => stage.table::<K, u64, _>(stage.memory(), |_| None),
-        MediumKind::Process => stage.table::<K, u64, _>(stage.file(FlushKind::Process), |_| None),
-        MediumKind::Forced => stage.table::<K, u64, _>(stage.file(FlushKind::Forced), |_| None),
-        MediumKind::Emulated => stage.table::<K, u64, _>(stage.slowed_file(), |_| None),
-    };
+    let built = stage.memory().and_then(|memory| stage.table_in::<K, u64>(memory));
     built.map_err(|error| LabError::index(name, error))
 }
 
@@ -307,23 +296,22 @@ fn plain<K: Kind>(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>,
     setup.words_only(name)?;
     setup.media_only(name, &[MediumKind::Dram])?;
     let stage = Stage { name, guards: Guards::PerOperation, setup };
-    let built = stage.table::<K, u64, Dram>(stage.memory(), |_| None);
+    let built = stage.nowhere().and_then(|medium| stage.table::<K, u64, _>(medium, |_| None));
     built.map_err(|error| LabError::index(name, error))
 }
 
-/// An index over byte strings, each pair a record in the heap, in a mapping of a file or of nothing.
+/// An index over byte strings, each pair a record in the heap.
 fn byte_strings<K: Kind>(
     name: &'static str,
     shape: Shape,
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
-    let stage = Stage { name, guards: Guards::PerOperation, setup };
-    let built = match setup.medium {
-        MediumKind::Dram => stage.store::<K, Bytes, _>(stage.nowhere(), shape),
-        MediumKind::Process => stage.store::<K, Bytes, _>(stage.file(FlushKind::Process), shape),
-        MediumKind::Forced => stage.store::<K, Bytes, _>(stage.file(FlushKind::Forced), shape),
-        MediumKind::Emulated => stage.store::<K, Bytes, _>(stage.slowed_file(), shape),
-    };
+    // Nobody counts what byte strings cost.
+    let stage = Stage { name, guards: Guards::PerOperation, setup: &setup.uncounted() };
+    let built = stage.memory().and_then(|memory| match memory {
+        Memory::Plain(medium) => stage.store::<K, Bytes, _>(medium, shape),
+        Memory::Watched(medium) => stage.store::<K, Bytes, _>(medium, shape),
+    });
     built.map_err(|error| LabError::index(name, error))
 }
 
@@ -344,12 +332,25 @@ impl Stage<'_> {
         ADDRESSES_MIN.saturating_add(self.setup.keys.saturating_mul(each))
     }
 
-    /// Anonymous memory.
-    pub(crate) fn memory(&self) -> Result<Dram> {
-        Dram::reserve(self.capacity(), self.setup.pages)
+    /// What was asked for. Calls are counted before they reach the medium inside, so that need not do what they
+    /// ask for.
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        if self.setup.counted {
+            return Ok(Memory::Watched(Watched::Counted(Counted::new(self.nowhere()?))));
+        }
+        Ok(match self.setup.medium {
+            MediumKind::Dram => Memory::Plain(self.nowhere()?),
+            MediumKind::Process => Memory::Plain(self.file(FlushKind::Process)?),
+            MediumKind::Forced => Memory::Plain(self.file(FlushKind::Forced)?),
+            MediumKind::Emulated => {
+                let (medium, setup) = (self.file(FlushKind::Forced)?, self.setup);
+                let slowed = Emulated::new(medium, setup.persist_ns, setup.read_ns);
+                Memory::Watched(Watched::Emulated(slowed))
+            }
+        })
     }
 
-    /// Anonymous memory that looks like a file.
+    /// Anonymous memory.
     pub(crate) fn nowhere(&self) -> Result<Mapped> {
         Mapped::anonymous(self.capacity(), self.setup.pages, FlushKind::Process)
     }
@@ -370,12 +371,6 @@ impl Stage<'_> {
         }
     }
 
-    /// A file like that with the times of another memory.
-    fn slowed_file(&self) -> Result<Emulated<Mapped>> {
-        let slowed = |medium| Emulated::new(medium, self.setup.persist_ns, self.setup.read_ns);
-        self.file(FlushKind::Forced).map(slowed)
-    }
-
     /// Where it all is.
     pub(crate) fn place(&self) -> Place {
         let medium = self.setup.medium;
@@ -391,16 +386,27 @@ impl Stage<'_> {
         }
     }
 
-    /// Puts an empty index over words into `medium`, or opens the one in it.
+    /// Puts an empty index over words into `memory`, or opens the one in it.
+    pub(crate) fn table_in<K: Kind, Keys>(&self, memory: Memory) -> Result<Box<dyn Subject>>
+    where
+        Keys: for<'k> Quotient<Ref<'k> = u64>,
+    {
+        match memory {
+            Memory::Plain(medium) => self.table::<K, Keys, _>(medium, |_| None),
+            Memory::Watched(medium) => self.table::<K, Keys, _>(medium, Watched::counts),
+        }
+    }
+
+    /// The same on a medium of one type.
     pub(crate) fn table<K: Kind, Keys, M: Medium>(
         &self,
-        medium: Result<M>,
+        medium: M,
         counts: fn(&M) -> Option<Counts>,
     ) -> Result<Box<dyn Subject>>
     where
         Keys: for<'k> Quotient<Ref<'k> = u64>,
     {
-        let (pool, index) = self.pool::<K, Keys, M>(medium?)?;
+        let (pool, index) = self.pool::<K, Keys, M>(medium)?;
         let (place, keys) = (self.place(), PhantomData::<fn() -> Keys>);
         let table = Indexed { pool, index, counts, place, keys };
         Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
@@ -409,13 +415,13 @@ impl Stage<'_> {
     /// The same over byte strings.
     pub(crate) fn store<K: Kind, Keys, M: Medium>(
         &self,
-        medium: Result<M>,
+        medium: M,
         shape: Shape,
     ) -> Result<Box<dyn Subject>>
     where
         Keys: for<'k> Quotient<Ref<'k> = BytesRef<'k>>,
     {
-        let (pool, index) = self.pool::<K, Keys, M>(medium?)?;
+        let (pool, index) = self.pool::<K, Keys, M>(medium)?;
         let store = Recorded::<_, _, Keys>::new(pool, index, self.place());
         Ok(Box::new(Stored::new(self.name, store, shape)))
     }

@@ -22,6 +22,7 @@ mod indexed;
 mod latency;
 mod library;
 mod machine;
+mod media;
 mod ordered;
 mod records;
 mod reference;

@@ -6,7 +6,7 @@
 
 use crate::LabError;
 use crate::error::Failure;
-use crate::subject::{Counts, Found, Place, Sight, Size, Subject, Work};
+use crate::subject::{Counts, Found, Place, Sight, Size, Subject, Truth, Work};
 use crate::workload::{Kind, Op, Phase, Shape, Speller, version_of, word};
 
 /// Result of a store's operation.
@@ -160,11 +160,14 @@ impl<S: Store> Stored<S> {
         Ok(found.map_err(|error| self.failed(error))?.then_some(&value[..]))
     }
 
-    fn look_up(&self, work: &Work<'_>, truth: impl Fn(u64) -> Option<u64>) -> Done {
+    // As for tables of words: each operation of the store is compiled in one loop, and once more in `mix`.
+
+    #[inline(never)]
+    fn look_up(&self, work: &Work<'_>, truth: Truth) -> Done {
         let mut value = Vec::new();
         for (place, &key) in work.keys.iter().enumerate() {
             let found = self.get_at(work, place, &mut value)?;
-            self.judge(work, place, found, truth(key))?;
+            self.judge(work, place, found, truth.of(key))?;
         }
         Ok(())
     }
@@ -195,15 +198,16 @@ impl<S: Store> Stored<S> {
     }
 
     /// Binds every key of `work` to its word of `version`.
-    fn put_all(&self, work: &Work<'_>, version: u64, truth: impl Fn(u64) -> Option<u64>) -> Done {
+    #[inline(never)]
+    fn put_all(&self, work: &Work<'_>, version: u64, truth: Truth) -> Done {
         let mut value = Vec::new();
         for (place, &key) in work.keys.iter().enumerate() {
             value.clear();
             self.speller.append_value(key, version, &mut value);
             let found = self.store.put(work.spelled.at(place), &value);
             let found = found.map_err(|error| self.failed(error))?;
-            if !found.agrees(truth(key)) {
-                return Err(work.wrong(self.name, key, truth(key).into(), found));
+            if !found.agrees(truth.of(key)) {
+                return Err(work.wrong(self.name, key, truth.of(key).into(), found));
             }
         }
         Ok(())
@@ -246,18 +250,21 @@ impl<S: Store> Stored<S> {
     fn mix(&self, work: &Work<'_>) -> Done {
         let mut value = Vec::new();
         for (place, &op) in work.ops.iter().enumerate() {
-            match op.kind {
-                Kind::Read => self.read(work, place, op, &mut value)?,
-                Kind::Scan(count) => self.scan(work, place, usize::from(count))?,
-                Kind::Insert => self.write(work, place, work.version, Found::Absent, &mut value)?,
-                Kind::Update | Kind::ReadModifyWrite => {
-                    if op.kind == Kind::ReadModifyWrite {
-                        self.read(work, place, op, &mut value)?;
-                    }
-                    let version = work.version + work.writes(place + 1);
-                    self.write(work, place, version, Found::Present, &mut value)?;
-                }
+            if let Kind::Scan(count) = op.kind {
+                self.scan(work, place, usize::from(count))?;
+                continue;
             }
+            if matches!(op.kind, Kind::Read | Kind::ReadModifyWrite) {
+                self.read(work, place, op, &mut value)?;
+            }
+            let (version, before) = match op.kind {
+                Kind::Insert => (work.version, Found::Absent),
+                Kind::Update | Kind::ReadModifyWrite => {
+                    (work.version + work.writes(place + 1), Found::Present)
+                }
+                Kind::Read | Kind::Scan(_) => continue,
+            };
+            self.write(work, place, version, before, &mut value)?;
         }
         Ok(())
     }
@@ -347,7 +354,7 @@ impl<S: Store> Subject for Stored<S> {
 
     fn run(&self, work: Work<'_>) -> Done {
         let version = work.version;
-        let (absent, bound) = (|_| None, |key| Some(word(key, version)));
+        let (absent, bound) = (Truth::Absent, Truth::Bound(version));
         match work.phase {
             Phase::Insert if work.bulk => self.load_all(&work, version),
             Phase::Update if work.bulk => self.load_all(&work, version + 1),

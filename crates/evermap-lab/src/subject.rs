@@ -9,7 +9,7 @@ use evermap_pm::medium::Pages;
 pub use crate::error::Found;
 pub use crate::table::{Measured, Table};
 use crate::workload::bytes::{SpelledPart, mean_bytes};
-use crate::workload::{Op, Phase, Shape, Speller, Writer, version_of};
+use crate::workload::{Op, Phase, Shape, Speller, Writer, version_of, word};
 use crate::{LabError, machine};
 
 /// How long a guard is kept. Tables differ in what a guard costs them, so figures compare only at equal policy.
@@ -19,6 +19,36 @@ pub enum Guards {
     PerOperation,
     /// One for this many operations. Memory freed by others waits as long.
     PerBatch(usize),
+}
+
+impl Guards {
+    /// Operations under one guard, at least one.
+    pub(crate) fn operations(self) -> usize {
+        match self {
+            Guards::PerOperation => 1,
+            Guards::PerBatch(operations) => operations.max(1),
+        }
+    }
+}
+
+/// What all keys of a run of operations are bound to before it.
+#[derive(Clone, Copy)]
+pub(crate) enum Truth {
+    /// Nothing.
+    Absent,
+    /// Each to its word of this version.
+    Bound(u64),
+}
+
+impl Truth {
+    /// What `key` is bound to.
+    #[inline(always)]
+    pub(crate) fn of(self, key: u64) -> Option<u64> {
+        match self {
+            Truth::Absent => None,
+            Truth::Bound(version) => Some(word(key, version)),
+        }
+    }
 }
 
 /// Size and shape of a table; nothing where the table cannot tell.
@@ -368,6 +398,11 @@ impl Setup {
             shape,
             file: File::Nameless,
         })
+    }
+
+    /// The same without counting.
+    pub(crate) fn uncounted(&self) -> Self {
+        Setup { counted: false, ..self.clone() }
     }
 
     /// For tables that are there on these media only.

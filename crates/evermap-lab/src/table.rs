@@ -1,14 +1,14 @@
 //! Tables from `u64` to `u64`, measured.
 //!
 //! A table implements [`Table`], with its own kind of guard. [`Measured`] turns it into a [`Subject`]: it
-//! says how long a guard is kept, runs whole slices of operations in a loop that the compiler sees as a
-//! whole (a call through a pointer for each operation would cost as much as part of a look-up), and checks
-//! every answer in that loop.
+//! says how long a guard is kept, runs whole slices of operations in a loop that is compiled together with the
+//! table's operation (a call through a pointer for each one would cost as much as part of a look-up), and
+//! checks every answer in that loop. The type of the table is erased where such a slice begins.
 
 use evermap_pm::Result;
 
 use crate::LabError;
-use crate::subject::{Counts, Found, Guards, Place, Sight, Size, Subject, Work};
+use crate::subject::{Counts, Found, Guards, Place, Sight, Size, Subject, Truth, Work};
 use crate::workload::{Kind, Op, Phase, version_of, word};
 
 /// A concurrent table from `u64` to `u64`, as its author would have it called.
@@ -125,41 +125,55 @@ impl<T: Table> Measured<T> {
     fn each(
         &self,
         work: &Work<'_>,
-        truth: impl Fn(u64) -> Option<u64>,
+        truth: Truth,
         op: impl Fn(u64, &T::Guard<'_>) -> Result<Found>,
     ) -> Result<(), LabError> {
-        let one = |key: u64, guard: &T::Guard<'_>| {
-            let found = op(key, guard).map_err(|error| self.failed(error))?;
-            if found.agrees(truth(key)) {
-                return Ok(());
-            }
-            Err(self.wrong(work, key, truth(key), found))
-        };
-        match self.guards {
-            Guards::PerOperation => {
-                for &key in work.keys {
-                    one(key, &self.table.guard())?;
-                }
-            }
-            Guards::PerBatch(operations) => {
-                for keys in work.keys.chunks(operations.max(1)) {
-                    let guard = self.table.guard();
-                    for &key in keys {
-                        one(key, &guard)?;
-                    }
+        for keys in work.keys.chunks(self.guards.operations()) {
+            let guard = self.table.guard();
+            for &key in keys {
+                let found = op(key, &guard).map_err(|error| self.failed(error))?;
+                if !found.agrees(truth.of(key)) {
+                    return Err(self.wrong(work, key, truth.of(key), found));
                 }
             }
         }
         Ok(())
     }
 
+    // Each operation of the table is compiled once in a loop of its own, and those of mixes once more in
+    // `mix`: every further copy costs seconds for every table.
+
+    #[inline(never)]
+    fn get_all(&self, work: &Work<'_>, truth: Truth) -> Result<(), LabError> {
+        self.each(work, truth, |key, guard| Ok(self.table.get(key, guard)?.into()))
+    }
+
+    #[inline(never)]
+    fn insert_all(&self, work: &Work<'_>) -> Result<(), LabError> {
+        let version = work.version;
+        self.each(work, Truth::Absent, |key, guard| {
+            self.table.insert(key, word(key, version), guard)
+        })
+    }
+
+    #[inline(never)]
+    fn update_all(&self, work: &Work<'_>) -> Result<(), LabError> {
+        let version = work.version;
+        self.each(work, Truth::Bound(version), |key, guard| {
+            self.table.update(key, word(key, version + 1), guard)
+        })
+    }
+
+    #[inline(never)]
+    fn remove_all(&self, work: &Work<'_>) -> Result<(), LabError> {
+        self.each(work, Truth::Bound(work.version), |key, guard| self.table.remove(key, guard))
+    }
+
+    #[inline(never)]
     fn get_in_batches(&self, work: &Work<'_>) -> Result<(), LabError> {
         let batch = work.batch.max(1);
         let mut out = vec![None; batch];
-        let calls_per_guard = match self.guards {
-            Guards::PerOperation => 1,
-            Guards::PerBatch(operations) => operations.div_ceil(batch),
-        };
+        let calls_per_guard = self.guards.operations().div_ceil(batch);
         for calls in work.keys.chunks(batch.saturating_mul(calls_per_guard)) {
             let guard = self.table.guard();
             for keys in calls.chunks(batch) {
@@ -175,11 +189,9 @@ impl<T: Table> Measured<T> {
         Ok(())
     }
 
+    #[inline(never)]
     fn mix(&self, work: &Work<'_>) -> Result<(), LabError> {
-        let operations = match self.guards {
-            Guards::PerOperation => 1,
-            Guards::PerBatch(operations) => operations.max(1),
-        };
+        let operations = self.guards.operations();
         let all = work.keys.chunks(operations).zip(work.ops.chunks(operations));
         let mut place = 0;
         for (keys, ops) in all {
@@ -203,31 +215,48 @@ impl<T: Table> Measured<T> {
         guard: &T::Guard<'_>,
     ) -> Result<(), LabError> {
         let failed = |error| self.failed(error);
-        let expected = work.version + work.writer.version(u64::from(op.own));
-        let check = |found: Found| match found {
-            Found::Absent => Err(self.wrong(work, key, Some(word(key, expected)), found)),
-            Found::Word(bound) if !work.may_find(version_of(key, bound), op) => {
-                Err(self.wrong(work, key, Some(word(key, expected)), found))
-            }
-            _ => Ok(()),
-        };
         match op.kind {
-            Kind::Read => check(self.table.get(key, guard).map_err(failed)?.into()),
             Kind::Insert => {
                 match self.table.insert(key, word(key, work.version), guard).map_err(failed)? {
                     Found::Absent | Found::Unsaid => Ok(()),
                     found => Err(self.wrong(work, key, None, found)),
                 }
             }
-            Kind::Update | Kind::ReadModifyWrite => {
-                if op.kind == Kind::ReadModifyWrite {
-                    check(self.table.get(key, guard).map_err(failed)?.into())?;
-                }
-                let version = work.version + work.writes(place);
-                check(self.table.update(key, word(key, version), guard).map_err(failed)?)
-            }
             Kind::Scan(count) => self.scan(work, key, usize::from(count), guard),
+            Kind::Read | Kind::Update | Kind::ReadModifyWrite => {
+                if op.kind != Kind::Update {
+                    let found = self.table.get(key, guard).map_err(failed)?.into();
+                    self.check_in_mix(work, key, op, found)?;
+                }
+                if op.kind != Kind::Read {
+                    let bound = word(key, work.version + work.writes(place));
+                    let found = self.table.update(key, bound, guard).map_err(failed)?;
+                    self.check_in_mix(work, key, op, found)?;
+                }
+                Ok(())
+            }
         }
+    }
+
+    /// Checks what an operation of a mix has found, which others may have changed meanwhile.
+    #[inline(always)]
+    fn check_in_mix(
+        &self,
+        work: &Work<'_>,
+        key: u64,
+        op: Op,
+        found: Found,
+    ) -> Result<(), LabError> {
+        let is_wrong = match found {
+            Found::Absent => true,
+            Found::Word(bound) => !work.may_find(version_of(key, bound), op),
+            _ => false,
+        };
+        if !is_wrong {
+            return Ok(());
+        }
+        let expected = work.version + work.writer.version(u64::from(op.own));
+        Err(self.wrong(work, key, Some(word(key, expected)), found))
     }
 
     fn scan(
@@ -254,24 +283,14 @@ impl<T: Table> Subject for Measured<T> {
     }
 
     fn run(&self, work: Work<'_>) -> Result<(), LabError> {
-        let (table, version) = (&self.table, work.version);
-        let absent = |_| None;
-        let bound = |key| Some(word(key, version));
         match work.phase {
-            Phase::Insert => {
-                self.each(&work, absent, |key, guard| table.insert(key, word(key, version), guard))
-            }
-            Phase::Positive => {
-                self.each(&work, bound, |key, guard| Ok(table.get(key, guard)?.into()))
-            }
-            Phase::Negative => {
-                self.each(&work, absent, |key, guard| Ok(table.get(key, guard)?.into()))
-            }
+            Phase::Insert => self.insert_all(&work),
+            Phase::Positive => self.get_all(&work, Truth::Bound(work.version)),
+            Phase::Negative => self.get_all(&work, Truth::Absent),
             Phase::GetMany => self.get_in_batches(&work),
-            Phase::Update => self
-                .each(&work, bound, |key, guard| table.update(key, word(key, version + 1), guard)),
+            Phase::Update => self.update_all(&work),
             Phase::Mixed => self.mix(&work),
-            Phase::Delete => self.each(&work, bound, |key, guard| table.remove(key, guard)),
+            Phase::Delete => self.remove_all(&work),
         }
     }
 

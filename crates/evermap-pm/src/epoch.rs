@@ -368,6 +368,7 @@ fn name_of(thread: u32) -> Option<String> {
 
 /// Runs `body` while the calling thread has the given number, which no other thread that uses the same domains
 /// has meanwhile.
+#[cfg(any(test, feature = "sim"))]
 pub(crate) fn with_ordinal<R>(number: usize, body: impl FnOnce() -> R) -> R {
     struct Restore(usize);
     impl Drop for Restore {

@@ -4,7 +4,8 @@
 //!
 //! * [`cell`]: the 8-byte words that persistent structures are made of;
 //! * [`medium`]: the only way such words are written, flushed and fenced: plain memory
-//!   ([`medium::Dram`]), a mapped file ([`medium::Mapped`]), or the crash simulator ([`sim`]);
+//!   ([`medium::Dram`]), a mapped file ([`medium::Mapped`]), or the crash simulator (`sim`, behind the
+//!   feature of that name);
 //! * [`region`]: a medium with a superblock: format, identity, generation, roots;
 //! * [`heap`]: blocks inside a region, whose truth is reachability from the roots;
 //! * [`epoch`]: grace periods, so that a block is reused only when nobody can still see it;
@@ -25,6 +26,7 @@ mod parallel;
 pub mod pool;
 pub mod quad;
 pub mod region;
+#[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod sync;
 

@@ -1,14 +1,44 @@
 //! The one place where threads wait.
 //!
-//! Everything that spins or locks in Evermap goes through here, so that the simulator's
-//! [scheduler](crate::sim::schedule) can take the place of the operating system's: a thread that it governs
-//! hands over instead of waiting. Elsewhere these locks are those of the standard library, and cost the same.
+//! Everything that spins or locks in Evermap goes through here, so that a simulated scheduler can take the
+//! place of the operating system's: a thread that one [governs](govern) hands over instead of waiting.
+//! Otherwise these locks are those of the standard library, and cost the same.
 
+use std::cell::Cell;
 use std::sync::{LockResult, TryLockError, TryLockResult};
 
 pub use std::sync::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::sim::schedule;
+thread_local! {
+    /// How the calling thread waits, if a simulated scheduler governs it.
+    static SIMULATED_WAIT: Cell<Option<fn()>> = const { Cell::new(None) };
+}
+
+/// Puts the calling thread under a simulated scheduler: `wait` runs wherever the thread would wait for another
+/// one. `None` puts it back under the operating system's.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn govern(wait: Option<fn()>) {
+    SIMULATED_WAIT.set(wait);
+}
+
+/// Whether a simulated scheduler governs the calling thread.
+#[cfg(any(test, feature = "sim"))]
+#[inline(always)]
+pub(crate) fn is_governed() -> bool {
+    SIMULATED_WAIT.get().is_some()
+}
+
+/// Waits as the simulated scheduler wants; returns `false` if there is none.
+#[inline]
+fn waited_as_simulated() -> bool {
+    match SIMULATED_WAIT.get() {
+        None => false,
+        Some(wait) => {
+            wait();
+            true
+        }
+    }
+}
 
 /// [`std::sync::Mutex`], under whichever scheduler there is.
 #[derive(Debug, Default)]
@@ -90,8 +120,8 @@ fn acquire<G>(
         match attempt() {
             Ok(guard) => return Ok(guard),
             Err(TryLockError::Poisoned(error)) => return Err(error),
-            // Only the holder can release it, and runs only if we hand over.
-            Err(TryLockError::WouldBlock) if schedule::is_governed() => schedule::wait(),
+            // A simulated holder runs, and so releases the lock, only after this thread hands over.
+            Err(TryLockError::WouldBlock) if waited_as_simulated() => {}
             Err(TryLockError::WouldBlock) => return wait(),
         }
     }
@@ -115,14 +145,14 @@ impl Backoff {
     #[inline]
     pub fn wait(&mut self) -> u32 {
         const SPINS: u32 = 6;
-        if schedule::is_governed() {
-            schedule::wait();
-        } else if self.rounds < SPINS {
-            for _ in 0..1 << self.rounds {
-                std::hint::spin_loop();
+        if !waited_as_simulated() {
+            if self.rounds < SPINS {
+                for _ in 0..1 << self.rounds {
+                    std::hint::spin_loop();
+                }
+            } else {
+                std::thread::yield_now();
             }
-        } else {
-            std::thread::yield_now();
         }
         self.rounds = self.rounds.saturating_add(1);
         self.rounds

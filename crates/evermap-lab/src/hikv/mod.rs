@@ -23,7 +23,7 @@ use std::time::Duration;
 use evermap_index::ordered::Run;
 use evermap_index::ordered::bplus::BPlus;
 use evermap_index::record::KEY_MAX;
-use evermap_pm::medium::{Counted, Emulated, FlushKind, Note};
+use evermap_pm::medium::Note;
 use evermap_pm::region::{Identity, RegionConfig};
 use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool};
 
@@ -38,8 +38,9 @@ use self::queue::{Request, Room};
 use self::tree::Tree;
 use crate::LabError;
 use crate::indexed::Stage;
+use crate::media::{Memory, Watched};
 use crate::store::{Result, Store, Stored};
-use crate::subject::{Counts, Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject};
+use crate::subject::{Counts, Entry, File, Found, Guards, Place, Setup, Size, Subject};
 
 mod backend;
 mod balance;
@@ -117,30 +118,20 @@ fn build(variant: Variant, setup: &Setup) -> std::result::Result<Box<dyn Subject
         )));
     }
     let stage = Stage { name, guards: Guards::PerOperation, setup };
-    let built = match setup.medium {
-        // As with indexes: calls are counted before they reach the medium inside.
-        _ if setup.counted => {
-            let counts = |medium: &Counted<_>| Some(medium.counts().into());
-            subject(variant, &stage, stage.memory().map(Counted::new), counts)
-        }
-        MediumKind::Dram => subject(variant, &stage, stage.memory(), |_| None),
-        MediumKind::Process => subject(variant, &stage, stage.file(FlushKind::Process), |_| None),
-        MediumKind::Forced => subject(variant, &stage, stage.file(FlushKind::Forced), |_| None),
-        MediumKind::Emulated => {
-            let slowed = |medium| Emulated::new(medium, setup.persist_ns, setup.read_ns);
-            subject(variant, &stage, stage.file(FlushKind::Forced).map(slowed), |_| None)
-        }
-    };
+    let built = stage.memory().map_err(Into::into).and_then(|memory| match memory {
+        Memory::Plain(medium) => subject(variant, &stage, medium, |_| None),
+        Memory::Watched(medium) => subject(variant, &stage, medium, Watched::counts),
+    });
     built.map_err(|error| LabError::index(name, error))
 }
 
 fn subject<M: Medium>(
     variant: Variant,
     stage: &Stage<'_>,
-    medium: evermap_pm::Result<M>,
+    medium: M,
     counts: fn(&M) -> Option<Counts>,
 ) -> Result<Box<dyn Subject>> {
-    let store = HiKv::create(variant, medium?, stage.setup.keys, stage.place(), counts)?;
+    let store = HiKv::create(variant, medium, stage.setup.keys, stage.place(), counts)?;
     Ok(Box::new(Stored::new(variant.name, store, stage.setup.shape.unwrap_or_default())))
 }
 

@@ -4,21 +4,22 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::medium::{Dram, Pages};
+use evermap_pm::medium::{Counted, FlushKind, Mapped, Pages};
 use evermap_pm::sim::rng::Rng;
 
 use super::*;
 use crate::drive::{Config, Plan, drive};
+use crate::subject::MediumKind;
 use crate::testing::Kept;
 use crate::workload::{Blend, Mix, Phase, Shape, Zipf};
 
 const VARIANTS: [Variant; 5] = [HIKV, FIXED, SYNC, PAR, WAL];
 
-fn memory() -> Dram {
-    Dram::reserve(1 << 30, Pages::Base).unwrap()
+fn memory() -> Mapped {
+    Mapped::anonymous(1 << 30, Pages::Base, FlushKind::Process).unwrap()
 }
 
-fn store(variant: Variant) -> HiKv<Dram> {
+fn store(variant: Variant) -> HiKv<Mapped> {
     HiKv::create(variant, memory(), 10_000, Place::default(), |_| None).unwrap()
 }
 
@@ -52,7 +53,7 @@ fn number(key: &[u8]) -> u64 {
     number
 }
 
-fn scanned(store: &HiKv<Dram>, from: &[u8], count: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
+fn scanned(store: &HiKv<Mapped>, from: &[u8], count: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut seen = Vec::new();
     let reader = store.reader().unwrap();
     store
@@ -61,7 +62,7 @@ fn scanned(store: &HiKv<Dram>, from: &[u8], count: usize) -> Vec<(Vec<u8>, Vec<u
     seen
 }
 
-fn got(store: &HiKv<Dram>, key: &[u8]) -> Option<Vec<u8>> {
+fn got(store: &HiKv<Mapped>, key: &[u8]) -> Option<Vec<u8>> {
     let mut value = Vec::new();
     store.get(key, &store.reader().unwrap(), &mut value).unwrap().then_some(value)
 }
@@ -193,8 +194,8 @@ fn space_of_replaced_items_is_used_again() {
 fn persists_are_those_of_the_paper() {
     const KEYS: u64 = 4000;
     for variant in VARIANTS {
-        let counts = |medium: &Counted<Dram>| Some(medium.counts().into());
-        let medium = Counted::new(memory());
+        let counts = Watched::counts;
+        let medium = Watched::Counted(Counted::new(memory()));
         let store = HiKv::create(variant, medium, KEYS, Place::default(), counts).unwrap();
         let fences = |change: &dyn Fn(u64)| {
             let before = store.counts().unwrap().fences;

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
-use super::schedule::is_governed;
 use super::subject::Wrong;
+use crate::sync::is_governed;
 
 thread_local! {
     /// Whether a panic of this thread is about to be caught.

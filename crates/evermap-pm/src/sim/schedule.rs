@@ -6,7 +6,7 @@
 //! for a lock of [`sync`](crate::sync), or in a [`Backoff`](crate::sync::Backoff). What else threads
 //! share, they must share by persistent memory, or between two accesses to it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -15,6 +15,7 @@ use std::thread::{self, Thread};
 
 use super::rng::{Rng, fold};
 use crate::epoch::with_ordinal;
+use crate::sync::{govern, is_governed};
 
 /// Which thread runs next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,19 +66,12 @@ pub(crate) enum Did {
 }
 
 thread_local! {
-    static GOVERNED: Cell<bool> = const { Cell::new(false) };
     static MEMBER: RefCell<Option<(Arc<Crew>, usize)>> = const { RefCell::new(None) };
-}
-
-/// Whether the calling thread runs under the simulator's scheduler.
-#[inline(always)]
-pub fn is_governed() -> bool {
-    GOVERNED.get()
 }
 
 /// Lets others run first. Does nothing in a thread that is not governed.
 #[cold]
-pub fn wait() {
+fn wait() {
     with_member(|crew, me| crew.hand_over(me, |state| state.wait(me)));
 }
 
@@ -313,10 +307,10 @@ impl Crew {
     fn run<R>(self: &Arc<Self>, me: usize, body: impl FnOnce() -> R) -> thread::Result<R> {
         self.await_turn(me);
         MEMBER.set(Some((self.clone(), me)));
-        GOVERNED.set(true);
+        govern(Some(wait));
         // The same numbers in every run, so that whatever goes by them repeats.
         let result = catch_unwind(AssertUnwindSafe(|| with_ordinal(me, body)));
-        GOVERNED.set(false);
+        govern(None);
         MEMBER.set(None);
         let next = self.state().end(me);
         self.give(next);

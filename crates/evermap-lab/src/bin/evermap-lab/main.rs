@@ -1,0 +1,398 @@
+//! `evermap-lab`, which `evermap lab` hands over to: measures indexes and stores, ours and others'.
+
+mod crash;
+mod failure;
+
+use std::fs::File;
+use std::io::{self, BufReader, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use evermap_lab::experiments::killed::{Errand, Mission, fill};
+use evermap_lab::html::Html;
+use evermap_lab::output::{JsonLines, Terminal};
+use evermap_lab::subject::MediumKind;
+use evermap_lab::workload::{Distribution, Lengths, Mix, Phase, Shape};
+use evermap_lab::{EXPERIMENTS, Output, Settings, changes, experiment, plugin, subjects};
+
+use crash::Crash;
+use failure::Failure;
+
+/// Everything is well.
+const DONE: ExitCode = ExitCode::SUCCESS;
+/// A campaign has found a violation.
+const NO: ExitCode = ExitCode::FAILURE;
+
+/// Name that stands for every experiment.
+const ALL: &str = "all";
+
+/// Measure indexes and stores, ours and others'
+#[derive(Parser)]
+#[command(name = "evermap-lab", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    List(List),
+    Run(Box<Run>),
+    Compare(Compare),
+    Fill(Fill),
+    Crash(Crash),
+}
+
+impl Command {
+    fn run(self) -> Result<ExitCode, Failure> {
+        match self {
+            Command::List(list) => list.run()?,
+            Command::Run(run) => run.run()?,
+            Command::Compare(compare) => compare.run()?,
+            Command::Fill(fill) => fill.run()?,
+            Command::Crash(crash) => return crash.run(),
+        }
+        Ok(DONE)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    arguments.command.run().unwrap_or_else(|failure| {
+        if failure.is_closed_output() {
+            // The reader of the output has enough, as `head` does. That is no failure.
+            return DONE;
+        }
+        // If standard error is closed too, there is nobody left to tell.
+        let _ = writeln!(std::io::stderr(), "evermap-lab: {failure}");
+        failure::EXIT_CODE.into()
+    })
+}
+
+/// List the experiments, the indexes and stores that they measure, and the mixes of operations
+#[derive(Args)]
+struct List {
+    #[command(flatten)]
+    plugins: Plugins,
+}
+
+impl List {
+    fn run(self) -> Result<(), Failure> {
+        self.plugins.load()?;
+        let mut out = io::stdout().lock();
+        let experiments = EXPERIMENTS.iter().map(|one| (one.name, one.about));
+        table(&mut out, "Experiments (`evermap lab run NAME`, or `all`)", experiments)?;
+        let subjects = subjects();
+        let subjects = subjects.iter().map(|entry| (entry.name, entry.about));
+        table(&mut out, "Indexes and stores (`--index`)", subjects)?;
+        let mixes = Mix::ALL.iter().map(|mix| (mix.name, mix.about));
+        table(&mut out, "Mixes of operations (`lab run ycsb --workloads`)", mixes)?;
+        out.flush().map_err(Failure::Output)
+    }
+}
+
+fn table<'a>(
+    out: &mut impl Write,
+    title: &str,
+    rows: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+) -> Result<(), Failure> {
+    let width = rows.clone().map(|row| row.0.len()).max().unwrap_or(0);
+    let mut text = format!("{title}:\n");
+    for (name, about) in rows {
+        text.push_str(&format!("{name:width$}  {about}\n"));
+    }
+    writeln!(out, "{text}").map_err(Failure::Output)
+}
+
+/// Indexes from shared libraries.
+#[derive(Args)]
+struct Plugins {
+    /// A shared library with an index of your own, to be named by `--index`; may be repeated. Its code runs in this
+    /// process
+    #[arg(long = "plugin", value_name = "FILE")]
+    plugins: Vec<PathBuf>,
+}
+
+impl Plugins {
+    fn load(&self) -> Result<(), Failure> {
+        for path in &self.plugins {
+            // SAFETY: whoever names a library asks for its code to be run; that it keeps the promises of the header is
+            // theirs to see to.
+            unsafe { plugin::load(path) }?;
+        }
+        Ok(())
+    }
+}
+
+/// Run experiments
+///
+/// Indexes take turns, and ratios are taken within each round, so that figures compare on a noisy machine too. Every
+/// answer is checked while the clock runs: an index that loses, invents or changes anything fails the run. What an
+/// experiment does not take is refused; `all` passes over it.
+#[derive(Args)]
+struct Run {
+    /// Experiments, or `all`; see `evermap lab list`
+    #[arg(value_name = "EXPERIMENT", required = true)]
+    experiments: Vec<String>,
+    /// Take half a minute for each, with fewer keys and rounds
+    #[arg(long)]
+    quick: bool,
+    /// Indexes and stores, separated by commas [default: those that the experiment is about]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    index: Option<Vec<String>>,
+    #[command(flatten)]
+    plugins: Plugins,
+    /// What all keys and orders follow from [default: 1]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Keys that are inserted
+    #[arg(long, value_name = "N")]
+    keys: Option<u64>,
+    /// Threads that share the operations
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// How often each index is measured
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Where indexes that can persist live: dram, process, forced or emulated
+    #[arg(long, value_name = "MEDIUM")]
+    medium: Option<MediumKind>,
+    /// Directory for their files [default: in memory, where there is such a place]
+    #[arg(long, value_name = "DIRECTORY")]
+    location: Option<PathBuf>,
+    /// Write every figure as a line of JSON; to standard output for `-`, in place of the tables
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with plots, tables and the machine; it needs no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Phases to report, separated by commas
+    #[arg(long, value_name = "PHASE,...", value_delimiter = ',')]
+    phases: Option<Vec<Phase>>,
+    /// Keys in a batch of get_many
+    #[arg(long, value_name = "N")]
+    batch: Option<usize>,
+    /// How long to wait before each run for others to leave the processors
+    #[arg(long, value_name = "SECONDS")]
+    patience: Option<u64>,
+    /// How often a round that others disturbed is repeated
+    #[arg(long, value_name = "N")]
+    retries: Option<usize>,
+    /// Leave out the machine's own limits, which take about a second a round
+    #[arg(long)]
+    no_limits: bool,
+    /// Leave out the pass that counts flushes, fences and lines, and takes longer than a round
+    #[arg(long)]
+    no_counts: bool,
+    /// Leave out the pass that times single operations
+    #[arg(long)]
+    no_latencies: bool,
+    /// On the emulated medium, nanoseconds that a persist takes at least
+    #[arg(long, value_name = "NS")]
+    persist_ns: Option<u64>,
+    /// On the emulated medium, nanoseconds that reading a line takes that is not in its small cache
+    #[arg(long, value_name = "NS")]
+    read_ns: Option<u64>,
+    /// Begin at the final size, where the index can
+    #[arg(long)]
+    presize: bool,
+    /// Ask for huge pages
+    #[arg(long)]
+    huge_pages: bool,
+    /// Make keys byte strings of these lengths: 16, 8-64 or zipfian:8-64
+    #[arg(long, value_name = "LENGTHS")]
+    key_bytes: Option<Lengths>,
+    /// Make values byte strings of these lengths
+    #[arg(long, value_name = "LENGTHS")]
+    value_bytes: Option<Lengths>,
+    /// Mixes of ycsb, separated by commas: a to f, recipe-a, ... [default: all]
+    #[arg(long, value_name = "MIX,...", value_delimiter = ',')]
+    workloads: Option<Vec<Mix>>,
+    /// Which keys are popular in a mix: uniform, zipfian, scrambled or latest [default: the mix's own]
+    #[arg(long, value_name = "NAME")]
+    distribution: Option<Distribution>,
+    /// How much more popular they are than others; 0 is uniform [default: 0.99]
+    #[arg(long, value_name = "SKEW")]
+    theta: Option<f64>,
+    /// Operations of a mix [default: as many as keys]; insertions of stores [default: 100000]
+    #[arg(long, value_name = "N")]
+    ops: Option<u64>,
+    /// Keys at the first sample of load-factor
+    #[arg(long, value_name = "N")]
+    from: Option<u64>,
+    /// Keys at the last one
+    #[arg(long, value_name = "N")]
+    to: Option<u64>,
+    /// Samples
+    #[arg(long, value_name = "N")]
+    samples: Option<u64>,
+}
+
+impl Run {
+    fn run(self) -> Result<(), Failure> {
+        self.plugins.load()?;
+        let everything = self.experiments.iter().any(|name| name == ALL);
+        let experiments = if everything {
+            EXPERIMENTS.to_vec()
+        } else {
+            self.experiments.iter().map(|name| experiment(name)).collect::<Result<_, _>>()?
+        };
+        let mut out = self.output()?;
+        let settings = self.settings();
+        for experiment in experiments {
+            if everything {
+                experiment.run_as_far_as_it_applies(&settings, &mut *out)?;
+            } else {
+                experiment.run(&settings, &mut *out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn settings(self) -> Settings {
+        Settings {
+            quick: self.quick,
+            seed: self.seed,
+            location: self.location,
+            patience: self.patience.map(Duration::from_secs),
+            retries: self.retries,
+            program: std::env::current_exe().ok(),
+            indexes: self.index,
+            keys: self.keys,
+            threads: self.threads,
+            rounds: self.rounds,
+            medium: self.medium,
+            persist_ns: self.persist_ns,
+            read_ns: self.read_ns,
+            phases: self.phases,
+            batch: self.batch,
+            presize: self.presize,
+            huge_pages: self.huge_pages,
+            no_limits: self.no_limits,
+            no_counts: self.no_counts,
+            no_latencies: self.no_latencies,
+            key_bytes: self.key_bytes,
+            value_bytes: self.value_bytes,
+            workloads: self.workloads,
+            distribution: self.distribution,
+            theta: self.theta,
+            ops: self.ops,
+            from: self.from,
+            to: self.to,
+            samples: self.samples,
+        }
+    }
+
+    /// Where results go.
+    fn output(&self) -> Result<Box<dyn Output>, Failure> {
+        let html = self.html.clone().map(|path| Html::create(path, command())).transpose()?;
+        let stdout = io::stdout;
+        Ok(match &self.json {
+            None => Box::new((Terminal::new(stdout()), html)),
+            // The terminal's progress bar stays; its tables would be mixed up with the lines.
+            Some(path) if path.as_os_str() == "-" => {
+                Box::new((Terminal::new(io::sink()), (JsonLines(stdout()), html)))
+            }
+            Some(path) => {
+                let file = File::create(path)
+                    .map_err(|source| Failure::Io { what: path.display().to_string(), source })?;
+                Box::new((Terminal::new(stdout()), (JsonLines(file), html)))
+            }
+        })
+    }
+}
+
+/// The command line, as one would type it again.
+fn command() -> String {
+    let quoted = |argument: String| {
+        let plain = |c: char| c.is_alphanumeric() || "-_./,:=".contains(c);
+        if argument.chars().all(plain) && !argument.is_empty() {
+            argument
+        } else {
+            format!("'{}'", argument.replace('\'', r"'\''"))
+        }
+    };
+    let arguments =
+        std::env::args_os().skip(1).map(|one| quoted(one.to_string_lossy().into_owned()));
+    ["evermap".to_owned(), "lab".to_owned()]
+        .into_iter()
+        .chain(arguments)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Compare two runs of the same experiments: what repeated, and what changed
+#[derive(Args)]
+struct Compare {
+    /// What the one run wrote with `--json`
+    old: PathBuf,
+    /// What the other one wrote
+    new: PathBuf,
+    /// Show the figures that repeat, too
+    #[arg(long)]
+    all: bool,
+}
+
+impl Compare {
+    fn run(self) -> Result<(), Failure> {
+        let open = |path: &PathBuf| {
+            let what = path.display().to_string();
+            match File::open(path) {
+                Ok(file) => Ok((what, BufReader::new(file))),
+                Err(source) => Err(Failure::Io { what, source }),
+            }
+        };
+        let (old, new) = (open(&self.old)?, open(&self.new)?);
+        let report = changes::compare((&old.0, old.1), (&new.0, new.1), self.all)?;
+        io::stdout().lock().write_all(report.text().as_bytes()).map_err(Failure::Output)
+    }
+}
+
+/// Fill a table, or open it, and wait to be killed: what experiments with killed processes start
+#[derive(Args)]
+#[command(hide = true)]
+struct Fill {
+    #[arg(long)]
+    index: String,
+    #[arg(long)]
+    medium: MediumKind,
+    #[arg(long)]
+    keys: u64,
+    #[arg(long)]
+    seed: u64,
+    #[arg(long)]
+    file: PathBuf,
+    #[arg(long, requires = "value_bytes")]
+    key_bytes: Option<Lengths>,
+    #[arg(long, requires = "key_bytes")]
+    value_bytes: Option<Lengths>,
+    #[arg(long)]
+    overwrite: bool,
+    #[arg(long, conflicts_with = "overwrite")]
+    open: Option<u64>,
+}
+
+impl Fill {
+    fn run(self) -> Result<(), Failure> {
+        let shape =
+            self.key_bytes.zip(self.value_bytes).map(|(keys, values)| Shape { keys, values });
+        let errand = match self.open {
+            Some(times) => Errand::Open(times),
+            None if self.overwrite => Errand::Overwrite,
+            None => Errand::Fill,
+        };
+        let Fill { index, medium, keys, seed, file, .. } = self;
+        fill(&Mission { index, medium, shape, keys, seed, file, errand })?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        <super::Arguments as clap::CommandFactory>::command().debug_assert();
+    }
+}
