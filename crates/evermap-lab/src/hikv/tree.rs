@@ -9,6 +9,7 @@ use evermap_pm::Result;
 use super::parts::{Parts, copy};
 
 /// A tree of positions, or several.
+#[allow(clippy::large_enum_variant)] // there is one in a store
 pub(super) enum Tree {
     /// One for all keys.
     One(BPlus),
