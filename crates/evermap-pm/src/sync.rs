@@ -1,7 +1,7 @@
 //! The one place where threads wait.
 //!
 //! Everything that spins or locks in Evermap goes through here, so that a simulated scheduler can take the
-//! place of the operating system's: a thread that one [governs](govern) hands over instead of waiting.
+//! place of the operating system's: a thread that one governs hands over instead of waiting.
 //! Otherwise these locks are those of the standard library, and cost the same.
 
 use std::cell::Cell;

@@ -214,7 +214,7 @@ impl<M: Medium> Store<M> {
         self.walk_maps(&sweeping)
     }
 
-    /// Removes the records of all maps in the file that have expired, and, if a walk is [owed](self), what it finds; returns how
+    /// Removes the records of all maps in the file that have expired, and, if a walk is owed, what it finds; returns how
     /// many. Without a walk the cost is proportional to what has expired. [`Evermap`](crate::Evermap) calls it in the
     /// background, every second or as often as other upkeep lets it.
     ///
