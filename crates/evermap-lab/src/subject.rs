@@ -149,7 +149,7 @@ pub struct Work<'a> {
     pub spelled: SpelledPart<'a>,
     /// In `Mixed`: what to do with each. Empty in other phases.
     pub ops: &'a [Op],
-    /// Which words the keys are bound to, before this work: see [`word`](crate::workload::word).
+    /// Which words the keys are bound to, before this work: see [`word`].
     pub version: u64,
     /// Keys in one call of `get_many`.
     pub batch: usize,
