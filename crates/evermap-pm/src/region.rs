@@ -667,8 +667,8 @@ impl<M: Medium> Region<M> {
         if is_same_file && holes == 0 {
             return Ok(());
         }
-        let is_free = |&index: &u64| heap::calls_free(self, index);
-        let free = || (0..self.units_in_file().min(self.described())).filter(is_free);
+        let entries = || (0..).zip(self.entries(0..self.units_in_file()));
+        let free = || entries().filter(|&(index, entry)| heap::is_free_entry(m.load(entry), index));
         // In the file that was open before, the holes of then are the heap's own. If it was not closed, nobody
         // knows how many those were, but not more than there is free space. In a copy they can be anywhere.
         let own = match clean {
@@ -679,7 +679,7 @@ impl<M: Medium> Region<M> {
             return Ok(());
         }
         let mut from = self.extent_offset(0).min(m.len());
-        for index in free() {
+        for (index, _) in free() {
             let start = self.extent_offset(index);
             if from < start {
                 self.fill_holes(from..start)?;

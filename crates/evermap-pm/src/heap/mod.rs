@@ -194,9 +194,9 @@ pub(crate) fn describes_unit<M: Medium>(region: &Region<M>, index: u64) -> bool 
     entry != 0 && Shape::decode(entry, index, &Geometry::of(region)).is_some()
 }
 
-/// Whether the table says that unit `index` is free, so that its space may have been given back.
-pub(crate) fn calls_free<M: Medium>(region: &Region<M>, index: u64) -> bool {
-    region.medium().load(region.entry(index)) == Shape::FREE.encode(index)
+/// Whether this is the table's entry for unit `index` if that is free, so that its space may have been given back.
+pub(crate) fn is_free_entry(entry: u64, index: u64) -> bool {
+    entry == Shape::FREE.encode(index)
 }
 
 /// Where an extent is in its life.
@@ -338,11 +338,15 @@ impl Extents {
         Extents { chunks: (0..len.div_ceil(Self::CHUNK)).map(|_| OnceLock::new()).collect(), len }
     }
 
+    /// The units around unit `index`, which must be below `len`.
+    fn chunk(&self, index: u64) -> &[Unit] {
+        self.chunks[(index / Self::CHUNK) as usize]
+            .get_or_init(|| (0..Self::CHUNK).map(|_| Unit::default()).collect())
+    }
+
     /// Unit `index`, which must be below `len`.
     fn unit(&self, index: u64) -> &Unit {
-        let chunk = self.chunks[(index / Self::CHUNK) as usize]
-            .get_or_init(|| (0..Self::CHUNK).map(|_| Unit::default()).collect());
-        &chunk[(index % Self::CHUNK) as usize]
+        &self.chunk(index)[(index % Self::CHUNK) as usize]
     }
 
     /// Locks the extent that begins with unit `index`, which must be below `len`.
@@ -357,10 +361,16 @@ impl Extents {
 
     /// Starts the life of an extent from unit `index` on.
     fn begin(&self, index: u64, shape: Shape, life: Life, geometry: &Geometry) {
-        for back in 0..shape.units {
-            // Relaxed: a thread learns of a block through a word stored after this; and another thread's offset can
-            // only come from damage, where the extent tells whether it is the right one.
-            self.unit(index + back).back.store(back as u32, Ordering::Relaxed);
+        let mut back = 0;
+        while back < shape.units {
+            let chunk = self.chunk(index + back);
+            let from = ((index + back) % Self::CHUNK) as usize;
+            for (unit, back) in chunk[from..].iter().zip(back..shape.units) {
+                // Relaxed: a thread learns of a block through a word stored after this; and another thread's offset
+                // can only come from damage, where the extent tells whether it is the right one.
+                unit.back.store(back as u32, Ordering::Relaxed);
+            }
+            back += (chunk.len() - from) as u64;
         }
         self.hold(index).begin(shape, life, geometry);
     }
@@ -537,7 +547,8 @@ impl<M: Medium> Heap<M> {
         let tails = index + 1..index + shape.units;
         // An extent that lacks a tail, and a tail that follows no such extent, are what an interrupted
         // change leaves, or what reuse of some of the units of a free extent does: nothing names them.
-        let whole = tails.end <= end && tails.clone().all(|at| self.load_entry(at) == tail);
+        let m = self.region.medium();
+        let whole = tails.end <= end && self.region.entries(tails).all(|it| m.load(it) == tail);
         if shape.used == Use::Tail || !whole { Shape::UNUSED } else { shape }
     }
 
