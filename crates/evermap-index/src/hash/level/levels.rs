@@ -116,7 +116,7 @@ pub(super) fn first_of<const C: u32>(spot: Spot, level: u32) -> u64 {
 pub(super) fn second_of<const C: u32>(spot: Spot, level: u32) -> u64 {
     let half = region_bits(level, C) - 1;
     let region = top_bits(spot.first, level - 1) >> half;
-    (region * 2 + 1 << half) + top_bits(spot.second, half)
+    ((region * 2 + 1) << half) + top_bits(spot.second, half)
 }
 
 /// Index of a level's `n`th home: of those buckets that are the first one of some keys.

@@ -124,7 +124,7 @@ impl Unit {
     /// Those of `2^bits` equal parts of the hashes that this unit has a share of.
     fn share_of(self, bits: u32) -> std::ops::Range<usize> {
         let range = match bits.checked_sub(self.bits) {
-            Some(more) => self.prefix << more..self.prefix + 1 << more,
+            Some(more) => self.prefix << more..(self.prefix + 1) << more,
             None => {
                 let part = self.prefix >> (self.bits - bits);
                 part..part + 1
