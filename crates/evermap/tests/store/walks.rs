@@ -8,6 +8,9 @@ use crate::common::Kept;
 /// Records that are there throughout, and how many are added in the middle of a walk: the index grows more than once.
 const THERE: u64 = 6_000;
 const ADDED: u64 = 3 * THERE;
+/// The same where an order is built: it reads the words of 65,536 records before it looks at one.
+const THERE_IN_ORDER: u64 = 150_000;
+const ADDED_IN_ORDER: u64 = 2 * THERE_IN_ORDER;
 /// More than an index could keep a list of.
 const ITERATORS: usize = 40;
 
@@ -25,17 +28,22 @@ fn options(kind: IndexKind) -> Options {
     Options::new().index(kind).seed(1).capacity(256 << 20)
 }
 
-/// A store with [`THERE`] records, whose process was killed.
-fn killed(options: &Options) -> (Kept, Store<Kept>) {
+/// A store with so many records, whose process was killed.
+fn killed(options: &Options, records: u64) -> (Kept, Store<Kept>) {
     let memory = Kept::new(256 << 20);
-    put(&memory.open(options).unwrap(), 0..THERE);
+    put(&memory.open(options).unwrap(), 0..records);
     let store = memory.open(options).unwrap();
     (memory, store)
 }
 
 /// Interrupts the next walk once it has shown some records: iterators begin, half of them end, and records are added; `then`
 /// is called before the walk goes on.
-fn disturb(memory: &Kept, store: &Store<Kept>, then: impl FnOnce() + Send + 'static) {
+fn disturb(
+    memory: &Kept,
+    store: &Store<Kept>,
+    added: std::ops::Range<u64>,
+    then: impl FnOnce() + Send + 'static,
+) {
     let store = store.clone();
     memory.at_next_prefetch(move || {
         // Of another thread, as all that goes on beside a walk.
@@ -43,7 +51,7 @@ fn disturb(memory: &Kept, store: &Store<Kept>, then: impl FnOnce() + Send + 'sta
             let mut iterators: Vec<_> = (0..ITERATORS).map(|_| store.iter()).collect();
             iterators.iter_mut().for_each(|iterator| drop(iterator.next().unwrap().unwrap()));
             iterators.truncate(ITERATORS / 2);
-            put(&store, THERE..THERE + ADDED);
+            put(&store, added);
         });
         others.join().unwrap();
         then();
@@ -53,8 +61,8 @@ fn disturb(memory: &Kept, store: &Store<Kept>, then: impl FnOnce() + Send + 'sta
 #[test]
 fn a_sweep_frees_nothing_that_is_in_use() {
     for &kind in IndexKind::ALL {
-        let (memory, store) = killed(&options(kind));
-        disturb(&memory, &store, || ());
+        let (memory, store) = killed(&options(kind), THERE);
+        disturb(&memory, &store, THERE..THERE + ADDED, || ());
         store.recover().unwrap();
         // All that the sweep has freed is used again.
         put(&store, THERE + ADDED..3 * (THERE + ADDED));
@@ -68,13 +76,14 @@ fn a_sweep_frees_nothing_that_is_in_use() {
 
 #[test]
 fn an_order_that_is_built_has_every_key() {
-    for &kind in IndexKind::ALL {
-        let (memory, store) = killed(&options(kind).ordered(true));
+    const ALL: u64 = THERE_IN_ORDER + ADDED_IN_ORDER;
+    for kind in [IndexKind::default(), IndexKind::Level] {
+        let (memory, store) = killed(&options(kind).ordered(true), THERE_IN_ORDER);
         store.recover().unwrap();
-        disturb(&memory, &store, || ());
+        disturb(&memory, &store, THERE_IN_ORDER..ALL, || ());
         store.build_ordered(1).unwrap();
         let shown = store.scan(..).unwrap().map(|pair| pair.unwrap().0);
-        let mut due: Vec<_> = (0..THERE + ADDED).map(|number| key(number).to_vec()).collect();
+        let mut due: Vec<_> = (0..ALL).map(|number| key(number).to_vec()).collect();
         due.sort_unstable();
         assert!(shown.eq(due), "{kind}");
     }
@@ -88,7 +97,7 @@ fn a_purge_removes_all_that_has_expired() {
         let store = memory.open(&options(kind).clock(clock.clone())).unwrap();
         let meta = Meta { expires_at: 1_060, ..Meta::default() };
         (0..THERE).for_each(|number| store.put_with(&key(number), b"", meta).map(drop).unwrap());
-        disturb(&memory, &store, move || clock.set(1_060));
+        disturb(&memory, &store, THERE..THERE + ADDED, move || clock.set(1_060));
         assert_eq!(store.purge().unwrap(), THERE, "{kind}");
     }
 }
