@@ -315,69 +315,106 @@ struct Hand {
     mask: u64,
 }
 
+/// The extent that begins with a unit, or did once.
+type Beginning = OnceLock<Box<Mutex<Extent>>>;
+
 /// What is known of one unit.
 #[derive(Default)]
 struct Unit {
     /// How many units before it the extent begins that it belongs to, or belonged to last.
     back: AtomicU32,
-    /// The extent that begins here, or did once.
-    extent: OnceLock<Box<Mutex<Extent>>>,
+    extent: Beginning,
+}
+
+/// What is known of [`GROUP`](Extents::GROUP) neighbouring units. Most of a large store is in extents that have whole
+/// groups, so that opening it touches little memory.
+#[derive(Default)]
+struct Group {
+    /// If all of them belong to one extent, or did last: its first unit, plus one. Otherwise 0.
+    owner: AtomicU64,
+    /// The extent that begins with the first of them.
+    first: Beginning,
+    /// Each of them, once an extent has begun or ended between them.
+    units: OnceLock<Box<[Unit]>>,
+}
+
+impl Group {
+    fn units(&self) -> &[Unit] {
+        self.units.get_or_init(|| (0..Extents::GROUP).map(|_| Unit::default()).collect())
+    }
 }
 
 /// The extents of a region by their first units, described when first asked for: a region may have room for many more
 /// than it uses. A unit where no extent begins has a [free](Life::Free) one.
 struct Extents {
-    chunks: Box<[OnceLock<Box<[Unit]>>]>,
+    chunks: Box<[OnceLock<Box<[Group]>>]>,
     len: u64,
+    /// How far the first unit is from where the largest extents are aligned, in units.
+    shift: u64,
 }
 
 impl Extents {
-    const CHUNK: u64 = 1024;
+    /// Units in a group: as many as the largest extent of blocks has, with extents of the usual size.
+    const GROUP: u64 = 128;
+    /// Groups in a chunk.
+    const CHUNK: u64 = 64;
 
-    fn new(len: u64) -> Self {
-        Extents { chunks: (0..len.div_ceil(Self::CHUNK)).map(|_| OnceLock::new()).collect(), len }
+    fn new(len: u64, shift: u64) -> Self {
+        let chunks = (len + shift).div_ceil(Self::GROUP * Self::CHUNK);
+        Extents { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), len, shift }
     }
 
-    /// The units around unit `index`, which must be below `len`.
-    fn chunk(&self, index: u64) -> &[Unit] {
-        self.chunks[(index / Self::CHUNK) as usize]
-            .get_or_init(|| (0..Self::CHUNK).map(|_| Unit::default()).collect())
-    }
-
-    /// Unit `index`, which must be below `len`.
-    fn unit(&self, index: u64) -> &Unit {
-        &self.chunk(index)[(index % Self::CHUNK) as usize]
+    /// The group of unit `index`, which must be below `len`, and where the unit is in it.
+    fn group(&self, index: u64) -> (&Group, usize) {
+        let (group, at) = ((index + self.shift) / Self::GROUP, (index + self.shift) % Self::GROUP);
+        let chunk = self.chunks[(group / Self::CHUNK) as usize]
+            .get_or_init(|| (0..Self::CHUNK).map(|_| Group::default()).collect());
+        (&chunk[(group % Self::CHUNK) as usize], at as usize)
     }
 
     /// Locks the extent that begins with unit `index`, which must be below `len`.
     fn hold(&self, index: u64) -> MutexGuard<'_, Extent> {
-        hold(self.unit(index).extent.get_or_init(|| Box::new(Mutex::new(Extent::UNUSED))))
+        let (group, at) = self.group(index);
+        let extent = if at == 0 { &group.first } else { &group.units()[at].extent };
+        hold(extent.get_or_init(|| Box::new(Mutex::new(Extent::UNUSED))))
     }
 
     /// The same if an extent begins there, or did once.
     fn hold_known(&self, index: u64) -> Option<MutexGuard<'_, Extent>> {
-        self.unit(index).extent.get().map(|extent| hold(extent))
+        let (group, at) = self.group(index);
+        let extent = if at == 0 { &group.first } else { &group.units.get()?[at].extent };
+        extent.get().map(|extent| hold(extent))
     }
 
     /// Starts the life of an extent from unit `index` on.
     fn begin(&self, index: u64, shape: Shape, life: Life, geometry: &Geometry) {
-        let mut back = 0;
-        while back < shape.units {
-            let chunk = self.chunk(index + back);
-            let from = ((index + back) % Self::CHUNK) as usize;
-            for (unit, back) in chunk[from..].iter().zip(back..shape.units) {
-                // Relaxed: a thread learns of a block through a word stored after this; and another thread's offset
-                // can only come from damage, where the extent tells whether it is the right one.
-                unit.back.store(back as u32, Ordering::Relaxed);
+        let (mut unit, end) = (index, index + shape.units);
+        while unit < end {
+            let (group, at) = self.group(unit);
+            let here = (Self::GROUP - at as u64).min(end - unit);
+            // Relaxed, all of them: a thread learns of a block through a word stored after this; and another thread's
+            // offset can only come from damage, where the extent tells whether it is the right one.
+            if here == Self::GROUP {
+                group.owner.store(index + 1, Ordering::Relaxed);
+            } else {
+                for (unit, back) in group.units()[at..].iter().zip(unit - index..end - index) {
+                    unit.back.store(back as u32, Ordering::Relaxed);
+                }
+                group.owner.store(0, Ordering::Relaxed);
             }
-            back += (chunk.len() - from) as u64;
+            unit += here;
         }
         self.hold(index).begin(shape, life, geometry);
     }
 
     /// First unit of the extent to which unit `index` belongs.
     fn first_of(&self, index: u64) -> u64 {
-        index.saturating_sub(self.unit(index).back.load(Ordering::Relaxed).into())
+        let (group, at) = self.group(index);
+        let back = |unit: &Unit| u64::from(unit.back.load(Ordering::Relaxed));
+        match group.owner.load(Ordering::Relaxed) {
+            0 => index.saturating_sub(group.units.get().map_or(0, |units| back(&units[at]))),
+            owner => owner - 1,
+        }
     }
 }
 
@@ -453,7 +490,7 @@ impl<M: Medium> Heap<M> {
         let geometry = Geometry::of(&region);
         let classes = Classes::new(region.extent_size(), region.unit());
         let heap = Heap {
-            extents: Extents::new(geometry.units),
+            extents: Extents::new(geometry.units, region.extent_offset(0) >> geometry.shift),
             shards: (0..SHARDS)
                 .map(|_| Shard(Mutex::new(vec![Hand::default(); 2 * classes.len()])))
                 .collect(),
