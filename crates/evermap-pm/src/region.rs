@@ -445,10 +445,14 @@ impl<M: Medium> Region<M> {
         let before = region.identity();
         let is_same_file = identity.is_same_file(&before);
         // Before the table is looked at: in memory even that needs space.
-        if !is_same_file || region.medium.hole_bytes() > 0 {
+        let has_holes = !is_same_file || region.medium.hole_bytes() > 0;
+        if has_holes {
             region.fill_holes(0..HEADER)?;
         }
         let named = region.find_parts(on_suspect)?;
+        if has_holes {
+            region.parts().try_for_each(|part| region.fill_holes(part))?;
+        }
         let lost = region.check_length(on_suspect)?;
         let (clean, suspect) = region.judge(identity, on_suspect)?;
         region.fill_used_holes(is_same_file, clean)?;
