@@ -27,10 +27,17 @@ use crate::primary::Primary;
 use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes, tombstone_of};
 use crate::stamps::Stamps;
 use crate::upkeep::Upkeep;
-use crate::{Error, Meta, Options, Result};
+use crate::{Error, IndexKind, Meta, Options, Result};
 
 /// Smallest capacity of a new store: below it, there is no room for records beside the index.
-const CAPACITY_MIN: u64 = 64 << 10;
+const fn least_capacity(index: IndexKind) -> u64 {
+    match index {
+        IndexKind::DashEh => 64 << 10,
+        // Those begin with more buckets.
+        _ => 128 << 10,
+    }
+}
+
 /// How long a mutation that lacks space waits for readers that hold up the reuse of some.
 const READER_WAIT: Duration = Duration::from_millis(500);
 /// How many dead records a mutation removes at a time, so that those after it find room as well: where a limit is reached, and
@@ -113,10 +120,11 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// [`Error::Pm`] with `Config` or `NoSpace`.
     pub fn create(medium: M, identity: Identity, options: &Options) -> Result<Self> {
-        if options.capacity < CAPACITY_MIN {
+        let least = least_capacity(options.index);
+        if options.capacity < least {
             let text = format!(
-                "a store needs a capacity of at least {CAPACITY_MIN} bytes, not {}",
-                options.capacity
+                "a store with the index {} needs a capacity of at least {least} bytes, not {}",
+                options.index, options.capacity
             );
             return Err(pm(ErrorKind::Config(text)));
         }

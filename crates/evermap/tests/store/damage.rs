@@ -577,7 +577,8 @@ fn mangled_after_an_unclean_stop() {
 #[test]
 fn zeroed_pages_of_an_index_are_noticed() {
     const RECORDS: u64 = 3000;
-    for &index in IndexKind::ALL {
+    // Level hashing fills some buckets of a region before others, so that a page without records says nothing.
+    for &index in IndexKind::ALL.iter().filter(|&&index| index != IndexKind::Level) {
         let options = Options::small(2 << 20).index(index).seed(5);
         let memory = common::Kept::new(2 << 20);
         let store = memory.open(&options).unwrap();

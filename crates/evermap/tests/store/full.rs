@@ -201,7 +201,7 @@ fn a_disk_too_small_for_any_store_says_so() {
     // With room, creation is begun again.
     let disk = Disk::mount(8000).unwrap();
     let path = disk.0.join("map");
-    disk.take_all_but(40 << 10);
+    disk.take_all_but(20 << 10);
     let error = Evermap::open(&path, options()).unwrap_err();
     assert!(error.is_no_space() && error.to_string().contains("map"), "{error}");
     disk.give_back();

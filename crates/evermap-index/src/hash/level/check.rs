@@ -9,7 +9,6 @@ use super::bucket::{meta_of, persistent_tokens};
 use super::layout::Version;
 use super::levels::{Site, View};
 use crate::Key;
-use crate::hash::vacancy::Vacancy;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     pub(super) fn check_everything(&self) -> Vec<String> {
@@ -20,22 +19,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
         let (view, mut seen) = (self.levels.view(), HashMap::new());
         for level in view.lowest()..=view.highest() {
-            let mut vacancy = Vacancy::default();
             for index in 0..1 << level {
                 let site = self.levels.site(level, index);
-                if let Ok(site) = site {
-                    let m = self.medium();
-                    vacancy.count(m.offset_of(site.bucket), meta_of(m, site.bucket).count());
-                }
                 let checked =
                     site.and_then(|site| self.check_bucket(view, site, &mut seen, &mut problems));
                 if let Err(error) = checked {
                     problems.push(error.to_string());
                 }
-            }
-            // Levels that are being filled or emptied are so from the beginning to the end.
-            if !view.growing {
-                vacancy.describe(&mut problems);
             }
         }
         problems
