@@ -124,7 +124,7 @@ impl Options {
         Options::new().durability(Durability::Volatile)
     }
 
-    /// Options for a new store of at most `bytes`, from 64 KiB on, which takes space in units of 4 KiB instead of the
+    /// Options for a new store of at most `bytes`, from 64 KiB on (128 KiB with an index other than Dash-EH), which takes space in units of 4 KiB instead of the
     /// usual 16 KiB.
     ///
     /// ```
@@ -153,7 +153,7 @@ impl Options {
     }
 
     /// Most bytes that the file may grow to: address space, not memory or space in the file. 256 GiB unless told
-    /// otherwise, at least 64 KiB. A store cannot outgrow the capacity that it was created with.
+    /// otherwise, at least 64 KiB, or 128 KiB with an index other than Dash-EH. A store cannot outgrow the capacity that it was created with.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
         self
