@@ -20,7 +20,7 @@ pub enum Action {
 
 /// What may come out of a [`mutate`](Index::mutate), so that no room is made in vain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Intent {
+pub enum MutateMode {
     /// The closure may answer [`Action::Put`] for an absent key.
     MayInsert,
     /// The closure answers [`Action::Put`] only where the key is present; an absent key is not even shown to it.
@@ -102,20 +102,20 @@ pub trait Index<K: Key>: Send + Sync {
     /// what it says. `decide` is called at most once, only when its answer can be carried out, and must
     /// neither panic nor use the index.
     ///
-    /// An absent key is looked for under its lock too, whatever `intent` says, and a change is durable before the lock is
+    /// An absent key is looked for under its lock too, whatever `mode` says, and a change is durable before the lock is
     /// given back: so whoever learns a word here, or that there is none, learns what a crash cannot take back. An error
     /// after `decide` was called means that what it said was done, and that only tidying up failed.
     fn mutate(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change>;
 
     /// Binds `key` to `word` if it is absent. `old` tells what was there.
     fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-        self.mutate(key, Intent::MayInsert, guard, &mut |old| match old {
+        self.mutate(key, MutateMode::MayInsert, guard, &mut |old| match old {
             None => Action::Put(word),
             Some(_) => Action::Keep,
         })
@@ -123,12 +123,12 @@ pub trait Index<K: Key>: Send + Sync {
 
     /// Binds `key` to `word` if it is present.
     fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, guard, &mut |_| Action::Put(word))
+        self.mutate(key, MutateMode::ExistingOnly, guard, &mut |_| Action::Put(word))
     }
 
     /// Binds `key` to `word`.
     fn upsert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-        self.mutate(key, Intent::MayInsert, guard, &mut |_| Action::Put(word))
+        self.mutate(key, MutateMode::MayInsert, guard, &mut |_| Action::Put(word))
     }
 
     /// Binds `key` to `new` if it is bound to `expected`.
@@ -139,7 +139,7 @@ pub trait Index<K: Key>: Send + Sync {
         new: u64,
         guard: &Guard<'_>,
     ) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, guard, &mut |old| match old {
+        self.mutate(key, MutateMode::ExistingOnly, guard, &mut |old| match old {
             Some(word) if word == expected => Action::Put(new),
             _ => Action::Keep,
         })
@@ -147,12 +147,12 @@ pub trait Index<K: Key>: Send + Sync {
 
     /// Unbinds `key`.
     fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, guard, &mut |_| Action::Remove)
+        self.mutate(key, MutateMode::ExistingOnly, guard, &mut |_| Action::Remove)
     }
 
     /// Unbinds `key` if it is bound to `expected`.
     fn remove_if(&self, key: K::Ref<'_>, expected: u64, guard: &Guard<'_>) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, guard, &mut |old| match old {
+        self.mutate(key, MutateMode::ExistingOnly, guard, &mut |old| match old {
             Some(word) if word == expected => Action::Remove,
             _ => Action::Keep,
         })

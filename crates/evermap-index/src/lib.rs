@@ -25,7 +25,7 @@ pub use hash::clht::Clht;
 pub use hash::dash::{DashEh, DashLh};
 pub use hash::level::Level;
 pub use hash::line::LineHash;
-pub use index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+pub use index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};
 pub use ordered::bplus::BPlus;
 pub use ordered::{Cursor, Direction, OrderedIndex};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use evermap_index::hash::level::{Config, Level, Resize, Tiny};
 use evermap_index::testkit::crash::{Workload, assert_survives};
 use evermap_index::testkit::{Coarse, PoolSubject, beside_lookers};
-use evermap_index::{Action, Change, Guard, Index, Intent, Persistent, Result, Stats, Visitor};
+use evermap_index::{Action, Change, Guard, Index, MutateMode, Persistent, Result, Stats, Visitor};
 use evermap_pm::medium::{Counted, Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, ROOTS, RegionConfig};
 use evermap_pm::sim::{Image, ImageConfig, Model, Sim, for_each_image};
@@ -346,11 +346,11 @@ impl<M: Medium> Index<u64> for Recycled<M> {
     fn mutate(
         &self,
         key: u64,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.0.mutate(key, intent, guard, decide)
+        self.0.mutate(key, mode, guard, decide)
     }
 
     fn for_each(&self, guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {

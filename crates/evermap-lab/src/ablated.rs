@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use evermap_index::key::Quotient;
-use evermap_index::{Action, Bytes, Index, Intent, Key, Result, Without};
+use evermap_index::{Action, Bytes, Index, Key, MutateMode, Result, Without};
 use evermap_pm::medium::Mapped;
 use evermap_pm::{Guard, Medium};
 
@@ -141,7 +141,7 @@ impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
     #[inline(always)]
     fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
         let keep = &mut |_| Action::Keep;
-        Ok(self.0.index.mutate(key, Intent::ExistingOnly, guard, keep)?.old)
+        Ok(self.0.index.mutate(key, MutateMode::ExistingOnly, guard, keep)?.old)
     }
 
     #[inline(always)]

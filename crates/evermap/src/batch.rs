@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
-use evermap_index::{Action, Guard, Intent as Wish};
+use evermap_index::{Action, Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::sync::Backoff;
 
@@ -292,7 +292,7 @@ impl<'s, M: Medium> Share<'s, M> {
         let store = self.store;
         let mut word = None;
         // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
-        let found = store.map.index.mutate(key, Wish::ExistingOnly, guard, &mut |found| {
+        let found = store.map.index.mutate(key, MutateMode::ExistingOnly, guard, &mut |found| {
             word = found;
             Action::Keep
         });
@@ -690,11 +690,12 @@ fn bind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) -> Result<()> {
     for (at, step) in steps.iter().enumerate() {
         let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
         let mut acted = false;
-        let change = step.store.map.index.mutate(step.key, Wish::MayInsert, guard, &mut |_| {
-            acted = true;
-            draft.set_published();
-            Action::Put(draft.word())
-        });
+        let change =
+            step.store.map.index.mutate(step.key, MutateMode::MayInsert, guard, &mut |_| {
+                acted = true;
+                draft.set_published();
+                Action::Put(draft.word())
+            });
         match change {
             // What failed afterwards was tidying up.
             Err(error) if !acted => {
@@ -712,10 +713,11 @@ fn unbind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) {
     for step in steps.iter().filter(|step| step.is_new()) {
         let Some(draft) = &step.draft else { continue };
         let mut acted = false;
-        let _ = step.store.map.index.mutate(step.key, Wish::ExistingOnly, guard, &mut |word| {
-            acted = word == Some(draft.word());
-            if acted { Action::Remove } else { Action::Keep }
-        });
+        let _ =
+            step.store.map.index.mutate(step.key, MutateMode::ExistingOnly, guard, &mut |word| {
+                acted = word == Some(draft.word());
+                if acted { Action::Remove } else { Action::Keep }
+            });
         // What cannot be taken back nobody sees, and a purge removes it: until then it counts like all that are
         // expired.
         step.store.account(step.key, None, Some(draft), guard);

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Guard, Intent};
+use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::heap::Evacuation;
 
@@ -150,7 +150,7 @@ impl<M: Medium> Mover<'_, M> {
         let draft = Draft::new(&store.file.pool, owner, key, value, meta, record.stamp())?;
         let change = store.commit(
             store.key(key)?,
-            Intent::ExistingOnly,
+            MutateMode::ExistingOnly,
             guard,
             Some(&draft),
             &mut |live| {

@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Guard, Intent};
+use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
@@ -341,7 +341,7 @@ impl<M: Medium> Store<M> {
         record.append_key(&mut key)?;
         let key = self.key(&key)?;
         let mut expires_at = None;
-        let change = self.commit(key, Intent::ExistingOnly, guard, None, &mut |live| {
+        let change = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
             expires_at = live.and_then(|live| live.expires_at());
             Verdict::Keep
         })?;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::{OFFSET_MASK, key_equals};
-use evermap_index::{Action, Guard, Intent as Wish};
+use evermap_index::{Action, Guard, MutateMode};
 use evermap_pm::region::OnSuspect;
 use evermap_pm::{Medium, PmU64, Pool};
 
@@ -72,7 +72,7 @@ impl Entry {
             return Ok(());
         }
         let mut acted = false;
-        let change = index.mutate(key, Wish::ExistingOnly, guard, &mut |word| {
+        let change = index.mutate(key, MutateMode::ExistingOnly, guard, &mut |word| {
             if word != Some(self.old) {
                 return Action::Keep;
             }

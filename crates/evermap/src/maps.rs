@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{Intent, Visitor};
+use evermap_index::{MutateMode, Visitor};
 use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, Pool};
@@ -451,7 +451,7 @@ impl<M: Medium> Store<M> {
     fn enter_once(&self, name: &[u8], value: &[u8]) -> Result<()> {
         let name = self.key(name)?;
         let absent = |found: Option<u64>| found.is_none();
-        match self.try_store(name, value, Meta::default(), Intent::MayInsert, &absent)? {
+        match self.try_store(name, value, Meta::default(), MutateMode::MayInsert, &absent)? {
             Outcome::Inserted { .. } => Ok(()),
             _ => unreachable!("whoever makes a map holds the table"),
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use evermap_index::hash::{cceh, clht, dash, level};
 use evermap_index::key::BytesRef;
 use evermap_index::{
-    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Intent, Level, Persistent,
+    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Level, MutateMode, Persistent,
     Result, Stats, Visitor,
 };
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
@@ -235,11 +235,11 @@ impl<M: Medium> Primary<M> {
     pub(crate) fn mutate(
         &self,
         key: BytesRef<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        with!(&self.index, index => index.mutate(key, intent, guard, decide))
+        with!(&self.index, index => index.mutate(key, mode, guard, decide))
             .inspect_err(|error| self.met(error))
     }
 

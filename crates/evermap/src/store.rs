@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::KEY_MAX;
-use evermap_index::{Action, Change, Guard, Intent};
+use evermap_index::{Action, Change, Guard, MutateMode};
 use evermap_pm::medium::Mapped;
 use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
 use evermap_pm::{ErrorKind, Medium, Pool};
@@ -436,11 +436,11 @@ impl<M: Medium> Store<M> {
     ///
     /// A record that is dead or unreadable is not shown to `decide`, and goes away on the way. `decide` may
     /// be called more than once, must not panic, and must not use the store. With
-    /// [`Intent::ExistingOnly`] it may not be called at all.
+    /// [`MutateMode::ExistingOnly`] it may not be called at all.
     pub(crate) fn commit(
         &self,
         key: BytesRef<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         draft: Option<&Draft<'_, M>>,
         decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
@@ -489,7 +489,7 @@ impl<M: Medium> Store<M> {
                 }
                 action
             };
-            let done = self.map.index.mutate(key, intent, guard, &mut |word| {
+            let done = self.map.index.mutate(key, mode, guard, &mut |word| {
                 let action = decide_once(word);
                 decided = Some(change_of(word, action));
                 action

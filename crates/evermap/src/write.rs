@@ -1,6 +1,6 @@
 //! Mutations.
 
-use evermap_index::Intent;
+use evermap_index::MutateMode;
 use evermap_index::key::BytesRef;
 use evermap_index::record::HEAD;
 use evermap_pm::Medium;
@@ -40,7 +40,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn put_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, Intent::MayInsert, |_| true)
+        self.store(key, value, meta, MutateMode::MayInsert, |_| true)
     }
 
     /// Binds `key` to `value` if it is absent. Answers `Inserted` or `Kept`. Expected O(1).
@@ -56,7 +56,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn insert(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, Intent::MayInsert, |cas| cas.is_none())
+        self.store(key, value, meta, MutateMode::MayInsert, |cas| cas.is_none())
     }
 
     /// Binds `key` to `value` if it is present. Answers `Updated` or `Absent`. Expected O(1).
@@ -73,7 +73,7 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// See [`Store`].
     pub fn update(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, Intent::ExistingOnly, |cas| cas.is_some())
+        self.store(key, value, meta, MutateMode::ExistingOnly, |cas| cas.is_some())
     }
 
     /// Binds `key` to `value` if its record has this CAS id. Answers `Updated`, `Kept` with the CAS id that is
@@ -97,7 +97,7 @@ impl<M: Medium> Store<M> {
         value: &[u8],
         meta: Meta,
     ) -> Result<Outcome> {
-        self.store(key, value, meta, Intent::ExistingOnly, |found| found == Some(cas))
+        self.store(key, value, meta, MutateMode::ExistingOnly, |found| found == Some(cas))
     }
 
     /// Stores a record if `allowed`, given the CAS id of the live one.
@@ -106,11 +106,11 @@ impl<M: Medium> Store<M> {
         key: &[u8],
         value: &[u8],
         meta: Meta,
-        intent: Intent,
+        mode: MutateMode,
         allowed: impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
         let key = self.begin_change(key)?;
-        self.with_space(|| self.try_store(key, value, meta, intent, &allowed))
+        self.with_space(|| self.try_store(key, value, meta, mode, &allowed))
     }
 
     pub(crate) fn try_store(
@@ -118,7 +118,7 @@ impl<M: Medium> Store<M> {
         key: BytesRef<'_>,
         value: &[u8],
         meta: Meta,
-        intent: Intent,
+        mode: MutateMode,
         allowed: &impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
@@ -129,7 +129,7 @@ impl<M: Medium> Store<M> {
         self.map.index.prefetch_record(key, HEAD);
         let mut found = None;
         let mut stored = false;
-        self.commit(key, intent, &guard, Some(&draft), &mut |live| {
+        self.commit(key, mode, &guard, Some(&draft), &mut |live| {
             found = live.map(|record| record.stamp());
             stored = allowed(found);
             if stored { Verdict::Publish } else { Verdict::Keep }
@@ -189,7 +189,7 @@ impl<M: Medium> Store<M> {
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         let mut outcome = Outcome::Absent;
-        self.commit(key, Intent::ExistingOnly, &guard, None, &mut |live| match live {
+        self.commit(key, MutateMode::ExistingOnly, &guard, None, &mut |live| match live {
             Some(record) if allowed(record.stamp()) => {
                 outcome = Outcome::Removed;
                 Verdict::Remove
@@ -257,7 +257,7 @@ impl<M: Medium> Store<M> {
         guard: &'g evermap_pm::Guard<'_>,
     ) -> Result<Option<Record<'g, M>>> {
         let (mut word, mut before) = (None, None);
-        let touched = self.commit(key, Intent::ExistingOnly, guard, None, &mut |live| {
+        let touched = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
             if let Some(record) = live {
                 before = record.expires_at();
                 record.set_expires_at(expires_at);
@@ -356,7 +356,7 @@ impl<M: Medium> Store<M> {
         let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
         draft.iter().for_each(Draft::persist);
         let mut done = false;
-        self.commit(key, Intent::MayInsert, &guard, draft.as_ref(), &mut |live| {
+        self.commit(key, MutateMode::MayInsert, &guard, draft.as_ref(), &mut |live| {
             done = live.map(|record| record.word()) == seen.map(|(word, _)| word);
             match (done, live) {
                 (false, _) => Verdict::Keep,

@@ -7,30 +7,30 @@ macro_rules! changes_by_apply {
         fn mutate(
             &self,
             key: K::Ref<'_>,
-            intent: Intent,
+            mode: MutateMode,
             guard: &Guard<'_>,
             decide: &mut dyn FnMut(Option<u64>) -> Action,
         ) -> Result<Change> {
-            self.apply(key, intent, guard, decide)
+            self.apply(key, mode, guard, decide)
         }
 
         fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-            self.apply(key, Intent::MayInsert, guard, |old| match old {
+            self.apply(key, MutateMode::MayInsert, guard, |old| match old {
                 None => Action::Put(word),
                 Some(_) => Action::Keep,
             })
         }
 
         fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-            self.apply(key, Intent::ExistingOnly, guard, |_| Action::Put(word))
+            self.apply(key, MutateMode::ExistingOnly, guard, |_| Action::Put(word))
         }
 
         fn upsert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
-            self.apply(key, Intent::MayInsert, guard, |_| Action::Put(word))
+            self.apply(key, MutateMode::MayInsert, guard, |_| Action::Put(word))
         }
 
         fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Change> {
-            self.apply(key, Intent::ExistingOnly, guard, |_| Action::Remove)
+            self.apply(key, MutateMode::ExistingOnly, guard, |_| Action::Remove)
         }
     };
 }

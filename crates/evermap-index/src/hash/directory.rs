@@ -56,7 +56,7 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::{RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
-use super::shape::{DEPTH_MAX, Shape};
+use super::hash_prefix::{DEPTH_MAX, HashPrefix};
 
 const OFFSET: u64 = (1 << 48) - 1;
 /// Why nobody need notice that an entry of a new directory is torn.
@@ -209,7 +209,7 @@ impl<M: Medium> Directory<M> {
     }
 
     /// The entries of `shape`'s range, which must not be deeper than the directory.
-    pub(crate) fn range(&self, shape: Shape, _latch: &Shared<'_>) -> &[PmU64] {
+    pub(crate) fn range(&self, shape: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
         let entries = self.entries();
         let width = entries.len() >> shape.depth;
         let first = shape.pattern as usize * width;
@@ -217,7 +217,7 @@ impl<M: Medium> Directory<M> {
     }
 
     /// The segment that the first entry of `shape`'s range names: the one that counts.
-    pub(crate) fn first(&self, shape: Shape, latch: &Shared<'_>) -> u64 {
+    pub(crate) fn first(&self, shape: HashPrefix, latch: &Shared<'_>) -> u64 {
         self.pool.medium().load(&self.range(shape, latch)[0])
     }
 
@@ -227,8 +227,8 @@ impl<M: Medium> Directory<M> {
     pub(crate) fn unless_gone(
         &self,
         segment: u64,
-        recovered: Result<Option<Shape>>,
-    ) -> Result<Option<Shape>> {
+        recovered: Result<Option<HashPrefix>>,
+    ) -> Result<Option<HashPrefix>> {
         let named = || {
             let (m, _latch) = (self.pool.medium(), self.share());
             self.entries().iter().any(|entry| m.load(entry) & OFFSET == segment)
@@ -238,7 +238,7 @@ impl<M: Medium> Directory<M> {
 
     /// Makes the entries durable that a recovery goes by: those of `shape` and of the other half that it was split
     /// from. Whoever stored them may have died before they were.
-    pub(crate) fn keep_around(&self, shape: Shape, latch: &Shared<'_>) {
+    pub(crate) fn keep_around(&self, shape: HashPrefix, latch: &Shared<'_>) {
         let m = self.pool.medium();
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(self.range(shape.parent().unwrap_or(shape), latch));
@@ -246,7 +246,7 @@ impl<M: Medium> Directory<M> {
 
     /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's
     /// fence.
-    pub(crate) fn point(&self, shape: Shape, segment: u64, latch: &Shared<'_>) {
+    pub(crate) fn point(&self, shape: HashPrefix, segment: u64, latch: &Shared<'_>) {
         self.point_all(self.range(shape, latch), segment);
     }
 
@@ -270,7 +270,7 @@ impl<M: Medium> Directory<M> {
     /// `false` if there is no room and it would be needed, which only a halving meanwhile can cause.
     pub(crate) fn publish(
         &self,
-        upper: Shape,
+        upper: HashPrefix,
         segment: u64,
         room: &mut Option<Reserved>,
         guard: &Guard<'_>,
@@ -307,9 +307,9 @@ impl<M: Medium> Directory<M> {
     /// the recovery of that segment.
     pub(crate) fn finish_range(
         &self,
-        shape: Shape,
+        shape: HashPrefix,
         old: u64,
-        shape_of: impl Fn(u64) -> Option<Shape>,
+        shape_of: impl Fn(u64) -> Option<HashPrefix>,
         latch: &Shared<'_>,
     ) {
         let (m, depth, range) = (self.pool.medium(), self.depth(), self.range(shape, latch));
@@ -319,7 +319,7 @@ impl<M: Medium> Directory<M> {
         }
         m.note(Note::Scope("directory range finished"));
         let begins_at = |pattern: u64, segment: u64| {
-            let first = Shape { depth, pattern }.first_hash();
+            let first = HashPrefix { depth, pattern }.first_hash();
             shape_of(segment).is_some_and(|shape| shape.first_hash() == first)
         };
         let places = shape.pattern << (depth - shape.depth)..;
@@ -375,7 +375,7 @@ impl<M: Medium> Directory<M> {
     pub(crate) fn double(
         &self,
         reserved: Reserved,
-        shape: Shape,
+        shape: HashPrefix,
         segment: u64,
         guard: &Guard<'_>,
     ) -> Result<(), Reserved> {
@@ -478,14 +478,14 @@ mod tests {
         const ORDERS: u64 = 300;
         let [shallow, other, deep, from_shallow, from_deep] = [1, 2, 3, 4, 5].map(|at| at * 4096);
         let splits = [
-            (Shape { depth: 2, pattern: 1 }, from_shallow),
-            (Shape { depth: 3, pattern: 7 }, from_deep),
+            (HashPrefix { depth: 2, pattern: 1 }, from_shallow),
+            (HashPrefix { depth: 3, pattern: 7 }, from_deep),
         ];
         let is_lost = |&seed: &u64| {
             let (sim, directory) = with_entries(&[shallow, shallow, other, deep]);
             sim.mutate(mistake);
             sim.set_schedule(Schedule { strategy: Strategy::Mixed, seed });
-            let publish = |(upper, segment): (Shape, u64)| {
+            let publish = |(upper, segment): (HashPrefix, u64)| {
                 let directory = &directory;
                 let publish = move || {
                     let mut room = (upper.depth > 2).then(|| directory.reserve_double(2).unwrap());
@@ -514,9 +514,9 @@ mod tests {
         const ORDERS: u64 = 300;
         let [whole, upper, last] = [1, 2, 3].map(|at| at * 4096);
         let (upper_half, last_quarter) =
-            (Shape { depth: 1, pattern: 1 }, Shape { depth: 2, pattern: 3 });
+            (HashPrefix { depth: 1, pattern: 1 }, HashPrefix { depth: 2, pattern: 3 });
         let shape_of = |segment| match segment {
-            _ if segment == whole => Some(Shape { depth: 0, pattern: 0 }),
+            _ if segment == whole => Some(HashPrefix { depth: 0, pattern: 0 }),
             _ if segment == upper => Some(upper_half),
             _ if segment == last => Some(last_quarter),
             _ => None,
@@ -528,7 +528,7 @@ mod tests {
             let (sim, directory) = with_entries(&entries);
             sim.mutate(mistake);
             sim.set_schedule(Schedule { strategy: Strategy::Mixed, seed });
-            let finish = |(range, old): (Shape, u64)| {
+            let finish = |(range, old): (HashPrefix, u64)| {
                 let directory = &directory;
                 let finish = move || {
                     directory.finish_range(range, old, shape_of, &directory.share());
@@ -556,7 +556,7 @@ mod tests {
         // So many that the halves lie on different lines, and the upper one on two.
         let (sim, directory) = with_entries(&[old; 32]);
         sim.checkpoint();
-        let (latch, upper) = (directory.share(), Shape { depth: 1, pattern: 1 });
+        let (latch, upper) = (directory.share(), HashPrefix { depth: 1, pattern: 1 });
         let range = directory.range(upper, &latch);
         sim.store(&range[0], new);
         directory.finish_range(upper, old, |_| None, &latch);

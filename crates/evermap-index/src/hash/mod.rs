@@ -8,12 +8,12 @@ pub mod clht;
 pub mod dash;
 pub(crate) mod directory;
 pub(crate) mod fresh;
+pub(crate) mod hash_prefix;
 pub mod level;
 pub mod line;
 mod patience;
 mod probe;
 pub(crate) mod root;
-pub(crate) mod shape;
 mod vacancy;
 
 /// Why no campaign need notice that something which a recovery found is durable later than it should be.

@@ -8,7 +8,7 @@ use std::ops::Bound;
 
 use evermap_pm::Result;
 
-use crate::{Action, Change, Intent, Stats};
+use crate::{Action, Change, MutateMode, Stats};
 
 pub mod bplus;
 mod cursor;
@@ -37,7 +37,7 @@ pub trait OrderedIndex: Send + Sync {
     fn mutate(
         &self,
         key: &[u8],
-        intent: Intent,
+        mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change>;
 
@@ -64,7 +64,7 @@ pub trait OrderedIndex: Send + Sync {
 
     /// Binds `key` to `word` if it is absent. `old` tells what was there.
     fn insert(&self, key: &[u8], word: u64) -> Result<Change> {
-        self.mutate(key, Intent::MayInsert, &mut |old| match old {
+        self.mutate(key, MutateMode::MayInsert, &mut |old| match old {
             None => Action::Put(word),
             Some(_) => Action::Keep,
         })
@@ -72,17 +72,17 @@ pub trait OrderedIndex: Send + Sync {
 
     /// Binds `key` to `word` if it is present.
     fn update(&self, key: &[u8], word: u64) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, &mut |_| Action::Put(word))
+        self.mutate(key, MutateMode::ExistingOnly, &mut |_| Action::Put(word))
     }
 
     /// Binds `key` to `word`.
     fn upsert(&self, key: &[u8], word: u64) -> Result<Change> {
-        self.mutate(key, Intent::MayInsert, &mut |_| Action::Put(word))
+        self.mutate(key, MutateMode::MayInsert, &mut |_| Action::Put(word))
     }
 
     /// Binds `key` to `new` if it is bound to `expected`.
     fn compare_exchange(&self, key: &[u8], expected: u64, new: u64) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, &mut |old| match old {
+        self.mutate(key, MutateMode::ExistingOnly, &mut |old| match old {
             Some(word) if word == expected => Action::Put(new),
             _ => Action::Keep,
         })
@@ -90,12 +90,12 @@ pub trait OrderedIndex: Send + Sync {
 
     /// Unbinds `key`.
     fn remove(&self, key: &[u8]) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, &mut |_| Action::Remove)
+        self.mutate(key, MutateMode::ExistingOnly, &mut |_| Action::Remove)
     }
 
     /// Unbinds `key` if it is bound to `expected`.
     fn remove_if(&self, key: &[u8], expected: u64) -> Result<Change> {
-        self.mutate(key, Intent::ExistingOnly, &mut |old| match old {
+        self.mutate(key, MutateMode::ExistingOnly, &mut |old| match old {
             Some(word) if word == expected => Action::Remove,
             _ => Action::Keep,
         })

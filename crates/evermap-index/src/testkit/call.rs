@@ -9,7 +9,7 @@ use evermap_pm::{Guard, Result};
 use super::crowd::Operation;
 use super::keys::Numbered;
 use super::{Instance, Stats, chance};
-use crate::{Action, Change, Intent};
+use crate::{Action, Change, MutateMode};
 use evermap_pm::sim::rng::Rng;
 
 /// One operation on one key. Keys and words are numbers; see [`Instance::word`].
@@ -37,7 +37,7 @@ pub enum Verb {
     RemoveIf(u64),
     /// A closure that answers `absent` or `present` according to what it is shown.
     Mutate {
-        intent: Intent,
+        mode: MutateMode,
         absent: Action,
         present: Action,
     },
@@ -55,7 +55,9 @@ impl Verb {
             (Verb::Remove, _) => None,
             (Verb::RemoveIf(expected), Some(old)) if old == expected => None,
             (Verb::Mutate { present, .. }, Some(old)) => decided(present, Some(old)),
-            (Verb::Mutate { intent: Intent::MayInsert, absent, .. }, None) => decided(absent, None),
+            (Verb::Mutate { mode: MutateMode::MayInsert, absent, .. }, None) => {
+                decided(absent, None)
+            }
             _ => old,
         };
         Change { old, new }
@@ -83,7 +85,7 @@ impl Verb {
             match choice {
                 0 | 1 => Verb::Insert(fresh),
                 2 | 3 => Verb::Upsert(fresh),
-                _ => Verb::Mutate { intent: Intent::MayInsert, absent, present },
+                _ => Verb::Mutate { mode: MutateMode::MayInsert, absent, present },
             }
         } else {
             let present = *random.pick(&[Action::Keep, Action::Put(fresh), Action::Remove]);
@@ -93,7 +95,7 @@ impl Verb {
                 1 => Verb::CompareExchange { expected, new: fresh },
                 2 => Verb::Remove,
                 3 => Verb::RemoveIf(expected),
-                _ => Verb::Mutate { intent: Intent::ExistingOnly, absent, present },
+                _ => Verb::Mutate { mode: MutateMode::ExistingOnly, absent, present },
             }
         }
     }
@@ -120,8 +122,8 @@ impl fmt::Display for Call {
             }
             Verb::Remove => write!(f, "remove({key})"),
             Verb::RemoveIf(word) => write!(f, "remove_if({key}, {word})"),
-            Verb::Mutate { intent, absent, present } => {
-                write!(f, "mutate({key}, {intent:?}, None => {absent:?}, Some(_) => {present:?})")
+            Verb::Mutate { mode, absent, present } => {
+                write!(f, "mutate({key}, {mode:?}, None => {absent:?}, Some(_) => {present:?})")
             }
         }
     }
@@ -202,7 +204,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
             self.instance.retire(old, &guard);
         }
         let expected = match (call.verb, change.old) {
-            (Verb::Mutate { intent: Intent::ExistingOnly, .. }, None) => (0, None),
+            (Verb::Mutate { mode: MutateMode::ExistingOnly, .. }, None) => (0, None),
             (Verb::Mutate { .. }, old) => (1, old),
             _ => (0, None),
         };
@@ -252,7 +254,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
             }
             Verb::Remove => index.remove(key, guard)?,
             Verb::RemoveIf(expected) => index.remove_if(key, self.word_of(expected), guard)?,
-            Verb::Mutate { intent, absent, present } => {
+            Verb::Mutate { mode, absent, present } => {
                 let mut real = |action| -> Result<Action> {
                     Ok(match action {
                         Action::Put(tag) => Action::Put(make(tag)?),
@@ -261,7 +263,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
                 };
                 let (absent, present) = (real(absent)?, real(present)?);
                 let mut seen = (0, None);
-                let change = index.mutate(key, intent, guard, &mut |old| {
+                let change = index.mutate(key, mode, guard, &mut |old| {
                     seen = (seen.0 + 1, old);
                     if old.is_some() { present } else { absent }
                 })?;
@@ -383,19 +385,19 @@ mod tests {
         assert_eq!((to(Verb::Remove, absent), to(Verb::Remove, present)), (None, None));
         assert_eq!(to(Verb::RemoveIf(1), present), None);
         assert_eq!(to(Verb::RemoveIf(7), present), Some(1));
-        let mutate = |intent, absent, present| Verb::Mutate { intent, absent, present };
-        let put = mutate(Intent::ExistingOnly, Action::Put(2), Action::Put(3));
+        let mutate = |mode, absent, present| Verb::Mutate { mode, absent, present };
+        let put = mutate(MutateMode::ExistingOnly, Action::Put(2), Action::Put(3));
         assert_eq!((to(put, absent), to(put, present)), (None, Some(3)));
-        let put = mutate(Intent::MayInsert, Action::Put(2), Action::Remove);
+        let put = mutate(MutateMode::MayInsert, Action::Put(2), Action::Remove);
         assert_eq!((to(put, absent), to(put, present)), (Some(2), None));
-        let keep = mutate(Intent::MayInsert, Action::Remove, Action::Keep);
+        let keep = mutate(MutateMode::MayInsert, Action::Remove, Action::Keep);
         assert_eq!((to(keep, absent), to(keep, present)), (None, Some(1)));
     }
 
     #[test]
     fn calls_read_like_code() {
         let verb = Verb::Mutate {
-            intent: Intent::MayInsert,
+            mode: MutateMode::MayInsert,
             absent: Action::Put(4),
             present: Action::Remove,
         };

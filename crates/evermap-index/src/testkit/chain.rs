@@ -8,7 +8,7 @@ use evermap_pm::sync::RwLock;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result, pod};
 
 use super::{Numbered, PoolSubject};
-use crate::{Action, Change, Index, Intent, Key, Persistent, Stats, Visitor};
+use crate::{Action, Change, Index, Key, MutateMode, Persistent, Stats, Visitor};
 
 /// Pairs in a node.
 const PLACES: usize = 14;
@@ -204,7 +204,7 @@ impl<K: Key, M: Medium> Index<K> for Chain<K, M> {
     fn mutate(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -227,7 +227,7 @@ impl<K: Key, M: Medium> Index<K> for Chain<K, M> {
             };
             return Ok(Change { old: Some(old), new });
         }
-        if intent == Intent::ExistingOnly {
+        if mode == MutateMode::ExistingOnly {
             return Ok(Change::default());
         }
         // Room first: what the closure decides must be possible.

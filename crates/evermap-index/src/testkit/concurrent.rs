@@ -11,7 +11,7 @@ use super::keys::{Numbered, Universe};
 use super::linearizability::{Clock, Event, check};
 use super::model::panicked;
 use super::{Config, Failure, Subject, chance};
-use crate::{Action, Change, Intent};
+use crate::{Action, Change, MutateMode};
 use evermap_pm::sim::rng::Rng;
 
 /// Runs `body` for each thread number, all at once, and collects what they answer. A panic is an error.
@@ -196,7 +196,7 @@ pub(crate) fn blow<K: Numbered>(
             5 => Verb::Remove,
             6 => Verb::RemoveIf(seen),
             _ => Verb::Mutate {
-                intent: *random.pick(&[Intent::MayInsert, Intent::ExistingOnly]),
+                mode: *random.pick(&[MutateMode::MayInsert, MutateMode::ExistingOnly]),
                 absent: Action::Put(word),
                 present: *random.pick(&[Action::Put(word), Action::Remove]),
             },

@@ -12,7 +12,7 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 use super::chain::{Chain, MakeChain};
 use super::reference::{Locked, Volatile};
 use super::*;
-use crate::{Action, Bytes, Change, Intent, Persistent, Visitor};
+use crate::{Action, Bytes, Change, MutateMode, Persistent, Visitor};
 
 /// A mistake in an index of ordinary memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,12 +74,12 @@ impl Mistaken {
 fn read_and_write<K: for<'a> Key<Ref<'a> = u64>>(
     inner: &dyn Index<K>,
     key: u64,
-    intent: Intent,
+    mode: MutateMode,
     guard: &Guard<'_>,
     decide: &mut dyn FnMut(Option<u64>) -> Action,
 ) -> Result<Change> {
     let old = inner.get(key, guard)?;
-    if old.is_none() && intent == Intent::ExistingOnly {
+    if old.is_none() && mode == MutateMode::ExistingOnly {
         return Ok(Change::default());
     }
     let action = decide(old);
@@ -125,7 +125,7 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Mistaken {
     fn mutate(
         &self,
         key: u64,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -135,17 +135,17 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Mistaken {
             decide(None);
         }
         if self.mistake == Mistake::DecidesForAbsentKeys {
-            return inner.mutate(key, Intent::MayInsert, guard, decide);
+            return inner.mutate(key, MutateMode::MayInsert, guard, decide);
         }
         if self.mistake == Mistake::UpdateIsAReadAndAWrite {
-            return read_and_write(inner, key, intent, guard, decide);
+            return read_and_write(inner, key, mode, guard, decide);
         }
         if self.mistake == Mistake::UpdateIsARemoveAndAnInsert {
             let _one_at_a_time = self.past.lock().unwrap();
-            return read_and_write(inner, key, intent, guard, decide);
+            return read_and_write(inner, key, mode, guard, decide);
         }
         if let Mistake::HoldsSoManyOfOneHash(most) = self.mistake
-            && intent == Intent::MayInsert
+            && mode == MutateMode::MayInsert
             && inner.get(key, guard)?.is_none()
         {
             let mut others = 0;
@@ -158,7 +158,7 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Mistaken {
             }
         }
         self.mutating.fetch_add(1, SeqCst);
-        let mut change = inner.mutate(key, intent, guard, decide)?;
+        let mut change = inner.mutate(key, mode, guard, decide)?;
         if change.changed() {
             self.past.lock().unwrap().insert(key, change.old);
         }
@@ -193,7 +193,7 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Mistaken {
         new: u64,
         guard: &Guard<'_>,
     ) -> Result<Change> {
-        Index::<K>::mutate(self, key, Intent::ExistingOnly, guard, &mut |old| {
+        Index::<K>::mutate(self, key, MutateMode::ExistingOnly, guard, &mut |old| {
             let matches = old == Some(expected);
             let ignores = self.mistake == Mistake::ExchangeIgnoresWhatItExpects;
             if matches || ignores { Action::Put(new) } else { Action::Keep }
@@ -201,7 +201,7 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Mistaken {
     }
 
     fn remove_if(&self, key: u64, expected: u64, guard: &Guard<'_>) -> Result<Change> {
-        Index::<K>::mutate(self, key, Intent::ExistingOnly, guard, &mut |old| {
+        Index::<K>::mutate(self, key, MutateMode::ExistingOnly, guard, &mut |old| {
             let matches = old == Some(expected);
             let ignores = self.mistake == Mistake::RemoveIfIgnoresWhatItExpects;
             if matches || ignores { Action::Remove } else { Action::Keep }
@@ -407,11 +407,11 @@ impl<K: Key, M: Medium, F: Flawed> Index<K> for FlawedChain<K, M, F> {
     fn mutate(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        let change = self.inner.mutate(key, intent, guard, decide)?;
+        let change = self.inner.mutate(key, mode, guard, decide)?;
         if F::FLAW == Flaw::PersistsTwice && change.changed() {
             self.pool.medium().persist(self.root());
         }

@@ -6,7 +6,7 @@ use evermap_pm::sync::RwLock;
 use evermap_pm::{Domain, Guard, Result};
 
 use super::{Instance, Numbered, Subject};
-use crate::{Action, Change, Index, Intent, Key, Stats};
+use crate::{Action, Change, Index, Key, MutateMode, Stats};
 
 /// A hash map of the standard library under one lock. For kinds whose keys are numbers.
 #[derive(Default)]
@@ -20,13 +20,13 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Locked {
     fn mutate(
         &self,
         key: u64,
-        intent: Intent,
+        mode: MutateMode,
         _guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let mut map = self.0.write().expect("no panics while held");
         let old = map.get(&key).copied();
-        if old.is_none() && intent == Intent::ExistingOnly {
+        if old.is_none() && mode == MutateMode::ExistingOnly {
             return Ok(Change::default());
         }
         let new = match decide(old) {

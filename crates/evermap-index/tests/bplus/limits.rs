@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use evermap_index::ordered::bplus::{BPlus, Config};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
 use evermap_index::record::KEY_MAX;
-use evermap_index::{Action, Change, Intent};
+use evermap_index::{Action, Change, MutateMode};
 use evermap_pm::ErrorKind;
 use evermap_pm::sim::rng::Rng;
 
@@ -103,7 +103,8 @@ fn a_panic_in_a_decision_changes_nothing() {
     for key in [&5u64.to_be_bytes()[..], &500u64.to_be_bytes(), &long] {
         let before = tree.get(key).unwrap();
         let decide = &mut |_: Option<u64>| -> Action { panic!("a decision") };
-        let result = catch_unwind(AssertUnwindSafe(|| tree.mutate(key, Intent::MayInsert, decide)));
+        let result =
+            catch_unwind(AssertUnwindSafe(|| tree.mutate(key, MutateMode::MayInsert, decide)));
         assert!(result.is_err());
         assert_eq!((tree.get(key).unwrap(), tree.len()), (before, 100));
         assert_eq!(tree.upsert(key, 7).unwrap().old, before);

@@ -39,7 +39,7 @@ fn cc8_equal_hashes_end_in_no_space() {
     for number in 16..40 {
         let mut asked = false;
         let refused = index
-            .mutate(same(number), evermap_index::Intent::MayInsert, &pool.pin(), &mut |_| {
+            .mutate(same(number), evermap_index::MutateMode::MayInsert, &pool.pin(), &mut |_| {
                 asked = true;
                 evermap_index::Action::Put(0)
             })

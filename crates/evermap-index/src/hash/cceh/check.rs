@@ -8,13 +8,13 @@ use super::Cceh;
 use super::layout::{Header, SLOTS};
 use super::segment::{Held, Record};
 use crate::Key;
-use crate::hash::shape::Shape;
+use crate::hash::hash_prefix::HashPrefix;
 use crate::hash::vacancy::Vacancy;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     pub(super) fn check_everything(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let mut places: HashMap<u64, Shape> = HashMap::new();
+        let mut places: HashMap<u64, HashPrefix> = HashMap::new();
         let walked = self.walk(
             |held| (held.offset, held.shape, self.check_segment(held)),
             |(offset, shape, found)| {
@@ -35,11 +35,11 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     }
 
     /// Every entry must name the segment that the walk has found in its place, with the shape that it has there.
-    fn check_directory(&self, places: &HashMap<u64, Shape>, problems: &mut Vec<String>) {
+    fn check_directory(&self, places: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>) {
         let depth = self.directory.depth();
         let latch = self.directory.share();
         for pattern in 0..1u64 << depth {
-            let place = Shape { depth, pattern };
+            let place = HashPrefix { depth, pattern };
             let named = self.directory.first(place, &latch);
             if !places.get(&named).is_some_and(|shape| shape.contains(place)) {
                 problems.push(format!(

@@ -2,7 +2,7 @@
 
 use evermap_pm::{PmU64, pod};
 
-pub use crate::hash::shape::Shape;
+pub use crate::hash::hash_prefix::HashPrefix;
 
 /// Records in a bucket.
 pub const SLOTS: usize = 4;
@@ -41,7 +41,7 @@ pod! {
     pub struct Header: 64 {
         /// Lock, version and generation of the whole segment: see `lock`. Never flushed.
         pub lock: PmU64,
-        /// Which hashes belong here: see [`Shape`].
+        /// Which hashes belong here: see [`HashPrefix`].
         pub shape: PmU64,
         /// [`Header::MAGIC`].
         pub magic: PmU64,

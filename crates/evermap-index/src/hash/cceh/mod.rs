@@ -40,10 +40,10 @@ use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 use crate::hash::changes::changes_by_apply;
 use crate::hash::directory::Directory;
 use crate::hash::fresh::Fresh;
+use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix, behind};
 use crate::hash::probe::Probe;
 use crate::hash::root;
-use crate::hash::shape::{DEPTH_MAX, Shape, behind};
-use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
 mod check;
@@ -58,7 +58,7 @@ mod tests;
 use layout::{BUCKET_BYTES, HEADER_BYTES, Root, SLOTS, Segment, Slot};
 use segment::{Held, Look, Waiting};
 
-/// Shape and switches of a new index.
+/// HashPrefix and switches of a new index.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Global depth to begin with, 1 to 40: `2^depth` segments of 16 KiB.
@@ -241,14 +241,14 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     fn apply(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         mut decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
         self.region.ensure_writable()?;
         let poison = self.region.poison_on_panic();
-        let change = self.change(&Probe::new(key, self.seed), intent, guard, &mut decide);
+        let change = self.change(&Probe::new(key, self.seed), mode, guard, &mut decide);
         poison.disarm();
         change
     }
@@ -257,7 +257,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     fn change(
         &self,
         probe: &Probe<'_, K>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -267,7 +267,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             if let Some((slot, old)) = self.find(held.segment, probe) {
                 return Ok(self.change_found(held, slot, old, decide));
             }
-            if intent == Intent::ExistingOnly {
+            if mode == MutateMode::ExistingOnly {
                 held.release(m);
                 return Ok(Change::default());
             }
@@ -512,7 +512,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
         fresh.keep();
         let index = Self::assemble(pool.clone(), block, directory, config.locking)?;
         for (pattern, &offset) in segments.iter().enumerate() {
-            let shape = Shape { depth, pattern: pattern as u64 };
+            let shape = HashPrefix { depth, pattern: pattern as u64 };
             index.build(offset, shape, &index.no_records())?.release(m);
         }
         let header = m.at::<Root>(block).expect("just allocated");

@@ -21,7 +21,7 @@ use super::lock::Lock;
 use crate::Key;
 use crate::hash::FOUND_LATE;
 use crate::hash::directory::Shared;
-use crate::hash::shape::{Shape, behind};
+use crate::hash::hash_prefix::{HashPrefix, behind};
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// Recovers the segment at `offset`, or waits until someone else has. O(1), and O(its directory range) where a
@@ -63,7 +63,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     }
 
     /// Finishes a split of this segment that was committed.
-    fn finish_split(&self, offset: u64, header: &Header, mut shape: Shape) -> Result<()> {
+    fn finish_split(&self, offset: u64, header: &Header, mut shape: HashPrefix) -> Result<()> {
         let (m, latch) = (self.medium(), &self.directory.share());
         if shape.depth > self.directory.depth() {
             return Err(Error::damaged(offset, "a segment is deeper than the directory"));
@@ -95,16 +95,17 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// Whether `upper` is served by a segment of its own, not by the one at `offset`. That may have been split again
     /// since, and again.
-    fn is_elsewhere(&self, offset: u64, upper: Shape, latch: &Shared<'_>) -> bool {
+    fn is_elsewhere(&self, offset: u64, upper: HashPrefix, latch: &Shared<'_>) -> bool {
         let named = self.directory.first(upper, latch);
         named != offset && self.shape_at(named).is_some_and(|shape| upper.contains(shape))
     }
 
     /// The shape of the segment at `offset`, if there is one.
-    pub(super) fn shape_at(&self, offset: u64) -> Option<Shape> {
+    pub(super) fn shape_at(&self, offset: u64) -> Option<HashPrefix> {
         let m = self.medium();
         let header = m.at::<Header>(offset)?;
-        (m.load(&header.magic) == Header::MAGIC).then(|| Shape::decode(m.load(&header.shape)))?
+        (m.load(&header.magic) == Header::MAGIC)
+            .then(|| HashPrefix::decode(m.load(&header.shape)))?
     }
 
     /// Recovers every segment. One that is damaged stays stale: whoever needs it is told.

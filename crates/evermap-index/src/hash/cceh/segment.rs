@@ -9,9 +9,9 @@ use super::lock::{Lock, Taking, give_up, leave, try_exclusive, try_shared};
 use super::{Cceh, Locking, misplaced};
 use crate::Key;
 use crate::hash::directory::Found;
+use crate::hash::hash_prefix::HashPrefix;
 use crate::hash::patience::Patience;
 use crate::hash::probe::Probe;
-use crate::hash::shape::Shape;
 
 /// What a slot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,7 +40,7 @@ pub(super) struct Held<'a, const B: usize> {
     pub(super) offset: u64,
     pub(super) segment: &'a Segment<B>,
     /// What it serves: does not change while it is locked, but by its holder.
-    pub(super) shape: Shape,
+    pub(super) shape: HashPrefix,
     /// The lock word before it was taken.
     pub(super) lock: Lock,
 }
@@ -92,7 +92,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// The slot key that makes a slot of a segment free.
     #[inline(always)]
-    pub(super) fn blank_of(&self, shape: Shape) -> u64 {
+    pub(super) fn blank_of(&self, shape: HashPrefix) -> u64 {
         self.blanks[(shape.first_hash() >> 63) as usize]
     }
 
@@ -130,7 +130,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// The record in a slot of bucket `at`, if what is in there belongs there, and its hash.
     #[inline(always)]
-    fn record_in(&self, at: usize, slot: &Slot, shape: Shape) -> Option<(u64, Record)> {
+    fn record_in(&self, at: usize, slot: &Slot, shape: HashPrefix) -> Option<(u64, Record)> {
         let m = self.medium();
         let slot_key = m.load_relaxed(&slot.key);
         // Most free slots are blank, and need no hashing.
@@ -162,7 +162,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     pub(super) fn for_each_record(
         &self,
         segment: &Segment<B>,
-        shape: Shape,
+        shape: HashPrefix,
         mut each: impl FnMut(usize, Record),
     ) {
         for (at, bucket) in segment.buckets.iter().enumerate() {
@@ -236,7 +236,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     fn see(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
         // Records that moved away are still in their slots: only the shape tells that they do not count.
         let shape = self.medium().load_relaxed(&segment.header.shape);
-        if Shape::word_covers(shape, probe.hash) {
+        if HashPrefix::word_covers(shape, probe.hash) {
             Look::Seen(self.find(segment, probe).map(|(_, word)| word))
         } else {
             Look::Elsewhere
@@ -261,7 +261,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             return self.lock_serving_slowly(hash);
         };
         // The common case: nobody else is there, and nothing has changed.
-        let shape = Shape::decode(m.load_relaxed(&header.shape)).filter(|it| it.covers(hash));
+        let shape = HashPrefix::decode(m.load_relaxed(&header.shape)).filter(|it| it.covers(hash));
         match shape {
             Some(shape) if !lock.has_readers() && self.was_recovered(header) => {
                 Ok(Held { offset, segment, shape, lock })
@@ -310,7 +310,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             self.recover(offset)?;
             return Ok(None);
         }
-        match Shape::decode(m.load_relaxed(&header.shape)).filter(|shape| shape.covers(hash)) {
+        match HashPrefix::decode(m.load_relaxed(&header.shape)).filter(|shape| shape.covers(hash)) {
             Some(shape) => {
                 self.wait_for_readers(offset, header)?;
                 Ok(Some(Held { offset, segment, shape, lock }))

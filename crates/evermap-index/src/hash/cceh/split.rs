@@ -17,12 +17,12 @@ use super::lock::Lock;
 use super::segment::{Held, Record};
 use crate::Key;
 use crate::hash::directory::Reserved;
-use crate::hash::shape::{DEPTH_MAX, Shape};
+use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 
 /// What has to be split, and how often.
 pub(super) struct Wanted {
     offset: u64,
-    shape: Shape,
+    shape: HashPrefix,
     /// A hash whose window is full there.
     hash: u64,
     /// Local depth at which the window's records are no longer all together.
@@ -143,7 +143,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     ///
     /// The slot that a record has now is free in the new segment, so there is always room: even where a window
     /// that wraps around is full. From there records move up to free slots nearer home, so that they are found sooner.
-    fn records_of(&self, held: &Held<'_, B>, half: Shape) -> Vec<Option<Record>> {
+    fn records_of(&self, held: &Held<'_, B>, half: HashPrefix) -> Vec<Option<Record>> {
         let mut slots = self.no_records();
         self.for_each_record(held.segment, half, |at, record| slots[at] = Some(record));
         for at in 0..slots.len() {
@@ -167,7 +167,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     pub(super) fn build(
         &self,
         offset: u64,
-        shape: Shape,
+        shape: HashPrefix,
         records: &[Option<Record>],
     ) -> Result<Held<'_, B>> {
         let m = self.medium();

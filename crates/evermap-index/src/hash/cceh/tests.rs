@@ -5,11 +5,11 @@ use std::sync::Arc;
 use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool};
 
-use super::layout::{Root, Segment, Shape};
+use super::layout::{HashPrefix, Root, Segment};
 use super::{Config, Tiny};
 use crate::hash::by_hand::{created, is_durable_once_served, is_kept, look_up_after_death, record};
 use crate::testkit::Plain;
-use crate::{Action, Index, Intent};
+use crate::{Action, Index, MutateMode};
 
 const CAPACITY: u64 = 1 << 20;
 
@@ -44,7 +44,7 @@ fn a_split_is_durable_whatever_comes_of_the_record() {
         let whole = sim.load(shape);
         record(&sim, || {
             let keep = &mut |_| Action::Keep;
-            index.mutate(key(n), Intent::MayInsert, &pool.pin(), keep).unwrap();
+            index.mutate(key(n), MutateMode::MayInsert, &pool.pin(), keep).unwrap();
         });
         if sim.load(shape) != whole {
             return is_kept(&sim, shape);
@@ -76,7 +76,7 @@ fn a_split_that_recovery_finishes_is_durable_before_the_segment_is_used() {
     let (sim, pool, index) = filled(40);
     let shape = &serving(&index, key(0)).header.shape;
     let (at, lower) = (sim.offset_of(shape), sim.load(shape));
-    let whole = Shape::decode(lower).unwrap().parent().expect("it was split");
+    let whole = HashPrefix::decode(lower).unwrap().parent().expect("it was split");
     sim.store(shape, whole.encode());
     sim.checkpoint();
     assert_eq!(look_up_after_death(&sim, (pool, index), key(0)), Some(0));

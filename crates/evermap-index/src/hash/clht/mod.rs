@@ -41,7 +41,7 @@ use crate::hash::changes::changes_by_apply;
 use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
 use crate::hash::root;
-use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Key, recipe, record};
 
 mod bucket;
@@ -166,7 +166,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     fn apply(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         mut decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -174,9 +174,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
         self.region.ensure_writable()?;
         let poison = self.region.poison_on_panic();
         let probe = Probe::new(key, self.seed);
-        let change = match self.attempt(&probe, intent, &mut None, guard, &mut decide) {
+        let change = match self.attempt(&probe, mode, &mut None, guard, &mut decide) {
             Ok(Some(change)) => Ok(change),
-            Ok(None) => self.apply_with_room(&probe, intent, guard, &mut decide),
+            Ok(None) => self.apply_with_room(&probe, mode, guard, &mut decide),
             Err(error) => Err(error),
         };
         poison.disarm();
@@ -189,7 +189,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     fn attempt(
         &self,
         probe: &Probe<'_, K>,
-        intent: Intent,
+        mode: MutateMode,
         fresh: &mut Option<&Bucket>,
         guard: &Guard<'_>,
         decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
@@ -205,7 +205,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 return Err(error);
             }
         };
-        let may_insert = intent == Intent::MayInsert;
+        let may_insert = mode == MutateMode::MayInsert;
         if may_insert && room.is_none() && fresh.is_none() {
             held.release();
             return Ok(None);
@@ -231,13 +231,13 @@ impl<K: Key, M: Medium> Clht<K, M> {
     fn apply_with_room(
         &self,
         probe: &Probe<'_, K>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let block = self.pool.allocate_part(BUCKET_BYTES)?;
         let mut fresh = Some(self.bucket(block)?);
-        let change = self.attempt(probe, intent, &mut fresh, guard, decide);
+        let change = self.attempt(probe, mode, &mut fresh, guard, decide);
         match fresh {
             Some(_) => self.pool.free_unpublished(block),
             None => self.grow_if_crowded(guard),

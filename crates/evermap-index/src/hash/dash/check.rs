@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use evermap_pm::Medium;
 
 use super::bucket::{Record, fingerprint_of, matching_slots, meta_of};
-use super::layout::{Header, Segment, Shape, Version};
+use super::layout::{HashPrefix, Header, Segment, Version};
 use super::{Dash, Expansion};
 use crate::Key;
 use crate::hash::vacancy::Vacancy;
@@ -42,7 +42,7 @@ where
         let m = self.medium();
         let mut problems = Vec::new();
         let shape = m.load(&segment.header.shape);
-        let Some(covered) = Shape::decode(shape) else {
+        let Some(covered) = HashPrefix::decode(shape) else {
             return (vec![format!("segment {offset:#x}: impossible shape")], shape);
         };
         if m.load(&segment.header.magic) != Header::MAGIC {
@@ -94,7 +94,7 @@ where
     fn check_record(
         &self,
         record: Record,
-        covered: Shape,
+        covered: HashPrefix,
         seen: &mut HashMap<(u64, u64), usize>,
         wrong: &mut impl FnMut(&str),
     ) {

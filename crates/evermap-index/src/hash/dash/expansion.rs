@@ -5,7 +5,7 @@ use std::sync::Arc;
 use evermap_pm::{Guard, Medium, Pool, Result};
 
 use super::Dash;
-use super::layout::{Segment, Shape};
+use super::layout::{HashPrefix, Segment};
 use super::segment::Chain;
 use crate::{Key, Stats, Visitor};
 
@@ -26,7 +26,7 @@ pub enum Split {
 
 /// A way to grow, with what it keeps in ordinary memory.
 ///
-/// Segments are ordered by the *ranks* of their hashes: each serves those whose ranks have its [`Shape`], and a
+/// Segments are ordered by the *ranks* of their hashes: each serves those whose ranks have its [`HashPrefix`], and a
 /// split divides it into a lower and an upper half.
 pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: usize>:
     Sized + Send + Sync + 'static
@@ -89,8 +89,8 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
         dash: &Dash<K, M, Self, B, S, N>,
         offset: u64,
         segment: &Segment<B, S>,
-        shape: Shape,
-    ) -> Result<Option<Shape>>;
+        shape: HashPrefix,
+    ) -> Result<Option<HashPrefix>>;
 
     /// Makes room in the full segment at `offset`, which serves `hash`, if that is possible by splitting it.
     ///

@@ -2,7 +2,7 @@
 
 use evermap_pm::{PmU64, pod};
 
-pub use crate::hash::shape::Shape;
+pub use crate::hash::hash_prefix::HashPrefix;
 
 /// Slots that a bucket has room for; a geometry may use fewer.
 pub const SLOTS_MAX: usize = 14;
@@ -55,7 +55,7 @@ pod! {
     pub struct Header: 256 {
         /// `Header::MAGIC`.
         pub magic: PmU64,
-        /// Which hashes belong here: see [`Shape`].
+        /// Which hashes belong here: see [`HashPrefix`].
         pub shape: PmU64,
         /// The opener that recovered this segment. Not flushed: every opener begins with all segments stale.
         pub generation: PmU64,

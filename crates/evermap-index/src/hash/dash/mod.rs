@@ -29,11 +29,11 @@ use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::hash::changes::changes_by_apply;
 use crate::hash::fresh::Fresh;
+use crate::hash::hash_prefix::behind;
 use crate::hash::patience::Patience;
 use crate::hash::probe::Probe;
 use crate::hash::root;
-use crate::hash::shape::behind;
-use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Key, record};
 
 mod bucket;
@@ -54,10 +54,10 @@ use bucket::{
     Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
 };
 use expansion::{Expansion, Found, Split};
-use layout::{Meta, Segment, Shape, Slot, Version};
+use layout::{HashPrefix, Meta, Segment, Slot, Version};
 use segment::{Chain, Kind, Locks, Look, MakeRoom, Place};
 
-/// Shape of a new index.
+/// HashPrefix of a new index.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// `2^depth` segments of 17 KiB to begin with; for Dash-EH this is the global depth. At most 20.
@@ -213,14 +213,14 @@ where
     fn try_lock_home(
         &self,
         hash: u64,
-        intent: Intent,
+        mode: MutateMode,
         at_holder: bool,
     ) -> Result<LockingHome<'_, B, S>> {
         let (m, expansion) = (self.medium(), &self.expansion);
         let found = if at_holder { expansion.holder(m, hash) } else { expansion.find(m, hash) }?;
         let (offset, segment) = (found.segment(), self.segment(found.segment())?);
         let at = Self::home_of(hash);
-        if intent == Intent::MayInsert {
+        if mode == MutateMode::MayInsert {
             // One insert in four needs the next bucket, and knows it only when the home bucket is here.
             m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
             // The line that a new record will most likely go to. Guessed before the lock is asked for: a locked
@@ -247,7 +247,7 @@ where
     fn apply(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         mut decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -255,8 +255,8 @@ where
         self.region.ensure_writable()?;
         let poison = self.region.poison_on_panic();
         let probe = Probe::new(key, self.seed);
-        let operation = Operation { probe: &probe, intent, guard };
-        let change = match self.try_lock_home(probe.hash, intent, false) {
+        let operation = Operation { probe: &probe, mode, guard };
+        let change = match self.try_lock_home(probe.hash, mode, false) {
             Ok(LockingHome::Held(home)) => self.apply_at_home(home, operation, &mut decide),
             Ok(_) => self.apply_anywhere(None, operation, &mut decide),
             Err(error) => Err(error),
@@ -284,12 +284,12 @@ where
             home.bucket.version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata;
         let absent = !elsewhere || self.find_held(home.segment, &home.bucket, probe).is_none();
         let room = free_slot(bucket::meta_of(m, bucket), Self::HOME_FIRST);
-        match (absent, operation.intent, room) {
-            (true, Intent::ExistingOnly, _) => {
+        match (absent, operation.mode, room) {
+            (true, MutateMode::ExistingOnly, _) => {
                 home.bucket.release(m);
                 Ok(Change::default())
             }
-            (true, Intent::MayInsert, Some(slot)) => {
+            (true, MutateMode::MayInsert, Some(slot)) => {
                 let Action::Put(word) = decide(None) else {
                     home.bucket.release(m);
                     return Ok(Change::default());
@@ -376,7 +376,7 @@ where
         loop {
             let (mut home, absent) = match locked.take() {
                 Some(locked) => locked,
-                None => match self.try_lock_home(probe.hash, operation.intent, at_holder)? {
+                None => match self.try_lock_home(probe.hash, operation.mode, at_holder)? {
                     LockingHome::Held(home) => (home, false),
                     LockingHome::Moved => continue,
                     LockingHome::Busy(segment) => {
@@ -406,7 +406,7 @@ where
                     }
                 }
             }
-            if operation.intent == Intent::ExistingOnly {
+            if operation.mode == MutateMode::ExistingOnly {
                 home.bucket.release(m);
                 return Ok(Change::default());
             }
@@ -574,7 +574,7 @@ where
                 // It was split or merged before we had it: look again.
                 Ok(None) => {}
                 Ok(Some(segment)) => {
-                    let shape = Shape::decode(m.load(&segment.header.shape))
+                    let shape = HashPrefix::decode(m.load(&segment.header.shape))
                         .filter(|shape| shape.covers(from));
                     let copied = shape.map(|shape| {
                         let whole = self.ensure_chain_ends(segment);
@@ -605,7 +605,7 @@ where
 /// A mutation: for which key, and under which guard.
 struct Operation<'a, 'k, K: Key> {
     probe: &'a Probe<'k, K>,
-    intent: Intent,
+    mode: MutateMode,
     guard: &'a Guard<'a>,
 }
 
@@ -788,7 +788,7 @@ where
             m.persist(root);
         }
         for (pattern, offset) in segments.into_iter().enumerate() {
-            let shape = Shape { depth, pattern: pattern as u64 };
+            let shape = HashPrefix { depth, pattern: pattern as u64 };
             let headers = index.build(offset, Some(shape), std::iter::empty())?;
             index.unlock_all(index.segment(offset)?, &headers);
         }

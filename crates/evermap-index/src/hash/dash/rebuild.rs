@@ -7,7 +7,7 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
-use super::layout::{BUCKET_BYTES, Bucket, Header, Meta, Segment, Shape, Version};
+use super::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Meta, Segment, Version};
 use super::segment::CHAIN_MAX;
 use super::{Dash, Expansion};
 use crate::Key;
@@ -134,7 +134,7 @@ where
     pub(super) fn build(
         &self,
         offset: u64,
-        shape: Option<Shape>,
+        shape: Option<HashPrefix>,
         records: impl Iterator<Item = Record>,
     ) -> Result<Headers<B, S>> {
         let m = self.medium();
@@ -172,7 +172,7 @@ where
         }
         let chain = self.build_chain(&chained)?;
         m.store(&segment.header.magic, Header::MAGIC);
-        m.store(&segment.header.shape, shape.map_or(0, Shape::encode));
+        m.store(&segment.header.shape, shape.map_or(0, HashPrefix::encode));
         m.store(&segment.header.chain, chain);
         m.store_transient(&segment.header.generation, self.generation);
         for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
@@ -227,7 +227,7 @@ where
     /// flushes them without a fence. The version words stay as they are: the answer says what to release them to.
     ///
     /// This is the whole of recovery: nothing but the slots and the lower half of `meta` is believed.
-    pub(super) fn rebuild(&self, segment: &Segment<B, S>, shape: Shape) -> Headers<B, S> {
+    pub(super) fn rebuild(&self, segment: &Segment<B, S>, shape: HashPrefix) -> Headers<B, S> {
         let m = self.medium();
         let mut headers = Headers::empty(self.generation);
         for (at, bucket) in segment.normal.iter().enumerate() {
@@ -271,7 +271,7 @@ where
     pub(super) fn settle(
         &self,
         segment: &Segment<B, S>,
-        shape: Shape,
+        shape: HashPrefix,
         staying: &[Placed],
         gone: &[Placed],
     ) -> Headers<B, S> {
@@ -373,7 +373,12 @@ where
     }
 
     /// The same for the chain. A link that leads nowhere, or back, ends it.
-    fn rebuild_chain(&self, segment: &Segment<B, S>, shape: Shape, headers: &mut Headers<B, S>) {
+    fn rebuild_chain(
+        &self,
+        segment: &Segment<B, S>,
+        shape: HashPrefix,
+        headers: &mut Headers<B, S>,
+    ) {
         let m = self.medium();
         let mut seen = std::collections::HashSet::new();
         let mut link = &segment.header.chain;

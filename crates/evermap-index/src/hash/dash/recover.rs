@@ -13,7 +13,7 @@ use evermap_pm::medium::Note;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Medium, Result};
 
-use super::layout::{Header, Segment, Shape, Version};
+use super::layout::{HashPrefix, Header, Segment, Version};
 use super::{Dash, Expansion};
 use crate::Key;
 
@@ -43,7 +43,7 @@ where
         if m.load(&segment.header.magic) != Header::MAGIC {
             return Err(Error::damaged(offset, "there is no segment where one should be"));
         }
-        let shape = Shape::decode(m.load(&segment.header.shape))
+        let shape = HashPrefix::decode(m.load(&segment.header.shape))
             .ok_or_else(|| Error::damaged(offset, "impossible shape of a segment"))?;
         self.keep_contents(segment);
         if let Some(shape) = E::finish_structure(self, offset, segment, shape)? {
@@ -54,7 +54,7 @@ where
     }
 
     /// The shape of the segment at `offset`, if there is one.
-    pub(super) fn shape_at(&self, offset: u64) -> Option<Shape> {
+    pub(super) fn shape_at(&self, offset: u64) -> Option<HashPrefix> {
         shape_at(self.medium(), offset)
     }
 
@@ -88,7 +88,7 @@ where
     }
 
     /// Drops what does not belong, makes all headers anew, and declares the segment fresh.
-    fn finish_contents(&self, segment: &Segment<B, S>, shape: Shape) {
+    fn finish_contents(&self, segment: &Segment<B, S>, shape: HashPrefix) {
         let m = self.medium();
         m.note(Note::Scope("segment recovered"));
         let headers = self.rebuild(segment, shape);
@@ -109,7 +109,7 @@ where
 }
 
 /// The shape of the segment at `offset`, if there is one.
-pub(super) fn shape_at<M: Medium>(m: &M, offset: u64) -> Option<Shape> {
+pub(super) fn shape_at<M: Medium>(m: &M, offset: u64) -> Option<HashPrefix> {
     let header = m.at::<Header>(offset)?;
-    (m.load(&header.magic) == Header::MAGIC).then(|| Shape::decode(m.load(&header.shape)))?
+    (m.load(&header.magic) == Header::MAGIC).then(|| HashPrefix::decode(m.load(&header.shape)))?
 }

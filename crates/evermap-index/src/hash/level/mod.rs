@@ -46,7 +46,7 @@ use crate::hash::FOUND_LATE;
 use crate::hash::fresh::Fresh;
 use crate::hash::patience::Patience;
 use crate::hash::root;
-use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 
 mod bucket;
 mod check;
@@ -171,7 +171,7 @@ enum InTheWay<'a> {
 /// A mutation: of which key, and under which guard.
 struct Operation<'a, 'k, K: Key> {
     probe: &'a Probe<'k, K>,
-    intent: Intent,
+    mode: MutateMode,
     guard: &'a Guard<'a>,
 }
 
@@ -422,7 +422,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     fn apply(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -430,7 +430,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         self.region.ensure_writable()?;
         let poison = self.region.poison_on_panic();
         let probe = Probe::new(key, self.seed);
-        let change = self.apply_until_done(Operation { probe: &probe, intent, guard }, decide);
+        let change = self.apply_until_done(Operation { probe: &probe, mode, guard }, decide);
         poison.disarm();
         change
     }
@@ -488,7 +488,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             }
             return Ok(Attempt::Done(self.change(place, locks, decide), false));
         }
-        if operation.intent == Intent::ExistingOnly {
+        if operation.mode == MutateMode::ExistingOnly {
             return Ok(Attempt::Done(Change::default(), false));
         }
         match self.make_room(reach, probe.spot, locks)? {
@@ -595,11 +595,11 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N
     fn mutate(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.apply(key, intent, guard, decide)
+        self.apply(key, mode, guard, decide)
     }
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {

@@ -7,7 +7,7 @@ use evermap_pm::Medium;
 use super::bucket::{Record, is_foreign, keys_of, tag_of};
 use super::layout::{CHAINED, Geometry, Header, OFFSET, Segment};
 use super::segment::may_be_elsewhere;
-use super::{LineHash, Shape};
+use super::{HashPrefix, LineHash};
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
@@ -38,7 +38,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let depth = self.directory.depth();
         let latch = self.directory.share();
         for pattern in 0..1u64 << depth {
-            let place = Shape { depth, pattern };
+            let place = HashPrefix { depth, pattern };
             let entry = self.directory.first(place, &latch);
             let named = entry & OFFSET;
             let covers = self.shape_at(named).is_some_and(|shape| shape.covers(place.first_hash()));
@@ -59,7 +59,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let offset = m.offset_of(segment);
         let mut problems = Vec::new();
         let shape = m.load(&segment.header.shape);
-        let Some(covered) = Shape::decode(shape) else {
+        let Some(covered) = HashPrefix::decode(shape) else {
             return (vec![format!("segment {offset:#x}: impossible shape")], shape);
         };
         if m.load(&segment.header.magic) != Header::MAGIC {
@@ -92,7 +92,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     fn check_record(
         &self,
         record: Record,
-        covered: Shape,
+        covered: HashPrefix,
         seen: &mut HashMap<(u64, u64), usize>,
         wrong: &mut impl FnMut(&str),
     ) {

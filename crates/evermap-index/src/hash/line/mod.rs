@@ -36,10 +36,10 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use crate::hash::changes::changes_by_apply;
 use crate::hash::directory::Directory;
 use crate::hash::fresh::Fresh;
+use crate::hash::hash_prefix::{HashPrefix, behind};
 use crate::hash::patience::Patience;
 use crate::hash::root;
-use crate::hash::shape::{Shape, behind};
-use crate::index::{Action, Change, Index, Intent, Persistent, Stats, Visitor};
+use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::key::Quotient;
 use crate::record;
 
@@ -58,7 +58,7 @@ use layout::{Geometry, Header, Line, Link, OFFSET, Root, Segment};
 use restructure::Split;
 use segment::{Locks, Look, MakeRoom, Place, Spot};
 
-/// Shape of a new index.
+/// HashPrefix of a new index.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
     /// Global depth to begin with: `2^depth` segments. At least the depth that the geometry implies, which is 4
@@ -229,13 +229,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Tries to lock the home line of an image, in the segment that serves it.
     #[inline(always)]
-    fn try_lock_home(&self, image: u64, intent: Intent) -> Result<LockingHome<'_, L>> {
+    fn try_lock_home(&self, image: u64, mode: MutateMode) -> Result<LockingHome<'_, L>> {
         let m = self.medium();
         let found = self.directory.find(image);
         let Some(segment) = self.fresh(found.segment) else {
             return Ok(LockingHome::Stale(found.segment));
         };
-        if intent == Intent::MayInsert {
+        if mode == MutateMode::MayInsert {
             // One insert in four finds its home line full. Nothing overtakes the lock, so memory is idle meanwhile.
             segment::prefetch_line(&segment.lines[Geometry::<L, N>::other_of(image)]);
         }
@@ -256,7 +256,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     fn apply(
         &self,
         key: K::Ref<'_>,
-        intent: Intent,
+        mode: MutateMode,
         guard: &Guard<'_>,
         mut decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
@@ -264,8 +264,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         self.region.ensure_writable()?;
         let poison = self.region.poison_on_panic();
         let probe = Probe::new(key, self.seed);
-        let operation = Operation { probe: &probe, intent, guard };
-        let change = match self.try_lock_home(probe.image, operation.intent) {
+        let operation = Operation { probe: &probe, mode, guard };
+        let change = match self.try_lock_home(probe.image, operation.mode) {
             Ok(LockingHome::Held(home)) => self.apply_at_home(home, operation, &mut decide),
             Ok(_) => self.apply_anywhere(None, operation, &mut decide),
             Err(error) => Err(error),
@@ -293,12 +293,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         // Nobody moves records of this line while it is locked, so the others need not be.
         let absent = !segment::may_be_elsewhere(keys[2], tag)
             || self.find_elsewhere(home.segment, keys[2], probe).is_none();
-        match (absent, operation.intent, free_slot::<N>(&keys)) {
-            (true, Intent::ExistingOnly, _) => {
+        match (absent, operation.mode, free_slot::<N>(&keys)) {
+            (true, MutateMode::ExistingOnly, _) => {
                 home.held.release(m);
                 Ok(Change::default())
             }
-            (true, Intent::MayInsert, Some(slot)) => {
+            (true, MutateMode::MayInsert, Some(slot)) => {
                 let Action::Put(word) = decide(None) else {
                     home.held.release(m);
                     return Ok(Change::default());
@@ -378,7 +378,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         loop {
             let (home, absent) = match locked.take() {
                 Some(locked) => locked,
-                None => match self.try_lock_home(probe.image, operation.intent)? {
+                None => match self.try_lock_home(probe.image, operation.mode)? {
                     LockingHome::Held(home) => (home, false),
                     LockingHome::Moved => continue,
                     LockingHome::Busy(segment) => {
@@ -409,7 +409,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                     }
                 }
             }
-            if operation.intent == Intent::ExistingOnly {
+            if operation.mode == MutateMode::ExistingOnly {
                 home.held.release(m);
                 return Ok(Change::default());
             }
@@ -574,7 +574,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 // It was split or merged before we had it: look again.
                 Ok(None) => {}
                 Ok(Some(segment)) => {
-                    let shape = Shape::decode(self.medium().load(&segment.header.shape))
+                    let shape = HashPrefix::decode(self.medium().load(&segment.header.shape))
                         .filter(|shape| shape.covers(from));
                     let copied = shape.map(|shape| {
                         let whole = self.ensure_chain_ends(segment);
@@ -630,7 +630,7 @@ fn no_segment(offset: u64) -> Error {
 /// A mutation: for which key, and under which guard.
 struct Operation<'a, 'k, K: Quotient> {
     probe: &'a Probe<'k, K>,
-    intent: Intent,
+    mode: MutateMode,
     guard: &'a Guard<'a>,
 }
 
@@ -769,7 +769,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
         let count = entries.len() as u64;
         let index = Self::assemble(pool.clone(), block, directory, count);
         for (pattern, entry) in entries.into_iter().enumerate() {
-            let shape = Shape { depth, pattern: pattern as u64 };
+            let shape = HashPrefix { depth, pattern: pattern as u64 };
             index.build(entry & OFFSET, shape, &rebuild::Picture::empty(), &[])?;
             index.unlock_unchanged(index.segment(entry & OFFSET)?);
         }

@@ -13,7 +13,7 @@ use super::layout::{
     VALID, filter_bit, link_bit, valid_in,
 };
 use super::segment::CHAIN_MAX;
-use super::{LineHash, Shape};
+use super::{HashPrefix, LineHash};
 use crate::key::Quotient;
 
 /// The lines of a segment in ordinary memory. The metadata in their key words is the filter and nothing else.
@@ -113,7 +113,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     pub(super) fn build(
         &self,
         offset: u64,
-        shape: Shape,
+        shape: HashPrefix,
         picture: &Picture<L, N>,
         chained: &[Record],
     ) -> Result<()> {
@@ -141,7 +141,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     pub(super) fn build_upper(
         &self,
         offset: u64,
-        upper: Shape,
+        upper: HashPrefix,
         mut moving: Picture<L, N>,
         chained: &[Record],
     ) -> Result<()> {
@@ -186,7 +186,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Ends a split in its lower half, which is durably that already: clears what moved away, and lets foreign
     /// records go home. `staying` pictures the others, in their places.
-    pub(super) fn settle(&self, segment: &Segment<L>, shape: Shape, mut staying: Picture<L, N>) {
+    pub(super) fn settle(
+        &self,
+        segment: &Segment<L>,
+        shape: HashPrefix,
+        mut staying: Picture<L, N>,
+    ) {
         let m = self.medium();
         // No flush: the shape tells that these do not belong here, whether or not a crash brings them back. Every word
         // is stored, the filter as none: which ones stay is random, and guessing wrong takes longer than storing.
@@ -249,7 +254,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// Clears what moved away from the chain, and notes in `staying` what did not.
-    fn settle_chain(&self, segment: &Segment<L>, shape: Shape, staying: &mut Picture<L, N>) {
+    fn settle_chain(&self, segment: &Segment<L>, shape: HashPrefix, staying: &mut Picture<L, N>) {
         let m = self.medium();
         for link in self.chain(segment) {
             let mut next = m.load(&link.next);
@@ -269,7 +274,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// not belong, and copies that a move left behind; frees all locks and makes all filters anew.
     ///
     /// Nothing but tags, valid and foreign bits is believed.
-    pub(super) fn rebuild(&self, segment: &Segment<L>, shape: Shape) {
+    pub(super) fn rebuild(&self, segment: &Segment<L>, shape: HashPrefix) {
         let m = self.medium();
         // Whoever stored it may have died before it was durable. Before anything is dropped: the copy that stays may
         // be the one that would be lost.
@@ -314,7 +319,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Whether a foreign record also sits in its home line: a crash interrupted its displacement or its way home.
     /// The two are identical, since nobody could change the record meanwhile; the one at home stays.
-    fn is_copy(&self, segment: &Segment<L>, home: usize, shape: Shape, record: Record) -> bool {
+    fn is_copy(
+        &self,
+        segment: &Segment<L>,
+        home: usize,
+        shape: HashPrefix,
+        record: Record,
+    ) -> bool {
         let (m, line) = (self.medium(), &segment.lines[home]);
         let keys = keys_of(m, line);
         let top = shape.pattern >> shape.depth.saturating_sub(Geometry::<L, N>::DEPTH_MIN);
@@ -327,7 +338,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// The same for the chain. A link that leads nowhere, or back, ends it.
-    fn rebuild_chain(&self, segment: &Segment<L>, shape: Shape, filters: &mut [u64; L]) {
+    fn rebuild_chain(&self, segment: &Segment<L>, shape: HashPrefix, filters: &mut [u64; L]) {
         let m = self.medium();
         let mut seen = std::collections::HashSet::new();
         let mut cell = &segment.header.chain;

@@ -20,7 +20,7 @@ use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Medium, Result};
 
 use super::layout::{Geometry, OFFSET, Segment};
-use super::{LineHash, Shape, is_segment};
+use super::{HashPrefix, LineHash, is_segment};
 use crate::hash::directory::Shared;
 use crate::key::Quotient;
 
@@ -42,7 +42,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 "a directory entry names something that is no segment",
             ));
         }
-        let mut shape = Shape::decode(m.load(&segment.header.shape))
+        let mut shape = HashPrefix::decode(m.load(&segment.header.shape))
             .filter(|shape| shape.depth >= Geometry::<L, N>::DEPTH_MIN)
             .ok_or_else(|| Error::damaged(offset, "impossible shape of a segment"))?;
         if m.load(&segment.header.generation) != self.pool.generation() {
@@ -66,7 +66,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// The offset that the first entry of a range holds.
-    fn first(&self, shape: Shape, latch: &Shared<'_>) -> u64 {
+    fn first(&self, shape: HashPrefix, latch: &Shared<'_>) -> u64 {
         self.directory.first(shape, latch) & OFFSET
     }
 
@@ -78,8 +78,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &self,
         offset: u64,
         segment: &Segment<L>,
-        shape: Shape,
-    ) -> Result<Option<Shape>> {
+        shape: HashPrefix,
+    ) -> Result<Option<HashPrefix>> {
         let m = self.medium();
         let latch = self.directory.share();
         if shape.depth > self.directory.depth() {
@@ -111,7 +111,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// The entry of the segment that this one was merged into, if it was.
-    fn merged_into(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<u64> {
+    fn merged_into(&self, offset: u64, shape: HashPrefix, latch: &Shared<'_>) -> Option<u64> {
         let parent = shape.parent()?;
         let entry = self.directory.first(parent.half(1), latch);
         let named = entry & OFFSET;
@@ -120,16 +120,26 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// The upper half of this segment, if it was split off but this segment does not say so yet. What got it may have
     /// been split again since, and again: nobody had to touch this segment for that.
-    fn unfinished_split(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<Shape> {
+    fn unfinished_split(
+        &self,
+        offset: u64,
+        shape: HashPrefix,
+        latch: &Shared<'_>,
+    ) -> Option<HashPrefix> {
         let upper = (shape.depth < self.directory.depth()).then(|| shape.half(1))?;
         let named = self.first(upper, latch);
-        let serves = |shape: Shape| upper.contains(shape);
+        let serves = |shape: HashPrefix| upper.contains(shape);
         (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
     }
 
     /// Entries of the upper half that still name this, the lower half. Parts of the upper half may
     /// have been split since.
-    fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
+    fn finish_sibling_range(
+        &self,
+        offset: u64,
+        shape: HashPrefix,
+        latch: &Shared<'_>,
+    ) -> Result<()> {
         let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == shape {
             return Ok(());
@@ -145,7 +155,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// Entries that still name the two segments that were merged into this one.
-    fn finish_own_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) {
+    fn finish_own_range(&self, offset: u64, shape: HashPrefix, latch: &Shared<'_>) {
         if shape.depth >= self.directory.depth() || self.first(shape.half(1), latch) != offset {
             return;
         }
@@ -158,7 +168,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// Points those entries of a range that `wrong` picks by their offsets to `right`, durably.
     fn swap_entries(
         &self,
-        range: Shape,
+        range: HashPrefix,
         latch: &Shared<'_>,
         right: u64,
         wrong: impl Fn(u64) -> bool,
@@ -178,7 +188,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// Stamps the entries of `shape`'s range that name the segment at `offset`.
-    fn stamp_range(&self, offset: u64, shape: Shape) {
+    fn stamp_range(&self, offset: u64, shape: HashPrefix) {
         let (m, latch) = (self.medium(), self.directory.share());
         if shape.depth > self.directory.depth() {
             return;
@@ -195,7 +205,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// Takes the stamp from every directory entry, so that each segment is recovered before it is used.
     pub(super) fn unstamp_all(&self) {
         let (m, latch) = (self.medium(), self.directory.share());
-        for entry in self.directory.range(Shape { depth: 0, pattern: 0 }, &latch) {
+        for entry in self.directory.range(HashPrefix { depth: 0, pattern: 0 }, &latch) {
             let word = m.load(entry);
             // Any stamp but ours will do.
             m.store_transient(entry, word & OFFSET | !self.stamp & !OFFSET);

@@ -12,9 +12,9 @@ use super::bucket::{Record, keys_of, try_lock, valid};
 use super::layout::{Geometry, Header, Link, OFFSET, Segment, valid_in};
 use super::rebuild::Picture;
 use super::segment::CHAIN_MAX;
-use super::{LineHash, Shape, is_segment};
+use super::{HashPrefix, LineHash, is_segment};
 use crate::hash::directory::Reserved;
-use crate::hash::shape::DEPTH_MAX;
+use crate::hash::hash_prefix::DEPTH_MAX;
 use crate::key::Quotient;
 
 /// How an attempt to split ended.
@@ -47,7 +47,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         guard: &Guard<'_>,
     ) -> Result<Split> {
         let m = self.medium();
-        let Some(shape) = Shape::decode(m.load(&segment.header.shape)) else {
+        let Some(shape) = HashPrefix::decode(m.load(&segment.header.shape)) else {
             // Damaged: the next access decides.
             return Ok(Split::Done);
         };
@@ -96,7 +96,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     fn split_locked(
         &self,
         segment: &Segment<L>,
-        shape: Shape,
+        shape: HashPrefix,
         room: &mut SplitRoom,
         guard: &Guard<'_>,
     ) -> Result<Split> {
@@ -259,7 +259,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             return Ok(());
         }
         let m = self.medium();
-        let Some(shape) = Shape::decode(m.load(&segment.header.shape)) else { return Ok(()) };
+        let Some(shape) = HashPrefix::decode(m.load(&segment.header.shape)) else { return Ok(()) };
         let Some(parent) = shape.parent() else { return Ok(()) };
         if parent.depth < Geometry::<L, N>::DEPTH_MIN || !shape.covers(image) {
             return Ok(());
@@ -297,7 +297,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// Merges two segments into `block`; `false`, with nothing changed, where they have changed meanwhile.
     fn merge_siblings(
         &self,
-        parent: Shape,
+        parent: HashPrefix,
         segments: [&Segment<L>; 2],
         halves: [u64; 2],
         block: u64,
@@ -319,7 +319,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// With both siblings locked; releases them unless it merges them, which leaves them locked for ever.
     fn merge_locked(
         &self,
-        parent: Shape,
+        parent: HashPrefix,
         segments: [&Segment<L>; 2],
         block: u64,
         guard: &Guard<'_>,
@@ -379,10 +379,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// The shape of the segment at `offset`, if there is one.
-    pub(super) fn shape_at(&self, offset: u64) -> Option<Shape> {
+    pub(super) fn shape_at(&self, offset: u64) -> Option<HashPrefix> {
         let m = self.medium();
         let header = m.at::<Header>(offset).filter(|header| is_segment(m, header))?;
-        Shape::decode(m.load(&header.shape))
+        HashPrefix::decode(m.load(&header.shape))
     }
 }
 

@@ -374,7 +374,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// The bits of an image that all records of a segment share, in a geometry where they do.
     pub(super) fn top_of(&self, segment: &Segment<L>) -> u64 {
-        let shape = super::Shape::decode(self.medium().load(&segment.header.shape));
+        let shape = super::HashPrefix::decode(self.medium().load(&segment.header.shape));
         let depth_min = Geometry::<L, N>::DEPTH_MIN;
         shape.map_or(0, |shape| shape.pattern >> shape.depth.saturating_sub(depth_min))
     }

@@ -7,12 +7,12 @@ use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Record, place, write};
 use super::layout::{FOREIGN, OFFSET, Segment, VALID, link_bit};
-use super::{Config, Shape, Tiny};
+use super::{Config, HashPrefix, Tiny};
 use crate::hash::by_hand::{
     are_kept, created, for_each_image, is_kept, look_up_after_death, record, reopened, word_in,
 };
 use crate::testkit::Plain;
-use crate::{Action, Index, Intent, Persistent};
+use crate::{Action, Index, MutateMode, Persistent};
 
 const CAPACITY: u64 = 1 << 20;
 const UPPER: u64 = 1 << 63;
@@ -42,7 +42,7 @@ fn serving(index: &TinyLine, key: u64) -> &Segment<4> {
 /// Makes room for a key, but does not insert it: so nothing is flushed afterwards.
 fn make_room(pool: &Pool<Sim>, index: &TinyLine, key: u64) {
     let keep = &mut |_| Action::Keep;
-    index.mutate(key, Intent::MayInsert, &pool.pin(), keep).unwrap();
+    index.mutate(key, MutateMode::MayInsert, &pool.pin(), keep).unwrap();
 }
 
 /// Recovery drops a copy that a move left behind. That is durable before the segment is used: were the record removed, by
@@ -184,7 +184,7 @@ fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
     for half in [0, 1] {
         let (sim, pool, index, wide) = with_wide_halves();
         let lower = serving(&index, 0);
-        let whole = Shape::decode(sim.load(&lower.header.shape)).unwrap().parent().unwrap();
+        let whole = HashPrefix::decode(sim.load(&lower.header.shape)).unwrap().parent().unwrap();
         let entries = index.directory.range(whole.half(1), &index.directory.share());
         let upper = sim.load(&entries[0]);
         entries.iter().for_each(|entry| sim.store(entry, index.directory.locate(0)));

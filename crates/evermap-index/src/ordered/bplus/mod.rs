@@ -35,7 +35,7 @@ use self::restructure::Draft;
 use self::tally::{Count, Tally};
 use self::tree::ANCHOR;
 use super::{Direction, OrderedIndex, Page};
-use crate::{Action, Change, Intent, Stats};
+use crate::{Action, Change, MutateMode, Stats};
 
 mod arena;
 mod block;
@@ -171,10 +171,10 @@ impl<const N: usize> OrderedIndex for BPlus<N> {
     fn mutate(
         &self,
         key: &[u8],
-        intent: Intent,
+        mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.change(key, intent, decide)
+        self.change(key, mode, decide)
     }
 
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {

@@ -17,7 +17,7 @@ use super::tally::Count;
 use super::version::{Restart, Seen};
 use crate::ordered::{Direction, Page};
 use crate::record::KEY_MAX;
-use crate::{Action, Change, Intent};
+use crate::{Action, Change, MutateMode};
 
 /// Level of the anchor: above all others.
 pub(super) const ANCHOR: u32 = u32::MAX;
@@ -171,7 +171,7 @@ impl<const N: usize> BPlus<N> {
         leaf: Option<&Node<N>>,
         guard: &Guard<'_>,
     ) -> Result<()> {
-        let intent = if word.is_some() { Intent::MayInsert } else { Intent::ExistingOnly };
+        let mode = if word.is_some() { MutateMode::MayInsert } else { MutateMode::ExistingOnly };
         let mut decide = |old: Option<u64>| match (old, word) {
             (Some(_), None) => Action::Remove,
             (None, Some(word)) => Action::Put(word),
@@ -180,7 +180,7 @@ impl<const N: usize> BPlus<N> {
         // Where it led served the key then, and serves it still unless it is obsolete, which its version tells.
         let outcome = match leaf.map(|leaf| (leaf, leaf.version.read())) {
             Some((leaf, Ok(seen))) if key.len() <= KEY_MAX => {
-                self.change_leaf(leaf, seen, probe, intent, &mut decide, false, guard)
+                self.change_leaf(leaf, seen, probe, mode, &mut decide, false, guard)
             }
             _ => Err(Obstacle::Restart),
         };
@@ -192,9 +192,9 @@ impl<const N: usize> BPlus<N> {
             }
             Ok(Outcome::Full) => {
                 self.split(probe, 0, guard)?;
-                self.change(key, intent, &mut decide).map(drop)
+                self.change(key, mode, &mut decide).map(drop)
             }
-            Err(Obstacle::Restart) => self.change(key, intent, &mut decide).map(drop),
+            Err(Obstacle::Restart) => self.change(key, mode, &mut decide).map(drop),
             Err(Obstacle::Error(error)) => Err(error),
         }
     }
@@ -234,13 +234,13 @@ impl<const N: usize> BPlus<N> {
     pub(super) fn change(
         &self,
         key: &[u8],
-        intent: Intent,
+        mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         if key.len() > KEY_MAX {
-            return match intent {
-                Intent::ExistingOnly => Ok(Change::default()),
-                Intent::MayInsert => {
+            return match mode {
+                MutateMode::ExistingOnly => Ok(Change::default()),
+                MutateMode::MayInsert => {
                     Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into())
                 }
             };
@@ -249,7 +249,7 @@ impl<const N: usize> BPlus<N> {
         let guard = self.epoch.pin();
         let mut attempts = Attempts::new();
         loop {
-            match self.try_change(&probe, intent, decide, &attempts, &guard) {
+            match self.try_change(&probe, mode, decide, &attempts, &guard) {
                 Ok(Outcome::Done(change)) => return Ok(change),
                 Ok(Outcome::Sparse(change)) => {
                     self.mend(&probe, 0, &guard);
@@ -266,14 +266,14 @@ impl<const N: usize> BPlus<N> {
     fn try_change(
         &self,
         probe: &Probe<'_>,
-        intent: Intent,
+        mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
         attempts: &Attempts,
         guard: &Guard<'_>,
     ) -> Result<Outcome, Obstacle> {
         let path = self.descend(Target::At(probe), 0, guard)?.ok_or(Restart)?;
         let (leaf, seen) = (path.node, path.seen);
-        self.change_leaf(leaf, seen, probe, intent, decide, attempts.exhausted(), guard)
+        self.change_leaf(leaf, seen, probe, mode, decide, attempts.exhausted(), guard)
     }
 
     /// The same in the leaf that served the key at `seen`, or some time before. `patient`: under its lock from the
@@ -285,7 +285,7 @@ impl<const N: usize> BPlus<N> {
         leaf: &Node<N>,
         seen: Seen,
         probe: &Probe<'_>,
-        intent: Intent,
+        mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
         patient: bool,
         guard: &Guard<'_>,
@@ -296,12 +296,12 @@ impl<const N: usize> BPlus<N> {
         if early.is_none() {
             leaf.version.validate(seen)?;
         }
-        let new = match (spot.exists, intent) {
+        let new = match (spot.exists, mode) {
             (true, _) => None,
-            (false, Intent::ExistingOnly) => return Ok(Outcome::Done(Change::default())),
-            (false, Intent::MayInsert) if full => return Ok(Outcome::Full),
+            (false, MutateMode::ExistingOnly) => return Ok(Outcome::Done(Change::default())),
+            (false, MutateMode::MayInsert) if full => return Ok(Outcome::Full),
             // Whatever can fail comes before the decision.
-            (false, Intent::MayInsert) => {
+            (false, MutateMode::MayInsert) => {
                 let tail = probe.tail(leaf.prefix())?;
                 self.tally.allow(tail.size())?;
                 Some(tail)
@@ -487,7 +487,7 @@ mod tests {
                 Ok(found) if found != Some(stable) => return Err(format!("get found {found:?}")),
                 _ => {}
             }
-            match tree.try_change(&probe, Intent::MayInsert, keep, exhausted, &guard) {
+            match tree.try_change(&probe, MutateMode::MayInsert, keep, exhausted, &guard) {
                 Ok(Outcome::Done(change)) if change.old == Some(stable) => {}
                 Err(Obstacle::Restart) => {}
                 _ => return Err("a change found something else".into()),

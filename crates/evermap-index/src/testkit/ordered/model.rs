@@ -367,10 +367,10 @@ fn carry_out(index: &dyn OrderedIndex, key: &[u8], verb: Verb) -> Result<Change,
         Verb::CompareExchange { expected, new } => index.compare_exchange(key, expected, new),
         Verb::Remove => index.remove(key),
         Verb::RemoveIf(word) => index.remove_if(key, word),
-        Verb::Mutate { intent, absent, present } => {
+        Verb::Mutate { mode, absent, present } => {
             let decide =
                 &mut |old: Option<u64>| -> Action { if old.is_some() { present } else { absent } };
-            index.mutate(key, intent, decide)
+            index.mutate(key, mode, decide)
         }
     };
     change.map_err(|error| error.to_string())

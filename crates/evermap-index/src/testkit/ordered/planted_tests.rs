@@ -13,7 +13,7 @@ use super::reference::LockedTree;
 use super::scans::scans;
 use crate::ordered::{Direction, OrderedIndex, Page};
 use crate::testkit::{Config, Failure};
-use crate::{Action, Change, Intent, Stats};
+use crate::{Action, Change, MutateMode, Stats};
 
 /// A mistake in an ordered index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +78,10 @@ impl OrderedIndex for Mistaken {
     fn mutate(
         &self,
         key: &[u8],
-        intent: Intent,
+        mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        let change = self.inner.mutate(self.kept(key), intent, decide)?;
+        let change = self.inner.mutate(self.kept(key), mode, decide)?;
         if change.removed() && self.errs(Mistake::RemoveForgets, 300) {
             self.inner.insert(key, change.old.unwrap_or_default())?;
         }

@@ -9,7 +9,7 @@ use evermap_pm::{ErrorKind, Result};
 use super::OrderedSubject;
 use crate::ordered::{Direction, OrderedIndex, Page};
 use crate::record::KEY_MAX;
-use crate::{Action, Change, Intent, Stats};
+use crate::{Action, Change, MutateMode, Stats};
 
 /// An ordered map of the standard library under one lock.
 #[derive(Default)]
@@ -26,12 +26,12 @@ impl OrderedIndex for LockedTree {
     fn mutate(
         &self,
         key: &[u8],
-        intent: Intent,
+        mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let mut map = self.0.write().expect("no panics while held");
         let old = map.get(key).copied();
-        if old.is_none() && intent == Intent::ExistingOnly {
+        if old.is_none() && mode == MutateMode::ExistingOnly {
             return Ok(Change::default());
         }
         if key.len() > KEY_MAX {

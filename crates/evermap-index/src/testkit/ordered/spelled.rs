@@ -5,7 +5,7 @@ use evermap_pm::{Domain, Guard, Result};
 use super::OrderedSubject;
 use crate::ordered::{Cursor, Direction, OrderedIndex};
 use crate::testkit::{Instance, Subject};
-use crate::{Action, Change, Index, Intent, Stats};
+use crate::{Action, Change, Index, MutateMode, Stats};
 
 /// How a number becomes a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,11 +85,11 @@ impl<I: OrderedIndex> Index<u64> for Spelled<I> {
     fn mutate(
         &self,
         key: u64,
-        intent: Intent,
+        mode: MutateMode,
         _guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.index.mutate(&self.spelling.spell(key), intent, decide)
+        self.index.mutate(&self.spelling.spell(key), mode, decide)
     }
 
     fn insert(&self, key: u64, word: u64, _guard: &Guard<'_>) -> Result<Change> {

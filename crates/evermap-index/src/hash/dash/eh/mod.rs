@@ -22,7 +22,7 @@ use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
 use super::Dash;
 use super::expansion::{Expansion, Found, Split};
-use super::layout::{Root, SLOTS_MAX, Segment, Shape};
+use super::layout::{HashPrefix, Root, SLOTS_MAX, Segment};
 use super::segment::Chain;
 use crate::hash::directory::{self, Directory};
 use crate::hash::fresh::Fresh;
@@ -156,8 +156,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
         dash: &DashEh<K, M, B, S, N>,
         offset: u64,
         segment: &Segment<B, S>,
-        shape: Shape,
-    ) -> Result<Option<Shape>> {
+        shape: HashPrefix,
+    ) -> Result<Option<HashPrefix>> {
         let finished = dash.finish_directory(offset, segment, shape);
         dash.expansion.directory.unless_gone(offset, finished)
     }
@@ -218,7 +218,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
         let depth = directory.depth();
         let latch = directory.share();
         for pattern in 0..1u64 << depth {
-            let place = Shape { depth, pattern };
+            let place = HashPrefix { depth, pattern };
             let named = directory.first(place, &latch);
             let covers = dash.shape_at(named).is_some_and(|shape| shape.covers(place.first_hash()));
             if !covers {

@@ -10,7 +10,7 @@ use evermap_pm::{Error, Medium, Result};
 
 use super::DashEh;
 use crate::Key;
-use crate::hash::dash::layout::{Segment, Shape};
+use crate::hash::dash::layout::{HashPrefix, Segment};
 use crate::hash::directory::Shared;
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
@@ -22,8 +22,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         &self,
         offset: u64,
         segment: &Segment<B, S>,
-        shape: Shape,
-    ) -> Result<Option<Shape>> {
+        shape: HashPrefix,
+    ) -> Result<Option<HashPrefix>> {
         let m = self.medium();
         let latch = self.expansion.directory.share();
         if shape.depth > self.expansion.directory.depth() {
@@ -57,7 +57,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     /// The segment that this one was merged into, if it was.
-    fn merged_into(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<u64> {
+    fn merged_into(&self, offset: u64, shape: HashPrefix, latch: &Shared<'_>) -> Option<u64> {
         let parent = shape.parent()?;
         let named = self.expansion.directory.first(parent.half(1), latch);
         (named != offset && self.shape_at(named) == Some(parent)).then_some(named)
@@ -65,17 +65,27 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
 
     /// The upper half of this segment, if it was split off but this segment does not say so yet. What got it may have
     /// been split again since, and again: nobody had to touch this segment for that.
-    fn unfinished_split(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Option<Shape> {
+    fn unfinished_split(
+        &self,
+        offset: u64,
+        shape: HashPrefix,
+        latch: &Shared<'_>,
+    ) -> Option<HashPrefix> {
         let splits = shape.depth < self.expansion.directory.depth();
         let upper = (splits && !self.medium().mutant("DA-3")).then(|| shape.half(1))?;
         let named = self.expansion.directory.first(upper, latch);
-        let serves = |shape: Shape| upper.contains(shape);
+        let serves = |shape: HashPrefix| upper.contains(shape);
         (named != offset && self.shape_at(named).is_some_and(serves)).then_some(upper)
     }
 
     /// Entries of the upper half that still name this, the lower half. Parts of the upper half may
     /// have been split since.
-    fn finish_sibling_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) -> Result<()> {
+    fn finish_sibling_range(
+        &self,
+        offset: u64,
+        shape: HashPrefix,
+        latch: &Shared<'_>,
+    ) -> Result<()> {
         let Some(sibling) = shape.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == shape {
             return Ok(());
@@ -92,7 +102,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     }
 
     /// Entries that still name the two segments that were merged into this one.
-    fn finish_own_range(&self, offset: u64, shape: Shape, latch: &Shared<'_>) {
+    fn finish_own_range(&self, offset: u64, shape: HashPrefix, latch: &Shared<'_>) {
         if shape.depth >= self.expansion.directory.depth()
             || self.expansion.directory.first(shape.half(1), latch) != offset
             || self.medium().mutant("DA-5")
@@ -108,7 +118,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// Points those entries of a range that `wrong` picks to `right`, durably.
     fn swap_entries(
         &self,
-        range: Shape,
+        range: HashPrefix,
         latch: &Shared<'_>,
         right: u64,
         wrong: impl Fn(u64) -> bool,

@@ -11,10 +11,10 @@ use evermap_pm::{Guard, Medium, Result};
 use super::DashEh;
 use crate::Key;
 use crate::hash::dash::expansion::Split;
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Segment, Shape};
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Segment};
 use crate::hash::dash::rebuild::Placed;
 use crate::hash::directory::Reserved;
-use crate::hash::shape::DEPTH_MAX;
+use crate::hash::hash_prefix::DEPTH_MAX;
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
     /// Bytes of a directory that is always allowed.
@@ -28,7 +28,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     pub(super) fn split(&self, offset: u64, hash: u64, guard: &Guard<'_>) -> Result<Split> {
         let m = self.medium();
         let segment = self.segment(offset)?;
-        let Some(shape) = Shape::decode(m.load(&segment.header.shape)) else {
+        let Some(shape) = HashPrefix::decode(m.load(&segment.header.shape)) else {
             // Being rebuilt, or damaged: the next access decides.
             return Ok(Split::Done);
         };
@@ -77,7 +77,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     fn split_locked(
         &self,
         segment: &Segment<B, S>,
-        shape: Shape,
+        shape: HashPrefix,
         room: &mut SplitRoom,
         guard: &Guard<'_>,
     ) -> Result<Split> {
@@ -159,7 +159,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
         }
         let m = self.medium();
         let segment = self.segment(offset)?;
-        let Some(shape) = Shape::decode(m.load(&segment.header.shape)) else { return Ok(()) };
+        let Some(shape) = HashPrefix::decode(m.load(&segment.header.shape)) else { return Ok(()) };
         let Some(parent) = shape.parent() else { return Ok(()) };
         let (lower, upper) = (parent.half(0).first_hash(), parent.half(1).first_hash());
         let (left, right) =
@@ -199,7 +199,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K
     /// With both siblings locked; releases them unless it merges them, which leaves them locked for ever.
     fn merge_locked(
         &self,
-        parent: Shape,
+        parent: HashPrefix,
         offsets: [u64; 2],
         segments: [&Segment<B, S>; 2],
         block: u64,

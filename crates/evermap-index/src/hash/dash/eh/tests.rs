@@ -14,9 +14,9 @@ use crate::hash::by_hand::{
 };
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Root, Shape, Version};
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Root, Version};
 use crate::testkit::{Crowded, Plain};
-use crate::{Action, Index, Intent, Key, Persistent};
+use crate::{Action, Index, Key, MutateMode, Persistent};
 
 const CAPACITY: u64 = 1 << 20;
 
@@ -257,7 +257,7 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     for key in 0..100 {
         record(&sim, || {
             let keep = &mut |_| Action::Keep;
-            index.mutate(key, Intent::MayInsert, &pool.pin(), keep).unwrap();
+            index.mutate(key, MutateMode::MayInsert, &pool.pin(), keep).unwrap();
         });
         if chain() != 0 {
             let header = &index.segment(index.expansion.directory.locate(0)).unwrap().header;
@@ -353,7 +353,7 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
     let die = |(pool, index): (Arc<Pool<Sim>>, Tiny<Plain, Sim>),
                first: usize,
                before: u64,
-               lower: (u64, Shape)| {
+               lower: (u64, HashPrefix)| {
         let entries = &index.expansion.directory.entries()[first + 1..end];
         assert!(!entries.is_empty() && load(&index, first) != before);
         entries.iter().for_each(|entry| sim.store(entry, before));
@@ -363,7 +363,10 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
     };
 
     let whole = shape(&index, 0);
-    assert_eq!((whole, load(&index, 0)), (Shape { depth: 1, pattern: 0 }, load(&index, end - 1)));
+    assert_eq!(
+        (whole, load(&index, 0)),
+        (HashPrefix { depth: 1, pattern: 0 }, load(&index, end - 1))
+    );
     for low in 1.. {
         insert((&pool, &index), key((low * 5) as usize % end, low));
         if shape(&index, first_of_u) == whole.half(1) {

@@ -18,7 +18,7 @@ use evermap_pm::{Error, Guard, Medium, Result};
 use super::layout::{ARRAYS, Array, Extent};
 use super::{DashLh, Linear, numbers, shape_if_initialised};
 use crate::Key;
-use crate::hash::dash::layout::{Segment, Shape};
+use crate::hash::dash::layout::{HashPrefix, Segment};
 use crate::hash::dash::rebuild::Placed;
 
 /// Why the marks of segments that come into use must be durable.
@@ -107,7 +107,7 @@ where
     }
 
     /// The nearest initialised segment among `number`, its origin, that one's origin and so on.
-    pub(super) fn nearest(&self, number: u64) -> Result<(u64, Shape)> {
+    pub(super) fn nearest(&self, number: u64) -> Result<(u64, HashPrefix)> {
         let mut at = number;
         loop {
             if let Some(shape) = shape_if_initialised(self.medium(), at, self.place(at)) {
@@ -142,7 +142,7 @@ where
 
     /// Splits segment `origin` if it still has this shape, into itself and the segment that the next bit tells
     /// from it.
-    fn split_origin(&self, origin: u64, shape: Shape, guard: &Guard<'_>) -> Result<()> {
+    fn split_origin(&self, origin: u64, shape: HashPrefix, guard: &Guard<'_>) -> Result<()> {
         let m = self.medium();
         let offset = self.place(origin);
         let segment = self.segment(offset)?;

@@ -39,7 +39,7 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::Dash;
 use super::expansion::{Expansion, Found, Split};
-use super::layout::{SLOTS_MAX, Segment, Shape};
+use super::layout::{HashPrefix, SLOTS_MAX, Segment};
 use super::recover::shape_at;
 use super::segment::Chain;
 use crate::hash::FOUND_LATE;
@@ -177,7 +177,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
 }
 
 /// The shape of segment `number` at `offset`, if it is initialised.
-fn shape_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<Shape> {
+fn shape_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<HashPrefix> {
     shape_at(m, offset).filter(|&shape| {
         numbers::number_of_shape(shape) == number && shape.depth >= numbers::least_depth(number)
     })
@@ -221,7 +221,7 @@ where
         }
         m.flush(header);
         let linear = Linear::new(pool.clone(), root, count, arrays, bytes);
-        let number = |pattern| numbers::number_of_shape(Shape { depth, pattern });
+        let number = |pattern| numbers::number_of_shape(HashPrefix { depth, pattern });
         let places = (0..count).map(|pattern| linear.place(number(pattern), bytes)).collect();
         Ok((linear, places))
     }
@@ -323,8 +323,8 @@ where
         dash: &DashLh<K, M, B, S, N, F, T>,
         offset: u64,
         segment: &Segment<B, S>,
-        mut shape: Shape,
-    ) -> Result<Option<Shape>> {
+        mut shape: HashPrefix,
+    ) -> Result<Option<HashPrefix>> {
         let (m, count) = (dash.medium(), dash.expansion.count());
         let number = numbers::number_of_shape(shape);
         if number >= count || dash.place(number) != offset {

@@ -4,11 +4,11 @@
 //! to the segment that its low `N + 1` number bits name if that is in use, and to the one that its low `N` bits
 //! name otherwise. So a new segment `2^N + i` takes records from segment `i`, its *origin*, and from nowhere else.
 
-use crate::hash::dash::layout::Shape;
+use crate::hash::dash::layout::HashPrefix;
 
 /// Hash bits below those that number segments: fingerprint, bucket and filter use them.
 const NUMBER_SHIFT: u32 = 24;
-/// Most segments: all number bits, which is also as deep as a [`Shape`] can be.
+/// Most segments: all number bits, which is also as deep as a [`HashPrefix`] can be.
 pub(super) const SEGMENTS_MAX: u64 = 1 << (64 - NUMBER_SHIFT);
 
 /// The segment of `count` (at least one) that a hash belongs to.
@@ -47,7 +47,7 @@ pub(super) fn unrank(rank: u64) -> u64 {
 }
 
 /// The number of the segment with this shape: the low number bits of the hashes that it serves.
-pub(super) fn number_of_shape(shape: Shape) -> u64 {
+pub(super) fn number_of_shape(shape: HashPrefix) -> u64 {
     if shape.depth == 0 { 0 } else { shape.pattern.reverse_bits() >> (64 - shape.depth) }
 }
 
@@ -146,9 +146,9 @@ mod tests {
         }
     }
 
-    fn shape_of(number: u64, depth: u32) -> Shape {
+    fn shape_of(number: u64, depth: u32) -> HashPrefix {
         let pattern = if depth == 0 { 0 } else { number.reverse_bits() >> (64 - depth) };
-        Shape { depth, pattern }
+        HashPrefix { depth, pattern }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::layout::{ARRAYS, Array, Extent};
 use super::{DashLh, Linear, TinyLh, numbers, shape_if_initialised};
 use crate::hash::dash::Config;
 use crate::hash::dash::layout::{Header, Segment, Version};
-use crate::hash::shape::Shape;
+use crate::hash::hash_prefix::HashPrefix;
 use crate::testkit::hooked::{Hook, Hooked};
 use crate::testkit::{Coarse, beside_lookers};
 use crate::{Index, Persistent, Visitor};
@@ -204,7 +204,7 @@ fn p14_what_was_in_the_space_before_does_not_matter() {
         // The next segment to come into use, with the shape that it will have, fresh, and empty.
         let next = index.segment(index.place(1)).unwrap();
         sim.store(&next.header.magic, Header::MAGIC);
-        sim.store(&next.header.shape, Shape { depth: 1, pattern: 1 }.encode());
+        sim.store(&next.header.shape, HashPrefix { depth: 1, pattern: 1 }.encode());
         sim.store(&next.header.generation, index.generation);
         for bucket in next.normal.iter().chain(&next.stash) {
             sim.store(&bucket.version, Version::fresh(index.generation).0);

@@ -15,7 +15,7 @@ use crate::hash::by_hand::{
 };
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, meta_of, place};
-use crate::hash::dash::layout::{Bucket, Header, Meta, Segment, Shape};
+use crate::hash::dash::layout::{Bucket, HashPrefix, Header, Meta, Segment};
 use crate::testkit::{Crowded, Plain};
 
 const CAPACITY: u64 = 1 << 20;
@@ -59,7 +59,7 @@ fn a_segment_comes_into_use_without_a_shape() {
     let header = &segment(&index, next).header;
     let depth = numbers::least_depth(next);
     let pattern = (next << (64 - depth)).reverse_bits();
-    let before = Shape { depth, pattern };
+    let before = HashPrefix { depth, pattern };
     assert_eq!(numbers::number_of_shape(before), next);
     sim.store(&header.magic, Header::MAGIC);
     sim.store(&header.shape, before.encode());

@@ -11,14 +11,14 @@ pub(crate) const DEPTH_MAX: u32 = 40;
 /// bit 48..64  check: recovery drops what a segment does not cover, so a damaged shape must not be believed
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct HashPrefix {
     /// Local depth: how many hash bits tell this segment from others.
     pub depth: u32,
     /// Those bits.
     pub pattern: u64,
 }
 
-impl Shape {
+impl HashPrefix {
     const SALT: u64 = 0x5348_4150;
 
     /// As stored.
@@ -30,7 +30,7 @@ impl Shape {
     /// As read; `None` for a word that is no shape.
     pub fn decode(word: u64) -> Option<Self> {
         let fields = word & ((1 << 48) - 1);
-        let shape = Shape { depth: u32::from(fields as u8), pattern: fields >> 8 };
+        let shape = HashPrefix { depth: u32::from(fields as u8), pattern: fields >> 8 };
         let fits = shape.depth <= DEPTH_MAX && shape.pattern >> shape.depth == 0;
         (fits && word >> 48 == check_bits(fields, Self::SALT)).then_some(shape)
     }
@@ -44,7 +44,7 @@ impl Shape {
     /// Whether the shape that `word` encodes covers this hash, for a word that is known to be one.
     #[inline(always)]
     pub fn word_covers(word: u64, hash: u64) -> bool {
-        Shape { depth: u32::from(word as u8), pattern: word << 16 >> 24 }.covers(hash)
+        HashPrefix { depth: u32::from(word as u8), pattern: word << 16 >> 24 }.covers(hash)
     }
 
     /// Whether all that belongs to `other` belongs here.
@@ -55,12 +55,12 @@ impl Shape {
 
     /// The lower (0) or upper (1) half.
     pub fn half(self, upper: u64) -> Self {
-        Shape { depth: self.depth + 1, pattern: self.pattern << 1 | upper }
+        HashPrefix { depth: self.depth + 1, pattern: self.pattern << 1 | upper }
     }
 
     /// What this is a half of.
     pub fn parent(self) -> Option<Self> {
-        (self.depth > 0).then(|| Shape { depth: self.depth - 1, pattern: self.pattern >> 1 })
+        (self.depth > 0).then(|| HashPrefix { depth: self.depth - 1, pattern: self.pattern >> 1 })
     }
 
     /// The least hash that belongs here.
@@ -92,17 +92,21 @@ mod tests {
 
     #[test]
     fn shapes_split_and_rejoin() {
-        let whole = Shape { depth: 0, pattern: 0 };
+        let whole = HashPrefix { depth: 0, pattern: 0 };
         assert!(whole.covers(0) && whole.covers(u64::MAX) && whole.parent().is_none());
         let upper = whole.half(1).half(0);
         assert_eq!((upper.depth, upper.pattern), (2, 0b10));
         assert!(upper.covers(0b10 << 62) && !upper.covers(0b11 << 62));
         assert_eq!(upper.parent(), Some(whole.half(1)));
         assert_eq!(upper.first_hash(), 1 << 63);
-        assert_eq!(Shape::decode(upper.encode()), Some(upper));
-        assert_eq!(Shape::decode(u64::MAX), None);
+        assert_eq!(HashPrefix::decode(upper.encode()), Some(upper));
+        assert_eq!(HashPrefix::decode(u64::MAX), None);
         for hash in [0, 1, 1 << 62, 0b10 << 62, 0b101 << 61, 0b11 << 62, u64::MAX] {
-            assert_eq!(Shape::word_covers(upper.encode(), hash), upper.covers(hash), "{hash:#x}");
+            assert_eq!(
+                HashPrefix::word_covers(upper.encode(), hash),
+                upper.covers(hash),
+                "{hash:#x}"
+            );
         }
         assert!(whole.contains(upper) && upper.contains(upper) && upper.contains(upper.half(1)));
         assert!(!upper.contains(whole) && !upper.contains(whole.half(1).half(1).half(0)));
