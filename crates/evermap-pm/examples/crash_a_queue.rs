@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use evermap_pm::medium::Note;
-use evermap_pm::sim::{Config, CrashPoint, Sim, Subject, Wrong, campaign};
+use evermap_pm::sim::{Config, CrashPoint, Failure, Sim, Subject, campaign};
 use evermap_pm::{Medium, PmU64};
 
 /// Items that the queue has room for.
@@ -121,11 +121,11 @@ impl Subject for Test {
         (1..20).map(|item| item + 100 * seed).collect()
     }
 
-    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<States, Wrong> {
+    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<States, Failure> {
         Ok(self.carry_out(sim, calls)?)
     }
 
-    fn recover(&self, sim: &Sim, states: &States, point: &CrashPoint) -> Result<Sim, Wrong> {
+    fn recover(&self, sim: &Sim, states: &States, point: &CrashPoint) -> Result<Sim, Failure> {
         let found = Queue::new(sim, self.forgets_fence)?.items();
         // As after the last operation that was acknowledged, or after the one that was under way.
         let allowed = &states[point.ended() as usize..=point.begun() as usize];
@@ -135,7 +135,7 @@ impl Subject for Test {
         Ok(sim.clone())
     }
 
-    fn probe(&self, sim: Sim, _seed: u64) -> Result<States, Wrong> {
+    fn probe(&self, sim: Sim, _seed: u64) -> Result<States, Failure> {
         Ok(self.carry_out(&sim, &[7, 9])?)
     }
 }

@@ -36,7 +36,7 @@ fn main() {
     // Small blocks of one size, as one thread that replaces records retires them.
     let retire = || {
         let _guard = domain.pin();
-        domain.retire_of(1, 128, 1 << 30);
+        domain.retire_with_total(1, 128, 1 << 30);
     };
     println!("retiring a block    {:6.2} ns", time(retire));
 }

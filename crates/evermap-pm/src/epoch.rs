@@ -13,7 +13,7 @@
 //! whether it holds one.
 //!
 //! Memory that waits for a guard is bounded if the owner of the domain [asks for
-//! that](Domain::bound): beyond the limit the domain is [backed up](Domain::is_backed_up), and
+//! that](Domain::set_backlog_limit): beyond the limit the domain is [backed up](Domain::is_backed_up), and
 //! mutations wait, or fail with the name of the
 //! [thread that holds them up](Holder).
 //!
@@ -416,9 +416,9 @@ impl Domain {
     }
 
     /// Lets the domain be [backed up](Domain::is_backed_up) once more than `bytes` wait for guards,
-    /// or more than a quarter of all that [`retire_of`](Domain::retire_of) was told of, whichever
+    /// or more than a quarter of all that [`retire_with_total`](Domain::retire_with_total) was told of, whichever
     /// is more. Without a call there is no limit.
-    pub fn bound(&self, bytes: u64) {
+    pub fn set_backlog_limit(&self, bytes: u64) {
         // Relaxed, here and where it is read: a limit that a thread learns of a little later does
         // as well.
         self.bound.store(bytes, Relaxed);
@@ -488,12 +488,12 @@ impl Domain {
     ///
     /// Call it after the block is unlinked and that is durable. `bytes` decides how many may wait.
     pub fn retire(&self, token: u64, bytes: usize) {
-        self.retire_of(token, bytes, 0);
+        self.retire_with_total(token, bytes, 0);
     }
 
     /// The same for a block that is one of so many bytes in `all`: where these are many, more may wait, and reclaiming is
     /// rarer.
-    pub fn retire_of(&self, token: u64, bytes: usize, all: u64) {
+    pub fn retire_with_total(&self, token: u64, bytes: usize, all: u64) {
         let most = (all / COLLECT_PART).clamp(*COLLECT_AT.start(), *COLLECT_AT.end());
         let shard = &self.shards[thread_ordinal() % SHARDS];
         let mut list = shard.hold();
@@ -534,7 +534,7 @@ impl Domain {
         backed_up
     }
 
-    /// Whether more bytes wait for guards than [may](Domain::bound): whoever is about to retire
+    /// Whether more bytes wait for guards than [may](Domain::set_backlog_limit): whoever is about to retire
     /// something should
     /// [wait](Domain::relieve) first. One load.
     #[inline(always)]
@@ -548,7 +548,7 @@ impl Domain {
     ///
     /// # Errors
     /// Who holds the reuse of memory up.
-    pub fn relieve(&self, patience: Duration) -> Result<(), Backlog> {
+    pub fn reduce_backlog(&self, patience: Duration) -> Result<(), Backlog> {
         let (mut backoff, mut wait_until) = (Backoff::new(), None);
         loop {
             self.collect_all();
@@ -557,7 +557,7 @@ impl Domain {
             }
             let until = *wait_until.get_or_insert_with(|| Instant::now() + patience);
             let moved = self.advance();
-            if !moved && self.is_held_here() || Instant::now() >= until {
+            if !moved && self.is_pinned() || Instant::now() >= until {
                 return Err(self.backlog());
             }
             if !moved {
@@ -640,7 +640,7 @@ impl Domain {
 
     /// Waits until every guard alive at the call is gone.
     ///
-    /// Must not be called by a thread that [holds a guard](Domain::is_held_here) of this domain: it
+    /// Must not be called by a thread that [holds a guard](Domain::is_pinned) of this domain: it
     /// would wait for itself.
     pub fn synchronize(&self) {
         let target = self.global.load(Relaxed) + 2;
@@ -673,7 +673,7 @@ impl Domain {
             if self.advance() {
                 continue;
             }
-            let in_vain = self.bytes_waiting() == 0 || self.is_held_here();
+            let in_vain = self.bytes_waiting() == 0 || self.is_pinned();
             let until = *wait_until.get_or_insert_with(|| Instant::now() + limit);
             if in_vain || Instant::now() >= until {
                 break;
@@ -685,7 +685,7 @@ impl Domain {
     }
 
     /// Whether the calling thread holds a guard. O(guards in shared places).
-    pub fn is_held_here(&self) -> bool {
+    pub fn is_pinned(&self) -> bool {
         // Relaxed: only this thread makes its place busy, or announces its name.
         let own = self.own.get(ORDINAL.get()).map_or(IDLE, |place| place.0.load(Relaxed));
         let thread = u64::from(thread_id());
@@ -776,18 +776,18 @@ mod tests {
         const MANY: usize = 10_000;
         for process_fence in ways_to_fence() {
             let (domain, freed) = counting_with(process_fence);
-            assert!(!domain.is_held_here());
+            assert!(!domain.is_pinned());
             let mut guards: Vec<_> = (0..MANY).map(|_| domain.pin()).collect();
             assert_eq!(domain.stats().guards, MANY);
             domain.retire(1, 8);
             // Not in the order in which they were made.
             let last = guards.swap_remove(MANY / 3);
             drop(guards);
-            assert!(domain.is_held_here());
+            assert!(domain.is_pinned());
             domain.drain_within(Duration::ZERO);
             assert!(freed.lock().unwrap().is_empty());
             drop(last);
-            assert!(!domain.is_held_here());
+            assert!(!domain.is_pinned());
             domain.drain();
             assert_eq!(*freed.lock().unwrap(), [1]);
             // Places of guards that have ended are used again.
@@ -822,7 +822,7 @@ mod tests {
                         all.wait();
                         let _inner = domain.pin();
                         all.wait();
-                        assert!(domain.is_held_here());
+                        assert!(domain.is_pinned());
                     };
                     thread.spawn_scoped(threads, body).unwrap();
                 }
@@ -896,7 +896,7 @@ mod tests {
         const BLOCK: usize = 64 << 10;
         for process_fence in ways_to_fence() {
             let (domain, freed) = counting_with(process_fence);
-            domain.bound(3 * BLOCK as u64);
+            domain.set_backlog_limit(3 * BLOCK as u64);
             let (held, over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
             std::thread::scope(|threads| {
                 let holder = std::thread::Builder::new().name("holder".into());
@@ -905,7 +905,7 @@ mod tests {
                     let _inner = domain.pin();
                     held.wait();
                     over.wait();
-                    let backlog = domain.relieve(LONG).unwrap_err();
+                    let backlog = domain.reduce_backlog(LONG).unwrap_err();
                     assert_eq!(backlog.holder.unwrap().thread, thread_id());
                     thread_id()
                 };
@@ -916,7 +916,7 @@ mod tests {
                     domain.retire(token, BLOCK);
                 }
                 assert!(domain.is_backed_up());
-                let backlog = domain.relieve(Duration::ZERO).unwrap_err();
+                let backlog = domain.reduce_backlog(Duration::ZERO).unwrap_err();
                 assert_eq!((backlog.waiting, backlog.limit), (4 * BLOCK as u64, 3 * BLOCK as u64));
                 let named = backlog.holder.unwrap();
                 assert_eq!(named.name.as_deref(), Some("holder"));
@@ -924,16 +924,16 @@ mod tests {
                 over.wait();
                 assert_eq!(holder.join().unwrap(), named.thread);
             });
-            domain.relieve(LONG).unwrap();
+            domain.reduce_backlog(LONG).unwrap();
             assert!(!domain.is_backed_up());
             domain.drain();
             assert_eq!(*freed.lock().unwrap(), [0, 1, 2, 3]);
             // Of much more, more may wait.
             let _guard = domain.pin();
-            domain.retire_of(4, 64 * BLOCK, 256 * BLOCK as u64);
+            domain.retire_with_total(4, 64 * BLOCK, 256 * BLOCK as u64);
             assert!(!domain.is_backed_up());
-            domain.retire_of(5, BLOCK, 256 * BLOCK as u64);
-            domain.retire_of(6, 64 * BLOCK, 256 * BLOCK as u64);
+            domain.retire_with_total(5, BLOCK, 256 * BLOCK as u64);
+            domain.retire_with_total(6, 64 * BLOCK, 256 * BLOCK as u64);
             assert!(domain.is_backed_up());
         }
     }

@@ -109,12 +109,12 @@ impl<M: Medium> Pool<M> {
         self.heap.allocate(size)
     }
 
-    /// Allocates a block that stays where it is; see [`Heap::allocate_part`].
+    /// Allocates a block that stays where it is; see [`Heap::allocate_fixed`].
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
-    pub fn allocate_part(&self, size: u64) -> Result<u64> {
-        self.heap.allocate_part(size)
+    pub fn allocate_fixed(&self, size: u64) -> Result<u64> {
+        self.heap.allocate_fixed(size)
     }
 
     /// Allocates a block of exactly `size` bytes; see [`Heap::allocate_exact`].
@@ -136,7 +136,7 @@ impl<M: Medium> Pool<M> {
     /// the sweep relies on that order. `bytes` is what it occupies.
     pub fn retire(&self, offset: u64, bytes: u64, guard: &Guard<'_>) {
         debug_assert!(std::ptr::eq(guard.domain(), &self.epoch), "a guard of another pool");
-        self.epoch.retire_of(offset, bytes as usize, self.medium().len());
+        self.epoch.retire_with_total(offset, bytes as usize, self.medium().len());
     }
 
     /// Whether all space is accounted for. After an unclean stop it is not, until a [`sweep`](Pool::sweep).
@@ -147,7 +147,7 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Says that some block is taken that nothing names any more: the next opening has to sweep, however this one ends.
-    pub fn lose_track(&self) {
+    pub fn require_sweep(&self) {
         // Relaxed: whoever closes comes after it by other means.
         self.lost.store(true, Ordering::Relaxed);
     }
@@ -156,7 +156,7 @@ impl<M: Medium> Pool<M> {
     ///
     /// `visit` calls its argument with every block that is reachable throughout. Mutations may go on
     /// meanwhile; their guards must be short. The calling thread must not
-    /// [hold a guard](Domain::is_held_here). Where `visit` fails,
+    /// [hold a guard](Domain::is_pinned). Where `visit` fails,
     /// old space stays unavailable, which is safe.
     ///
     /// # Errors
@@ -174,18 +174,18 @@ impl<M: Medium> Pool<M> {
     /// Bytes of the block at `offset`, if it was allocated before an unclean open and the [sweep](Pool::sweep) is not
     /// through: what tells a sweep how large a block is, and that it is not a new one, without a look at it. 0 where
     /// damage leads to what is no block.
-    pub fn old_block(&self, offset: u64) -> Option<u64> {
+    pub fn old_block_size(&self, offset: u64) -> Option<u64> {
         self.heap.closed_block(offset)
     }
 
     /// Bytes of the block at `offset`, whether or not it is taken; `None` if there is none, as far as the heap knows.
-    pub fn block(&self, offset: u64) -> Option<u64> {
+    pub fn block_size_at(&self, offset: u64) -> Option<u64> {
         self.heap.block(offset).filter(|&bytes| bytes > 0)
     }
 
     /// Where the parts of structures lie that were allocated before an unclean open, as long as the [sweep](Pool::sweep)
     /// is not through: in the order of the file. A sweep reads these and nothing else.
-    pub fn old_parts(&self) -> impl Iterator<Item = Range<u64>> {
+    pub fn old_fixed_extents(&self) -> impl Iterator<Item = Range<u64>> {
         self.heap.closed_parts().into_iter()
     }
 
@@ -218,7 +218,7 @@ impl<M: Medium> Pool<M> {
         self.region.ensure_writable()?;
         self.epoch.drain();
         // Not flushed, as little as the snapshot: the region becomes clean when all of it is durable.
-        self.medium().store(&self.region.words().snapshot[0], 0);
+        self.medium().store(&self.region.header().snapshot[0], 0);
         // Without room for the snapshot, before the sweep is through, or where blocks were lost, the next open sweeps.
         if self.is_swept() && !self.lost.load(Ordering::Relaxed) {
             match self.heap.save_snapshot() {

@@ -131,7 +131,7 @@ impl Quad {
 
     /// Whether `now` holds these words, the first without the bits in `cleared`.
     #[inline(always)]
-    pub fn is_still(&self, now: &Quad, cleared: u64) -> bool {
+    pub fn is_current(&self, now: &Quad, cleared: u64) -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: the instruction set is part of x86-64.
         unsafe {
@@ -189,12 +189,12 @@ mod tests {
                 assert_eq!(quad.matching_upper(upper), by_one);
                 let mut still = words;
                 still[0] &= !mask;
-                assert!(quad.is_still(&Quad::new(still), mask));
-                assert_eq!(quad.is_still(&other, mask), still == others);
+                assert!(quad.is_current(&Quad::new(still), mask));
+                assert_eq!(quad.is_current(&other, mask), still == others);
                 for (word, bit) in [(0, 0), (1, 31), (2, 32), (3, 63)] {
                     let mut changed = still;
                     changed[word] ^= 1 << bit;
-                    assert!(!quad.is_still(&Quad::new(changed), mask));
+                    assert!(!quad.is_current(&Quad::new(changed), mask));
                 }
             }
         }

@@ -37,13 +37,13 @@ const FORMAT_AT_FIRST: u32 = 5;
 /// High half of the format word: reads differently where bytes are swapped.
 const BYTE_ORDER: u32 = 0x0102_0304;
 const SECOND_COPY: u64 = 4096;
-const WORDS: u64 = 8192;
+const HEADER_WORDS: u64 = 8192;
 /// Where the first part of the table begins.
 pub(crate) const TABLE: u64 = 12288;
 /// Where the units begin.
-const HEADER: u64 = 16384;
+const HEADER_BYTES: u64 = 16384;
 /// Units that the first part of the table describes.
-const FIRST_PART: u64 = (HEADER - TABLE) / 8;
+const FIRST_PART: u64 = (HEADER_BYTES - TABLE) / 8;
 /// Parts that the table can have beside its first.
 const PARTS: usize = 16;
 /// Bits of the offset in a word that names a part of the table; above it is a check.
@@ -84,7 +84,7 @@ pod! {
 
 pod! {
     /// The words that change, each group on its own line.
-    pub struct Words: 1024 {
+    pub struct Header: 1024 {
         /// `CLEAN` after an orderly close.
         state: PmU64,
         /// Bytes of the file that had no space of their own at the last orderly close.
@@ -97,11 +97,11 @@ pod! {
         identity: [PmU64; 5],
         pad2: [PmU64; 3],
         /// No stamp (CAS id) at or above this one was ever given out.
-        pub stamp_limit: PmU64,
+        pub cas_limit: PmU64,
         pad3: [PmU64; 7],
         /// Records with a stamp below the first word are flushed; the second is when a pending flush falls
         /// due (unix seconds, 0: none).
-        pub flush: [PmU64; 2],
+        pub flush_mark: [PmU64; 2],
         pad4: [PmU64; 6],
         /// Process id of the writer.
         holder: PmU64,
@@ -120,8 +120,9 @@ pod! {
 }
 
 /// Where a process finds the pid of a region's holder before it may read the rest.
-pub const HOLDER_PID_OFFSET: u64 = WORDS + 5 * 64;
-const _: () = assert!(std::mem::offset_of!(Words, holder) as u64 + WORDS == HOLDER_PID_OFFSET);
+pub const HOLDER_PID_OFFSET: u64 = HEADER_WORDS + 5 * 64;
+const _: () =
+    assert!(std::mem::offset_of!(Header, holder) as u64 + HEADER_WORDS == HOLDER_PID_OFFSET);
 
 /// What tells whether the pages of a file can be of different ages: who wrote them, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -285,11 +286,11 @@ impl<M: Medium> Region<M> {
             return Err(ErrorKind::Config(text).into());
         }
         let capacity = config.capacity.min(medium.capacity()).min(OFFSET_LIMIT);
-        let unit_count = capacity.saturating_sub(HEADER) / unit_of(extent_size);
+        let unit_count = capacity.saturating_sub(HEADER_BYTES) / unit_of(extent_size);
         // Durable before anything else changes: from here on until the first copy of the superblock is
         // complete, nothing in the medium counts.
         medium.begin(CREATING)?;
-        medium.grow(HEADER)?;
+        medium.grow(HEADER_BYTES)?;
         let region = Region {
             generation: 1,
             seed: config.seed.unwrap_or_else(random),
@@ -317,7 +318,7 @@ impl<M: Medium> Region<M> {
 
     /// Zeroes what an interrupted creation may have left, flushed without a fence.
     fn clear(&self) {
-        let cells = self.medium.slice::<PmU64>(WORDS, (HEADER - WORDS) / 8);
+        let cells = self.medium.slice::<PmU64>(HEADER_WORDS, (HEADER_BYTES - HEADER_WORDS) / 8);
         let cells = cells.expect("grown to hold the header");
         for cell in cells {
             if self.medium.load(cell) != 0 {
@@ -418,7 +419,7 @@ impl<M: Medium> Region<M> {
         {
             return Err(Error::damaged(at, "superblock: impossible extents"));
         }
-        if medium.len() < HEADER {
+        if medium.len() < HEADER_BYTES {
             let text = format!(
                 "the file ends at {} bytes, inside its extent table: it was cut off",
                 medium.len()
@@ -447,7 +448,7 @@ impl<M: Medium> Region<M> {
         // Before the table is looked at: in memory even that needs space.
         let has_holes = !is_same_file || region.medium.hole_bytes() > 0;
         if has_holes {
-            region.fill_holes(0..HEADER)?;
+            region.fill_holes(0..HEADER_BYTES)?;
         }
         let named = region.find_parts(on_suspect)?;
         if has_holes {
@@ -464,7 +465,7 @@ impl<M: Medium> Region<M> {
         region.medium.note(Note::Harmless(
             "needed by who keeps more than a root here: `what_an_opening_believes_is_durable`",
         ));
-        region.medium.flush(region.words());
+        region.medium.flush(region.header());
         let opened = region.take_over(identity, clean, suspect)?;
         region.recover_all = opened.recover_all;
         for copy in [SECOND_COPY, 0] {
@@ -488,7 +489,7 @@ impl<M: Medium> Region<M> {
         let no_store = |why: String| Err(ErrorKind::NotAStore { path: "".into(), why }.into());
         if medium.len() < TABLE {
             return match medium.at::<PmU64>(0).map_or(0, |word| medium.load(word)) {
-                MAGIC => Err(cut_off(medium.len())),
+                MAGIC => Err(truncated_header(medium.len())),
                 _ => no_store(format!("it has only {} bytes", medium.len())),
             };
         }
@@ -547,7 +548,7 @@ impl<M: Medium> Region<M> {
         let end = (whole..count).find(|&index| !heap::describes_unit(self, index));
         let end = end.unwrap_or(count);
         if end > whole && on_suspect == OnSuspect::Refuse {
-            return Err(self.cut_off_before(self.extent_offset(end)));
+            return Err(self.cut_off_before(self.unit_offset(end)));
         }
         Ok(Some(whole))
     }
@@ -581,8 +582,8 @@ impl<M: Medium> Region<M> {
             let (at, entries) = (word % (1 << PART_BITS), self.part_entries(part));
             if last
                 || entries.is_empty()
-                || at < HEADER
-                || !(at - HEADER).is_multiple_of(self.unit())
+                || at < HEADER_BYTES
+                || !(at - HEADER_BYTES).is_multiple_of(self.unit())
             {
                 return Err(Error::damaged(
                     at,
@@ -606,7 +607,7 @@ impl<M: Medium> Region<M> {
     /// Makes both copies of the words that name parts of the table these words: of an interrupted growth one
     /// may be missing, and a file that was cut off may have lost parts. Fenced with the generation.
     fn name_parts(&self, named: [u64; PARTS]) {
-        let cells = self.words().parts.iter().flat_map(|copy| copy.iter().zip(named));
+        let cells = self.header().parts.iter().flat_map(|copy| copy.iter().zip(named));
         for (cell, word) in cells {
             if self.medium.load(cell) != word {
                 self.medium.store(cell, word);
@@ -648,7 +649,7 @@ impl<M: Medium> Region<M> {
 
     /// Units that lie wholly inside the medium's present length.
     pub(crate) fn units_in_file(&self) -> u64 {
-        let bytes = self.medium.len().saturating_sub(self.extent_offset(0));
+        let bytes = self.medium.len().saturating_sub(self.unit_offset(0));
         (bytes / self.unit()).min(self.unit_count)
     }
 
@@ -676,15 +677,15 @@ impl<M: Medium> Region<M> {
         // In the file that was open before, the holes of then are the heap's own. If it was not closed, nobody
         // knows how many those were, but not more than there is free space. In a copy they can be anywhere.
         let own = match clean {
-            true => m.load(&self.words().hole_bytes),
+            true => m.load(&self.header().hole_bytes),
             false => free().count() as u64 * self.unit(),
         };
         if is_same_file && holes <= own {
             return Ok(());
         }
-        let mut from = self.extent_offset(0).min(m.len());
+        let mut from = self.unit_offset(0).min(m.len());
         for (index, _) in free() {
-            let start = self.extent_offset(index);
+            let start = self.unit_offset(index);
             if from < start {
                 self.fill_holes(from..start)?;
             }
@@ -695,7 +696,7 @@ impl<M: Medium> Region<M> {
 
     /// The identity under which the region was opened last.
     fn identity(&self) -> Identity {
-        let (m, words) = (&self.medium, self.words());
+        let (m, words) = (&self.medium, self.header());
         Identity::from_words(std::array::from_fn(|i| m.load(&words.identity[i])))
     }
 
@@ -704,7 +705,7 @@ impl<M: Medium> Region<M> {
     /// # Errors
     /// `Suspect`, unless `on_suspect` allows it.
     fn judge(&self, identity: Identity, on_suspect: OnSuspect) -> Result<(bool, bool)> {
-        let clean = self.medium.load(&self.words().state) == CLEAN;
+        let clean = self.medium.load(&self.header().state) == CLEAN;
         match identity.doubt(&self.identity()) {
             Some(why) if !clean && on_suspect == OnSuspect::Refuse => {
                 Err(ErrorKind::Suspect { path: "".into(), why: why.into() }.into())
@@ -715,7 +716,7 @@ impl<M: Medium> Region<M> {
 
     /// Makes this opener the current generation.
     fn take_over(&mut self, identity: Identity, clean: bool, suspect: bool) -> Result<Opened> {
-        let (m, words) = (&self.medium, self.words());
+        let (m, words) = (&self.medium, self.header());
         let generation = m.load(&words.generation[0]);
         let reliable = m.load(&words.generation[1]) == !generation;
         // 0 in the low 16 bits never names a generation: that is where stamps in version words would repeat,
@@ -733,7 +734,7 @@ impl<M: Medium> Region<M> {
         // for one page, whatever the size, since nothing else has changed since the close; none in memory.
         let m = &self.medium;
         m.note(Note::Harmless("torn, the word is not `CLEAN` any more: the region counts as open"));
-        m.store(&self.words().state, 0);
+        m.store(&self.header().state, 0);
         if clean && !m.mutant("DA-1") {
             m.sync()?;
         }
@@ -743,7 +744,7 @@ impl<M: Medium> Region<M> {
 
     /// Writes the generation; durable on return, with what was flushed before.
     fn write_generation(&self) {
-        let (m, words) = (&self.medium, self.words());
+        let (m, words) = (&self.medium, self.header());
         // One line, in this order: a crash between the two leaves a mismatch, which means "recover all".
         m.store(&words.generation[0], self.generation);
         m.store(&words.generation[1], !self.generation);
@@ -758,7 +759,7 @@ impl<M: Medium> Region<M> {
 
     /// Writes the identity, and flushes it without a fence.
     fn write_identity(&self, identity: Identity) {
-        let (m, words) = (&self.medium, self.words());
+        let (m, words) = (&self.medium, self.header());
         for (cell, value) in words.identity.iter().zip(identity.words()) {
             m.store(cell, value);
         }
@@ -773,14 +774,14 @@ impl<M: Medium> Region<M> {
     /// `Io` if the system could not write; the region then counts as not closed.
     pub(crate) fn close(&self) -> Result<()> {
         self.ensure_writable()?;
-        let (holes, cell) = (self.medium.hole_bytes(), &self.words().hole_bytes);
+        let (holes, cell) = (self.medium.hole_bytes(), &self.header().hole_bytes);
         if self.medium.load(cell) != holes {
             self.medium.store(cell, holes);
         }
         self.medium.sync()?;
         self.medium
             .note(Note::Harmless("torn, the word is not `CLEAN`: the region counts as open"));
-        self.medium.store(&self.words().state, CLEAN);
+        self.medium.store(&self.header().state, CLEAN);
         self.medium.sync()
     }
 
@@ -814,8 +815,8 @@ impl<M: Medium> Region<M> {
     }
 
     /// The words that change.
-    pub fn words(&self) -> &Words {
-        self.medium.at(WORDS).expect("checked when opened")
+    pub fn header(&self) -> &Header {
+        self.medium.at(HEADER_WORDS).expect("checked when opened")
     }
 
     /// Root slot `index`: the offset of an index's root, or 0.
@@ -823,7 +824,7 @@ impl<M: Medium> Region<M> {
     /// # Panics
     /// If `index` is not below [`ROOTS`].
     pub fn root(&self, index: usize) -> &PmU64 {
-        &self.words().roots[index]
+        &self.header().roots[index]
     }
 
     /// The units that part `part` of the table describes; none if the region cannot have so many.
@@ -839,7 +840,7 @@ impl<M: Medium> Region<M> {
 
     /// The words that name part `part` of the table.
     pub(crate) fn part_words(&self, part: usize) -> [&PmU64; 2] {
-        self.words().parts.each_ref().map(|copy| &copy[part - 1])
+        self.header().parts.each_ref().map(|copy| &copy[part - 1])
     }
 
     fn count_parts(&self) -> usize {
@@ -930,18 +931,18 @@ impl<M: Medium> Region<M> {
 
     /// Where unit `index` begins. Units are aligned to their size.
     #[inline(always)]
-    pub fn extent_offset(&self, index: u64) -> u64 {
-        HEADER + index * self.unit()
+    pub fn unit_offset(&self, index: u64) -> u64 {
+        HEADER_BYTES + index * self.unit()
     }
 
     /// Most bytes that the region can have.
     pub fn capacity(&self) -> u64 {
-        self.extent_offset(self.unit_limit())
+        self.unit_offset(self.unit_limit())
     }
 
     /// Units that fit the capacity of the medium.
     pub(crate) fn unit_limit(&self) -> u64 {
-        (self.medium.capacity().saturating_sub(HEADER) / self.unit()).min(self.unit_count)
+        (self.medium.capacity().saturating_sub(HEADER_BYTES) / self.unit()).min(self.unit_count)
     }
 
     /// Whether this process may change the region.
@@ -976,12 +977,12 @@ impl<M: Medium> Region<M> {
 }
 
 /// What is wrong with a file that begins as a region and ends after `len` bytes, inside its header.
-pub fn cut_off(len: u64) -> Error {
+pub fn truncated_header(len: u64) -> Error {
     Error::damaged(len, format!("the file ends at {len} bytes, inside its header: it was cut off"))
 }
 
 /// Whether a file begins with these bytes as a region does.
-pub fn begins_as_region(bytes: &[u8]) -> bool {
+pub fn starts_with_magic(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC.to_le_bytes())
 }
 
@@ -1124,7 +1125,7 @@ mod tests {
     fn with_extents(in_file: u64, in_use: u64) -> Sim {
         let sim = Sim::new(1 << 20).unwrap();
         let region = Region::create(sim.clone(), &small(), IDENTITY).unwrap();
-        sim.grow(region.extent_offset(in_file)).unwrap();
+        sim.grow(region.unit_offset(in_file)).unwrap();
         assert_eq!(region.units_in_file(), in_file);
         (0..in_use).for_each(|index| sim.store(region.entry(index), USED));
         region.close().unwrap();
@@ -1252,7 +1253,7 @@ mod tests {
         let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
         let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
         let (at, next) =
-            (sim.offset_of(&region.words().generation[0]), region.generation().wrapping_add(1));
+            (sim.offset_of(&region.header().generation[0]), region.generation().wrapping_add(1));
         sim.checkpoint();
         let open = || drop(Region::open(sim.clone(), IDENTITY, OnSuspect::Refuse).unwrap());
         are_durable_after(&sim, open, &[(at, next)]);
@@ -1266,7 +1267,7 @@ mod tests {
         let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
         let region = Region::create(sim.clone(), &config, IDENTITY).unwrap();
         let superblock = sim.at::<Superblock>(0).unwrap();
-        let words = [&superblock.check, &superblock.magic, &region.words().roots[7]];
+        let words = [&superblock.check, &superblock.magic, &region.header().roots[7]];
         let stored = words.map(|word| (sim.offset_of(word), sim.load(word)));
         words.iter().for_each(|word| sim.store(word, !sim.load(word)));
         sim.checkpoint();

@@ -8,12 +8,12 @@ use std::thread;
 
 use evermap_pm::medium::{LINE, Note};
 use evermap_pm::sim::detect::detect;
-use evermap_pm::sim::mutants::{Fate, Sweep};
+use evermap_pm::sim::mutants::{Fate, MutantSweep};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{
-    Config, CrashPoint, ImageConfig, Model, Mutation, Nested, Replay, Sim, Strategy, Subject,
-    Wrong, campaign,
+    Config, CrashPoint, Failure, ImageConfig, Model, Mutation, Nested, Replay, Sim, Strategy,
+    Subject, campaign,
 };
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Medium, PmU64, pod};
@@ -178,7 +178,7 @@ impl Subject for Bug {
         puts(12, seed)
     }
 
-    fn run(&self, sim: &Sim, calls: &[Put]) -> Result<Self::History, Wrong> {
+    fn run(&self, sim: &Sim, calls: &[Put]) -> Result<Self::History, Failure> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         let history = MapHistory::new([]);
         Pairs { sim: sim.clone(), bug: *self }.puts(calls, &history)?;
@@ -190,7 +190,7 @@ impl Subject for Bug {
         sim: &Sim,
         history: &Self::History,
         point: &CrashPoint,
-    ) -> Result<Pairs, Wrong> {
+    ) -> Result<Pairs, Failure> {
         let pairs = Pairs { sim: sim.clone(), bug: *self };
         if sim.len() == 0 {
             sim.grow(4096).map_err(|error| error.to_string())?;
@@ -202,7 +202,7 @@ impl Subject for Bug {
         Ok(pairs)
     }
 
-    fn probe(&self, pairs: Pairs, seed: u64) -> Result<Self::History, Wrong> {
+    fn probe(&self, pairs: Pairs, seed: u64) -> Result<Self::History, Failure> {
         let mut found = Vec::new();
         for key in 0..KEYS {
             found.extend(pairs.get(key)?.map(|word| (key, word)));
@@ -436,7 +436,7 @@ impl Subject for Register {
         Vec::new()
     }
 
-    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<Self::History, Wrong> {
+    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<Self::History, Failure> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         let (history, turn) = (MapHistory::new([]), Barrier::new(2));
         thread::scope(|threads| {
@@ -461,13 +461,13 @@ impl Subject for Register {
         sim: &Sim,
         history: &Self::History,
         point: &CrashPoint,
-    ) -> Result<Sim, Wrong> {
+    ) -> Result<Sim, Failure> {
         let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
         history.check(&0, point, Some(found).filter(|word| *word != 0))?;
         Ok(sim.clone())
     }
 
-    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, Wrong> {
+    fn probe(&self, sim: Sim, _seed: u64) -> Result<Self::History, Failure> {
         let found = sim.at::<PmU64>(0).map_or(0, |cell| sim.load(cell));
         Ok(MapHistory::new((found != 0).then_some((0, found))))
     }
@@ -512,7 +512,7 @@ impl Subject for Hidden {
         Vec::new()
     }
 
-    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<(), Wrong> {
+    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<(), Failure> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         for line in 1..=HIDDEN {
             sim.store(sim.at(line * LINE).unwrap(), line);
@@ -521,7 +521,7 @@ impl Subject for Hidden {
         Ok(())
     }
 
-    fn recover(&self, sim: &Sim, _: &(), _: &CrashPoint) -> Result<(), Wrong> {
+    fn recover(&self, sim: &Sim, _: &(), _: &CrashPoint) -> Result<(), Failure> {
         let word: Option<&PmU64> = sim.at(0);
         // Only if it counts is anything else looked at: one more line, of which both states are right.
         if word.is_some_and(|word| sim.load(word) == 1) {
@@ -530,7 +530,7 @@ impl Subject for Hidden {
         Ok(())
     }
 
-    fn probe(&self, (): (), _seed: u64) -> Result<(), Wrong> {
+    fn probe(&self, (): (), _seed: u64) -> Result<(), Failure> {
         Ok(())
     }
 }
@@ -565,7 +565,7 @@ fn a_violation_shrinks_to_the_calls_that_it_needs() {
 fn a_sweep_kills_every_mutant_that_matters() {
     let sweeps = [Model::Adr, Model::ProcessDeath].map(|model| {
         let config = Config { images: ImageConfig::of(model), ..config() };
-        Sweep::new(&Bug::None, &config, 0..2).unwrap()
+        MutantSweep::new(&Bug::None, &config, 0..2).unwrap()
     });
     let mutations = sweeps[0].mutations();
     let drops =
@@ -579,7 +579,7 @@ fn a_sweep_kills_every_mutant_that_matters() {
     // The words of the halves and the flag are small: half of one is the whole.
     let torn = mutations.iter().filter(|mutation| matches!(mutation, Mutation::TearStore(_)));
     assert!(torn.count() > 0);
-    assert!(Sweep::new(&Bug::MissingFence, &config(), 0..2).is_err());
+    assert!(MutantSweep::new(&Bug::MissingFence, &config(), 0..2).is_err());
 }
 
 /// A register again, under the simulator's scheduler: one thread stores, one reads.
@@ -596,7 +596,7 @@ impl Subject for Shared {
         Vec::new()
     }
 
-    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<Self::History, Wrong> {
+    fn run(&self, sim: &Sim, _calls: &[String]) -> Result<Self::History, Failure> {
         sim.grow(4096).map_err(|error| error.to_string())?;
         let history = MapHistory::new([]);
         let register = Register { helps: self.helps };
@@ -623,11 +623,11 @@ impl Subject for Shared {
         sim: &Sim,
         history: &MapHistory<u64>,
         point: &CrashPoint,
-    ) -> Result<Sim, Wrong> {
+    ) -> Result<Sim, Failure> {
         Register { helps: self.helps }.recover(sim, history, point)
     }
 
-    fn probe(&self, sim: Sim, seed: u64) -> Result<Self::History, Wrong> {
+    fn probe(&self, sim: Sim, seed: u64) -> Result<Self::History, Failure> {
         Register { helps: self.helps }.probe(sim, seed)
     }
 }

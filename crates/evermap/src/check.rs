@@ -178,7 +178,7 @@ impl<M: Medium> Store<M> {
             for &(hash, word) in &pairs {
                 report.records += 1;
                 let place = word & OFFSET_MASK;
-                match self.file.pool.block(place) {
+                match self.file.pool.block_size_at(place) {
                     Some(bytes) => report.bytes += bytes,
                     None => {
                         report.problem(format!("record at offset {place:#x}: there is no block"));

@@ -192,7 +192,7 @@ fn open_store(path: &Path, options: &Options) -> Result<Store<Mapped>> {
     let medium = open_medium(path, &mapped, options)?;
     let identity = medium.identity();
     let held = match options.on_suspect {
-        OnSuspect::Discard => medium.hold()?,
+        OnSuspect::Discard => medium.keep_lock()?,
         OnSuspect::Refuse | OnSuspect::Salvage => None,
     };
     let Some(held) = held else { return open_whole(path, medium, identity, options) };
@@ -201,7 +201,7 @@ fn open_store(path: &Path, options: &Options) -> Result<Store<Mapped>> {
     let refusing = options.clone().on_suspect(OnSuspect::Refuse);
     match open_whole(path, medium, identity, &refusing) {
         Err(error) if is_untrusted(&error) => {
-            Store::create(held.emptied(&mapped)?, identity, options)
+            Store::create(held.truncate_and_map(&mapped)?, identity, options)
         }
         opened => opened,
     }
@@ -223,8 +223,8 @@ fn open_whole(
     if medium.len() == 0 && medium.path().is_some() {
         let io = |source| evermap_pm::Error::io("reading", path, source);
         let bytes = std::fs::read(path).map_err(io)?;
-        if region::begins_as_region(&bytes) {
-            return Err(region::cut_off(bytes.len() as u64).into());
+        if region::starts_with_magic(&bytes) {
+            return Err(region::truncated_header(bytes.len() as u64).into());
         }
         if !bytes.is_empty() {
             let why = format!("it has only {} bytes", bytes.len());

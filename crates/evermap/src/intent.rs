@@ -113,7 +113,7 @@ impl<'p, M: Medium> Intent<'p, M> {
         bytes[..8].copy_from_slice(&head.to_le_bytes());
         let check = u64::from(check_of(head, &bytes[HEAD * 8..]));
         bytes[8..16].copy_from_slice(&check.to_le_bytes());
-        let offset = pool.allocate_part(bytes.len() as u64)?;
+        let offset = pool.allocate_fixed(bytes.len() as u64)?;
         let m = pool.medium();
         let cells = m.slice(offset, bytes.len() as u64 / 8).expect("just allocated");
         m.write_bytes(cells, &bytes);

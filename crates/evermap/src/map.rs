@@ -62,11 +62,11 @@ pub(crate) struct Seat {
 impl Seat {
     /// The words of the default map.
     pub(crate) fn of_default<M: Medium>(pool: &Pool<M>) -> Self {
-        let (m, words) = (pool.medium(), pool.region().words());
+        let (m, words) = (pool.medium(), pool.region().header());
         Seat {
             descriptor: 0,
             root: m.offset_of(pool.root(DEFAULT)),
-            flush: m.offset_of(&words.flush),
+            flush: m.offset_of(&words.flush_mark),
             counters: m.offset_of(&words.counters),
             saved: m.offset_of(pool.root(DEFAULT_SAVED)),
             owner: Owner::of(0),
@@ -101,7 +101,7 @@ impl Seat {
     /// # Errors
     /// `NoSpace`.
     fn create<M: Medium>(pool: &Pool<M>) -> Result<Self> {
-        let (m, offset) = (pool.medium(), pool.allocate_part(size_of::<Descriptor>() as u64)?);
+        let (m, offset) = (pool.medium(), pool.allocate_fixed(size_of::<Descriptor>() as u64)?);
         let descriptor = m.at::<Descriptor>(offset).expect("just allocated");
         let Descriptor { root, counters, saved, reserved, .. } = descriptor;
         for cell in [root, saved, reserved].into_iter().chain(counters) {
@@ -238,7 +238,7 @@ impl<M: Medium> Setting<'_, M> {
         let index = index.inspect_err(|_| self.pool.free_unpublished(seat.descriptor))?;
         let map = self.assemble(seat, index, name, true);
         // There was no memory for what is not in the file: what is there, nobody knows any more.
-        map.inspect_err(|_| self.pool.lose_track())
+        map.inspect_err(|_| self.pool.require_sweep())
     }
 
     /// Opens the map whose words are there. O(1).

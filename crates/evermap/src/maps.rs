@@ -248,7 +248,7 @@ impl<M: Medium> Store<M> {
                     file.upkeep.want_burial();
                 }
                 // Nobody can walk through what is in it: the next opening has to find out.
-                None => file.pool.lose_track(),
+                None => file.pool.require_sweep(),
             }
         } else {
             map.iter().for_each(|map| map.set_life(Life::Open));
@@ -301,7 +301,7 @@ impl<M: Medium> Store<M> {
         let (file, poison) = (&self.file, self.file.pool.region().poison_on_panic());
         for map in graves {
             if !free_everything(&file.pool, map) {
-                file.pool.lose_track();
+                file.pool.require_sweep();
             }
         }
         poison.disarm();
@@ -341,7 +341,7 @@ impl<M: Medium> Store<M> {
             .ok_or_else(|| lost(m.offset_of(root), "the catalogue of the named maps").into());
         match seat.and_then(|seat| file.setting().open(seat, None)) {
             Err(error) if error.is_damaged() && file.options.on_suspect == OnSuspect::Salvage => {
-                file.pool.lose_track();
+                file.pool.require_sweep();
                 m.store(root, 0);
                 m.persist(root);
                 Ok(None)
@@ -429,12 +429,12 @@ impl<M: Medium> Store<M> {
                     Ok(true) => {}
                     Ok(false) => {
                         if !free_everything(&file.pool, &map) {
-                            file.pool.lose_track();
+                            file.pool.require_sweep();
                         }
                         return Err(error);
                     }
                     Err(_) => {
-                        file.pool.lose_track();
+                        file.pool.require_sweep();
                         return Err(error);
                     }
                 },

@@ -52,7 +52,7 @@ impl Drop for Edit {
 impl<M: Medium> Store<M> {
     /// Refuses `operation` if the calling thread holds a guard.
     pub(crate) fn ensure_no_guard(&self, operation: &'static str) -> Result<()> {
-        match self.file.pool.epoch().is_held_here() {
+        match self.file.pool.epoch().is_pinned() {
             true => Err(Error::GuardHeld { operation }),
             false => Ok(()),
         }
@@ -106,6 +106,6 @@ impl<M: Medium> Store<M> {
     fn wait_for_readers(&self) -> Result<()> {
         // In a forked child, guards of threads that do not exist there would never end.
         self.file.pool.region().ensure_writable()?;
-        self.file.pool.epoch().relieve(PATIENCE).map_err(Error::held_up)
+        self.file.pool.epoch().reduce_backlog(PATIENCE).map_err(Error::held_up)
     }
 }

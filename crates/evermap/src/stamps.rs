@@ -46,8 +46,8 @@ impl Stamps {
 
     /// Whether no id was ever given out, so that there cannot be any record.
     pub(crate) fn is_unused<M: Medium>(region: &Region<M>) -> bool {
-        let words = region.words();
-        [&words.stamp_limit, &words.counters[3]].iter().all(|cell| {
+        let words = region.header();
+        [&words.cas_limit, &words.counters[3]].iter().all(|cell| {
             let word = region.medium().load(cell);
             word == 0 || word == seal(Place::StampLimit, FIRST)
         })
@@ -58,9 +58,9 @@ impl Stamps {
     /// # Errors
     /// `Damaged` if no copy of the limit verifies; never with [`OnSuspect::Salvage`], which does without.
     pub(crate) fn open<M: Medium>(region: &Region<M>, on_suspect: OnSuspect) -> Result<Self> {
-        let (m, words) = (region.medium(), region.words());
+        let (m, words) = (region.medium(), region.header());
         // Two copies on different lines: the greater one is newer, or a crash came between the two.
-        let copies = [&words.stamp_limit, &words.counters[3]];
+        let copies = [&words.cas_limit, &words.counters[3]];
         let read = |cell: &&_| unseal(Place::StampLimit, m.load(cell));
         let limit = match copies.iter().filter_map(read).max() {
             Some(limit) => limit,
@@ -146,8 +146,8 @@ impl Stamps {
 }
 
 fn store_limit<M: Medium>(region: &Region<M>, limit: u64) {
-    let (m, words) = (region.medium(), region.words());
-    for cell in [&words.stamp_limit, &words.counters[3]] {
+    let (m, words) = (region.medium(), region.header());
+    for cell in [&words.cas_limit, &words.counters[3]] {
         m.store(cell, seal(Place::StampLimit, limit));
         m.flush(cell);
     }

@@ -157,7 +157,7 @@ impl<M: Medium> Store<M> {
             Primary::open(&pool, root)?
         };
         let stamps = Stamps::open(region, options.on_suspect)?;
-        pool.epoch().bound(options.reader_backlog);
+        pool.epoch().set_backlog_limit(options.reader_backlog);
         // Before anything else is done to any index, and before the sweep asks what they name.
         let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
         let clean = opened.is_none_or(|opened| opened.clean);

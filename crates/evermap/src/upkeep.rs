@@ -312,7 +312,7 @@ impl<M: Medium> Store<M> {
     /// A part at a time, with a pause after each as long as it took: so at most half of what the disk can do is taken
     /// from reads that wait for it, and hardly any time where all is in memory.
     fn read_parts_ahead(&self) {
-        for range in self.file.pool.old_parts() {
+        for range in self.file.pool.old_fixed_extents() {
             let began = Instant::now();
             self.file.pool.medium().read_ahead(range);
             if self.file.upkeep.is_stopping() {
@@ -385,7 +385,7 @@ impl<M: Medium> Sweeper<'_, M> {
         let (pool, offset) = (&self.store.file.pool, word & OFFSET_MASK);
         if !pool.is_swept() {
             // What was stored since is in other extents, and was counted when it was stored.
-            return pool.old_block(offset);
+            return pool.old_block_size(offset);
         }
         // The last stop was orderly, but counts are missing. Old and new records share extents, so only their CAS ids tell
         // which is which.

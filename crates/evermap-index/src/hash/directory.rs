@@ -167,7 +167,7 @@ impl<M: Medium> Directory<M> {
         let (m, current) = (self.region.medium(), self.current());
         // SAFETY: all entries of a directory are found in this medium before it becomes the current one (`create`,
         // `open`, `double`, `halve`), and there is one for each number that half a hash can be shifted to.
-        let entry: &PmU64 = unsafe { m.at_known(current.entry_for(hash)) };
+        let entry: &PmU64 = unsafe { m.at_unchecked(current.entry_for(hash)) };
         Found { current, entry, segment: m.load(entry) }
     }
 

@@ -53,7 +53,7 @@ mod tests {
         let shape = RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: Some(1) };
         let pool = Pool::create(sim.clone(), &shape, Identity::default()).unwrap();
         let [cell, kind] =
-            [64, 128].map(|bytes| sim.at::<PmU64>(pool.allocate_part(bytes).unwrap()).unwrap());
+            [64, 128].map(|bytes| sim.at::<PmU64>(pool.allocate_fixed(bytes).unwrap()).unwrap());
         sim.store(kind, KIND);
         sim.store(cell, 0);
         record(&sim, || {

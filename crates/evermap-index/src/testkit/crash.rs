@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use evermap_pm::pool::Pool;
 use evermap_pm::region::{Identity, OnSuspect, Opened, Region, RegionConfig};
-use evermap_pm::sim::battery::{Battery, On, Trial};
+use evermap_pm::sim::battery::{Battery, SubjectTrial, Trial};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Nested, Report, Sim, Wrong};
+use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Model, Nested, Report, Sim};
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Medium, PmU64};
 
@@ -439,12 +439,12 @@ pub struct Live<K: Numbered, P: PoolSubject<K>> {
     possible: Vec<(u64, BTreeSet<Option<u64>>)>,
 }
 
-fn text(error: Error) -> Wrong {
-    Wrong::new(oracle::ERRORS, error.to_string())
+fn text(error: Error) -> Failure {
+    Failure::new(oracle::ERRORS, error.to_string())
 }
 
-fn wrong<T>(oracle: &'static str, what: impl Into<String>) -> Result<T, Wrong> {
-    Err(Wrong::new(oracle, what))
+fn wrong<T>(oracle: &'static str, what: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::new(oracle, what))
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
@@ -473,7 +473,7 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
     /// Fills the space of extents with something, as if it had been used before.
     fn litter(&self, sim: &Sim) -> Result<()> {
         sim.pause();
-        let first = self.create_pool(sim)?.region().extent_offset(0);
+        let first = self.create_pool(sim)?.region().unit_offset(0);
         sim.grow(sim.capacity())?;
         for offset in (first..sim.len()).step_by(8) {
             let cell: &PmU64 = sim.at(offset).expect("within the medium");
@@ -510,9 +510,9 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         Ok(Some((live, opened)))
     }
 
-    fn reopen(&self, sim: &Sim, boot: u64) -> Result<Live<K, P>, Wrong> {
+    fn reopen(&self, sim: &Sim, boot: u64) -> Result<Live<K, P>, Failure> {
         let open = self.open(sim, boot, OnSuspect::Refuse).map_err(text)?;
-        open.map(|(live, _)| live).ok_or_else(|| Wrong::new(oracle::CREATED, "the index is gone"))
+        open.map(|(live, _)| live).ok_or_else(|| Failure::new(oracle::CREATED, "the index is gone"))
     }
 
     /// Recovery after a restart of the machine: a file that was closed holds what it did then; any other is
@@ -522,7 +522,7 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         sim: &Sim,
         history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live<K, P>>, Wrong> {
+    ) -> Result<Option<Live<K, P>>, Failure> {
         const OTHER: u64 = 1 << 32;
         match self.open(sim, OTHER, OnSuspect::Refuse) {
             Ok(Some((live, opened))) => {
@@ -555,8 +555,8 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
     }
 }
 
-fn linearizable(what: String) -> Wrong {
-    Wrong::new(oracle::LINEARIZABLE, what)
+fn linearizable(what: String) -> Failure {
+    Failure::new(oracle::LINEARIZABLE, what)
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
@@ -568,18 +568,18 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         self.instance.pool.medium()
     }
 
-    fn sweep(&self) -> Result<(), Wrong> {
+    fn sweep(&self) -> Result<(), Failure> {
         self.instance().sweep().map_err(text)
     }
 
     /// Every invariant.
-    fn check(&self) -> Result<(), Wrong> {
+    fn check(&self) -> Result<(), Failure> {
         let problems = self.instance.index.check();
         if problems.is_empty() { Ok(()) } else { wrong(oracle::STRUCTURE, problems.join("; ")) }
     }
 
     /// Every invariant, and that what is taken is what can be reached.
-    fn verify(&self) -> Result<(), Wrong> {
+    fn verify(&self) -> Result<(), Failure> {
         self.check()?;
         match self.instance().audit() {
             problems if problems.is_empty() => Ok(()),
@@ -588,7 +588,7 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// The tag of the word that a key is bound to.
-    fn find(&self, key: u64) -> Result<Option<u64>, Wrong> {
+    fn find(&self, key: u64) -> Result<Option<u64>, Failure> {
         let owned = K::owned(self.workload.number(key), self.instance().seed());
         let guard = self.instance.pool.pin();
         let found = self.instance.index.get(K::lend(&owned), &guard).map_err(text)?;
@@ -596,7 +596,7 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// A history that begins with what is known of the keys.
-    fn unlooked(&self) -> Result<History, Wrong> {
+    fn unlooked(&self) -> Result<History, Failure> {
         let mut start: HashMap<u64, BTreeSet<Option<u64>>> =
             self.possible.iter().cloned().collect();
         for key in 0..self.workload.universe {
@@ -609,7 +609,7 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// What the keys are bound to; and nothing else may be there.
-    fn contents(&self) -> Result<Vec<(u64, u64)>, Wrong> {
+    fn contents(&self) -> Result<Vec<(u64, u64)>, Failure> {
         let mut pairs = Vec::new();
         for number in 0..self.workload.universe {
             pairs.extend(self.find(number)?.map(|tag| (number, tag)));
@@ -675,7 +675,7 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
         Ok(seen)
     }
 
-    fn step(&self, history: &History, verb: Verb) -> Result<(), Wrong> {
+    fn step(&self, history: &History, verb: Verb) -> Result<(), Failure> {
         let Verb::Op(key, op) = verb else { return self.sweep() };
         let number = history.map.begin(self.medium(), key, op);
         match self.apply(key, op) {
@@ -688,7 +688,7 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
 
     /// Inserts these strangers, or removes them again. What a crash has left elsewhere is not
     /// touched by that.
-    fn crowd_in(&self, strangers: &[u64], insert: bool) -> Result<(), Wrong> {
+    fn crowd_in(&self, strangers: &[u64], insert: bool) -> Result<(), Failure> {
         for &place in strangers {
             let op = if insert { MapOp::Insert(place << 1 | 1) } else { MapOp::Remove };
             match self.apply(place, op) {
@@ -700,23 +700,23 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// Runs calls of several threads, each thread's in their order.
-    fn together(&self, history: &History, calls: &[Call]) -> Result<(), Wrong> {
+    fn together(&self, history: &History, calls: &[Call]) -> Result<(), Failure> {
         let most = calls.iter().map(|call| call.thread).max().unwrap_or(0);
-        let run = |thread: u64| -> Result<(), Wrong> {
+        let run = |thread: u64| -> Result<(), Failure> {
             for call in calls.iter().filter(|call| call.thread == thread) {
                 self.step(history, call.verb)?;
             }
             Ok(())
         };
         let bodies =
-            (1..=most).map(|thread| -> Box<dyn FnOnce() -> Result<(), Wrong> + Send + '_> {
+            (1..=most).map(|thread| -> Box<dyn FnOnce() -> Result<(), Failure> + Send + '_> {
                 Box::new(move || run(thread))
             });
         self.medium().in_parallel(bodies.collect()).into_iter().collect()
     }
 
     /// Runs operations: by one thread, or where the workload has several by two of them.
-    fn steps(&self, history: &History, verbs: impl Iterator<Item = Verb>) -> Result<(), Wrong> {
+    fn steps(&self, history: &History, verbs: impl Iterator<Item = Verb>) -> Result<(), Failure> {
         if self.workload.threads < 2 {
             return verbs.into_iter().try_for_each(|verb| self.step(history, verb));
         }
@@ -725,11 +725,11 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 
     /// Whether the index holds what it must after the operations of this history.
-    fn agrees(&self, history: &History) -> Result<(), Wrong> {
+    fn agrees(&self, history: &History) -> Result<(), Failure> {
         let mut found: HashMap<u64, u64> = self.contents()?.into_iter().collect();
         (0..self.workload.universe).try_for_each(|key| {
             let now = history.map.check_now(&key, found.remove(&key));
-            now.map_err(|what| Wrong::new(oracle::MODEL, what))
+            now.map_err(|what| Failure::new(oracle::MODEL, what))
         })
     }
 }
@@ -742,7 +742,7 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         live: Live<K, P>,
         history: &History,
         verb: Verb,
-    ) -> Result<Live<K, P>, Wrong> {
+    ) -> Result<Live<K, P>, Failure> {
         match verb {
             Verb::Op(..) | Verb::Sweep => {
                 live.step(history, verb)?;
@@ -776,7 +776,7 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         self.workload.calls(seed)
     }
 
-    fn run(&self, sim: &Sim, calls: &[Call]) -> Result<History, Wrong> {
+    fn run(&self, sim: &Sim, calls: &[Call]) -> Result<History, Failure> {
         let mut history = History::new(Vec::new(), 0);
         if self.workload.littered {
             self.litter(sim).map_err(text)?;
@@ -812,12 +812,12 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         sim: &Sim,
         history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live<K, P>>, Wrong> {
+    ) -> Result<Option<Live<K, P>>, Failure> {
         if self.restarts {
             return self.recover_restarted(sim, history, point);
         }
         let boot = history.boot_at(point);
-        let open = || -> Result<Option<Live<K, P>>, Wrong> {
+        let open = || -> Result<Option<Live<K, P>>, Failure> {
             let open = self.open(sim, boot, OnSuspect::Refuse).map_err(text)?;
             if open.is_none() && point.ended() > 0 {
                 return wrong(oracle::CREATED, "the index is gone");
@@ -876,7 +876,7 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         Ok(live)
     }
 
-    fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<History, Wrong> {
+    fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<History, Failure> {
         let Some(live) = live.filter(|_| self.care > Care::Lookups) else {
             return Ok(History::new(Vec::new(), 0));
         };
@@ -993,28 +993,35 @@ where
     let subject = Arc::new(subject);
     let on = |name, workload, model, seed| -> Box<dyn Trial> {
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload);
-        Box::new(On::new(name, crashed, config(workload, model), seed))
+        Box::new(SubjectTrial::new(name, crashed, config(workload, model), seed))
     };
     let page = |name, granule| -> Box<dyn Trial> {
         let (workload, model) = (Workload::FEW_KEYS, Model::PageCache { granule });
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload).restarting();
-        Box::new(On::new(name, crashed, config(workload, model), 500))
+        Box::new(SubjectTrial::new(name, crashed, config(workload, model), 500))
     };
     let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
-    let skewed = On::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
+    let skewed = SubjectTrial::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
     let one_sided = Crashed::<Plain, _>::new(subject.clone(), Workload::ONE_SIDED);
-    let one_sided = On::new("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
+    let one_sided =
+        SubjectTrial::new("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
     let used = Crashed::<Plain, _>::new(subject.clone(), Workload::USED);
-    let used = On::new("used-space", used, config(Workload::USED, Model::Adr), 600);
+    let used = SubjectTrial::new("used-space", used, config(Workload::USED, Model::Adr), 600);
     let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
-    let bytes = On::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
+    let bytes = SubjectTrial::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
     let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
-    let parallel = On::new("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
+    let parallel =
+        SubjectTrial::new("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
     let together = Crashed::<Bytes, _>::new(subject.clone(), Workload::PARALLEL);
-    let together =
-        On::new("parallel-byte-keys", together, config(Workload::PARALLEL, Model::Adr), 2000);
+    let together = SubjectTrial::new(
+        "parallel-byte-keys",
+        together,
+        config(Workload::PARALLEL, Model::Adr),
+        2000,
+    );
     let crowded = Crashed::<u64, _>::new(subject.clone(), Workload::CROWDED);
-    let crowded = On::new("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
+    let crowded =
+        SubjectTrial::new("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
     let trials = vec![
         on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
         Box::new(one_sided),
@@ -1045,7 +1052,7 @@ where
     let flat = sim::Config { nested: Nested { depth: 0, ..config.nested }, ..config };
     let on = |name, care, config| -> Box<dyn Trial> {
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload).asking(care);
-        Box::new(On::new(name, crashed, config, 300))
+        Box::new(SubjectTrial::new(name, crashed, config, 300))
     };
     let trials = vec![
         on("lookups and check", Care::Lookups, flat),

@@ -15,7 +15,7 @@ use evermap_pm::medium::LINE;
 use evermap_pm::region::{Identity, OnSuspect, Region};
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, ImageConfig, Sim, Subject, Wrong};
+use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Sim, Subject};
 use evermap_pm::{Medium, Pool};
 
 use crate::watched::{Access, Watched};
@@ -185,7 +185,7 @@ impl Subject for Gaps {
         vec![seed]
     }
 
-    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<MapHistory<u64>, Wrong> {
+    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<MapHistory<u64>, Failure> {
         let seed = calls[0];
         let history = MapHistory::new([]);
         let index: Table = tiny(Watched::new(sim.clone()));
@@ -231,7 +231,7 @@ impl Subject for Gaps {
         sim: &Sim,
         history: &MapHistory<u64>,
         point: &CrashPoint,
-    ) -> Result<Self::Live, Wrong> {
+    ) -> Result<Self::Live, Failure> {
         if Region::is_blank(sim) {
             return Err("the region is gone".into());
         }
@@ -245,7 +245,7 @@ impl Subject for Gaps {
         Ok(Some(index))
     }
 
-    fn probe(&self, live: Self::Live, _seed: u64) -> Result<MapHistory<u64>, Wrong> {
+    fn probe(&self, live: Self::Live, _seed: u64) -> Result<MapHistory<u64>, Failure> {
         let problems = live.map_or(Vec::new(), |index| index.check());
         if problems.is_empty() { Ok(MapHistory::new([])) } else { Err(problems.join("; ").into()) }
     }

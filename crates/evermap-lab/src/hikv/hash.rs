@@ -292,7 +292,7 @@ fn zeroed<M: Medium>(pool: &Pool<M>, buckets: u64) -> Result<u64> {
     let bytes = buckets * BUCKET;
     let m = pool.medium();
     // With room to align them, so that no entry straddles a line.
-    let position = pool.allocate_part(bytes + BUCKET)?.next_multiple_of(BUCKET);
+    let position = pool.allocate_fixed(bytes + BUCKET)?.next_multiple_of(BUCKET);
     let cells = m.slice::<PmU64>(position, bytes / 8).expect("just allocated");
     cells.iter().for_each(|cell| m.store(cell, 0));
     m.persist(cells);

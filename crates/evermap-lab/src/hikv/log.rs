@@ -41,7 +41,7 @@ impl Log {
     /// `NoSpace`.
     pub(super) fn create<M: Medium>(pool: &Pool<M>) -> Result<Self> {
         let tail = |_| {
-            let start = pool.allocate_part(LOG_BYTES)?;
+            let start = pool.allocate_fixed(LOG_BYTES)?;
             Ok(Mutex::new(Tail { start, used: 0, number: 0 }))
         };
         Ok(Log((0..LOGS).map(tail).collect::<Result<_>>()?))

@@ -17,7 +17,7 @@
 //! locks. What an unclean stop left behind does not count before it is swept: a store that is killed again and again
 //! takes small extents each time.
 //!
-//! Blocks that can be moved, because a few words name them, and blocks that [stay](Heap::allocate_part) where they
+//! Blocks that can be moved, because a few words name them, and blocks that [stay](Heap::allocate_fixed) where they
 //! are, because a structure is built of them, never share an extent: a structure that becomes empty would else leave
 //! some block in most extents of that size, and nothing could empty those for other sizes.
 //!
@@ -490,7 +490,7 @@ impl<M: Medium> Heap<M> {
         let geometry = Geometry::of(&region);
         let classes = Classes::new(region.extent_size(), region.unit());
         let heap = Heap {
-            extents: Extents::new(geometry.units, region.extent_offset(0) >> geometry.shift),
+            extents: Extents::new(geometry.units, region.unit_offset(0) >> geometry.shift),
             shards: (0..SHARDS)
                 .map(|_| Shard(Mutex::new(vec![Hand::default(); 2 * classes.len()])))
                 .collect(),
@@ -521,7 +521,7 @@ impl<M: Medium> Heap<M> {
     fn read_table(&self) {
         // What damage puts behind the end of the file is not there.
         let whole =
-            (self.region.medium().len() - self.region.extent_offset(0)) >> self.geometry.shift;
+            (self.region.medium().len() - self.region.unit_offset(0)) >> self.geometry.shift;
         let described = self.region.described().min(self.extents.len).min(whole);
         let m = self.region.medium();
         let behind = self.region.entries(0..described).rev().take_while(|entry| m.load(entry) == 0);
@@ -566,7 +566,7 @@ impl<M: Medium> Heap<M> {
 
     /// The units that hold these bytes.
     fn units_of(&self, bytes: Range<u64>) -> Range<u64> {
-        let unit = |at: u64| at.saturating_sub(self.region.extent_offset(0));
+        let unit = |at: u64| at.saturating_sub(self.region.unit_offset(0));
         unit(bytes.start) >> self.geometry.shift..unit(bytes.end).div_ceil(self.geometry.unit())
     }
 
@@ -615,7 +615,7 @@ impl<M: Medium> Heap<M> {
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
-    pub fn allocate_part(&self, size: u64) -> Result<u64> {
+    pub fn allocate_fixed(&self, size: u64) -> Result<u64> {
         self.allocate_of(size, true)
     }
 
@@ -744,7 +744,7 @@ impl<M: Medium> Heap<M> {
                 if mask == free(word) { first + 64 } else { first + 64 - mask.leading_zeros() };
             extent.bits[word] |= mask;
             extent.free -= mask.count_ones();
-            let start = self.region.extent_offset(index);
+            let start = self.region.unit_offset(index);
             *hand = Hand { extent: index, start, first, behind, mask };
         }
         // For other threads, so that they use it too before they take an extent, and for what is free before `from`.
@@ -812,12 +812,12 @@ impl<M: Medium> Heap<M> {
         if count != self.geometry.largest {
             return start;
         }
-        let before = self.region.extent_offset(0) >> self.geometry.shift;
+        let before = self.region.unit_offset(0) >> self.geometry.shift;
         (start + before).next_multiple_of(count) - before
     }
 
     fn bytes_of(&self, units: &Range<u64>) -> Range<u64> {
-        self.region.extent_offset(units.start)..self.region.extent_offset(units.end)
+        self.region.unit_offset(units.start)..self.region.unit_offset(units.end)
     }
 
     /// Takes units that were never used, growing the region and its table for them.
@@ -827,7 +827,7 @@ impl<M: Medium> Heap<M> {
             self.grow_table(shared)?;
             taken = self.new_units(shared, count)?;
         }
-        self.grow_to(self.region.extent_offset(taken.end))?;
+        self.grow_to(self.region.unit_offset(taken.end))?;
         let skipped = std::mem::replace(&mut shared.frontier, taken.end)..taken.start;
         if skipped.start < skipped.end {
             self.put_into_free(shared, skipped);
@@ -854,8 +854,8 @@ impl<M: Medium> Heap<M> {
     fn grow_table(&self, shared: &mut Shared) -> Result<()> {
         let units = self.region.next_part_bytes().div_ceil(self.geometry.unit());
         let part = self.check_capacity(shared.frontier..shared.frontier + units)?;
-        let at = self.region.extent_offset(part.start);
-        self.grow_to(self.region.extent_offset(part.end))?;
+        let at = self.region.unit_offset(part.start);
+        self.grow_to(self.region.unit_offset(part.end))?;
         self.region.add_part(at);
         // Nobody else has ever locked an extent there.
         let shape = Shape { used: Use::Table, units };
@@ -914,17 +914,17 @@ impl<M: Medium> Heap<M> {
         let extent = &mut *self.extents.hold(first);
         extent.free = 0;
         extent.bits[0] = 1;
-        Ok(self.region.extent_offset(first))
+        Ok(self.region.unit_offset(first))
     }
 
     /// The extent that `offset` is in, and how many bytes into it.
     fn locate(&self, offset: u64) -> Option<(u64, u64)> {
-        let index = offset.checked_sub(self.region.extent_offset(0))? >> self.geometry.shift;
+        let index = offset.checked_sub(self.region.unit_offset(0))? >> self.geometry.shift;
         if index >= self.extents.len {
             return None;
         }
         let first = self.extents.first_of(index);
-        Some((first, offset - self.region.extent_offset(first)))
+        Some((first, offset - self.region.unit_offset(first)))
     }
 
     /// Frees a block that nobody can see: one that was never published, or whose grace period is over.
@@ -1091,7 +1091,7 @@ impl<M: Medium> Heap<M> {
         lives(extent.life).then(|| block_at(&extent, rest).map_or(0, bytes))
     }
 
-    /// Where the extents lie that hold [parts of structures](Heap::allocate_part) and were not swept yet: ascending.
+    /// Where the extents lie that hold [parts of structures](Heap::allocate_fixed) and were not swept yet: ascending.
     pub(crate) fn closed_parts(&self) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
         self.for_each_extent(|index, extent| {
@@ -1206,8 +1206,7 @@ impl<M: Medium> Heap<M> {
             if extent.life != Life::Open {
                 return;
             }
-            let (start, size) =
-                (self.region.extent_offset(index), extent.block_size(&self.geometry));
+            let (start, size) = (self.region.unit_offset(index), extent.block_size(&self.geometry));
             let taken = |block: &u32| {
                 let (word, bit) = Extent::bit(*block);
                 extent.bits[word] & bit != 0
@@ -1547,7 +1546,7 @@ mod tests {
         let mut parts = Vec::new();
         let mut records = Vec::new();
         for _ in 0..512 {
-            parts.push(heap.allocate_part(64).unwrap());
+            parts.push(heap.allocate_fixed(64).unwrap());
             parts.push(heap.allocate_exact(64).unwrap());
             records.extend((0..4).map(|_| heap.allocate(64).unwrap()));
         }
@@ -1701,8 +1700,8 @@ mod tests {
         let region = Arc::new(region);
         let heap = Heap::open(region.clone(), false);
         let first = heap.allocate(511 * 4096).unwrap();
-        sim.grow(region.extent_offset(520)).unwrap();
-        let left = sim.slice::<PmU64>(region.extent_offset(511), 3 * 512).unwrap();
+        sim.grow(region.unit_offset(520)).unwrap();
+        let left = sim.slice::<PmU64>(region.unit_offset(511), 3 * 512).unwrap();
         left.iter().for_each(|cell| sim.store(cell, Shape::TAIL.encode(0)));
         sim.flush(left);
         sim.fence();
@@ -1810,7 +1809,7 @@ mod tests {
                 let Ok(block) = heap.allocate(size) else { return false };
                 let before = taken.range(..block + size).next_back();
                 assert!(before.is_none_or(|(_, &end)| end <= block), "handed out twice");
-                assert!(block >= region.extent_offset(0) && block + size <= m.len());
+                assert!(block >= region.unit_offset(0) && block + size <= m.len());
                 taken.insert(block, block + size).is_none()
             };
             while allocate([100, 5000, 30_000][next(3) as usize]) {}

@@ -27,7 +27,7 @@ impl<M: Medium> Heap<M> {
         let m = self.region.medium();
         let cells = m.slice::<PmU64>(offset, words.len() as u64).expect("just allocated");
         m.write_bytes(cells, &bytes);
-        let place = &self.region.words().snapshot;
+        let place = &self.region.header().snapshot;
         m.store(&place[0], offset);
         m.store(&place[1], bytes.len() as u64);
         m.store(&place[2], u64::from(crc32c::crc32c(&bytes)));
@@ -57,7 +57,7 @@ impl<M: Medium> Heap<M> {
     }
 
     fn read_snapshot(&self) -> Option<Vec<u64>> {
-        let (m, place) = (self.region.medium(), &self.region.words().snapshot);
+        let (m, place) = (self.region.medium(), &self.region.header().snapshot);
         let (offset, length) = (m.load(&place[0]), m.load(&place[1]));
         // At most a bit for each granule of the medium, and some words an extent.
         if offset == 0 || length > m.len() / 64 + 8 * self.extents.len {

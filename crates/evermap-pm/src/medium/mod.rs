@@ -27,7 +27,7 @@ pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
 pub use mapped::{
-    FlushKind, Held, Mapped, MappedOptions, PageReport, describe_address, explain_bus_errors,
+    FlushKind, LockedFile, Mapped, MappedOptions, PageReport, describe_address, explain_bus_errors,
 };
 
 /// Bytes in a cache line: the unit that flushes move and within which stores persist in program order.
@@ -290,7 +290,7 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// [`at`](Medium::at), or [`slice`](Medium::slice) for a part of what it answered, has found such a structure at
     /// this offset of this medium before.
     #[inline(always)]
-    unsafe fn at_known<T: Pod>(&self, offset: u64) -> &T {
+    unsafe fn at_unchecked<T: Pod>(&self, offset: u64) -> &T {
         debug_assert!(self.at::<T>(offset).is_some());
         // SAFETY: as in `at`, which found it inside and aligned; a medium never shrinks.
         unsafe { self.base().add(offset as usize).cast().as_ref() }

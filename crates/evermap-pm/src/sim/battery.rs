@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::campaign::{self, Config};
 use super::durable::Model;
-use super::mutants::{self, Fate, Sweep};
+use super::mutants::{self, Fate, MutantSweep};
 use super::mutation::Mutation;
 use super::replay::Replay;
 use super::report::{Report, Violation};
@@ -70,7 +70,7 @@ pub trait Prepared: Send + Sync {
 }
 
 /// A campaign on a subject.
-pub struct On<S> {
+pub struct SubjectTrial<S> {
     name: &'static str,
     subject: S,
     config: Config,
@@ -79,16 +79,16 @@ pub struct On<S> {
     parallel: Option<u64>,
 }
 
-impl<S: Subject> On<S> {
+impl<S: Subject> SubjectTrial<S> {
     /// A campaign whose seeds begin with `first_seed`.
     pub fn new(name: &'static str, subject: S, config: Config, first_seed: u64) -> Self {
-        On { name, subject, config, first_seed, parallel: None }
+        SubjectTrial { name, subject, config, first_seed, parallel: None }
     }
 
     /// The same for a subject whose threads run in parallel, of which so many seeds are worth one of another campaign.
     /// Mutants then run again, under schedules made for them.
     pub fn in_parallel(self, seeds_for_one: u64) -> Self {
-        On { parallel: Some(seeds_for_one), ..self }
+        SubjectTrial { parallel: Some(seeds_for_one), ..self }
     }
 
     fn seeds(&self, count: u64) -> Range<u64> {
@@ -96,7 +96,7 @@ impl<S: Subject> On<S> {
     }
 }
 
-impl<S> Trial for On<S>
+impl<S> Trial for SubjectTrial<S>
 where
     S: Subject<Call: Sync, History: Send + Sync> + Send + Sync,
 {
@@ -118,7 +118,7 @@ where
     }
 
     fn prepare(&self, seeds: u64) -> Result<Box<dyn Prepared + '_>, Box<Report>> {
-        let sweep = Sweep::new(&self.subject, &self.config, self.seeds(seeds))?;
+        let sweep = MutantSweep::new(&self.subject, &self.config, self.seeds(seeds))?;
         Ok(Box::new(Ready { on: self, sweep, seeds: self.seeds(seeds) }))
     }
 
@@ -136,8 +136,8 @@ where
 }
 
 struct Ready<'t, S: Subject> {
-    on: &'t On<S>,
-    sweep: Sweep<'t, S>,
+    on: &'t SubjectTrial<S>,
+    sweep: MutantSweep<'t, S>,
     seeds: Range<u64>,
 }
 
@@ -156,7 +156,7 @@ where
     fn fate(&self, mutation: Mutation) -> Fate {
         match self.sweep.fate(mutation) {
             Fate::Survived(images) if self.on.parallel.is_some() => {
-                let On { subject, config, .. } = self.on;
+                let SubjectTrial { subject, config, .. } = self.on;
                 let again =
                     mutants::fate_in_parallel(subject, config, mutation, self.seeds.clone());
                 if again == Fate::NoChange { Fate::Survived(images) } else { again }

@@ -14,7 +14,7 @@ use super::report::{Report, Violation};
 use super::rng::fold;
 use super::schedule::{Schedule, Strategy};
 use super::shrink;
-use super::subject::{Subject, Wrong};
+use super::subject::{Failure, Subject};
 use super::trace::Trace;
 
 /// How much to try.
@@ -157,7 +157,7 @@ pub fn record<S: Subject>(
     subject: &S,
     config: &Config,
     seed: u64,
-) -> Result<(Trace, S::History), Wrong> {
+) -> Result<(Trace, S::History), Failure> {
     let campaign = Campaign { subject, config, seed };
     let recorded = campaign.record(&subject.workload(seed))?;
     Ok((recorded.trace, recorded.history))
@@ -172,7 +172,7 @@ pub fn replay<S: Subject>(
     config: &Config,
     replay: &Replay,
 ) -> Result<Option<Violation>, String> {
-    let images = ImageConfig { model: replay.model, length: replay.length, ..config.images };
+    let images = ImageConfig { model: replay.model, growth: replay.growth, ..config.images };
     let strategy = replay.schedule.map_or(config.strategy, |schedule| schedule.strategy);
     let config = &Config { images, strategy, ..*config };
     let campaign = Campaign { subject, config, seed: replay.seed };
@@ -331,7 +331,7 @@ pub(crate) struct Later<H> {
 }
 
 /// What came of a recovery.
-pub(crate) type Recovery<S> = Result<Survived<<S as Subject>::History>, Wrong>;
+pub(crate) type Recovery<S> = Result<Survived<<S as Subject>::History>, Failure>;
 
 /// The workload of one seed and how to recover from its crashes.
 pub(crate) struct Campaign<'c, S> {
@@ -346,7 +346,7 @@ impl<S: Subject> Campaign<'_, S> {
     }
 
     /// Runs a workload without crashing it.
-    pub(crate) fn record(&self, calls: &[S::Call]) -> Result<Recorded<S::History>, Wrong> {
+    pub(crate) fn record(&self, calls: &[S::Call]) -> Result<Recorded<S::History>, Failure> {
         let (sim, history) = self.run(calls, None)?;
         Ok(Recorded { trace: self.trace_of(&sim), history, order: sim.order() })
     }
@@ -356,7 +356,7 @@ impl<S: Subject> Campaign<'_, S> {
         &self,
         calls: &[S::Call],
         mutation: Mutation,
-    ) -> Result<Recorded<S::History>, Wrong> {
+    ) -> Result<Recorded<S::History>, Failure> {
         let (sim, history) = self.run(calls, Some(mutation))?;
         Ok(Recorded { trace: sim.trace(), history, order: sim.order() })
     }
@@ -365,7 +365,7 @@ impl<S: Subject> Campaign<'_, S> {
         &self,
         calls: &[S::Call],
         expected: Option<Mutation>,
-    ) -> Result<(Sim, S::History), Wrong> {
+    ) -> Result<(Sim, S::History), Failure> {
         let sim = Sim::new(self.config.capacity).map_err(|error| error.to_string())?;
         sim.mutate(self.config.mutation);
         expected.into_iter().for_each(|mutation| sim.expect(mutation));
@@ -424,13 +424,13 @@ impl<S: Subject> Campaign<'_, S> {
     }
 
     pub(crate) fn replay_of(&self, steps: Vec<Step>) -> Replay {
-        let ImageConfig { model, length, .. } = self.config.images;
+        let ImageConfig { model, growth, .. } = self.config.images;
         let (subject, schedule, calls) = (None, None, None);
-        Replay { subject, model, length, schedule, seed: self.seed, calls, steps }
+        Replay { subject, model, growth, schedule, seed: self.seed, calls, steps }
     }
 
     /// Something went wrong in the workload itself.
-    pub(crate) fn uncrashed(&self, wrong: Wrong) -> Violation {
+    pub(crate) fn uncrashed(&self, wrong: Failure) -> Violation {
         let (story, replay) = ("without any crash\n".into(), self.replay_of(Vec::new()));
         Violation { message: wrong.what, oracle: wrong.oracle, story, replay }
     }
@@ -504,7 +504,7 @@ impl<S: Subject> Campaign<'_, S> {
         self.crash_at(level, &mut walk, step, |image, owed, sim, result| {
             let story = self.describe(level, image);
             match result {
-                Err(Wrong { oracle, what }) => {
+                Err(Failure { oracle, what }) => {
                     let replay = self.replay_of(path);
                     Ok(Some(Violation { message: what, oracle, story, replay }))
                 }

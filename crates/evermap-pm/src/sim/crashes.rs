@@ -12,8 +12,8 @@ use super::replay::Step;
 use super::report::{Report, Violation};
 use super::rng::{Rng, fold};
 use super::shrink;
-use super::subject::{Subject, Wrong};
-use super::trace::{Event, Record, Site, Trace};
+use super::subject::{Failure, Subject};
+use super::trace::{Event, Site, Trace, TraceRecord};
 use crate::medium::Note;
 
 /// Recoveries of one kind that are all crashed.
@@ -478,7 +478,7 @@ impl<'r, S: Subject> Run<'r, S> {
         let Some(passing) = &mut self.passing else { return };
         let rng = &mut self.rng;
         sim.with_records(|records| {
-            let matters = |record: &&Record| {
+            let matters = |record: &&TraceRecord| {
                 let event = record.event;
                 matches!(event, Event::Flush { .. } | Event::Fence | Event::Store { .. })
             };
@@ -536,7 +536,7 @@ impl<'r, S: Subject> Run<'r, S> {
 
     /// Reports what recovery said, for the crash that deviates as little as possible from one that loses nothing,
     /// or from one that loses everything.
-    fn violation(&self, level: &Level<'_, S::History>, step: Step, wrong: Wrong) -> Violation {
+    fn violation(&self, level: &Level<'_, S::History>, step: Step, wrong: Failure) -> Violation {
         let steps = level.path_with(&step);
         if self.quick {
             let (story, replay) = (String::new(), self.campaign.replay_of(steps));
@@ -558,7 +558,7 @@ impl<'r, S: Subject> Run<'r, S> {
 }
 
 /// Hashes the set of places that the records come from.
-fn shape(records: &[Record]) -> u64 {
+fn shape(records: &[TraceRecord]) -> u64 {
     let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
     look_of(changes.map(|record| record.site))
 }

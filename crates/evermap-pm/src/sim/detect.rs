@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::durable::{Durability, Entry, Length, Model};
+use super::durable::{Durability, Entry, GrowthModel, Model};
 use super::trace::{Event, Site, Trace};
 use crate::medium::{LINE, Note};
 
@@ -92,7 +92,7 @@ struct Running {
 /// Looks through `trace`; `kind` tells an operation's kind from its number.
 pub fn detect(trace: &Trace, kind: impl Fn(u64) -> String) -> Findings {
     let mut findings = Findings::default();
-    let mut state = Durability::new(trace, Model::Adr, Length::AtOnce);
+    let mut state = Durability::new(trace, Model::Adr, GrowthModel::Immediate);
     let mut running: BTreeMap<u16, Running> = BTreeMap::new();
     let mut stored: BTreeSet<u64> = BTreeSet::new();
     for (at, record) in trace.records().iter().enumerate() {

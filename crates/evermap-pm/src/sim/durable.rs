@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::trace::{Event, Record, Span, Trace, Word, get};
+use super::trace::{Event, Span, Trace, TraceRecord, Word, get};
 use crate::medium::LINE;
 
 /// How memory loses what was not made durable.
@@ -40,12 +40,12 @@ impl Model {
 
 /// What becomes of the length of the file in a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Length {
+pub enum GrowthModel {
     /// Growth is durable when it returns.
-    AtOnce,
+    Immediate,
     /// Growth is durable at the next sync; until then the length may be any that the file has had since the
     /// last one, and what was stored beyond it is lost.
-    Lags,
+    UntilSync,
 }
 
 /// Stores that become durable together or, if several words, in any subset.
@@ -77,7 +77,7 @@ impl Entry {
 pub(crate) struct Durability<'t> {
     trace: &'t Trace,
     model: Model,
-    length: Length,
+    growth: GrowthModel,
     /// By granule, in the order of the stores.
     pending: BTreeMap<u64, Vec<Entry>>,
     /// By thread: the granules it has flushed since its last fence, each with the record of the flush.
@@ -87,9 +87,9 @@ pub(crate) struct Durability<'t> {
 }
 
 impl<'t> Durability<'t> {
-    pub(crate) fn new(trace: &'t Trace, model: Model, length: Length) -> Self {
+    pub(crate) fn new(trace: &'t Trace, model: Model, growth: GrowthModel) -> Self {
         let (pending, captured, abandoned) = Default::default();
-        Durability { trace, model, length, pending, captured, abandoned }
+        Durability { trace, model, growth, pending, captured, abandoned }
     }
 
     pub(crate) fn pending(&self) -> &BTreeMap<u64, Vec<Entry>> {
@@ -179,7 +179,7 @@ impl<'t> Durability<'t> {
 
     /// The length of a file belongs to the kernel and outlives the process.
     fn grows_at_once(&self) -> bool {
-        self.length == Length::AtOnce || self.model == Model::ProcessDeath
+        self.growth == GrowthModel::Immediate || self.model == Model::ProcessDeath
     }
 
     /// The lines of a flush that hold a store which this thread has not flushed yet.
@@ -263,8 +263,12 @@ impl<'t> Durability<'t> {
 
 /// What is stored but not durable for certain just before record `at`, in the order of the stores: what a process that
 /// dies there leaves in the caches, as far as it is in `image`.
-pub(crate) fn left_in_caches(trace: &Trace, at: usize, image: &[u8]) -> Vec<(Record, Vec<Word>)> {
-    let mut state = Durability::new(trace, Model::Adr, Length::AtOnce);
+pub(crate) fn left_in_caches(
+    trace: &Trace,
+    at: usize,
+    image: &[u8],
+) -> Vec<(TraceRecord, Vec<Word>)> {
+    let mut state = Durability::new(trace, Model::Adr, GrowthModel::Immediate);
     (0..at).for_each(|record| state.step(record, &mut |_| {}));
     let mut entries: Vec<Entry> = state.pending.into_values().flatten().collect();
     entries.sort_unstable_by_key(|entry| (entry.record, entry.first));

@@ -11,9 +11,9 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use super::coverage::look_of;
-use super::durable::{Durability, Entry, Length, Model};
+use super::durable::{Durability, Entry, GrowthModel, Model};
 use super::rng::{Rng, finish, fold};
-use super::trace::{Event, LENGTH, Op, Ops, Record, Site, THE_DEAD, Trace, Word, get, put};
+use super::trace::{Event, LENGTH, Op, Ops, Site, THE_DEAD, Trace, TraceRecord, Word, get, put};
 use super::undecided::Undecided;
 use crate::medium::Note;
 
@@ -23,7 +23,7 @@ pub struct ImageConfig {
     /// How memory loses data.
     pub model: Model,
     /// What becomes of the file's length.
-    pub length: Length,
+    pub growth: GrowthModel,
     /// Most images at one point. Where there are no more than that, each is built. Else granules with nothing
     /// but transient stores are varied less: all newest, all oldest, mixed. Where even the combinations of
     /// the other granules are too many, it is a choice that finds what the loss or the survival of any one
@@ -41,7 +41,7 @@ impl Default for ImageConfig {
     fn default() -> Self {
         ImageConfig {
             model: Model::Adr,
-            length: Length::AtOnce,
+            growth: GrowthModel::Immediate,
             per_point: 512,
             random: 16,
             stride: 1,
@@ -358,7 +358,7 @@ impl<'t> Walk<'t> {
         Walk {
             trace,
             stride,
-            state: Durability::new(trace, config.model, config.length),
+            state: Durability::new(trace, config.model, config.growth),
             canvas: Canvas::new(trace.base()),
             undo: Vec::new(),
             next: 0,
@@ -603,7 +603,7 @@ impl<'t> Walk<'t> {
     fn tell(&self, text: &mut String, verdict: &str, entry: &Entry, mask: u8) {
         let mut words = entry.words(self.trace, mask);
         let Some(first) = words.next() else { return };
-        let Record { site, thread, .. } = self.trace.records()[entry.record as usize];
+        let TraceRecord { site, thread, .. } = self.trace.records()[entry.record as usize];
         let more = words.count();
         let by = if thread == THE_DEAD { " by a process that died" } else { "" };
         let _ = if first.offset == LENGTH {

@@ -313,7 +313,7 @@ fn a_sync_after_a_failed_one_does_not_repair_it() {
 
 #[test]
 fn growth_is_durable_at_once_or_at_a_sync() {
-    let lengths = |length, sync: bool| {
+    let lengths = |growth, sync: bool| {
         let sim = Sim::new(1 << 16).unwrap();
         sim.grow(4096).unwrap();
         sim.checkpoint();
@@ -326,7 +326,7 @@ fn growth_is_durable_at_once_or_at_a_sync() {
         acknowledge(&sim);
         let end = sim.recorded();
         let mut found = BTreeSet::new();
-        for_each_image(&sim.trace(), &ImageConfig { length, ..ImageConfig::default() }, |image| {
+        for_each_image(&sim.trace(), &ImageConfig { growth, ..ImageConfig::default() }, |image| {
             if image.point.record() == end {
                 found.insert((image.bytes.len(), image.bytes.get(4096).copied()));
             }
@@ -334,9 +334,12 @@ fn growth_is_durable_at_once_or_at_a_sync() {
         });
         found
     };
-    assert_eq!(lengths(Length::AtOnce, false), BTreeSet::from([(8192, Some(1))]));
-    assert_eq!(lengths(Length::Lags, false), BTreeSet::from([(4096, None), (8192, Some(1))]));
-    assert_eq!(lengths(Length::Lags, true), BTreeSet::from([(8192, Some(1))]));
+    assert_eq!(lengths(GrowthModel::Immediate, false), BTreeSet::from([(8192, Some(1))]));
+    assert_eq!(
+        lengths(GrowthModel::UntilSync, false),
+        BTreeSet::from([(4096, None), (8192, Some(1))])
+    );
+    assert_eq!(lengths(GrowthModel::UntilSync, true), BTreeSet::from([(8192, Some(1))]));
 }
 
 #[test]
@@ -552,8 +555,9 @@ fn reference(trace: &Trace, time: usize) -> BTreeSet<Vec<u8>> {
             Event::Flush { offset, len }
                 if (offset..offset + len).any(|byte| byte / LINE == line) =>
             {
-                let fence =
-                    |later: &Record| later.thread == record.thread && later.event == Event::Fence;
+                let fence = |later: &TraceRecord| {
+                    later.thread == record.thread && later.event == Event::Fence
+                };
                 records[at..].iter().any(fence).then_some(at)
             }
             _ => None,
@@ -614,7 +618,7 @@ fn random_trace(rng: &mut Rng) -> Trace {
                 }
             },
         };
-        records.push(Record { event, thread, site });
+        records.push(TraceRecord { event, thread, site });
     }
     Trace::new(memory, records, words)
 }
@@ -665,7 +669,8 @@ fn the_crash_points_of_a_process_lose_nothing() {
     let mut rng = Rng::new(7);
     for _ in 0..300 {
         let trace = random_trace(&mut rng);
-        let bulk = |r: &Record| matches!(r.event, Event::Store { words, .. } if words.count > 1);
+        let bulk =
+            |r: &TraceRecord| matches!(r.event, Event::Store { words, .. } if words.count > 1);
         if trace.records().iter().any(bulk) {
             continue;
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::mutation::Mutation;
 use super::rng::fold;
 use super::schedule::{self, Did, Schedule};
-use super::trace::{Event, LENGTH, Record, Site, Span, Trace, Word};
+use super::trace::{Event, LENGTH, Site, Span, Trace, TraceRecord, Word};
 use super::undecided::{Outcome, Undecided};
 use crate::epoch::thread_ordinal;
 use crate::medium::{Dram, LINE, Medium, Note, Pages};
@@ -81,7 +81,7 @@ struct Log {
     /// Whether undoing `words` would lead back to the contents that the medium began with.
     partial: bool,
     fail_sync: bool,
-    records: Vec<Record>,
+    records: Vec<TraceRecord>,
     words: Vec<Word>,
     /// Ordinals of the threads seen: the position is the number in the records.
     threads: Vec<usize>,
@@ -114,7 +114,7 @@ impl Log {
         let event = if self.mutation.is_some_and(omits) { Event::Omitted } else { event };
         if !self.paused {
             let thread = self.thread();
-            self.records.push(Record { event, thread, site });
+            self.records.push(TraceRecord { event, thread, site });
         }
     }
 
@@ -282,7 +282,7 @@ impl Sim {
     }
 
     /// Lets `visit` see the recording as it is.
-    pub(crate) fn with_records<R>(&self, visit: impl FnOnce(&[Record]) -> R) -> R {
+    pub(crate) fn with_records<R>(&self, visit: impl FnOnce(&[TraceRecord]) -> R) -> R {
         visit(&self.log().records)
     }
 

@@ -24,7 +24,7 @@
 //! Two counters that must never differ by more than one. Both lie on lines of their own.
 //!
 //! ```
-//! use evermap_pm::sim::{campaign, Config, CrashPoint, Sim, Subject, Wrong};
+//! use evermap_pm::sim::{campaign, Config, CrashPoint, Sim, Subject, Failure};
 //! use evermap_pm::medium::Note;
 //! use evermap_pm::{Medium, PmU64};
 //!
@@ -60,7 +60,7 @@
 //!         vec!["count".into(); 10]
 //!     }
 //!
-//!     fn run(&self, sim: &Sim, calls: &[String]) -> Result<u64, Wrong> {
+//!     fn run(&self, sim: &Sim, calls: &[String]) -> Result<u64, Failure> {
 //!         for op in 0..calls.len() as u64 {
 //!             sim.note(Note::Begin(op));
 //!             self.count(sim)?;
@@ -69,7 +69,7 @@
 //!         Ok(0)
 //!     }
 //!
-//!     fn recover(&self, sim: &Sim, start: &u64, point: &CrashPoint) -> Result<Self::Live, Wrong> {
+//!     fn recover(&self, sim: &Sim, start: &u64, point: &CrashPoint) -> Result<Self::Live, Failure> {
 //!         let [first, second] = counters(sim)?.map(|counter| sim.load(counter));
 //!         // Recovery takes back a count that was only half done.
 //!         if first != second {
@@ -83,7 +83,7 @@
 //!         Ok((sim.clone(), second))
 //!     }
 //!
-//!     fn probe(&self, (sim, start): Self::Live, _seed: u64) -> Result<u64, Wrong> {
+//!     fn probe(&self, (sim, start): Self::Live, _seed: u64) -> Result<u64, Failure> {
 //!         sim.note(Note::Begin(0));
 //!         self.count(&sim)?;
 //!         sim.note(Note::End(0));
@@ -123,7 +123,7 @@ mod undecided;
 
 pub use campaign::{Config, Nested};
 pub use coverage::{Pairs, Pruning};
-pub use durable::{Length, Model};
+pub use durable::{GrowthModel, Model};
 pub use image::{CrashPoint, Image, ImageConfig, ImageStats, for_each_image};
 pub use medium::Sim;
 pub use mutation::Mutation;
@@ -131,5 +131,5 @@ pub use panics::keep_panics_quiet;
 pub use replay::Replay;
 pub use report::{Report, Violation};
 pub use schedule::Strategy;
-pub use subject::{Subject, Wrong};
-pub use trace::{Event, Op, Record, Site, Span, Trace, Word};
+pub use subject::{Failure, Subject};
+pub use trace::{Event, Op, Site, Span, Trace, TraceRecord, Word};

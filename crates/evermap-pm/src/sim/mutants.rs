@@ -65,7 +65,7 @@ impl fmt::Display for Fate {
 }
 
 /// Workloads that survive every crash, to be run with mistakes.
-pub struct Sweep<'s, S: Subject> {
+pub struct MutantSweep<'s, S: Subject> {
     subject: &'s S,
     config: Config,
     lives: Vec<Life<S::History>>,
@@ -79,14 +79,15 @@ struct Life<H> {
     passing: HashMap<Site, Passing>,
 }
 
-impl<'s, S: Subject> Sweep<'s, S> {
+impl<'s, S: Subject> MutantSweep<'s, S> {
     /// Runs the workloads of `seeds` without a mistake, and crashes them.
     ///
     /// # Errors
     /// The report, if something goes wrong without any mistake.
     pub fn new(subject: &'s S, config: &Config, seeds: Range<u64>) -> Result<Self, Box<Report>> {
         let config = Config { mutation: None, max_failed: 1, ..*config };
-        let mut sweep = Sweep { subject, config, lives: Vec::new(), report: Report::default() };
+        let mut sweep =
+            MutantSweep { subject, config, lives: Vec::new(), report: Report::default() };
         for seed in seeds {
             let campaign = &Campaign { subject, config: &sweep.config, seed };
             let mut report = Report { seeds: 1, ..Report::default() };
@@ -303,7 +304,7 @@ struct Before<'t> {
 
 impl<'t> Before<'t> {
     fn new(right: &'t Trace, images: &ImageConfig) -> Self {
-        let state = Durability::new(right, images.model, images.length);
+        let state = Durability::new(right, images.model, images.growth);
         Before { state, right, at: 0 }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::trace::{Event, Record, Site, Span, Trace, Word};
+use super::trace::{Event, Site, Span, Trace, TraceRecord, Word};
 
 /// A deliberate mistake, made wherever the program comes by one place.
 ///
@@ -48,10 +48,10 @@ impl Mutation {
     pub fn apply(self, trace: &Trace) -> Trace {
         match self {
             Mutation::DropFlush(_) | Mutation::DropFence(_) => {
-                let omit = |record: &Record| {
+                let omit = |record: &TraceRecord| {
                     let event = record.event;
                     let event = if self.omits(event, record.site) { Event::Omitted } else { event };
-                    Record { event, ..*record }
+                    TraceRecord { event, ..*record }
                 };
                 trace.with(trace.records().iter().map(omit).collect(), Vec::new())
             }
@@ -63,7 +63,7 @@ impl Mutation {
 }
 
 fn delay(trace: &Trace, site: Site) -> Trace {
-    let mut delayed: Vec<Record> = Vec::new();
+    let mut delayed: Vec<TraceRecord> = Vec::new();
     let mut records = Vec::with_capacity(trace.records().len());
     for &record in trace.records() {
         if Mutation::DelayFlush(site).omits(record.event, record.site) {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
-use super::subject::Wrong;
+use super::subject::Failure;
 use crate::sync::is_governed;
 
 thread_local! {
@@ -28,16 +28,19 @@ pub fn keep_panics_quiet() {
 }
 
 /// Runs `code`; a panic in it is an error in words.
-pub(crate) fn catch<R>(what: &str, code: impl FnOnce() -> Result<R, Wrong>) -> Result<R, Wrong> {
+pub(crate) fn catch<R>(
+    what: &str,
+    code: impl FnOnce() -> Result<R, Failure>,
+) -> Result<R, Failure> {
     CATCHING.set(true);
     let result = catch_unwind(AssertUnwindSafe(code));
     CATCHING.set(false);
     let result = result.unwrap_or_else(|payload| {
         let said = said(&*payload);
         let oracle = if said.contains("stuck") { "bounded steps" } else { "no panic" };
-        Err(Wrong::new(oracle, format!("panicked: {said}")))
+        Err(Failure::new(oracle, format!("panicked: {said}")))
     });
-    result.map_err(|wrong| Wrong { what: format!("{what}: {}", wrong.what), ..wrong })
+    result.map_err(|wrong| Failure { what: format!("{what}: {}", wrong.what), ..wrong })
 }
 
 /// What a panic said.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::durable::{Length, Model};
+use super::durable::{GrowthModel, Model};
 use super::image::{Choice, Item};
 use super::schedule::{Schedule, Strategy};
 
@@ -26,7 +26,7 @@ pub struct Replay {
     /// What is crashed, where there is a choice: see [`Battery`](super::battery::Battery).
     pub subject: Option<String>,
     pub(crate) model: Model,
-    pub(crate) length: Length,
+    pub(crate) growth: GrowthModel,
     pub(crate) schedule: Option<Schedule>,
     pub(crate) seed: u64,
     pub(crate) calls: Option<Vec<String>>,
@@ -70,7 +70,7 @@ impl fmt::Display for Replay {
             writeln!(f, "subject {subject}")?;
         }
         writeln!(f, "model {}", self.model)?;
-        if self.length == Length::Lags {
+        if self.growth == GrowthModel::UntilSync {
             writeln!(f, "length lags")?;
         }
         if let Some(Schedule { strategy, seed }) = self.schedule {
@@ -101,7 +101,7 @@ impl FromStr for Replay {
         let mut replay = Replay {
             subject: None,
             model: Model::Adr,
-            length: Length::AtOnce,
+            growth: GrowthModel::Immediate,
             schedule: None,
             seed: 0,
             calls: None,
@@ -126,7 +126,7 @@ impl Replay {
         match word {
             "subject" if !rest.is_empty() => self.subject = Some(rest.to_owned()),
             "model" => self.model = rest.parse().ok()?,
-            "length" if rest == "lags" => self.length = Length::Lags,
+            "length" if rest == "lags" => self.growth = GrowthModel::UntilSync,
             "schedule" => {
                 let (strategy, seed) = rest.split_once(' ')?;
                 let (strategy, seed) = (strategy.parse().ok()?, seed.parse().ok()?);

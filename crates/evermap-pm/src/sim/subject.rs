@@ -30,7 +30,7 @@ pub trait Subject {
     ///
     /// # Errors
     /// Whatever goes wrong without a crash, in words.
-    fn run(&self, sim: &Sim, calls: &[Self::Call]) -> Result<Self::History, Wrong>;
+    fn run(&self, sim: &Sim, calls: &[Self::Call]) -> Result<Self::History, Failure>;
 
     /// Opens the structure that a crash at `point` left on `sim`, recovers it, and verifies that it holds what
     /// `history` allows. Notes no operations. Where the crash came before the structure was complete, there may
@@ -43,14 +43,14 @@ pub trait Subject {
         sim: &Sim,
         history: &Self::History,
         point: &CrashPoint,
-    ) -> Result<Self::Live, Wrong>;
+    ) -> Result<Self::Live, Failure>;
 
     /// Goes on using the recovered structure, as `seed` says: changes it, verifies it. Returns the history since
     /// recovery, which begins with the state that was found then; its operations are numbered from zero again.
     ///
     /// # Errors
     /// What is wrong, in words. A panic counts as well.
-    fn probe(&self, live: Self::Live, seed: u64) -> Result<Self::History, Wrong>;
+    fn probe(&self, live: Self::Live, seed: u64) -> Result<Self::History, Failure>;
 
     /// An operation in words.
     fn op_name(&self, _history: &Self::History, op: u64) -> String {
@@ -60,35 +60,35 @@ pub trait Subject {
 
 /// What is wrong, and who says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
+pub struct Failure {
     /// By which rule it is wrong.
     pub oracle: &'static str,
     /// What, in words.
     pub what: String,
 }
 
-impl Wrong {
+impl Failure {
     /// Something that the rule `oracle` does not allow.
     pub fn new(oracle: &'static str, what: impl Into<String>) -> Self {
-        Wrong { oracle, what: what.into() }
+        Failure { oracle, what: what.into() }
     }
 }
 
-/// Wrong by what the structure itself answers.
-impl From<String> for Wrong {
+/// Failure by what the structure itself answers.
+impl From<String> for Failure {
     fn from(what: String) -> Self {
-        Wrong::new("answers", what)
+        Failure::new("answers", what)
     }
 }
 
 /// The same.
-impl From<&str> for Wrong {
+impl From<&str> for Failure {
     fn from(what: &str) -> Self {
         what.to_owned().into()
     }
 }
 
-impl Display for Wrong {
+impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} [{}]", self.what, self.oracle)
     }

@@ -118,7 +118,7 @@ pub enum Event {
 
 /// One thing that happened, who did it and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct TraceRecord {
     /// What.
     pub event: Event,
     /// By which thread: 0 is the first that touched the medium.
@@ -148,7 +148,7 @@ pub(crate) struct Ops {
 }
 
 impl Ops {
-    fn of(records: &[Record]) -> Self {
+    fn of(records: &[TraceRecord]) -> Self {
         let mut ops = Ops::default();
         for (at, record) in records.iter().enumerate() {
             match record.event {
@@ -184,7 +184,7 @@ impl Ops {
 #[derive(Clone, Debug)]
 pub struct Trace {
     base: Vec<u8>,
-    records: Vec<Record>,
+    records: Vec<TraceRecord>,
     words: Vec<Word>,
     ops: Arc<Ops>,
 }
@@ -194,7 +194,7 @@ impl Trace {
     ///
     /// # Panics
     /// If an operation began twice, or ended without having begun.
-    pub(crate) fn new(now: Vec<u8>, records: Vec<Record>, words: Vec<Word>) -> Self {
+    pub(crate) fn new(now: Vec<u8>, records: Vec<TraceRecord>, words: Vec<Word>) -> Self {
         let mut base = now;
         for word in words.iter().rev() {
             if word.offset == LENGTH {
@@ -213,7 +213,7 @@ impl Trace {
     }
 
     /// Everything that happened, in order.
-    pub fn records(&self) -> &[Record] {
+    pub fn records(&self) -> &[TraceRecord] {
         &self.records
     }
 
@@ -297,14 +297,14 @@ impl Trace {
     }
 
     /// The same recording with other records, which may name `more` words behind its own.
-    pub(crate) fn with(&self, records: Vec<Record>, more: Vec<Word>) -> Self {
+    pub(crate) fn with(&self, records: Vec<TraceRecord>, more: Vec<Word>) -> Self {
         let words = self.words.iter().copied().chain(more).collect();
         let ops = Arc::new(Ops::of(&records));
         Trace { base: self.base.clone(), records, words, ops }
     }
 
     /// The same recording, after one of another process that left these stores in the caches when it died.
-    pub(crate) fn inheriting(self, left: Vec<(Record, Vec<Word>)>) -> Self {
+    pub(crate) fn inheriting(self, left: Vec<(TraceRecord, Vec<Word>)>) -> Self {
         let Trace { mut base, mut words, .. } = self;
         for word in left.iter().rev().flat_map(|(_, words)| words.iter().rev()) {
             put(&mut base, word.offset, word.old);
@@ -314,7 +314,7 @@ impl Trace {
             let Event::Store { transient, .. } = record.event else { continue };
             let span = Span { first: words.len() as u32, count: stored.len() as u32 };
             words.extend(stored);
-            records.push(Record {
+            records.push(TraceRecord {
                 event: Event::Store { words: span, transient },
                 thread: THE_DEAD,
                 ..record

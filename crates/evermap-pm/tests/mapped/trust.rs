@@ -190,12 +190,12 @@ fn a_held_file_stays_locked_until_it_is_empty() {
     let directory = in_memory();
     let path = directory.path().join("store");
     let medium = create(&path);
-    let held = medium.hold().unwrap().unwrap();
+    let held = medium.keep_lock().unwrap().unwrap();
     drop(medium);
     let impatient = MappedOptions { lock_wait: std::time::Duration::ZERO, ..creating() };
     let refused = Mapped::open(&path, &impatient).map(drop).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::InUse { .. }), "{refused}");
-    let medium = held.emptied(&impatient).unwrap();
+    let medium = held.truncate_and_map(&impatient).unwrap();
     assert!(Region::is_blank(&medium));
     assert_eq!(medium.len(), 0);
     let refused = Mapped::open(&path, &impatient).map(drop).unwrap_err();

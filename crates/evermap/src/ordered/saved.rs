@@ -68,7 +68,7 @@ impl Saved {
             clear(pool, cell);
             if orderly {
                 // Some blocks are taken that nobody knows.
-                pool.lose_track();
+                pool.require_sweep();
             }
         }
         Saved(Mutex::new(chain))
@@ -97,7 +97,7 @@ impl Saved {
         match gone.blocks(pool.medium()) {
             Some(blocks) => blocks.into_iter().for_each(|block| pool.free_unpublished(block)),
             // The next opening has to find out what it was.
-            None => pool.lose_track(),
+            None => pool.require_sweep(),
         }
     }
 }
@@ -237,7 +237,7 @@ impl<'p, M: Medium> Writer<'p, M> {
         let missing = size.saturating_sub(room);
         self.room =
             left.ok_or_else(|| evermap_pm::Error::no_space("share for saved keys", missing))?;
-        let offset = self.pool.allocate_part(size)?;
+        let offset = self.pool.allocate_fixed(size)?;
         let before = self.blocks.last().copied().unwrap_or(0);
         self.blocks.push(offset);
         let keys = self.keys | bytes << 32;

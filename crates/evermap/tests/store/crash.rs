@@ -14,7 +14,7 @@ use evermap_pm::region::{Identity, Region};
 use evermap_pm::sim::mutants::Fate;
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Sim, Subject, Wrong};
+use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Model, Sim, Subject};
 
 /// A workload on a store.
 struct Workload {
@@ -447,7 +447,7 @@ impl Subject for Workload {
         vec![seed]
     }
 
-    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<History, Wrong> {
+    fn run(&self, sim: &Sim, calls: &[u64]) -> Result<History, Failure> {
         let seed = calls[0];
         let history =
             History { map: MapHistory::new([]), ids: Mutex::default(), batches: Mutex::default() };
@@ -472,7 +472,7 @@ impl Subject for Workload {
         sim: &Sim,
         history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live>, Wrong> {
+    ) -> Result<Option<Live>, Failure> {
         if Region::is_blank(sim) {
             // Nobody was told that the store exists.
             let named = (0..self.maps).flat_map(keys_of);
@@ -492,7 +492,7 @@ impl Subject for Workload {
         Ok(Some(live))
     }
 
-    fn probe(&self, live: Option<Live>, seed: u64) -> Result<History, Wrong> {
+    fn probe(&self, live: Option<Live>, seed: u64) -> Result<History, Failure> {
         let empty = || History {
             map: MapHistory::new([]),
             ids: Mutex::default(),

@@ -235,7 +235,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        let block = self.pool.allocate_part(BUCKET_BYTES)?;
+        let block = self.pool.allocate_fixed(BUCKET_BYTES)?;
         let mut fresh = Some(self.bucket(block)?);
         let change = self.attempt(probe, mode, &mut fresh, guard, decide);
         match fresh {

@@ -264,7 +264,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         // From the end of the chain on, because each bucket names the next.
         let mut next = 0;
         for pairs in rest.chunks(PAIRS) {
-            let block = self.pool.allocate_part(BUCKET_BYTES)?;
+            let block = self.pool.allocate_fixed(BUCKET_BYTES)?;
             blocks.push(block);
             self.write_bucket(block, pairs, next)?;
             next = block;

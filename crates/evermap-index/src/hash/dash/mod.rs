@@ -434,7 +434,7 @@ where
                         (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long()),
                         (Split::Refused, _) => {
                             *chain =
-                                Chain::Lengthen(self.pool.allocate_part(layout::BUCKET_BYTES)?);
+                                Chain::Lengthen(self.pool.allocate_fixed(layout::BUCKET_BYTES)?);
                         }
                     }
                 }

@@ -202,7 +202,7 @@ where
         let m = self.medium();
         let mut blocks: Vec<u64> = Vec::new();
         for _ in records.chunks(N) {
-            match self.pool.allocate_part(BUCKET_BYTES) {
+            match self.pool.allocate_fixed(BUCKET_BYTES) {
                 Ok(block) => blocks.push(block),
                 Err(error) => {
                     blocks.into_iter().for_each(|block| self.pool.free_unpublished(block));

@@ -411,7 +411,7 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     fn ensure_chunk(&self, entry: &PmU64, level: u32, chunk: u64) -> Result<()> {
         let (m, tag) = (self.medium(), Named::chunk(level, chunk));
         if Named(m.load(entry)).offset(tag).is_none() {
-            let offset = self.pool.allocate_part(Self::chunk_bytes(level))?;
+            let offset = self.pool.allocate_fixed(Self::chunk_bytes(level))?;
             m.store(entry, Named::new(offset, tag).0);
         }
         // Also one that was there: whoever stored it may have died before it was durable.

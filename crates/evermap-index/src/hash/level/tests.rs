@@ -89,7 +89,7 @@ fn a_level_is_durable_before_it_is_named() {
     let (sim, pool, index) = &parts;
     let (of_table, of_chunk) = ((1 << NEXT) / IN_CHUNK * 8, IN_CHUNK * BUCKET_BYTES);
     let tables: Vec<u64> = std::iter::from_fn(|| pool.allocate(of_table).ok()).collect();
-    let space: Vec<u64> = std::iter::from_fn(|| pool.allocate_part(of_chunk).ok()).collect();
+    let space: Vec<u64> = std::iter::from_fn(|| pool.allocate_fixed(of_chunk).ok()).collect();
     litter(&parts, &tables, of_table);
     litter(&parts, &space, of_chunk);
     sim.checkpoint();

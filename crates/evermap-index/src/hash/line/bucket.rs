@@ -49,7 +49,7 @@ pub(super) fn is_unchanged<M: Medium>(m: &M, line: &Line, seen: &Quad) -> bool {
     // line locks the line first, so an unchanged version means that nothing changed. If somebody held the line when
     // it was seen, who released it without a change, what was read is right too.
     fence(Ordering::Acquire);
-    seen.is_still(&m.load_four(&line.keys), LOCKED)
+    seen.is_current(&m.load_four(&line.keys), LOCKED)
 }
 
 /// Slots that are valid and have this tag and this mark ([`FOREIGN`] or 0), as bits.

@@ -79,7 +79,7 @@ impl File {
     }
 
     /// Empties a file whose lock this process has, and opens it again.
-    pub(super) fn emptied(fd: OwnedFd, path: &Path) -> Result<Self> {
+    pub(super) fn truncate(fd: OwnedFd, path: &Path) -> Result<Self> {
         let filesystem = FileSystem::of(&fd, path)?;
         let io = |errno| Error::io("emptying it", path, errno);
         ftruncate(&fd, 0).map_err(io)?;
@@ -239,7 +239,7 @@ impl File {
         if self.filesystem.in_memory() {
             return Ok(());
         }
-        // Held throughout: the kernel reports a failed write once, and drops the data. A sync that ran
+        // LockedFile throughout: the kernel reports a failed write once, and drops the data. A sync that ran
         // beside the failing one would find nothing left to write and succeed.
         let mut failure = self.sync_failure.lock().expect("no panics while held");
         if let Some(errno) = *failure {

@@ -227,9 +227,9 @@ impl Mapped {
     ///
     /// # Errors
     /// `Io` where there are no more descriptors.
-    pub fn hold(&self) -> Result<Option<Held>> {
+    pub fn keep_lock(&self) -> Result<Option<LockedFile>> {
         let Some(file) = &self.file else { return Ok(None) };
-        Ok(Some(Held { fd: file.share()?, path: file.path().to_owned() }))
+        Ok(Some(LockedFile { fd: file.share()?, path: file.path().to_owned() }))
     }
 
     /// What flushes and fences do.
@@ -265,20 +265,20 @@ impl Mapped {
     }
 }
 
-/// A file that is locked, but not mapped: see [`Mapped::hold`].
-pub struct Held {
+/// A file that is locked, but not mapped: see [`Mapped::keep_lock`].
+pub struct LockedFile {
     fd: OwnedFd,
     path: PathBuf,
 }
 
-impl Held {
+impl LockedFile {
     /// Empties the file, which takes effect at once and wholly, and maps it again. Whatever was mapped of it
     /// before must be gone.
     ///
     /// # Errors
     /// As [`Mapped::open`].
-    pub fn emptied(self, options: &MappedOptions) -> Result<Mapped> {
-        Mapped::map(File::emptied(self.fd, &self.path)?, options)
+    pub fn truncate_and_map(self, options: &MappedOptions) -> Result<Mapped> {
+        Mapped::map(File::truncate(self.fd, &self.path)?, options)
     }
 }
 

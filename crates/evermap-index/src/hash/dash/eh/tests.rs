@@ -61,7 +61,7 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
             }
         }
         assert_eq!(pool.generation(), 1);
-        let words = &pool.region().words().generation;
+        let words = &pool.region().header().generation;
         sim.store(&words[0], generation);
         sim.store(&words[1], complement);
         drop((index, pool));
@@ -219,7 +219,7 @@ fn a_chain_leads_to_empty_buckets_only() {
         insert();
     }
     let first = sim.at::<Bucket>(chain()).unwrap();
-    let all_blocks = std::iter::from_fn(|| pool.allocate_part(BUCKET_BYTES).ok());
+    let all_blocks = std::iter::from_fn(|| pool.allocate_fixed(BUCKET_BYTES).ok());
     let blocks: Vec<u64> = all_blocks.collect();
     for &block in &blocks {
         let Bucket { version, fingerprints, meta, .. } = sim.at(block).unwrap();

@@ -429,7 +429,7 @@ fn changes_go_on_where_there_is_no_room_to_split() {
     let sizes = [4096, 2048, 1024, 512, 256];
     for size in sizes {
         // Parts of a structure have extents of their own: neither kind is to find room.
-        while let Ok(block) = pool.allocate(size).or_else(|_| pool.allocate_part(size)) {
+        while let Ok(block) = pool.allocate(size).or_else(|_| pool.allocate_fixed(size)) {
             blocks.push(block);
         }
     }
