@@ -1,7 +1,8 @@
-//! Naming the file behind an address, from inside a signal handler.
+//! A table of mappings by address, which can be read inside a signal handler.
 //!
-//! A mapped page that cannot be read raises SIGBUS: the disk has a bad sector, or someone cut the file
-//! off. Only the address is known then, and only code that takes no lock and allocates nothing may run.
+//! A mapped page that cannot be read raises SIGBUS: the disk has a bad sector, or another program
+//! truncated the file. Only the address is known in the handler, and the handler must not take
+//! locks or allocate.
 
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -10,84 +11,85 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, fence};
 
 use crate::sync::Mutex;
 
-/// Mappings that can be named at once; later ones have no name.
-const PLACES: usize = 64;
-/// `base` of a place without a mapping.
+/// Number of mappings that can be in the table at a time. Later ones are not named.
+const ENTRIES: usize = 64;
+/// `base` of an entry that is not in use.
 const FREE: usize = 0;
-/// `base` of a place that is being filled.
+/// `base` of an entry that is being filled in.
 const TAKEN: usize = 1;
 
-struct Place {
+struct Entry {
     base: AtomicUsize,
     bytes: AtomicUsize,
     path: AtomicPtr<PathBuf>,
 }
 
-static TABLE: [Place; PLACES] = [const {
-    Place {
+static TABLE: [Entry; ENTRIES] = [const {
+    Entry {
         base: AtomicUsize::new(FREE),
         bytes: AtomicUsize::new(0),
         path: AtomicPtr::new(ptr::null_mut()),
     }
-}; PLACES];
+}; ENTRIES];
 
-/// The file that is mapped at `addr`, and the offset in it. Safe to call from a signal handler.
+/// Returns the file mapped at `addr` and the offset in it. Async-signal-safe.
 ///
-/// Nothing for an address of no open store; also for stores beyond 64 that are open at once.
+/// Returns `None` if no open store contains the address, or if the store was opened while 64 others
+/// were already open.
 pub fn describe_address(addr: usize) -> Option<(&'static Path, u64)> {
-    TABLE.iter().find_map(|place| {
+    TABLE.iter().find_map(|entry| {
         // Acquire: pairs with the release in `Named::new`, so that the fields belong to this base.
-        let base = place.base.load(Acquire);
-        if base <= TAKEN || addr < base || addr - base >= place.bytes.load(Relaxed) {
+        let base = entry.base.load(Acquire);
+        if base <= TAKEN || addr < base || addr - base >= entry.bytes.load(Relaxed) {
             return None;
         }
-        let path = place.path.load(Relaxed);
+        let path = entry.path.load(Relaxed);
         fence(Acquire);
-        // The mapping went away meanwhile, and the place may hold another.
-        if place.base.load(Relaxed) != base {
+        // The mapping was removed in the meantime, and the entry may be used for another one.
+        if entry.base.load(Relaxed) != base {
             return None;
         }
-        // SAFETY: a place with a base has a path, and paths are never freed.
+        // SAFETY: an entry with a base has a path, and paths are never freed.
         let path = unsafe { path.as_ref() }?;
         Some((path.as_path(), (addr - base) as u64))
     })
 }
 
-/// An entry of the table, removed on drop.
-pub(super) struct Named(Option<&'static Place>);
+/// An entry of the table, which is removed on drop.
+pub(super) struct Named(Option<&'static Entry>);
 
 impl Named {
-    /// Gives `bytes` at `base` the name `path`, if a place is free.
+    /// Adds an entry for `bytes` bytes at `base`, named `path`, if one is free.
     pub(super) fn new(base: usize, bytes: usize, path: &Path) -> Self {
-        let free = |place: &&Place| {
+        let free = |entry: &&Entry| {
             // Acquire: the previous owner's stores come before ours.
-            place.base.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok()
+            entry.base.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok()
         };
-        let place = TABLE.iter().find(free);
-        if let Some(place) = place {
-            place.bytes.store(bytes, Relaxed);
-            place.path.store(forever(path), Relaxed);
-            place.base.store(base, Release);
+        let entry = TABLE.iter().find(free);
+        if let Some(entry) = entry {
+            entry.bytes.store(bytes, Relaxed);
+            entry.path.store(leaked(path), Relaxed);
+            entry.base.store(base, Release);
         }
-        Named(place)
+        Named(entry)
     }
 }
 
 impl Drop for Named {
     fn drop(&mut self) {
-        if let Some(place) = self.0 {
-            place.base.store(FREE, Release);
+        if let Some(entry) = self.0 {
+            entry.base.store(FREE, Release);
         }
     }
 }
 
-/// A copy of `path` that is never freed. Opening a file again does not make another.
-fn forever(path: &Path) -> *mut PathBuf {
+/// Returns a copy of `path` that is never freed. The same path always returns the same copy.
+fn leaked(path: &Path) -> *mut PathBuf {
     static PATHS: Mutex<Vec<AtomicPtr<PathBuf>>> = Mutex::new(Vec::new());
     let mut paths = PATHS.lock().expect("no panics while held");
     for known in paths.iter_mut() {
         let known = *known.get_mut();
-        // SAFETY: made below and never freed or changed.
+        // SAFETY: created below and never freed or changed.
         if unsafe { &*known } == path {
             return known;
         }
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn one_path_is_kept_once() {
-        assert_eq!(forever(Path::new("/again")), forever(Path::new("/again")));
-        assert_ne!(forever(Path::new("/again")), forever(Path::new("/other")));
+        assert_eq!(leaked(Path::new("/again")), leaked(Path::new("/again")));
+        assert_ne!(leaked(Path::new("/again")), leaked(Path::new("/other")));
     }
 }

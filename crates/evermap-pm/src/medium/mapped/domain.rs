@@ -1,4 +1,4 @@
-//! What this machine's persistent memory keeps when the power fails, as the kernel reports it.
+//! What this machine's persistent memory keeps on power loss, as the kernel reports it.
 
 use std::path::Path;
 
@@ -8,10 +8,11 @@ use crate::{ErrorKind, Result};
 /// Where the kernel lists persistent-memory regions.
 const REGIONS: &str = "/sys/bus/nd/devices";
 
-/// Checks that this machine can keep the promise of `kind`.
+/// Checks that this machine can provide `kind`.
 ///
 /// # Errors
-/// `Config` with the reason; a lower kind is never taken instead.
+///
+/// `Config` with the reason. A weaker kind is never used instead.
 pub(super) fn check(kind: FlushKind) -> Result<()> {
     match kind {
         FlushKind::Process | FlushKind::Forced => Ok(()),
@@ -34,7 +35,8 @@ fn check_among(kind: FlushKind, regions: &[(String, String)]) -> Result<()> {
             )),
             None => Ok(()),
         },
-        // The device under the file is not known here: MAP_SYNC vouches for that one.
+        // It is not known here which device the file is on. Mapping it with MAP_SYNC checks that
+        // one.
         _ if regions
             .iter()
             .any(|(_, domain)| matches!(domain.as_str(), "memory_controller" | "cpu_cache")) =>
@@ -47,7 +49,8 @@ fn check_among(kind: FlushKind, regions: &[(String, String)]) -> Result<()> {
     }
 }
 
-/// Name and persistence domain of every region; the domain is `unknown` where it cannot be read.
+/// Returns the name and persistence domain of every region. The domain is `unknown` if it cannot be
+/// read.
 fn domains(directory: &Path) -> Vec<(String, String)> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     entries
@@ -67,7 +70,7 @@ fn domains(directory: &Path) -> Vec<(String, String)> {
 mod tests {
     use super::*;
 
-    /// Whether ADR and eADR are granted on a machine with regions of these domains.
+    /// Returns whether ADR and eADR are granted on a machine with regions of these domains.
     fn granted(regions: &[&str]) -> (bool, bool) {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("nmem0")).unwrap();

@@ -1,4 +1,4 @@
-//! The file under a mapping: opening, growing, giving back, and making durable.
+//! The file under a mapping: opening, growing, discarding, and syncing.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,10 +15,10 @@ use super::{lock, round_down};
 use crate::sync::Mutex;
 use crate::{Error, ErrorKind, Result};
 
-/// Most bytes that one system call sets aside. On tmpfs a signal makes the call start over, so that one
-/// large call might never end under a profiler.
+/// Maximum number of bytes that one system call allocates. On tmpfs a signal makes the call start
+/// over, so a single large call might never finish under a profiler.
 const PIECE: u64 = 64 << 20;
-/// Where halving the piece stops.
+/// Lower limit of the size of a piece when it is halved.
 const SMALLEST_PIECE: u64 = 2 << 20;
 
 /// An open, locked file.
@@ -26,11 +26,11 @@ pub(super) struct File {
     fd: OwnedFd,
     path: PathBuf,
     filesystem: FileSystem,
-    /// Unit of its length: 4096, or the size of a huge page on hugetlbfs.
+    /// The unit of the file's length: 4096, or the size of a huge page on hugetlbfs.
     granule: u64,
-    /// Length in the file system; held while it grows.
+    /// Length in the file system. Locked while the file grows.
     size: Mutex<u64>,
-    /// The first failure to write back; held while syncing.
+    /// The first failure of a write-back. Locked while syncing.
     sync_failure: Mutex<Option<Errno>>,
 }
 
@@ -51,12 +51,14 @@ impl File {
         Self::of_locked(fd, path, filesystem)
     }
 
-    /// A file whose lock this process has.
+    /// Creates a `File` from a descriptor whose lock this process holds.
     fn of_locked(fd: OwnedFd, path: &Path, filesystem: FileSystem) -> Result<Self> {
-        // Whoever held the lock before may have replaced the file: then we have locked a deleted one.
+        // The previous holder of the lock may have replaced the file: then a deleted file is
+        // locked.
         let (ours, named) = (status(&fd, path)?, rustix::fs::stat(path));
         if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)) {
-            let replaced = std::io::Error::other("the file was replaced meanwhile; open it again");
+            let replaced =
+                std::io::Error::other("the file was replaced in the meantime; open it again");
             return Err(Error::io("opening", path, replaced));
         }
         let size = ours.st_size as u64;
@@ -72,16 +74,16 @@ impl File {
         })
     }
 
-    /// Another descriptor of the same opening, which shares the lock.
+    /// Returns another descriptor of the same open file description, which shares the lock.
     pub(super) fn share(&self) -> Result<OwnedFd> {
         rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
             .map_err(|errno| Error::io("sharing the descriptor", &self.path, errno))
     }
 
-    /// Empties a file whose lock this process has, and opens it again.
+    /// Truncates a file whose lock this process holds to zero bytes, and opens it again.
     pub(super) fn truncate(fd: OwnedFd, path: &Path) -> Result<Self> {
         let filesystem = FileSystem::of(&fd, path)?;
-        let io = |errno| Error::io("emptying it", path, errno);
+        let io = |errno| Error::io("truncating", path, errno);
         ftruncate(&fd, 0).map_err(io)?;
         if !filesystem.in_memory() {
             rustix::fs::fsync(&fd).map_err(io)?;
@@ -105,15 +107,15 @@ impl File {
         self.granule
     }
 
-    /// Length in whole granules: what lies behind them is not usable yet.
+    /// Returns the length in whole granules. A partial granule at the end is not usable yet.
     pub(super) fn whole_bytes(&self) -> u64 {
         round_down(*self.size.lock().expect("no panics while held"), self.granule)
     }
 
-    /// Makes the file `target` bytes long with all its new space set aside, then calls `publish`.
+    /// Makes the file `target` bytes long, allocates all its new space, and then calls `publish`.
     ///
-    /// `target` is in whole granules. Does nothing if the file is that long already. On failure the file
-    /// is as it was.
+    /// `target` must be a multiple of the granule. Does nothing if the file is already that long.
+    /// If it fails, the file is unchanged.
     pub(super) fn grow(&self, target: u64, publish: impl FnOnce(u64)) -> Result<()> {
         let mut size = self.size.lock().expect("no panics while held");
         let usable = round_down(*size, self.granule);
@@ -121,12 +123,13 @@ impl File {
             return Ok(());
         }
         self.check_size_limit(target, target - usable)?;
-        self.set_aside(usable..target, FallocateFlags::empty()).inspect_err(|_| {
-            // Part of it may have been set aside before the disk was full. Nobody has used it yet.
+        self.allocate(usable..target, FallocateFlags::empty()).inspect_err(|_| {
+            // Part of it may have been allocated before the disk was full. It is not in use yet.
             let _ = ftruncate(&self.fd, *size);
         })?;
         if *size > usable {
-            // The file had been cut off inside a page: the rest of that page is old contents, not zeros.
+            // The file was truncated inside a page: the rest of that page has old contents, not
+            // zeros.
             let remains = *size - usable;
             fallocate(&self.fd, PUNCH, usable, remains).map_err(|errno| {
                 Error::io("zeroing the end of a truncated file", &self.path, errno)
@@ -137,11 +140,12 @@ impl File {
         Ok(())
     }
 
-    /// Makes an empty file one granule long, which begins with `word`, then calls `publish`. Durable on return.
-    /// Returns whether that was done: on a file system that takes writes, in one step.
+    /// Makes an empty file one granule long, starting with `word`, and then calls `publish`.
+    /// Durable on return. Returns `false` and does nothing if the file is not empty, or its file
+    /// system does not support writes, so that it cannot be done in one step.
     pub(super) fn begin(&self, word: u64, publish: impl FnOnce(u64)) -> Result<bool> {
         let mut size = self.size.lock().expect("no panics while held");
-        if *size > 0 || !self.begins_at_once() {
+        if *size > 0 || !self.begins_atomically() {
             return Ok(false);
         }
         let mut page = vec![0; self.granule as usize];
@@ -164,12 +168,14 @@ impl File {
         Ok(true)
     }
 
-    /// Whether [`begin`](File::begin) takes one step. Files on hugetlbfs cannot be written, only mapped.
-    pub(super) fn begins_at_once(&self) -> bool {
+    /// Returns `true` if [`begin`](File::begin) is atomic. Files on hugetlbfs can only be mapped,
+    /// not written.
+    pub(super) fn begins_atomically(&self) -> bool {
         self.filesystem != FileSystem::Hugetlbfs
     }
 
-    /// The kernel answers a file above this limit with a signal that ends the process.
+    /// Checks the file size limit. The kernel would end the process with a signal if it were
+    /// exceeded.
     fn check_size_limit(&self, target: u64, needed: u64) -> Result<()> {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
         match limit.is_some_and(|limit| target > limit) {
@@ -178,17 +184,17 @@ impl File {
         }
     }
 
-    /// Bytes of the file that have no space of their own.
+    /// Returns the number of bytes of the file that have no space allocated.
     pub(super) fn hole_bytes(&self) -> u64 {
-        // Without an answer there are no holes to be filled ahead, and touching them is the test.
+        // If the call fails, assume that there are no holes: claims then find out.
         let blocks = rustix::fs::fstat(&self.fd).map_or(u64::MAX, |stat| stat.st_blocks as u64);
         self.whole_bytes().saturating_sub(blocks.saturating_mul(512))
     }
 
-    /// Sets space aside for `range`, so that storing to it cannot fail; existing bytes stay.
+    /// Allocates space for `range`, so that storing to it cannot fail. Existing bytes are kept.
     pub(super) fn claim(&self, range: Range<u64>) -> Result<()> {
-        self.set_aside(range, FallocateFlags::KEEP_SIZE).map_err(|error| match error.kind() {
-            // Not all of the range is missing.
+        self.allocate(range, FallocateFlags::KEEP_SIZE).map_err(|error| match error.kind() {
+            // Part of the range may already be allocated.
             ErrorKind::NoSpace { what, needed } => {
                 Error::no_space(what.as_str(), (*needed).min(self.hole_bytes()))
             }
@@ -196,7 +202,7 @@ impl File {
         })
     }
 
-    fn set_aside(&self, range: Range<u64>, flags: FallocateFlags) -> Result<()> {
+    fn allocate(&self, range: Range<u64>, flags: FallocateFlags) -> Result<()> {
         let mut piece = PIECE.max(self.granule);
         let mut at = range.start;
         while at < range.end {
@@ -215,7 +221,7 @@ impl File {
             Errno::NOSPC | Errno::NOMEM => self.no_space("file system is full", needed),
             Errno::DQUOT => self.no_space("disk quota is used up", needed),
             Errno::FBIG => self.no_space("too large for the file system", needed),
-            _ => Error::io("setting space aside", &self.path, errno),
+            _ => Error::io("allocating space", &self.path, errno),
         }
     }
 
@@ -224,31 +230,31 @@ impl File {
         Error::no_space(format!("{path} on {filesystem}: {why}"), needed)
     }
 
-    /// Gives the whole granules inside `range` back to the file system.
+    /// Returns the whole granules inside `range` to the file system.
     pub(super) fn discard(&self, range: Range<u64>) {
         let start = range.start.next_multiple_of(self.granule);
         let end = round_down(range.end, self.granule);
         if start < end {
-            // A refusal leaves the bytes as they were, which the caller must expect anyway.
+            // If the system refuses, the bytes are unchanged, which the caller must expect anyway.
             let _ = fallocate(&self.fd, PUNCH, start, end - start);
         }
     }
 
-    /// Waits until the first `bytes` of the mapping are on the device.
+    /// Waits until the first `bytes` bytes of the mapping are on the device.
     pub(super) fn sync(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
         if self.filesystem.in_memory() {
             return Ok(());
         }
-        // LockedFile throughout: the kernel reports a failed write once, and drops the data. A sync that ran
-        // beside the failing one would find nothing left to write and succeed.
+        // Locked throughout: the kernel reports a failed write once, and drops the data. A sync
+        // that ran beside the failing one would find nothing left to write and succeed.
         let mut failure = self.sync_failure.lock().expect("no panics while held");
         if let Some(errno) = *failure {
             let action = "syncing (an earlier sync failed, so data is lost; reopen the store)";
             return Err(Error::io(action, &self.path, errno));
         }
-        // On Linux this is an `fdatasync` of the range: the file's length and its blocks become durable too, with one
-        // flush of the device.
-        // SAFETY: writes pages of our own mapping to its file; changes no byte of them.
+        // On Linux this is an `fdatasync` of the range: the file's length and its block list become
+        // durable too, with one flush of the device. SAFETY: writes pages of our own mapping to its
+        // file and changes no byte of them.
         unsafe { msync(mapping.address(0), bytes as usize, MsyncFlags::SYNC) }.map_err(|errno| {
             *failure = Some(errno);
             Error::io("syncing", &self.path, errno)
@@ -259,12 +265,12 @@ impl File {
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
 fn open_existing(path: &Path) -> Result<OwnedFd, Errno> {
-    // NONBLOCK and NOCTTY: opening a device by mistake must neither hang nor take a terminal over.
+    // NONBLOCK and NOCTTY: opening a device by mistake must neither block nor acquire a terminal.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     open(path, flags, Mode::empty())
 }
 
-/// Creates a file that survives a crash of the machine, if the file system is one we take.
+/// Creates a file that survives a crash of the machine, if the file system is supported.
 fn create_new(path: &Path) -> Result<OwnedFd> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -273,14 +279,14 @@ fn create_new(path: &Path) -> Result<OwnedFd> {
     let directory =
         open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| Error::io("opening the directory", parent, errno))?;
-    // Asked before anything is created, so that a refusal leaves nothing behind.
+    // Checked before anything is created, so that a refusal leaves nothing behind.
     let filesystem = FileSystem::of(&directory, path)?;
-    // Not exclusive: if two processes create it at once, the lock decides.
+    // Not exclusive: if two processes create it at the same time, the lock decides.
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     let fd = open(path, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| Error::io("creating", path, errno))?;
     if !filesystem.in_memory() {
-        // A file is durable only together with its name.
+        // A file is durable only together with its directory entry.
         rustix::fs::fsync(&directory)
             .map_err(|errno| Error::io("syncing the directory", parent, errno))?;
     }
@@ -288,7 +294,7 @@ fn create_new(path: &Path) -> Result<OwnedFd> {
 }
 
 fn status(fd: &OwnedFd, path: &Path) -> Result<rustix::fs::Stat> {
-    rustix::fs::fstat(fd).map_err(|errno| Error::io("asking for its size", path, errno))
+    rustix::fs::fstat(fd).map_err(|errno| Error::io("reading its status", path, errno))
 }
 
 fn not_a_store(path: &Path, kind: FileType) -> Error {
@@ -305,7 +311,8 @@ mod tests {
     use super::*;
     use rustix::mm::ProtFlags;
 
-    /// After a failed write-back the kernel calls the lost pages clean, so trying again would succeed.
+    /// After a failed write-back the kernel marks the lost pages as clean, so a retry would
+    /// succeed.
     #[test]
     fn a_failed_sync_is_not_forgotten() {
         let file = File {
@@ -318,7 +325,7 @@ mod tests {
         };
         let mapping = Mapping::reserve(4096, 4096, ProtFlags::empty()).unwrap();
         file.sync(&mapping, 4096).unwrap();
-        // No mapping is that long: the kernel refuses.
+        // No mapping is that long, so the kernel refuses.
         let first = file.sync(&mapping, u64::MAX - 4095).unwrap_err();
         assert!(!first.to_string().contains("earlier"), "{first}");
         for _ in 0..2 {

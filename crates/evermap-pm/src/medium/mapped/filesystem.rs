@@ -1,30 +1,32 @@
-//! Which file systems can carry a mapped store, and why the others cannot.
+//! The file systems that can hold a mapped store, and the reasons why others cannot.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use crate::{Error, ErrorKind, Result};
 
-/// A file system on which a store may live.
+/// A supported file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileSystem {
     Tmpfs,
     Hugetlbfs,
-    /// ext2, ext3 and ext4, which share a number; only ext4 can set space aside.
+    /// ext2, ext3 and ext4, which have the same number. Only ext4 can allocate space ahead of use.
     Ext,
     Xfs,
-    /// What is below the overlay decides, and cannot be seen from here.
+    /// The file system below the overlay decides what is possible, and cannot be seen from here.
     Overlay,
 }
 
 impl FileSystem {
-    /// The file system of an open file or directory.
+    /// Returns the file system of an open file or directory.
     ///
     /// # Errors
-    /// `FileSystem` with the reason where it is refused, `Io` where it cannot be learned.
+    ///
+    /// `FileSystem` with the reason if it is not supported, `Io` if the system does not say which
+    /// it is.
     pub(super) fn of(fd: impl AsFd, path: &Path) -> Result<Self> {
         let stat = rustix::fs::fstatfs(fd)
-            .map_err(|errno| Error::io("asking for its file system", path, errno))?;
+            .map_err(|errno| Error::io("reading its file system", path, errno))?;
         // The numbers are 32 bits; some systems sign-extend them.
         let magic = stat.f_type as u32;
         if let Some((_, accepted)) = ACCEPTED.iter().find(|(number, _)| *number == magic) {
@@ -32,12 +34,14 @@ impl FileSystem {
         }
         let (name, why) = match REFUSED.iter().find(|(number, ..)| *number == magic) {
             Some((_, name, why)) => (name.to_string(), *why),
-            None => (format!("{magic:#x}"), "it is not known what its mapped pages survive"),
+            None => {
+                (format!("{magic:#x}"), "it is not known which crashes its mapped pages survive")
+            }
         };
         Err(ErrorKind::FileSystem { path: path.to_owned(), name, why }.into())
     }
 
-    /// Whether files live in memory only, so that there is nothing to write back.
+    /// Returns `true` if files are in memory only, so that there is nothing to write back.
     pub(super) fn in_memory(self) -> bool {
         matches!(self, FileSystem::Tmpfs | FileSystem::Hugetlbfs)
     }
@@ -61,11 +65,13 @@ const ACCEPTED: [(u32, FileSystem); 5] = [
     (0x794c_7630, FileSystem::Overlay),
 ];
 
-const NETWORK: &str = "pages mapped from a server can change, vanish or fail at any moment; use a local disk or tmpfs";
-const DAEMON: &str = "what survives is up to the program behind it; use ext4, xfs or tmpfs";
+const NETWORK: &str =
+    "pages mapped from a server can change, vanish or fail at any time; use a local disk or tmpfs";
+const DAEMON: &str =
+    "what survives a crash depends on the program behind it; use ext4, xfs or tmpfs";
 const COPIES: &str =
     "it writes every change to a new place, so that a full disk kills the process; use ext4 or xfs";
-const NO_SPACE_ASIDE: &str = "space cannot be set aside on it; use ext4, xfs or tmpfs";
+const NO_ALLOCATION: &str = "space cannot be allocated ahead of use on it; use ext4, xfs or tmpfs";
 const KERNEL: &str = "its files are a view of the kernel";
 
 const REFUSED: [(u32, &str, &str); 17] = [
@@ -80,9 +86,9 @@ const REFUSED: [(u32, &str, &str); 17] = [
     (0xca45_1a4e, "bcachefs", COPIES),
     (0xf2f5_2010, "f2fs", COPIES),
     (0x0000_3434, "nilfs2", COPIES),
-    (0x8584_58f6, "ramfs", NO_SPACE_ASIDE),
-    (0x0000_4d44, "vfat", NO_SPACE_ASIDE),
-    (0x2011_bab0, "exfat", NO_SPACE_ASIDE),
+    (0x8584_58f6, "ramfs", NO_ALLOCATION),
+    (0x0000_4d44, "vfat", NO_ALLOCATION),
+    (0x2011_bab0, "exfat", NO_ALLOCATION),
     (0x0000_9fa0, "proc", KERNEL),
     (0x6265_6572, "sysfs", KERNEL),
     (0x6367_7270, "cgroup2", KERNEL),

@@ -1,8 +1,8 @@
-//! Which file this is, and in which life of the machine it was opened.
+//! Finds out which file this is, and during which boot of the machine it was opened.
 //!
-//! A file that was not closed can be trusted if the kernel that was running then still runs, and this is the
-//! file that was open: then every page is as it was last stored, whether it was written back meanwhile or
-//! not, and whether the file system was unmounted meanwhile or not.
+//! A file that was not closed can be trusted if the kernel that was running then is still running,
+//! and this is the same file: then every page has the contents that were last stored, whether or
+//! not it was written back or the file system was unmounted in the meantime.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -16,9 +16,9 @@ use crate::{Error, Result};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The identity of an open file. What the system does not tell is zero.
+/// Returns the identity of an open file. Fields that the system does not provide are zero.
 pub(super) fn of(fd: impl AsFd, path: &Path, filesystem: FileSystem) -> Result<Identity> {
-    let io = |errno| Error::io("asking for its identity", path, errno);
+    let io = |errno| Error::io("reading its identity", path, errno);
     let wanted = StatxFlags::INO | StatxFlags::BTIME;
     let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, wanted).map_err(io)?;
     let birth = if stat.stx_mask & StatxFlags::BTIME.bits() != 0 {
@@ -27,14 +27,15 @@ pub(super) fn of(fd: impl AsFd, path: &Path, filesystem: FileSystem) -> Result<I
     } else {
         0
     };
-    // An overlay gets a new device number with every mount, and a container that is started again a new
-    // overlay over the same files. Its id, or that of the file system below, stays.
+    // An overlay gets a new device number with every mount, and a restarted container gets a new
+    // overlay over the same files. The id of the overlay, or of the file system below, stays the
+    // same.
     let device = match filesystem {
         FileSystem::Overlay => fstatvfs(&fd).map_err(io)?.f_fsid,
         _ => makedev(stat.stx_dev_major, stat.stx_dev_minor),
     };
-    // The time of birth cannot be chosen, so that a file that was saved and restored is another one. Without
-    // it, inodes of two lives can be equal.
+    // The birth time cannot be set, so a file that was saved and restored is a different one.
+    // Without it, the inode numbers of two boots can be equal.
     let boot = if filesystem.in_memory() && birth != 0 {
         Identity::MEMORY
     } else {
@@ -43,10 +44,11 @@ pub(super) fn of(fd: impl AsFd, path: &Path, filesystem: FileSystem) -> Result<I
     Ok(Identity { boot, device, inode: stat.stx_ino, birth })
 }
 
-/// The id of the running kernel, if `path` tells it.
+/// Returns the id of the running kernel, if `path` contains one that can be trusted.
 ///
-/// Containers may have put another file there. One in memory was made in this life of the machine, and is
-/// believed: `systemd-nspawn` and LXC make one at random for every start. Any other may be the same for ever.
+/// A container may have put another file there. A file in memory was created during this boot of
+/// the machine, so it is trusted: `systemd-nspawn` and LXC create a random one at every start. A
+/// file on disk may be the same after a crash of the machine.
 fn boot_id(path: &Path) -> Option<[u64; 2]> {
     const PROC: u32 = 0x0000_9fa0;
     const TMPFS: u32 = 0x0102_1994;
@@ -57,7 +59,8 @@ fn boot_id(path: &Path) -> Option<[u64; 2]> {
     parse_boot_id(&text).filter(|_| [PROC, TMPFS].contains(&magic))
 }
 
-/// The 32 hexadecimal digits of a boot id as two words; nothing for anything else, or for zeros.
+/// Parses the 32 hexadecimal digits of a boot id into two words. Returns `None` for anything else,
+/// and for zeros.
 fn parse_boot_id(text: &str) -> Option<[u64; 2]> {
     let digits: String = text.trim().chars().filter(|&char| char != '-').collect();
     let id = u128::from_str_radix(&digits, 16).ok()?;
@@ -69,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boot_ids_are_two_words_or_nothing() {
+    fn boot_ids_are_two_words_or_none() {
         assert_eq!(
             parse_boot_id("01234567-89ab-cdef-fedc-ba9876543210\n"),
             Some([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210])
@@ -80,9 +83,9 @@ mod tests {
         }
     }
 
-    /// A file on a disk can be the same after a crash of the machine, whatever it says.
+    /// A file on a disk can have the same contents after a crash of the machine.
     #[test]
-    fn a_boot_id_that_can_outlive_the_kernel_is_not_believed() {
+    fn a_boot_id_that_can_outlive_the_kernel_is_not_trusted() {
         let text = "01234567-89ab-cdef-fedc-ba9876543210\n";
         let (in_memory, on_disk) =
             (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir().unwrap());
@@ -103,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn files_differ_and_one_file_stays_itself() {
+    fn different_files_differ_and_one_file_equals_itself() {
         let (one, two) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let identity = |file| of(file, Path::new("file"), FileSystem::Ext).unwrap();
         assert_eq!(identity(&one), identity(&one));

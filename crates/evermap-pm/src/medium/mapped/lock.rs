@@ -1,13 +1,13 @@
-//! One writer at a time.
+//! The lock that allows one writer at a time.
 //!
-//! The writer holds a byte-range lock that belongs to its open file description: it conflicts with every
-//! other opening of the file, in the same process too, and ends by itself when the last descriptor and
-//! the last mapping are gone. That is not at once: the kernel takes tens of milliseconds per GiB to tear
-//! down the mapping of a killed process. So an opener that finds the file locked asks whether the holder
-//! is dying, and waits for it if so.
+//! The writer holds a byte-range lock that belongs to its open file description. It conflicts with
+//! every other open of the file, also in the same process, and is released when the last descriptor
+//! and the last mapping are closed. That takes time: the kernel needs tens of milliseconds per GiB
+//! to tear down the mapping of a killed process. So an opener that finds the file locked checks
+//! whether the holder is exiting, and waits for it if so.
 //!
-//! The lock covers one byte at 2^62, far behind any file's end. Readers that run beside the writer may
-//! use the bytes after it.
+//! The lock covers one byte at 2^62, far beyond the end of any file. Readers that run beside the
+//! writer may use the bytes after it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -19,14 +19,16 @@ use crate::{Error, ErrorKind, Result};
 /// The byte that the writer locks.
 const WRITER_BYTE: i64 = 1 << 62;
 
-/// How long a living holder may take to leave: one that was told to stop is often just closing, and one
-/// that has closed may just have forked a child, which keeps the lock until it calls exec.
+/// How long to wait for a holder that is not exiting: one that was asked to stop is often just
+/// closing the file, and one that has closed it may just have forked a child, which keeps the lock
+/// until it calls exec.
 const ALIVE_WAIT: Duration = Duration::from_millis(100);
 
-/// Takes the writer's lock, waiting up to `wait` for a holder that is dying.
+/// Takes the writer's lock, and waits up to `wait` for a holder that is exiting.
 ///
 /// # Errors
-/// `InUse` when the holder lives, or is still not gone after `wait`.
+///
+/// `InUse` if the holder is not exiting, or still holds the lock after `wait`.
 pub(super) fn acquire(file: &OwnedFd, path: &Path, wait: Duration) -> Result<()> {
     let start = Instant::now();
     let mut alive_since = None;
@@ -36,14 +38,14 @@ pub(super) fn acquire(file: &OwnedFd, path: &Path, wait: Duration) -> Result<()>
             return Ok(());
         }
         let pid = holder(file);
-        let out_of_patience = if pid.is_some_and(is_dying) {
+        let timed_out = if pid.is_some_and(is_dying) {
             alive_since = None;
             start.elapsed() >= wait
         } else {
-            // Alive, or nobody knows: a writer that has only just begun has not left its id yet.
+            // Alive, or unknown: a writer that has just started has not stored its process id yet.
             alive_since.get_or_insert_with(Instant::now).elapsed() >= ALIVE_WAIT.min(wait)
         };
-        if out_of_patience {
+        if timed_out {
             let pid = pid.unwrap_or(0);
             return Err(ErrorKind::InUse { path: path.to_owned(), pid }.into());
         }
@@ -70,7 +72,7 @@ fn try_lock(file: &OwnedFd, path: &Path) -> Result<bool> {
     }
 }
 
-/// The process id in the file, if it can be one.
+/// Returns the process id stored in the file, or `None` if it is not a valid one.
 fn holder(file: &OwnedFd) -> Option<u32> {
     let mut word = [0; 8];
     match rustix::io::pread(file, &mut word, HOLDER_PID_OFFSET) {
@@ -81,9 +83,9 @@ fn holder(file: &OwnedFd) -> Option<u32> {
     }
 }
 
-/// Whether a process is gone or on its way out.
+/// Returns `true` if a process has ended or is exiting.
 fn is_dying(pid: u32) -> bool {
-    // Signal 0 asks for existence only, and works where /proc hides the processes of others.
+    // Signal 0 only checks for existence, and works where /proc hides the processes of others.
     // SAFETY: sends nothing.
     let missing = unsafe { libc::kill(pid as i32, 0) } != 0
         && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
@@ -91,19 +93,19 @@ fn is_dying(pid: u32) -> bool {
     missing || stat_says_dying(&read("stat")) || status_says_dying(&read("status"))
 }
 
-/// Whether `/proc/PID/stat` shows a zombie, or a process inside its exit.
+/// Returns `true` if `/proc/PID/stat` shows a zombie or an exiting process.
 fn stat_says_dying(stat: &str) -> bool {
     const PF_EXITING: u64 = 0x4;
-    // The second field is the program's name in parentheses, which may itself contain some.
+    // The second field is the program's name in parentheses, which may contain parentheses itself.
     let Some((_, fields)) = stat.rsplit_once(')') else { return false };
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next().unwrap_or_default();
-    // After the state come parent, group, session, terminal and its group; then the flags.
+    // The state is followed by parent, group, session, terminal and its group, and then the flags.
     let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
     matches!(state, "Z" | "X" | "x") || flags & PF_EXITING != 0
 }
 
-/// Whether `/proc/PID/status` shows a kill that was not acted on yet, or a core dump being written.
+/// Returns `true` if `/proc/PID/status` shows a pending SIGKILL or a core dump being written.
 fn status_says_dying(status: &str) -> bool {
     const SIGKILL_BIT: u64 = 1 << (libc::SIGKILL - 1);
     status.lines().filter_map(|line| line.split_once(':')).any(|(name, value)| match name {

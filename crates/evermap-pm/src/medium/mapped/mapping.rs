@@ -8,30 +8,33 @@ use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
 
-/// Addresses whose size and place stay the same from reservation to drop.
+/// A reserved address range, which neither moves nor changes its size until it is dropped.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     bytes: u64,
 }
 
-// SAFETY: the addresses are owned, and whatever lies there is accessed as atomics only.
+// SAFETY: the addresses are owned, and the memory there is only accessed as atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Takes `bytes` addresses from a multiple of `align`, which is a power of two. They hold private,
-    /// zeroed memory that is taken from the system when first touched, as far as `access` lets it be.
+    /// Reserves `bytes` addresses starting at a multiple of `align`, which must be a power of two.
+    /// They hold private, zeroed memory, which is taken from the system when first touched, as far
+    /// as `access` permits.
     pub(super) fn reserve(bytes: u64, align: u64, access: ProtFlags) -> Result<Self, Errno> {
         let (bytes, align) = (bytes as usize, align as usize);
         let span = bytes.checked_add(align).ok_or(Errno::NOMEM)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing that exists.
+        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing that
+        // exists.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), span, access, flags) }?;
         let before = start.align_offset(align);
         let base = start.wrapping_byte_add(before);
-        // The system aligns to its pages only, so the ends go back. A refusal wastes addresses, no more.
-        // SAFETY: both parts belong to the fresh mapping, outside of what is kept.
+        // The system aligns only to its pages, so the excess at both ends is unmapped. If that is
+        // refused, only addresses are wasted. SAFETY: both parts belong to the fresh mapping,
+        // outside the part that is kept.
         unsafe {
             if before > 0 {
                 let _ = munmap(start, before);
@@ -45,20 +48,21 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Puts a file, from its first byte, in the place of what was here. `flags` say how it is shared.
+    /// Maps a file, from its first byte, over the reserved addresses. `flags` say how it is shared.
     pub(super) fn attach(&mut self, file: impl AsFd, flags: MapFlags) -> Result<(), Errno> {
         let (base, bytes) = (self.base.as_ptr().cast(), self.bytes as usize);
-        // Read-only first: hugetlbfs makes a file as long as any writable mapping of it.
-        // SAFETY: MAP_FIXED replaces our own addresses, and `&mut self` says that nobody looks at them.
-        // Mapping beyond the end of the file is allowed; touching it is not, and nobody does before the
-        // file has grown.
+        // Read-only first: hugetlbfs makes a file as long as any writable mapping of it. SAFETY:
+        // MAP_FIXED replaces our own addresses, and `&mut self` proves that there are no references
+        // into them. Mapping beyond the end of the file is allowed; touching it is not, and does
+        // not happen before the file has grown.
         unsafe {
             mmap(base, bytes, ProtFlags::READ, flags | MapFlags::FIXED, file, 0)?;
             mprotect(base, bytes, MprotectFlags::READ | MprotectFlags::WRITE)
         }
     }
 
-    /// Gives advice on all of it. A refusal only costs speed or space in a core dump.
+    /// Gives advice on the whole range. If the system refuses, that only costs speed, or space in a
+    /// core dump.
     pub(super) fn advise(&self, advice: Advice) {
         // SAFETY: our own mapping; the kinds of advice used here change no byte.
         let _ = unsafe { madvise(self.base.as_ptr().cast(), self.bytes as usize, advice) };
@@ -74,7 +78,7 @@ impl Mapping {
         self.bytes
     }
 
-    /// Address of `offset`, for system calls.
+    /// Returns the address of `offset`, for system calls.
     pub(super) fn address(&self, offset: u64) -> *mut std::ffi::c_void {
         self.base.as_ptr().wrapping_add(offset as usize).cast()
     }

@@ -1,7 +1,8 @@
-//! A mapped file: words that outlive the process, and the power where the hardware keeps them.
+//! A mapped file: words that survive the process, and power loss if the hardware keeps them.
 //!
-//! The address space is reserved once, so that the base never moves; the file grows inside it, and every
-//! page is set aside in the file system before it may be touched. One writer opens a file at a time.
+//! The address space is reserved once, so the base address never moves. The file grows inside it,
+//! and every page is allocated in the file system before it may be touched. Only one writer has a
+//! file open at a time.
 
 use std::fmt;
 use std::ops::Range;
@@ -39,23 +40,23 @@ use file::File;
 use mapping::Mapping;
 use prefault::Prefaulter;
 
-/// Alignment of the mapping: with it the system can use huge pages.
+/// Alignment of the mapping, so that the system can use huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
-/// A reservation that the system refuses is halved, but not below this.
+/// A reservation that the system refuses is halved and tried again, down to this size.
 const SMALLEST_CAPACITY: u64 = 1 << 30;
 
-/// What flushes and fences do, and so what a written-back store survives.
+/// What flushes and fences do, and therefore which failures a written-back store survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlushKind {
-    /// Nothing but compiler ordering. Survives the death of the process at any instruction.
+    /// Only compiler ordering. Stores survive the death of the process at any instruction.
     #[default]
     Process,
-    /// Lines are written back to a memory controller that survives power loss; needs DAX.
+    /// Lines are written back to a memory controller that survives power loss. Needs DAX.
     Adr,
-    /// Stores survive power loss in the cache already and only need order; needs DAX and batteries.
+    /// Caches survive power loss, so stores only need ordering. Needs DAX and batteries.
     Eadr,
-    /// Lines are written back as with `Adr`, whatever the memory is. Survives what `Process` survives:
-    /// for measuring.
+    /// Lines are written back as with `Adr`, on any memory. Stores survive the same failures as
+    /// with `Process`. For measurements.
     Forced,
 }
 
@@ -74,7 +75,7 @@ impl FlushKind {
         matches!(self, FlushKind::Adr | FlushKind::Forced)
     }
 
-    /// Whether the mapping must prove that its pages are persistent memory themselves.
+    /// Returns `true` if the mapping must prove that its pages are persistent memory.
     fn needs_dax(self) -> bool {
         matches!(self, FlushKind::Adr | FlushKind::Eadr)
     }
@@ -100,20 +101,21 @@ impl FromStr for FlushKind {
     }
 }
 
-/// How to open a [`Mapped`] file.
+/// Options for opening a [`Mapped`] file.
 #[derive(Clone, Debug)]
 pub struct MappedOptions {
-    /// Most bytes that the file can grow to: address space, not memory. Where the system refuses that
-    /// much (`ulimit -v`), less is reserved, down to 1 GiB. 256 GiB unless told otherwise.
+    /// Maximum size that the file can grow to, in bytes. Reserves address space, not memory. If the
+    /// system refuses the reservation (`ulimit -v`), a smaller one is made, down to 1 GiB. The
+    /// default is 256 GiB.
     pub capacity: u64,
-    /// What flushes and fences do. Checked when the file is opened, never silently lowered.
+    /// What flushes and fences do. Checked when the file is opened, and never silently lowered.
     pub flush: FlushKind,
-    /// Whether a missing file is created, empty, readable by its owner only.
+    /// Whether a missing file is created. It is created empty and readable only by its owner.
     pub create: bool,
-    /// How long to wait for a writer that is dying. 30 s unless told otherwise.
+    /// How long to wait for a writer that is exiting. The default is 30 s.
     pub lock_wait: Duration,
-    /// Whether holes in the file are filled with space of their own at once, so that no later store can
-    /// find the disk full. Otherwise discarded ranges must be [claimed](Medium::claim) before use.
+    /// Whether holes in the file are allocated when it is opened, so that no later store can find
+    /// the disk full. Otherwise discarded ranges must be [claimed](Medium::claim) before use.
     pub allocate_holes: bool,
 }
 
@@ -129,21 +131,26 @@ impl Default for MappedOptions {
     }
 }
 
-/// A file mapped into memory, held by one writer; or anonymous memory with the same interface.
+/// A file mapped into memory by one writer, or anonymous memory with the same interface.
 ///
-/// The address space is reserved once, so that the base never moves; the file grows inside it, and every
-/// page is set aside in the file system before it may be touched. What is *not* guarded against: another
-/// program that cuts the file off or writes into it, a bad sector, and on xfs a reflink copy of the file,
-/// whose pages need new space when they are next stored to. All but foreign writes raise SIGBUS;
-/// [`explain_bus_errors`] says so, and [`describe_address`] names the place. On a disk the kernel writes changed pages back at any moment, in
-/// any order: what survives the machine is only what a [`sync`](Medium::sync) has covered with nothing
-/// stored since, or what a DAX file holds.
+/// The address space is reserved once, so the base address never moves. The file grows inside it,
+/// and every page is allocated in the file system before it may be touched.
 ///
-/// Dropping it neither syncs nor shortens the file. A forked child inherits the mapping and, as long as
-/// it lives, keeps the writer's lock: see [`ForkDetector`](crate::fork::ForkDetector).
+/// This does *not* guard against another program that truncates the file or writes to it, against a
+/// bad sector, or, on xfs, against a reflink copy of the file, whose pages need new space when they
+/// are next stored to. All of these except foreign writes raise SIGBUS: [`explain_bus_errors`]
+/// prints a message for it, and [`describe_address`] names the file and offset.
+///
+/// On a disk the kernel writes changed pages back at any moment and in any order. Only what a
+/// [`sync`](Medium::sync) has covered, with no store since, survives a crash of the machine, unless
+/// the file is on DAX.
+///
+/// Dropping it neither syncs nor truncates the file. A forked child inherits the mapping and keeps
+/// the writer's lock as long as it lives: see [`ForkDetector`](crate::fork::ForkDetector).
 pub struct Mapped {
-    // Dropped in this order: the helper stops touching pages, the addresses lose their name, the pages
-    // are unmapped, and at last the file is closed, which ends the lock.
+    // Fields are dropped in this order: the helper thread stops touching pages, the addresses are
+    // unregistered, the pages are unmapped, and finally the file is closed, which releases the
+    // lock.
     prefaulter: Prefaulter,
     _name: Option<Named>,
     mapping: Mapping,
@@ -154,18 +161,21 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Opens `path`, takes the writer's lock and maps the file.
+    /// Opens `path`, takes the writer's lock, and maps the file.
     ///
-    /// Its usable length is the file's, in whole pages. Takes about a millisecond, and longer while a
-    /// previous writer is dying.
+    /// The usable length is the length of the file, rounded down to whole pages. Takes about a
+    /// millisecond, or longer while a previous writer is exiting.
     ///
     /// # Errors
-    /// * `Io` where the file cannot be opened; `NotAStore` for a directory or device;
-    /// * `FileSystem` where its file system cannot keep the promise;
-    /// * `InUse` while another writer lives, in this process or another. A holder of another process id
-    ///   namespace cannot be told from a dying one, and is waited for;
-    /// * `Config` where `flush` needs what this machine or file has not, or the capacity is impossible;
-    /// * `NoSpace` where address space is short, or `allocate_holes` finds the disk full.
+    ///
+    /// * `Io` if the file cannot be opened; `NotAStore` for a directory or a device;
+    /// * `FileSystem` if its file system cannot guarantee durability;
+    /// * `InUse` while another writer lives, in this process or another one. A holder in another
+    ///   process id namespace cannot be distinguished from one that is exiting, so it is waited
+    ///   for;
+    /// * `Config` if `flush` needs something that this machine or file does not have, or the
+    ///   capacity is impossible;
+    /// * `NoSpace` if there is not enough address space, or `allocate_holes` finds the disk full.
     pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
         domain::check(options.flush)?;
         Self::map(File::open(path.as_ref(), options.create, options.lock_wait)?, options)
@@ -192,11 +202,13 @@ impl Mapped {
         })
     }
 
-    /// Memory without a file, gone at exit, for stores that need not last. Its name is `volatile`.
+    /// Creates memory without a file, for stores that need not persist. It is freed when dropped.
+    /// Its [name](Medium::name) is `volatile`.
     ///
     /// # Errors
-    /// `Config` if `capacity` is zero or above 48 bits, or `flush` is for persistent memory; `NoSpace` if
-    /// the system refuses the reservation.
+    ///
+    /// `Config` if `capacity` is zero or above 48 bits, or `flush` is for persistent memory;
+    /// `NoSpace` if the system refuses the reservation.
     pub fn anonymous(capacity: u64, pages: Pages, flush: FlushKind) -> Result<Self> {
         if flush.needs_dax() {
             let why = format!("flush kind `{flush}` needs a file; use `process` or `forced`");
@@ -222,39 +234,41 @@ impl Mapped {
         })
     }
 
-    /// Keeps the writer's lock when this is dropped, so that what is decided about the file's contents stays
-    /// true; nothing for anonymous memory.
+    /// Returns a handle that keeps the writer's lock after this is dropped, so that a decision
+    /// about the contents of the file stays valid. Returns `None` for anonymous memory.
     ///
     /// # Errors
-    /// `Io` where there are no more descriptors.
+    ///
+    /// `Io` if there are no more descriptors.
     pub fn keep_lock(&self) -> Result<Option<LockedFile>> {
         let Some(file) = &self.file else { return Ok(None) };
         Ok(Some(LockedFile { fd: file.share()?, path: file.path().to_owned() }))
     }
 
-    /// What flushes and fences do.
+    /// Returns what flushes and fences do.
     pub fn flush_kind(&self) -> FlushKind {
         self.flush
     }
 
-    /// The file, as it was named when it was opened; nothing for anonymous memory.
+    /// Returns the path that the file was opened with, or `None` for anonymous memory.
     pub fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(File::path)
     }
 
-    /// Which file this is, read when it was opened; zeros for anonymous memory.
+    /// Returns the identity of the file, which was read when it was opened. All zeros for anonymous
+    /// memory.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Name of the file system: `tmpfs`, `hugetlbfs`, `ext4` (also for ext2 and ext3), `xfs`,
-    /// `overlayfs`, or `memory` without a file.
+    /// Returns the name of the file system: `tmpfs`, `hugetlbfs`, `ext4` (also for ext2 and ext3),
+    /// `xfs`, `overlayfs`, or `memory` if there is no file.
     pub fn filesystem(&self) -> &'static str {
         self.file.as_ref().map_or("memory", |file| file.filesystem().name())
     }
 
-    /// Which pages the mapping has got so far. Costs a walk through the process's page tables:
-    /// milliseconds per GiB.
+    /// Returns which kinds of pages back the mapping now. Walks the page tables of the process,
+    /// which takes milliseconds per GiB.
     pub fn page_report(&self) -> PageReport {
         let base = self.mapping.base().addr().get();
         pages::report(base..base + self.mapping.bytes() as usize)
@@ -265,24 +279,25 @@ impl Mapped {
     }
 }
 
-/// A file that is locked, but not mapped: see [`Mapped::keep_lock`].
+/// A file that is locked but not mapped. See [`Mapped::keep_lock`].
 pub struct LockedFile {
     fd: OwnedFd,
     path: PathBuf,
 }
 
 impl LockedFile {
-    /// Empties the file, which takes effect at once and wholly, and maps it again. Whatever was mapped of it
-    /// before must be gone.
+    /// Truncates the file to zero bytes, atomically, and maps it again. The previous mapping must
+    /// have been dropped.
     ///
     /// # Errors
-    /// As [`Mapped::open`].
+    ///
+    /// The same as [`Mapped::open`].
     pub fn truncate_and_map(self, options: &MappedOptions) -> Result<Mapped> {
         Mapped::map(File::truncate(self.fd, &self.path)?, options)
     }
 }
 
-/// Reserves as much of the wanted capacity as the system grants, and maps `file` there.
+/// Reserves as much of the requested capacity as the system grants, and maps `file` there.
 fn map_file(file: &File, len: u64, options: &MappedOptions) -> Result<Mapping> {
     let granule = file.granule();
     let mut capacity = checked_capacity(options.capacity, granule)?;
@@ -310,7 +325,8 @@ fn map_file(file: &File, len: u64, options: &MappedOptions) -> Result<Mapping> {
     };
     mapping.attach(file.fd(), flags).map_err(|errno| match errno {
         Errno::OPNOTSUPP | Errno::INVAL if options.flush.needs_dax() => ErrorKind::Config(format!(
-            "flush kind `{}`: {} on {} refused MAP_SYNC ({errno}); mount a DAX file system or use `process`",
+            "flush kind `{}`: {} on {} refused MAP_SYNC ({errno}); \
+             mount a DAX file system or use `process`",
             options.flush,
             file.path().display(),
             file.filesystem().name(),
@@ -332,9 +348,10 @@ fn round_down(bytes: u64, unit: u64) -> u64 {
     bytes - bytes % unit
 }
 
-// SAFETY: 1. the mapping is page-aligned and stays until drop. 2. `len` covers only bytes that the file
-// had when it was opened or that `grow` has set aside; they are mapped readable and writable, and other
-// processes that keep to the lock do not write them. 3. `grow` only raises `len`, up to `capacity`.
+// SAFETY: 1. The mapping is page-aligned and exists until drop. 2. `len` covers only bytes that the
+// file had when it was opened or that `grow` has allocated; they are mapped readable and writable,
+// and other processes that respect the lock do not write them. 3. `grow` only raises `len`, up to
+// `capacity`.
 unsafe impl Medium for Mapped {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -343,7 +360,7 @@ unsafe impl Medium for Mapped {
 
     #[inline(always)]
     fn len(&self) -> u64 {
-        // Relaxed: a thread learns of an offset through a word stored after the growth that made it usable.
+        // Relaxed: a thread gets an offset from a word stored after the growth that made it usable.
         self.len.load(Ordering::Relaxed)
     }
 
@@ -380,13 +397,13 @@ unsafe impl Medium for Mapped {
         let first: &PmU64 = self.at(0).expect("just grown");
         self.store(first, word);
         self.persist(first);
-        // Above a page cache pages reach the disk in any order, and this one is to be the first.
+        // The page cache writes pages back in any order, and this page must be the first.
         self.sync()
     }
 
     fn begun_bytes(&self) -> u64 {
         match &self.file {
-            Some(file) if file.begins_at_once() => 0,
+            Some(file) if file.begins_atomically() => 0,
             _ => self.granule(),
         }
     }
@@ -441,9 +458,10 @@ unsafe impl Medium for Mapped {
             return;
         }
         let bytes = (range.end - range.start) as usize;
-        // All of it at once, then until all of it has come.
+        // Starts reading the whole range, then waits until all of it is present.
         for advice in [Advice::WillNeed, Advice::LinuxPopulateRead] {
-            // SAFETY: whole pages of our own mapping; reading them changes no byte. A refusal only costs time later.
+            // SAFETY: whole pages of our own mapping; reading them changes no byte. If the system
+            // refuses, later loads only take longer.
             let _ = unsafe { madvise(self.mapping.address(range.start), bytes, advice) };
         }
     }
@@ -474,8 +492,8 @@ unsafe impl Medium for Mapped {
     #[inline(always)]
     fn fence(&self) {
         if self.flush == FlushKind::Process {
-            // The kernel keeps whatever the process has stored, in the order in which it was stored, so
-            // it is enough that the compiler keeps that order.
+            // The kernel keeps every store of the process in program order, so it is enough that
+            // the compiler keeps that order.
             compiler_fence(Ordering::Release);
         } else {
             flush::fence();
@@ -487,7 +505,7 @@ unsafe impl Medium for Mapped {
 mod tests {
     use super::*;
 
-    /// On a machine with persistent memory the check of its regions passes, and this one must not.
+    /// On a machine with persistent memory `domain::check` passes, so the mapping itself must fail.
     #[test]
     fn a_file_outside_persistent_memory_cannot_be_mapped_as_such() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();

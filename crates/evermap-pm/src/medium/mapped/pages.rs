@@ -1,19 +1,19 @@
-//! Which pages a mapping got.
+//! Reports which kinds of pages back a mapping.
 
 use std::ops::Range;
 
-/// How much of a mapping is present, and in which pages.
+/// How much of a mapping is resident, and in which kinds of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageReport {
-    /// Bytes that this process has mapped in pages of any size.
+    /// Bytes that this process has mapped, in pages of any size.
     pub bytes_resident: u64,
-    /// Those of them in huge pages (2 MiB or more on x86-64).
+    /// The part of them in huge pages (2 MiB or more on x86-64).
     pub bytes_huge: u64,
 }
 
-/// The report for these addresses. The kernel walks the process's page tables for it.
+/// Returns the report for these addresses. The kernel walks the page tables of the process for it.
 ///
-/// Zeros where `/proc` cannot be read.
+/// Returns zeros if `/proc` cannot be read.
 pub(super) fn report(addresses: Range<usize>) -> PageReport {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     sum(&smaps, addresses)
@@ -23,7 +23,7 @@ fn sum(smaps: &str, addresses: Range<usize>) -> PageReport {
     let mut report = PageReport::default();
     let mut ours = false;
     for line in smaps.lines() {
-        // A mapping begins with its addresses; its properties follow, one per line.
+        // The entry of a mapping begins with its addresses. Its properties follow, one per line.
         let Some((name, value)) = line.split_once(':').filter(|(name, _)| !name.contains(' '))
         else {
             ours = starts_within(line, &addresses);
@@ -38,7 +38,7 @@ fn sum(smaps: &str, addresses: Range<usize>) -> PageReport {
         match name {
             "Rss" => report.bytes_resident += bytes,
             "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => report.bytes_huge += bytes,
-            // Pages of hugetlbfs are not part of the resident set as the kernel counts it.
+            // The kernel does not count pages of hugetlbfs in the resident set.
             "Shared_Hugetlb" | "Private_Hugetlb" => {
                 report.bytes_resident += bytes;
                 report.bytes_huge += bytes;

@@ -1,7 +1,7 @@
-//! Touching new pages before anyone needs them.
+//! Touches new pages before they are needed.
 //!
-//! The first store to a page costs microseconds: the kernel finds or zeroes memory and maps it. A helper
-//! thread pays that ahead of use.
+//! The first store to a page costs microseconds, because the kernel has to find or zero memory and
+//! map it. A helper thread does that ahead of use.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -14,15 +14,16 @@ use rustix::mm::{Advice, madvise};
 
 use crate::fork::ForkDetector;
 
-/// Requests that may wait; more are dropped, because they are only hints.
+/// Number of requests that may wait. Further ones are dropped, because they are only hints.
 const QUEUE: usize = 64;
-/// Bytes touched by one system call: a huge page, and about a millisecond of the mapping's lock.
+/// Bytes touched by one system call: a huge page, which holds the mapping's lock for about a
+/// millisecond.
 const PIECE: usize = 2 << 20;
 
-/// The helper of one mapping. Must be dropped before the mapping is.
+/// The helper thread of one mapping. Must be dropped before the mapping.
 #[derive(Default)]
 pub(super) struct Prefaulter {
-    /// Started by the first request; nothing where the system refused.
+    /// Started by the first request. `None` if the system refused to start it.
     helper: OnceLock<Option<Helper>>,
 }
 
@@ -34,8 +35,8 @@ struct Helper {
 }
 
 impl Prefaulter {
-    /// Asks for the pages at these addresses; returns at once. The addresses must belong to the mapping,
-    /// in whole pages.
+    /// Requests the pages at these addresses, and returns without waiting. The addresses must
+    /// belong to the mapping, in whole pages.
     pub(super) fn request(&self, addresses: Range<usize>) {
         if let Some(helper) = self.helper.get_or_init(Helper::start) {
             let _ = helper.requests.try_send(addresses);
@@ -46,7 +47,7 @@ impl Prefaulter {
 impl Drop for Prefaulter {
     fn drop(&mut self) {
         let Some(Some(helper)) = self.helper.take() else { return };
-        // In a forked child the thread does not exist, and waiting for it would never end.
+        // In a forked child the thread does not exist, so joining it would never return.
         if helper.fork.is_child() {
             return;
         }
@@ -73,16 +74,18 @@ impl Helper {
 fn serve(queue: &Receiver<Range<usize>>, stop: &AtomicBool) {
     for addresses in queue {
         for start in addresses.clone().step_by(PIECE) {
-            // Relaxed: only says that the work is no longer wanted; joining the thread orders the rest.
+            // Relaxed: only says that the work is no longer needed; joining the thread orders the
+            // rest.
             if stop.load(Relaxed) {
                 return;
             }
             let bytes = PIECE.min(addresses.end - start);
             let page = std::ptr::with_exposed_provenance_mut(start);
-            // SAFETY: the mapping outlives this thread, which its owner joins first. Populating maps
-            // pages without changing a byte, and reports what a store would be killed for.
+            // SAFETY: the mapping outlives this thread, because its owner joins the thread first.
+            // Populating maps pages without changing a byte, and returns an error where a store
+            // would be killed.
             if unsafe { madvise(page, bytes, Advice::LinuxPopulateWrite) }.is_err() {
-                // The file is shorter by now, the disk is full, or the kernel is older than 5.14.
+                // The file is shorter now, the disk is full, or the kernel is older than 5.14.
                 break;
             }
         }

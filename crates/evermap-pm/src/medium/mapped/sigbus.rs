@@ -1,8 +1,9 @@
-//! What to say when a mapped file fails under us.
+//! An error message for the failure of a mapped file.
 //!
-//! Whoever cuts a mapped file off, or a disk that cannot be read, raises SIGBUS in the thread that touches
-//! the page. Nothing can be answered from there, so the process has to end; but it can say which file it
-//! was, and what to do. As after any other death of the process, the next opening recovers.
+//! If another program truncates a mapped file, or the disk cannot be read, the thread that touches
+//! the page gets SIGBUS. No error can be returned from there, so the process has to end, but it can
+//! print which file failed and what to do. As after any other death of the process, the next open
+//! recovers.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -11,7 +12,7 @@ use std::sync::OnceLock;
 
 use super::address::describe_address;
 
-/// What the system was told before to do about SIGBUS.
+/// The action for SIGBUS that was installed before.
 static BEFORE: OnceLock<Before> = OnceLock::new();
 
 struct Before(libc::sigaction);
@@ -21,36 +22,39 @@ unsafe impl Send for Before {}
 // SAFETY: as above; nothing in it changes.
 unsafe impl Sync for Before {}
 
-/// Lets the process say on standard error which store it was, at which offset, and what to do, when it dies
-/// of SIGBUS because a mapped file failed: it was cut off by another program, its disk or memory cannot be
-/// read, or the file system has no room for a page that it shares with a copy.
+/// Makes the process print a message before it dies of SIGBUS because a mapped file failed. The
+/// message names the store and the offset, and says what to do. A mapped file fails if another
+/// program truncated it, if its disk or memory cannot be read, or if the file system has no room
+/// for a page that the file shares with a copy.
 ///
-/// It is not done unless a program asks for it, because signal handlers belong to the whole process. What
-/// was installed before is called afterwards, for other addresses without a message; where nothing was,
-/// the process ends by the signal as it would without this. Programs that install a handler of their own
-/// later can use [`describe_address`] in it. Calling this again does nothing.
+/// A program has to call this explicitly, because signal handlers belong to the whole process. The
+/// previously installed handler runs afterwards; for other addresses it runs without a message. If
+/// there was none, the process ends by the signal as it would otherwise. Programs that install
+/// their own handler later can use [`describe_address`] in it. Further calls do nothing.
 ///
 /// # Errors
-/// What the system answers, which then leaves everything as it was.
+///
+/// Any error of the system call, in which case nothing has changed.
 pub fn explain_bus_errors() -> std::io::Result<()> {
     let mut before = MaybeUninit::uninit();
-    // SAFETY: asks only, and `before` has room for the answer.
+    // SAFETY: only queries, and `before` has room for the result.
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
     // SAFETY: the system has filled it in.
     let before = Before(unsafe { before.assume_init() });
-    // Before the handler is installed, which uses it. Whoever is first here installs the handler, once: else
-    // it could come to be its own predecessor.
+    // Set before the handler is installed, because the handler uses it. Only the first caller
+    // installs the handler: otherwise it could become its own predecessor.
     if BEFORE.set(before).is_err() {
         return Ok(());
     }
     // SAFETY: zero is a value of every field.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handle as *const () as usize;
-    // On the alternate stack, which every thread of Rust has: the own stack may be what failed.
+    // On the alternate stack, which every thread of Rust has: the thread's own stack may be the
+    // memory that failed.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the action is valid for the call, and the handler keeps to what a signal handler may do.
+    // SAFETY: the action is valid for the call, and the handler is async-signal-safe.
     match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
@@ -67,8 +71,8 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
             path.as_os_str().as_bytes(),
             b": cannot be read or written at offset 0x",
             hexadecimal(offset, &mut digits),
-            b": it was cut off by another program, its file system is full, or the disk or memory under it \
-              failed. Start again to recover what is left; `evermap check --deep` tells what was lost\n",
+            b": another program truncated it, its file system is full, or its disk or memory \
+              failed. Start again to recover what is left; `evermap check --deep` reports what was lost\n",
         ] {
             write_error(part);
         }
@@ -76,37 +80,37 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     pass_on(signal, info, context);
 }
 
-/// Does what would have been done without us.
+/// Does what would have been done without this handler.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let before = BEFORE.get().map(|before| &before.0);
     match before.map_or(libc::SIG_DFL, |before| before.sa_sigaction) {
-        // On return the same access fails again, and now with the system's own action. Ignoring an access that
-        // cannot succeed would be to repeat it for ever; the system does not do that either.
+        // On return the same access fails again, now with the system's own action. Ignoring an
+        // access that cannot succeed would repeat it forever; the system does not do that either.
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: restoring the default action is allowed in a handler.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         handler if before.is_some_and(|before| before.sa_flags & libc::SA_SIGINFO != 0) => {
             type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-            // SAFETY: whoever installed it with this flag said that it is such a function.
+            // SAFETY: installing it with this flag declared that it is such a function.
             let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
             handler(signal, info, context);
         }
         handler => {
-            // SAFETY: whoever installed it without the flag said that it is such a function.
+            // SAFETY: installing it without the flag declared that it is such a function.
             let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(handler) };
             handler(signal);
         }
     }
 }
 
-/// Writes to standard error, as far as it takes it.
+/// Writes to standard error, ignoring failures.
 fn write_error(bytes: &[u8]) {
     // SAFETY: the bytes are valid for the call, which a handler may make.
     let _ = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
 
-/// Writes a number without allocating.
+/// Formats a number without allocating.
 fn hexadecimal(mut number: u64, digits: &mut [u8; 16]) -> &[u8] {
     let mut at = digits.len();
     loop {
