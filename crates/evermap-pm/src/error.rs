@@ -1,17 +1,17 @@
-//! What can go wrong, said so that a person can act on it.
+//! Errors, with messages that say what to do.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Result of everything that can fail in this crate.
+/// The result of operations that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error: one pointer wide, so that results of hot operations stay in registers.
+/// An error. It is one pointer wide, so that results of hot operations stay in registers.
 ///
 /// Match on [`Error::kind`].
 pub struct Error(Box<ErrorKind>);
 
-/// What happened, to which file, and what to do.
+/// What failed, for which file, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -30,7 +30,7 @@ pub enum ErrorKind {
         path: PathBuf,
         /// Format version in the file.
         found: u32,
-        /// Newest version this program reads.
+        /// Newest version that this program reads.
         known: u32,
     },
     /// A word, length or checksum in the region is impossible.
@@ -46,7 +46,7 @@ pub enum ErrorKind {
     InUse {
         /// The file.
         path: PathBuf,
-        /// Process id of the holder, 0 where it could not be learned.
+        /// Process id of the holder, or 0 if it is not known.
         pid: u32,
     },
     /// The medium, the file system or the configured limit is full. Nothing was changed.
@@ -54,18 +54,18 @@ pub enum ErrorKind {
     NoSpace {
         /// Which limit was reached.
         what: String,
-        /// Bytes that were asked for.
+        /// Number of bytes that were requested.
         needed: u64,
     },
     /// A key is longer than an index can hold. Nothing was changed.
     #[error("key of {len} bytes is too long; the limit is {max}")]
     KeyTooLong {
-        /// Its length, bytes.
+        /// Length of the key, bytes.
         len: usize,
         /// The limit, bytes.
         max: usize,
     },
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("{}: {action}: {source}", path.display())]
     Io {
         /// What was being done.
@@ -76,7 +76,7 @@ pub enum ErrorKind {
         #[source]
         source: std::io::Error,
     },
-    /// The file lies on a file system that cannot keep the promise.
+    /// The file is on a file system that cannot guarantee durability.
     #[error("{}: file system {name} is not supported: {why}", path.display())]
     FileSystem {
         /// The file.
@@ -86,24 +86,25 @@ pub enum ErrorKind {
         /// Why it is refused.
         why: &'static str,
     },
-    /// The machine may have crashed while the file was open: its pages may be of different ages. Nothing was
-    /// changed. See [`OnSuspect`](crate::region::OnSuspect).
+    /// The machine may have crashed while the file was open, so its pages may have been written at
+    /// different times. Nothing was changed. See [`OnSuspect`](crate::region::OnSuspect).
     #[error("{}: contents are suspect: {why}. Nothing was changed. They are whole if the machine was shut \
              down in order, and of different ages if it crashed or lost power. Open it with \
              on_suspect = salvage to keep all that verifies, or with on_suspect = discard to start empty", path.display())]
     Suspect {
         /// The file.
         path: PathBuf,
-        /// What shows it.
+        /// The evidence for it.
         why: String,
     },
-    /// A requested setting cannot be met, or contradicts what the file was created with.
+    /// A requested setting is not possible, or contradicts the settings that the file was created
+    /// with.
     #[error("configuration: {0}")]
     Config(String),
     /// The calling process is a forked child of the one that opened the store.
     #[error("this process was forked after the store was opened; open it again in the child")]
     Forked,
-    /// A thread panicked in the middle of a change. Reopening recovers the store.
+    /// A thread panicked while it was changing the store. Reopening recovers the store.
     #[error(
         "a thread panicked in the middle of a change; close and reopen the store to recover it"
     )]
@@ -111,30 +112,30 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// What kind of error this is.
+    /// Returns the kind of this error.
     pub fn kind(&self) -> &ErrorKind {
         &self.0
     }
 
-    /// A word or length at `offset` that cannot be right.
+    /// Creates an error for a word or length at `offset` that is impossible.
     #[cold]
     pub fn damaged(offset: u64, what: impl Into<String>) -> Self {
         ErrorKind::Damaged { offset, what: what.into() }.into()
     }
 
-    /// A system call on `path` that failed.
+    /// Creates an error for a failed system call on `path`.
     #[cold]
     pub fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Self {
         ErrorKind::Io { action, path: path.to_owned(), source: source.into() }.into()
     }
 
-    /// A limit that was reached.
+    /// Creates an error for a limit that was reached.
     #[cold]
     pub fn no_space(what: impl Into<String>, needed: u64) -> Self {
         ErrorKind::NoSpace { what: what.into(), needed }.into()
     }
 
-    /// Whether this is [`ErrorKind::NoSpace`].
+    /// Returns `true` if this is [`ErrorKind::NoSpace`].
     pub fn is_no_space(&self) -> bool {
         matches!(self.kind(), ErrorKind::NoSpace { .. })
     }

@@ -1,8 +1,9 @@
-//! Noticing that the process was forked.
+//! Detects that the process was forked.
 //!
-//! A forked child inherits a shared mapping and the open file that carries the writer's lock, but not
-//! the threads that share the work. If it went on writing, two processes would change one structure
-//! under locks that each believes to be its own. So mutations ask first.
+//! A forked child inherits the shared mapping and the open file that carries the writer's lock, but
+//! not the threads that share the work. If it continued to write, two processes would change one
+//! structure under locks that each of them believes to hold alone. So mutations check for this
+//! first.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -12,10 +13,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::{Error, Result};
 
-/// Tells the process that made it from children forked afterwards, for the price of one load.
+/// Distinguishes the process that created it from children forked later, at the cost of one load.
 ///
-/// It keeps a non-zero word in a page that the kernel hands to children zeroed. Unlike a comparison of
-/// process ids it needs no system call, and cannot be fooled by an id that is used again.
+/// It keeps a non-zero word in a page that the kernel zeroes for children. Unlike a comparison of
+/// process ids it needs no system call, and is not fooled by an id that is reused.
 pub struct ForkDetector {
     word: NonNull<AtomicU64>,
     bytes: usize,
@@ -27,13 +28,16 @@ unsafe impl Send for ForkDetector {}
 unsafe impl Sync for ForkDetector {}
 
 impl ForkDetector {
-    /// A detector for the calling process.
+    /// Creates a detector for the calling process.
     ///
     /// # Errors
-    /// `NoSpace` where no page can be had, `Io` on kernels before 4.14, which cannot wipe pages on fork.
+    ///
+    /// `NoSpace` if no page is available, `Io` on kernels before 4.14, which cannot wipe pages on
+    /// fork.
     pub fn new() -> Result<Self> {
         let bytes = rustix::param::page_size();
-        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing that exists.
+        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing that
+        // exists.
         let page = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -45,7 +49,7 @@ impl ForkDetector {
         .map_err(|_| Error::no_space("memory for a fork detector", bytes as u64))?;
         let word = NonNull::new(page.cast()).expect("mmap returned null");
         let detector = ForkDetector { word, bytes };
-        // SAFETY: our own page, which holds nothing yet.
+        // SAFETY: our own page, which is still empty.
         unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.map_err(|errno| {
             Error::io("asking the kernel to wipe a page on fork", "memory".as_ref(), errno)
         })?;
@@ -53,16 +57,18 @@ impl ForkDetector {
         Ok(detector)
     }
 
-    /// Whether the calling process is a forked child of the one that made this detector.
+    /// Returns `true` if the calling process is a forked child of the one that created this
+    /// detector.
     #[inline(always)]
     pub fn is_child(&self) -> bool {
-        // Relaxed: the word never changes in the life of a process; in a child it is zero from the start.
+        // Relaxed: the word never changes during the life of a process; in a child it is zero from
+        // the start.
         self.word().load(Relaxed) == 0
     }
 
     #[inline(always)]
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped until drop, aligned, and accessed as this atomic only.
+        // SAFETY: the page is mapped until drop, aligned, and only accessed as this atomic.
         unsafe { self.word.as_ref() }
     }
 }

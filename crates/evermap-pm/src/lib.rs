@@ -1,17 +1,17 @@
 //! Memory that can persist.
 //!
-//! This crate is the ground floor of Evermap. From the bottom up:
+//! The modules, from the bottom up:
 //!
-//! * [`cell`]: the 8-byte words that persistent structures are made of;
-//! * [`medium`]: the only way such words are written, flushed and fenced: plain memory
-//!   ([`medium::Dram`]), a mapped file ([`medium::Mapped`]), or the crash simulator (`sim`, behind the
-//!   feature of that name);
+//! * [`cell`]: the 8-byte words that persistent structures consist of;
+//! * [`medium`]: the only way to write, flush and fence such words: plain memory
+//!   ([`medium::Dram`]), a mapped file ([`medium::Mapped`]), or the crash simulator (`sim`, behind
+//!   the feature of that name);
 //! * [`region`]: a medium with a superblock: format, identity, generation, roots;
-//! * [`heap`]: blocks inside a region, whose truth is reachability from the roots;
-//! * [`epoch`]: grace periods, so that a block is reused only when nobody can still see it;
-//! * [`pool`]: the four above as one object, which is what an index is built on.
+//! * [`heap`]: blocks inside a region, which are in use if they are reachable from the roots;
+//! * [`epoch`]: grace periods, so that a block is reused only when no thread can still access it;
+//! * [`pool`]: the four above as one object, which indexes are built on.
 //!
-//! Beside them, [`fork`] notices that the process is a forked child, which must not write.
+//! In addition, [`fork`] detects that the process is a forked child, which must not write.
 //!
 //! Positions in a region are 48-bit *offsets*, never addresses. Every offset, length and count that
 //! was read from a region is checked before it is used.

@@ -1,20 +1,22 @@
-//! Work that is shared among threads.
+//! Distributes work among threads.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::sync::Mutex;
 
-/// What `job` answers for each number below `count`, in order, worked out by so many threads, the calling one among
-/// them. Each takes the next number when it is done with one, so jobs may differ in size.
+/// Calls `job` for each number below `count` on up to `threads` threads, including the calling one,
+/// and returns the results in order. Each thread takes the next number when it has finished one, so
+/// jobs may differ in size.
 ///
 /// # Panics
+///
 /// If `job` does.
 pub fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
     let work = || {
         loop {
-            // Relaxed: each number is given out once.
+            // Relaxed: each number is handed out once.
             let at = next.fetch_add(1, Relaxed);
             if at >= count {
                 return;
@@ -25,7 +27,7 @@ pub fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T 
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(count) {
-            // A thread that the system does not give is done without.
+            // If the system refuses a thread, the others do its work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
@@ -40,11 +42,11 @@ mod tests {
     use super::parallel;
 
     #[test]
-    fn answers_are_in_order() {
+    fn results_are_in_order() {
         for threads in [0, 1, 2, 5] {
             for count in [0, 1, 2, 100] {
-                let answers = parallel(threads, count, |number| number * 2);
-                assert!(answers.into_iter().eq((0..count).map(|number| number * 2)));
+                let results = parallel(threads, count, |number| number * 2);
+                assert!(results.into_iter().eq((0..count).map(|number| number * 2)));
             }
         }
     }

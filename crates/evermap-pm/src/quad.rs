@@ -1,7 +1,8 @@
-//! Four neighbouring words, read at once and compared at once.
+//! Four neighbouring words that are loaded together and compared together.
 //!
-//! How many lookups a processor overlaps is limited by the instructions that wait for a line of memory. Compared one
-//! by one, the four key words of a line are two dozen of them; as vectors they are six.
+//! The number of lookups that a processor overlaps is limited by the number of instructions that
+//! wait for a cache line. Comparing the four key words of a line takes about 24 instructions one by
+//! one, and six with vectors.
 
 use crate::PmU64;
 
@@ -13,7 +14,7 @@ use std::arch::x86_64::{
     _mm_storeu_si128,
 };
 
-/// Four words as they were read.
+/// Four words that were loaded together.
 #[derive(Clone, Copy, Debug)]
 pub struct Quad(
     #[cfg(all(target_arch = "x86_64", not(miri)))] [__m128i; 2],
@@ -21,17 +22,17 @@ pub struct Quad(
 );
 
 impl Quad {
-    /// Reads four words that other threads may be changing. Each is read whole; together they may be of different
-    /// moments. What is read afterwards is not older (acquire).
+    /// Loads four words that other threads may be changing. Each word is whole, but they may be
+    /// from different moments. Later loads are not older (acquire).
     #[inline(always)]
     pub fn load(cells: &[PmU64; 4]) -> Self {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             let (low, high);
-            // SAFETY: reads the 32 bytes of `cells`, and nothing else. In assembly, because the compiler has no
-            // atomic load of a vector and must not take these words for ones that nobody changes. Every half of
-            // such a load is one aligned access of 8 bytes, which the processor does at once, and loads are not
-            // reordered with later ones.
+            // SAFETY: reads the 32 bytes of `cells`, and nothing else. Assembly is used because the
+            // compiler has no atomic load of a vector, and must not assume that these words do not
+            // change. Each half of such a load consists of aligned accesses of 8 bytes, which are
+            // atomic on this processor, and loads are not reordered with later loads.
             unsafe {
                 std::arch::asm!(
                     "movdqu {low}, [{cells}]",
@@ -51,7 +52,7 @@ impl Quad {
         }
     }
 
-    /// Four words that are known.
+    /// Creates a `Quad` of these words.
     #[inline(always)]
     pub fn new(words: [u64; 4]) -> Self {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -66,7 +67,7 @@ impl Quad {
         Quad(words)
     }
 
-    /// The words.
+    /// Returns the words.
     #[inline(always)]
     pub fn words(&self) -> [u64; 4] {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -83,7 +84,7 @@ impl Quad {
         self.0
     }
 
-    /// Word `I`, without the detour through memory.
+    /// Returns word `I` without going through memory.
     #[inline(always)]
     pub fn word<const I: usize>(&self) -> u64 {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -97,7 +98,7 @@ impl Quad {
         self.0[I]
     }
 
-    /// Which words equal `value` where `mask` is set, as bits.
+    /// Returns a bit for each word that equals `value` in the bits of `mask`.
     #[inline(always)]
     pub fn matching(&self, mask: u64, value: u64) -> u32 {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -105,7 +106,8 @@ impl Quad {
         unsafe {
             let (mask, value) = (_mm_set1_epi64x(mask as i64), _mm_set1_epi64x(value as i64));
             let equal = |half| _mm_cmpeq_epi32(_mm_and_si128(half, mask), value);
-            // Two comparisons of 32 bits a word: packed, so that a word matches where 32 bits are all set.
+            // Two comparisons of 32 bits per word, packed, so that a word matches if its 32 bits
+            // are all set.
             let packed = _mm_packs_epi32(equal(self.0[0]), equal(self.0[1]));
             let whole = _mm_cmpeq_epi32(packed, _mm_set1_epi32(-1));
             _mm_movemask_ps(_mm_castsi128_ps(whole)) as u32
@@ -114,7 +116,7 @@ impl Quad {
         matching_one_by_one(&self.words(), mask, value)
     }
 
-    /// Which words agree with `value` in their upper halves, as bits.
+    /// Returns a bit for each word whose upper half equals `value`.
     #[inline(always)]
     pub fn matching_upper(&self, value: u32) -> u32 {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -129,7 +131,8 @@ impl Quad {
         matching_one_by_one(&self.words(), !0 << 32, u64::from(value) << 32)
     }
 
-    /// Whether `now` holds these words, the first without the bits in `cleared`.
+    /// Returns `true` if `now` holds the same words, where the first one has the bits in `cleared`
+    /// cleared.
     #[inline(always)]
     pub fn is_current(&self, now: &Quad, cleared: u64) -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -150,7 +153,7 @@ impl Quad {
     }
 }
 
-/// [`Quad::matching`] without vectors.
+/// Implements [`Quad::matching`] without vectors.
 #[cfg(any(test, not(target_arch = "x86_64"), miri))]
 fn matching_one_by_one(words: &[u64; 4], mask: u64, value: u64) -> u32 {
     words.iter().rev().fold(0, |bits, word| bits << 1 | u32::from(word & mask == value))
@@ -167,13 +170,13 @@ mod tests {
             *seed = seed
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            // Few values, so that words often agree, wholly or in one half.
+            // Few values, so that words often agree, in whole or in one half.
             (*seed >> 62) << 40 | *seed >> 60 & 3
         })
     }
 
     #[test]
-    fn vectors_say_what_single_words_say() {
+    fn vectors_agree_with_single_words() {
         let mut seed = 1;
         for _ in 0..10_000 {
             let (words, others) = (some_words(&mut seed), some_words(&mut seed));
@@ -187,12 +190,12 @@ mod tests {
                 let upper = (others[1] >> 32) as u32;
                 let by_one = matching_one_by_one(&words, !0 << 32, u64::from(upper) << 32);
                 assert_eq!(quad.matching_upper(upper), by_one);
-                let mut still = words;
-                still[0] &= !mask;
-                assert!(quad.is_current(&Quad::new(still), mask));
-                assert_eq!(quad.is_current(&other, mask), still == others);
+                let mut current = words;
+                current[0] &= !mask;
+                assert!(quad.is_current(&Quad::new(current), mask));
+                assert_eq!(quad.is_current(&other, mask), current == others);
                 for (word, bit) in [(0, 0), (1, 31), (2, 32), (3, 63)] {
-                    let mut changed = still;
+                    let mut changed = current;
                     changed[word] ^= 1 << bit;
                     assert!(!quad.is_current(&Quad::new(changed), mask));
                 }

@@ -1,8 +1,8 @@
-//! The one place where threads wait.
+//! Locks and spinning: the only place where threads wait.
 //!
-//! Everything that spins or locks in Evermap goes through here, so that a simulated scheduler can take the
-//! place of the operating system's: a thread that one governs hands over instead of waiting.
-//! Otherwise these locks are those of the standard library, and cost the same.
+//! All code of Evermap that spins or locks uses this module, so that a simulated scheduler can
+//! replace the one of the operating system: a thread under its control hands over instead of
+//! waiting. Otherwise these locks are those of the standard library, at the same cost.
 
 use std::cell::Cell;
 use std::sync::{LockResult, TryLockError, TryLockResult};
@@ -10,27 +10,27 @@ use std::sync::{LockResult, TryLockError, TryLockResult};
 pub use std::sync::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 thread_local! {
-    /// How the calling thread waits, if a simulated scheduler governs it.
+    /// The wait function of the calling thread, if a simulated scheduler controls it.
     static SIMULATED_WAIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Puts the calling thread under a simulated scheduler: `wait` runs wherever the thread would wait for another
-/// one. `None` puts it back under the operating system's.
+/// Puts the calling thread under a simulated scheduler: `wait` is called whenever the thread would
+/// wait for another one. `None` returns control to the operating system's scheduler.
 #[cfg(any(test, feature = "sim"))]
-pub(crate) fn govern(wait: Option<fn()>) {
+pub(crate) fn set_simulated_wait(wait: Option<fn()>) {
     SIMULATED_WAIT.set(wait);
 }
 
-/// Whether a simulated scheduler governs the calling thread.
+/// Returns `true` if a simulated scheduler controls the calling thread.
 #[cfg(any(test, feature = "sim"))]
 #[inline(always)]
-pub(crate) fn is_governed() -> bool {
+pub(crate) fn is_simulated() -> bool {
     SIMULATED_WAIT.get().is_some()
 }
 
-/// Waits as the simulated scheduler wants; returns `false` if there is none.
+/// Waits under the simulated scheduler. Returns `false` if there is none.
 #[inline]
-fn waited_as_simulated() -> bool {
+fn simulated_wait() -> bool {
     match SIMULATED_WAIT.get() {
         None => false,
         Some(wait) => {
@@ -40,77 +40,82 @@ fn waited_as_simulated() -> bool {
     }
 }
 
-/// [`std::sync::Mutex`], under whichever scheduler there is.
+/// A [`std::sync::Mutex`] that works under a simulated scheduler too.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// An unlocked mutex.
+    /// Creates an unlocked mutex.
     pub const fn new(value: T) -> Self {
         Mutex(std::sync::Mutex::new(value))
     }
 
-    /// What it protects.
+    /// Returns the protected value.
     ///
     /// # Errors
-    /// As [`lock`](Mutex::lock).
+    ///
+    /// The same as [`lock`](Mutex::lock).
     pub fn into_inner(self) -> LockResult<T> {
         self.0.into_inner()
     }
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Waits for the lock.
+    /// Acquires the lock, waiting for it if necessary.
     ///
     /// # Errors
-    /// The guard, if a thread panicked while it held the lock.
+    ///
+    /// Contains the guard, if a thread panicked while it held the lock.
     #[inline]
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
         acquire(|| self.0.try_lock(), || self.0.lock())
     }
 
-    /// Takes the lock if nobody has it.
+    /// Acquires the lock if it is free.
     ///
     /// # Errors
-    /// Somebody has it, or a thread panicked while it had.
+    ///
+    /// If another thread holds the lock, or a thread panicked while it held it.
     #[inline]
     pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
         self.0.try_lock()
     }
 }
 
-/// [`std::sync::RwLock`], under whichever scheduler there is.
+/// A [`std::sync::RwLock`] that works under a simulated scheduler too.
 #[derive(Debug, Default)]
 pub struct RwLock<T: ?Sized>(std::sync::RwLock<T>);
 
 impl<T> RwLock<T> {
-    /// An unlocked lock.
+    /// Creates an unlocked lock.
     pub const fn new(value: T) -> Self {
         RwLock(std::sync::RwLock::new(value))
     }
 }
 
 impl<T: ?Sized> RwLock<T> {
-    /// Waits until nobody writes.
+    /// Acquires the lock for reading, waiting until there is no writer.
     ///
     /// # Errors
-    /// The guard, if a thread panicked while it held the lock for writing.
+    ///
+    /// Contains the guard, if a thread panicked while it held the lock for writing.
     #[inline]
     pub fn read(&self) -> LockResult<RwLockReadGuard<'_, T>> {
         acquire(|| self.0.try_read(), || self.0.read())
     }
 
-    /// Waits until nobody reads or writes.
+    /// Acquires the lock for writing, waiting until there are no readers and no writer.
     ///
     /// # Errors
-    /// As [`read`](RwLock::read).
+    ///
+    /// The same as [`read`](RwLock::read).
     #[inline]
     pub fn write(&self) -> LockResult<RwLockWriteGuard<'_, T>> {
         acquire(|| self.0.try_write(), || self.0.write())
     }
 }
 
-/// Tries, and waits in the way that the scheduler wants.
+/// Tries to acquire a lock, and waits as the scheduler of the thread requires.
 #[inline]
 fn acquire<G>(
     attempt: impl Fn() -> TryLockResult<G>,
@@ -120,32 +125,35 @@ fn acquire<G>(
         match attempt() {
             Ok(guard) => return Ok(guard),
             Err(TryLockError::Poisoned(error)) => return Err(error),
-            // A simulated holder runs, and so releases the lock, only after this thread hands over.
-            Err(TryLockError::WouldBlock) if waited_as_simulated() => {}
+            // Under a simulated scheduler the holder runs, and so releases the lock, only after
+            // this thread hands over.
+            Err(TryLockError::WouldBlock) if simulated_wait() => {}
             Err(TryLockError::WouldBlock) => return wait(),
         }
     }
 }
 
-/// Waits for another thread a little longer each time: a few pauses, then the rest of the time slice.
+/// Waits for another thread, a little longer each time: first a few pauses, then the rest of the
+/// time slice.
 ///
-/// On a machine with few cores the holder of a lock may not be running at all, so yielding early matters.
+/// On a machine with few cores the holder of a lock may not be running at all, so it is important
+/// to yield early.
 #[derive(Default)]
 pub struct Backoff {
     rounds: u32,
 }
 
 impl Backoff {
-    /// A fresh one.
+    /// Creates a `Backoff` that has not waited yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Waits once; returns how often it has waited so far.
+    /// Waits once. Returns the number of waits so far.
     #[inline]
     pub fn wait(&mut self) -> u32 {
         const SPINS: u32 = 6;
-        if !waited_as_simulated() {
+        if !simulated_wait() {
             if self.rounds < SPINS {
                 for _ in 0..1 << self.rounds {
                     std::hint::spin_loop();

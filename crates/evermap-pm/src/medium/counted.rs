@@ -1,4 +1,4 @@
-//! A medium that counts what is asked of it: figures that no noisy machine can change.
+//! A medium that counts accesses. Unlike times, the counts do not depend on the machine's load.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::{LINE, Medium, Note};
 use crate::{PmU64, Result};
 
-/// Bytes in a block: the unit in which some persistent memory reads and writes inside.
+/// Bytes in a block: the unit in which some persistent memory reads and writes internally.
 const BLOCK: usize = 256;
 
 macro_rules! counters {
     ($($(#[$doc:meta])+ $name:ident,)+) => {
-        /// What happened on a [`Counted`] medium.
+        /// The counts of a [`Counted`] medium.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counts {
             $($(#[$doc])+ pub $name: u64,)+
@@ -38,7 +38,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Operations ended.
+    /// Completed operations.
     ops,
     /// Words loaded.
     loads,
@@ -46,11 +46,11 @@ counters! {
     stores,
     /// Words stored that need not persist.
     transient_stores,
-    /// Compare-and-swaps, of both kinds, won or lost.
+    /// Compare-and-swaps of both kinds, successful or not.
     cas,
     /// Calls to flush.
     flush_calls,
-    /// Lines in these calls. A line in two calls counts twice: it is written back twice.
+    /// Lines in these calls. A line in two calls counts twice, because it is written back twice.
     lines_flushed,
     /// Fences.
     fences,
@@ -67,11 +67,12 @@ counters! {
 /// Counts the calls to another medium, and the lines that operations touch.
 ///
 /// An operation is what a thread does between [`begin_op`](Counted::begin_op) and
-/// [`end_op`](Counted::end_op), or between [`Note::Begin`] and [`Note::End`]. A line that it both reads and
-/// writes counts once as read and once as written; a lost compare-and-swap only reads. Accesses outside
-/// operations are in the totals of loads, stores and so on, but not in those of lines and blocks.
+/// [`end_op`](Counted::end_op), or between [`Note::Begin`] and [`Note::End`]. A line that it both
+/// reads and writes counts once as read and once as written. A failed compare-and-swap only reads.
+/// Accesses outside operations are included in the totals of loads, stores and so on, but not in
+/// those of lines and blocks.
 ///
-/// Reading the counts while other threads work gives each total at some moment, not all at the same.
+/// If other threads are running, the totals are read one after the other, not at the same moment.
 pub struct Counted<M: Medium> {
     inner: M,
     totals: Totals,
@@ -90,27 +91,27 @@ thread_local! {
 }
 
 impl<M: Medium> Counted<M> {
-    /// Counts from zero on what is asked of `inner`.
+    /// Creates a medium that counts the calls to `inner`, starting from zero.
     pub fn new(inner: M) -> Self {
         Counted { inner, totals: Totals::default() }
     }
 
-    /// The medium inside. What is asked of it directly is not counted.
+    /// Returns the inner medium. Calls to it are not counted.
     pub fn inner(&self) -> &M {
         &self.inner
     }
 
-    /// Everything counted so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.totals.read()
     }
 
-    /// Counts from zero again.
+    /// Resets all counts to zero.
     pub fn reset(&self) {
         self.totals.reset();
     }
 
-    /// An operation begins on the calling thread. One that did not end is forgotten.
+    /// Begins an operation on the calling thread. An operation that has not ended is discarded.
     pub fn begin_op(&self) {
         OP.with_borrow_mut(|op| {
             op.open = true;
@@ -119,7 +120,7 @@ impl<M: Medium> Counted<M> {
         });
     }
 
-    /// The operation of the calling thread ends; nothing if none had begun.
+    /// Ends the operation of the calling thread. Does nothing if none has begun.
     pub fn end_op(&self) {
         OP.with_borrow_mut(|op| {
             if !std::mem::take(&mut op.open) {
@@ -135,8 +136,8 @@ impl<M: Medium> Counted<M> {
         });
     }
 
-    /// The calling thread's operation reads the line at `addr`, which is in ordinary memory: so that
-    /// side structures outside of the medium count too.
+    /// Records that the operation of the calling thread reads the line at `addr` in ordinary
+    /// memory, so that structures outside the medium are counted too.
     pub fn note_dram_line(&self, addr: *const u8) {
         reads(addr, 1);
     }
@@ -146,7 +147,7 @@ fn add(total: &AtomicU64, count: u64) {
     total.fetch_add(count, Relaxed);
 }
 
-/// Numbers of different lines and blocks in a list of lines, which loses its order.
+/// Returns the numbers of distinct lines and blocks in a list of lines. Reorders the list.
 fn distinct(lines: &mut Vec<usize>) -> (u64, u64) {
     const LINES_PER_BLOCK: usize = BLOCK / LINE as usize;
     lines.sort_unstable();
@@ -156,7 +157,7 @@ fn distinct(lines: &mut Vec<usize>) -> (u64, u64) {
     (count, lines.len() as u64)
 }
 
-/// Numbers of the lines that `len` bytes at `addr` touch.
+/// Returns the numbers of the lines that `len` bytes at `addr` touch.
 fn lines_of(addr: *const u8, len: usize) -> Range<usize> {
     let line = LINE as usize;
     if len == 0 { 0..0 } else { addr.addr() / line..(addr.addr() + len).div_ceil(line) }
@@ -182,7 +183,7 @@ fn address(cell: &PmU64) -> *const u8 {
     std::ptr::from_ref(cell).cast()
 }
 
-// SAFETY: 1 to 3 are promised by `inner`, which answers for all memory.
+// SAFETY: `inner` guarantees 1 to 3; all calls about memory go to it.
 unsafe impl<M: Medium> Medium for Counted<M> {
     fn base(&self) -> NonNull<u8> {
         self.inner.base()
@@ -322,10 +323,10 @@ unsafe impl<M: Medium> Medium for Counted<M> {
 }
 
 impl<M: Medium> Counted<M> {
-    fn count_cas(&self, cell: &PmU64, won: bool) {
+    fn count_cas(&self, cell: &PmU64, success: bool) {
         add(&self.totals.cas, 1);
         reads(address(cell), 8);
-        if won {
+        if success {
             writes(address(cell), 8);
         }
     }
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_summed_and_what_lies_between_them_is_not() {
+    fn operations_are_summed_without_accesses_between_them() {
         let medium = medium();
         let cells = cells(&medium);
         for _ in 0..3 {
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_swap_reads_and_a_won_one_writes_too() {
+    fn a_failed_swap_reads_and_a_successful_one_also_writes() {
         let medium = medium();
         let cells = cells(&medium);
         medium.begin_op();
@@ -426,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn flushes_and_fences_are_counted_through_the_helpers_too() {
+    fn flushes_and_fences_of_helpers_are_counted() {
         let medium = medium();
         let cells = cells(&medium);
         medium.persist(&cells[0]);
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn side_structures_count_and_threads_have_operations_of_their_own() {
+    fn ordinary_memory_counts_and_operations_are_per_thread() {
         let medium = medium();
         let cells = cells(&medium);
         let side = [0_u8; 1];

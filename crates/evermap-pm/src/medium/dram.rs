@@ -1,4 +1,4 @@
-//! Plain memory.
+//! Anonymous memory.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -9,22 +9,23 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use super::{Medium, OFFSET_LIMIT};
 use crate::{Error, ErrorKind, PmU64, Quad, Result};
 
-/// Page size to ask for.
+/// Page size to request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// The base page, 4 KiB on x86-64.
     Base,
-    /// Transparent huge pages, 2 MiB on x86-64, where the system grants them.
+    /// Transparent huge pages, 2 MiB on x86-64, if the system grants them.
     Huge,
 }
 
-/// Asks the system for huge pages in memory of this process. Whether it grants them changes speed and nothing else.
+/// Requests huge pages for memory of this process. Affects only speed.
 pub fn prefer_huge_pages(memory: NonNull<[u8]>) {
-    // SAFETY: this advice changes no byte, wherever it is; where nothing is mapped it is refused.
+    // SAFETY: this advice changes no byte, whatever the address; it is refused where nothing is
+    // mapped.
     let _ = unsafe { madvise(memory.as_ptr().cast(), memory.len(), Advice::LinuxHugepage) };
 }
 
-/// Anonymous memory: fast, and gone at exit.
+/// Anonymous memory: fast, and lost when it is dropped.
 pub struct Dram {
     base: NonNull<u8>,
     capacity: u64,
@@ -37,16 +38,20 @@ unsafe impl Send for Dram {}
 unsafe impl Sync for Dram {}
 
 impl Dram {
-    /// Reserves `capacity` bytes of address space. Memory is taken from the system when first touched.
+    /// Reserves `capacity` bytes of address space. Memory is taken from the system when first
+    /// touched.
     ///
     /// # Errors
-    /// `Config` if `capacity` is zero or above 48 bits, `NoSpace` if the system refuses the reservation.
+    ///
+    /// `Config` if `capacity` is zero or above 48 bits, `NoSpace` if the system refuses the
+    /// reservation.
     pub fn reserve(capacity: u64, pages: Pages) -> Result<Self> {
         if capacity == 0 || capacity > OFFSET_LIMIT {
             return Err(ErrorKind::Config(format!("cannot reserve {capacity} bytes")).into());
         }
         let capacity = capacity.next_multiple_of(4096);
-        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing that exists.
+        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing that
+        // exists.
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -60,7 +65,7 @@ impl Dram {
             Pages::Base => Advice::LinuxNoHugepage,
             Pages::Huge => Advice::LinuxHugepage,
         };
-        // SAFETY: advice on our own mapping. A refusal only costs speed, so its result is not needed.
+        // SAFETY: advice on our own mapping. If it is refused, that only costs speed.
         let _ = unsafe { madvise(base, capacity as usize, advice) };
         let base = NonNull::new(base.cast()).expect("mmap returned null");
         Ok(Dram { base, capacity, len: AtomicU64::new(0) })
@@ -74,8 +79,9 @@ impl Drop for Dram {
     }
 }
 
-// SAFETY: 1. the mapping is page-aligned and stays until drop. 2. all `capacity` bytes are readable and
-// writable, and nobody else has the address. 3. `grow` only raises `len`, up to `capacity`.
+// SAFETY: 1. The mapping is page-aligned and exists until drop. 2. All `capacity` bytes are
+// readable and writable, and nothing else has the address. 3. `grow` only raises `len`, up to
+// `capacity`.
 unsafe impl Medium for Dram {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -84,7 +90,7 @@ unsafe impl Medium for Dram {
 
     #[inline(always)]
     fn len(&self) -> u64 {
-        // Relaxed: a thread learns of an offset through a word stored after the growth that made it usable.
+        // Relaxed: a thread gets an offset from a word stored after the growth that made it usable.
         self.len.load(Ordering::Relaxed)
     }
 

@@ -1,4 +1,4 @@
-//! A medium slowed down to the speed of persistent memory.
+//! A medium that is slowed down to the speed of persistent memory.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -11,19 +11,22 @@ use std::time::{Duration, Instant};
 use super::{LINE, Medium, Note};
 use crate::{PmU64, Result};
 
-/// Lines in the model of a thread's cache.
+/// Number of lines in the cache model of a thread.
 const CACHED_LINES: usize = 512;
 
-/// Delays another medium, so that a program meets the costs of persistent memory on a machine without.
+/// Delays another medium, so that a program has the costs of persistent memory on a machine without
+/// it.
 ///
-/// Two delays stand for the device, as is usual in the field:
+/// Two delays model the device, as is usual in the literature:
 ///
-/// * **persist**: a fence that ends at least one flush of its thread lasts at least `persist_ns`, the work
-///   of the medium inside included. Flushes before the same fence overlap, as they do on hardware.
-/// * **read**: a line that the thread's cache does not hold is there `read_ns` after its load or prefetch
-///   began; a load waits for it, a prefetch does not. The cache is a model: 512 lines per thread, each
-///   with one possible place (32 KiB, as a first level has), and no end to how many may be under way.
-///   Stores and swaps take their line at no cost: a store buffer hides it.
+/// * **persist**: a fence that follows at least one flush of its thread takes at least
+///   `persist_ns`, including the work of the inner medium. Flushes before the same fence overlap,
+///   as they do on hardware.
+/// * **read**: a line that is not in the thread's cache arrives `read_ns` after its load or
+///   prefetch started; a load waits for it, a prefetch does not. The cache is a model: 512 lines
+///   per thread, direct-mapped (32 KiB, as a first-level cache has), with no limit on the number of
+///   lines in flight. Stores and swaps bring in their line at no cost, because a store buffer hides
+///   it.
 ///
 /// Delays are spun, so a slowed thread keeps its processor, as a stalled one does.
 pub struct Emulated<M: Medium> {
@@ -34,20 +37,20 @@ pub struct Emulated<M: Medium> {
     reads: AtomicU64,
 }
 
-/// How often an [`Emulated`] medium has applied its delays.
+/// The number of times that an [`Emulated`] medium has applied its delays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
     /// Fences that waited.
     pub persists: u64,
-    /// Lines that came from outside the cache; not counted while `read_ns` is zero.
+    /// Lines that were not in the cache. Not counted while `read_ns` is zero.
     pub reads: u64,
 }
 
-/// A place of the cache model.
+/// An entry of the cache model.
 struct CachedLine {
-    /// Number of the line; that of a real address is never zero.
+    /// Number of the line. The number of a real address is never zero.
     line: Cell<usize>,
-    /// Tick at which it is there; zero once somebody has waited for it.
+    /// Tick at which the line arrives. Zero once a load has waited for it.
     ready: Cell<u64>,
 }
 
@@ -59,12 +62,12 @@ thread_local! {
 }
 
 impl<M: Medium> Emulated<M> {
-    /// What a persist costs in most of the literature, nanoseconds.
+    /// The cost of a persist in most of the literature, in nanoseconds.
     pub const PERSIST_NS: u64 = 600;
 
-    /// Slows `inner` down by these delays; zero switches one off.
+    /// Slows `inner` down by these delays. Zero switches a delay off.
     ///
-    /// The first call in a process takes some milliseconds, to learn how fast the clock ticks.
+    /// The first call in a process takes several milliseconds to calibrate the clock.
     pub fn new(inner: M, persist_ns: u64, read_ns: u64) -> Self {
         Emulated {
             inner,
@@ -75,61 +78,61 @@ impl<M: Medium> Emulated<M> {
         }
     }
 
-    /// The medium inside, at its own speed.
+    /// Returns the inner medium, which is not delayed.
     pub fn inner(&self) -> &M {
         &self.inner
     }
 
-    /// How often the delays have applied so far.
+    /// Returns the number of times that the delays have been applied.
     pub fn delays(&self) -> Delays {
         Delays { persists: self.persists.load(Relaxed), reads: self.reads.load(Relaxed) }
     }
 
-    /// Begins to bring in every line of `words` words at `cell`, and passes each to `then`.
+    /// Starts to bring in every line of `words` words at `cell`, and passes each one to `then`.
     fn bring_in(&self, cell: *const PmU64, words: usize, then: impl Fn(&CachedLine)) {
         if self.read_ticks == 0 {
             return;
         }
         for line in lines(cell, words) {
             CACHE.with(|cache| {
-                let place = &cache[line % CACHED_LINES];
-                if place.line.replace(line) != line {
+                let entry = &cache[line % CACHED_LINES];
+                if entry.line.replace(line) != line {
                     self.reads.fetch_add(1, Relaxed);
-                    place.ready.set(now() + self.read_ticks);
+                    entry.ready.set(now() + self.read_ticks);
                 }
-                then(place);
+                then(entry);
             });
         }
     }
 
-    /// The calling thread loads these words.
+    /// Delays a load of these words by the calling thread.
     fn reads(&self, cell: *const PmU64, words: usize) {
-        self.bring_in(cell, words, |place| spin_until(place.ready.replace(0)));
+        self.bring_in(cell, words, |entry| spin_until(entry.ready.replace(0)));
     }
 
-    /// The calling thread stores to these words.
+    /// Records a store to these words by the calling thread.
     fn writes(&self, cell: *const PmU64, words: usize) {
         if self.read_ticks == 0 {
             return;
         }
         for line in lines(cell, words) {
             CACHE.with(|cache| {
-                let place = &cache[line % CACHED_LINES];
-                if place.line.replace(line) != line {
-                    place.ready.set(0);
+                let entry = &cache[line % CACHED_LINES];
+                if entry.line.replace(line) != line {
+                    entry.ready.set(0);
                 }
             });
         }
     }
 }
 
-/// Numbers of the lines that hold these words.
+/// Returns the numbers of the lines that hold these words.
 fn lines(cell: *const PmU64, words: usize) -> Range<usize> {
     let line = LINE as usize;
     if words == 0 { 0..0 } else { cell.addr() / line..(cell.addr() + words * 8).div_ceil(line) }
 }
 
-/// The finest clock there is, in ticks of its own.
+/// Returns the time in ticks of the finest clock available.
 #[inline(always)]
 fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -148,7 +151,7 @@ fn spin_until(tick: u64) {
     while now() < tick {}
 }
 
-/// How many ticks `ns` nanoseconds are, by comparing the clocks once per process.
+/// Converts nanoseconds to ticks. The clocks are compared once per process.
 fn ticks(ns: u64) -> u64 {
     static TICKS_PER_NS: OnceLock<f64> = OnceLock::new();
     if ns == 0 {
@@ -162,7 +165,7 @@ fn ticks(ns: u64) -> u64 {
     (ns as f64 * ticks_per_ns).ceil() as u64
 }
 
-// SAFETY: 1 to 3 are promised by `inner`, which answers for all memory.
+// SAFETY: `inner` guarantees 1 to 3; all calls about memory go to it.
 unsafe impl<M: Medium> Medium for Emulated<M> {
     fn base(&self) -> NonNull<u8> {
         self.inner.base()
@@ -328,7 +331,7 @@ mod tests {
     #[test]
     fn a_line_is_waited_for_until_it_is_cached() {
         let medium = medium(0, 50);
-        // Lines 0 and 512 share a place.
+        // Lines 0 and 512 have the same cache entry.
         let cells: &[PmU64] = medium.slice(0, 8 * 600).unwrap();
         medium.load(&cells[0]);
         medium.load_relaxed(&cells[7]);

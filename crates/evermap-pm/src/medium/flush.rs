@@ -1,4 +1,4 @@
-//! Writing cache lines back: the instruction that moves a stored line towards memory, and its fence.
+//! Cache line flushes: the instruction that writes a stored line back to memory, and its fence.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use super::LINE;
 /// How this processor writes a cache line back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushInstruction {
-    /// Writes the line back and may keep it cached: the cheapest.
+    /// Writes the line back and may keep it cached. The cheapest.
     Clwb,
     /// Writes the line back and evicts it, unordered.
     ClflushOpt,
-    /// Writes the line back and evicts it, ordered with other stores: on every x86-64.
+    /// Writes the line back and evicts it, ordered with other stores. Available on every x86-64.
     Clflush,
-    /// None that this program uses. Stores are ordered, never written back on request.
+    /// None that this crate uses. Stores are ordered, but not written back on request.
     None,
 }
 
@@ -29,12 +29,13 @@ impl fmt::Display for FlushInstruction {
     }
 }
 
-/// The instruction that [`flush_lines`] uses, decided once per process: the cheapest there is.
+/// Returns the instruction that [`flush_lines`] uses: the cheapest one available, chosen once per
+/// process.
 #[inline]
 pub fn line_flush() -> FlushInstruction {
     #[cfg(target_arch = "x86_64")]
     {
-        // Kept, because CPUID leaves a virtual machine and costs microseconds there.
+        // Cached, because CPUID leaves a virtual machine, which costs microseconds.
         static CHOSEN: std::sync::OnceLock<FlushInstruction> = std::sync::OnceLock::new();
         *CHOSEN.get_or_init(|| {
             let features = std::arch::x86_64::__cpuid_count(7, 0).ebx;
@@ -49,7 +50,8 @@ pub fn line_flush() -> FlushInstruction {
     FlushInstruction::None
 }
 
-/// Begins to write back every line that the `len` bytes at `addr` touch; [`fence`] waits for it.
+/// Starts to write back every line that the `len` bytes at `addr` touch. [`fence`] waits for
+/// completion.
 ///
 /// Changes no byte. An address that is not mapped raises SIGSEGV, as reading it would.
 #[inline]
@@ -62,7 +64,11 @@ pub fn flush_lines(addr: *const u8, len: usize) {
                     // Without `nomem`: the compiler must not move a store across its flush.
                     // SAFETY: a flush changes no byte and no register; at worst it faults.
                     unsafe {
-                        std::arch::asm!($instruction, in(reg) line, options(nostack, preserves_flags));
+                        std::arch::asm!(
+                            $instruction,
+                            in(reg) line,
+                            options(nostack, preserves_flags),
+                        );
                     }
                 })
             };

@@ -1,14 +1,14 @@
-//! Where persistent words live, and the only way they are written.
+//! Where persistent words are stored, and the only way to write them.
 //!
 //! | medium | memory | flush / fence |
 //! |---|---|---|
-//! | [`Dram`] | anonymous pages, gone at exit | nothing / compiler ordering |
+//! | [`Dram`] | anonymous memory, lost when dropped | nothing / compiler ordering |
 //! | [`Mapped`] | a mapped file | chosen when it is opened: see [`FlushKind`] |
 //! | [`Sim`](crate::sim::Sim) | a buffer with a log of every store, flush and fence | recorded |
-//! | [`Counted`], [`Emulated`] | wrap another medium | counted, or slowed down as persistent memory would be |
+//! | [`Counted`], [`Emulated`] | another medium | counted, or delayed |
 //!
-//! Code that is right on `Sim` is right on all of them: the crash states of a mapped file are a subset
-//! of what the simulator produces.
+//! Code that is correct on `Sim` is correct on all of them: the crash states of a mapped file are a
+//! subset of those that the simulator produces.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -30,63 +30,65 @@ pub use mapped::{
     FlushKind, LockedFile, Mapped, MappedOptions, PageReport, describe_address, explain_bus_errors,
 };
 
-/// Bytes in a cache line: the unit that flushes move and within which stores persist in program order.
+/// Bytes in a cache line: the unit of a flush, within which stores persist in program order.
 pub const LINE: u64 = 64;
 
-/// Largest offset + 1: offsets fit 48 bits, so that a word has 16 bits to spare.
+/// One more than the largest offset. Offsets have 48 bits, so a word has 16 bits to spare.
 pub const OFFSET_LIMIT: u64 = 1 << 48;
 
-/// Something the simulator wants to know and every other medium ignores.
+/// Information for the simulator, which every other medium ignores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note {
     /// An operation with this number begins on the calling thread.
     Begin(u64),
     /// The operation with this number was acknowledged.
     End(u64),
-    /// A named piece of work begins: a split, a merge, a recovery step.
+    /// A named part of an operation begins: a split, a merge, a recovery step.
     Scope(&'static str),
-    /// Why a mistake at the store, flush or fence that follows would make no difference: for those that ask after
-    /// mutants that survive.
+    /// Explains why a mutation of the next store, flush or fence makes no difference, and so why a
+    /// mutant that survives there is harmless.
     Harmless(&'static str),
 }
 
 /// Memory made of [`PmU64`] words, with the order in which they become durable.
 ///
-/// The rules that make a structure crash-safe on every medium:
-/// * stores to one 64-byte line become durable in program order; across lines only
-///   [`flush`](Medium::flush) followed by [`fence`](Medium::fence) orders them;
-/// * a word is 8 bytes and never torn;
-/// * any stored line may become durable at any moment, flushed or not.
+/// These rules make a structure crash-safe on every medium:
+/// * Stores to one 64-byte line become durable in program order. Across lines, only a
+///   [`flush`](Medium::flush) followed by a [`fence`](Medium::fence) orders them.
+/// * A word has 8 bytes and never tears.
+/// * Any stored line may become durable at any moment, flushed or not.
 ///
 /// # Safety
 ///
-/// An implementor promises, for its whole life:
+/// An implementation guarantees, for its whole lifetime:
 /// 1. `base()` never changes and is aligned to 4096 bytes;
-/// 2. bytes `0..len()` from it are mapped, readable and writable, and only ever accessed as
-///    [`PmU64`] words or through this trait;
+/// 2. bytes `0..len()` from it are mapped, readable and writable, and only accessed as [`PmU64`]
+///    words or through this trait;
 /// 3. `len()` never shrinks and never exceeds `capacity()`, which is at most [`OFFSET_LIMIT`].
-#[allow(clippy::len_without_is_empty)] // an empty medium is of no use to anyone
+#[allow(clippy::len_without_is_empty)] // an empty medium has no use
 pub unsafe trait Medium: Send + Sync + Sized + 'static {
-    /// Address of offset 0.
+    /// Returns the address of offset 0.
     fn base(&self) -> NonNull<u8>;
 
-    /// Bytes usable now. A multiple of 4096; never shrinks.
+    /// Returns the number of usable bytes. A multiple of 4096 that never shrinks.
     fn len(&self) -> u64;
 
-    /// Most bytes that [`grow`](Medium::grow) can reach.
+    /// Returns the maximum size that [`grow`](Medium::grow) can reach, in bytes.
     fn capacity(&self) -> u64;
 
-    /// Makes at least `len` bytes usable; new bytes read as zero.
+    /// Makes at least `len` bytes usable. New bytes are zero.
     ///
     /// # Errors
-    /// `NoSpace` when the file system or the capacity is exhausted; nothing has changed then.
+    ///
+    /// `NoSpace` if the file system or the capacity is exhausted. Nothing has changed then.
     #[track_caller]
     fn grow(&self, len: u64) -> Result<()>;
 
-    /// Makes `word` the first word, durably. An empty medium gets its first bytes for it, if possible in one
-    /// step, so that nobody ever finds them without the word.
+    /// Makes `word` the first word, durably. If possible, an empty medium gets its first bytes and
+    /// this word atomically, so that no crash leaves the bytes without the word.
     ///
     /// # Errors
+    ///
     /// `NoSpace`, `Io`.
     fn begin(&self, word: u64) -> Result<()> {
         self.grow(8)?;
@@ -96,48 +98,54 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// Bytes of zeros that can be all there is where [`begin`](Medium::begin) was interrupted.
+    /// Returns the maximum number of zero bytes that an interrupted [`begin`](Medium::begin) can
+    /// leave.
     fn begun_bytes(&self) -> u64 {
         4096
     }
 
-    /// Bytes below [`len`](Medium::len) that have no space of their own, so that storing to them, and in
-    /// memory even loading them, needs some.
+    /// Returns the number of bytes below [`len`](Medium::len) that have no space allocated, so that
+    /// storing to them, and on memory file systems even loading them, needs some.
     fn hole_bytes(&self) -> u64 {
         0
     }
 
-    /// Gives the pages wholly inside `range` back to the system. They read as zero or as before.
+    /// Returns the pages wholly inside `range` to the system. Afterwards they are zero or
+    /// unchanged.
     #[track_caller]
     fn discard(&self, range: Range<u64>);
 
-    /// Makes discarded pages usable again without the risk of a full disk: call it before storing to a
-    /// discarded range.
+    /// Makes discarded pages usable again without the risk of a full disk. Must be called before
+    /// storing to a discarded range.
     ///
     /// # Errors
+    ///
     /// `NoSpace`; the range stays discarded then.
     fn claim(&self, _range: Range<u64>) -> Result<()> {
         Ok(())
     }
 
-    /// A hint that these bytes will soon be written. Returns at once.
+    /// Gives a hint that these bytes will soon be written. Returns without waiting.
     fn prefault(&self, _range: Range<u64>) {}
 
-    /// Reads these bytes from where they are stored, if that is not memory, so that loading them does not wait. Returns when
-    /// they are there, or at once if that is none of this medium's business.
+    /// Reads these bytes from the disk, if the medium has one, so that loading them does not wait.
+    /// Returns when they are in memory, or immediately if the medium has no disk.
     fn read_ahead(&self, _range: Range<u64>) {}
 
     /// Makes everything stored so far durable, as far as this medium can.
     ///
     /// # Errors
-    /// `Io` when the system reports that data could not be written. The data must then be presumed lost.
+    ///
+    /// `Io` if the system reports that data could not be written. The data must then be presumed
+    /// lost.
     #[track_caller]
     fn sync(&self) -> Result<()>;
 
-    /// Short name for reports: `dram`, `process`, `forced`, `sim`, ...
+    /// Returns a short name for reports: `dram`, `process`, `forced`, `sim`, ...
     fn name(&self) -> &'static str;
 
-    /// Makes all stores to the lines of `what` durable at the next [`fence`](Medium::fence) of this thread.
+    /// Makes all stores to the lines of these bytes durable at the next [`fence`](Medium::fence) of
+    /// this thread.
     #[track_caller]
     fn flush_bytes(&self, addr: *const u8, len: usize);
 
@@ -145,19 +153,22 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     #[track_caller]
     fn fence(&self);
 
-    /// Tells the simulator where the program is. Nothing on other media.
+    /// Passes information to the simulator. Does nothing on other media.
     #[inline(always)]
     #[track_caller]
     fn note(&self, _note: Note) {}
 
-    /// Whether to make the mistake `name`, which tests of a structure must notice: never, except on the simulator
-    /// when it was [told to](crate::sim::Mutation::Planted). So code behind it vanishes from real media.
+    /// Returns `true` if the code should make the deliberate mistake `name`, which the structure's
+    /// tests must detect. Always `false`, except on a simulator that was
+    /// [configured](crate::sim::Mutation::Planted) to make it, so the compiler removes the code
+    /// behind it for real media.
     #[inline(always)]
     fn mutant(&self, _name: &'static str) -> bool {
         false
     }
 
-    /// Loads a word; what was stored before the store that this reads is visible afterwards (acquire).
+    /// Loads a word. What was stored before the store that this reads is visible afterwards
+    /// (acquire).
     #[inline(always)]
     #[track_caller]
     fn load(&self, cell: &PmU64) -> u64 {
@@ -171,13 +182,14 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         cell.atomic().load(Relaxed)
     }
 
-    /// Loads four neighbouring words, each whole, together perhaps of different moments (acquire).
+    /// Loads four neighbouring words (acquire). Each is whole, but they may be from different
+    /// moments.
     ///
-    /// One by one unless a medium says that its words are memory that may be read at once.
+    /// They are loaded one by one unless a medium overrides this.
     #[inline(always)]
     #[track_caller]
     fn load_four(&self, cells: &[PmU64; 4]) -> Quad {
-        // The first is read first, and all are acquired: callers may go by any of them.
+        // In order, and all with acquire, because callers may rely on any of them.
         Quad::new([0, 1, 2, 3].map(|i| self.load(&cells[i])))
     }
 
@@ -188,7 +200,7 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         cell.atomic().store(value, Release);
     }
 
-    /// Stores a word that need not persist: a lock, a version, a hint that recovery rebuilds.
+    /// Stores a word that need not persist: a lock, a version, or a hint that recovery rebuilds.
     #[inline(always)]
     #[track_caller]
     fn store_transient(&self, cell: &PmU64, value: u64) {
@@ -198,27 +210,30 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// Compares and swaps a word (acquire and release).
     ///
     /// # Errors
-    /// The value found where it was not `old`.
+    ///
+    /// The value found, if it was not `old`.
     #[inline(always)]
     #[track_caller]
     fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
         cell.atomic().compare_exchange(old, new, AcqRel, Acquire)
     }
 
-    /// [`cas`](Medium::cas) on a word that need not persist.
+    /// Does a [`cas`](Medium::cas) on a word that need not persist.
     ///
     /// # Errors
-    /// The value found where it was not `old`.
+    ///
+    /// The value found, if it was not `old`.
     #[inline(always)]
     #[track_caller]
     fn cas_transient(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
         cell.atomic().compare_exchange(old, new, AcqRel, Acquire)
     }
 
-    /// Fills freshly allocated, unpublished words from bytes, little-endian, the last word padded with
-    /// zeros. May become durable in any order until flushed and fenced.
+    /// Fills newly allocated, unpublished words from bytes, little-endian, with the last word
+    /// padded with zeros. They may become durable in any order until flushed and fenced.
     ///
     /// # Panics
+    ///
     /// If `bytes` is longer than `cells`.
     #[inline]
     #[track_caller]
@@ -238,9 +253,11 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Copies bytes out of words that other threads may be changing; the caller validates afterwards.
+    /// Copies bytes out of words that other threads may be changing. The caller validates the
+    /// result.
     ///
     /// # Panics
+    ///
     /// If `out` is longer than `cells`.
     #[inline]
     #[track_caller]
@@ -265,7 +282,7 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         self.flush_bytes(std::ptr::from_ref(what).cast(), size_of_val(what));
     }
 
-    /// [`flush`](Medium::flush) and [`fence`](Medium::fence): one ordered persist.
+    /// Does a [`flush`](Medium::flush) and a [`fence`](Medium::fence): one ordered persist.
     #[inline(always)]
     #[track_caller]
     fn persist<T: ?Sized>(&self, what: &T) {
@@ -273,30 +290,34 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         self.fence();
     }
 
-    /// The structure at `offset`, or nothing where it would not fit or not be aligned.
+    /// Returns the structure at `offset`, or `None` if it would not fit or not be aligned.
     #[inline(always)]
     fn at<T: Pod>(&self, offset: u64) -> Option<&T> {
         if !self.contains(offset, size_of::<T>() as u64, align_of::<T>() as u64) {
             return None;
         }
-        // SAFETY: inside `0..len()` and aligned (just checked), so mapped for as long as `self` is borrowed
-        // (promises 1 to 3 of this trait); `Pod` accepts every bit pattern and every concurrent change.
+        // SAFETY: inside `0..len()` and aligned (just checked), so mapped for as long as `self` is
+        // borrowed (guarantees 1 to 3 of this trait); `Pod` accepts every bit pattern and every
+        // concurrent change.
         Some(unsafe { self.base().add(offset as usize).cast().as_ref() })
     }
 
-    /// The structure at `offset`, for searches that know already that it is there.
+    /// Returns the structure at `offset`, without checking that it is inside.
     ///
     /// # Safety
-    /// [`at`](Medium::at), or [`slice`](Medium::slice) for a part of what it answered, has found such a structure at
-    /// this offset of this medium before.
+    ///
+    /// [`at`](Medium::at), or [`slice`](Medium::slice) for a part of its result, has returned such
+    /// a structure at this offset of this medium before.
     #[inline(always)]
     unsafe fn at_unchecked<T: Pod>(&self, offset: u64) -> &T {
         debug_assert!(self.at::<T>(offset).is_some());
-        // SAFETY: as in `at`, which found it inside and aligned; a medium never shrinks.
+        // SAFETY: the caller guarantees that `at` found it inside and aligned, and a medium never
+        // shrinks.
         unsafe { self.base().add(offset as usize).cast().as_ref() }
     }
 
-    /// `count` words or structures from `offset`, or nothing where they would not fit or not be aligned.
+    /// Returns `count` words or structures from `offset`, or `None` if they would not fit or not be
+    /// aligned.
     #[inline(always)]
     fn slice<T: Pod>(&self, offset: u64, count: u64) -> Option<&[T]> {
         let bytes = count.checked_mul(size_of::<T>() as u64)?;
@@ -312,18 +333,19 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         })
     }
 
-    /// Whether `bytes` bytes at `offset` are usable and aligned to `align`, a power of two that divides both
-    /// `bytes` and [`len`](Medium::len).
+    /// Returns `true` if `bytes` bytes at `offset` are usable and aligned to `align`, a power of
+    /// two that divides both `bytes` and [`len`](Medium::len).
     #[inline(always)]
     fn contains(&self, offset: u64, bytes: u64, align: u64) -> bool {
-        // One comparison for both: every lookup comes here. Rotating moves the bits that alignment forbids to
-        // the top, where they make the offset too large; what is left counts in units of `align`.
+        // One comparison for both, because every lookup comes here. Rotating moves the bits that
+        // alignment forbids to the top, where they make the offset too large; the rest counts in
+        // units of `align`.
         let units = |bytes: u64| bytes >> align.trailing_zeros();
         let starts = (units(self.len()) + 1).saturating_sub(units(bytes));
         offset.rotate_right(align.trailing_zeros()) < starts
     }
 
-    /// The offset of something inside this medium.
+    /// Returns the offset of something inside this medium.
     #[inline(always)]
     fn offset_of<T: ?Sized>(&self, what: &T) -> u64 {
         let offset = std::ptr::from_ref(what).addr().wrapping_sub(self.base().addr().get()) as u64;
@@ -331,22 +353,22 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         offset
     }
 
-    /// Brings the line at `offset` towards the cache. Never faults, whatever the offset.
+    /// Prefetches the line at `offset`. Never faults, whatever the offset.
     #[inline(always)]
     fn prefetch(&self, offset: u64) {
         prefetch(self.base().as_ptr().wrapping_add(offset as usize));
     }
 
-    /// Brings so many bytes from `offset` on towards the cache.
+    /// Prefetches `bytes` bytes from `offset` on.
     #[inline(always)]
     fn prefetch_bytes(&self, offset: u64, bytes: u64) {
         (0..bytes).step_by(LINE as usize).for_each(|at| self.prefetch(offset.wrapping_add(at)));
-        // They may end in a line more than they fill.
+        // Unaligned bytes may extend into one more line.
         self.prefetch(offset.wrapping_add(bytes.saturating_sub(1)));
     }
 }
 
-/// Brings the line at `addr` towards the cache. Never faults.
+/// Prefetches the line at `addr`. Never faults.
 #[inline(always)]
 pub fn prefetch(addr: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 use super::subject::Failure;
-use crate::sync::is_governed;
+use crate::sync::is_simulated;
 
 thread_local! {
     /// Whether a panic of this thread is about to be caught.
@@ -20,7 +20,7 @@ pub fn keep_panics_quiet() {
     ONCE.call_once(|| {
         let before = take_hook();
         set_hook(Box::new(move |panic| {
-            if !CATCHING.get() && !is_governed() {
+            if !CATCHING.get() && !is_simulated() {
                 before(panic);
             }
         }));

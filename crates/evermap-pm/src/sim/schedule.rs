@@ -15,7 +15,7 @@ use std::thread::{self, Thread};
 
 use super::rng::{Rng, fold};
 use crate::epoch::with_ordinal;
-use crate::sync::{govern, is_governed};
+use crate::sync::{is_simulated, set_simulated_wait};
 
 /// Which thread runs next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +79,7 @@ fn wait() {
 /// that is not governed.
 #[inline(always)]
 pub(crate) fn did(what: Did) {
-    if is_governed() {
+    if is_simulated() {
         note(what);
     }
 }
@@ -307,10 +307,10 @@ impl Crew {
     fn run<R>(self: &Arc<Self>, me: usize, body: impl FnOnce() -> R) -> thread::Result<R> {
         self.await_turn(me);
         MEMBER.set(Some((self.clone(), me)));
-        govern(Some(wait));
+        set_simulated_wait(Some(wait));
         // The same numbers in every run, so that whatever goes by them repeats.
         let result = catch_unwind(AssertUnwindSafe(|| with_ordinal(me, body)));
-        govern(None);
+        set_simulated_wait(None);
         MEMBER.set(None);
         let next = self.state().end(me);
         self.give(next);

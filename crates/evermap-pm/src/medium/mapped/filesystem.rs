@@ -104,7 +104,10 @@ mod tests {
         let file = std::fs::File::open(path).unwrap();
         let error = FileSystem::of(&file, path).unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::FileSystem { name, why, .. } if name == "proc" && *why == KERNEL),
+            matches!(
+                error.kind(),
+                ErrorKind::FileSystem { name, why, .. } if name == "proc" && *why == KERNEL
+            ),
             "{error}"
         );
     }

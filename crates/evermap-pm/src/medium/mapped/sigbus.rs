@@ -72,7 +72,8 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
             b": cannot be read or written at offset 0x",
             hexadecimal(offset, &mut digits),
             b": another program truncated it, its file system is full, or its disk or memory \
-              failed. Start again to recover what is left; `evermap check --deep` reports what was lost\n",
+              failed. Start again to recover what is left; `evermap check --deep` reports what was \
+              lost\n",
         ] {
             write_error(part);
         }
