@@ -59,9 +59,12 @@ unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 /// ```
 #[macro_export]
 macro_rules! pod {
-    ($(#[$attr:meta])* $vis:vis struct $name:ident $(<$(const $p:ident: usize),+>)? $(: $size:literal)? {
-        $($(#[$fattr:meta])* $fvis:vis $field:ident: $ty:ty),+ $(,)?
-    }) => {
+    (
+        $(#[$attr:meta])*
+        $vis:vis struct $name:ident $(<$(const $p:ident: usize),+>)? $(: $size:literal)? {
+            $($(#[$fattr:meta])* $fvis:vis $field:ident: $ty:ty),+ $(,)?
+        }
+    ) => {
         $(#[$attr])*
         #[repr(C)]
         $vis struct $name $(<$(const $p: usize),+>)? {

@@ -24,7 +24,10 @@ pub enum ErrorKind {
         why: String,
     },
     /// The file was written by a later version of Evermap.
-    #[error("{}: format {found} is newer than the {known} that this program knows; use a newer evermap", path.display())]
+    #[error(
+        "{}: format {found} is newer than the {known} that this program knows; use a newer evermap",
+        path.display()
+    )]
     NewerFormat {
         /// The file.
         path: PathBuf,
@@ -42,7 +45,11 @@ pub enum ErrorKind {
         what: String,
     },
     /// Another process holds the writer's lock.
-    #[error("{}: in use by process {pid} ({})", path.display(), if *pid == 0 { "unknown" } else { "stop it first" })]
+    #[error(
+        "{}: in use by process {pid} ({})",
+        path.display(),
+        if *pid == 0 { "unknown" } else { "stop it first" }
+    )]
     InUse {
         /// The file.
         path: PathBuf,
@@ -88,9 +95,12 @@ pub enum ErrorKind {
     },
     /// The machine may have crashed while the file was open, so its pages may have been written at
     /// different times. Nothing was changed. See [`OnSuspect`](crate::region::OnSuspect).
-    #[error("{}: contents are suspect: {why}. Nothing was changed. They are whole if the machine was shut \
-             down in order, and of different ages if it crashed or lost power. Open it with \
-             on_suspect = salvage to keep all that verifies, or with on_suspect = discard to start empty", path.display())]
+    #[error(
+        "{}: contents are suspect: {why}. Nothing was changed. They are whole if the machine \
+         was shut down in order, and of different ages if it crashed or lost power. Open it with \
+         on_suspect = salvage to keep all that verifies, or on_suspect = discard to start empty",
+        path.display()
+    )]
     Suspect {
         /// The file.
         path: PathBuf,

@@ -186,20 +186,20 @@ impl<M: Medium> Pool<M> {
     /// block, and that it is not a new one, without reading it. Returns `Some(0)` if there is no
     /// block at `offset`, because of damage.
     pub fn old_block_size(&self, offset: u64) -> Option<u64> {
-        self.heap.closed_block(offset)
+        self.heap.closed_block_size(offset)
     }
 
     /// Returns the size in bytes of the block at `offset`, allocated or not, or `None` if there is
     /// no block as far as the heap knows.
     pub fn block_size_at(&self, offset: u64) -> Option<u64> {
-        self.heap.block(offset).filter(|&bytes| bytes > 0)
+        self.heap.block_size_at(offset).filter(|&bytes| bytes > 0)
     }
 
     /// Returns the ranges of the extents with fixed blocks that were allocated before an unclean
     /// open, in the order of their offsets, as long as the [sweep](Pool::sweep) has not completed.
     /// A sweep reads these and nothing else.
     pub fn old_fixed_extents(&self) -> impl Iterator<Item = Range<u64>> {
-        self.heap.closed_parts().into_iter()
+        self.heap.closed_fixed_extents().into_iter()
     }
 
     /// Chooses sparse extents that can be emptied by moving their blocks. Returns `None` if fewer

@@ -1,11 +1,13 @@
 //! Block sizes.
 //!
-//! Sizes grow in steps of 12.5 % (eight a doubling), so at most a ninth of a block is wasted, up to an
-//! eighth of the largest extent. Where that is less than eight units, so that whole units would be too large, there are
-//! also an extent divided by 7, 6, 5, 4, 3, 2 and 1. What is larger gets units of its own.
+//! Sizes grow in steps of 12.5 % (eight per doubling), so at most a ninth of a block is wasted, up
+//! to an eighth of the largest extent. If that is less than eight units, so that whole units would
+//! waste too much, there are also the sizes of an extent divided by 7, 6, 5, 4, 3, 2 and 1. Larger
+//! blocks get units of their own.
 
-/// Granule of block sizes and smallest block, bytes.
-pub(crate) const GRANULE: u64 = 16;
+use crate::region::GRANULE;
+
+/// Smallest block, in bytes.
 const SMALLEST: u64 = 32;
 
 /// The block sizes of one heap, ascending.
@@ -43,7 +45,7 @@ impl Classes {
         self.sizes[class]
     }
 
-    /// The smallest class that holds `size` bytes; `None` above the largest.
+    /// Returns the smallest class that holds `size` bytes, or `None` above the largest.
     #[inline]
     pub(crate) fn of(&self, size: u64) -> Option<usize> {
         match self.small.get(size.div_ceil(GRANULE) as usize) {

@@ -1,9 +1,9 @@
-//! Sets of neighbouring units.
+//! Sets of units, stored as runs of neighbours.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// A set of units, kept as the longest runs of neighbours.
+/// A set of units, stored as maximal runs of neighbours.
 #[derive(Default)]
 pub(super) struct Runs {
     /// Length of the run that begins at each key.
@@ -14,7 +14,7 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    /// How many units the set has.
+    /// Returns the number of units in the set.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
@@ -35,7 +35,7 @@ impl Runs {
         }
     }
 
-    /// The runs that overlap `range` or touch it.
+    /// Returns the runs that overlap `range` or touch it.
     fn near(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         self.starts
             .range(..=range.end)
@@ -55,7 +55,7 @@ impl Runs {
         self.put(whole);
     }
 
-    /// Removes those of these units that are in the set.
+    /// Removes units, whether or not they are in the set.
     pub(super) fn remove(&mut self, range: Range<u64>) {
         for run in self.near(&range).into_iter().filter(|_| !range.is_empty()) {
             self.take(run.start);
@@ -64,20 +64,20 @@ impl Runs {
         }
     }
 
-    /// Whether any of these units is in the set.
+    /// Returns `true` if any of these units is in the set.
     pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
         let before = self.starts.range(..range.end).next_back();
         before.is_some_and(|(start, length)| start + length > range.start)
     }
 
-    /// The run that has unit `at`, from there on, or the first one behind it.
+    /// Returns the run that contains unit `at`, from that unit on, or otherwise the next run.
     fn at_or_after(&self, at: u64) -> Option<Range<u64>> {
         let ends = |(&start, &length): (&u64, &u64)| start..start + length;
         let around = self.starts.range(..=at).next_back().map(ends).filter(|run| run.end > at);
         around.map(|run| at..run.end).or_else(|| self.starts.range(at..).next().map(ends))
     }
 
-    /// The first neighbouring units from `from` on that are in this set and not in `other`.
+    /// Returns the first run of units from `from` on that are in this set and not in `other`.
     pub(super) fn next_without(&self, other: &Runs, from: u64) -> Option<Range<u64>> {
         let mut run = self.at_or_after(from)?;
         while let Some(skipped) = other.at_or_after(run.start).filter(|it| it.start < run.end) {
@@ -89,13 +89,13 @@ impl Runs {
         Some(run)
     }
 
-    /// The shortest run with at least `count` units.
+    /// Returns the shortest run with at least `count` units.
     pub(super) fn fitting(&self, count: u64) -> Option<Range<u64>> {
         let &(length, start) = self.lengths.range((count, 0)..).next()?;
         Some(start..start + length)
     }
 
-    /// The longest run.
+    /// Returns the longest run.
     pub(super) fn longest(&self) -> Option<Range<u64>> {
         let &(length, start) = self.lengths.last()?;
         Some(start..start + length)
@@ -161,9 +161,9 @@ mod tests {
             let fitting = expected.iter().map(length).filter(|&length| length >= 3).min();
             assert_eq!(runs.fitting(3).as_ref().map(length), fitting);
             let start = next(200);
-            let asked = start..start + 1 + next(5);
-            let overlaps = model.range(asked.clone()).next().is_some();
-            assert_eq!(runs.overlaps(&asked), overlaps);
+            let range = start..start + 1 + next(5);
+            let overlaps = model.range(range.clone()).next().is_some();
+            assert_eq!(runs.overlaps(&range), overlaps);
         }
     }
 }

@@ -1,22 +1,23 @@
-//! Giving the memory of free units back to the system.
+//! Returning the memory of free units to the system.
 
-use super::{FREE_BYTES_KEPT, FREE_PART_KEPT, Heap, Shared, hold};
+use super::{FREE_BYTES_KEPT, FREE_PART_KEPT, Heap, SharedState, lock};
 use crate::medium::Medium;
 
-/// Bytes given back at a time.
+/// Bytes that are returned while the lock is held once.
 const STEP: u64 = 8 << 20;
 
 impl<M: Medium> Heap<M> {
-    /// Gives the memory of free units back, except for some that are kept ready, or of all of them if `all`. While an
-    /// extent is in use nobody can tell how many units will be kept when it is free, so this has to be asked for.
+    /// Returns the memory of free units to the system, except for some that stay ready, or all of
+    /// it if `all`. As long as extents are in use it is not known how many units will be kept when
+    /// they become free, so this is done on request.
     pub(crate) fn trim(&self, all: bool) {
-        let mut keep = if all { 0 } else { self.kept_ready(&hold(&self.shared)) };
+        let mut keep = if all { 0 } else { self.kept_ready(&lock(&self.shared)) };
         let mut from = 0;
         loop {
-            // Held for one step at a time: others want units meanwhile.
-            let shared = &mut *hold(&self.shared);
+            // Locked for one step at a time, because other threads need units in the meantime.
+            let shared = &mut *lock(&self.shared);
             let Some(ready) = shared.free.next_without(&shared.unclaimed, from) else { return };
-            // The first are kept, since those are taken first.
+            // The first ones are kept, because those are used first.
             let kept = keep.min(ready.end - ready.start);
             keep -= kept;
             let start = ready.start + kept;
@@ -29,8 +30,8 @@ impl<M: Medium> Heap<M> {
         }
     }
 
-    /// How many free units keep their memory.
-    pub(super) fn kept_ready(&self, shared: &Shared) -> u64 {
+    /// Returns the number of free units that keep their memory.
+    pub(super) fn kept_ready(&self, shared: &SharedState) -> u64 {
         (FREE_BYTES_KEPT >> self.geometry.shift).max(shared.frontier / FREE_PART_KEPT)
     }
 }

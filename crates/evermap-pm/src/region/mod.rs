@@ -22,7 +22,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::medium::{Medium, Note, OFFSET_LIMIT};
 use crate::sync::Mutex;
-use crate::{Error, ErrorKind, PmU64, Result, heap, pod};
+use crate::{Error, ErrorKind, PmU64, Result, pod};
+
+mod entry;
+
+pub(crate) use entry::{BlockKind, GRANULE, Geometry, TableEntry, Usage};
 
 /// First word of a superblock: "EVERMAP" and a zero byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
@@ -545,7 +549,7 @@ impl<M: Medium> Region<M> {
         }
         // Units come into use one after the other. So where a file was cut off, the first entry beyond its
         // end says what a unit was for; any other is damage, and describes nothing that ever was.
-        let end = (whole..count).find(|&index| !heap::describes_unit(self, index));
+        let end = (whole..count).find(|&index| !self.is_used_entry(index));
         let end = end.unwrap_or(count);
         if end > whole && on_suspect == OnSuspect::Refuse {
             return Err(self.cut_off_before(self.unit_offset(end)));
@@ -673,7 +677,8 @@ impl<M: Medium> Region<M> {
             return Ok(());
         }
         let entries = || (0..).zip(self.entries(0..self.units_in_file()));
-        let free = || entries().filter(|&(index, entry)| heap::is_free_entry(m.load(entry), index));
+        let free =
+            || entries().filter(|&(index, entry)| TableEntry::FREE.encode(index) == m.load(entry));
         // In the file that was open before, the holes of then are the heap's own. If it was not closed, nobody
         // knows how many those were, but not more than there is free space. In a copy they can be anywhere.
         let own = match clean {
@@ -916,6 +921,19 @@ impl<M: Medium> Region<M> {
         m.fence();
         // Release: whoever sees it sees the zeros.
         self.parts[part - 1].store(at, Ordering::Release);
+    }
+
+    /// Returns the sizes of the heap in this region.
+    pub(crate) fn geometry(&self) -> Geometry {
+        let shift = self.unit().ilog2();
+        Geometry { shift, largest: self.extent_size >> shift, units: self.unit_limit() }
+    }
+
+    /// Returns `true` if the table's entry for unit `index` is valid and says that the unit was in
+    /// use at some time.
+    fn is_used_entry(&self, index: u64) -> bool {
+        let entry = self.medium.load(self.entry(index));
+        entry != 0 && TableEntry::decode(entry, index, &self.geometry()).is_some()
     }
 
     /// Bytes in the largest extent that blocks share.

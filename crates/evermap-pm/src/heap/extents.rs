@@ -1,0 +1,236 @@
+//! The extents of a heap in ordinary memory, and the table that finds them by their units.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::{AMPLE_PART, lock};
+use crate::region::{BlockKind, Geometry, TableEntry, Usage};
+use crate::sync::{Mutex, MutexGuard};
+
+/// The state of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtentState {
+    /// Nothing in it, or no extent begins here.
+    Free,
+    /// In use. `bits` says which blocks are allocated.
+    Open,
+    /// From before an unclean open. `bits` says which blocks the sweep has marked.
+    Closed,
+}
+
+/// One extent, in ordinary memory. A large object is one block.
+pub(super) struct Extent {
+    pub(super) entry: TableEntry,
+    pub(super) state: ExtentState,
+    /// Number of blocks in the extent.
+    pub(super) blocks: u32,
+    /// Open: number of blocks that are not allocated.
+    pub(super) free: u32,
+    /// One bit per block.
+    pub(super) bits: Vec<u64>,
+    /// Closed: blocks freed since the open, to be applied after the sweep.
+    pub(super) deferred_frees: Vec<u32>,
+    /// Open: whether it is listed as having free blocks.
+    pub(super) listed: bool,
+    /// Open: whether it is listed as having ample free blocks.
+    pub(super) listed_ample: bool,
+    /// Whether it was put to use since the open, so that all its space is known to be allocated in
+    /// the file.
+    pub(super) claimed: bool,
+    /// Open: whether it is being evacuated, so that nothing is allocated from it.
+    pub(super) evacuating: bool,
+    /// Number of blocks that remained after the last evacuation.
+    pub(super) unmoved: u32,
+}
+
+impl Extent {
+    const UNUSED: Extent = Extent {
+        entry: TableEntry::UNUSED,
+        state: ExtentState::Free,
+        blocks: 0,
+        free: 0,
+        bits: Vec::new(),
+        deferred_frees: Vec::new(),
+        listed: false,
+        listed_ample: false,
+        claimed: false,
+        evacuating: false,
+        unmoved: 0,
+    };
+
+    /// Starts a new use of the extent, as described by `entry`, with no block allocated.
+    pub(super) fn begin(&mut self, entry: TableEntry, state: ExtentState, geometry: &Geometry) {
+        self.entry = entry;
+        self.state = state;
+        self.blocks = match entry.usage {
+            Usage::Blocks(kind) => (entry.units * geometry.unit() / kind.size) as u32,
+            Usage::Large => 1,
+            Usage::Unused | Usage::Tail | Usage::Free | Usage::Table => 0,
+        };
+        self.free = self.blocks;
+        self.bits = vec![0; self.blocks.div_ceil(64) as usize];
+        self.deferred_frees = Vec::new();
+        self.listed = false;
+        self.listed_ample = false;
+        self.claimed = state == ExtentState::Open;
+        self.evacuating = false;
+        self.unmoved = 0;
+    }
+
+    /// Returns the size of a block in bytes.
+    pub(super) fn block_size(&self, geometry: &Geometry) -> u64 {
+        match self.entry.usage {
+            Usage::Blocks(kind) => kind.size,
+            Usage::Large => self.entry.units * geometry.unit(),
+            Usage::Unused | Usage::Tail | Usage::Free | Usage::Table => 0,
+        }
+    }
+
+    /// Returns `true` if blocks of this kind can be allocated from it.
+    pub(super) fn has_space(&self, kind: BlockKind) -> bool {
+        self.state == ExtentState::Open
+            && self.entry.usage == Usage::Blocks(kind)
+            && self.free > 0
+            && !self.evacuating
+    }
+
+    /// Returns `true` if a worthwhile number of them can be allocated.
+    pub(super) fn has_ample_space(&self, kind: BlockKind) -> bool {
+        self.has_space(kind) && self.free >= self.blocks / AMPLE_PART
+    }
+
+    /// Returns the bits of word `index` that stand for blocks.
+    pub(super) fn valid_bits(&self, index: usize) -> u64 {
+        let left = self.blocks - index as u32 * 64;
+        if left >= 64 { u64::MAX } else { (1 << left) - 1 }
+    }
+
+    pub(super) fn bit(block: u32) -> (usize, u64) {
+        (block as usize / 64, 1 << (block % 64))
+    }
+
+    /// Returns the block that begins `rest` bytes into the extent.
+    pub(super) fn block_at(&self, rest: u64) -> Option<u32> {
+        match self.entry.usage {
+            Usage::Blocks(BlockKind { size, .. }) if rest.is_multiple_of(size) => {
+                let block = rest / size;
+                (block < u64::from(self.blocks)).then_some(block as u32)
+            }
+            Usage::Large if rest == 0 => Some(0),
+            _ => None,
+        }
+    }
+}
+
+/// The extent that begins with a unit, or began there once.
+type ExtentSlot = OnceLock<Box<Mutex<Extent>>>;
+
+/// State of one unit.
+#[derive(Default)]
+struct UnitState {
+    /// Number of units between the first unit of the extent that it belongs to, or belonged to
+    /// last, and this one.
+    back: AtomicU32,
+    extent: ExtentSlot,
+}
+
+/// State of [`GROUP`](Extents::GROUP) neighbouring units. Most of a large store is in extents of
+/// whole groups, so that opening it touches little memory.
+#[derive(Default)]
+struct UnitGroup {
+    /// If all units belong to one extent, or did last: its first unit, plus one. Otherwise 0.
+    owner: AtomicU64,
+    /// The extent that begins with the first unit.
+    first: ExtentSlot,
+    /// Each unit, once an extent has begun or ended inside the group.
+    units: OnceLock<Box<[UnitState]>>,
+}
+
+impl UnitGroup {
+    fn units(&self) -> &[UnitState] {
+        self.units.get_or_init(|| (0..Extents::GROUP).map(|_| UnitState::default()).collect())
+    }
+}
+
+/// The extents of a region by their first units. They are created on first use, because a region
+/// may have room for many more than it uses. A unit where no extent begins has a
+/// [free](ExtentState::Free) one.
+pub(super) struct Extents {
+    chunks: Box<[OnceLock<Box<[UnitGroup]>>]>,
+    pub(super) len: u64,
+    /// Distance of the first unit from the alignment of the largest extents, in units.
+    shift: u64,
+}
+
+impl Extents {
+    /// Units in a group: as many as the largest extent of blocks has at the default extent size.
+    const GROUP: u64 = 128;
+    /// Groups in a chunk.
+    const CHUNK: u64 = 64;
+
+    pub(super) fn new(len: u64, shift: u64) -> Self {
+        let chunks = (len + shift).div_ceil(Self::GROUP * Self::CHUNK);
+        Extents { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), len, shift }
+    }
+
+    /// Returns the group of unit `index`, which must be below `len`, and the position of the unit
+    /// in it.
+    fn group(&self, index: u64) -> (&UnitGroup, usize) {
+        let (group, at) = ((index + self.shift) / Self::GROUP, (index + self.shift) % Self::GROUP);
+        let chunk = self.chunks[(group / Self::CHUNK) as usize]
+            .get_or_init(|| (0..Self::CHUNK).map(|_| UnitGroup::default()).collect());
+        (&chunk[(group % Self::CHUNK) as usize], at as usize)
+    }
+
+    /// Locks the extent that begins with unit `index`, which must be below `len`.
+    pub(super) fn lock(&self, index: u64) -> MutexGuard<'_, Extent> {
+        let (group, at) = self.group(index);
+        let extent = if at == 0 { &group.first } else { &group.units()[at].extent };
+        lock(extent.get_or_init(|| Box::new(Mutex::new(Extent::UNUSED))))
+    }
+
+    /// Locks the extent that begins with unit `index`, if one begins there or did once.
+    pub(super) fn lock_existing(&self, index: u64) -> Option<MutexGuard<'_, Extent>> {
+        let (group, at) = self.group(index);
+        let extent = if at == 0 { &group.first } else { &group.units.get()?[at].extent };
+        extent.get().map(|extent| lock(extent))
+    }
+
+    /// Starts a new use of the extent that begins with unit `index`.
+    pub(super) fn begin(
+        &self,
+        index: u64,
+        entry: TableEntry,
+        state: ExtentState,
+        geometry: &Geometry,
+    ) {
+        let (mut unit, end) = (index, index + entry.units);
+        while unit < end {
+            let (group, at) = self.group(unit);
+            let here = (Self::GROUP - at as u64).min(end - unit);
+            // All stores are relaxed: a thread gets an offset from a word stored after this. An
+            // offset that it got otherwise can only come from damage, and then the extent tells
+            // whether it is the right one.
+            if here == Self::GROUP {
+                group.owner.store(index + 1, Ordering::Relaxed);
+            } else {
+                for (unit, back) in group.units()[at..].iter().zip(unit - index..end - index) {
+                    unit.back.store(back as u32, Ordering::Relaxed);
+                }
+                group.owner.store(0, Ordering::Relaxed);
+            }
+            unit += here;
+        }
+        self.lock(index).begin(entry, state, geometry);
+    }
+
+    /// Returns the first unit of the extent to which unit `index` belongs.
+    pub(super) fn first_of(&self, index: u64) -> u64 {
+        let (group, at) = self.group(index);
+        let back = |unit: &UnitState| u64::from(unit.back.load(Ordering::Relaxed));
+        match group.owner.load(Ordering::Relaxed) {
+            0 => index.saturating_sub(group.units.get().map_or(0, |units| back(&units[at]))),
+            owner => owner - 1,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Recovering which old blocks are allocated: marking, and opening the closed extents.
+
+use std::ops::Range;
+
+use super::extents::{Extent, ExtentState};
+use super::{Heap, lock};
+use crate::medium::Medium;
+use crate::region::{BlockKind, TableEntry, Usage};
+
+impl<M: Medium> Heap<M> {
+    /// Returns `true` if a sweep has to find out which old blocks are allocated.
+    pub fn needs_sweep(&self) -> bool {
+        let mut closed = false;
+        self.for_each_extent(|_, extent| closed |= extent.state == ExtentState::Closed);
+        closed
+    }
+
+    /// Records that something reachable refers to the block at `offset`.
+    pub(crate) fn mark(&self, offset: u64) {
+        let Some((index, rest)) = self.locate(offset) else { return self.fault() };
+        let extent = &mut *self.extents.lock(index);
+        let Some(block) = extent.block_at(rest) else {
+            // Damage to the reference, or to the extent's entry, which may then describe other
+            // blocks. Nothing may be allocated over the contents.
+            let wrong = matches!(extent.entry.usage, Usage::Unused | Usage::Blocks(_));
+            if extent.state == ExtentState::Closed && wrong {
+                self.seal_off(index, extent);
+            }
+            return self.fault();
+        };
+        if extent.state == ExtentState::Closed {
+            let (word, bit) = Extent::bit(block);
+            extent.bits[word] |= bit;
+        }
+    }
+
+    /// Returns the size of the block at `offset`, if its extent is from before an unclean open and
+    /// was not swept yet. Returns `Some(0)` if that extent cannot have a block there.
+    pub(crate) fn closed_block_size(&self, offset: u64) -> Option<u64> {
+        self.size_in_state(offset, |state| state == ExtentState::Closed)
+    }
+
+    /// Returns the size of the block at `offset`, allocated or not, if its extent is in use.
+    /// Returns `Some(0)` if that extent cannot have a block there.
+    pub(crate) fn block_size_at(&self, offset: u64) -> Option<u64> {
+        self.size_in_state(offset, |state| state != ExtentState::Free)
+    }
+
+    fn size_in_state(&self, offset: u64, in_state: impl Fn(ExtentState) -> bool) -> Option<u64> {
+        let (index, rest) = self.locate(offset)?;
+        let extent = self.extents.lock_existing(index)?;
+        let bytes = |_| extent.block_size(&self.geometry);
+        in_state(extent.state).then(|| extent.block_at(rest).map_or(0, bytes))
+    }
+
+    /// Returns the ranges of the extents of [fixed blocks](Heap::allocate_fixed) that were not
+    /// swept yet, in ascending order.
+    pub(crate) fn closed_fixed_extents(&self) -> Vec<Range<u64>> {
+        let mut parts = Vec::new();
+        self.for_each_extent(|index, extent| {
+            let stays = matches!(extent.entry.usage, Usage::Blocks(BlockKind { fixed: true, .. }));
+            if stays && extent.state == ExtentState::Closed {
+                parts.push(self.bytes_of(&(index..index + extent.entry.units)));
+            }
+        });
+        parts
+    }
+
+    /// Prevents allocations from a unit whose table entry must be wrong, since something reachable
+    /// is in it, and from the later units of what was one extent with it, so that the contents can
+    /// still be read. Only a `Tail` guarantees that.
+    fn seal_off(&self, index: u64, extent: &mut Extent) {
+        extent.begin(TableEntry::TAIL, ExtentState::Closed, &self.geometry);
+        let described = self.region.described().min(self.extents.len);
+        let tail = TableEntry::TAIL.encode(0);
+        for later in (index + 1..described).take_while(|&later| self.load_entry(later) == tail) {
+            let later = &mut *self.extents.lock(later);
+            if (later.state, later.entry.usage) == (ExtentState::Closed, Usage::Unused) {
+                later.begin(TableEntry::TAIL, ExtentState::Closed, &self.geometry);
+            }
+        }
+    }
+
+    /// Opens the closed extents: blocks that were not marked, or were freed since, become free.
+    ///
+    /// The caller guarantees that every block unlinked before the marking ended has been passed to
+    /// [`free`](Heap::free). Otherwise one would be freed a second time, after its reuse.
+    pub(crate) fn finish_sweep(&self) {
+        self.for_each_extent(|index, extent| {
+            if extent.state != ExtentState::Closed {
+                return;
+            }
+            for block in std::mem::take(&mut extent.deferred_frees) {
+                let (word, bit) = Extent::bit(block);
+                extent.bits[word] &= !bit;
+            }
+            self.reopen(index, extent);
+        });
+    }
+
+    /// Opens one closed extent whose `bits` are right.
+    pub(super) fn reopen(&self, index: u64, extent: &mut Extent) {
+        let taken: u32 = extent.bits.iter().map(|word| word.count_ones()).sum();
+        extent.free = extent.blocks - taken;
+        match extent.entry.usage {
+            // Stays closed: see `seal_off`.
+            Usage::Tail | Usage::Free | Usage::Table => {}
+            Usage::Unused => {
+                extent.state = ExtentState::Free;
+                self.release_unclaimed(&mut lock(&self.shared), index..index + 1);
+            }
+            Usage::Blocks(_) | Usage::Large => {
+                extent.state = ExtentState::Open;
+                self.count_units(extent.entry);
+                if extent.free > 0 {
+                    self.after_free(index, extent);
+                }
+            }
+        }
+    }
+}

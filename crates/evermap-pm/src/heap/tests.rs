@@ -1,0 +1,570 @@
+//! Tests of the heap.
+
+use super::*;
+use crate::Result;
+use std::ops::ControlFlow;
+
+use crate::PmU64;
+use crate::medium::{Dram, Note, Pages};
+use crate::pool::Pool;
+use crate::region::{Identity, RegionConfig};
+use crate::sim::{self, ImageConfig, Sim};
+
+fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
+    let config = RegionConfig { extent_size, capacity, seed: Some(1) };
+    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+    Pool::create(medium, &config, Identity::default()).unwrap()
+}
+
+/// Random allocations and frees: blocks never overlap, and the statistics agree with a model.
+#[test]
+fn blocks_do_not_overlap() {
+    for extent_size in [4096, 16384, 1 << 20] {
+        blocks_do_not_overlap_with(extent_size);
+    }
+}
+
+fn blocks_do_not_overlap_with(extent_size: u64) {
+    let pool = pool(extent_size, 8 << 20);
+    let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut random = 12345u64;
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % below
+    };
+    for _ in 0..20_000 {
+        if next(100) < 55 {
+            let size = match next(10) {
+                0 => 1 + next(60_000),
+                1 => 17_152,
+                _ => 1 + next(900),
+            };
+            let exact = size % 3 == 0;
+            let size = if exact { size.next_multiple_of(16) } else { size };
+            let got = if exact { pool.allocate_exact(size) } else { pool.allocate(size) };
+            let Ok(offset) = got else {
+                assert!(got.unwrap_err().is_no_space());
+                continue;
+            };
+            let block = if exact { size } else { pool.block_size(size) };
+            assert!(offset + block <= pool.medium().len());
+            let before = live.range(..offset + block).next_back();
+            assert!(before.is_none_or(|(start, len)| start + len <= offset), "overlap");
+            live.insert(offset, block);
+        } else if let Some((&offset, _)) = live.range(next(8 << 20)..).next() {
+            live.remove(&offset);
+            pool.free_unpublished(offset);
+        }
+    }
+    assert_eq!(pool.allocated(), live.keys().copied().collect::<Vec<_>>());
+    assert_eq!(pool.heap_stats().allocated_blocks, live.len() as u64);
+    assert_eq!(pool.heap_stats().faults, 0);
+    for offset in live.into_keys() {
+        pool.free_unpublished(offset);
+    }
+    assert_eq!(pool.heap_stats().allocated_bytes, 0);
+}
+
+#[test]
+fn what_is_freed_twice_or_was_never_a_block_is_noticed() {
+    let pool = pool(16384, 1 << 20);
+    let block = pool.allocate(100).unwrap();
+    let other = pool.allocate(100).unwrap();
+    pool.free_unpublished(block);
+    pool.free_unpublished(block);
+    pool.free_unpublished(other + 16);
+    pool.free_unpublished(3);
+    assert_eq!(pool.heap_stats().faults, 3);
+    assert_eq!(pool.allocated(), [other]);
+}
+
+/// Damage refers to a block that was never handed out.
+#[test]
+fn what_is_freed_out_of_a_hand_is_counted_once() {
+    let pool = pool(16384, 1 << 20);
+    let block = pool.allocate(100).unwrap();
+    let next = pool.allocate(100).unwrap();
+    let claimed = next + (next - block);
+    pool.free_unpublished(claimed);
+    // Returns the claimed blocks, which uses the counts.
+    assert!(pool.evacuation(1).is_none());
+    assert_eq!(pool.heap_stats().faults, 1);
+    assert_eq!(pool.allocated(), [block, next]);
+    // All blocks of an extent, while some of them are claimed.
+    let third = pool.allocate(100).unwrap();
+    for block in [block, next, third] {
+        pool.free_unpublished(block);
+    }
+    let rest = (0..16384 / (next - block)).map(|at| block + at * (next - block));
+    rest.for_each(|block| pool.free_unpublished(block));
+    assert!(pool.evacuation(1).is_none());
+    assert_eq!(pool.allocated(), []);
+    assert_eq!(pool.heap_stats().allocated_bytes, 0);
+}
+
+#[test]
+fn a_full_heap_says_so_and_recovers() {
+    let pool = pool(16384, 1 << 20);
+    let mut blocks = Vec::new();
+    let error = loop {
+        match pool.allocate(5000) {
+            Ok(block) => blocks.push(block),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_no_space(), "{error}");
+    let count = blocks.len();
+    blocks.drain(..).for_each(|block| pool.free_unpublished(block));
+    assert_eq!((0..count).filter(|_| pool.allocate(5000).is_ok()).count(), count);
+}
+
+fn region(extent_size: u64, capacity: u64) -> Arc<Region<Dram>> {
+    let config = RegionConfig { extent_size, capacity, seed: Some(1) };
+    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+    Arc::new(Region::create(medium, &config, Identity::default()).unwrap())
+}
+
+/// A large object is freed, one of its units is reused, and a crash loses some of the table's
+/// entries that say that its units are free. Units that still look like parts of the object
+/// must be reclaimed.
+#[test]
+fn parts_of_freed_large_objects_come_back_after_a_crash() {
+    for (reused, lost) in (0..4u64).flat_map(|reused| (0..16u64).map(move |lost| (reused, lost))) {
+        let region = region(4096, 1 << 20);
+        let before = Heap::open(region.clone(), false);
+        let large = before.allocate(16_000).unwrap();
+        let table = |index: u64| region.entry(index);
+        let entries: Vec<_> = (0..4).map(|index| region.medium().load(table(index))).collect();
+        before.free(large);
+        lock(&before.shared).free.remove(0..reused);
+        lock(&before.shared).free.remove(reused + 1..4);
+        let block = before.allocate(100).unwrap();
+        for index in (0..4).filter(|&index| index != reused && lost >> index & 1 == 1) {
+            region.medium().store(table(index), entries[index as usize]);
+        }
+        let after = Heap::open(region.clone(), false);
+        let closed = 1 + (lost & !(1 << reused)).count_ones();
+        assert_eq!(after.stats().closed_bytes, u64::from(closed) * 4096);
+        after.mark(block);
+        after.finish_sweep();
+        assert_eq!((after.stats().faults, after.stats().closed_bytes), (0, 0));
+        assert_eq!(after.allocated(), [block]);
+        let others = std::iter::from_fn(|| after.allocate(4096).ok()).count() as u64;
+        assert_eq!(others, after.extents.len - 1);
+    }
+}
+
+/// A thread may publish the block that it allocated after a fence of its own. The table's entry
+/// of the extent, which another thread may have written, must be durable then.
+#[test]
+fn what_an_extent_is_for_is_durable_before_a_block_is_given_out() {
+    for bytes in [100, 40_000] {
+        let sim = Sim::new(1 << 20).unwrap();
+        let config = RegionConfig { extent_size: 16384, capacity: 1 << 20, seed: Some(1) };
+        let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
+        let heap = Heap::open(Arc::new(region), false);
+        sim.note(Note::Begin(0));
+        let block = heap.allocate(bytes).unwrap();
+        sim.note(Note::End(0));
+        let (index, _) = heap.locate(block).unwrap();
+        let entry = heap.region.entry(index);
+        let (at, wanted) = (sim.offset_of(entry) as usize, sim.load(entry).to_le_bytes());
+        let mut images = 0;
+        sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+            if image.point.completed(0) {
+                assert_eq!(image.bytes[at..at + 8], wanted);
+                images += 1;
+            }
+            ControlFlow::Continue(())
+        });
+        assert!(images > 0);
+    }
+}
+
+/// A damaged entry must not cause allocations over blocks in use.
+#[test]
+fn nothing_is_allocated_over_what_a_damaged_entry_hides() {
+    let blocks = Usage::Blocks(BlockKind { size: 64, fixed: false });
+    let fits = TableEntry { usage: blocks, units: 1 }.encode(0);
+    let (tail, other) = (TableEntry::TAIL.encode(0), TableEntry::FREE.encode(1));
+    for damaged in [0, 1, 5, u64::MAX, tail, fits, other] {
+        let region = region(16384, 1 << 20);
+        let before = Heap::open(region.clone(), false);
+        let large = before.allocate(60_000).unwrap();
+        let entry = region.entry(before.locate(large).unwrap().0);
+        region.medium().store(entry, damaged);
+        let after = Heap::open(region, false);
+        after.mark(large);
+        after.finish_sweep();
+        let taken: Vec<_> = std::iter::from_fn(|| after.allocate(64).ok()).collect();
+        assert!(taken.len() > 1000);
+        let whole = large..large + 60_000;
+        let over = taken.iter().filter(|block| whole.contains(block)).count();
+        // An entry that is valid by accident is trusted.
+        assert!(over == 0 || damaged == fits);
+    }
+}
+
+/// A page of the table is overwritten by zeros: the units that it described can still be read,
+/// and nothing is allocated over them.
+#[test]
+fn nothing_is_allocated_over_what_a_zeroed_page_of_the_table_described() {
+    for units in [700, 1100] {
+        for page in 0..=units / PAGE_ENTRIES {
+            let region = region(4096, 16 << 20);
+            let before = Heap::open(region.clone(), false);
+            let blocks: Vec<_> = (0..units).map(|_| before.allocate_exact(4096).unwrap()).collect();
+            let (m, described) = (region.medium(), region.described());
+            let entries = page * PAGE_ENTRIES..described.min((page + 1) * PAGE_ENTRIES);
+            entries.for_each(|index| m.store(region.entry(index), 0));
+            let after = Heap::open(region, false);
+            let take = |heap: &Heap<Dram>| -> BTreeSet<u64> {
+                std::iter::from_fn(|| heap.allocate_exact(4096).ok()).take(600).collect()
+            };
+            let early = take(&after);
+            blocks.iter().for_each(|&block| after.mark(block));
+            after.finish_sweep();
+            let late = take(&after);
+            let over = |block: &&u64| early.contains(block) || late.contains(block);
+            assert_eq!(blocks.iter().filter(over).count(), 0, "page {page} of {units} units");
+            assert!(early.len() == 600 && late.len() == 600);
+        }
+    }
+}
+
+/// Every order in which the table's entries of a large object become durable.
+#[test]
+fn an_interrupted_large_allocation_leaves_nothing() {
+    for durable in 0..8u32 {
+        let region = region(4096, 1 << 20);
+        Heap::open(region.clone(), false).allocate(12_000).unwrap();
+        for index in (0..3).filter(|index| durable >> index & 1 == 0) {
+            region.medium().store(region.entry(index), 0);
+        }
+        let heap = Heap::open(region, false);
+        heap.finish_sweep();
+        let stats = heap.stats();
+        assert_eq!((stats.faults, stats.extent_bytes, stats.allocated_bytes), (0, 0, 0));
+    }
+}
+
+/// Threads that allocate the same size fill one extent, not one each.
+#[test]
+fn threads_share_extents() {
+    let pool = pool(16384, 1 << 20);
+    for _ in 0..8 {
+        std::thread::scope(|threads| {
+            threads.spawn(|| pool.allocate(64).unwrap());
+            threads.spawn(|| pool.allocate(64).unwrap());
+        });
+    }
+    let blocks = pool.heap_stats().allocated_blocks;
+    assert_eq!(blocks, 16);
+    assert!(pool.heap_stats().extent_bytes <= 2 * 4096, "{:?}", pool.heap_stats());
+}
+
+#[test]
+fn emptied_extents_serve_other_sizes_and_large_objects() {
+    let pool = pool(16384, 1 << 20);
+    let small: Vec<_> = std::iter::from_fn(|| pool.allocate(64).ok()).collect();
+    assert!(pool.allocate(40_000).is_err());
+    small.into_iter().for_each(|block| pool.free_unpublished(block));
+    pool.allocate(40_000).unwrap();
+    pool.allocate(700).unwrap();
+}
+
+/// The blocks of a structure do not keep the extents of freed records in use, neither now nor
+/// after a crash.
+#[test]
+fn blocks_that_stay_have_extents_of_their_own() {
+    let region = region(16384, 1 << 20);
+    let heap = Heap::open(region.clone(), false);
+    let mut parts = Vec::new();
+    let mut records = Vec::new();
+    for _ in 0..512 {
+        parts.push(heap.allocate_fixed(64).unwrap());
+        parts.push(heap.allocate_exact(64).unwrap());
+        records.extend((0..4).map(|_| heap.allocate(64).unwrap()));
+    }
+    let extents = |blocks: &[u64]| -> BTreeSet<u64> {
+        blocks.iter().map(|&block| heap.locate(block).unwrap().0).collect()
+    };
+    assert!(extents(&parts).is_disjoint(&extents(&records)));
+    let heap = Heap::open(region, false);
+    parts.iter().chain(&records).for_each(|&block| heap.mark(block));
+    heap.finish_sweep();
+    let before = heap.stats();
+    records.iter().for_each(|&block| heap.free(block));
+    let stats = heap.stats();
+    assert_eq!(stats.faults, 0);
+    assert_eq!(stats.allocated_blocks, parts.len() as u64);
+    assert!(before.extent_bytes - stats.extent_bytes >= records.len() as u64 * 64);
+    assert!(stats.extent_bytes <= parts.len() as u64 * 64 * 5 / 4);
+    assert!(heap.evacuation(1).is_none(), "what stays cannot be moved");
+}
+
+/// Every fourth block of many extents remains, and one of them cannot be moved: the other
+/// extents can be emptied into each other, and nothing is allocated from those that are.
+#[test]
+fn sparse_extents_are_emptied_into_others() {
+    let pool = pool(16384, 1 << 20);
+    let blocks: Vec<_> = (0..256 * 16).map(|_| pool.allocate(64).unwrap()).collect();
+    let (kept, freed): (Vec<_>, Vec<_>) = blocks.into_iter().partition(|block| block % 256 == 0);
+    freed.into_iter().for_each(|block| pool.free_unpublished(block));
+    let full = pool.heap_stats().extent_bytes;
+    assert!(pool.evacuation(full).is_none());
+    let evacuation = pool.evacuation(full / 2).unwrap();
+    assert_eq!(evacuation.remaining(), evacuation.extents());
+    let evacuating = |block: &&u64| evacuation.contains(**block);
+    let fixed = *kept.iter().find(evacuating).unwrap();
+    for block in kept.iter().filter(evacuating).filter(|block| **block != fixed) {
+        let new = pool.allocate(64).unwrap();
+        assert!(!evacuation.contains(new));
+        pool.free_unpublished(*block);
+    }
+    assert_eq!(evacuation.remaining(), 1);
+    drop(evacuation);
+    let stats = pool.heap_stats();
+    assert!(stats.extent_bytes < full / 4 + 3 * 16384, "{stats:?} of {full}");
+    assert_eq!(stats.allocated_blocks, kept.len() as u64);
+    assert!(pool.evacuation(full / 2).is_none(), "there is little left to gain");
+}
+
+/// One block of each size, then many of all sizes: the file is at most twice as large as
+/// requested, and in the end only a little larger.
+#[test]
+fn a_mix_of_sizes_takes_little_space() {
+    let pool = pool(2 << 20, 1 << 30);
+    let (mut asked, mut random) = (0u64, 1u64);
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % below
+    };
+    for class in 0..Classes::new(2 << 20, 16384).len() {
+        let size = Classes::new(2 << 20, 16384).size(class);
+        pool.allocate(size).unwrap();
+        asked += size;
+    }
+    let check = |asked: u64| {
+        let stats = pool.heap_stats();
+        assert!(stats.file_bytes <= 2 * asked + (1 << 20), "{stats:?} for {asked}");
+    };
+    check(asked);
+    for count in 0..20_000 {
+        let size = if count % 100 == 0 { 1 + next(3 << 20) } else { 1 + next(5120) };
+        pool.allocate(size).unwrap();
+        asked += size;
+        check(asked);
+    }
+    let stats = pool.heap_stats();
+    assert!(stats.file_bytes <= asked * 5 / 4, "{stats:?} for {asked}");
+}
+
+/// Objects of several units waste less than a unit each.
+#[test]
+fn objects_of_a_mebibyte_take_what_they_need() {
+    for size in [1 << 20, (1 << 20) + 100, (2 << 20) + 100, 3_333_333] {
+        let pool = pool(2 << 20, 1 << 30);
+        let blocks: Result<Vec<_>> = (0..100).map(|_| pool.allocate(size)).collect();
+        assert!(blocks.is_ok());
+        let bytes = pool.heap_stats().file_bytes;
+        assert!(bytes <= size * 115, "{bytes} for 100 objects of {size}");
+    }
+}
+
+/// Processes that allocate some blocks of many sizes and die, with and without a sweep between
+/// them.
+#[test]
+fn lives_that_end_early_take_little_space() {
+    let sizes = [40, 100, 300, 1000, 3000, 9000, 20_000];
+    for swept in [false, true] {
+        let region = region(2 << 20, 1 << 30);
+        // All sizes have many extents from before.
+        let heap = Heap::open(region.clone(), false);
+        let large = |size: u64| (0..(1 << 20) / size).map(|_| heap.allocate(size).unwrap()).last();
+        let live: Vec<u64> = sizes.into_iter().filter_map(large).collect();
+        let before = heap.stats().file_bytes;
+        for _ in 0..20 {
+            let heap = Heap::open(region.clone(), false);
+            if swept {
+                live.iter().for_each(|&block| heap.mark(block));
+                heap.finish_sweep();
+            }
+            assert!(sizes.iter().all(|&size| heap.allocate(size).is_ok()));
+        }
+        let grown = region.medium().len() - before;
+        // Space that was not swept counts once per process, in units that hold one block.
+        let most = if swept { 1 << 20 } else { 20 * 8 * 16384 * 9 / 8 };
+        assert!(grown <= most, "{grown} bytes for 20 in_state, swept: {swept}");
+    }
+}
+
+/// The table grows, whatever is allocated first, and each open finds its parts.
+#[test]
+fn the_table_grows_with_the_file() {
+    for first in [100, 3 << 20, 40 << 20] {
+        let region = region(4096, 256 << 20);
+        let before = Heap::open(region.clone(), false);
+        let mut live = vec![before.allocate(first).unwrap()];
+        live.extend((0..20_000).map(|_| before.allocate(4000).unwrap()));
+        assert!(region.parts().count() >= 3);
+        let parts: Vec<_> = region.parts().collect();
+        for &block in &live[1..] {
+            assert!(parts.iter().all(|part| block + 4096 <= part.start || part.end <= block));
+        }
+        let after = Heap::open(region.clone(), false);
+        live.iter().for_each(|&block| after.mark(block));
+        after.finish_sweep();
+        live.sort_unstable();
+        assert_eq!(after.allocated(), live);
+        assert_eq!(after.stats().faults, 0);
+        live.iter().for_each(|&block| after.free(block));
+        assert_eq!(after.stats().extent_bytes, 0);
+        // All of it can be used again, except the table.
+        let blocks = std::iter::from_fn(|| after.allocate(4096).ok()).count() as u64;
+        let parts: u64 = region.parts().map(|part| (part.end - part.start).div_ceil(4096)).sum();
+        assert_eq!(blocks, after.extents.len - parts);
+    }
+}
+
+/// A crash while the table grows, over what an earlier process has left there.
+#[test]
+fn a_part_of_the_table_is_there_as_a_whole_or_not_at_all() {
+    let sim = Sim::new(4 << 20).unwrap();
+    let config = RegionConfig { extent_size: 4096, capacity: 4 << 20, seed: Some(1) };
+    let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
+    let region = Arc::new(region);
+    let heap = Heap::open(region.clone(), false);
+    let first = heap.allocate(511 * 4096).unwrap();
+    sim.grow(region.unit_offset(520)).unwrap();
+    let left = sim.slice::<PmU64>(region.unit_offset(511), 3 * 512).unwrap();
+    left.iter().for_each(|cell| sim.store(cell, TableEntry::TAIL.encode(0)));
+    sim.flush(left);
+    sim.fence();
+    sim.checkpoint();
+    sim.note(Note::Begin(0));
+    let second = heap.allocate(8192).unwrap();
+    sim.note(Note::End(0));
+    assert_eq!(region.parts().count(), 1);
+    let (mut with, mut without) = (0, 0);
+    sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
+        let after = Sim::from_image(image.bytes, 4 << 20).unwrap();
+        let (region, _) = Region::open(after, Identity::default(), Default::default()).unwrap();
+        let region = Arc::new(region);
+        *if region.parts().count() == 1 { &mut with } else { &mut without } += 1;
+        let heap = Heap::open(region, false);
+        let mut live = vec![first];
+        live.extend(image.point.completed(0).then_some(second));
+        live.iter().for_each(|&block| heap.mark(block));
+        heap.finish_sweep();
+        assert_eq!((heap.stats().faults, heap.allocated()), (0, live));
+        let third = heap.allocate(12288).unwrap();
+        assert!(heap.region.parts().all(|part| third >= part.end || third + 12288 <= part.start));
+        ControlFlow::Continue(())
+    });
+    assert!(with > 0 && without > 0, "{with} and {without}");
+}
+
+/// One of the words that refer to a part of the table is damaged, or both are.
+#[test]
+fn a_part_of_the_table_is_found_by_either_word() {
+    for (damaged, found) in [(0..1, true), (1..2, true), (0..2, false)] {
+        let sim = Sim::new(4 << 20).unwrap();
+        let config = RegionConfig { extent_size: 4096, capacity: 4 << 20, seed: Some(1) };
+        let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
+        let heap = Heap::open(Arc::new(region), false);
+        heap.allocate(600 * 4096).unwrap();
+        let words = heap.region.part_words(1);
+        damaged.for_each(|copy| sim.store(words[copy], sim.load(words[copy]) ^ 1 << 20));
+        let opened = Region::open(sim.clone(), Identity::default(), Default::default());
+        match opened {
+            Ok((region, _)) => assert!(found && region.parts().count() == 1),
+            Err(error) => assert!(!found && error.to_string().contains("extent table")),
+        }
+    }
+}
+
+/// Whatever the table says, and whatever is freed or marked, nothing panics, nothing is
+/// allocated twice, and no part of the table is allocated.
+#[test]
+fn a_damaged_table_does_no_further_harm() {
+    let mut random = 99u64;
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % below
+    };
+    for round in 0..300 {
+        let extent_size = [4096, 16384][round % 2];
+        let pool = pool(extent_size, 8 << 20);
+        let mut live: Vec<u64> = (0..800)
+            .map(|at| pool.allocate(if at % 40 == 0 { 30_000 } else { 16 + next(9000) }))
+            .map(Result::unwrap)
+            .collect();
+        if round % 3 == 0 {
+            pool.close().unwrap();
+        }
+        let region = pool.share_region();
+        let (m, described) = (region.medium(), region.described());
+        // Entries are changed, zeroed, exchanged, copied from elsewhere, or overwritten by a
+        // page of something else.
+        for _ in 0..1 + next(20) {
+            let (one, other) = (region.entry(next(described)), region.entry(next(described)));
+            let word = match next(6) {
+                0 => 0,
+                1 => m.load(one) ^ 1 << next(64),
+                2 => m.load(other),
+                3 => next(1 << 33) << 32 | next(7),
+                4 => next(1 << 10) << 32 | next(1 << 10) << 8 | [1, 5][next(2) as usize],
+                _ => 2 | next(400) << 32,
+            };
+            m.store(one, word);
+        }
+        if round % 10 == 0 {
+            let page = region.entry(0);
+            let start = m.offset_of(page);
+            let cells = m.slice::<PmU64>(start, 512).unwrap();
+            let with = [0, TableEntry::TAIL.encode(0), 0x0123_4567_89ab_cdef][next(3) as usize];
+            cells.iter().for_each(|cell| m.store(cell, with));
+        }
+        let heap = Heap::open(region.clone(), round % 3 == 0);
+        if heap.needs_sweep() {
+            live.extend((0..20).map(|_| next(9 << 20)));
+            live.iter().for_each(|&block| heap.mark(block));
+            heap.finish_sweep();
+        }
+        for _ in 0..50 {
+            heap.free(live[next(live.len() as u64) as usize]);
+            heap.free(next(9 << 20));
+        }
+        let mut taken = BTreeMap::new();
+        for part in region.parts() {
+            taken.insert(part.start, part.end);
+        }
+        let mut allocate = |size: u64| {
+            let Ok(block) = heap.allocate(size) else { return false };
+            let before = taken.range(..block + size).next_back();
+            assert!(before.is_none_or(|(_, &end)| end <= block), "handed out twice");
+            assert!(block >= region.unit_offset(0) && block + size <= m.len());
+            taken.insert(block, block + size).is_none()
+        };
+        while allocate([100, 5000, 30_000][next(3) as usize]) {}
+        drop(heap.evacuation(1));
+        heap.stats();
+        heap.allocated();
+        match heap.save_snapshot() {
+            Ok(()) => drop(Heap::open(region.clone(), true)),
+            Err(error) => assert!(error.is_no_space(), "{error}"),
+        }
+    }
+}
+
+/// The heap of a completely zeroed table can save a snapshot too.
+#[test]
+fn an_empty_table_can_be_closed() {
+    let pool = pool(16384, 1 << 20);
+    pool.close().unwrap();
+    let region = pool.share_region();
+    (0..region.described()).for_each(|at| region.medium().store(region.entry(at), 0));
+    let heap = Heap::open(region, true);
+    heap.save_snapshot().unwrap();
+}

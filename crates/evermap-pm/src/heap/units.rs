@@ -1,0 +1,188 @@
+//! Taking units for extents, and returning them.
+
+use std::ops::Range;
+
+use super::extents::ExtentState;
+use super::{GROWTH_MAX, GROWTH_PART, Heap, LEAST_PART, SharedState, lock};
+use crate::medium::Medium;
+use crate::region::{Geometry, TableEntry, Usage};
+use crate::{Error, Result};
+
+/// Returns the minimum and the preferred number of units of the next extent of blocks of `size`
+/// bytes, if the extents of such blocks have `have` units.
+pub(super) fn next_extent(geometry: &Geometry, size: u64, have: u64) -> Range<u64> {
+    let least = size.div_ceil(geometry.unit());
+    let wanted = (have / GROWTH_PART).clamp(least, geometry.largest);
+    // A few more units are used if that leaves less unused space behind the last block.
+    let waste = |units: u64| (units * geometry.unit() % size) * geometry.largest / units;
+    let best = (wanted..=(wanted + wanted / 4).min(geometry.largest)).min_by_key(|&it| waste(it));
+    least..best.unwrap_or(wanted)
+}
+
+impl<M: Medium> Heap<M> {
+    /// Takes at least `units.start` and at most `units.end` neighbouring units: free ones,
+    /// otherwise new ones. Runs that are much smaller than requested are taken last, so that a
+    /// large store does not end up in small extents.
+    pub(super) fn take_units(&self, units: Range<u64>) -> Result<Range<u64>> {
+        let shared = &mut *lock(&self.shared);
+        let worthwhile = units.start.max(units.end / LEAST_PART);
+        if let Some(taken) = self.take_free(shared, worthwhile..units.end)? {
+            return Ok(taken);
+        }
+        let mut count = units.end;
+        loop {
+            match self.take_new(shared, count) {
+                Ok(taken) => return Ok(taken),
+                // The rest of the space may be enough for fewer units.
+                Err(_) if count > units.start => count = (count / 2).max(units.start),
+                Err(error) => return self.take_free(shared, units)?.ok_or(error),
+            }
+        }
+    }
+
+    /// Takes units from the free ones, if enough neighbouring units are free.
+    fn take_free(&self, shared: &mut SharedState, units: Range<u64>) -> Result<Option<Range<u64>>> {
+        let longest = || shared.free.longest().filter(|run| run.end - run.start >= units.start);
+        let Some(run) = shared.free.fitting(units.end).or_else(longest) else { return Ok(None) };
+        let aligned = self.align(run.start, units.end);
+        let start = if aligned + units.end <= run.end { aligned } else { run.start };
+        let taken = start..run.end.min(start + units.end);
+        if shared.unclaimed.overlaps(&taken) {
+            self.region.medium().claim(self.bytes_of(&taken))?;
+            shared.unclaimed.remove(taken.clone());
+        }
+        shared.free.remove(taken.clone());
+        Ok(Some(taken))
+    }
+
+    /// Returns unit `start`, or for extents of the largest size the first unit after it at which
+    /// huge pages begin.
+    fn align(&self, start: u64, count: u64) -> u64 {
+        if count != self.geometry.largest {
+            return start;
+        }
+        let before = self.region.unit_offset(0) >> self.geometry.shift;
+        (start + before).next_multiple_of(count) - before
+    }
+
+    pub(super) fn bytes_of(&self, units: &Range<u64>) -> Range<u64> {
+        self.region.unit_offset(units.start)..self.region.unit_offset(units.end)
+    }
+
+    /// Takes units that were never used, and grows the region and its table for them.
+    fn take_new(&self, shared: &mut SharedState, count: u64) -> Result<Range<u64>> {
+        let mut taken = self.new_units(shared, count)?;
+        while taken.end > self.region.described() {
+            self.grow_table(shared)?;
+            taken = self.new_units(shared, count)?;
+        }
+        self.grow_to(self.region.unit_offset(taken.end))?;
+        let skipped = std::mem::replace(&mut shared.frontier, taken.end)..taken.start;
+        if skipped.start < skipped.end {
+            self.release_units(shared, skipped);
+        }
+        Ok(taken)
+    }
+
+    /// Returns the next `count` units that were never used.
+    fn new_units(&self, shared: &SharedState, count: u64) -> Result<Range<u64>> {
+        let aligned = self.align(shared.frontier, count);
+        let first = if aligned + count <= self.extents.len { aligned } else { shared.frontier };
+        self.check_capacity(first..first + count)
+    }
+
+    fn check_capacity(&self, units: Range<u64>) -> Result<Range<u64>> {
+        let missing = units.end.saturating_sub(self.extents.len) << self.geometry.shift;
+        if missing > 0 {
+            return Err(Error::no_space("capacity of the region", missing));
+        }
+        Ok(units)
+    }
+
+    /// Adds the next part of the table, in units that were never used.
+    fn grow_table(&self, shared: &mut SharedState) -> Result<()> {
+        let units = self.region.next_part_bytes().div_ceil(self.geometry.unit());
+        let part = self.check_capacity(shared.frontier..shared.frontier + units)?;
+        let at = self.region.unit_offset(part.start);
+        self.grow_to(self.region.unit_offset(part.end))?;
+        self.region.add_part(at);
+        // No other thread has ever locked an extent there.
+        let entry = TableEntry { usage: Usage::Table, units };
+        self.extents.begin(part.start, entry, ExtentState::Open, &self.geometry);
+        shared.frontier = part.end;
+        Ok(())
+    }
+
+    /// Makes `end` usable, and some more ahead of need so that growth is rare.
+    fn grow_to(&self, end: u64) -> Result<()> {
+        let m = self.region.medium();
+        if m.len() >= end {
+            return Ok(());
+        }
+        let ahead = (end / 16).min(GROWTH_MAX) >> self.geometry.shift << self.geometry.shift;
+        let wanted = (end + ahead).min(self.region.capacity());
+        let old = m.len();
+        if wanted == end || m.grow(wanted).is_err() {
+            m.grow(end)?;
+        }
+        m.prefault(old..m.len());
+        Ok(())
+    }
+
+    /// Makes units an extent as described by `entry`, durably, before anything in it can be
+    /// published.
+    pub(super) fn assign(&self, first: u64, entry: TableEntry) {
+        let m = self.region.medium();
+        let mut changed = false;
+        for index in first..first + entry.units {
+            let wanted = if index == first { entry } else { TableEntry::TAIL }.encode(index);
+            let entry = self.region.entry(index);
+            if m.load(entry) != wanted {
+                m.store(entry, wanted);
+                m.flush(entry);
+                changed = true;
+            }
+        }
+        self.extents.begin(first, entry, ExtentState::Open, &self.geometry);
+        self.count_units(entry);
+        if changed {
+            m.fence();
+        }
+    }
+
+    /// Adds the units of an open extent to those of its block size.
+    pub(super) fn count_units(&self, entry: TableEntry) {
+        if let Usage::Blocks(kind) = entry.usage {
+            lock(&self.shared).available.entry(kind).or_default().units += entry.units;
+        }
+    }
+
+    /// Makes units free whose space is known to be allocated in the file. If there are enough of
+    /// those, their memory is returned to the system.
+    pub(super) fn release_units(&self, shared: &mut SharedState, units: Range<u64>) {
+        self.mark_free(shared, units.clone());
+        let ready = shared.free.total() - shared.unclaimed.total();
+        if ready > self.kept_ready(shared) {
+            self.region.medium().discard(self.bytes_of(&units));
+            shared.unclaimed.insert(units);
+        }
+    }
+
+    /// Makes units free that have to be claimed before use.
+    pub(super) fn release_unclaimed(&self, shared: &mut SharedState, units: Range<u64>) {
+        self.mark_free(shared, units.clone());
+        shared.unclaimed.insert(units);
+    }
+
+    fn mark_free(&self, shared: &mut SharedState, units: Range<u64>) {
+        let m = self.region.medium();
+        for index in units.clone() {
+            // Not flushed: if a crash loses it, the sweep finds out.
+            let (entry, free) = (self.region.entry(index), TableEntry::FREE.encode(index));
+            if m.load(entry) != free {
+                m.store_transient(entry, free);
+            }
+        }
+        shared.free.insert(units);
+    }
+}
