@@ -30,7 +30,8 @@ import time
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 PM = "crates/evermap-pm/src/"
 INDEX = "crates/evermap-index/src/hash/"
-FILES = ["region.rs", "pool.rs", "heap/mod.rs", "heap/snapshot.rs"]
+FILES = ["region/mod.rs", "region/superblock.rs", "region/table.rs", "pool.rs", "heap/mod.rs", "heap/allocate.rs",
+         "heap/magazine.rs", "heap/units.rs", "heap/sweep.rs", "heap/snapshot.rs"]
 RECOVERING = re.compile(r"recover|rebuild|settle|finish|sweep|take_over|save_snapshot|load_snapshot|mark|open")
 
 # The short campaigns on Dash-EH, those that find most first.

@@ -25,6 +25,7 @@ pub mod medium;
 mod parallel;
 pub mod pool;
 pub mod quad;
+mod random;
 pub mod region;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

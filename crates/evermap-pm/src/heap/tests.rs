@@ -66,7 +66,7 @@ fn blocks_do_not_overlap_with(extent_size: u64) {
 }
 
 #[test]
-fn what_is_freed_twice_or_was_never_a_block_is_noticed() {
+fn double_frees_and_invalid_frees_are_counted() {
     let pool = pool(16384, 1 << 20);
     let block = pool.allocate(100).unwrap();
     let other = pool.allocate(100).unwrap();
@@ -80,7 +80,7 @@ fn what_is_freed_twice_or_was_never_a_block_is_noticed() {
 
 /// Damage refers to a block that was never handed out.
 #[test]
-fn what_is_freed_out_of_a_hand_is_counted_once() {
+fn frees_of_claimed_blocks_are_counted_once() {
     let pool = pool(16384, 1 << 20);
     let block = pool.allocate(100).unwrap();
     let next = pool.allocate(100).unwrap();
@@ -103,7 +103,7 @@ fn what_is_freed_out_of_a_hand_is_counted_once() {
 }
 
 #[test]
-fn a_full_heap_says_so_and_recovers() {
+fn a_full_heap_returns_an_error_and_recovers() {
     let pool = pool(16384, 1 << 20);
     let mut blocks = Vec::new();
     let error = loop {
@@ -128,7 +128,7 @@ fn region(extent_size: u64, capacity: u64) -> Arc<Region<Dram>> {
 /// entries that say that its units are free. Units that still look like parts of the object
 /// must be reclaimed.
 #[test]
-fn parts_of_freed_large_objects_come_back_after_a_crash() {
+fn units_of_freed_large_objects_are_reclaimed_after_a_crash() {
     for (reused, lost) in (0..4u64).flat_map(|reused| (0..16u64).map(move |lost| (reused, lost))) {
         let region = region(4096, 1 << 20);
         let before = Heap::open(region.clone(), false);
@@ -157,7 +157,7 @@ fn parts_of_freed_large_objects_come_back_after_a_crash() {
 /// A thread may publish the block that it allocated after a fence of its own. The table's entry
 /// of the extent, which another thread may have written, must be durable then.
 #[test]
-fn what_an_extent_is_for_is_durable_before_a_block_is_given_out() {
+fn the_entry_of_an_extent_is_durable_before_a_block_is_allocated() {
     for bytes in [100, 40_000] {
         let sim = Sim::new(1 << 20).unwrap();
         let config = RegionConfig { extent_size: 16384, capacity: 1 << 20, seed: Some(1) };
@@ -183,7 +183,7 @@ fn what_an_extent_is_for_is_durable_before_a_block_is_given_out() {
 
 /// A damaged entry must not cause allocations over blocks in use.
 #[test]
-fn nothing_is_allocated_over_what_a_damaged_entry_hides() {
+fn nothing_is_allocated_over_units_with_a_damaged_entry() {
     let blocks = Usage::Blocks(BlockKind { size: 64, fixed: false });
     let fits = TableEntry { usage: blocks, units: 1 }.encode(0);
     let (tail, other) = (TableEntry::TAIL.encode(0), TableEntry::FREE.encode(1));
@@ -208,7 +208,7 @@ fn nothing_is_allocated_over_what_a_damaged_entry_hides() {
 /// A page of the table is overwritten by zeros: the units that it described can still be read,
 /// and nothing is allocated over them.
 #[test]
-fn nothing_is_allocated_over_what_a_zeroed_page_of_the_table_described() {
+fn nothing_is_allocated_over_units_of_a_zeroed_page_of_the_table() {
     for units in [700, 1100] {
         for page in 0..=units / PAGE_ENTRIES {
             let region = region(4096, 16 << 20);
@@ -276,7 +276,7 @@ fn emptied_extents_serve_other_sizes_and_large_objects() {
 /// The blocks of a structure do not keep the extents of freed records in use, neither now nor
 /// after a crash.
 #[test]
-fn blocks_that_stay_have_extents_of_their_own() {
+fn fixed_blocks_have_their_own_extents() {
     let region = region(16384, 1 << 20);
     let heap = Heap::open(region.clone(), false);
     let mut parts = Vec::new();
@@ -300,7 +300,7 @@ fn blocks_that_stay_have_extents_of_their_own() {
     assert_eq!(stats.allocated_blocks, parts.len() as u64);
     assert!(before.extent_bytes - stats.extent_bytes >= records.len() as u64 * 64);
     assert!(stats.extent_bytes <= parts.len() as u64 * 64 * 5 / 4);
-    assert!(heap.evacuation(1).is_none(), "what stays cannot be moved");
+    assert!(heap.evacuation(1).is_none(), "fixed blocks cannot be moved");
 }
 
 /// Every fourth block of many extents remains, and one of them cannot be moved: the other
@@ -335,7 +335,7 @@ fn sparse_extents_are_emptied_into_others() {
 #[test]
 fn a_mix_of_sizes_takes_little_space() {
     let pool = pool(2 << 20, 1 << 30);
-    let (mut asked, mut random) = (0u64, 1u64);
+    let (mut requested, mut random) = (0u64, 1u64);
     let mut next = |below: u64| {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (random >> 33) % below
@@ -343,21 +343,21 @@ fn a_mix_of_sizes_takes_little_space() {
     for class in 0..Classes::new(2 << 20, 16384).len() {
         let size = Classes::new(2 << 20, 16384).size(class);
         pool.allocate(size).unwrap();
-        asked += size;
+        requested += size;
     }
-    let check = |asked: u64| {
+    let check = |requested: u64| {
         let stats = pool.heap_stats();
-        assert!(stats.file_bytes <= 2 * asked + (1 << 20), "{stats:?} for {asked}");
+        assert!(stats.file_bytes <= 2 * requested + (1 << 20), "{stats:?} for {requested}");
     };
-    check(asked);
+    check(requested);
     for count in 0..20_000 {
         let size = if count % 100 == 0 { 1 + next(3 << 20) } else { 1 + next(5120) };
         pool.allocate(size).unwrap();
-        asked += size;
-        check(asked);
+        requested += size;
+        check(requested);
     }
     let stats = pool.heap_stats();
-    assert!(stats.file_bytes <= asked * 5 / 4, "{stats:?} for {asked}");
+    assert!(stats.file_bytes <= requested * 5 / 4, "{stats:?} for {requested}");
 }
 
 /// Objects of several units waste less than a unit each.
@@ -375,7 +375,7 @@ fn objects_of_a_mebibyte_take_what_they_need() {
 /// Processes that allocate some blocks of many sizes and die, with and without a sweep between
 /// them.
 #[test]
-fn lives_that_end_early_take_little_space() {
+fn processes_that_die_early_take_little_space() {
     let sizes = [40, 100, 300, 1000, 3000, 9000, 20_000];
     for swept in [false, true] {
         let region = region(2 << 20, 1 << 30);
@@ -429,7 +429,7 @@ fn the_table_grows_with_the_file() {
 
 /// A crash while the table grows, over what an earlier process has left there.
 #[test]
-fn a_part_of_the_table_is_there_as_a_whole_or_not_at_all() {
+fn a_part_of_the_table_exists_completely_or_not_at_all() {
     let sim = Sim::new(4 << 20).unwrap();
     let config = RegionConfig { extent_size: 4096, capacity: 4 << 20, seed: Some(1) };
     let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
@@ -487,7 +487,7 @@ fn a_part_of_the_table_is_found_by_either_word() {
 /// Whatever the table says, and whatever is freed or marked, nothing panics, nothing is
 /// allocated twice, and no part of the table is allocated.
 #[test]
-fn a_damaged_table_does_no_further_harm() {
+fn a_damaged_table_causes_no_further_damage() {
     let mut random = 99u64;
     let mut next = |below: u64| {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -543,7 +543,7 @@ fn a_damaged_table_does_no_further_harm() {
         let mut allocate = |size: u64| {
             let Ok(block) = heap.allocate(size) else { return false };
             let before = taken.range(..block + size).next_back();
-            assert!(before.is_none_or(|(_, &end)| end <= block), "handed out twice");
+            assert!(before.is_none_or(|(_, &end)| end <= block), "allocated twice");
             assert!(block >= region.unit_offset(0) && block + size <= m.len());
             taken.insert(block, block + size).is_none()
         };
@@ -560,7 +560,7 @@ fn a_damaged_table_does_no_further_harm() {
 
 /// The heap of a completely zeroed table can save a snapshot too.
 #[test]
-fn an_empty_table_can_be_closed() {
+fn a_zeroed_table_can_be_closed() {
     let pool = pool(16384, 1 << 20);
     pool.close().unwrap();
     let region = pool.share_region();

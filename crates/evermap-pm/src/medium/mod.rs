@@ -20,12 +20,14 @@ mod counted;
 mod dram;
 mod emulated;
 mod flush;
+mod identity;
 mod mapped;
 
 pub use counted::{Counted, Counts};
 pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
+pub use identity::Identity;
 pub use mapped::{
     FlushKind, LockedFile, Mapped, MappedOptions, PageReport, describe_address, explain_bus_errors,
 };
@@ -35,6 +37,10 @@ pub const LINE: u64 = 64;
 
 /// One more than the largest offset. Offsets have 48 bits, so a word has 16 bits to spare.
 pub const OFFSET_LIMIT: u64 = 1 << 48;
+
+/// Offset in a region of the process id of its holder, for a process that may not read the rest
+/// yet.
+pub const HOLDER_PID_OFFSET: u64 = 8192 + 5 * 64;
 
 /// Information for the simulator, which every other medium ignores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

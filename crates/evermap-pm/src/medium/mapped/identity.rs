@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, StatxFlags, fstatfs, fstatvfs, makedev, statx};
 
 use super::filesystem::FileSystem;
-use crate::region::Identity;
+use crate::medium::Identity;
 use crate::{Error, Result};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::region::HOLDER_PID_OFFSET;
+use crate::medium::HOLDER_PID_OFFSET;
 use crate::{Error, ErrorKind, Result};
 
 /// The byte that the writer locks.

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
 
 use super::{Medium, OFFSET_LIMIT, Pages, flush};
-use crate::region::Identity;
+use crate::medium::Identity;
 use crate::{Error, ErrorKind, PmU64, Quad, Result};
 
 mod address;
