@@ -177,7 +177,7 @@ impl<M: Medium> Region<M> {
             if self.medium.load(cell) != 0 {
                 self.medium.store(cell, 0);
                 self.medium.note(Note::Harmless(
-                    "needed if the memory had other contents before: `a_creation_erases_former_contents`",
+                    "needed over old contents: `a_creation_erases_former_contents`",
                 ));
                 self.medium.flush(cell);
             }
@@ -371,7 +371,7 @@ impl<M: Medium> Region<M> {
         m.store(&words.generation[1], !self.generation);
         if !m.mutant("DA-2") {
             m.note(Note::Harmless(
-                "late, it affects other threads: `a_generation_is_durable_before_the_region_is_used`",
+                "late, other threads notice: `a_generation_is_durable_before_the_region_is_used`",
             ));
             m.flush(&words.generation);
         }

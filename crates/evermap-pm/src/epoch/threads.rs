@@ -1,0 +1,101 @@
+//! Numbers, ids and names of threads.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+
+use crate::sync::Mutex;
+
+/// Number of slots that belong to one thread each.
+pub(super) const OWN_SLOTS: usize = 256;
+
+thread_local! {
+    pub(super) static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// The system's id of this thread, or 0 until it is needed.
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+    /// Where this thread starts its search for a shared slot.
+    pub(super) static NEXT_SHARED: Cell<usize> = const { Cell::new(0) };
+    static RETURN_ORDINAL: ReturnOrdinal = const { ReturnOrdinal };
+}
+
+/// Thread numbers from this one on were never assigned.
+pub(super) static ORDINALS: AtomicUsize = AtomicUsize::new(0);
+
+/// The system's ids of the threads that have slots of their own, by their numbers.
+pub(super) static OWNERS: [AtomicU32; OWN_SLOTS] = [const { AtomicU32::new(0) }; OWN_SLOTS];
+
+/// Numbers of threads that have ended.
+static RETURNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// Returns the number of a thread when the thread ends.
+struct ReturnOrdinal;
+
+impl Drop for ReturnOrdinal {
+    fn drop(&mut self) {
+        // A guard that outlives its thread keeps the slot busy, which the next owner notices.
+        let number = ORDINAL.replace(usize::MAX);
+        RETURNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(number);
+    }
+}
+
+/// Returns a small number that no other living thread has.
+#[inline]
+pub fn thread_ordinal() -> usize {
+    let number = ORDINAL.get();
+    if number == usize::MAX { new_ordinal() } else { number }
+}
+
+#[cold]
+fn new_ordinal() -> usize {
+    let returned = RETURNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+    // SeqCst: before any announcement under this number; see `Domain::slots`.
+    let number = returned.unwrap_or_else(|| ORDINALS.fetch_add(1, SeqCst));
+    ORDINAL.set(number);
+    register_owner(number);
+    // Late in the destruction of a thread its number can no longer be returned. It is then never
+    // reused.
+    let _ = RETURN_ORDINAL.try_with(|_| {});
+    number
+}
+
+/// Records which thread has this number now, and spreads the searches of different threads for
+/// shared slots.
+fn register_owner(number: usize) {
+    NEXT_SHARED.set(number);
+    if let Some(owner) = OWNERS.get(number) {
+        // Relaxed: only used in messages.
+        owner.store(thread_id(), Relaxed);
+    }
+}
+
+/// Returns the system's id of the calling thread, which no other living thread of this process has.
+pub(super) fn thread_id() -> u32 {
+    if THREAD.get() == 0 {
+        // SAFETY: this system call has no arguments and touches no memory.
+        THREAD.set(unsafe { libc::gettid() } as u32);
+    }
+    THREAD.get()
+}
+
+/// Returns the name of a living thread of this process.
+pub(super) fn name_of(thread: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).ok()?;
+    Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Runs `body` while the calling thread has the given number. No other thread that uses the same
+/// domains may have this number in the meantime.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn with_ordinal<R>(number: usize, body: impl FnOnce() -> R) -> R {
+    struct Restore(usize);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ORDINAL.set(self.0);
+        }
+    }
+    // Its slot must be among those that are scanned; see `Domain::slots`.
+    ORDINALS.fetch_max(number + 1, SeqCst);
+    let _restore = Restore(ORDINAL.replace(number));
+    register_owner(number);
+    body()
+}
