@@ -356,7 +356,7 @@ fn transfers_conserve() {
     for &kind in IndexKind::ALL {
         let options =
             Options::new().index(kind).ordered(true).capacity(256 << 20).extent_size(64 << 10);
-        let map = crate::common::open_file("", options).unwrap();
+        let map = crate::common::in_memory(options).unwrap();
         let name = |account: usize| format!("account {account}").into_bytes();
         let names: Vec<_> = (0..ACCOUNTS).map(name).collect();
         let added = AtomicI64::new(0);

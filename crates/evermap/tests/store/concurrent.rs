@@ -77,7 +77,7 @@ fn increments_are_conserved() {
 #[test]
 fn readers_see_whole_values() {
     const KEYS: u64 = 200;
-    let map = crate::common::open_file("", small_extents()).unwrap();
+    let map = crate::common::in_memory(small_extents()).unwrap();
     let done = AtomicBool::new(false);
     let key_of = |key: u64| format!("key {key}").into_bytes();
     thread::scope(|threads| {
@@ -146,7 +146,7 @@ impl Drop for Ends<'_> {
 #[test]
 fn iteration_shows_what_stays_exactly_once() {
     const STABLE: u64 = 3_000;
-    let map = crate::common::open_file("", small_extents()).unwrap();
+    let map = crate::common::in_memory(small_extents()).unwrap();
     let key_of = |kind: &str, key: u64| format!("{kind} {key}").into_bytes();
     for key in 0..STABLE {
         map.put(&key_of("stable", key), b"here").unwrap();

@@ -100,7 +100,7 @@ fn what_was_flushed_makes_room() {
     let options = crate::common::options().max_bytes(4 << 20);
     let memory = Kept::new(64 << 20);
     let bare = memory.open(&common::options().capacity(64 << 20).max_bytes(4 << 20)).unwrap();
-    let kept = crate::common::open_file("", options).unwrap();
+    let kept = crate::common::in_memory(options).unwrap();
     fn fill<M: evermap_pm::Medium>(store: &evermap::Map<M>) -> u32 {
         (0..).find(|i: &u32| store.put(&i.to_le_bytes(), &[1; 1000]).is_err()).unwrap()
     }

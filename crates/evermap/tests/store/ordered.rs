@@ -162,7 +162,7 @@ fn without_an_ordered_index_a_scan_says_what_to_do() {
 
 #[test]
 fn a_closed_store_ends_scans() {
-    let map = crate::common::open_file("", volatile(OrderedUpdates::default())).unwrap();
+    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     (0..100).for_each(|key| map.put(&key_of(key), b"value").unwrap());
     let other = map.clone();
     let mut scan = other.scan(..).unwrap();
@@ -181,7 +181,7 @@ fn keys_that_stay_are_seen_exactly_once() {
     const KEYS: u64 = 3_000;
     const ROUNDS: u64 = 25_000;
     for notices in NOTICES {
-        let map = &crate::common::open_file("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         let stays = |number: u64| number.is_multiple_of(3);
         for number in (0..KEYS).filter(|&number| stays(number)) {
             map.put(&key_of(number), &value_of(&key_of(number), 0, 30)).unwrap();
@@ -238,7 +238,7 @@ fn keys_that_stay_are_seen_exactly_once() {
 #[test]
 fn a_scan_sees_what_was_acknowledged() {
     for notices in NOTICES {
-        let map = &crate::common::open_file("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         thread::scope(|threads| {
             for me in 0..3u64 {
                 threads.spawn(move || {
@@ -268,7 +268,7 @@ fn a_scan_sees_what_was_acknowledged() {
 #[test]
 fn what_others_acknowledged_is_seen_too() {
     for notices in NOTICES {
-        let map = &crate::common::open_file("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         let (added, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
         thread::scope(|threads| {
             threads.spawn(move || {
@@ -295,7 +295,7 @@ fn what_others_acknowledged_is_seen_too() {
 fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     const KEYS: u64 = 200_000;
     for notices in NOTICES {
-        let map = &crate::common::open_file("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         let bound = &AtomicU64::new(0);
         thread::scope(|threads| {
             threads.spawn(move || {
@@ -322,7 +322,7 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
 /// Nobody scans, and no batch is full in the end: threads in the background do all of it, after they have slept, too.
 #[test]
 fn the_tree_is_told_without_being_asked() {
-    let map = crate::common::open_file("", volatile(OrderedUpdates::Background)).unwrap();
+    let map = crate::common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
     for burst in 1..=3 {
         thread::sleep(Duration::from_millis(20));
         (0..2000).for_each(|number| map.put(&key_of(burst * 10_000 + number), b"").unwrap());
@@ -532,7 +532,7 @@ fn a_damaged_value_is_told_of_in_its_place() {
 /// Values that are larger than what an iterator copies ahead, between small ones.
 #[test]
 fn large_values_come_one_by_one() {
-    let map = crate::common::open_file("", volatile(OrderedUpdates::default())).unwrap();
+    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     for number in 0..60 {
         let len = if number % 5 == 0 { 300_000 } else { 10 };
         map.put(&key_of(number), &vec![number as u8; len]).unwrap();
