@@ -1,4 +1,4 @@
-//! Runs a structure, crashes it everywhere, and crashes its recovery too.
+//! Campaigns: running a structure, crashing it everywhere, and crashing its recovery too.
 
 use std::ops::Range;
 
@@ -20,47 +20,48 @@ use super::trace::Trace;
 /// How much to try.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Bytes that the structure's medium can grow to.
+    /// Maximum size of the structure's medium, in bytes.
     pub capacity: u64,
     /// Which images to build.
     pub images: ImageConfig,
-    /// Whether recovery may be let loose on undecided memory where there are many images, so that those which it
-    /// cannot tell apart are tried once. Else all are built, or a choice of them.
+    /// Whether recovery runs on undecided memory if there are many images, so that images that it
+    /// cannot distinguish are tried once. Otherwise all are built, or a selection of them.
     pub undecided: bool,
     /// Which crash points to treat in full.
     pub pruning: Pruning,
     /// Crashes of recoveries.
     pub nested: Nested,
-    /// Most images verified for one seed. The crash points of the workload share one half of it evenly (all
-    /// of it without nested crashes); crashes of recoveries get the rest.
+    /// Maximum number of images verified for one seed. The crash points of the workload share one
+    /// half of it evenly (all of it without nested crashes); crashes of recoveries get the rest.
     pub max_images: u64,
-    /// Images that failed after which to stop.
+    /// Number of failed images after which to stop.
     pub max_failed: u64,
-    /// Accesses after which a recovery with its probe counts as hanging.
+    /// Number of accesses after which a recovery with its probe counts as hanging.
     pub steps: u64,
     /// How threads take turns that a workload starts [in parallel](Sim::in_parallel).
     pub strategy: Strategy,
-    /// Whether the workload of a violation is made as short as possible, which takes up to some thousand images.
+    /// Whether the workload of a violation is made as short as possible, which takes up to some
+    /// thousand images.
     pub shrink: bool,
     /// A deliberate mistake.
     pub mutation: Option<Mutation>,
 }
 
-/// Which recoveries to crash in turn: the first eight of each kind, and a sample of the rest. Of
-/// one kind are those that have the same shape (the call sites of their stores, flushes and fences,
-/// whatever the order) and follow on crashes that look the same.
+/// Which recoveries to crash: the first eight of each kind, and a sample of the rest. Recoveries
+/// are of the same kind if they execute the same sites (of stores, flushes and fences, in any
+/// order) and follow crashes that look the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested {
-    /// How many crashes may follow on the first. Of those that follow on a second one, only the
-    /// newest kind is followed by another.
+    /// Maximum number of crashes after the first. Of recoveries from a second crash, only the
+    /// newest kind is crashed again.
     pub depth: usize,
-    /// Most images at one point.
+    /// Maximum number of images at one point.
     pub per_point: u64,
-    /// One in so many recoveries of a known kind.
+    /// One in this many recoveries of a known kind is crashed.
     pub every: u64,
     /// Which of their crash points to treat in full.
     pub pruning: Pruning,
-    /// Crash points after each recovery, in the probe.
+    /// Number of crash points after each recovery, in the probe.
     pub probe_points: u64,
 }
 
@@ -90,7 +91,7 @@ impl Default for Config {
 
 /// Runs the workloads of `seeds` and verifies the structure after every crash.
 ///
-/// Panics of the subject are caught and reported; the process's panic hook sees them first, unless
+/// Panics of the subject are caught and reported. The panic hook of the process runs first, unless
 /// [`keep_panics_quiet`](super::keep_panics_quiet) was called.
 pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
@@ -119,8 +120,9 @@ pub(crate) fn run_calls<S: Subject>(
     crash_calls(subject, config, seed, calls, false)
 }
 
-/// The same for the workload of a seed; violations come without their story.
-pub(crate) fn run_quickly<S: Subject>(subject: &S, config: &Config, seed: u64) -> Report {
+/// Runs the workload of a seed and verifies the structure after every crash. Violations have no
+/// story.
+pub(crate) fn run_quick<S: Subject>(subject: &S, config: &Config, seed: u64) -> Report {
     crash_calls(subject, config, seed, &subject.workload(seed), true)
 }
 
@@ -141,9 +143,9 @@ fn crash_calls<S: Subject>(
             run.quick = quick;
             run.crash_all();
         }
-        Err(wrong) => {
+        Err(failure) => {
             report.failed_images += 1;
-            report.violations.push(campaign.uncrashed(wrong));
+            report.violations.push(campaign.uncrashed(failure));
         }
     }
     report
@@ -152,7 +154,8 @@ fn crash_calls<S: Subject>(
 /// Runs the workload of `seed` without crashing it.
 ///
 /// # Errors
-/// What the subject says, or its panic.
+///
+/// The failure that the subject returns, or its panic.
 pub fn record<S: Subject>(
     subject: &S,
     config: &Config,
@@ -163,9 +166,10 @@ pub fn record<S: Subject>(
     Ok((recorded.trace, recorded.history))
 }
 
-/// Crashes as `replay` says. Returns what goes wrong then, if anything still does.
+/// Crashes as `replay` says. Returns the violation that follows, if there still is one.
 ///
 /// # Errors
+///
 /// If the program no longer does what it did when the replay was written.
 pub fn replay<S: Subject>(
     subject: &S,
@@ -182,7 +186,8 @@ pub fn replay<S: Subject>(
 /// Runs the workload of a replay and verifies the structure after every crash.
 ///
 /// # Errors
-/// If it has calls that are none.
+///
+/// If it contains text that is not a call.
 pub fn run_replayed<S: Subject>(
     subject: &S,
     config: &Config,
@@ -191,7 +196,7 @@ pub fn run_replayed<S: Subject>(
     Ok(run_calls(subject, config, replay.seed, &calls_of(subject, replay)?))
 }
 
-/// The calls of a replay.
+/// Returns the calls of a replay.
 pub(crate) fn calls_of<S: Subject>(subject: &S, replay: &Replay) -> Result<Vec<S::Call>, String> {
     let read = |call: &String| call.parse().map_err(|_| format!("not a call: {call:?}"));
     match &replay.calls {
@@ -200,11 +205,11 @@ pub(crate) fn calls_of<S: Subject>(subject: &S, replay: &Replay) -> Result<Vec<S
     }
 }
 
-/// A workload that ran.
+/// A workload that was recorded.
 pub(crate) struct Recorded<H> {
     pub(crate) trace: Trace,
     pub(crate) history: H,
-    /// Tells orders of threads apart.
+    /// A number that distinguishes orders of threads.
     pub(crate) order: u64,
 }
 
@@ -215,10 +220,10 @@ impl<H> Recorded<H> {
 }
 
 /// What a recovery has to achieve.
-pub(crate) struct Owed<'l, H> {
+pub(crate) struct Requirements<'l, H> {
     history: &'l H,
     point: &'l CrashPoint,
-    /// Equal only for equal obligations.
+    /// Equal only for equal requirements.
     pub(crate) id: u64,
 }
 
@@ -227,10 +232,10 @@ pub(crate) struct Level<'l, H> {
     pub(crate) trace: &'l Trace,
     history: &'l H,
     pub(crate) id: u64,
-    /// Of a recovery: the record at which it was complete, and what it owed until then.
-    pub(crate) recovery: Option<(usize, &'l Owed<'l, H>)>,
+    /// For a recovery: the record at which it was complete, and its requirements until then.
+    pub(crate) recovery: Option<(usize, &'l Requirements<'l, H>)>,
     probe_seed: u64,
-    /// The crashes that led here.
+    /// The crashes before this recording.
     pub(crate) path: &'l [Step],
 }
 
@@ -239,72 +244,75 @@ impl<'l, H> Level<'l, H> {
         Level { trace, history, id: seed, recovery: None, probe_seed: seed, path: &[] }
     }
 
-    /// The recording of what was done after the crash that left the image with this hash.
+    /// Returns the recording of what was done after the crash that left the image with this hash.
     pub(crate) fn nested<'n>(
         &'n self,
-        later: &'n Later<H>,
-        owed: &'n Owed<'n, H>,
+        later: &'n Aftermath<H>,
+        requirements: &'n Requirements<'n, H>,
         image: u64,
         path: &'n [Step],
     ) -> Level<'n, H> {
         Level {
             trace: &later.trace,
             history: &later.history,
-            id: fold(image, owed.id),
-            recovery: Some((later.recovered, owed)),
-            probe_seed: self.probe_seed(owed.point),
+            id: fold(image, requirements.id),
+            recovery: Some((later.recovered, requirements)),
+            probe_seed: self.probe_seed(requirements.point),
             path,
         }
     }
 
-    /// The same with another use of what is recovered.
+    /// Returns this recording with another probe seed.
     pub(crate) fn salted(&self, salt: u64) -> Self {
         Level { probe_seed: self.probe_seed ^ salt, ..*self }
     }
 
-    /// The same of another recording of the same.
+    /// Returns this level with another recording.
     pub(crate) fn with<'n>(&'n self, trace: &'n Trace) -> Level<'n, H> {
         Level { trace, ..*self }
     }
 
-    /// A crash before recovery was complete leaves what was owed as it was; a later one must respect
-    /// what the recovered structure has shown, and what it did since.
-    pub(crate) fn owed<'p>(&'p self, point: &'p CrashPoint) -> Owed<'p, H> {
+    /// Returns the requirements on a recovery from a crash at `point`. A crash before recovery was
+    /// complete does not change the requirements; a later one must respect what the recovered
+    /// structure has shown, and what it did afterwards.
+    pub(crate) fn requirements<'p>(&'p self, point: &'p CrashPoint) -> Requirements<'p, H> {
         match self.recovery {
-            Some((_, owed)) if !self.is_after_recovery(point) => {
-                Owed { history: owed.history, point: owed.point, id: owed.id }
-            }
+            Some((_, requirements)) if !self.is_after_recovery(point) => Requirements {
+                history: requirements.history,
+                point: requirements.point,
+                id: requirements.id,
+            },
             _ => {
-                let id = fold(self.id, point.promises());
-                Owed { history: self.history, point, id }
+                let id = fold(self.id, point.requirements());
+                Requirements { history: self.history, point, id }
             }
         }
     }
 
-    /// The same for all images of one point, so that images which differ only where nothing reads behave
-    /// alike.
+    /// Returns the probe seed. It is the same for all images of one point, so that images which
+    /// differ only in parts that are not read behave alike.
     pub(crate) fn probe_seed(&self, point: &CrashPoint) -> u64 {
         fold(self.probe_seed, point.record() as u64)
     }
 
-    /// Which images its crashes leave.
+    /// Returns the configuration of the images that its crashes leave.
     pub(crate) fn images(&self, config: &Config) -> ImageConfig {
         let ImageConfig { model, .. } = config.images;
         let model = if self.path.is_empty() { model } else { model.of_recoveries() };
         ImageConfig { model, ..config.images }
     }
 
-    /// The crashes that led here and one more.
+    /// Returns the crashes before this recording and one more.
     pub(crate) fn path_with(&self, step: &Step) -> Vec<Step> {
         self.path.iter().chain([step]).cloned().collect()
     }
 
-    /// Whether a crash at `point` hits the probe after a recovery.
+    /// Returns `true` if a crash at `point` hits the probe after a recovery.
     pub(crate) fn is_after_recovery(&self, point: &CrashPoint) -> bool {
         self.recovery.is_some_and(|(complete, _)| point.record() > complete)
     }
 
-    /// What was running when the crash at `point` came, for the story.
+    /// Returns what was running at the crash at `point`, for the story.
     fn phase(&self, point: &CrashPoint) -> &'static str {
         match self.recovery {
             None => "",
@@ -316,21 +324,21 @@ impl<'l, H> Level<'l, H> {
 
 /// A recovery that succeeded.
 pub(crate) struct Survived<H> {
-    /// Records when it was complete; what follows is the probe.
+    /// Number of records when it was complete. The probe follows.
     pub(crate) recovered: usize,
-    /// What happened since.
+    /// The history since recovery.
     history: H,
 }
 
-/// What was done after a crash, to be crashed in turn.
-pub(crate) struct Later<H> {
+/// What was done after a crash, to be crashed again.
+pub(crate) struct Aftermath<H> {
     trace: Trace,
-    /// Records when recovery was complete.
+    /// Number of records when recovery was complete.
     recovered: usize,
     history: H,
 }
 
-/// What came of a recovery.
+/// The result of a recovery.
 pub(crate) type Recovery<S> = Result<Survived<<S as Subject>::History>, Failure>;
 
 /// The workload of one seed and how to recover from its crashes.
@@ -351,8 +359,9 @@ impl<S: Subject> Campaign<'_, S> {
         Ok(Recorded { trace: self.trace_of(&sim), history, order: sim.order() })
     }
 
-    /// The same, with threads held up where `mutation` shows; but it is not in the recording yet.
-    pub(crate) fn record_unlike(
+    /// Runs a workload with threads paused where `mutation` has an effect. The recording does not
+    /// contain the mutation yet.
+    pub(crate) fn record_expecting(
         &self,
         calls: &[S::Call],
         mutation: Mutation,
@@ -374,7 +383,7 @@ impl<S: Subject> Campaign<'_, S> {
         Ok((sim, history))
     }
 
-    /// What `sim` has recorded, mistakes included.
+    /// Returns the recording of `sim`, with mutations applied.
     fn trace_of(&self, sim: &Sim) -> Trace {
         let trace = sim.trace();
         match self.config.mutation {
@@ -383,36 +392,38 @@ impl<S: Subject> Campaign<'_, S> {
         }
     }
 
-    /// What was done on `sim` after the crash of `level` that left `image`.
+    /// Returns what was done on `sim` after the crash of `level` that left `image`.
     fn later(
         &self,
         level: &Level<'_, S::History>,
         image: &Image<'_>,
         sim: &Sim,
         survived: Survived<S::History>,
-    ) -> Later<S::History> {
+    ) -> Aftermath<S::History> {
         let Survived { recovered, history } = survived;
         let trace = self.trace_of(sim);
         let model = level.images(self.config).model;
         if model == model.of_recoveries() {
-            return Later { trace, recovered, history };
+            return Aftermath { trace, recovered, history };
         }
         let left = left_in_caches(level.trace, image.point.record(), image.bytes);
         let recovered = recovered + left.len();
-        Later { trace: trace.inheriting(left), recovered, history }
+        Aftermath { trace: trace.after_stores(left), recovered, history }
     }
 
-    /// Recovers what is on `sim` and goes on using it.
+    /// Recovers the structure on `sim` and continues to use it.
     pub(crate) fn recover(
         &self,
         sim: &Sim,
-        owed: &Owed<'_, S::History>,
+        requirements: &Requirements<'_, S::History>,
         probe_seed: u64,
     ) -> Recovery<S> {
         sim.mutate(self.config.mutation);
         sim.set_budget(self.config.steps);
         sim.set_schedule(self.schedule(probe_seed));
-        let live = catch("recovery", || self.subject.recover(sim, owed.history, owed.point))?;
+        let live = catch("recovery", || {
+            self.subject.recover(sim, requirements.history, requirements.point)
+        })?;
         let recovered = sim.recorded();
         let history = catch("after recovery", || self.subject.probe(live, probe_seed))?;
         Ok(Survived { recovered, history })
@@ -429,10 +440,10 @@ impl<S: Subject> Campaign<'_, S> {
         Replay { subject, model, growth, schedule, seed: self.seed, calls, steps }
     }
 
-    /// Something went wrong in the workload itself.
-    pub(crate) fn uncrashed(&self, wrong: Failure) -> Violation {
+    /// Returns the violation for a failure of the workload itself.
+    pub(crate) fn uncrashed(&self, failure: Failure) -> Violation {
         let (story, replay) = ("without any crash\n".into(), self.replay_of(Vec::new()));
-        Violation { message: wrong.what, oracle: wrong.oracle, story, replay }
+        Violation { message: failure.what, oracle: failure.oracle, story, replay }
     }
 
     /// Runs a workload and crashes it as `replay` says.
@@ -443,20 +454,23 @@ impl<S: Subject> Campaign<'_, S> {
     ) -> Result<Option<Violation>, String> {
         match self.record(calls) {
             Ok(recorded) => self.follow(&recorded.root(self.seed), &replay.steps),
-            Err(wrong) => Ok(Some(self.uncrashed(wrong))),
+            Err(failure) => Ok(Some(self.uncrashed(failure))),
         }
     }
 
-    /// Crashes `level` exactly as `step` says, recovers, and shows `then` the image, what was owed, the
-    /// medium and the result. `walk` is one through `level`, not past the step.
+    /// Crashes `level` exactly as `step` says, recovers, and calls `then` with the image, the
+    /// requirements, the medium and the result. `walk` is one through `level` that has not passed
+    /// the step.
     ///
-    /// An error if `level` has no such crash.
+    /// # Errors
+    ///
+    /// If `level` has no such crash.
     pub(crate) fn crash_at<R>(
         &self,
         level: &Level<'_, S::History>,
         walk: &mut Walk<'_>,
         step: &Step,
-        then: impl FnOnce(&Image<'_>, &Owed<'_, S::History>, &Sim, Recovery<S>) -> R,
+        then: impl FnOnce(&Image<'_>, &Requirements<'_, S::History>, &Sim, Recovery<S>) -> R,
     ) -> Result<R, String> {
         let misfit = || format!("the recording has no such crash before record {}", step.record);
         let point = walk.go_to(step.record).ok_or_else(misfit)?;
@@ -469,14 +483,15 @@ impl<S: Subject> Campaign<'_, S> {
         walk.apply(&choices);
         let image = walk.image(&point, &choices);
         let sim = Sim::from_image(image.bytes, self.config.capacity).map_err(|e| e.to_string())?;
-        let owed = level.owed(&point);
-        let result = self.recover(&sim, &owed, level.probe_seed(&point));
-        let answer = then(&image, &owed, &sim, result);
+        let requirements = level.requirements(&point);
+        let result = self.recover(&sim, &requirements, level.probe_seed(&point));
+        let result = then(&image, &requirements, &sim, result);
         walk.revert();
-        Ok(answer)
+        Ok(result)
     }
 
-    /// Crashes `level` at `step` and shows `then` the recording of the recovery, if that succeeds.
+    /// Crashes `level` at `step` and calls `then` with the recording of the recovery, if that
+    /// succeeds.
     pub(crate) fn crash_and_record<R>(
         &self,
         level: &Level<'_, S::History>,
@@ -485,14 +500,18 @@ impl<S: Subject> Campaign<'_, S> {
         then: impl FnOnce(&Level<'_, S::History>) -> R,
     ) -> Result<Option<R>, String> {
         let path = level.path_with(step);
-        self.crash_at(level, walk, step, |image, owed, sim, result| {
+        self.crash_at(level, walk, step, |image, requirements, sim, result| {
             let later = self.later(level, image, sim, result.ok()?);
-            Some(then(&level.nested(&later, owed, image.hash, &path)))
+            Some(then(&level.nested(&later, requirements, image.hash, &path)))
         })
     }
 
     /// Crashes `level` at the first of `steps`, the recovery from it at the second, and so on.
-    /// Answers what goes wrong after the last, or an error where the steps do not fit the recordings.
+    /// Returns the violation after the last one, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the steps do not fit the recordings.
     pub(crate) fn follow(
         &self,
         level: &Level<'_, S::History>,
@@ -501,7 +520,7 @@ impl<S: Subject> Campaign<'_, S> {
         let Some((step, rest)) = steps.split_first() else { return Ok(None) };
         let path = level.path_with(step);
         let mut walk = Walk::new(level.trace, &level.images(self.config));
-        self.crash_at(level, &mut walk, step, |image, owed, sim, result| {
+        self.crash_at(level, &mut walk, step, |image, requirements, sim, result| {
             let story = self.describe(level, image);
             match result {
                 Err(Failure { oracle, what }) => {
@@ -510,7 +529,7 @@ impl<S: Subject> Campaign<'_, S> {
                 }
                 Ok(survived) => {
                     let later = self.later(level, image, sim, survived);
-                    let nested = level.nested(&later, owed, image.hash, &path);
+                    let nested = level.nested(&later, requirements, image.hash, &path);
                     let found = self.follow(&nested, rest)?;
                     Ok(found.map(|later| Violation { story: story + &later.story, ..later }))
                 }

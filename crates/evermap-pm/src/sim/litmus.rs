@@ -32,7 +32,7 @@ fn flush_fence(sim: &Sim, offset: u64) {
     sim.persist(cell(sim, offset));
 }
 
-/// Changes what is owed, so that images seen before are shown again at the end.
+/// Changes what is requirements, so that images seen before are shown again at the end.
 fn acknowledge(sim: &Sim) {
     sim.note(Note::Begin(0));
     sim.note(Note::End(0));
@@ -663,7 +663,7 @@ fn the_crash_points_lose_nothing() {
     assert!(moments > 3 * images, "{moments} outcomes by {images} images");
 }
 
-/// The death of a process leaves exactly what had been stored, with what was owed then.
+/// The death of a process leaves exactly what had been stored, with what was requirements then.
 #[test]
 fn the_crash_points_of_a_process_lose_nothing() {
     let mut rng = Rng::new(7);

@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::campaign::{Campaign, Config, Level, Recorded};
 use super::crashes::{Attempt, Passing, Run};
 use super::durable::{Durability, Model};
-use super::image::{Choice, ImageConfig, Item, Walk};
+use super::image::{Choice, ImageConfig, UndecidedGranule, Walk};
 use super::mutation::Mutation;
 use super::replay::Step;
 use super::report::Report;
@@ -101,9 +101,9 @@ impl<'s, S: Subject> MutantSweep<'s, S> {
                     let passing = run.passing.take().unwrap_or_default();
                     sweep.lives.push(Life { seed, recorded, passing });
                 }
-                Err(wrong) => {
+                Err(failure) => {
                     report.failed_images += 1;
-                    report.violations.push(campaign.uncrashed(wrong));
+                    report.violations.push(campaign.uncrashed(failure));
                 }
             }
             sweep.report.merge(report);
@@ -188,7 +188,7 @@ pub fn fate_in_parallel<S: Subject>(
     let mut changed = false;
     for seed in seeds {
         let campaign = Campaign { subject, config: &right, seed };
-        match campaign.record_unlike(&subject.workload(seed), mutation) {
+        match campaign.record_expecting(&subject.workload(seed), mutation) {
             Ok(recorded) => {
                 let root = recorded.root(seed);
                 let mut run = Run::new(&campaign, &root, &mut report);
@@ -196,9 +196,9 @@ pub fn fate_in_parallel<S: Subject>(
                 let trace = mutation.apply(root.trace);
                 changed |= try_changed(&mut run, &root.with(&trace), root.trace);
             }
-            Err(wrong) => {
+            Err(failure) => {
                 report.failed_images += 1;
-                report.violations.push(campaign.uncrashed(wrong));
+                report.violations.push(campaign.uncrashed(failure));
             }
         }
         if let Some(kill) = kill_of(&report, seed) {
@@ -218,7 +218,7 @@ pub fn fate_of_planted<S: Subject>(
     let config = Config { mutation: Some(Mutation::Planted(name)), max_failed: 1, ..*config };
     let mut images = 0;
     for seed in seeds {
-        let report = super::campaign::run_quickly(subject, &config, seed);
+        let report = super::campaign::run_quick(subject, &config, seed);
         images += report.images;
         if let Some(kill) = kill_of(&report, seed) {
             return Fate::Killed(Kill { images, ..kill });
@@ -317,7 +317,11 @@ impl<'t> Before<'t> {
         walk.items().iter().enumerate().filter_map(|at| self.change(walk, at)).collect()
     }
 
-    fn change(&self, walk: &Walk<'_>, (granule, item): (usize, &Item)) -> Option<Change> {
+    fn change(
+        &self,
+        walk: &Walk<'_>,
+        (granule, item): (usize, &UndecidedGranule),
+    ) -> Option<Change> {
         let pending = self.state.pending().get(&(item.offset / self.state.granule_bytes()));
         let entries = walk.entries_of(item);
         let right = pending.map_or(&[][..], |right| right);

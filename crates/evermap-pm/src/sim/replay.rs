@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::durable::{GrowthModel, Model};
-use super::image::{Choice, Item};
+use super::image::{Choice, UndecidedGranule};
 use super::schedule::{Schedule, Strategy};
 
 /// A crash, and crashes of the recovery from it, exactly.
@@ -42,7 +42,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    pub(crate) fn new(record: usize, items: &[Item], choices: &[Choice]) -> Self {
+    pub(crate) fn new(record: usize, items: &[UndecidedGranule], choices: &[Choice]) -> Self {
         let choices = items.iter().zip(choices);
         let choices = choices.filter(|(_, choice)| **choice != Choice::default());
         Step { record, choices: choices.map(|(item, choice)| (item.offset, *choice)).collect() }
