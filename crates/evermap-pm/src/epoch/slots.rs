@@ -110,5 +110,5 @@ impl SharedSlots {
 #[inline(always)]
 pub(super) fn schedule_point() {
     #[cfg(test)]
-    crate::sim::schedule::did(crate::sim::schedule::Did::Transient);
+    crate::sim::schedule::after(crate::sim::schedule::Progress::Transient);
 }

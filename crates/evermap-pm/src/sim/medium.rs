@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mutation::Mutation;
 use super::rng::fold;
-use super::schedule::{self, Did, Schedule};
+use super::schedule::{self, Progress, Schedule};
 use super::trace::{Event, LENGTH, Site, Span, Trace, TraceRecord, Word};
 use super::undecided::{Outcome, Undecided};
 use crate::epoch::thread_ordinal;
@@ -399,7 +399,7 @@ impl Sim {
         if !self.shared.quiet.has(line) {
             self.track_first_load(line, offset);
         }
-        schedule::did(Did::Load);
+        schedule::after(Progress::Load);
     }
 
     #[cold]
@@ -440,7 +440,7 @@ impl Sim {
             let old = cell.atomic().swap(new, Release);
             log.stored([Word { offset, old, new }], transient, Site::caller());
         }
-        schedule::did(if transient { Did::Transient } else { Did::Store });
+        schedule::after(if transient { Progress::Transient } else { Progress::Store });
     }
 
     #[track_caller]
@@ -456,7 +456,7 @@ impl Sim {
             cell.atomic().store(new, Release);
             log.stored([Word { offset, old, new }], transient, Site::caller());
         }
-        schedule::did(if transient { Did::Transient } else { Did::Store });
+        schedule::after(if transient { Progress::Transient } else { Progress::Store });
         Ok(old)
     }
 }
@@ -551,16 +551,16 @@ unsafe impl Medium for Sim {
             log.expected.or(log.mutation).is_some_and(|mutation| mutation.omits(Event::Fence, site))
         };
         if !omitted {
-            schedule::did(Did::Fence);
+            schedule::after(Progress::Fence);
         }
     }
 
     fn note(&self, note: Note) {
         self.log().push(Event::Note(note), Site::caller());
         match note {
-            Note::Begin(_) => schedule::did(Did::Begin),
-            Note::Scope(_) => schedule::did(Did::Scope),
-            Note::End(_) => schedule::did(Did::End),
+            Note::Begin(_) => schedule::after(Progress::Begin),
+            Note::Scope(_) => schedule::after(Progress::Scope),
+            Note::End(_) => schedule::after(Progress::End),
             Note::Harmless(_) => {}
         }
     }
@@ -619,6 +619,6 @@ unsafe impl Medium for Sim {
         });
         log.stored(words, false, Site::caller());
         drop(log);
-        schedule::did(Did::Store);
+        schedule::after(Progress::Store);
     }
 }

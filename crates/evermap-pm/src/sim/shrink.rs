@@ -1,4 +1,4 @@
-//! Makes a violation as simple as it can be.
+//! Shrinking: makes a violation as simple as possible.
 
 use super::campaign::{Campaign, Config, Level, calls_of, run_calls};
 use super::image::Walk;
@@ -7,15 +7,15 @@ use super::report::Violation;
 use super::schedule::Schedule;
 use super::subject::Subject;
 
-/// Images tried for one shorter workload.
+/// Maximum number of images tried for one shorter workload.
 const IMAGES: u64 = 2000;
-/// Shorter workloads that are tried.
+/// Maximum number of shorter workloads that are tried.
 const WORKLOADS: usize = 300;
-/// Granules of one crash of which another state is tried.
+/// Maximum number of granules of one crash that are tried in another state.
 const GRANULES: usize = 64;
 
-/// The violation with a workload from which no call can be left out any more: delta debugging after Zeller and
-/// Hildebrandt (2002). It may come from another crash, but says the same.
+/// Returns the violation with a workload from which no call can be omitted: delta debugging after
+/// Zeller and Hildebrandt (2002). It may come from another crash, but is of the same kind.
 pub(crate) fn shrink<S: Subject>(
     subject: &S,
     config: &Config,
@@ -29,7 +29,7 @@ pub(crate) fn shrink<S: Subject>(
         (found.kind() == wanted).then_some(found)
     };
     let Ok(calls) = calls_of(subject, &violation.replay) else { return violation };
-    // What needed more images than are tried here stays as it is.
+    // A violation that needs more images than are tried here is not shrunk.
     let Some(mut least) = find(&calls) else { return violation };
     let mut calls = calls;
     let (mut parts, mut tries) = (2, 0);
@@ -60,8 +60,8 @@ pub(crate) fn shrink<S: Subject>(
     Violation { replay: Replay { calls, schedule, ..least.replay }, ..least }
 }
 
-/// The violation of the same crashes that deviates in as few granules as possible from crashes that lose nothing,
-/// or from ones that lose everything.
+/// Returns the violation of the same crashes that deviates in as few granules as possible from
+/// crashes that lose nothing, or from ones that lose everything.
 pub(crate) fn least_deviation<S: Subject>(
     campaign: &Campaign<'_, S>,
     root: &Level<'_, S::History>,
@@ -81,8 +81,8 @@ pub(crate) fn least_deviation<S: Subject>(
     }
 }
 
-/// Moves the last crash granule by granule towards one that loses nothing, or everything, as long as it stays a
-/// violation. Answers also in how many granules it still deviates.
+/// Moves the last crash granule by granule towards one that loses nothing, or everything, as long
+/// as it stays a violation. Also returns the number of granules in which it still deviates.
 fn approach<S: Subject>(
     campaign: &Campaign<'_, S>,
     root: &Level<'_, S::History>,
@@ -116,7 +116,8 @@ fn approach<S: Subject>(
     Some((deviations, found))
 }
 
-/// The granules that are undecided at the last crash, with what they hold if nothing is lost.
+/// Returns the granules that are undecided at the last crash, with their contents if nothing is
+/// lost.
 fn last_states<S: Subject>(
     campaign: &Campaign<'_, S>,
     level: &Level<'_, S::History>,
