@@ -8,7 +8,7 @@ use evermap_pm::Domain;
 const ROUNDS: u32 = 10_000_000;
 const REPEATS: usize = 9;
 
-/// One guard, in a function of its own so that its instructions can be inspected.
+/// Creates and drops one guard, in a function of its own so that its instructions can be inspected.
 #[inline(never)]
 fn one_guard(domain: &Domain) {
     drop(black_box(domain.pin()));

@@ -105,8 +105,8 @@ impl SharedSlots {
     }
 }
 
-/// A point between two steps of the protocol, at which tests let the simulated scheduler switch to
-/// another thread.
+/// Marks a point between two steps of the protocol, at which tests let the simulated scheduler
+/// switch to another thread.
 #[inline(always)]
 pub(super) fn schedule_point() {
     #[cfg(test)]

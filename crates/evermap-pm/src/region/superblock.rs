@@ -140,13 +140,17 @@ impl<M: Medium> Region<M> {
     pub fn raise_format(&self, format: u32) -> Result<()> {
         assert!(format <= FORMAT, "format {format} is not known yet");
         // Acquire: a caller that sees the new format relies on its being durable.
-        if self.format.load(Ordering::Acquire) >= format { Ok(()) } else { self.rise(format) }
+        if self.format.load(Ordering::Acquire) >= format {
+            Ok(())
+        } else {
+            self.write_format(format)
+        }
     }
 
     #[cold]
-    fn rise(&self, format: u32) -> Result<()> {
+    fn write_format(&self, format: u32) -> Result<()> {
         self.ensure_writable()?;
-        let _held = self.rising.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = self.format_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.format();
         if before >= format {
             return Ok(());

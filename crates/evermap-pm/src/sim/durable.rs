@@ -288,8 +288,8 @@ pub(crate) fn left_in_caches(
     left.filter(|(_, words): &(_, Vec<_>)| !words.is_empty()).collect()
 }
 
-/// If nothing in the granule needs to persist, as in a line of locks that is never flushed, drops
-/// stores that the next one overwrites: only the state before all of them and the last few states
+/// Drops stores that the next one overwrites, if nothing in the granule needs to persist, as in a
+/// line of locks that is never flushed: only the state before all of them and the last few states
 /// can matter.
 fn thin_out(trace: &Trace, entries: &mut Vec<Entry>) {
     const KEPT: usize = 8;

@@ -535,7 +535,7 @@ fn racing_threads_are_recorded_in_the_order_of_their_effects() {
     assert_eq!(memory, sim.contents());
 }
 
-/// A simulator of a power loss without any shortcut: returns the possible contents after the first
+/// Simulates a power loss without any shortcut: returns the possible contents after the first
 /// `time` records.
 fn reference(trace: &Trace, time: usize) -> BTreeSet<Vec<u8>> {
     let records = &trace.records()[..time];

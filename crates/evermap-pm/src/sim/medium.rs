@@ -359,7 +359,8 @@ impl Sim {
         self.shared.memory.slice(0, bytes / 8).expect("the whole memory is usable")
     }
 
-    /// A panic under the lock can only come from a failed allocation, so the log stays usable.
+    /// Locks the log. A panic under the lock can only come from a failed allocation, so the log stays
+    /// usable.
     fn log(&self) -> MutexGuard<'_, Log> {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -504,7 +505,7 @@ unsafe impl Medium for Sim {
         Ok(())
     }
 
-    /// The pages are zero afterwards, and that is durable immediately.
+    /// Discards pages. They are zero afterwards, and that is durable immediately.
     fn discard(&self, range: Range<u64>) {
         let (start, end) = (range.start.next_multiple_of(4096), range.end / 4096 * 4096);
         if start >= end || end > self.len() {

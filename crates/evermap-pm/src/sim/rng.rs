@@ -60,7 +60,7 @@ impl Rng {
     }
 }
 
-/// The output function of splitmix64: a good 64-bit mixer.
+/// Mixes 64 bits with the output function of splitmix64.
 #[inline]
 pub(crate) fn finish(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
