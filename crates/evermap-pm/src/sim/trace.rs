@@ -13,12 +13,12 @@ pub(crate) const LENGTH: u64 = OFFSET_LIMIT;
 /// The thread number of stores by an earlier process that died.
 pub(crate) const EARLIER_PROCESS: u16 = u16::MAX;
 
-/// A index in the program where a store, flush or fence was called.
+/// A place in the program where a store, flush or fence was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site(&'static Location<'static>);
 
 impl Site {
-    /// Returns the index where the calling function was called.
+    /// Returns the place where the calling function was called.
     #[track_caller]
     #[inline(always)]
     pub fn caller() -> Self {
@@ -40,7 +40,7 @@ impl Site {
         self.0.column()
     }
 
-    /// Returns a number that is very likely unique to this index.
+    /// Returns a number that is very likely unique to this place.
     pub(crate) fn number(&self) -> u64 {
         (self.file().len() as u64) << 48 | u64::from(self.line()) << 16 | u64::from(self.column())
     }
@@ -117,14 +117,14 @@ pub enum Event {
     Omitted,
 }
 
-/// An event, with its thread and index in the program.
+/// An event, with its thread and place in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
     /// The event.
     pub event: Event,
     /// The thread: 0 is the first that accessed the medium.
     pub thread: u16,
-    /// The index in the program.
+    /// The place in the program.
     pub site: Site,
 }
 
