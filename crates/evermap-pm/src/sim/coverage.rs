@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::image::{Choice, Walk};
-use super::rng::fold;
+use super::choice::Choice;
+use super::image::Walk;
 use super::trace::Site;
 
 /// Pairs of stores to different granules, one before the other and both undecided at the same time,
@@ -102,12 +102,4 @@ impl Pruner {
         let full = *count <= self.pruning.first || count.is_multiple_of(self.pruning.every.max(1));
         if full { most } else { most.min(self.pruning.images) }
     }
-}
-
-/// Returns a number for a set of sites.
-pub(crate) fn look_of(sites: impl Iterator<Item = Site>) -> u64 {
-    let mut numbers: Vec<u64> = sites.map(|site| site.number()).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
-    numbers.into_iter().fold(0, fold)
 }

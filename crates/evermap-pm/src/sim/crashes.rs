@@ -3,17 +3,19 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
-use super::campaign::{Campaign, Level, Recovery};
-use super::coverage::{PairSearch, Pruner, look_of};
+use super::choice::Choice;
+use super::config::Config;
+use super::coverage::{PairSearch, Pruner};
+use super::deviation::least_deviation;
 use super::frontier::Frontier;
-use super::image::{Choice, CrashPoint, Image, ImageConfig, ImagePlan, Walk, fair_share};
+use super::image::{CrashPoint, Image, ImageConfig, ImagePlan, Walk, fair_share};
 use super::medium::Sim;
+use super::recovery::{Campaign, Level, Recovery};
 use super::replay::Step;
 use super::report::{Report, Violation};
 use super::rng::{Rng, fold};
-use super::shrink;
 use super::subject::{Failure, Subject};
-use super::trace::{Event, Site, Trace, TraceRecord};
+use super::trace::{Event, Site, Trace, TraceRecord, look_of};
 use crate::medium::Note;
 
 /// Number of recoveries of one kind that are all crashed.
@@ -546,7 +548,7 @@ impl<'r, S: Subject> Run<'r, S> {
             return Violation { message: failure.what, oracle: failure.oracle, story, replay };
         }
         if let Ok(Some(found)) = self.campaign.follow(self.root, &steps) {
-            return shrink::least_deviation(self.campaign, self.root, found);
+            return least_deviation(self.campaign, self.root, found);
         }
         Violation {
             message: format!(
@@ -558,6 +560,47 @@ impl<'r, S: Subject> Run<'r, S> {
             replay: self.campaign.replay_of(steps),
         }
     }
+}
+
+/// Runs one workload and verifies the structure after every crash.
+pub(crate) fn run_calls<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    calls: &[S::Call],
+) -> Report {
+    crash_calls(subject, config, seed, calls, false)
+}
+
+/// Runs the workload of a seed and verifies the structure after every crash. Violations have no
+/// story.
+pub(crate) fn run_quick<S: Subject>(subject: &S, config: &Config, seed: u64) -> Report {
+    crash_calls(subject, config, seed, &subject.workload(seed), true)
+}
+
+fn crash_calls<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    calls: &[S::Call],
+    quick: bool,
+) -> Report {
+    let mut report = Report { seeds: 1, ..Report::default() };
+    let campaign = &Campaign { subject, config, seed };
+    match campaign.record(calls) {
+        Ok(recorded) => {
+            report.schedules.insert(recorded.order);
+            let root = recorded.root(seed);
+            let mut run = Run::new(campaign, &root, &mut report);
+            run.quick = quick;
+            run.crash_all();
+        }
+        Err(failure) => {
+            report.failed_images += 1;
+            report.violations.push(campaign.uncrashed(failure));
+        }
+    }
+    report
 }
 
 /// Hashes the set of places that the records come from.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::image::Choice;
+use super::choice::Choice;
 use super::rng::Rng;
 use super::undecided::Decision;
 

@@ -105,9 +105,12 @@
 
 pub mod battery;
 pub mod campaign;
+mod choice;
+mod config;
 mod coverage;
 mod crashes;
 pub mod detect;
+mod deviation;
 mod durable;
 mod frontier;
 mod image;
@@ -118,6 +121,7 @@ pub mod mutants;
 mod mutation;
 pub mod oracle;
 mod panics;
+mod recovery;
 mod replay;
 mod report;
 pub mod rng;
@@ -127,7 +131,7 @@ mod subject;
 mod trace;
 mod undecided;
 
-pub use campaign::{Config, Nested};
+pub use config::{Config, Nested};
 pub use coverage::{Pairs, Pruning};
 pub use durable::{GrowthModel, Model};
 pub use image::{CrashPoint, Image, ImageConfig, ImageStats, for_each_image};

@@ -9,11 +9,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
 
-use super::campaign::{Campaign, Config, Level, Recorded};
-use super::crashes::{Attempt, Passing, Run};
+use super::choice::Choice;
+use super::config::Config;
+use super::crashes::{Attempt, Passing, Run, run_quick};
 use super::durable::{Durability, Model};
-use super::image::{Choice, ImageConfig, UndecidedGranule, Walk};
+use super::image::{ImageConfig, UndecidedGranule, Walk};
 use super::mutation::Mutation;
+use super::recovery::{Campaign, Level, Recorded};
 use super::replay::Step;
 use super::report::Report;
 use super::rng::{Rng, fold};
@@ -227,7 +229,7 @@ pub fn fate_of_planted<S: Subject>(
     let config = Config { mutation: Some(Mutation::Planted(name)), max_failed: 1, ..*config };
     let mut images = 0;
     for seed in seeds {
-        let report = super::campaign::run_quick(subject, &config, seed);
+        let report = run_quick(subject, &config, seed);
         images += report.images;
         if let Some(kill) = kill_of(&report, seed) {
             return Fate::Killed(Kill { images, ..kill });

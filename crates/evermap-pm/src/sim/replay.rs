@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::choice::Choice;
 use super::durable::{GrowthModel, Model};
-use super::image::{Choice, UndecidedGranule};
+use super::image::UndecidedGranule;
 use super::schedule::{Schedule, Strategy};
 
 /// A crash, and crashes of the recovery from it, exactly.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::rng::fold;
 use crate::medium::{Note, OFFSET_LIMIT};
 
 /// The length of the medium is recorded as a word at this offset, which no real word has.
@@ -56,6 +57,14 @@ impl fmt::Debug for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// Returns a number for a set of sites.
+pub(crate) fn look_of(sites: impl Iterator<Item = Site>) -> u64 {
+    let mut numbers: Vec<u64> = sites.map(|site| site.number()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers.into_iter().fold(0, fold)
 }
 
 /// A word that changed.

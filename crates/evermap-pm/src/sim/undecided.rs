@@ -10,8 +10,8 @@
 //! Granules in which nothing needs to persist, such as lines of locks that are never flushed, are
 //! not worth trying all alternatives: they get their preferred contents.
 
+use super::choice::Choice;
 use super::durable::Entry;
-use super::image::Choice;
 use super::trace::Trace;
 use crate::medium::LINE;
 
