@@ -165,9 +165,8 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     fn note(&self, _note: Note) {}
 
     /// Returns `true` if the code should make the deliberate mistake `name`, which the structure's
-    /// tests must detect. Always `false`, except on a simulator that was
-    /// configured to make it, so the compiler removes the code
-    /// behind it for real media.
+    /// tests must detect. Always `false`, except on a simulator that was configured to make it, so
+    /// the compiler removes the code behind it for real media.
     #[inline(always)]
     fn mutant(&self, _name: &'static str) -> bool {
         false

@@ -44,8 +44,8 @@ impl Choice {
         Choice { taken: entries.len() as u32, partial: 0 }
     }
 
-    /// Returns a random choice. A uniform one would hardly ever be none or all if a granule has many
-    /// stores, so each of these gets a third.
+    /// Returns a random choice. A uniform one would hardly ever be none or all if a granule has
+    /// many stores, so each of these gets a third.
     pub(crate) fn random(entries: &[Entry], rng: &mut Rng) -> Self {
         match rng.below(3) {
             0 => Choice::default(),

@@ -359,8 +359,8 @@ impl Sim {
         self.shared.memory.slice(0, bytes / 8).expect("the whole memory is usable")
     }
 
-    /// Locks the log. A panic under the lock can only come from a failed allocation, so the log stays
-    /// usable.
+    /// Locks the log. A panic under the lock can only come from a failed allocation, so the log
+    /// stays usable.
     fn log(&self) -> MutexGuard<'_, Log> {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
