@@ -26,8 +26,10 @@ pub(super) const FORMAT_AT_FIRST: u32 = 5;
 /// High half of the format word: it reads differently if the byte order is swapped.
 const BYTE_ORDER: u32 = 0x0102_0304;
 
+/// Offset of the second copy of the superblock.
 pub(super) const SECOND_COPY: u64 = 4096;
 
+/// Offset of the header words.
 pub(super) const HEADER_WORDS: u64 = 8192;
 
 /// Number of root slots in a region.
