@@ -1,9 +1,9 @@
-//! A persistent queue whose author forgot a fence, and how the simulator finds that.
+//! A persistent queue with a missing fence, and how the simulator finds the mistake.
 //!
 //! ```text
-//! word 0      how many items were ever pushed     \ each on a line of its own
-//! word 8      how many items were ever popped     /
-//! word 16..   the items, one a line, used in turn
+//! word 0      number of items that were ever pushed   \ each on a line of its own
+//! word 8      number of items that were ever popped   /
+//! word 16..   the items, one per line, reused in turn
 //! ```
 
 use std::collections::VecDeque;
@@ -12,23 +12,23 @@ use evermap_pm::medium::Note;
 use evermap_pm::sim::{Config, CrashPoint, Failure, Sim, Subject, campaign};
 use evermap_pm::{Medium, PmU64};
 
-/// Items that the queue has room for.
-const ROOM: u64 = 8;
-/// Words in a line.
+/// Maximum number of items in the queue.
+const CAPACITY: u64 = 8;
+/// Number of words in a line.
 const LINE: u64 = 8;
 
 struct Queue<'m> {
     sim: &'m Sim,
     words: &'m [PmU64],
-    /// The mistake.
-    forgets_fence: bool,
+    /// Whether to make the mistake.
+    omits_fence: bool,
 }
 
 impl<'m> Queue<'m> {
-    fn new(sim: &'m Sim, forgets_fence: bool) -> Result<Self, String> {
+    fn new(sim: &'m Sim, omits_fence: bool) -> Result<Self, String> {
         sim.grow(4096).map_err(|error| error.to_string())?;
-        let words = sim.slice(0, (2 + ROOM) * LINE).ok_or("too small")?;
-        Ok(Queue { sim, words, forgets_fence })
+        let words = sim.slice(0, (2 + CAPACITY) * LINE).ok_or("too small")?;
+        Ok(Queue { sim, words, omits_fence })
     }
 
     fn pushed(&self) -> &'m PmU64 {
@@ -40,19 +40,19 @@ impl<'m> Queue<'m> {
     }
 
     fn item(&self, number: u64) -> &'m PmU64 {
-        &self.words[((2 + number % ROOM) * LINE) as usize]
+        &self.words[((2 + number % CAPACITY) * LINE) as usize]
     }
 
-    /// Adds an item; `false` if the queue is full.
+    /// Adds an item. Returns `false` if the queue is full.
     fn push(&self, item: u64) -> bool {
         let (m, pushed) = (self.sim, self.sim.load(self.pushed()));
-        if pushed - m.load(self.popped()) == ROOM {
+        if pushed - m.load(self.popped()) == CAPACITY {
             return false;
         }
         m.store(self.item(pushed), item);
         m.flush(self.item(pushed));
-        if !self.forgets_fence {
-            // The item is durable before the counter says that it is there.
+        if !self.omits_fence {
+            // The item is durable before the counter includes it.
             m.fence();
         }
         m.store(self.pushed(), pushed + 1);
@@ -60,7 +60,7 @@ impl<'m> Queue<'m> {
         true
     }
 
-    /// Takes the oldest item.
+    /// Removes the oldest item.
     fn pop(&self) -> Option<u64> {
         let (m, popped) = (self.sim, self.sim.load(self.popped()));
         if popped == m.load(self.pushed()) {
@@ -78,17 +78,17 @@ impl<'m> Queue<'m> {
     }
 }
 
-/// What the queue held before each operation, and after the last one.
+/// The contents of the queue before each operation, and after the last one.
 type States = Vec<Vec<u64>>;
 
 struct Test {
-    forgets_fence: bool,
+    omits_fence: bool,
 }
 
 impl Test {
     /// Pushes the numbers, and pops after every third.
-    fn carry_out(&self, sim: &Sim, calls: &[u64]) -> Result<States, String> {
-        let queue = Queue::new(sim, self.forgets_fence)?;
+    fn execute(&self, sim: &Sim, calls: &[u64]) -> Result<States, String> {
+        let queue = Queue::new(sim, self.omits_fence)?;
         let mut model = VecDeque::from(queue.items());
         let mut states = vec![model.iter().copied().collect()];
         let mut operation = |change: &mut dyn FnMut()| {
@@ -122,12 +122,12 @@ impl Subject for Test {
     }
 
     fn run(&self, sim: &Sim, calls: &[u64]) -> Result<States, Failure> {
-        Ok(self.carry_out(sim, calls)?)
+        Ok(self.execute(sim, calls)?)
     }
 
     fn recover(&self, sim: &Sim, states: &States, point: &CrashPoint) -> Result<Sim, Failure> {
-        let found = Queue::new(sim, self.forgets_fence)?.items();
-        // As after the last operation that was acknowledged, or after the one that was under way.
+        let found = Queue::new(sim, self.omits_fence)?.items();
+        // The state after the last operation that was acknowledged, or after the one in flight.
         let allowed = &states[point.ended() as usize..=point.begun() as usize];
         if !allowed.contains(&found) {
             return Err(format!("holds {found:?}, must be one of {allowed:?}").into());
@@ -136,16 +136,16 @@ impl Subject for Test {
     }
 
     fn probe(&self, sim: Sim, _seed: u64) -> Result<States, Failure> {
-        Ok(self.carry_out(&sim, &[7, 9])?)
+        Ok(self.execute(&sim, &[7, 9])?)
     }
 }
 
 fn main() {
     let config = Config { capacity: 4096, shrink: true, ..Config::default() };
-    let report = campaign::run(&Test { forgets_fence: true }, &config, 0..1);
+    let report = campaign::run(&Test { omits_fence: true }, &config, 0..1);
     println!("Without the fence:\n\n{report}");
     assert!(!report.is_clean(), "the mistake was not found");
-    let report = campaign::run(&Test { forgets_fence: false }, &config, 0..4);
+    let report = campaign::run(&Test { omits_fence: false }, &config, 0..4);
     println!("With the fence:\n\n{report}");
     report.assert_clean();
 }

@@ -1,4 +1,4 @@
-//! What a guard costs: `cargo run --release -p evermap-pm --example guards`.
+//! Measures the cost of a guard: `cargo run --release -p evermap-pm --example guards`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,13 +8,13 @@ use evermap_pm::Domain;
 const ROUNDS: u32 = 10_000_000;
 const REPEATS: usize = 9;
 
-/// One guard, in a function of its own so that its instructions can be looked at.
+/// Creates and drops one guard, in a function of its own so that its instructions can be inspected.
 #[inline(never)]
 fn one_guard(domain: &Domain) {
     drop(black_box(domain.pin()));
 }
 
-/// Nanoseconds of one call, the median of several runs.
+/// Returns the nanoseconds of one call, the median of several runs.
 fn time(mut call: impl FnMut()) -> f64 {
     let mut times: Vec<_> = (0..REPEATS)
         .map(|_| {
@@ -33,7 +33,7 @@ fn main() {
     let outer = domain.pin();
     println!("a guard inside it   {:6.2} ns", time(|| one_guard(&domain)));
     drop(outer);
-    // Small blocks of one size, as one thread that replaces records retires them.
+    // Small blocks of one size, retired as by one thread that replaces records.
     let retire = || {
         let _guard = domain.pin();
         domain.retire_with_total(1, 128, 1 << 30);

@@ -1,5 +1,5 @@
-//! The crash simulator at work on a small structure: it must find nothing in the right one, and every
-//! mistake in the wrong ones.
+//! Tests of the crash simulator with a small structure: it must find nothing wrong in the correct
+//! one, and every mistake in the wrong ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ use evermap_pm::{Medium, PmU64, pod};
 const KEYS: u64 = 4;
 
 pod! {
-    /// A word with a line of its own.
+    /// A word on a line of its own.
     struct Line: 64 {
         word: PmU64,
         rest: [PmU64; 7],
@@ -29,10 +29,10 @@ pod! {
 }
 
 pod! {
-    /// A table of pairs whose halves are always equal, although they lie on different lines: an update
-    /// first saves the old value.
+    /// A table of pairs whose halves are always equal, although they are on different lines: an
+    /// update first saves the old value.
     struct Table {
-        /// Not zero while the saved value counts.
+        /// Not zero while the saved value is valid.
         armed: Line,
         /// Key and old value.
         saved: [PmU64; 8],
@@ -46,15 +46,15 @@ enum Bug {
     None,
     /// The saved value is not flushed.
     MissingFlush,
-    /// The saved value is not fenced before it counts.
+    /// The saved value is not fenced before it becomes valid.
     MissingFence,
-    /// The saved value counts before it is written.
+    /// The saved value becomes valid before it is written.
     CommitBeforeData,
-    /// Recovery lets go of the saved value before what it restored is durable.
+    /// Recovery invalidates the saved value before the restored value is durable.
     RecoveryForgets,
-    /// Recovery waits for a lock that nobody holds any more.
+    /// Recovery waits for a lock that no process holds any more.
     RecoveryWaits,
-    /// Recovery takes what it finds for durable, though it may be in a cache only.
+    /// Recovery assumes that what it finds is durable, although it may only be in a cache.
     RecoveryTrusts,
 }
 
@@ -65,7 +65,7 @@ struct Pairs {
 
 impl Pairs {
     fn table(&self) -> Result<&Table, String> {
-        self.sim.at(0).ok_or_else(|| "there is no table".into())
+        self.sim.at(0).ok_or_else(|| "the table does not exist".into())
     }
 
     fn put(&self, key: u64, value: u64) -> Result<u64, String> {
@@ -101,7 +101,7 @@ impl Pairs {
     fn recover(&self) -> Result<(), String> {
         let (m, table) = (&self.sim, self.table()?);
         if self.bug != Bug::RecoveryTrusts {
-            // Whoever stored it may have died before he flushed it.
+            // The process that stored it may have died before it flushed it.
             m.persist(&table.armed);
         }
         if m.load(&table.armed.word) == 0 {
@@ -222,7 +222,7 @@ fn config() -> Config {
 }
 
 #[test]
-fn the_right_structure_survives_every_crash() {
+fn the_correct_structure_survives_every_crash() {
     for model in [Model::Adr, Model::ProcessDeath] {
         let config = Config { images: ImageConfig::of(model), ..config() };
         let report = campaign::run(&Bug::None, &config, 0..3);
@@ -259,7 +259,7 @@ fn every_planted_mistake_is_found_and_replays() {
             let written: Replay = violation.replay.to_string().parse().unwrap();
             let again = campaign::replay(&bug, &config, &written).unwrap();
             assert_eq!(again.as_ref(), Some(violation), "{bug:?}");
-            // Where the right structure has such a crash at all, it survives it.
+            // If the correct structure has such a crash at all, it survives it.
             if let Ok(violation) = campaign::replay(&Bug::None, &config, &written) {
                 assert_eq!(violation, None, "{bug:?}");
             }
@@ -268,7 +268,7 @@ fn every_planted_mistake_is_found_and_replays() {
 }
 
 #[test]
-fn a_report_says_what_was_lost() {
+fn a_report_describes_lost_stores() {
     let report = campaign::run(&Bug::MissingFlush, &config(), 0..1);
     let text = report.to_string();
     let parts = [
@@ -297,7 +297,7 @@ fn only_a_second_crash_shows_that_recovery_forgets() {
 }
 
 #[test]
-fn only_a_loss_of_power_after_a_death_shows_that_recovery_trusts_caches() {
+fn only_a_power_loss_after_a_death_shows_that_recovery_trusts_caches() {
     campaign::run(&Bug::RecoveryTrusts, &config(), 0..3).assert_clean();
     let config = Config { images: ImageConfig::of(Model::ProcessDeath), ..config() };
     let report = campaign::run(&Bug::RecoveryTrusts, &config, 0..3);
@@ -307,7 +307,7 @@ fn only_a_loss_of_power_after_a_death_shows_that_recovery_trusts_caches() {
 }
 
 #[test]
-fn a_third_crash_is_tried_where_asked() {
+fn a_third_crash_is_tried_if_configured() {
     let nested = Nested { depth: 2, ..config().nested };
     let deep = campaign::run(&Bug::None, &Config { nested, ..config() }, 0..1);
     deep.assert_clean();
@@ -322,7 +322,7 @@ fn campaigns_are_deterministic() {
 }
 
 #[test]
-fn a_budget_is_spread_over_all_crash_points_and_its_end_admitted() {
+fn a_budget_is_spread_over_all_crash_points_and_its_end_is_reported() {
     let run = |max_images| campaign::run(&Bug::None, &Config { max_images, ..config() }, 0..1);
     let (plenty, some, few) = (run(100_000), run(100), run(20));
     assert_eq!(plenty.nested_traces, plenty.nested_chosen);
@@ -332,28 +332,28 @@ fn a_budget_is_spread_over_all_crash_points_and_its_end_admitted() {
     assert!(few.images <= 20 && few.truncated, "{few}");
 }
 
-/// Every flush and every fence that the structure makes is needed: dropping any one must be noticed.
+/// Every flush and every fence of the structure is needed: omitting any one must be detected.
 #[test]
-fn every_dropped_flush_and_fence_is_noticed() {
+fn every_omitted_flush_and_fence_is_detected() {
     let sites = campaign::run(&Bug::None, &config(), 0..1);
     // In `put` and `recover` together; the two halves share a flush there.
     assert_eq!((sites.flush_sites.len(), sites.fence_sites.len()), (8, 7), "{sites:#?}");
     let drop_flush = sites.flush_sites.iter().copied().map(Mutation::DropFlush);
     let drop_fence = sites.fence_sites.iter().copied().map(Mutation::DropFence);
     for mutation in drop_flush.chain(drop_fence) {
-        let noticed = |model| {
+        let detected = |model| {
             let images = ImageConfig::of(model);
             let config = Config { mutation: Some(mutation), max_failed: 1, images, ..config() };
             !campaign::run(&Bug::None, &config, 0..3).is_clean()
         };
-        // What recovery finds is in a cache at most if only the process has died.
-        let noticed = noticed(Model::Adr) || noticed(Model::ProcessDeath);
-        assert!(noticed, "{mutation:?} was not noticed");
+        // Only if just the process died can recovery find something that is only in a cache.
+        let detected = detected(Model::Adr) || detected(Model::ProcessDeath);
+        assert!(detected, "{mutation:?} was not detected");
     }
 }
 
 #[test]
-fn a_delayed_flush_is_noticed() {
+fn a_delayed_flush_is_detected() {
     let (trace, _) = campaign::record(&Bug::None, &config(), 0).unwrap();
     let saved = *trace.flush_sites().first().unwrap();
     let config = Config { mutation: Some(Mutation::DelayFlush(saved)), ..config() };
@@ -380,7 +380,7 @@ fn detectors_find_mistakes_and_count_costs_without_a_crash() {
 }
 
 #[test]
-fn detectors_tell_waste_from_the_wrong_line() {
+fn detectors_distinguish_waste_from_the_wrong_line() {
     let sim = Sim::new(4096).unwrap();
     sim.grow(4096).unwrap();
     let at = |offset| sim.at::<PmU64>(offset).unwrap();
@@ -399,7 +399,7 @@ fn detectors_tell_waste_from_the_wrong_line() {
     assert_eq!(wasted, [(0, 0), (1, 0), (1, 1)]);
     let fences: Vec<_> = findings.fences.values().map(|fence| fence.redundant).collect();
     assert_eq!(fences, [0, 1, 1]);
-    // The second operation flushed a clean line while its own store was left.
+    // The second operation flushed a clean line but not the line of its own store.
     assert_eq!(findings.wrong_line.len(), 1);
     let unpersisted: Vec<_> = findings.unpersisted.values().map(|found| found.op).collect();
     assert_eq!(unpersisted, [Some(1)]);
@@ -410,7 +410,7 @@ fn detectors_tell_waste_from_the_wrong_line() {
 
 /// A register that one thread writes while another reads it before it is durable.
 struct Register {
-    /// Whether the reader makes sure that what it answers is durable.
+    /// Whether the reader makes its result durable before it returns.
     helps: bool,
 }
 
@@ -478,15 +478,15 @@ impl Subject for Register {
 }
 
 #[test]
-fn what_a_reader_was_told_must_survive() {
+fn the_result_of_a_reader_must_survive() {
     campaign::run(&Register { helps: true }, &config(), 0..1).assert_clean();
     let report = campaign::run(&Register { helps: false }, &config(), 0..1);
     assert_eq!(report.violations[0].message, "recovery: key 0: found absent, allowed: 0x5");
 }
 
-/// Built image by image, or left undecided: the same mistakes are found.
+/// Whether images are built or left undecided: the same mistakes are found.
 #[test]
-fn undecided_memory_shows_what_built_images_show() {
+fn undecided_memory_shows_the_same_as_built_images() {
     for bug in [Bug::None, Bug::MissingFlush, Bug::MissingFence, Bug::CommitBeforeData] {
         let found = [true, false].map(|undecided| {
             let report = campaign::run(&bug, &Config { undecided, ..config() }, 0..2);
@@ -498,7 +498,8 @@ fn undecided_memory_shows_what_built_images_show() {
     }
 }
 
-/// Many lines that recovery never looks at, behind one word that it does: two ways, not two to the number of lines.
+/// Many lines that recovery does not read, and one word that it does: two alternatives, not two to
+/// the number of lines.
 struct Hidden;
 
 const HIDDEN: u64 = 30;
@@ -523,7 +524,8 @@ impl Subject for Hidden {
 
     fn recover(&self, sim: &Sim, _: &(), _: &CrashPoint) -> Result<(), Failure> {
         let word: Option<&PmU64> = sim.at(0);
-        // Only if it counts is anything else looked at: one more line, of which both states are right.
+        // Only if the word is set is anything else read: one more line, of which both states are
+        // correct.
         if word.is_some_and(|word| sim.load(word) == 1) {
             sim.load(sim.at::<PmU64>(LINE).unwrap());
         }
@@ -536,12 +538,13 @@ impl Subject for Hidden {
 }
 
 #[test]
-fn only_what_recovery_reads_is_decided() {
+fn only_words_that_recovery_reads_are_decided() {
     let nested = Nested { depth: 0, ..config().nested };
     let report = campaign::run(&Hidden, &Config { nested, ..config() }, 0..1);
     report.assert_clean();
     assert_eq!(report.points, report.exhaustive_points, "{report}");
-    // Three ways, and three more that begin otherwise and end alike, besides those without the file.
+    // Three alternatives, and three more with another first decision and the same end, besides
+    // those without the file.
     assert!(report.images <= 10, "{report}");
 }
 
@@ -554,15 +557,15 @@ fn a_violation_shrinks_to_the_calls_that_it_needs() {
     assert!((1..=2).contains(&text.matches("call put").count()), "{text}");
     let again = campaign::replay(&Bug::MissingFlush, &config, &text.parse().unwrap()).unwrap();
     assert_eq!(again.map(|again| again.message), Some(violation.message.clone()));
-    let mended = campaign::run_replayed(&Bug::None, &config, &violation.replay).unwrap();
-    mended.assert_clean();
+    let repaired = campaign::run_replayed(&Bug::None, &config, &violation.replay).unwrap();
+    repaired.assert_clean();
     let broken = campaign::run_replayed(&Bug::MissingFlush, &config, &violation.replay).unwrap();
     assert!(!broken.is_clean());
 }
 
-/// The same as dropping them one at a time by hand.
+/// The same as omitting them one at a time.
 #[test]
-fn a_sweep_kills_every_mutant_that_matters() {
+fn every_relevant_mutant_is_killed() {
     let sweeps = [Model::Adr, Model::ProcessDeath].map(|model| {
         let config = Config { images: ImageConfig::of(model), ..config() };
         MutantSweep::new(&Bug::None, &config, 0..2).unwrap()
@@ -582,7 +585,7 @@ fn a_sweep_kills_every_mutant_that_matters() {
     assert!(MutantSweep::new(&Bug::MissingFence, &config(), 0..2).is_err());
 }
 
-/// A register again, under the simulator's scheduler: one thread stores, one reads.
+/// The register again, under the simulated scheduler: one thread stores, one reads.
 struct Shared {
     helps: bool,
 }
@@ -633,7 +636,7 @@ impl Subject for Shared {
 }
 
 #[test]
-fn schedules_find_what_a_reader_was_told_too_early_and_repeat() {
+fn schedules_find_early_results_of_readers_and_repeat() {
     use Strategy::{Gap, Mixed, Priority, Random, Stall};
     for strategy in [Gap, Stall, Random, Priority, Mixed] {
         let config = Config { strategy, ..config() };
@@ -647,7 +650,7 @@ fn schedules_find_what_a_reader_was_told_too_early_and_repeat() {
 }
 
 #[test]
-fn threads_that_wait_for_each_other_are_noticed() {
+fn threads_that_wait_for_each_other_are_detected() {
     let sim = Sim::new(4096).unwrap();
     let (one, other) = (Mutex::new(()), Mutex::new(()));
     sim.grow(4096).unwrap();
@@ -664,6 +667,6 @@ fn threads_that_wait_for_each_other_are_noticed() {
     };
     let run = || sim.in_parallel(vec![body("one"), body("other")]);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-    let said = *result.unwrap_err().downcast::<&str>().unwrap();
-    assert!(said.contains("deadlock"), "{said}");
+    let message = *result.unwrap_err().downcast::<&str>().unwrap();
+    assert!(message.contains("deadlock"), "{message}");
 }

@@ -21,6 +21,7 @@ pub(super) const IDLE: u64 = 0;
 /// and a guard stops the epoch, so it does not matter that these bits wrap.
 pub(super) const EPOCH_BITS: u32 = 42;
 
+/// Mask of the bits of an announcement that hold the epoch.
 pub(super) const EPOCHS: u64 = (1 << EPOCH_BITS) - 1;
 
 /// A slot where a guard announces the epoch that it saw.
@@ -36,6 +37,7 @@ pub(super) struct SharedSlots {
     pub(super) used: AtomicUsize,
 }
 
+/// Creates idle slots.
 pub(super) fn slots(count: usize) -> Box<[GuardSlot]> {
     (0..count).map(|_| GuardSlot(AtomicU64::new(IDLE))).collect()
 }
@@ -105,10 +107,10 @@ impl SharedSlots {
     }
 }
 
-/// A point between two steps of the protocol, at which tests let the simulated scheduler switch to
-/// another thread.
+/// Marks a point between two steps of the protocol, at which tests let the simulated scheduler
+/// switch to another thread.
 #[inline(always)]
 pub(super) fn schedule_point() {
     #[cfg(test)]
-    crate::sim::schedule::did(crate::sim::schedule::Did::Transient);
+    crate::sim::schedule::after(crate::sim::schedule::Progress::Transient);
 }

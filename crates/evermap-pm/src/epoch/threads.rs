@@ -10,6 +10,7 @@ use crate::sync::Mutex;
 pub(super) const OWN_SLOTS: usize = 256;
 
 thread_local! {
+    /// The number of this thread, or `usize::MAX` until it has one.
     pub(super) static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
     /// The system's id of this thread, or 0 until it is needed.
     static THREAD: Cell<u32> = const { Cell::new(0) };

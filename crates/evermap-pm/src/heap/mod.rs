@@ -323,9 +323,9 @@ impl<M: Medium> Heap<M> {
             if extent.state == ExtentState::Closed {
                 stats.closed_bytes += bytes;
             } else {
-                let taken = u64::from(extent.blocks - extent.free);
-                stats.allocated_blocks += taken;
-                stats.allocated_bytes += taken * extent.block_size(&self.geometry);
+                let allocated = u64::from(extent.blocks - extent.free);
+                stats.allocated_blocks += allocated;
+                stats.allocated_bytes += allocated * extent.block_size(&self.geometry);
             }
         });
         self.subtract_magazines(&mut stats);
@@ -341,18 +341,18 @@ impl<M: Medium> Heap<M> {
                 return;
             }
             let (start, size) = (self.region.unit_offset(index), extent.block_size(&self.geometry));
-            let taken = |block: &u32| {
+            let is_allocated = |block: &u32| {
                 let (word, bit) = Extent::bit(*block);
                 extent.bits[word] & bit != 0
             };
-            let taken = (0..extent.blocks).filter(taken);
-            blocks.extend(taken.map(|block| start + u64::from(block) * size));
+            let allocated = (0..extent.blocks).filter(is_allocated);
+            blocks.extend(allocated.map(|block| start + u64::from(block) * size));
         });
         let mut in_magazines = BTreeSet::new();
-        let mut note = |magazine: &Magazine, size: u64| {
-            let mut left = *magazine;
-            while left.mask != 0 {
-                in_magazines.insert(left.take(size));
+        let mut add = |magazine: &Magazine, size: u64| {
+            let mut rest = *magazine;
+            while rest.mask != 0 {
+                in_magazines.insert(rest.take(size));
             }
         };
         for shard in &self.shards {
@@ -360,9 +360,9 @@ impl<M: Medium> Heap<M> {
             magazines
                 .iter()
                 .enumerate()
-                .for_each(|(at, magazine)| note(magazine, self.magazine_block_size(at)));
+                .for_each(|(at, magazine)| add(magazine, self.magazine_block_size(at)));
         }
-        lock(&self.shared).exact.iter().for_each(|(size, magazine)| note(magazine, *size));
+        lock(&self.shared).exact.iter().for_each(|(size, magazine)| add(magazine, *size));
         blocks.retain(|block| !in_magazines.contains(block));
         blocks
     }

@@ -56,14 +56,14 @@ impl<M: Medium> Heap<M> {
     /// Returns the ranges of the extents of [fixed blocks](Heap::allocate_fixed) that were not
     /// swept yet, in ascending order.
     pub(crate) fn closed_fixed_extents(&self) -> Vec<Range<u64>> {
-        let mut parts = Vec::new();
+        let mut extents = Vec::new();
         self.for_each_extent(|index, extent| {
-            let stays = matches!(extent.entry.usage, Usage::Blocks(BlockKind { fixed: true, .. }));
-            if stays && extent.state == ExtentState::Closed {
-                parts.push(self.bytes_of(&(index..index + extent.entry.units)));
+            let fixed = matches!(extent.entry.usage, Usage::Blocks(BlockKind { fixed: true, .. }));
+            if fixed && extent.state == ExtentState::Closed {
+                extents.push(self.bytes_of(&(index..index + extent.entry.units)));
             }
         });
-        parts
+        extents
     }
 
     /// Prevents allocations from a unit whose table entry must be wrong, since something reachable
@@ -100,8 +100,8 @@ impl<M: Medium> Heap<M> {
 
     /// Opens one closed extent whose `bits` are right.
     pub(super) fn reopen(&self, index: u64, extent: &mut Extent) {
-        let taken: u32 = extent.bits.iter().map(|word| word.count_ones()).sum();
-        extent.free = extent.blocks - taken;
+        let allocated: u32 = extent.bits.iter().map(|word| word.count_ones()).sum();
+        extent.free = extent.blocks - allocated;
         match extent.entry.usage {
             // Stays closed: see `seal_off`.
             Usage::Tail | Usage::Free | Usage::Table => {}

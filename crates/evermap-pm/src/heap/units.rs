@@ -136,10 +136,10 @@ impl<M: Medium> Heap<M> {
         let mut changed = false;
         for index in first..first + entry.units {
             let wanted = if index == first { entry } else { TableEntry::TAIL }.encode(index);
-            let entry = self.region.entry(index);
-            if m.load(entry) != wanted {
-                m.store(entry, wanted);
-                m.flush(entry);
+            let cell = self.region.entry(index);
+            if m.load(cell) != wanted {
+                m.store(cell, wanted);
+                m.flush(cell);
                 changed = true;
             }
         }
@@ -178,9 +178,9 @@ impl<M: Medium> Heap<M> {
         let m = self.region.medium();
         for index in units.clone() {
             // Not flushed: if a crash loses it, the sweep finds out.
-            let (entry, free) = (self.region.entry(index), TableEntry::FREE.encode(index));
-            if m.load(entry) != free {
-                m.store_transient(entry, free);
+            let (cell, free) = (self.region.entry(index), TableEntry::FREE.encode(index));
+            if m.load(cell) != free {
+                m.store_transient(cell, free);
             }
         }
         shared.free.insert(units);

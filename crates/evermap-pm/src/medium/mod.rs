@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Dram`] | anonymous memory, lost when dropped | nothing / compiler ordering |
 //! | [`Mapped`] | a mapped file | chosen when it is opened: see [`FlushKind`] |
-//! | [`Sim`](crate::sim::Sim) | a buffer with a log of every store, flush and fence | recorded |
+//! | `Sim` (feature `sim`) | a buffer with a log of every store, flush and fence | recorded |
 //! | [`Counted`], [`Emulated`] | another medium | counted, or delayed |
 //!
 //! Code that is correct on `Sim` is correct on all of them: the crash states of a mapped file are a
@@ -165,9 +165,8 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     fn note(&self, _note: Note) {}
 
     /// Returns `true` if the code should make the deliberate mistake `name`, which the structure's
-    /// tests must detect. Always `false`, except on a simulator that was
-    /// [configured](crate::sim::Mutation::Planted) to make it, so the compiler removes the code
-    /// behind it for real media.
+    /// tests must detect. Always `false`, except on a simulator that was configured to make it, so
+    /// the compiler removes the code behind it for real media.
     #[inline(always)]
     fn mutant(&self, _name: &'static str) -> bool {
         false

@@ -106,7 +106,7 @@ pub struct Region<M: Medium> {
     table_faults: u64,
     format: AtomicU32,
     /// Locked while the superblock changes.
-    rising: Mutex<()>,
+    format_lock: Mutex<()>,
     poisoned: AtomicBool,
     forked: crate::fork::ForkDetector,
 }
@@ -155,7 +155,7 @@ impl<M: Medium> Region<M> {
             recover_all: false,
             table_faults: 0,
             format: AtomicU32::new(FORMAT_AT_FIRST),
-            rising: Mutex::new(()),
+            format_lock: Mutex::new(()),
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
@@ -219,7 +219,7 @@ impl<M: Medium> Region<M> {
             recover_all: false,
             table_faults: 0,
             format: AtomicU32::new(format),
-            rising: Mutex::new(()),
+            format_lock: Mutex::new(()),
             poisoned: AtomicBool::new(false),
             forked: crate::fork::ForkDetector::new()?,
             medium,
@@ -231,15 +231,15 @@ impl<M: Medium> Region<M> {
         if has_holes {
             region.fill_holes(0..HEADER_BYTES)?;
         }
-        let named = region.find_parts(on_suspect)?;
+        let words = region.find_parts(on_suspect)?;
         if has_holes {
             region.parts().try_for_each(|part| region.fill_holes(part))?;
         }
         let lost = region.check_length(on_suspect)?;
-        let (clean, suspect) = region.judge(identity, on_suspect)?;
+        let (clean, suspect) = region.check_trust(identity, on_suspect)?;
         region.fill_used_holes(is_same_file, clean)?;
-        region.name_parts(named);
-        region.forget_entries(lost);
+        region.store_part_words(words);
+        region.clear_entries(lost);
         // The process that stored these words may have died before they were durable. Fenced
         // together with the generation, before the other copy is touched, and before anything
         // relies on the format or on a root.
@@ -321,7 +321,7 @@ impl<M: Medium> Region<M> {
     /// # Errors
     ///
     /// `Suspect`, unless `on_suspect` allows it.
-    fn judge(&self, identity: Identity, on_suspect: OnSuspect) -> Result<(bool, bool)> {
+    fn check_trust(&self, identity: Identity, on_suspect: OnSuspect) -> Result<(bool, bool)> {
         let clean = self.medium.load(&self.header().state) == CLEAN;
         match identity.doubt(&self.identity()) {
             Some(why) if !clean && on_suspect == OnSuspect::Refuse => {

@@ -26,8 +26,10 @@ pub(super) const FORMAT_AT_FIRST: u32 = 5;
 /// High half of the format word: it reads differently if the byte order is swapped.
 const BYTE_ORDER: u32 = 0x0102_0304;
 
+/// Offset of the second copy of the superblock.
 pub(super) const SECOND_COPY: u64 = 4096;
 
+/// Offset of the header words.
 pub(super) const HEADER_WORDS: u64 = 8192;
 
 /// Number of root slots in a region.
@@ -140,13 +142,17 @@ impl<M: Medium> Region<M> {
     pub fn raise_format(&self, format: u32) -> Result<()> {
         assert!(format <= FORMAT, "format {format} is not known yet");
         // Acquire: a caller that sees the new format relies on its being durable.
-        if self.format.load(Ordering::Acquire) >= format { Ok(()) } else { self.rise(format) }
+        if self.format.load(Ordering::Acquire) >= format {
+            Ok(())
+        } else {
+            self.write_format(format)
+        }
     }
 
     #[cold]
-    fn rise(&self, format: u32) -> Result<()> {
+    fn write_format(&self, format: u32) -> Result<()> {
         self.ensure_writable()?;
-        let _held = self.rising.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = self.format_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.format();
         if before >= format {
             return Ok(());

@@ -34,7 +34,7 @@ impl<M: Medium> Region<M> {
     /// `Damaged`; if the file was truncated, unless `on_suspect` allows it.
     pub(super) fn find_parts(&mut self, on_suspect: OnSuspect) -> Result<[u64; PARTS]> {
         let m = &self.medium;
-        let mut named = [0; PARTS];
+        let mut found = [0; PARTS];
         let (mut last, mut cut) = (false, false);
         for part in 1..=PARTS {
             let copies = self.part_words(part);
@@ -45,7 +45,7 @@ impl<M: Medium> Region<M> {
                     let at = m.offset_of(copies[0]);
                     return Err(Error::damaged(
                         at,
-                        "both words that name a part of the extent table",
+                        "both words that refer to a part of the extent table",
                     ));
                 }
                 last = true;
@@ -57,10 +57,7 @@ impl<M: Medium> Region<M> {
                 || at < HEADER_BYTES
                 || !(at - HEADER_BYTES).is_multiple_of(self.unit())
             {
-                return Err(Error::damaged(
-                    at,
-                    "the parts of the extent table do not fit together",
-                ));
+                return Err(Error::damaged(at, "the parts of the extent table are inconsistent"));
             }
             let end = at + (entries.end - entries.start) * 8;
             let whole = !cut && end <= m.len();
@@ -68,19 +65,19 @@ impl<M: Medium> Region<M> {
                 return Err(self.truncated_before(end));
             }
             if whole {
-                named[part - 1] = word;
+                found[part - 1] = word;
                 *self.parts[part - 1].get_mut() = at;
             }
             cut |= !whole;
         }
-        Ok(named)
+        Ok(found)
     }
 
     /// Stores these words in both copies of the words that refer to parts of the table: an
     /// interrupted growth may have stored only one of them, and a truncated file may have lost
     /// parts. Fenced together with the generation.
-    pub(super) fn name_parts(&self, named: [u64; PARTS]) {
-        let cells = self.header().parts.iter().flat_map(|copy| copy.iter().zip(named));
+    pub(super) fn store_part_words(&self, words: [u64; PARTS]) {
+        let cells = self.header().parts.iter().flat_map(|copy| copy.iter().zip(words));
         for (cell, word) in cells {
             if self.medium.load(cell) != word {
                 self.medium.store(cell, word);
@@ -130,7 +127,7 @@ impl<M: Medium> Region<M> {
     }
 
     /// Clears the entries of the extent table from unit `first` on.
-    pub(super) fn forget_entries(&mut self, first: Option<u64>) {
+    pub(super) fn clear_entries(&mut self, first: Option<u64>) {
         let Some(first) = first else { return };
         let m = &self.medium;
         let mut faults = 0;

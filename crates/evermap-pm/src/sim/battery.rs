@@ -1,4 +1,5 @@
-//! All campaigns on one structure, whatever their types: to run them, their mutants and their replays by name.
+//! All campaigns on one structure, regardless of their types: to run them, their mutants and their
+//! replays by name.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,55 +18,58 @@ pub struct Battery {
     pub name: String,
     /// Its campaigns.
     pub trials: Vec<Box<dyn Trial>>,
-    /// Mistakes that it carries in itself: see [`Medium::mutant`](crate::Medium::mutant).
+    /// The names of its planted mistakes: see [`Medium::mutant`](crate::Medium::mutant).
     pub planted: &'static [&'static str],
 }
 
 /// One campaign on a structure.
 pub trait Trial: Send + Sync {
-    /// What tells it from the others of its battery.
+    /// Returns the name, which is unique in its battery.
     fn name(&self) -> &str;
 
-    /// How it loses data, and how much it tries.
+    /// Returns the configuration.
     fn config(&self) -> &Config;
 
-    /// How many seeds it takes for one of other campaigns: where each is worth little.
+    /// Returns the number of seeds that are worth one seed of another campaign.
     fn seeds_for_one(&self) -> u64;
 
-    /// Crashes the workloads of these seeds, counted from its own first one.
+    /// Crashes the workloads of these seeds, counted from the first seed of the campaign.
     fn run(&self, seeds: Range<u64>) -> Report;
 
-    /// Gets ready for mutants, with so many seeds.
+    /// Prepares for mutants, with `seeds` seeds.
     ///
     /// # Errors
-    /// The report, if something goes wrong without any mistake.
+    ///
+    /// The report, if something fails without any mutation.
     fn prepare(&self, seeds: u64) -> Result<Box<dyn Prepared + '_>, Box<Report>>;
 
-    /// Looks whether a mistake that the structure carries in itself is noticed, with so many seeds.
+    /// Tries a planted mistake with `seeds` seeds.
     fn fate_of_planted(&self, name: &'static str, seeds: u64) -> Fate;
 
-    /// See [`campaign::replay`].
+    /// Replays a crash. See [`campaign::replay`].
     ///
     /// # Errors
+    ///
     /// If the program no longer does what it did when the replay was written.
     fn replay(&self, replay: &Replay) -> Result<Option<Violation>, String>;
 
     /// Crashes the workload of a replay everywhere.
     ///
     /// # Errors
-    /// If it has calls that are none.
+    ///
+    /// If it contains text that is not a call.
     fn run_replayed(&self, replay: &Replay) -> Result<Report, String>;
 }
 
-/// A campaign that is ready for mutants.
+/// A campaign that is prepared for mutants.
 pub trait Prepared: Send + Sync {
-    /// What crashing the right program has shown.
+    /// Returns the report of crashing the correct program.
     fn report(&self) -> &Report;
 
-    /// Every mistake that can be made.
+    /// Returns every possible mutation.
     fn mutations(&self) -> BTreeSet<Mutation>;
 
-    /// Looks whether a mistake is noticed.
+    /// Tries a mutation.
     fn fate(&self, mutation: Mutation) -> Fate;
 }
 
@@ -75,18 +79,18 @@ pub struct SubjectTrial<S> {
     subject: S,
     config: Config,
     first_seed: u64,
-    /// Where threads run in parallel: how many seeds are worth one of another campaign.
+    /// If threads run in parallel: the number of seeds that are worth one seed of another campaign.
     parallel: Option<u64>,
 }
 
 impl<S: Subject> SubjectTrial<S> {
-    /// A campaign whose seeds begin with `first_seed`.
+    /// Creates a campaign whose seeds start with `first_seed`.
     pub fn new(name: &'static str, subject: S, config: Config, first_seed: u64) -> Self {
         SubjectTrial { name, subject, config, first_seed, parallel: None }
     }
 
-    /// The same for a subject whose threads run in parallel, of which so many seeds are worth one of another campaign.
-    /// Mutants then run again, under schedules made for them.
+    /// Marks the subject as one whose threads run in parallel, where `seeds_for_one` seeds are
+    /// worth one seed of another campaign. Mutants then run again, under schedules made for them.
     pub fn in_parallel(self, seeds_for_one: u64) -> Self {
         SubjectTrial { parallel: Some(seeds_for_one), ..self }
     }
@@ -166,18 +170,18 @@ where
     }
 }
 
-/// Campaigns of one battery that are ready for mutants.
+/// Campaigns of one battery that are prepared for mutants.
 pub struct Mutants<'b> {
     ready: Vec<(&'b str, Box<dyn Prepared + 'b>)>,
 }
 
 impl Mutants<'_> {
-    /// Every mistake that can be made in any of the campaigns.
+    /// Returns every possible mutation of any of the campaigns.
     pub fn mutations(&self) -> BTreeSet<Mutation> {
         self.ready.iter().flat_map(|(_, ready)| ready.mutations()).collect()
     }
 
-    /// Looks whether any of the campaigns notices a mistake, and which.
+    /// Tries a mutation. Also returns the name of the campaign that detects it.
     pub fn fate(&self, mutation: Mutation) -> (Fate, Option<&str>) {
         let mut fate = Fate::NoChange;
         for (name, ready) in &self.ready {
@@ -193,10 +197,12 @@ impl Mutants<'_> {
 }
 
 impl Battery {
-    /// Gets all campaigns ready for mutants that such mutants concern, each with so many times its seeds.
+    /// Prepares all campaigns to which mutations apply, each with `seeds` times its number of
+    /// seeds.
     ///
     /// # Errors
-    /// The report, if something goes wrong without any mistake.
+    ///
+    /// The report, if something fails without any mutation.
     pub fn mutants(&self, seeds: u64) -> Result<Mutants<'_>, Box<Report>> {
         let concerned = self.trials.iter().filter(|trial| {
             let model = trial.config().images.model;
@@ -209,7 +215,7 @@ impl Battery {
         Ok(Mutants { ready: ready.collect::<Result<_, Box<Report>>>()? })
     }
 
-    /// Looks whether any campaign notices a mistake that the structure carries in itself, and which.
+    /// Tries a planted mistake. Also returns the name of the campaign that detects it.
     pub fn fate_of_planted(&self, name: &'static str, seeds: u64) -> (Fate, Option<&str>) {
         let mut images = 0;
         for trial in &self.trials {
@@ -221,12 +227,12 @@ impl Battery {
         (Fate::Survived(images), None)
     }
 
-    /// The same for all that is said of a campaign in files.
+    /// Returns the full name of a campaign, as used in files.
     pub fn name_of(&self, trial: &dyn Trial) -> String {
         format!("{}/{}", self.name, trial.name())
     }
 
-    /// Runs one of its campaigns, so that violations name it.
+    /// Runs one of the campaigns, so that violations contain its name.
     pub fn run(&self, trial: &dyn Trial, seeds: Range<u64>) -> Report {
         let mut report = trial.run(seeds);
         for violation in &mut report.violations {
@@ -235,11 +241,12 @@ impl Battery {
         report
     }
 
-    /// Replays the text of a file: first exactly, if the program still comes by there, then by crashing its workload
-    /// everywhere.
+    /// Replays the text of a file: first exactly, if the program still does the same, and then by
+    /// crashing its workload everywhere.
     ///
     /// # Errors
-    /// What goes wrong, or that the text is none of a replay of this battery.
+    ///
+    /// The failure, or a message that the text is not a replay of this battery.
     pub fn replay(&self, text: &str) -> Result<(), String> {
         let replay: Replay = text.parse()?;
         let name = replay.subject.as_deref().unwrap_or_default();
@@ -249,7 +256,7 @@ impl Battery {
             let known = known.join(", ");
             return Err(format!("unknown subject `{name}`; {} has: {known}", self.name));
         };
-        // A mended program seldom has the same crash.
+        // A repaired program seldom has the same crash.
         if let Ok(Some(violation)) = trial.replay(&replay) {
             return Err(violation.to_string());
         }

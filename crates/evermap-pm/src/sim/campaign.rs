@@ -1,96 +1,20 @@
-//! Runs a structure, crashes it everywhere, and crashes its recovery too.
+//! Campaigns: running a structure, crashing it everywhere, and crashing its recovery too.
 
 use std::ops::Range;
 
-use super::coverage::Pruning;
-use super::crashes::Run;
-use super::durable::left_in_caches;
-use super::image::{CrashPoint, Image, ImageConfig, Walk};
-use super::medium::Sim;
-use super::mutation::Mutation;
-use super::panics::catch;
-use super::replay::{Replay, Step};
+pub use super::config::{Config, Nested};
+use super::crashes::run_calls;
+use super::image::ImageConfig;
+use super::recovery::{Campaign, calls_of};
+use super::replay::Replay;
 use super::report::{Report, Violation};
-use super::rng::fold;
-use super::schedule::{Schedule, Strategy};
 use super::shrink;
 use super::subject::{Failure, Subject};
 use super::trace::Trace;
 
-/// How much to try.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// Bytes that the structure's medium can grow to.
-    pub capacity: u64,
-    /// Which images to build.
-    pub images: ImageConfig,
-    /// Whether recovery may be let loose on undecided memory where there are many images, so that those which it
-    /// cannot tell apart are tried once. Else all are built, or a choice of them.
-    pub undecided: bool,
-    /// Which crash points to treat in full.
-    pub pruning: Pruning,
-    /// Crashes of recoveries.
-    pub nested: Nested,
-    /// Most images verified for one seed. The crash points of the workload share one half of it evenly (all
-    /// of it without nested crashes); crashes of recoveries get the rest.
-    pub max_images: u64,
-    /// Images that failed after which to stop.
-    pub max_failed: u64,
-    /// Accesses after which a recovery with its probe counts as hanging.
-    pub steps: u64,
-    /// How threads take turns that a workload starts [in parallel](Sim::in_parallel).
-    pub strategy: Strategy,
-    /// Whether the workload of a violation is made as short as possible, which takes up to some thousand images.
-    pub shrink: bool,
-    /// A deliberate mistake.
-    pub mutation: Option<Mutation>,
-}
-
-/// Which recoveries to crash in turn: the first eight of each kind, and a sample of the rest. Of
-/// one kind are those that have the same shape (the call sites of their stores, flushes and fences,
-/// whatever the order) and follow on crashes that look the same.
-#[derive(Clone, Copy, Debug)]
-pub struct Nested {
-    /// How many crashes may follow on the first. Of those that follow on a second one, only the
-    /// newest kind is followed by another.
-    pub depth: usize,
-    /// Most images at one point.
-    pub per_point: u64,
-    /// One in so many recoveries of a known kind.
-    pub every: u64,
-    /// Which of their crash points to treat in full.
-    pub pruning: Pruning,
-    /// Crash points after each recovery, in the probe.
-    pub probe_points: u64,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            capacity: 256 << 10,
-            images: ImageConfig::default(),
-            undecided: true,
-            pruning: Pruning::default(),
-            nested: Nested {
-                depth: 1,
-                per_point: 4,
-                every: 64,
-                pruning: Pruning { first: 2, every: 16, images: 0 },
-                probe_points: 16,
-            },
-            max_images: 100_000,
-            max_failed: 4,
-            steps: 1_000_000,
-            strategy: Strategy::default(),
-            shrink: false,
-            mutation: None,
-        }
-    }
-}
-
 /// Runs the workloads of `seeds` and verifies the structure after every crash.
 ///
-/// Panics of the subject are caught and reported; the process's panic hook sees them first, unless
+/// Panics of the subject are caught and reported. The panic hook of the process runs first, unless
 /// [`keep_panics_quiet`](super::keep_panics_quiet) was called.
 pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
@@ -109,50 +33,11 @@ pub fn run<S: Subject>(subject: &S, config: &Config, seeds: Range<u64>) -> Repor
     report
 }
 
-/// Runs one workload and verifies the structure after every crash.
-pub(crate) fn run_calls<S: Subject>(
-    subject: &S,
-    config: &Config,
-    seed: u64,
-    calls: &[S::Call],
-) -> Report {
-    crash_calls(subject, config, seed, calls, false)
-}
-
-/// The same for the workload of a seed; violations come without their story.
-pub(crate) fn run_quickly<S: Subject>(subject: &S, config: &Config, seed: u64) -> Report {
-    crash_calls(subject, config, seed, &subject.workload(seed), true)
-}
-
-fn crash_calls<S: Subject>(
-    subject: &S,
-    config: &Config,
-    seed: u64,
-    calls: &[S::Call],
-    quick: bool,
-) -> Report {
-    let mut report = Report { seeds: 1, ..Report::default() };
-    let campaign = &Campaign { subject, config, seed };
-    match campaign.record(calls) {
-        Ok(recorded) => {
-            report.schedules.insert(recorded.order);
-            let root = recorded.root(seed);
-            let mut run = Run::new(campaign, &root, &mut report);
-            run.quick = quick;
-            run.crash_all();
-        }
-        Err(wrong) => {
-            report.failed_images += 1;
-            report.violations.push(campaign.uncrashed(wrong));
-        }
-    }
-    report
-}
-
 /// Runs the workload of `seed` without crashing it.
 ///
 /// # Errors
-/// What the subject says, or its panic.
+///
+/// The failure that the subject returns, or its panic.
 pub fn record<S: Subject>(
     subject: &S,
     config: &Config,
@@ -163,9 +48,10 @@ pub fn record<S: Subject>(
     Ok((recorded.trace, recorded.history))
 }
 
-/// Crashes as `replay` says. Returns what goes wrong then, if anything still does.
+/// Crashes as `replay` says. Returns the violation that follows, if there still is one.
 ///
 /// # Errors
+///
 /// If the program no longer does what it did when the replay was written.
 pub fn replay<S: Subject>(
     subject: &S,
@@ -182,339 +68,12 @@ pub fn replay<S: Subject>(
 /// Runs the workload of a replay and verifies the structure after every crash.
 ///
 /// # Errors
-/// If it has calls that are none.
+///
+/// If it contains text that is not a call.
 pub fn run_replayed<S: Subject>(
     subject: &S,
     config: &Config,
     replay: &Replay,
 ) -> Result<Report, String> {
     Ok(run_calls(subject, config, replay.seed, &calls_of(subject, replay)?))
-}
-
-/// The calls of a replay.
-pub(crate) fn calls_of<S: Subject>(subject: &S, replay: &Replay) -> Result<Vec<S::Call>, String> {
-    let read = |call: &String| call.parse().map_err(|_| format!("not a call: {call:?}"));
-    match &replay.calls {
-        Some(calls) => calls.iter().map(read).collect(),
-        None => Ok(subject.workload(replay.seed)),
-    }
-}
-
-/// A workload that ran.
-pub(crate) struct Recorded<H> {
-    pub(crate) trace: Trace,
-    pub(crate) history: H,
-    /// Tells orders of threads apart.
-    pub(crate) order: u64,
-}
-
-impl<H> Recorded<H> {
-    pub(crate) fn root(&self, seed: u64) -> Level<'_, H> {
-        Level::root(seed, &self.trace, &self.history)
-    }
-}
-
-/// What a recovery has to achieve.
-pub(crate) struct Owed<'l, H> {
-    history: &'l H,
-    point: &'l CrashPoint,
-    /// Equal only for equal obligations.
-    pub(crate) id: u64,
-}
-
-/// One recording that is crashed: of the workload, or of a recovery and the probe after it.
-pub(crate) struct Level<'l, H> {
-    pub(crate) trace: &'l Trace,
-    history: &'l H,
-    pub(crate) id: u64,
-    /// Of a recovery: the record at which it was complete, and what it owed until then.
-    pub(crate) recovery: Option<(usize, &'l Owed<'l, H>)>,
-    probe_seed: u64,
-    /// The crashes that led here.
-    pub(crate) path: &'l [Step],
-}
-
-impl<'l, H> Level<'l, H> {
-    pub(crate) fn root(seed: u64, trace: &'l Trace, history: &'l H) -> Self {
-        Level { trace, history, id: seed, recovery: None, probe_seed: seed, path: &[] }
-    }
-
-    /// The recording of what was done after the crash that left the image with this hash.
-    pub(crate) fn nested<'n>(
-        &'n self,
-        later: &'n Later<H>,
-        owed: &'n Owed<'n, H>,
-        image: u64,
-        path: &'n [Step],
-    ) -> Level<'n, H> {
-        Level {
-            trace: &later.trace,
-            history: &later.history,
-            id: fold(image, owed.id),
-            recovery: Some((later.recovered, owed)),
-            probe_seed: self.probe_seed(owed.point),
-            path,
-        }
-    }
-
-    /// The same with another use of what is recovered.
-    pub(crate) fn salted(&self, salt: u64) -> Self {
-        Level { probe_seed: self.probe_seed ^ salt, ..*self }
-    }
-
-    /// The same of another recording of the same.
-    pub(crate) fn with<'n>(&'n self, trace: &'n Trace) -> Level<'n, H> {
-        Level { trace, ..*self }
-    }
-
-    /// A crash before recovery was complete leaves what was owed as it was; a later one must respect
-    /// what the recovered structure has shown, and what it did since.
-    pub(crate) fn owed<'p>(&'p self, point: &'p CrashPoint) -> Owed<'p, H> {
-        match self.recovery {
-            Some((_, owed)) if !self.is_after_recovery(point) => {
-                Owed { history: owed.history, point: owed.point, id: owed.id }
-            }
-            _ => {
-                let id = fold(self.id, point.promises());
-                Owed { history: self.history, point, id }
-            }
-        }
-    }
-
-    /// The same for all images of one point, so that images which differ only where nothing reads behave
-    /// alike.
-    pub(crate) fn probe_seed(&self, point: &CrashPoint) -> u64 {
-        fold(self.probe_seed, point.record() as u64)
-    }
-
-    /// Which images its crashes leave.
-    pub(crate) fn images(&self, config: &Config) -> ImageConfig {
-        let ImageConfig { model, .. } = config.images;
-        let model = if self.path.is_empty() { model } else { model.of_recoveries() };
-        ImageConfig { model, ..config.images }
-    }
-
-    /// The crashes that led here and one more.
-    pub(crate) fn path_with(&self, step: &Step) -> Vec<Step> {
-        self.path.iter().chain([step]).cloned().collect()
-    }
-
-    /// Whether a crash at `point` hits the probe after a recovery.
-    pub(crate) fn is_after_recovery(&self, point: &CrashPoint) -> bool {
-        self.recovery.is_some_and(|(complete, _)| point.record() > complete)
-    }
-
-    /// What was running when the crash at `point` came, for the story.
-    fn phase(&self, point: &CrashPoint) -> &'static str {
-        match self.recovery {
-            None => "",
-            Some(_) if self.is_after_recovery(point) => "after recovering: ",
-            Some(_) => "while recovering: ",
-        }
-    }
-}
-
-/// A recovery that succeeded.
-pub(crate) struct Survived<H> {
-    /// Records when it was complete; what follows is the probe.
-    pub(crate) recovered: usize,
-    /// What happened since.
-    history: H,
-}
-
-/// What was done after a crash, to be crashed in turn.
-pub(crate) struct Later<H> {
-    trace: Trace,
-    /// Records when recovery was complete.
-    recovered: usize,
-    history: H,
-}
-
-/// What came of a recovery.
-pub(crate) type Recovery<S> = Result<Survived<<S as Subject>::History>, Failure>;
-
-/// The workload of one seed and how to recover from its crashes.
-pub(crate) struct Campaign<'c, S> {
-    pub(crate) subject: &'c S,
-    pub(crate) config: &'c Config,
-    pub(crate) seed: u64,
-}
-
-impl<S: Subject> Campaign<'_, S> {
-    fn schedule(&self, seed: u64) -> Schedule {
-        Schedule { strategy: self.config.strategy, seed }
-    }
-
-    /// Runs a workload without crashing it.
-    pub(crate) fn record(&self, calls: &[S::Call]) -> Result<Recorded<S::History>, Failure> {
-        let (sim, history) = self.run(calls, None)?;
-        Ok(Recorded { trace: self.trace_of(&sim), history, order: sim.order() })
-    }
-
-    /// The same, with threads held up where `mutation` shows; but it is not in the recording yet.
-    pub(crate) fn record_unlike(
-        &self,
-        calls: &[S::Call],
-        mutation: Mutation,
-    ) -> Result<Recorded<S::History>, Failure> {
-        let (sim, history) = self.run(calls, Some(mutation))?;
-        Ok(Recorded { trace: sim.trace(), history, order: sim.order() })
-    }
-
-    fn run(
-        &self,
-        calls: &[S::Call],
-        expected: Option<Mutation>,
-    ) -> Result<(Sim, S::History), Failure> {
-        let sim = Sim::new(self.config.capacity).map_err(|error| error.to_string())?;
-        sim.mutate(self.config.mutation);
-        expected.into_iter().for_each(|mutation| sim.expect(mutation));
-        sim.set_schedule(self.schedule(self.seed));
-        let history = catch("the workload", || self.subject.run(&sim, calls))?;
-        Ok((sim, history))
-    }
-
-    /// What `sim` has recorded, mistakes included.
-    fn trace_of(&self, sim: &Sim) -> Trace {
-        let trace = sim.trace();
-        match self.config.mutation {
-            Some(mutation) => mutation.apply(&trace),
-            None => trace,
-        }
-    }
-
-    /// What was done on `sim` after the crash of `level` that left `image`.
-    fn later(
-        &self,
-        level: &Level<'_, S::History>,
-        image: &Image<'_>,
-        sim: &Sim,
-        survived: Survived<S::History>,
-    ) -> Later<S::History> {
-        let Survived { recovered, history } = survived;
-        let trace = self.trace_of(sim);
-        let model = level.images(self.config).model;
-        if model == model.of_recoveries() {
-            return Later { trace, recovered, history };
-        }
-        let left = left_in_caches(level.trace, image.point.record(), image.bytes);
-        let recovered = recovered + left.len();
-        Later { trace: trace.inheriting(left), recovered, history }
-    }
-
-    /// Recovers what is on `sim` and goes on using it.
-    pub(crate) fn recover(
-        &self,
-        sim: &Sim,
-        owed: &Owed<'_, S::History>,
-        probe_seed: u64,
-    ) -> Recovery<S> {
-        sim.mutate(self.config.mutation);
-        sim.set_budget(self.config.steps);
-        sim.set_schedule(self.schedule(probe_seed));
-        let live = catch("recovery", || self.subject.recover(sim, owed.history, owed.point))?;
-        let recovered = sim.recorded();
-        let history = catch("after recovery", || self.subject.probe(live, probe_seed))?;
-        Ok(Survived { recovered, history })
-    }
-
-    fn describe(&self, level: &Level<'_, S::History>, image: &Image<'_>) -> String {
-        let name = |op| self.subject.op_name(level.history, op);
-        format!("{}{}", level.phase(image.point), image.describe(&name))
-    }
-
-    pub(crate) fn replay_of(&self, steps: Vec<Step>) -> Replay {
-        let ImageConfig { model, growth, .. } = self.config.images;
-        let (subject, schedule, calls) = (None, None, None);
-        Replay { subject, model, growth, schedule, seed: self.seed, calls, steps }
-    }
-
-    /// Something went wrong in the workload itself.
-    pub(crate) fn uncrashed(&self, wrong: Failure) -> Violation {
-        let (story, replay) = ("without any crash\n".into(), self.replay_of(Vec::new()));
-        Violation { message: wrong.what, oracle: wrong.oracle, story, replay }
-    }
-
-    /// Runs a workload and crashes it as `replay` says.
-    pub(crate) fn replay(
-        &self,
-        calls: &[S::Call],
-        replay: &Replay,
-    ) -> Result<Option<Violation>, String> {
-        match self.record(calls) {
-            Ok(recorded) => self.follow(&recorded.root(self.seed), &replay.steps),
-            Err(wrong) => Ok(Some(self.uncrashed(wrong))),
-        }
-    }
-
-    /// Crashes `level` exactly as `step` says, recovers, and shows `then` the image, what was owed, the
-    /// medium and the result. `walk` is one through `level`, not past the step.
-    ///
-    /// An error if `level` has no such crash.
-    pub(crate) fn crash_at<R>(
-        &self,
-        level: &Level<'_, S::History>,
-        walk: &mut Walk<'_>,
-        step: &Step,
-        then: impl FnOnce(&Image<'_>, &Owed<'_, S::History>, &Sim, Recovery<S>) -> R,
-    ) -> Result<R, String> {
-        let misfit = || format!("the recording has no such crash before record {}", step.record);
-        let point = walk.go_to(step.record).ok_or_else(misfit)?;
-        let choices: Vec<_> = walk.items().iter().map(|item| step.choice(item.offset)).collect();
-        let known = |(offset, _): &(u64, _)| walk.items().iter().any(|item| item.offset == *offset);
-        let possible = choices.iter().enumerate().all(|(at, &choice)| walk.allows(at, choice));
-        if !possible || !step.choices.iter().all(known) {
-            return Err(misfit());
-        }
-        walk.apply(&choices);
-        let image = walk.image(&point, &choices);
-        let sim = Sim::from_image(image.bytes, self.config.capacity).map_err(|e| e.to_string())?;
-        let owed = level.owed(&point);
-        let result = self.recover(&sim, &owed, level.probe_seed(&point));
-        let answer = then(&image, &owed, &sim, result);
-        walk.revert();
-        Ok(answer)
-    }
-
-    /// Crashes `level` at `step` and shows `then` the recording of the recovery, if that succeeds.
-    pub(crate) fn crash_and_record<R>(
-        &self,
-        level: &Level<'_, S::History>,
-        walk: &mut Walk<'_>,
-        step: &Step,
-        then: impl FnOnce(&Level<'_, S::History>) -> R,
-    ) -> Result<Option<R>, String> {
-        let path = level.path_with(step);
-        self.crash_at(level, walk, step, |image, owed, sim, result| {
-            let later = self.later(level, image, sim, result.ok()?);
-            Some(then(&level.nested(&later, owed, image.hash, &path)))
-        })
-    }
-
-    /// Crashes `level` at the first of `steps`, the recovery from it at the second, and so on.
-    /// Answers what goes wrong after the last, or an error where the steps do not fit the recordings.
-    pub(crate) fn follow(
-        &self,
-        level: &Level<'_, S::History>,
-        steps: &[Step],
-    ) -> Result<Option<Violation>, String> {
-        let Some((step, rest)) = steps.split_first() else { return Ok(None) };
-        let path = level.path_with(step);
-        let mut walk = Walk::new(level.trace, &level.images(self.config));
-        self.crash_at(level, &mut walk, step, |image, owed, sim, result| {
-            let story = self.describe(level, image);
-            match result {
-                Err(Failure { oracle, what }) => {
-                    let replay = self.replay_of(path);
-                    Ok(Some(Violation { message: what, oracle, story, replay }))
-                }
-                Ok(survived) => {
-                    let later = self.later(level, image, sim, survived);
-                    let nested = level.nested(&later, owed, image.hash, &path);
-                    let found = self.follow(&nested, rest)?;
-                    Ok(found.map(|later| Violation { story: story + &later.story, ..later }))
-                }
-            }
-        })?
-    }
 }

@@ -1,32 +1,34 @@
-//! What crashes have been tried, and which are worth more tries.
+//! Which crashes have been tried, and which are worth more tries.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::image::{Choice, Walk};
-use super::rng::fold;
+use super::choice::Choice;
+use super::image::Walk;
 use super::trace::Site;
 
-/// Pairs of stores of which one came first, on different granules, undecided at the same time: whether they were
-/// tried the other way round, the later one there and the earlier one lost.
+/// Pairs of stores to different granules, one before the other and both undecided at the same time,
+/// and whether they were tried in reverse order: the later one survived and the earlier one was
+/// lost.
 pub type Pairs = BTreeMap<(Site, Site), bool>;
 
-/// A pair that was not tried yet: for each of its stores the granule, and the position among its entries.
+/// A pair that was not tried yet: for each of its stores the granule, and the position among its
+/// entries.
 struct Untried {
     sites: (Site, Site),
     first: (usize, u32),
     second: (usize, u32),
 }
 
-/// Looks for pairs at one crash point.
+/// A search for pairs at one crash point.
 pub(crate) struct PairSearch {
     untried: Vec<Untried>,
 }
 
 impl PairSearch {
-    /// The pairs at this point that are new or not tried yet.
+    /// Returns the pairs at this point that are new or not tried yet.
     pub(crate) fn new(walk: &Walk<'_>, pairs: &mut Pairs) -> Self {
-        // Each place of the program once a granule: the oldest store is the first to be lost, the newest the last
-        // to be there.
+        // Each site once per granule: the oldest store is the first to be lost, and the newest the
+        // last to survive.
         let mut stores: HashMap<(Site, usize), (u32, u32)> = HashMap::new();
         for (granule, item) in walk.items().iter().enumerate() {
             for (at, entry) in (0..).zip(walk.entries_of(item)).filter(|(_, e)| !e.transient) {
@@ -50,8 +52,8 @@ impl PairSearch {
         PairSearch { untried }
     }
 
-    /// Notes an image, or several that recovery cannot tell apart: for each granule what is left at least and at
-    /// most.
+    /// Records an image, or several that recovery cannot distinguish: for each granule the minimum
+    /// and the maximum of what survived.
     pub(crate) fn tried(&mut self, pairs: &mut Pairs, left: impl Fn(usize) -> (Choice, Choice)) {
         self.untried.retain(|pair| {
             let ((granule, at), (other, other_at)) = (pair.first, pair.second);
@@ -64,15 +66,15 @@ impl PairSearch {
     }
 }
 
-/// Which crash points get all the images that there is room for: those that look new.
+/// Which crash points get all the images that the budget allows: those that look new.
 #[derive(Clone, Copy, Debug)]
 pub struct Pruning {
-    /// Of the points that look the same (where the crash comes, and where what is undecided was stored), so many
-    /// are treated in full.
+    /// Of the points that look the same (with the same site of the crash, and the same sites of
+    /// undecided stores), this number are treated in full.
     pub first: u64,
-    /// One in so many of the others is.
+    /// Of the others, one in this many is treated in full.
     pub every: u64,
-    /// The rest get so many images.
+    /// The rest get this number of images.
     pub images: u64,
 }
 
@@ -93,19 +95,11 @@ impl Pruner {
         Pruner { pruning, seen: HashMap::new() }
     }
 
-    /// The most images at a point that looks so, where each may have `most`.
+    /// Returns the maximum number of images at a point with this look, if each may have `most`.
     pub(crate) fn most(&mut self, look: u64, most: u64) -> u64 {
         let count = self.seen.entry(look).or_insert(0);
         *count += 1;
         let full = *count <= self.pruning.first || count.is_multiple_of(self.pruning.every.max(1));
         if full { most } else { most.min(self.pruning.images) }
     }
-}
-
-/// A number for a set of places of the program.
-pub(crate) fn look_of(sites: impl Iterator<Item = Site>) -> u64 {
-    let mut numbers: Vec<u64> = sites.map(|site| site.number()).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
-    numbers.into_iter().fold(0, fold)
 }

@@ -1,35 +1,37 @@
-//! Goes through the crashes of one workload, and through those of the recoveries from them.
+//! Runs through the crashes of one workload, and through those of the recoveries from them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
-use super::campaign::{Campaign, Level, Recovery};
-use super::coverage::{PairSearch, Pruner, look_of};
+use super::choice::Choice;
+use super::config::Config;
+use super::coverage::{PairSearch, Pruner};
+use super::deviation::least_deviation;
 use super::frontier::Frontier;
-use super::image::{Choice, CrashPoint, Image, ImageConfig, Plan, Walk, fair_share};
+use super::image::{CrashPoint, Image, ImageConfig, ImagePlan, Walk, fair_share};
 use super::medium::Sim;
+use super::recovery::{Campaign, Level, Recovery};
 use super::replay::Step;
 use super::report::{Report, Violation};
 use super::rng::{Rng, fold};
-use super::shrink;
 use super::subject::{Failure, Subject};
-use super::trace::{Event, Site, Trace, TraceRecord};
+use super::trace::{Event, Site, Trace, TraceRecord, look_of};
 use crate::medium::Note;
 
-/// Recoveries of one kind that are all crashed.
+/// Number of recoveries of one kind that are all crashed.
 const FIRST_OF_KIND: u64 = 8;
-/// Recoveries that are crashed in one walk through the recording that they follow on.
+/// Number of recoveries that are crashed in one walk through the recording that they follow.
 const TOGETHER: usize = 64;
-/// Where there are no more images than this, building them costs less than deciding them.
+/// If there are no more images than this, building them costs less than deciding them.
 const FEW_IMAGES: u64 = 8;
 
-/// A medium per depth, used again for each image.
+/// A medium per depth, which is reused for each image.
 #[derive(Default)]
 struct Sandbox {
     sim: Option<Sim>,
-    /// Offsets where the next image may differ from the one that `sim` was made of.
+    /// Offsets where the next image may differ from the one that `sim` was created from.
     stale: Vec<u64>,
-    /// Whether `stale` knows of all such offsets.
+    /// Whether `stale` contains all such offsets.
     follows: bool,
 }
 
@@ -38,9 +40,9 @@ impl Sandbox {
         let changed = self.follows.then_some(&self.stale[..]);
         let reusable = self.sim.as_mut().is_some_and(|sim| sim.reload(image.bytes, changed));
         if !reusable {
-            // The first image, or the subject has kept a handle of the last one.
+            // The first image, or the subject has kept a handle of the previous one.
             let fresh = Sim::from_image(image.bytes, capacity);
-            self.sim = Some(fresh.expect("an image fits where it came from"));
+            self.sim = Some(fresh.expect("an image fits the medium of its recording"));
         }
         self.stale.clear();
         self.follows = true;
@@ -50,11 +52,11 @@ impl Sandbox {
 
 /// Which choices at one crash point are known to make no difference.
 ///
-/// A recovery that succeeded without reading some of the undecided granules would do the same whatever they
-/// hold.
+/// A recovery that succeeded without reading some of the undecided granules would do the same
+/// whatever they hold.
 #[derive(Default)]
 struct ReadFilter {
-    /// For each set of granules that a recovery has read: the choices made there, hashed.
+    /// For each set of granules that a recovery has read: hashes of the choices made there.
     seen: Vec<(Vec<bool>, HashSet<u64>)>,
 }
 
@@ -89,60 +91,62 @@ pub(crate) struct Run<'r, S: Subject> {
     root: &'r Level<'r, S::History>,
     pub(crate) report: &'r mut Report,
     sandboxes: Vec<Sandbox>,
-    /// Images that were verified, with what was owed.
+    /// Images that were verified, with their requirements.
     seen: HashSet<u64>,
-    /// Recoveries of each kind.
+    /// Number of recoveries of each kind.
     kinds: HashMap<u64, u64>,
-    /// Which crashes of recoveries look new.
+    /// Decides which crashes of recoveries look new.
     nested: Pruner,
-    /// For each place where a recovery flushes, fences or stores, crashes whose recovery comes by there.
+    /// For each place where a recovery flushes, fences or stores, crashes whose recovery executes
+    /// it.
     pub(crate) passing: Option<HashMap<Site, Passing>>,
     rng: Rng,
-    /// Images verified.
+    /// Number of verified images.
     images: u64,
     /// Whether it is enough to know that something is wrong.
     pub(crate) quick: bool,
 }
 
-/// Crashes whose recovery comes by some place: the first, while the structure is made, and a random choice of all others.
+/// Crashes whose recovery executes some place: the first ones, while the structure is created, and
+/// a random selection of all others.
 #[derive(Default)]
 pub(crate) struct Passing {
     pub(crate) steps: Vec<Step>,
-    /// How many there were.
-    met: u64,
+    /// The number of crashes passed to `add`.
+    count: u64,
 }
 
 impl Passing {
     fn add(&mut self, step: &Step, rng: &mut Rng) {
         const FIRST: usize = 16;
         const OTHERS: usize = 32;
-        self.met += 1;
+        self.count += 1;
         if self.steps.len() < FIRST + OTHERS {
             self.steps.push(step.clone());
             return;
         }
-        let choice = rng.below(self.met - FIRST as u64) as usize;
+        let choice = rng.below(self.count - FIRST as u64) as usize;
         if let Some(place) = self.steps[FIRST..].get_mut(choice) {
             *place = step.clone();
         }
     }
 }
 
-/// Crashes whose recovery is worth a crash in turn, with how many of their kind there were.
+/// Crashes whose recovery is worth crashing, each with the number of recoveries of its kind so far.
 pub(crate) type Chosen = Vec<(u64, Step)>;
 
 /// The images of one crash point.
 pub(crate) struct Attempt<'a> {
-    /// The most images.
+    /// Maximum number of images.
     pub(crate) most: u64,
-    /// What the granules are to hold rather than anything else, in the first images on undecided memory.
+    /// Preferred contents of the granules in the first images on undecided memory.
     pub(crate) preferred: Vec<Vec<Choice>>,
-    /// Whether to leave all decisions open, however few there are.
+    /// Whether to leave all decisions open, even if there are only few.
     pub(crate) undecided: bool,
-    /// How the crash looks, with those that led to it.
+    /// What the crash looks like, combined with the crashes before it.
     pub(crate) look: u64,
-    /// Receives the crashes whose recovery is worth a crash in turn, with how many of their kind
-    /// there were before.
+    /// Receives the crashes whose recovery is worth crashing, each with the number of recoveries of
+    /// its kind so far.
     pub(crate) chosen: &'a mut Chosen,
 }
 
@@ -152,7 +156,7 @@ impl<'r, S: Subject> Run<'r, S> {
         root: &'r Level<'r, S::History>,
         report: &'r mut Report,
     ) -> Self {
-        // Mutants are tried on recoveries even where those are not crashed otherwise.
+        // Mutants are tried on recoveries even if those are not crashed otherwise.
         let depth = campaign.config.nested.depth.max(1);
         let sandboxes = (0..=depth).map(|_| Sandbox::default()).collect();
         let (seen, kinds) = Default::default();
@@ -165,7 +169,7 @@ impl<'r, S: Subject> Run<'r, S> {
     pub(crate) fn crash_all(&mut self) {
         let (config, trace) = (self.campaign.config, self.root.trace);
         self.count(trace);
-        // Crashes of recoveries get what is left over, at least half.
+        // Crashes of recoveries get the rest, which is at least half.
         let halves = if config.nested.depth > 0 { 2 } else { 1 };
         let wanted = self.wanted(trace);
         let share = fair_share(wanted, config.max_images / halves);
@@ -175,7 +179,7 @@ impl<'r, S: Subject> Run<'r, S> {
         self.crash(self.root, &images, 0);
     }
 
-    /// How many images each crash point is worth.
+    /// Returns the number of images that each crash point is worth.
     fn wanted(&self, trace: &Trace) -> Vec<u64> {
         let config = self.campaign.config;
         let mut walk = Walk::new(trace, &config.images);
@@ -201,10 +205,10 @@ impl<'r, S: Subject> Run<'r, S> {
                 _ => {}
             }
         }
-        self.see_sites(trace);
+        self.record_sites(trace);
     }
 
-    fn see_sites(&mut self, trace: &Trace) {
+    fn record_sites(&mut self, trace: &Trace) {
         self.report.flush_sites.extend(trace.flush_sites());
         self.report.fence_sites.extend(trace.fence_sites());
         self.report.commit_sites.extend(trace.commit_sites());
@@ -212,11 +216,12 @@ impl<'r, S: Subject> Run<'r, S> {
     }
 
     /// Crashes one recording at all its points, and then the recoveries that are worth it. `path`
-    /// is how the crashes look that led here.
+    /// is what the crashes before it look like.
     ///
-    /// A recovery that leaves alone what its crash has left half done does what all others do, and
-    /// so do crashes of it. It matters all the same: what is done on top of the one half can go
-    /// wrong when the other is met. So what looks new is told by how all the crashes look together.
+    /// A recovery that does not touch what its crash has left half done does the same as all
+    /// others, and so do crashes of it. It is relevant all the same: changes on top of the one half
+    /// can go wrong when the other is reached. So a recovery is new if all the crashes together
+    /// look new.
     fn crash(&mut self, level: &Level<'_, S::History>, images: &ImageConfig, path: u64) {
         let depth = level.path.len();
         let mut chosen = Vec::new();
@@ -249,12 +254,11 @@ impl<'r, S: Subject> Run<'r, S> {
                 break;
             }
         }
-        // Should the budget run out, it was spent on as many kinds as possible, and on no pattern
-        // otherwise.
+        // In random order, so that a budget that runs out was spent on as many kinds as possible.
         Rng::new(images.seed).shuffle(&mut chosen);
         chosen.sort_by_key(|&(nth, _)| nth);
         if depth > 0 {
-            // Or all of it would be spent on what follows on the first few.
+            // Otherwise all of the budget would be spent on recoveries that follow the first few.
             chosen.truncate(1);
         }
         self.report.nested_chosen += chosen.len() as u64;
@@ -274,7 +278,7 @@ impl<'r, S: Subject> Run<'r, S> {
         self.sandboxes[level.path.len()].follows = false;
     }
 
-    /// One in so many crash points in the probe after a recovery is tried.
+    /// Returns n if one in n crash points in the probe after a recovery is tried.
     fn stride(&self, level: &Level<'_, S::History>, images: &ImageConfig) -> u64 {
         if level.recovery.is_none() {
             return 1;
@@ -310,7 +314,8 @@ impl<'r, S: Subject> Run<'r, S> {
         flow
     }
 
-    /// Builds the images of one point, or a choice of them. Answers also whether it was all of them.
+    /// Builds the images of one point, or a selection of them. Also returns whether it was all of
+    /// them.
     fn crash_decided(
         &mut self,
         level: &Level<'_, S::History>,
@@ -321,15 +326,15 @@ impl<'r, S: Subject> Run<'r, S> {
         pairs: &mut Option<PairSearch>,
     ) -> (ControlFlow<()>, bool) {
         let (depth, config) = (level.path.len(), self.campaign.config);
-        let plan = Plan::of(walk, images, &mut self.rng);
-        let owed = level.owed(point);
+        let plan = ImagePlan::of(walk, images, &mut self.rng);
+        let requirements = level.requirements(point);
         let mut filter = ReadFilter::default();
         let mut choices = Vec::new();
         for number in 0..plan.len() {
             plan.choose(number, walk, &mut self.rng, &mut choices);
             walk.apply(&choices);
             let mut flow = ControlFlow::Continue(());
-            if self.seen.insert(fold(walk.hash(), owed.id)) {
+            if self.seen.insert(fold(walk.hash(), requirements.id)) {
                 let image = walk.image(point, &choices);
                 self.sandboxes[depth].stale.extend_from_slice(image.changed);
                 if filter.covers(&image) {
@@ -339,7 +344,8 @@ impl<'r, S: Subject> Run<'r, S> {
                 } else {
                     let sim = self.sandboxes[depth].load(&image, config.capacity).clone();
                     let step = || Step::new(point.record(), image.items(), image.choices);
-                    let result = self.campaign.recover(&sim, &owed, level.probe_seed(point));
+                    let result =
+                        self.campaign.recover(&sim, &requirements, level.probe_seed(point));
                     if result.is_ok() {
                         filter.add(&image, &sim);
                     }
@@ -348,7 +354,7 @@ impl<'r, S: Subject> Run<'r, S> {
                 if let Some(pairs) = pairs {
                     pairs.tried(&mut self.report.pairs, |at| (choices[at], choices[at]));
                 }
-                walk.shown();
+                walk.mark_visited();
             } else {
                 self.report.repeated += 1;
             }
@@ -360,8 +366,8 @@ impl<'r, S: Subject> Run<'r, S> {
         (ControlFlow::Continue(()), plan.is_exhaustive())
     }
 
-    /// Lets recovery loose on memory that is undecided, until every image was shown that it can tell apart from
-    /// the others, or enough were. Answers also whether it was all of them.
+    /// Runs recovery on undecided memory, until every image that it can distinguish from the others
+    /// was tried, or enough were. Also returns whether it was all of them.
     fn crash_undecided(
         &mut self,
         level: &Level<'_, S::History>,
@@ -380,7 +386,7 @@ impl<'r, S: Subject> Run<'r, S> {
             .chain([newest, oldest, any])
             .collect();
         let mut frontier = Frontier::new(preferred);
-        let owed = level.owed(point);
+        let requirements = level.requirements(point);
         let image = walk.image(point, &[]);
         self.sandboxes[depth].stale.extend_from_slice(image.changed);
         let mut flow = ControlFlow::Continue(());
@@ -392,7 +398,7 @@ impl<'r, S: Subject> Run<'r, S> {
             }
             let sim = self.sandboxes[depth].load(&image, config.capacity).clone();
             sim.leave_undecided(walk.undecided(next.script.clone(), frontier.preferred(&next)));
-            let result = self.campaign.recover(&sim, &owed, level.probe_seed(point));
+            let result = self.campaign.recover(&sim, &requirements, level.probe_seed(point));
             let outcome = sim.decisions();
             frontier.ran(&next, &outcome.made, &mut self.rng);
             let choices: Vec<Choice> = outcome.left.iter().map(|(_, newest)| *newest).collect();
@@ -406,7 +412,7 @@ impl<'r, S: Subject> Run<'r, S> {
             }
         }
         let exhaustive = flow.is_continue() && frontier.is_done();
-        walk.shown();
+        walk.mark_visited();
         self.report.undecided_points += u64::from(depth == 0);
         (flow, exhaustive)
     }
@@ -424,8 +430,7 @@ impl<'r, S: Subject> Run<'r, S> {
         ControlFlow::Continue(())
     }
 
-    /// Takes notice of what came of one image. `attempt` learns of recoveries that are worth a
-    /// crash.
+    /// Records the result of one image. Adds recoveries that are worth a crash to `attempt`.
     fn judge(
         &mut self,
         level: &Level<'_, S::History>,
@@ -435,12 +440,12 @@ impl<'r, S: Subject> Run<'r, S> {
         attempt: &mut Attempt<'_>,
     ) -> ControlFlow<()> {
         let (depth, config) = (level.path.len(), self.campaign.config);
-        self.see_actions(depth, sim);
+        self.record_actions(depth, sim);
         match result {
-            Err(wrong) => {
-                let violation = self.violation(level, step(), wrong);
+            Err(failure) => {
+                let violation = self.violation(level, step(), failure);
                 self.report.failed_images += 1;
-                // Several crashes often come down to the same one.
+                // Several crashes are often reduced to the same one.
                 if !self.report.violations.contains(&violation) {
                     self.report.violations.push(violation);
                 }
@@ -452,7 +457,7 @@ impl<'r, S: Subject> Run<'r, S> {
                 if sample.is_some() || self.passing.is_some() {
                     let step = step();
                     if depth == 0 {
-                        self.see_passing(sim, &step);
+                        self.record_passing(sim, &step);
                     }
                     attempt.chosen.extend(sample.map(|nth| (nth, step)));
                 }
@@ -461,8 +466,8 @@ impl<'r, S: Subject> Run<'r, S> {
         self.flow()
     }
 
-    /// Counts the named pieces of work of a recovery.
-    fn see_actions(&mut self, depth: usize, sim: &Sim) {
+    /// Counts the named parts of a recovery.
+    fn record_actions(&mut self, depth: usize, sim: &Sim) {
         let actions = &mut self.report.actions;
         sim.with_records(|records| {
             for record in records {
@@ -473,8 +478,8 @@ impl<'r, S: Subject> Run<'r, S> {
         });
     }
 
-    /// Remembers which places this recovery came by.
-    fn see_passing(&mut self, sim: &Sim, step: &Step) {
+    /// Records which places this recovery executed.
+    fn record_passing(&mut self, sim: &Sim, step: &Step) {
         let Some(passing) = &mut self.passing else { return };
         let rng = &mut self.rng;
         sim.with_records(|records| {
@@ -489,7 +494,7 @@ impl<'r, S: Subject> Run<'r, S> {
         });
     }
 
-    /// Stops when enough has gone wrong.
+    /// Returns `Break` when enough images have failed.
     fn flow(&self) -> ControlFlow<()> {
         if self.report.failed_images < self.campaign.config.max_failed {
             ControlFlow::Continue(())
@@ -498,17 +503,17 @@ impl<'r, S: Subject> Run<'r, S> {
         }
     }
 
-    /// How many recoveries there were of this kind, after such crashes and of such a shape, if this
-    /// is one of the first, or in the sample of the others.
+    /// Returns the number of recoveries of this kind, after crashes that look like this and from
+    /// the same places, if this is one of the first or in the sample of the others.
     fn sample(&mut self, sim: &Sim, recovered: usize, look: u64) -> Option<u64> {
-        let shape = sim.with_records(|records| shape(&records[..recovered]));
-        let count = self.kinds.entry(fold(look, shape)).or_default();
+        let sites = sim.with_records(|records| sites_hash(&records[..recovered]));
+        let count = self.kinds.entry(fold(look, sites)).or_default();
         *count += 1;
         let every = self.campaign.config.nested.every.max(1);
         (*count <= FIRST_OF_KIND || count.is_multiple_of(every)).then_some(*count)
     }
 
-    /// Records the recovery from the crash that `step` tells once more, and crashes it.
+    /// Records the recovery from the crash of `step` again, and crashes it.
     fn crash_recovery(
         &mut self,
         level: &Level<'_, S::History>,
@@ -526,39 +531,80 @@ impl<'r, S: Subject> Run<'r, S> {
         let done = self.campaign.crash_and_record(level, walk, step, |nested| {
             let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, nested.id));
             self.report.nested_traces += 1;
-            self.see_sites(nested.trace);
+            self.record_sites(nested.trace);
             self.crash(nested, &ImageConfig { per_point, seed, ..nested.images(config) }, path);
         });
-        // It has succeeded before; only a subject that is not deterministic fails now.
+        // It has succeeded before, so only a subject that is not deterministic fails now.
         done.expect("the step came from this recording");
         ControlFlow::Continue(())
     }
 
-    /// Reports what recovery said, for the crash that deviates as little as possible from one that loses nothing,
-    /// or from one that loses everything.
-    fn violation(&self, level: &Level<'_, S::History>, step: Step, wrong: Failure) -> Violation {
+    /// Reports the failure for the crash that deviates as little as possible from one that loses
+    /// nothing, or from one that loses everything.
+    fn violation(&self, level: &Level<'_, S::History>, step: Step, failure: Failure) -> Violation {
         let steps = level.path_with(&step);
         if self.quick {
             let (story, replay) = (String::new(), self.campaign.replay_of(steps));
-            return Violation { message: wrong.what, oracle: wrong.oracle, story, replay };
+            return Violation { message: failure.what, oracle: failure.oracle, story, replay };
         }
         if let Ok(Some(found)) = self.campaign.follow(self.root, &steps) {
-            return shrink::least_deviation(self.campaign, self.root, found);
+            return least_deviation(self.campaign, self.root, found);
         }
         Violation {
             message: format!(
                 "{} (did not happen again: the subject is not deterministic)",
-                wrong.what
+                failure.what
             ),
-            oracle: wrong.oracle,
+            oracle: failure.oracle,
             story: String::new(),
             replay: self.campaign.replay_of(steps),
         }
     }
 }
 
+/// Runs one workload and verifies the structure after every crash.
+pub(crate) fn run_calls<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    calls: &[S::Call],
+) -> Report {
+    crash_calls(subject, config, seed, calls, false)
+}
+
+/// Runs the workload of a seed and verifies the structure after every crash. Violations have no
+/// story.
+pub(crate) fn run_quick<S: Subject>(subject: &S, config: &Config, seed: u64) -> Report {
+    crash_calls(subject, config, seed, &subject.workload(seed), true)
+}
+
+fn crash_calls<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    calls: &[S::Call],
+    quick: bool,
+) -> Report {
+    let mut report = Report { seeds: 1, ..Report::default() };
+    let campaign = &Campaign { subject, config, seed };
+    match campaign.record(calls) {
+        Ok(recorded) => {
+            report.schedules.insert(recorded.order);
+            let root = recorded.root(seed);
+            let mut run = Run::new(campaign, &root, &mut report);
+            run.quick = quick;
+            run.crash_all();
+        }
+        Err(failure) => {
+            report.failed_images += 1;
+            report.violations.push(campaign.uncrashed(failure));
+        }
+    }
+    report
+}
+
 /// Hashes the set of places that the records come from.
-fn shape(records: &[TraceRecord]) -> u64 {
+fn sites_hash(records: &[TraceRecord]) -> u64 {
     let changes = records.iter().filter(|record| !matches!(record.event, Event::Note(_)));
     look_of(changes.map(|record| record.site))
 }

@@ -1,4 +1,4 @@
-//! Mistakes and waste that show in a recording without any crash.
+//! Mistakes and waste that a recording shows without any crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,28 +7,29 @@ use super::durable::{Durability, Entry, GrowthModel, Model};
 use super::trace::{Event, Site, Trace};
 use crate::medium::{LINE, Note};
 
-/// What a recording shows. All of it assumes [`Model::Adr`].
+/// The results of the analysis of a recording. They assume [`Model::Adr`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Stores that were not durable when the operation that made them was acknowledged, by their site.
+    /// Stores that were not durable when the operation that made them was acknowledged, by their
+    /// site.
     pub unpersisted: BTreeMap<Site, Instances>,
     /// Stores that were not durable when the recording ended, by their site.
     pub never_persisted: BTreeMap<Site, Instances>,
-    /// A flush without effect in an operation that left a store unpersisted: probably of the wrong
-    /// line. How often, by the sites of flush and store.
+    /// Flushes without effect in an operation that left a store unpersisted, probably because they
+    /// flush the wrong line. The number of times, by the sites of flush and store.
     pub wrong_line: BTreeMap<(Site, Site), u64>,
-    /// What flushes were good for, by their site.
+    /// The use of flushes, by their site.
     pub flushes: BTreeMap<Site, FlushUse>,
-    /// What fences were good for, by their site.
+    /// The use of fences, by their site.
     pub fences: BTreeMap<Site, FenceUse>,
-    /// What operations cost, by their kind.
+    /// The costs of operations, by their kind.
     pub costs: BTreeMap<String, Cost>,
 }
 
 /// How often something happened, and the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instances {
-    /// How often.
+    /// The number of times.
     pub count: u64,
     /// Number of the first operation in which it happened, if any.
     pub op: Option<u64>,
@@ -36,44 +37,44 @@ pub struct Instances {
     pub offset: u64,
 }
 
-/// What the flushes at one site were good for.
+/// The use of the flushes at one site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushUse {
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Lines flushed.
+    /// Number of lines flushed.
     pub lines: u64,
-    /// Lines that held no store which this thread had not flushed already.
+    /// Number of lines without any store that this thread had not already flushed.
     pub redundant_lines: u64,
-    /// Calls that flushed such lines only.
+    /// Number of calls that flushed only such lines.
     pub redundant: u64,
-    /// Calls that flushed only lines which nobody had stored to since the recording began.
+    /// Number of calls that flushed only lines without a store since the recording began.
     pub never_stored: u64,
 }
 
-/// What the fences at one site were good for.
+/// The use of the fences at one site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FenceUse {
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Calls with nothing flushed since this thread's last fence.
+    /// Number of calls with nothing flushed since this thread's last fence.
     pub redundant: u64,
 }
 
-/// What one kind of operation cost.
+/// The cost of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
-    /// Stores in all of them; a bulk write counts once.
+    /// Number of stores in all of them. A bulk write counts once.
     pub stores: u64,
-    /// Lines flushed in all of them.
+    /// Number of lines flushed in all of them.
     pub flushes: u64,
-    /// Fences in all of them.
+    /// Number of fences in all of them.
     pub fences: u64,
-    /// Most lines flushed in one.
+    /// Maximum number of lines flushed in one.
     pub most_flushes: u64,
-    /// Most fences in one.
+    /// Maximum number of fences in one.
     pub most_fences: u64,
 }
 
@@ -89,7 +90,7 @@ struct Running {
     idle: BTreeSet<Site>,
 }
 
-/// Looks through `trace`; `kind` tells an operation's kind from its number.
+/// Analyses `trace`. `kind` returns an operation's kind from its number.
 pub fn detect(trace: &Trace, kind: impl Fn(u64) -> String) -> Findings {
     let mut findings = Findings::default();
     let mut state = Durability::new(trace, Model::Adr, GrowthModel::Immediate);
@@ -157,12 +158,12 @@ pub fn detect(trace: &Trace, kind: impl Fn(u64) -> String) -> Findings {
 }
 
 impl Findings {
-    /// Whether no store was acknowledged before it was durable.
+    /// Returns `true` if no store was acknowledged before it was durable.
     pub fn is_clean(&self) -> bool {
         self.unpersisted.is_empty()
     }
 
-    /// Books an operation that is being acknowledged.
+    /// Adds an operation that is being acknowledged to the results.
     fn finish(&mut self, trace: &Trace, state: &Durability<'_>, thread: u16, op: &Running) {
         let cost = self.costs.entry(op.kind.clone()).or_default();
         cost.ops += 1;
@@ -197,13 +198,15 @@ impl fmt::Display for Findings {
             let op = op.map_or(String::new(), |op| format!(" (first: operation {op})"));
             writeln!(
                 f,
-                "not durable at the end of its operation, {count} times: store at {site} to {offset:#x}{op}"
+                "not durable at the end of its operation, {count} times: \
+                 store at {site} to {offset:#x}{op}"
             )?;
         }
         for ((flush, store), count) in &self.wrong_line {
             writeln!(
                 f,
-                "probably the wrong line, {count} times: flush at {flush}, while the store at {store} is left"
+                "probably the wrong line, {count} times: \
+                 flush at {flush}, while the store at {store} is left"
             )?;
         }
         for (site, Instances { count, offset, .. }) in &self.never_persisted {
@@ -213,7 +216,8 @@ impl fmt::Display for Findings {
             let FlushUse { calls, redundant, never_stored, .. } = flush;
             writeln!(
                 f,
-                "redundant {redundant} times of {calls} ({never_stored} of lines never stored to): flush at {site}"
+                "redundant {redundant} times of {calls} ({never_stored} of lines never stored to): \
+                 flush at {site}"
             )?;
         }
         for (site, FenceUse { calls, redundant }) in
@@ -225,7 +229,8 @@ impl fmt::Display for Findings {
             let per_op = |n: u64| n as f64 / cost.ops as f64;
             writeln!(
                 f,
-                "{kind}: {} operations, each {:.2} stores, {:.2} lines flushed (at most {}), {:.2} fences (at most {})",
+                "{kind}: {} operations, each {:.2} stores, {:.2} lines flushed (at most {}), \
+                 {:.2} fences (at most {})",
                 cost.ops,
                 per_op(cost.stores),
                 per_op(cost.flushes),

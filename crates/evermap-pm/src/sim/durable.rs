@@ -1,69 +1,70 @@
-//! Which stores are durable for certain, and which only may be.
+//! Which stores are certainly durable, and which only may be.
 
 use std::collections::BTreeMap;
 
 use super::trace::{Event, Span, Trace, TraceRecord, Word, get};
 use crate::medium::LINE;
 
-/// How memory loses what was not made durable.
+/// How memory loses stores that were not made durable.
 ///
-/// One rule covers all: memory is cut into granules, and after a crash each granule holds the effect of
-/// some *prefix* of the stores to it, at least those that are durable for certain, independently of
-/// every other granule.
+/// One rule covers all models: memory is divided into granules, and after a crash each granule
+/// holds the effect of some *prefix* of the stores to it, at least those that are certainly
+/// durable, independently of every other granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
-    /// Power loss with volatile caches. A granule is a 64-byte line. A flush captures what its lines hold;
-    /// the same thread's next fence makes that durable. Any line may also be written back at any other
-    /// time.
+    /// Power loss with volatile caches. A granule is a 64-byte line. A flush captures the contents
+    /// of its lines; the same thread's next fence makes them durable. Any line may also be written
+    /// back at any other time.
     Adr,
-    /// Death of the process. One granule: everything stored so far is there, so crashes happen after every
-    /// store. But caches outlive a process: while the next one recovers, and later, power can fail, and then what
-    /// neither of them has made durable is undecided.
+    /// Death of the process. There is one granule: everything stored so far is present, so crashes
+    /// happen after every store. But caches outlive a process: while the next one recovers, and
+    /// later, power can fail, and then everything that neither of them has made durable is
+    /// undecided.
     ProcessDeath,
     /// Power loss above the kernel's page cache. Only a sync makes anything durable.
     PageCache {
-        /// Bytes that reach the disk together: a page (4096), or a sector (512) where pages may tear.
+        /// Bytes that reach the disk together: a page (4096), or a sector (512) if pages may tear.
         granule: u64,
     },
 }
 
 impl Model {
-    /// How recoveries end that are crashed in turn.
+    /// Returns the model for crashes of recoveries.
     pub(crate) fn of_recoveries(self) -> Model {
         match self {
-            // Another death could leave nothing that a loss of power cannot.
+            // Another death could leave nothing that a power loss cannot.
             Model::ProcessDeath => Model::Adr,
             other => other,
         }
     }
 }
 
-/// What becomes of the length of the file in a crash.
+/// How a crash affects the length of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrowthModel {
     /// Growth is durable when it returns.
     Immediate,
-    /// Growth is durable at the next sync; until then the length may be any that the file has had since the
-    /// last one, and what was stored beyond it is lost.
+    /// Growth is durable at the next sync. Until then the length may be any that the file has had
+    /// since the last sync, and stores beyond it are lost.
     UntilSync,
 }
 
-/// Stores that become durable together or, if several words, in any subset.
+/// Stores that become durable together or, if there are several words, in any subset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// Index of the record in the trace.
     pub(crate) record: u32,
     /// Index of the first word in the trace.
     pub(crate) first: u32,
-    /// Which of the eight words from `first` belong to this and change anything. Zero if the store changed
-    /// nothing.
+    /// The words, of the eight from `first`, that belong to this entry and change anything. Zero if
+    /// the store changed nothing.
     pub(crate) mask: u8,
     /// Whether it need not persist.
     pub(crate) transient: bool,
 }
 
 impl Entry {
-    /// The words chosen by `mask`.
+    /// Returns the words selected by `mask`.
     pub(crate) fn words<'t>(
         self,
         trace: &'t Trace,
@@ -73,14 +74,15 @@ impl Entry {
     }
 }
 
-/// The granules with stores that are not durable for certain, at one moment of a trace.
+/// The granules with stores that are not certainly durable, at one moment of a trace.
 pub(crate) struct Durability<'t> {
     trace: &'t Trace,
     model: Model,
     growth: GrowthModel,
     /// By granule, in the order of the stores.
     pending: BTreeMap<u64, Vec<Entry>>,
-    /// By thread: the granules it has flushed since its last fence, each with the record of the flush.
+    /// By thread: the granules it has flushed since its last fence, each with the record of the
+    /// flush.
     captured: Vec<Vec<(u64, u32)>>,
     /// Granules that a failed sync left clean: only a later store makes them dirty again.
     abandoned: BTreeMap<u64, u32>,
@@ -96,12 +98,12 @@ impl<'t> Durability<'t> {
         &self.pending
     }
 
-    /// The granule's first byte.
+    /// Returns the granule's first byte.
     pub(crate) fn offset_of(&self, granule: u64) -> u64 {
         granule * self.granule_bytes()
     }
 
-    /// Bytes in a granule.
+    /// Returns the number of bytes in a granule.
     pub(crate) fn granule_bytes(&self) -> u64 {
         match self.model {
             Model::Adr => LINE,
@@ -114,12 +116,12 @@ impl<'t> Durability<'t> {
         offset / self.granule_bytes()
     }
 
-    /// Whether the event at `index` makes something durable that was not: the last moment at which it may
-    /// be lost.
+    /// Returns `true` if the event at `index` makes something durable that was not: the last moment
+    /// at which it may be lost.
     pub(crate) fn advances(&self, index: usize) -> bool {
         let record = &self.trace.records()[index];
         match (self.model, record.event) {
-            (_, Event::Grow { .. }) if self.grows_at_once() => true,
+            (_, Event::Grow { .. }) if self.grows_immediately() => true,
             (_, Event::Discard { .. }) => true,
             (Model::ProcessDeath, _) => self.any_pending(),
             (Model::Adr, Event::Fence) => {
@@ -132,17 +134,18 @@ impl<'t> Durability<'t> {
         }
     }
 
-    /// Passes the event at `index`, telling `durable` every word that it makes durable for certain.
+    /// Applies the event at `index`, and calls `durable` with every word that it makes certainly
+    /// durable.
     pub(crate) fn step(&mut self, index: usize, durable: &mut dyn FnMut(&Word)) {
         let record = &self.trace.records()[index];
         let at = index as u32;
         if self.model == Model::ProcessDeath {
-            // Only the store that the process died in can be incomplete.
+            // Only the store during which the process died can be incomplete.
             self.settle(0, u32::MAX, durable);
         }
         match record.event {
             Event::Store { words, transient } => self.store(at, words, transient),
-            Event::Grow { words } if self.grows_at_once() => {
+            Event::Grow { words } if self.grows_immediately() => {
                 self.trace.words(words).iter().for_each(durable);
             }
             Event::Grow { words } => self.store(at, words, false),
@@ -156,7 +159,8 @@ impl<'t> Durability<'t> {
                 self.capture(record.thread, offset, len, at);
             }
             Event::Fence if self.model == Model::Adr => {
-                // Another thread's fence says nothing about our flushes, so captures belong to threads.
+                // A fence of another thread does not affect the flushes of this one, so captures
+                // are per thread.
                 for (granule, flush) in std::mem::take(self.captured_by(record.thread)) {
                     self.settle(granule, flush, durable);
                 }
@@ -169,20 +173,21 @@ impl<'t> Durability<'t> {
                 }
             }
             Event::FailedSync => {
-                // Each granule was written, or was not and is never tried again: it stays pending, so any
-                // prefix may be there, until a new store makes it dirty.
+                // Each granule was written, or was not and is never retried: it stays pending, so
+                // any prefix may be present, until a new store makes it dirty.
                 self.abandoned.extend(self.pending.keys().map(|&granule| (granule, at)));
             }
             Event::Flush { .. } | Event::Fence | Event::Sync | Event::Note(_) | Event::Omitted => {}
         }
     }
 
-    /// The length of a file belongs to the kernel and outlives the process.
-    fn grows_at_once(&self) -> bool {
+    /// Returns `true` if growth is durable immediately. The length of a file belongs to the kernel
+    /// and outlives the process.
+    fn grows_immediately(&self) -> bool {
         self.growth == GrowthModel::Immediate || self.model == Model::ProcessDeath
     }
 
-    /// The lines of a flush that hold a store which this thread has not flushed yet.
+    /// Returns the number of lines of a flush with a store that this thread has not flushed yet.
     pub(crate) fn useful_lines(&self, thread: u16, offset: u64, len: u64) -> u64 {
         let fresh = |line: &u64| {
             let seen = self.captures(thread).iter().rev().find(|(granule, _)| granule == line);
@@ -193,7 +198,7 @@ impl<'t> Durability<'t> {
         lines(offset, len).filter(fresh).count() as u64
     }
 
-    /// Whether a fence of this thread would find anything flushed.
+    /// Returns `true` if this thread has flushed anything since its last fence.
     pub(crate) fn has_captures(&self, thread: u16) -> bool {
         !self.captures(thread).is_empty()
     }
@@ -201,7 +206,8 @@ impl<'t> Durability<'t> {
     fn store(&mut self, record: u32, span: Span, transient: bool) {
         let words = self.trace.words(span);
         let mut at = 0;
-        // Words of a bulk write that share a line form one entry, in every model; so do the halves of a torn one.
+        // Words of a bulk write that share a line form one entry, in every model; so do the halves
+        // of a torn store.
         for line in words.chunk_by(|a, b| a.offset / LINE == b.offset / LINE) {
             let changed = line.iter().enumerate().filter(|(_, word)| word.old != word.new);
             let mask = changed.fold(0, |mask, (bit, _)| mask | 1 << bit);
@@ -261,8 +267,8 @@ impl<'t> Durability<'t> {
     }
 }
 
-/// What is stored but not durable for certain just before record `at`, in the order of the stores: what a process that
-/// dies there leaves in the caches, as far as it is in `image`.
+/// Returns the stores that are not certainly durable just before record `at`, in their order, as
+/// far as they are in `image`: what a process that dies there leaves in the caches.
 pub(crate) fn left_in_caches(
     trace: &Trace,
     at: usize,
@@ -273,7 +279,7 @@ pub(crate) fn left_in_caches(
     let mut entries: Vec<Entry> = state.pending.into_values().flatten().collect();
     entries.sort_unstable_by_key(|entry| (entry.record, entry.first));
     let left = entries.into_iter().map(|entry| {
-        // The store in which the process died may be incomplete.
+        // The store during which the process died may be incomplete.
         let happened =
             |word: &&Word| entry.record as usize + 1 < at || get(image, word.offset) == word.new;
         let words = entry.words(trace, entry.mask).filter(happened).copied().collect();
@@ -282,8 +288,9 @@ pub(crate) fn left_in_caches(
     left.filter(|(_, words): &(_, Vec<_>)| !words.is_empty()).collect()
 }
 
-/// Where nothing needs to persist, as in a line of locks that is never flushed, forgets stores that the next
-/// one overwrites: the state before all of them and the last few states are what can matter.
+/// Drops stores that the next one overwrites, if nothing in the granule needs to persist, as in a
+/// line of locks that is never flushed: only the state before all of them and the last few states
+/// can matter.
 fn thin_out(trace: &Trace, entries: &mut Vec<Entry>) {
     const KEPT: usize = 8;
     if entries.len() <= KEPT || !entries.iter().all(|entry| entry.transient) {
@@ -297,7 +304,7 @@ fn thin_out(trace: &Trace, entries: &mut Vec<Entry>) {
     }
 }
 
-/// Numbers of the lines that `len` bytes at `offset` touch.
+/// Returns the numbers of the lines that `len` bytes at `offset` touch.
 fn lines(offset: u64, len: u64) -> std::ops::Range<u64> {
     offset / LINE..(offset + len).div_ceil(LINE)
 }

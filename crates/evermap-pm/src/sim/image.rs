@@ -1,19 +1,21 @@
-//! Crash points, and the contents that a crash at one of them may leave behind.
+//! Crash points, and the possible contents after a crash at each of them.
 //!
-//! Between two durability advances the set of possible images only grows, and what the survivors owe to
-//! acknowledged operations only gets stricter, until another operation begins. So it is enough to crash
-//! just before each advance, just before an operation begins if anything happened since the last
-//! crash, and at the end.
+//! Between two points at which stores become durable the set of possible images only grows, and the
+//! requirements on the contents, which come from acknowledged operations, only become stricter
+//! until another operation begins. So it is enough to crash just before each such point, just
+//! before an operation begins if anything happened since the last crash point, and at the end.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use super::coverage::look_of;
+use super::choice::Choice;
 use super::durable::{Durability, Entry, GrowthModel, Model};
 use super::rng::{Rng, finish, fold};
-use super::trace::{Event, LENGTH, Op, Ops, Site, THE_DEAD, Trace, TraceRecord, Word, get, put};
+use super::trace::{
+    EARLIER_PROCESS, Event, LENGTH, Op, Ops, Site, Trace, TraceRecord, Word, get, look_of, put,
+};
 use super::undecided::Undecided;
 use crate::medium::Note;
 
@@ -22,16 +24,16 @@ use crate::medium::Note;
 pub struct ImageConfig {
     /// How memory loses data.
     pub model: Model,
-    /// What becomes of the file's length.
+    /// When a new length of the file becomes durable.
     pub growth: GrowthModel,
-    /// Most images at one point. Where there are no more than that, each is built. Else granules with nothing
-    /// but transient stores are varied less: all newest, all oldest, mixed. Where even the combinations of
-    /// the other granules are too many, it is a choice that finds what the loss or the survival of any one
-    /// granule can break.
+    /// Maximum number of images at one point. If there are no more than that, all of them are
+    /// built. Otherwise granules with only transient stores are varied less: all newest, all
+    /// oldest, mixed. If even the combinations of the other granules are too many, a selection is
+    /// built that detects what the loss or the survival of any single granule can break.
     pub per_point: u64,
-    /// Random images at a point that has more than `per_point`.
+    /// Number of random images at a point that has more than `per_point`.
     pub random: u64,
-    /// Under [`Model::ProcessDeath`], crash at every so manieth store.
+    /// Under [`Model::ProcessDeath`], crash only at every `stride`-th store.
     pub stride: u64,
     /// Seed of the random choices.
     pub seed: u64,
@@ -51,26 +53,27 @@ impl Default for ImageConfig {
 }
 
 impl ImageConfig {
-    /// The defaults with another model.
+    /// Returns the default configuration with another model.
     pub fn of(model: Model) -> Self {
         ImageConfig { model, ..Self::default() }
     }
 }
 
-/// What was built.
+/// Counts of what was built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageStats {
-    /// Crash points.
+    /// Number of crash points.
     pub points: u64,
-    /// Crash points at which every combination of stores that need to persist was built.
+    /// Number of crash points at which every combination of stores that need to persist was built.
     pub exhaustive: u64,
-    /// Images shown.
+    /// Number of images that were visited.
     pub images: u64,
-    /// Images not shown because an equal one with the same obligations was.
+    /// Number of images that were skipped, because an equal one with the same requirements was
+    /// visited.
     pub repeated: u64,
 }
 
-/// A moment at which everything stopped, and what was promised until then.
+/// The moment of a crash, and the operations that were acknowledged until then.
 #[derive(Clone)]
 pub struct CrashPoint {
     record: usize,
@@ -81,50 +84,51 @@ pub struct CrashPoint {
 }
 
 impl CrashPoint {
-    /// How many records of the trace happened.
+    /// Returns the number of records of the trace before the crash.
     pub fn record(&self) -> usize {
         self.record
     }
 
-    /// Operations that had begun.
+    /// Returns the number of operations that had begun.
     pub fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// Operations that had been acknowledged.
+    /// Returns the number of operations that had been acknowledged.
     pub fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// The operation, if it had begun.
+    /// Returns operation `number`, if it had begun.
     pub fn op(&self, number: u64) -> Option<&Op> {
         self.ops.get(number).filter(|op| op.begin < self.record)
     }
 
-    /// Whether operation `number` had been acknowledged: its effect must be there.
+    /// Returns `true` if operation `number` had been acknowledged, so that its effect must be
+    /// present.
     pub fn completed(&self, number: u64) -> bool {
         self.ended_before(number, self.record)
     }
 
-    /// Whether operation `number` had been acknowledged before the last successful sync.
+    /// Returns `true` if operation `number` had been acknowledged before the last successful sync.
     pub fn synced(&self, number: u64) -> bool {
         self.ended_before(number, self.synced)
     }
 
-    /// Whether operation `number` had begun but was not acknowledged: its effect may be there, wholly or
-    /// not at all.
+    /// Returns `true` if operation `number` had begun but was not acknowledged, so that its effect
+    /// is present as a whole or not at all.
     pub fn in_flight(&self, number: u64) -> bool {
         self.op(number).is_some() && !self.completed(number)
     }
 
-    /// The operations in flight: at most one a thread.
+    /// Returns the operations in flight: at most one per thread.
     pub fn ops_in_flight(&self) -> impl Iterator<Item = &Op> {
         let begun = self.ops.list.iter().take_while(|op| op.begin < self.record);
         begun.filter(|op| !self.completed(op.number))
     }
 
-    /// Differs where what was promised differs.
-    pub(crate) fn promises(&self) -> u64 {
+    /// Returns a number that differs if the requirements on the contents differ.
+    pub(crate) fn requirements(&self) -> u64 {
         fold(fold(self.begun, self.ended), self.synced as u64)
     }
 
@@ -140,18 +144,9 @@ impl fmt::Debug for CrashPoint {
     }
 }
 
-/// How much of a granule's undecided stores a crash left behind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Choice {
-    /// The oldest so many are there entirely.
-    pub(crate) taken: u32,
-    /// Of the next one, these words are there.
-    pub(crate) partial: u8,
-}
-
 /// A granule whose contents after the crash are undecided.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Item {
+pub(crate) struct UndecidedGranule {
     /// First byte of the granule.
     pub(crate) offset: u64,
     bytes: u64,
@@ -161,8 +156,8 @@ pub(crate) struct Item {
     idle: bool,
 }
 
-impl Item {
-    /// The bytes of the granule.
+impl UndecidedGranule {
+    /// Returns the bytes of the granule.
     pub(crate) fn range(&self) -> Range<u64> {
         self.offset..self.offset.saturating_add(self.bytes)
     }
@@ -172,36 +167,42 @@ impl Item {
 pub struct Image<'w> {
     /// The contents: little-endian words.
     pub bytes: &'w [u8],
-    /// The moment of the crash.
+    /// The crash point.
     pub point: &'w CrashPoint,
-    /// Depends on the contents alone.
+    /// A hash of the contents.
     pub(crate) hash: u64,
-    /// Offsets where `bytes` may differ from the last image shown.
+    /// Offsets where `bytes` may differ from the last visited image.
     pub(crate) changed: &'w [u64],
     pub(crate) choices: &'w [Choice],
     walk: &'w Walk<'w>,
 }
 
 impl Image<'_> {
-    /// Granules that might have been otherwise, by first byte.
-    pub(crate) fn items(&self) -> &[Item] {
+    /// Returns the undecided granules, ordered by first byte.
+    pub(crate) fn items(&self) -> &[UndecidedGranule] {
         &self.walk.items
     }
 
-    /// The crash in words: where, and which stores that might have been lost were, and were not.
+    /// Describes the crash: where it happened, and which stores that might have been lost were lost
+    /// or survived.
     ///
-    /// `name` tells an operation's name from its number.
+    /// `name` returns the name of an operation from its number.
     pub fn describe(&self, name: &dyn Fn(u64) -> String) -> String {
-        let mut text = self.walk.place(self.point, name);
+        let mut text = self.walk.describe_point(self.point, name);
         let (mut lost, mut kept) = (String::new(), String::new());
-        // What need not persist comes last: it seldom explains anything.
+        // Stores that need not persist come last, because they seldom explain anything.
         for transient in [false, true] {
             for (item, choice) in self.walk.items.iter().zip(self.choices) {
                 let entries = self.walk.entries_of(item).iter().enumerate();
                 for (at, entry) in entries.filter(|(_, entry)| entry.transient == transient) {
                     let there = choice.of(at, entry);
-                    self.walk.tell(&mut kept, "persisted:    ", entry, there);
-                    self.walk.tell(&mut lost, "NOT persisted:", entry, entry.mask & !there);
+                    self.walk.describe_entry(&mut kept, "persisted:    ", entry, there);
+                    self.walk.describe_entry(
+                        &mut lost,
+                        "NOT persisted:",
+                        entry,
+                        entry.mask & !there,
+                    );
                 }
             }
         }
@@ -211,7 +212,7 @@ impl Image<'_> {
     }
 }
 
-/// At most a dozen lines of `text`.
+/// Shortens `text` to at most a dozen lines.
 fn shorten(text: &str) -> String {
     const MOST: usize = 12;
     let lines = text.lines().count();
@@ -222,73 +223,12 @@ fn shorten(text: &str) -> String {
     short
 }
 
-impl Choice {
-    /// The words of the entry at position `at` that are there.
-    fn of(&self, at: usize, entry: &Entry) -> u8 {
-        match at.cmp(&(self.taken as usize)) {
-            std::cmp::Ordering::Less => entry.mask,
-            std::cmp::Ordering::Equal => entry.mask & self.partial,
-            std::cmp::Ordering::Greater => 0,
-        }
-    }
-
-    /// How many different choices `entries` allow.
-    fn count(entries: &[Entry]) -> u64 {
-        1 + entries.iter().map(|entry| ways(entry.mask)).sum::<u64>()
-    }
-
-    /// All that `entries` allow, from nothing to everything.
-    pub(crate) fn every(entries: &[Entry]) -> Vec<Self> {
-        (0..Choice::count(entries)).map(|number| Choice::nth(entries, number)).collect()
-    }
-
-    /// The `number`-th choice that `entries` allow, of [`count`](Choice::count).
-    fn nth(entries: &[Entry], mut number: u64) -> Self {
-        for (taken, entry) in entries.iter().enumerate() {
-            let taken = taken as u32;
-            if number < ways(entry.mask) {
-                return Choice { taken, partial: deposit(number as u8, entry.mask) };
-            }
-            number -= ways(entry.mask);
-        }
-        Choice { taken: entries.len() as u32, partial: 0 }
-    }
-
-    /// A uniform choice would hardly ever be none or all where a granule has many stores: these get a third
-    /// each.
-    fn random(entries: &[Entry], rng: &mut Rng) -> Self {
-        match rng.below(3) {
-            0 => Choice::default(),
-            1 => Choice::all(entries),
-            _ => Choice::nth(entries, rng.below(Choice::count(entries))),
-        }
-    }
-
-    fn all(entries: &[Entry]) -> Self {
-        Choice { taken: entries.len() as u32, partial: 0 }
-    }
-}
-
-/// Subsets of an entry's words, all of them excepted: that is where the next entry begins.
-fn ways(mask: u8) -> u64 {
-    (1 << mask.count_ones()) - 1
-}
-
-/// Spreads the low bits of `bits` over the set bits of `mask`.
-fn deposit(mut bits: u8, mask: u8) -> u8 {
-    let mut spread = 0;
-    for bit in (0..8).filter(|bit| mask >> bit & 1 != 0) {
-        spread |= (bits & 1) << bit;
-        bits >>= 1;
-    }
-    spread
-}
-
 /// An image under construction.
 struct Canvas {
     bytes: Vec<u8>,
     len: u64,
-    /// A sum over all words, so that it follows each change and does not depend on the order of changes.
+    /// A sum over all words, so that it can be updated with each change and does not depend on the
+    /// order of changes.
     hash: u64,
     changed: Vec<u64>,
 }
@@ -296,13 +236,13 @@ struct Canvas {
 impl Canvas {
     fn new(base: &[u8]) -> Self {
         let words =
-            (0..base.len() as u64).step_by(8).map(|offset| share(offset, get(base, offset)));
+            (0..base.len() as u64).step_by(8).map(|offset| contribution(offset, get(base, offset)));
         let len = base.len() as u64;
-        let hash = words.fold(share(LENGTH, len), u64::wrapping_add);
+        let hash = words.fold(contribution(LENGTH, len), u64::wrapping_add);
         Canvas { bytes: base.to_vec(), len, hash, changed: Vec::new() }
     }
 
-    /// Sets a word; returns what it was.
+    /// Sets a word and returns the previous value.
     fn put(&mut self, offset: u64, value: u64) -> u64 {
         let old = if offset == LENGTH {
             std::mem::replace(&mut self.len, value)
@@ -314,7 +254,10 @@ impl Canvas {
             old
         };
         self.extend(self.len);
-        self.hash = self.hash.wrapping_add(share(offset, value)).wrapping_sub(share(offset, old));
+        self.hash = self
+            .hash
+            .wrapping_add(contribution(offset, value))
+            .wrapping_sub(contribution(offset, old));
         self.changed.push(offset);
         old
     }
@@ -326,29 +269,30 @@ impl Canvas {
     }
 }
 
-/// A word's share of the hash. None for zero, so that growth changes the hash only through the length.
-fn share(offset: u64, value: u64) -> u64 {
+/// Returns the contribution of a word to the hash. It is 0 for a zero word, so that growth changes
+/// the hash only through the length.
+fn contribution(offset: u64, value: u64) -> u64 {
     if value == 0 { 0 } else { finish(finish(offset) ^ value) }
 }
 
-/// Goes through a trace from crash point to crash point, building images in place.
+/// Walks through a trace from crash point to crash point, and builds images in place.
 pub(crate) struct Walk<'t> {
     trace: &'t Trace,
     stride: u64,
     state: Durability<'t>,
     canvas: Canvas,
-    /// What the applied choices overwrote.
+    /// Values that the applied choices overwrote.
     undo: Vec<(u64, u64)>,
     next: usize,
-    /// Whether anything that matters happened since the last point.
+    /// Whether anything relevant happened since the last point.
     moved: bool,
-    /// Whether the point before record `next` was given out.
+    /// Whether the point before record `next` was returned.
     stopped: bool,
     stores: u64,
     begun: u64,
     ended: u64,
     synced: usize,
-    items: Vec<Item>,
+    items: Vec<UndecidedGranule>,
     entries: Vec<Entry>,
 }
 
@@ -373,7 +317,7 @@ impl<'t> Walk<'t> {
         }
     }
 
-    /// Goes on to the next crash point.
+    /// Advances to the next crash point.
     pub(crate) fn next_point(&mut self) -> Option<CrashPoint> {
         while self.next < self.trace.records().len() {
             if !self.stopped && self.stops_here() {
@@ -403,7 +347,7 @@ impl<'t> Walk<'t> {
             if count > 0 {
                 let bytes = self.state.granule_bytes();
                 let idle = self.entries[first..].iter().all(|entry| entry.transient);
-                self.items.push(Item { offset, bytes, first, count, idle });
+                self.items.push(UndecidedGranule { offset, bytes, first, count, idle });
             }
         }
         self.point()
@@ -419,7 +363,7 @@ impl<'t> Walk<'t> {
         }
     }
 
-    /// Goes on to the crash point before `record`, or stays there.
+    /// Advances to the crash point before `record`, or stays there.
     pub(crate) fn go_to(&mut self, record: usize) -> Option<CrashPoint> {
         while !(self.stopped && self.next == record) {
             self.next_point()?;
@@ -447,34 +391,35 @@ impl<'t> Walk<'t> {
         self.next += 1;
     }
 
-    pub(crate) fn entries_of(&self, item: &Item) -> &[Entry] {
+    pub(crate) fn entries_of(&self, item: &UndecidedGranule) -> &[Entry] {
         &self.entries[item.first..item.first + item.count]
     }
 
-    /// The record before which the crash comes.
+    /// Returns the number of the record before which the crash happens.
     pub(crate) fn next_record(&self) -> usize {
         self.next
     }
 
-    /// Where what this entry says was stored.
+    /// Returns the site of the store of this entry.
     pub(crate) fn site_of(&self, entry: &Entry) -> Site {
         self.trace.records()[entry.record as usize].site
     }
 
-    /// The same at points that look the same: where the crash comes, and where what is undecided was stored.
+    /// Returns a number that is equal for points that look the same: with the same site of the
+    /// crash, and the same sites of undecided stores.
     pub(crate) fn look(&self) -> u64 {
         let here = self.trace.records().get(self.next).map(|record| record.site);
         let stored = self.entries.iter().filter(|entry| !entry.transient);
         fold(look_of(here.into_iter()), look_of(stored.map(|entry| self.site_of(entry))))
     }
 
-    /// How many images there are.
+    /// Returns the number of images.
     pub(crate) fn images(&self) -> u64 {
         self.ways(|_| true)
     }
 
-    /// Whether recovery can be let loose on what is undecided here: not where the length is, and not where a
-    /// granule can hold too many different things.
+    /// Returns `true` if recovery can run on the undecided memory. It cannot if the length is
+    /// undecided, or if a granule has too many possible contents.
     pub(crate) fn can_stay_undecided(&self) -> bool {
         const MOST: u64 = 1 << 12;
         self.items
@@ -482,7 +427,7 @@ impl<'t> Walk<'t> {
             .all(|item| item.offset < LENGTH && Choice::count(self.entries_of(item)) <= MOST)
     }
 
-    /// Everything that is undecided here, with what each granule is rather to hold.
+    /// Returns all undecided granules, with the preferred choice for each.
     pub(crate) fn undecided(&self, script: Vec<u16>, preferred: &[Choice]) -> Undecided {
         let mut undecided = Undecided::new(script);
         for (item, &preferred) in self.items.iter().zip(preferred) {
@@ -491,29 +436,29 @@ impl<'t> Walk<'t> {
         undecided
     }
 
-    /// The granules undecided at this point.
-    pub(crate) fn items(&self) -> &[Item] {
+    /// Returns the granules that are undecided at this point.
+    pub(crate) fn items(&self) -> &[UndecidedGranule] {
         &self.items
     }
 
-    /// How many ways there are to choose for the granules that `wanted` picks.
-    fn ways(&self, wanted: impl Fn(&Item) -> bool) -> u64 {
+    /// Returns the number of combinations of choices for the granules that `wanted` selects.
+    fn ways(&self, wanted: impl Fn(&UndecidedGranule) -> bool) -> u64 {
         let items = self.items.iter().filter(|item| wanted(item));
         let counts = items.map(|item| Choice::count(self.entries_of(item)));
         counts.fold(1, u64::saturating_mul)
     }
 
-    /// The choice at granule `at` that loses nothing.
+    /// Returns the choice for granule `at` that loses nothing.
     pub(crate) fn whole(&self, at: usize) -> Choice {
         Choice::all(self.entries_of(&self.items[at]))
     }
 
-    /// Any choice for granule `at`.
+    /// Returns a random choice for granule `at`.
     pub(crate) fn any_choice(&self, at: usize, rng: &mut Rng) -> Choice {
         Choice::random(self.entries_of(&self.items[at]), rng)
     }
 
-    /// Whether `choice` can be made for granule `at`.
+    /// Returns `true` if `choice` is possible for granule `at`.
     pub(crate) fn allows(&self, at: usize, choice: Choice) -> bool {
         let entries = self.entries_of(&self.items[at]);
         match entries.get(choice.taken as usize) {
@@ -534,14 +479,14 @@ impl<'t> Walk<'t> {
         }
     }
 
-    /// Takes the applied choices back.
+    /// Reverts the applied choices.
     pub(crate) fn revert(&mut self) {
         while let Some((offset, old)) = self.undo.pop() {
             self.canvas.put(offset, old);
         }
     }
 
-    /// The image as applied.
+    /// Returns the image with the applied choices.
     pub(crate) fn image<'w>(&'w self, point: &'w CrashPoint, choices: &'w [Choice]) -> Image<'w> {
         Image {
             bytes: &self.canvas.bytes[..self.canvas.len as usize],
@@ -553,18 +498,18 @@ impl<'t> Walk<'t> {
         }
     }
 
-    /// Depends on the contents as applied, alone.
+    /// Returns a hash of the contents with the applied choices.
     pub(crate) fn hash(&self) -> u64 {
         self.canvas.hash
     }
 
-    /// The image as applied was shown: the next one tells what has changed since.
-    pub(crate) fn shown(&mut self) {
+    /// Records that the current image was visited: the next one lists the changes since then.
+    pub(crate) fn mark_visited(&mut self) {
         self.canvas.changed.clear();
     }
 
-    /// Where the crash happened, in words.
-    fn place(&self, point: &CrashPoint, name: &dyn Fn(u64) -> String) -> String {
+    /// Describes where the crash happened.
+    fn describe_point(&self, point: &CrashPoint, name: &dyn Fn(u64) -> String) -> String {
         let at = point.record;
         let mut text = String::from("crash ");
         match self.trace.records().get(at) {
@@ -600,12 +545,12 @@ impl<'t> Walk<'t> {
     }
 
     /// Adds a line about the words `mask` of an entry.
-    fn tell(&self, text: &mut String, verdict: &str, entry: &Entry, mask: u8) {
+    fn describe_entry(&self, text: &mut String, verdict: &str, entry: &Entry, mask: u8) {
         let mut words = entry.words(self.trace, mask);
         let Some(first) = words.next() else { return };
         let TraceRecord { site, thread, .. } = self.trace.records()[entry.record as usize];
         let more = words.count();
-        let by = if thread == THE_DEAD { " by a process that died" } else { "" };
+        let by = if thread == EARLIER_PROCESS { " by a process that died" } else { "" };
         let _ = if first.offset == LENGTH {
             writeln!(text, "  {verdict} growth to {:#x} bytes at {site}", first.new)
         } else {
@@ -620,90 +565,95 @@ impl<'t> Walk<'t> {
     }
 }
 
-/// A way to choose an image where there are too many to build them all.
+/// A pattern for choosing an image when there are too many to build them all.
 #[derive(Clone, Copy)]
-pub(crate) enum Shape {
-    /// Nothing undecided is there.
+pub(crate) enum Pattern {
+    /// No undecided store survives.
     Nothing,
-    /// All of it is.
+    /// All of them survive.
     Everything,
-    /// All of it but one granule is.
+    /// All of them survive, except those of one granule.
     AllBut(usize),
-    /// One granule's is.
+    /// Only those of one granule survive.
     Only(usize),
-    /// The oldest stores of one granule, and everything or nothing of the others.
+    /// The oldest stores of one granule survive, and all or none of the others.
     Prefix { item: usize, taken: u32, rest: bool },
-    /// Granules that end in a bulk write lag behind those that end in a single store, which usually
-    /// commits; or the other way round.
+    /// Granules that end in a bulk write are older than those that end in a single store, which
+    /// usually commits, or the other way round.
     Commits { first: bool },
-    /// Anything.
+    /// Random choices.
     Random,
 }
 
-/// What the granules hold in which nothing needs to persist.
+/// The contents of granules in which nothing needs to persist.
 #[derive(Clone, Copy)]
-enum Idle {
+enum TransientState {
     Newest,
     Oldest,
     Mixed,
 }
 
 /// The images to build at one point.
-pub(crate) enum Plan {
+pub(crate) enum ImagePlan {
     /// All of them.
     Every(u64),
     /// All combinations of stores that need to persist, each with some states of the others.
     EveryStore { combinations: u64, rounds: u64 },
-    /// A choice.
-    Some(Vec<Shape>),
+    /// A selection.
+    Some(Vec<Pattern>),
 }
 
-impl Plan {
+impl ImagePlan {
     pub(crate) fn of(walk: &Walk<'_>, config: &ImageConfig, rng: &mut Rng) -> Self {
         let every = walk.ways(|_| true);
         if every <= config.per_point {
-            return Plan::Every(every);
+            return ImagePlan::Every(every);
         }
         let combinations = walk.ways(|item| !item.idle);
         if combinations <= config.per_point {
-            let rounds = (config.per_point / combinations).min(IDLE.len() as u64);
-            return Plan::EveryStore { combinations, rounds };
+            let rounds = (config.per_point / combinations).min(TRANSIENT_STATES.len() as u64);
+            return ImagePlan::EveryStore { combinations, rounds };
         }
-        let mut shapes = vec![Shape::Nothing, Shape::Everything];
-        shapes.extend([true, false].map(|first| Shape::Commits { first }));
-        shapes.extend((0..config.random).map(|_| Shape::Random));
+        let mut patterns = vec![Pattern::Nothing, Pattern::Everything];
+        patterns.extend([true, false].map(|first| Pattern::Commits { first }));
+        patterns.extend((0..config.random).map(|_| Pattern::Random));
         for (at, item) in walk.items.iter().enumerate().filter(|(_, item)| !item.idle) {
-            shapes.extend([Shape::AllBut(at), Shape::Only(at)]);
+            patterns.extend([Pattern::AllBut(at), Pattern::Only(at)]);
             for taken in 1..item.count as u32 {
-                shapes.extend([true, false].map(|rest| Shape::Prefix { item: at, taken, rest }));
+                patterns.extend([true, false].map(|rest| Pattern::Prefix {
+                    item: at,
+                    taken,
+                    rest,
+                }));
             }
         }
-        // The two extremes always; of the others a random choice if there are still too many.
+        // The two extremes are always built. If there are still too many, a random selection of the
+        // others.
         let most = config.per_point.max(2) as usize;
-        if shapes.len() > most {
+        if patterns.len() > most {
             for at in 2..most {
-                let other = at as u64 + rng.below((shapes.len() - at) as u64);
-                shapes.swap(at, other as usize);
+                let other = at as u64 + rng.below((patterns.len() - at) as u64);
+                patterns.swap(at, other as usize);
             }
-            shapes.truncate(most);
+            patterns.truncate(most);
         }
-        Plan::Some(shapes)
+        ImagePlan::Some(patterns)
     }
 
-    /// Whether it has every combination of stores that need to persist.
+    /// Returns `true` if every combination of stores that need to persist is built.
     pub(crate) fn is_exhaustive(&self) -> bool {
-        !matches!(self, Plan::Some(_))
+        !matches!(self, ImagePlan::Some(_))
     }
 
     pub(crate) fn len(&self) -> u64 {
         match self {
-            Plan::Every(combinations) => *combinations,
-            Plan::EveryStore { combinations, rounds } => combinations * rounds,
-            Plan::Some(shapes) => shapes.len() as u64,
+            ImagePlan::Every(combinations) => *combinations,
+            ImagePlan::EveryStore { combinations, rounds } => combinations * rounds,
+            ImagePlan::Some(patterns) => patterns.len() as u64,
         }
     }
 
-    /// Makes the `number`-th image's choices.
+    /// Makes the choices of the `number`-th image.
     pub(crate) fn choose(
         &self,
         number: u64,
@@ -713,62 +663,69 @@ impl Plan {
     ) {
         choices.clear();
         let mut digits = number;
-        // Each combination meets another state in each round; in a single round, its neighbours do.
+        // Each combination has another state in each round; in a single round, its neighbours have.
         let turn = match self {
-            Plan::EveryStore { combinations, .. } => number % combinations + number / combinations,
+            ImagePlan::EveryStore { combinations, .. } => {
+                number % combinations + number / combinations
+            }
             _ => number,
         };
-        let idle = IDLE[turn as usize % IDLE.len()];
+        let idle = TRANSIENT_STATES[turn as usize % TRANSIENT_STATES.len()];
         for (at, item) in walk.items.iter().enumerate() {
             let entries = walk.entries_of(item);
             choices.push(match self {
-                Plan::EveryStore { .. } | Plan::Some(_) if item.idle => idle.choice(entries, rng),
-                Plan::Every(_) | Plan::EveryStore { .. } => {
+                ImagePlan::EveryStore { .. } | ImagePlan::Some(_) if item.idle => {
+                    idle.choice(entries, rng)
+                }
+                ImagePlan::Every(_) | ImagePlan::EveryStore { .. } => {
                     let count = Choice::count(entries);
                     let choice = Choice::nth(entries, digits % count);
                     digits /= count;
                     choice
                 }
-                Plan::Some(shapes) => shapes[number as usize].choice(at, entries, rng),
+                ImagePlan::Some(patterns) => patterns[number as usize].choice(at, entries, rng),
             });
         }
     }
 }
 
-const IDLE: [Idle; 3] = [Idle::Newest, Idle::Oldest, Idle::Mixed];
+const TRANSIENT_STATES: [TransientState; 3] =
+    [TransientState::Newest, TransientState::Oldest, TransientState::Mixed];
 
-impl Idle {
+impl TransientState {
     fn choice(self, entries: &[Entry], rng: &mut Rng) -> Choice {
         match self {
-            Idle::Newest => Choice::all(entries),
-            Idle::Oldest => Choice::default(),
-            Idle::Mixed => Choice::random(entries, rng),
+            TransientState::Newest => Choice::all(entries),
+            TransientState::Oldest => Choice::default(),
+            TransientState::Mixed => Choice::random(entries, rng),
         }
     }
 }
 
-impl Shape {
+impl Pattern {
     fn choice(self, at: usize, entries: &[Entry], rng: &mut Rng) -> Choice {
         let whole = match self {
-            Shape::Nothing => false,
-            Shape::Everything => true,
-            Shape::AllBut(item) => at != item,
-            Shape::Only(item) => at == item,
-            Shape::Prefix { item, taken, .. } if at == item => return Choice { taken, partial: 0 },
-            Shape::Prefix { rest, .. } => rest,
-            Shape::Commits { first } => {
+            Pattern::Nothing => false,
+            Pattern::Everything => true,
+            Pattern::AllBut(item) => at != item,
+            Pattern::Only(item) => at == item,
+            Pattern::Prefix { item, taken, .. } if at == item => {
+                return Choice { taken, partial: 0 };
+            }
+            Pattern::Prefix { rest, .. } => rest,
+            Pattern::Commits { first } => {
                 let commits =
                     entries.last().is_some_and(|e| e.mask.is_power_of_two() && !e.transient);
                 commits == first
             }
-            Shape::Random => return Choice::random(entries, rng),
+            Pattern::Random => return Choice::random(entries, rng),
         };
         if whole { Choice::all(entries) } else { Choice::default() }
     }
 }
 
-/// The most images at one point with which points that want so many have no more than `budget` together.
-/// Nothing if there is enough for all.
+/// Returns the maximum number of images per point so that points that want these numbers of images
+/// have no more than `budget` together. Returns `None` if the budget is enough for all.
 pub(crate) fn fair_share(mut wanted: Vec<u64>, budget: u64) -> Option<u64> {
     wanted.sort_unstable();
     let mut left = budget;
@@ -782,10 +739,11 @@ pub(crate) fn fair_share(mut wanted: Vec<u64>, budget: u64) -> Option<u64> {
     None
 }
 
-/// Shows `visit` the possible images at every crash point of `trace`, each once for the same obligations.
+/// Calls `visit` with the possible images at every crash point of `trace`, each once for the same
+/// requirements.
 ///
-/// Stops early when `visit` answers `Break`. Deterministic: the same trace and configuration show the same
-/// images.
+/// Stops early when `visit` returns `Break`. Deterministic: the same trace and configuration
+/// produce the same images.
 pub fn for_each_image(
     trace: &Trace,
     config: &ImageConfig,
@@ -797,17 +755,17 @@ pub fn for_each_image(
     let mut stats = ImageStats::default();
     let mut choices = Vec::new();
     while let Some(point) = walk.next_point() {
-        let plan = Plan::of(&walk, config, &mut rng);
+        let plan = ImagePlan::of(&walk, config, &mut rng);
         stats.points += 1;
         stats.exhaustive += u64::from(plan.is_exhaustive());
-        let owed = point.promises();
+        let requirements = point.requirements();
         for number in 0..plan.len() {
             plan.choose(number, &walk, &mut rng, &mut choices);
             walk.apply(&choices);
-            if seen.insert(fold(walk.hash(), owed)) {
+            if seen.insert(fold(walk.hash(), requirements)) {
                 stats.images += 1;
                 let flow = visit(&walk.image(&point, &choices));
-                walk.shown();
+                walk.mark_visited();
                 if flow.is_break() {
                     return stats;
                 }

@@ -1,4 +1,5 @@
-//! Exact outcome sets of small programs, and the crash points against a simulator that has no shortcuts.
+//! Exact outcome sets of small programs, and a comparison of the crash points with a simulator that
+//! has no shortcuts.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -32,18 +33,19 @@ fn flush_fence(sim: &Sim, offset: u64) {
     sim.persist(cell(sim, offset));
 }
 
-/// Changes what is owed, so that images seen before are shown again at the end.
+/// Changes the requirements, so that images seen before are visited again at the end.
 fn acknowledge(sim: &Sim) {
     sim.note(Note::Begin(0));
     sim.note(Note::End(0));
 }
 
-/// Runs `code` as a thread of its own.
+/// Runs `code` in another thread.
 fn other(sim: &Sim, code: impl FnOnce(&Sim) + Send) {
     thread::scope(|threads| threads.spawn(|| code(sim)).join().unwrap());
 }
 
-/// Runs `program` and returns what the words at `read` may hold after a crash: at any moment, and at the end.
+/// Runs `program` and returns the possible values of the words at `read` after a crash: at any
+/// moment, and at the end.
 fn crash(config: ImageConfig, read: &[u64], program: impl FnOnce(&Sim)) -> [BTreeSet<Vec<u64>>; 2] {
     crash_trace(config, read, &record(program))
 }
@@ -71,13 +73,13 @@ fn crash_trace(config: ImageConfig, read: &[u64], trace: &Trace) -> [BTreeSet<Ve
     [ever, last]
 }
 
-/// What the words at `read` may hold after a power loss at the end of `program`.
+/// Returns the possible values of the words at `read` after a power loss at the end of `program`.
 fn at_end(read: &[u64], program: impl FnOnce(&Sim)) -> BTreeSet<Vec<u64>> {
     let [_, last] = crash(ImageConfig::default(), read, program);
     last
 }
 
-/// What they may hold after a power loss at any moment.
+/// Returns the possible values after a power loss at any moment.
 fn ever(read: &[u64], program: impl FnOnce(&Sim)) -> BTreeSet<Vec<u64>> {
     let [ever, _] = crash(ImageConfig::default(), read, program);
     ever
@@ -148,7 +150,7 @@ fn flushing_another_line_does_not_help() {
 }
 
 #[test]
-fn a_flush_captures_what_the_line_holds_at_that_moment() {
+fn a_flush_captures_the_current_contents_of_the_line() {
     let program = |sim: &Sim| {
         set(sim, X, 1);
         flush(sim, X);
@@ -194,7 +196,7 @@ fn a_reader_may_persist_what_it_read() {
 }
 
 #[test]
-fn what_depends_on_an_unpersisted_store_may_outlive_it() {
+fn a_dependent_store_may_outlive_an_unpersisted_one() {
     let program = |sim: &Sim| {
         set(sim, X, 1);
         other(sim, |sim| {
@@ -259,7 +261,7 @@ fn death_of_the_process_leaves_a_prefix_of_all_stores() {
 }
 
 #[test]
-fn pages_persist_by_prefix_and_only_a_sync_is_sure() {
+fn pages_persist_by_prefix_and_only_a_sync_is_certain() {
     let config = ImageConfig::of(Model::PageCache { granule: 4096 });
     let program = |sim: &Sim| {
         set(sim, X, 1);
@@ -302,7 +304,7 @@ fn a_sync_after_a_failed_one_does_not_repair_it() {
         sim.sync().unwrap();
     };
     assert_eq!(crash(config, &[X, Z], program)[1], sets(&[[0, 1], [1, 1]]));
-    // Writing the page again does.
+    // Writing the page again repairs it.
     let repaired = |sim: &Sim| {
         program(sim);
         set(sim, X2, 1);
@@ -312,7 +314,7 @@ fn a_sync_after_a_failed_one_does_not_repair_it() {
 }
 
 #[test]
-fn growth_is_durable_at_once_or_at_a_sync() {
+fn growth_is_durable_immediately_or_at_a_sync() {
     let lengths = |growth, sync: bool| {
         let sim = Sim::new(1 << 16).unwrap();
         sim.grow(4096).unwrap();
@@ -343,7 +345,7 @@ fn growth_is_durable_at_once_or_at_a_sync() {
 }
 
 #[test]
-fn a_discard_is_durable_at_once_and_what_was_there_before_it() {
+fn a_discard_is_durable_immediately() {
     let program = |sim: &Sim| {
         set(sim, Z, 1);
         flush_fence(sim, Z);
@@ -357,7 +359,7 @@ fn a_discard_is_durable_at_once_and_what_was_there_before_it() {
 }
 
 #[test]
-fn what_a_checkpoint_covers_is_not_crashed() {
+fn nothing_before_a_checkpoint_is_crashed() {
     let program = |sim: &Sim| {
         set(sim, X, 1);
         sim.pause();
@@ -411,7 +413,7 @@ fn a_torn_store_persists_in_any_part_of_its_halves() {
     assert_eq!(commits.len(), 1, "`set` stores both");
     let torn = Mutation::TearStore(*commits.first().unwrap()).apply(&trace);
     let [ever, last] = crash_trace(ImageConfig::default(), &[X], &torn);
-    // Of the second store a single byte changes.
+    // Only one byte changes in the second store.
     let halves: Vec<u64> = ever.into_iter().map(|found| found[0]).collect();
     assert!(halves == [0, 0x0002, 0x0102, 0x0302] || halves == [0, 0x0100, 0x0102, 0x0302]);
     assert_eq!(last, sets(&[[0x0302]]));
@@ -436,22 +438,23 @@ fn a_commit_is_a_word_that_is_stored_alone() {
 }
 
 #[test]
-fn accesses_outside_and_endless_loops_panic() {
+fn accesses_outside_the_medium_and_endless_loops_panic() {
     let sim = Sim::new(1 << 16).unwrap();
     sim.grow(8192).unwrap();
     let foreign = Sim::new(1 << 16).unwrap();
     foreign.grow(4096).unwrap();
-    let said = |code: &dyn Fn()| {
+    let panic_message = |code: &dyn Fn()| {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(code));
         *result.unwrap_err().downcast::<String>().unwrap()
     };
-    let outside = said(&|| set_through(&sim, cell(&foreign, 0)));
+    let outside = panic_message(&|| set_through(&sim, cell(&foreign, 0)));
     assert!(outside.contains("store of 8 bytes") && outside.contains("outside"), "{outside}");
     assert!(outside.contains("litmus.rs"), "{outside}");
-    let flushed = said(&|| sim.flush_bytes(cell(&sim, 8184) as *const PmU64 as *const u8, 16));
+    let flushed =
+        panic_message(&|| sim.flush_bytes(cell(&sim, 8184) as *const PmU64 as *const u8, 16));
     assert!(flushed.contains("flush of 16 bytes at offset 0x1ff8"), "{flushed}");
     sim.set_budget(1000);
-    let stuck = said(&|| while sim.load(cell(&sim, 0)) == 0 {});
+    let stuck = panic_message(&|| while sim.load(cell(&sim, 0)) == 0 {});
     assert!(stuck.contains("stuck"), "{stuck}");
     // The medium is still usable.
     set(&sim, 0, 1);
@@ -466,7 +469,7 @@ fn set_through(sim: &Sim, cell: &PmU64) {
 }
 
 #[test]
-fn the_lines_that_were_read_are_known() {
+fn lines_that_were_read_are_tracked() {
     let mut sim = Sim::from_image(&[0; 4096], 4096).unwrap();
     set(&sim, X, 1);
     assert!(!sim.was_read(0..4096));
@@ -475,7 +478,7 @@ fn the_lines_that_were_read_are_known() {
     assert!(!sim.was_read(0..64) && !sim.was_read(128..4096));
     assert!(sim.reload(&[0; 4096], Some(&[])));
     assert!(!sim.was_read(0..4096));
-    assert_eq!(sim.contents(), [0; 4096], "the store was taken back");
+    assert_eq!(sim.contents(), [0; 4096], "the store was undone");
     assert!(sim.was_read(0..64));
     let handle = sim.clone();
     assert!(!sim.reload(&[0; 4096], None), "another handle lives");
@@ -486,7 +489,7 @@ fn the_lines_that_were_read_are_known() {
     assert_eq!(sim.trace().base(), image);
 }
 
-/// Threads that race: the recording must be an order that explains every value that was read.
+/// Threads that race: the recording must be in an order that explains every loaded value.
 #[test]
 fn racing_threads_are_recorded_in_the_order_of_their_effects() {
     let sim = Sim::new(4096).unwrap();
@@ -503,7 +506,7 @@ fn racing_threads_are_recorded_in_the_order_of_their_effects() {
                     while let Err(found) = sim.cas(counter, seen, seen + 1) {
                         seen = found;
                     }
-                    // Copies what was just counted: must come after it in the recording.
+                    // A copy of the new count: must come after it in the recording.
                     sim.store(cell(sim, Y + thread * LINE), seen + 1);
                     if round % 16 == 0 {
                         sim.persist(counter);
@@ -532,7 +535,8 @@ fn racing_threads_are_recorded_in_the_order_of_their_effects() {
     assert_eq!(memory, sim.contents());
 }
 
-/// A simulator of a power loss without any shortcut: what may remain after the first `time` records.
+/// Simulates a power loss without any shortcut: returns the possible contents after the first
+/// `time` records.
 fn reference(trace: &Trace, time: usize) -> BTreeSet<Vec<u8>> {
     let records = &trace.records()[..time];
     let mut images = BTreeSet::from([trace.base().to_vec()]);
@@ -550,7 +554,8 @@ fn reference(trace: &Trace, time: usize) -> BTreeSet<Vec<u8>> {
                 _ => None,
             })
             .collect();
-        // Durable for certain: what a flush saw that was followed by a fence of the same thread.
+        // Certainly durable: stores captured by a flush that is followed by a fence of the same
+        // thread.
         let sure = records.iter().enumerate().filter_map(|(at, record)| match record.event {
             Event::Flush { offset, len }
                 if (offset..offset + len).any(|byte| byte / LINE == line) =>
@@ -585,7 +590,7 @@ fn reference(trace: &Trace, time: usize) -> BTreeSet<Vec<u8>> {
     images
 }
 
-/// A random program of two threads on three lines, as a recording.
+/// Returns the recording of a random program of two threads on three lines.
 fn random_trace(rng: &mut Rng) -> Trace {
     let site = Site::caller();
     let mut memory = vec![0; 3 * LINE as usize];
@@ -597,7 +602,7 @@ fn random_trace(rng: &mut Rng) -> Trace {
         let event = match rng.below(10) {
             kind @ 0..4 => {
                 let first = words.len() as u32;
-                // Now and then a bulk write, which may reach into the next line.
+                // Sometimes a bulk write, which may extend into the next line.
                 let count = if kind == 3 { 1 + rng.below(2) } else { 1 };
                 let start = if kind == 3 { rng.below(3 * 8 - 1) * 8 } else { offset };
                 for offset in (start..).step_by(8).take(count as usize) {
@@ -623,8 +628,8 @@ fn random_trace(rng: &mut Rng) -> Trace {
     Trace::new(memory, records, words)
 }
 
-/// Every outcome of a crash at any moment appears at one of the crash points, with obligations at least as
-/// strict; and nothing impossible does.
+/// Every outcome of a crash at any moment appears at one of the crash points, with requirements
+/// that are at least as strict, and nothing impossible appears.
 #[test]
 fn the_crash_points_lose_nothing() {
     let mut rng = Rng::new(2024);
@@ -663,7 +668,8 @@ fn the_crash_points_lose_nothing() {
     assert!(moments > 3 * images, "{moments} outcomes by {images} images");
 }
 
-/// The death of a process leaves exactly what had been stored, with what was owed then.
+/// The death of a process leaves exactly the contents that had been stored, with the requirements
+/// of that moment.
 #[test]
 fn the_crash_points_of_a_process_lose_nothing() {
     let mut rng = Rng::new(7);
@@ -703,7 +709,7 @@ fn the_crash_points_of_a_process_lose_nothing() {
 }
 
 #[test]
-fn points_with_too_many_images_show_the_telling_ones() {
+fn points_with_too_many_images_show_the_most_informative_ones() {
     let sim = Sim::new(1 << 16).unwrap();
     sim.grow(1 << 13).unwrap();
     sim.checkpoint();
@@ -741,7 +747,7 @@ fn points_with_too_many_images_show_the_telling_ones() {
 }
 
 #[test]
-fn transient_stores_do_not_crowd_out_the_others() {
+fn transient_stores_do_not_displace_the_others() {
     let sim = Sim::new(1 << 16).unwrap();
     sim.grow(1 << 13).unwrap();
     sim.checkpoint();
@@ -768,7 +774,7 @@ fn transient_stores_do_not_crowd_out_the_others() {
 }
 
 #[test]
-fn a_lock_that_was_taken_often_is_as_good_as_fresh_or_as_any_of_the_last_states() {
+fn a_frequently_changed_lock_has_its_first_or_one_of_its_last_states() {
     let found = at_end(&[X, X2], |sim| {
         (1..=100).for_each(|value| sim.store_transient(cell(sim, X), value));
         set(sim, X2, 1);
@@ -778,5 +784,5 @@ fn a_lock_that_was_taken_often_is_as_good_as_fresh_or_as_any_of_the_last_states(
     let [_, data] = crash(ImageConfig::default(), &[X], |sim| {
         (1..=100).for_each(|value| set(sim, X, value));
     });
-    assert_eq!(data.len(), 101, "stores that need to persist are all remembered");
+    assert_eq!(data.len(), 101, "stores that need to persist are all kept");
 }

@@ -1,4 +1,4 @@
-//! The medium that records.
+//! The medium that records accesses.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -8,44 +8,46 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mutation::Mutation;
 use super::rng::fold;
-use super::schedule::{self, Did, Schedule};
+use super::schedule::{self, Progress, Schedule};
 use super::trace::{Event, LENGTH, Site, Span, Trace, TraceRecord, Word};
 use super::undecided::{Outcome, Undecided};
 use crate::epoch::thread_ordinal;
 use crate::medium::{Dram, LINE, Medium, Note, Pages};
 use crate::{Error, ErrorKind, PmU64, Result};
 
-/// Accesses that a thread may still make while it unwinds from having run out of its budget.
+/// Number of accesses that a thread may still make while it unwinds after its budget ran out.
 const GRACE: u64 = 100_000;
 
-/// Memory that remembers every store, flush and fence, so that all crash states can be derived afterwards.
+/// Memory that records every store, flush and fence, so that all crash states can be derived
+/// afterwards.
 ///
-/// A handle: clones share the memory and the recording, so a structure can own one while its tester keeps
-/// another. Stores happen under one lock, in the order in which they are recorded; loads take no lock. An
-/// access outside the medium panics.
+/// This is a handle: clones share the memory and the recording, so a structure can own one while
+/// its test keeps another. Stores happen under one lock, in the order in which they are recorded;
+/// loads take no lock. An access outside the medium panics.
 ///
-/// It records from the beginning; [`pause`](Sim::pause) and [`checkpoint`](Sim::checkpoint) leave out
-/// what is not worth crashing.
+/// It records from the beginning; [`pause`](Sim::pause) and [`checkpoint`](Sim::checkpoint) exclude
+/// parts that are not worth crashing.
 #[derive(Clone)]
 pub struct Sim {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// All of it is usable from the start; `len` is what the structure under test may use.
+    /// All of it is usable from the start. The structure under test may use `len` bytes.
     memory: Dram,
     len: AtomicU64,
     steps: AtomicU64,
     /// Lines that were loaded from.
     read: Lines,
-    /// Lines that hold something undecided.
+    /// Lines with undecided contents.
     undecided: Lines,
-    /// Lines of which a load need not take notice: they were read before, and nothing in them is undecided.
+    /// Lines whose loads need no further tracking: they were read before, and nothing in them is
+    /// undecided.
     quiet: Lines,
     log: Mutex<Log>,
 }
 
-/// A set of lines: one bit each.
+/// A set of lines, with one bit for each.
 struct Lines(Box<[AtomicU64]>);
 
 impl Lines {
@@ -78,21 +80,21 @@ impl Lines {
 #[derive(Default)]
 struct Log {
     paused: bool,
-    /// Whether undoing `words` would lead back to the contents that the medium began with.
+    /// Whether undoing `words` does not restore the initial contents of the medium.
     partial: bool,
     fail_sync: bool,
     records: Vec<TraceRecord>,
     words: Vec<Word>,
-    /// Ordinals of the threads seen: the position is the number in the records.
+    /// Ordinals of the threads seen. The position is the number in the records.
     threads: Vec<usize>,
     undecided: Option<Undecided>,
-    /// What decisions have changed, and what was there before, last first.
+    /// The values that decisions have overwritten, last first.
     overwritten: Vec<(u64, u64)>,
     mutation: Option<Mutation>,
-    /// A mistake that the recording is to get later.
+    /// A mutation that will be applied to the recording later.
     expected: Option<Mutation>,
     schedule: Schedule,
-    /// Depends on the order in which threads ran under the schedule.
+    /// A number that depends on the order in which threads ran under the schedule.
     order: u64,
 }
 
@@ -121,7 +123,8 @@ impl Log {
     /// Adds the words to the recording.
     fn span(&mut self, words: impl IntoIterator<Item = Word>) -> Span {
         let first = self.words.len();
-        // The iterator writes the words as it goes, so it must run even when they are not recorded.
+        // The iterator writes the words as it advances, so it must run even if they are not
+        // recorded.
         self.words.extend(words);
         if self.paused {
             self.words.truncate(first);
@@ -134,17 +137,18 @@ impl Log {
         self.push(Event::Store { words, transient }, site);
     }
 
-    fn forget(&mut self) {
+    fn discard_records(&mut self) {
         self.records.clear();
         self.words.clear();
     }
 }
 
 impl Sim {
-    /// An empty medium that can [`grow`](Medium::grow) to `capacity` bytes. Keep it small, a few hundred
-    /// KiB: images are of this size.
+    /// Creates an empty medium that can [`grow`](Medium::grow) to `capacity` bytes. The capacity
+    /// should be small, a few hundred KiB, because images have this size.
     ///
     /// # Errors
+    ///
     /// Those of [`Dram::reserve`].
     pub fn new(capacity: u64) -> Result<Self> {
         let memory = Dram::reserve(capacity, Pages::Base)?;
@@ -156,9 +160,11 @@ impl Sim {
         Ok(Sim { shared: Arc::new(shared) })
     }
 
-    /// A medium that holds `image`, as after a crash, and records what recovery does with it.
+    /// Creates a medium that holds `image`, as after a crash, and records what recovery does with
+    /// it.
     ///
     /// # Errors
+    ///
     /// `Config` if the image is longer than `capacity` or not a multiple of 4096 bytes; those of
     /// [`Dram::reserve`].
     pub fn from_image(image: &[u8], capacity: u64) -> Result<Self> {
@@ -171,27 +177,31 @@ impl Sim {
         Ok(sim)
     }
 
-    /// Makes a mistake from now on: leaves out flushes or fences, or lets the structure make one that it carries
-    /// in itself. Other mistakes concern whole recordings: see [`Mutation::apply`].
+    /// Applies a mutation from now on: omits flushes or fences, or makes the structure execute a
+    /// planted mistake. Other mutations apply to whole recordings: see [`Mutation::apply`].
     pub fn mutate(&self, mutation: Option<Mutation>) {
         self.log().mutation = mutation;
     }
 
-    /// Lets threads that run [in parallel](Sim::in_parallel) be held up where this mistake will show.
+    /// Makes threads that run [in parallel](Sim::in_parallel) pause where this mutation will have
+    /// an effect.
     pub(crate) fn expect(&self, mutation: Mutation) {
         self.log().expected = Some(mutation);
     }
 
-    /// Chooses the order in which threads run that are started [in parallel](Sim::in_parallel) from now on.
+    /// Sets the order in which threads run that are started [in parallel](Sim::in_parallel) from
+    /// now on.
     pub fn set_schedule(&self, schedule: Schedule) {
         self.log().schedule = schedule;
     }
 
-    /// Runs `bodies` as threads that take turns at every access to this medium, in an order that follows from
-    /// the schedule: the same in every run, if they share nothing else. Answers what they answer.
+    /// Runs `bodies` as threads that take turns at every access to this medium, in an order that
+    /// follows from the schedule: the same in every run, if they share nothing else. Returns their
+    /// results.
     ///
     /// # Panics
-    /// If one of them does, or if they wait for each other for ever.
+    ///
+    /// If one of them does, or if they wait for each other forever.
     pub fn in_parallel<'env, R: Send>(
         &self,
         bodies: Vec<Box<dyn FnOnce() -> R + Send + 'env>>,
@@ -200,79 +210,84 @@ impl Sim {
         let (results, order) = schedule::run(schedule, bodies);
         let mut log = self.log();
         log.order = fold(log.order, order);
-        // What runs in parallel next need not run in the same way.
+        // The next threads that run in parallel need not run in the same order.
         log.schedule.seed = fold(schedule.seed, 1);
         results
     }
 
-    /// A number that depends on the order in which threads ran that were started [in parallel](Sim::in_parallel).
+    /// Returns a number that depends on the order in which threads ran that were started [in
+    /// parallel](Sim::in_parallel).
     pub fn order(&self) -> u64 {
         self.log().order
     }
 
-    /// Stops recording and forgets what was recorded: for setting up a state that others crash.
+    /// Stops recording and discards the recording, to set up the state of a test.
     pub fn pause(&self) {
         let mut log = self.log();
-        log.forget();
+        log.discard_records();
         (log.paused, log.partial) = (true, true);
     }
 
-    /// Declares everything so far durable, forgets how it came about, and records from here.
+    /// Makes everything so far durable, discards the recording, and starts a new one.
     pub fn checkpoint(&self) {
         let mut log = self.log();
-        log.forget();
+        log.discard_records();
         (log.paused, log.partial) = (false, true);
     }
 
-    /// Lets the next [`sync`](Medium::sync) fail: what is then pending may or may not become durable, and
-    /// pages that are not written again are never retried by a later sync, as kernels do it.
+    /// Makes the next [`sync`](Medium::sync) fail: pending stores may or may not become durable,
+    /// and pages that are not written again are not retried by a later sync, as in the kernel.
     pub fn fail_next_sync(&self) {
         self.log().fail_sync = true;
     }
 
-    /// Panics with "stuck" after `steps` more accesses: for code that may hang in a loop.
+    /// Makes accesses panic with "stuck" after `steps` more of them, for code that may loop
+    /// forever.
     pub fn set_budget(&self, steps: u64) {
         self.shared.steps.store(steps, Relaxed);
     }
 
-    /// A copy of the recording.
+    /// Returns a copy of the recording.
     ///
     /// # Panics
+    ///
     /// If an operation began twice, or ended without having begun.
     pub fn trace(&self) -> Trace {
         let log = self.log();
         Trace::new(self.bytes(), log.records.clone(), log.words.clone())
     }
 
-    /// Records so far.
+    /// Returns the number of records so far.
     pub fn recorded(&self) -> usize {
         self.log().records.len()
     }
 
-    /// What the memory holds now. Counts as reading all of it.
+    /// Returns the contents of the memory. Counts as reading all of it.
     pub fn contents(&self) -> Vec<u8> {
         self.shared.read.fill();
         self.bytes()
     }
 
-    /// Whether anything in `range` was loaded since the medium was made. What lies outside always was.
+    /// Returns `true` if anything in `range` was loaded since the medium was created, or `range` is
+    /// partly outside the medium.
     pub fn was_read(&self, range: Range<u64>) -> bool {
         range.end > self.capacity()
             || (range.start / LINE..range.end.div_ceil(LINE)).any(|line| self.shared.read.has(line))
     }
 
-    /// Leaves open what is at some places, to be decided when it is read.
+    /// Makes the contents of some places undecided until they are read.
     pub(crate) fn leave_undecided(&self, undecided: Undecided) {
         undecided.lines().for_each(|line| self.shared.undecided.add(line));
         self.log().undecided = Some(undecided);
     }
 
-    /// Ends the indecision: answers what was decided since [`leave_undecided`](Self::leave_undecided). What was
-    /// not has no right contents.
+    /// Ends the undecided state and returns the decisions made since
+    /// [`leave_undecided`](Self::leave_undecided). Places that were not decided have no valid
+    /// contents.
     pub(crate) fn decisions(&self) -> Outcome {
         let undecided = self.log().undecided.take().unwrap_or_default();
-        // Whatever follows sees one of the possible contents, and a reload puts them all back.
-        self.log().overwritten.extend(undecided.take_back());
+        // Later loads see one of the possible contents, and a reload restores them all.
+        self.log().overwritten.extend(undecided.overwritten());
         undecided.into_outcome()
     }
 
@@ -281,18 +296,18 @@ impl Sim {
         words.flat_map(|word| word.atomic().load(Relaxed).to_le_bytes()).collect()
     }
 
-    /// Lets `visit` see the recording as it is.
+    /// Calls `visit` with the recording.
     pub(crate) fn with_records<R>(&self, visit: impl FnOnce(&[TraceRecord]) -> R) -> R {
         visit(&self.log().records)
     }
 
-    /// Turns the medium into the one that [`from_image`](Sim::from_image) would make of `image`, reusing
-    /// its memory.
-    /// `changed` lists every offset where `image` may differ from what this medium was made of; without
-    /// it everything is copied. Returns whether that was possible: not while another handle lives.
+    /// Turns the medium into the one that [`from_image`](Sim::from_image) would create from
+    /// `image`, reusing its memory. `changed` lists every offset where `image` may differ from the
+    /// image that this medium was created from; without it everything is copied. Returns `false`
+    /// and does nothing if another handle exists.
     pub(crate) fn reload(&mut self, image: &[u8], changed: Option<&[u64]>) -> bool {
-        // The promises of `Medium` bind until the last handle goes; with no other handle and no borrow of
-        // this one, a life ends and another begins here.
+        // The guarantees of `Medium` hold until the last handle is dropped; with no other handle
+        // and no borrow of this one, a new lifetime begins here.
         let Some(shared) = Arc::get_mut(&mut self.shared) else { return false };
         let log = shared.log.get_mut().unwrap_or_else(PoisonError::into_inner);
         match changed {
@@ -302,11 +317,11 @@ impl Sim {
                 for word in log.words.iter().rev().filter(|word| word.offset != LENGTH) {
                     cells[word.offset as usize / 8].atomic().store(word.old, Relaxed);
                 }
-                // Decisions are made before anything is stored at their place.
+                // Decisions are made before anything is stored in their place.
                 for &(offset, before) in &log.overwritten {
                     cells[offset as usize / 8].atomic().store(before, Relaxed);
                 }
-                // What lies beyond a shorter file is lost, and reads as zero here already.
+                // Bytes beyond the end of a shorter file are lost, and are already zero here.
                 for &offset in changed.iter().filter(|&&offset| offset < image.len() as u64) {
                     let value = super::trace::get(image, offset);
                     cells[offset as usize / 8].atomic().store(value, Relaxed);
@@ -315,9 +330,9 @@ impl Sim {
             }
             _ => self.fill(image),
         }
-        let shared = Arc::get_mut(&mut self.shared).expect("still the only handle");
+        let shared = Arc::get_mut(&mut self.shared).expect("no other handle exists");
         let log = shared.log.get_mut().unwrap_or_else(PoisonError::into_inner);
-        log.forget();
+        log.discard_records();
         (log.paused, log.partial, log.fail_sync) = (false, false, false);
         (log.undecided, log.expected, log.order) = (None, None, 0);
         log.overwritten.clear();
@@ -329,7 +344,7 @@ impl Sim {
         true
     }
 
-    /// Makes `image` the contents, and zero what lies beyond.
+    /// Makes `image` the contents, and zeroes the rest.
     fn fill(&self, image: &[u8]) {
         let (words, _) = image.as_chunks::<8>();
         let values = words.iter().map(|word| u64::from_le_bytes(*word)).chain(std::iter::repeat(0));
@@ -339,12 +354,13 @@ impl Sim {
         self.shared.len.store(image.len() as u64, Release);
     }
 
-    /// The first `bytes` bytes.
+    /// Returns the words of the first `bytes` bytes.
     fn words(&self, bytes: u64) -> &[PmU64] {
         self.shared.memory.slice(0, bytes / 8).expect("the whole memory is usable")
     }
 
-    /// A panic under the lock can only come from a failed allocation, so the log stays usable.
+    /// Locks the log. A panic under the lock can only come from a failed allocation, so the log
+    /// stays usable.
     fn log(&self) -> MutexGuard<'_, Log> {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -353,7 +369,8 @@ impl Sim {
     #[track_caller]
     #[inline]
     fn access(&self, what: &str, addr: *const u8, bytes: usize) -> u64 {
-        // Two threads may count one step together: the budget is a guard against hangs, not a measure.
+        // Two threads may count one step together: the budget only prevents hangs, and need not be
+        // exact.
         let steps = self.shared.steps.load(Relaxed);
         if steps == 0 {
             self.stuck();
@@ -370,23 +387,24 @@ impl Sim {
     #[cold]
     #[track_caller]
     fn stuck(&self) {
-        // Destructors that run while this unwinds get some accesses; one that loops aborts the process.
+        // Destructors that run during the unwinding get some accesses; one that loops aborts the
+        // process.
         self.shared.steps.store(GRACE, Relaxed);
         panic!("stuck: the budget of accesses ran out at {}", Site::caller());
     }
 
-    /// Takes notice of a load, and decides what is there if that is undecided.
+    /// Tracks a load, and decides the contents if they are undecided.
     #[inline]
-    fn loading(&self, offset: u64) {
+    fn track_load(&self, offset: u64) {
         let line = offset / LINE;
         if !self.shared.quiet.has(line) {
-            self.loading_first(line, offset);
+            self.track_first_load(line, offset);
         }
-        schedule::did(Did::Load);
+        schedule::after(Progress::Load);
     }
 
     #[cold]
-    fn loading_first(&self, line: u64, offset: u64) {
+    fn track_first_load(&self, line: u64, offset: u64) {
         let shared = &self.shared;
         shared.read.add(line);
         if shared.undecided.has(line) {
@@ -404,9 +422,9 @@ impl Sim {
         shared.quiet.add(line);
     }
 
-    /// Takes notice of a store: what was undecided there does not matter any more.
+    /// Tracks a store: it makes undecided contents irrelevant.
     #[inline]
-    fn storing(&self, offset: u64, log: &mut Log) {
+    fn track_store(&self, offset: u64, log: &mut Log) {
         if self.shared.undecided.has(offset / LINE)
             && let Some(undecided) = &mut log.undecided
         {
@@ -419,17 +437,17 @@ impl Sim {
         let offset = self.access("store", std::ptr::from_ref(cell).cast(), 8);
         {
             let mut log = self.log();
-            self.storing(offset, &mut log);
+            self.track_store(offset, &mut log);
             let old = cell.atomic().swap(new, Release);
             log.stored([Word { offset, old, new }], transient, Site::caller());
         }
-        schedule::did(if transient { Did::Transient } else { Did::Store });
+        schedule::after(if transient { Progress::Transient } else { Progress::Store });
     }
 
     #[track_caller]
     fn cas_word(&self, cell: &PmU64, old: u64, new: u64, transient: bool) -> Result<u64, u64> {
         let offset = self.access("compare-and-swap", std::ptr::from_ref(cell).cast(), 8);
-        self.loading(offset);
+        self.track_load(offset);
         {
             let mut log = self.log();
             let found = cell.atomic().load(Acquire);
@@ -439,7 +457,7 @@ impl Sim {
             cell.atomic().store(new, Release);
             log.stored([Word { offset, old, new }], transient, Site::caller());
         }
-        schedule::did(if transient { Did::Transient } else { Did::Store });
+        schedule::after(if transient { Progress::Transient } else { Progress::Store });
         Ok(old)
     }
 }
@@ -449,13 +467,15 @@ impl Sim {
 fn outside(what: &str, offset: u64, bytes: usize, len: u64) -> ! {
     let site = Site::caller();
     panic!(
-        "{what} of {bytes} bytes at offset {offset:#x}, outside the medium of {len:#x} bytes, at {site}"
+        "{what} of {bytes} bytes at offset {offset:#x}, outside the medium of {len:#x} bytes, \
+         at {site}"
     );
 }
 
-// SAFETY: 1. the memory is a `Dram`, whose base is page-aligned and stays until the last handle goes.
-// 2. all of it was made usable at creation, and `len` never exceeds it. 3. `len` only grows; `reload`, which
-// may lower it, runs only when no other handle and no borrow of this one exists, and the memory stays mapped.
+// SAFETY: 1. The memory is a `Dram`, whose base is page-aligned and exists until the last handle is
+// dropped. 2. All of it was made usable at creation, and `len` never exceeds it. 3. `len` only
+// grows; `reload`, which may lower it, runs only when no other handle and no borrow of this one
+// exists, and the memory stays mapped.
 unsafe impl Medium for Sim {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -485,14 +505,14 @@ unsafe impl Medium for Sim {
         Ok(())
     }
 
-    /// The pages read as zero afterwards, and that is durable at once.
+    /// Discards pages. They are zero afterwards, and that is durable immediately.
     fn discard(&self, range: Range<u64>) {
         let (start, end) = (range.start.next_multiple_of(4096), range.end / 4096 * 4096);
         if start >= end || end > self.len() {
             return;
         }
         let mut log = self.log();
-        (start..end).step_by(8).for_each(|offset| self.storing(offset, &mut log));
+        (start..end).step_by(8).for_each(|offset| self.track_store(offset, &mut log));
         let cells = &self.words(end)[start as usize / 8..];
         let words = (start..end).step_by(8).zip(cells).filter_map(|(offset, cell)| {
             let old = cell.atomic().swap(0, Release);
@@ -532,16 +552,16 @@ unsafe impl Medium for Sim {
             log.expected.or(log.mutation).is_some_and(|mutation| mutation.omits(Event::Fence, site))
         };
         if !omitted {
-            schedule::did(Did::Fence);
+            schedule::after(Progress::Fence);
         }
     }
 
     fn note(&self, note: Note) {
         self.log().push(Event::Note(note), Site::caller());
         match note {
-            Note::Begin(_) => schedule::did(Did::Begin),
-            Note::Scope(_) => schedule::did(Did::Scope),
-            Note::End(_) => schedule::did(Did::End),
+            Note::Begin(_) => schedule::after(Progress::Begin),
+            Note::Scope(_) => schedule::after(Progress::Scope),
+            Note::End(_) => schedule::after(Progress::End),
             Note::Harmless(_) => {}
         }
     }
@@ -553,14 +573,14 @@ unsafe impl Medium for Sim {
     #[inline]
     fn load(&self, cell: &PmU64) -> u64 {
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
-        self.loading(offset);
+        self.track_load(offset);
         cell.atomic().load(Acquire)
     }
 
     #[inline]
     fn load_relaxed(&self, cell: &PmU64) -> u64 {
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
-        self.loading(offset);
+        self.track_load(offset);
         cell.atomic().load(Relaxed)
     }
 
@@ -587,7 +607,10 @@ unsafe impl Medium for Sim {
             return;
         }
         let mut log = self.log();
-        (start..).step_by(8).take(cells.len()).for_each(|offset| self.storing(offset, &mut log));
+        (start..)
+            .step_by(8)
+            .take(cells.len())
+            .for_each(|offset| self.track_store(offset, &mut log));
         let words = cells.iter().zip(bytes.chunks(8)).zip((start..).step_by(8));
         let words = words.map(|((cell, bytes), offset)| {
             let mut word = [0; 8];
@@ -597,6 +620,6 @@ unsafe impl Medium for Sim {
         });
         log.stored(words, false, Site::caller());
         drop(log);
-        schedule::did(Did::Store);
+        schedule::after(Progress::Store);
     }
 }

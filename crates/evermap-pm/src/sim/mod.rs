@@ -1,30 +1,31 @@
 //! A crash simulator for persistent structures: record once, crash everywhere.
 //!
 //! A crash does not change what happened before it. So a structure runs its workload once, on a
-//! [`Sim`], which records every store, flush and fence; and all contents that a crash may leave behind
-//! are derived from that [`Trace`] afterwards:
+//! [`Sim`], which records every store, flush and fence; and all contents that a crash may leave
+//! behind are derived from that [`Trace`] afterwards:
 //!
-//! * A [`Model`] says how memory loses data: line by line when power fails, everything or nothing of what
-//!   comes after some store when the process dies, page by page above the kernel's page cache.
-//! * [`for_each_image`] goes through the crash points and builds the [`Image`]s.
-//! * A [`campaign`] recovers a [`Subject`] from each image, verifies it, goes on using it, and crashes
-//!   recoveries in turn. It reports violations in words, with a [`Replay`] to see each again.
+//! * A [`Model`] says how memory loses data: line by line if power fails, everything or nothing
+//!   after some store if the process dies, page by page above the kernel's page cache.
+//! * [`for_each_image`] runs through the crash points and builds the [`Image`]s.
+//! * A [`campaign`] recovers a [`Subject`] from each image, verifies it, continues to use it, and
+//!   crashes recoveries too. It reports violations, each with a [`Replay`] to repeat it.
 //! * [`oracle`] knows what a map may hold after a crash.
-//! * [`detect`] finds mistakes and waste that show without any crash.
-//! * [`mutants`] drops or delays every flush and every fence, one at a time, and tears every commit: whoever
-//!   tests a structure should see that each of these mistakes is noticed.
-//! * A [`schedule`] lets threads take turns in an order that repeats.
+//! * [`detect`] finds mistakes and waste that a recording shows without any crash.
+//! * [`mutants`] drops or delays every flush and every fence, one at a time, and tears every
+//!   commit: the tests of a structure should detect each of these mistakes.
+//! * A [`schedule`] lets threads take turns in an order that can be repeated.
 //!
-//! What the simulator assumes: accesses of all threads happen one after the other, in some order that each
-//! agrees with (a weaker memory is the business of other tools); read-modify-writes are no fences; a word of
-//! 8 bytes never tears. Structures must reach persistent bytes through [`Medium`](crate::Medium) only.
+//! The assumptions of the simulator: accesses of all threads happen one after the other, in some
+//! order that is consistent with each thread (weaker memory models are the domain of other tools);
+//! read-modify-writes are not fences; a word of 8 bytes never tears. Structures must access
+//! persistent bytes only through [`Medium`](crate::Medium).
 //!
 //! # Example
 //!
-//! Two counters that must never differ by more than one. Both lie on lines of their own.
+//! Two counters that must never differ by more than one, each on a line of its own.
 //!
 //! ```
-//! use evermap_pm::sim::{campaign, Config, CrashPoint, Sim, Subject, Failure};
+//! use evermap_pm::sim::{campaign, Config, CrashPoint, Failure, Sim, Subject};
 //! use evermap_pm::medium::Note;
 //! use evermap_pm::{Medium, PmU64};
 //!
@@ -52,7 +53,7 @@
 //!
 //! impl Subject for Counters {
 //!     type Call = String;
-//!     /// What the counters were when the history began.
+//!     /// The value of the counters when the history began.
 //!     type History = u64;
 //!     type Live = (Sim, u64);
 //!
@@ -69,9 +70,14 @@
 //!         Ok(0)
 //!     }
 //!
-//!     fn recover(&self, sim: &Sim, start: &u64, point: &CrashPoint) -> Result<Self::Live, Failure> {
+//!     fn recover(
+//!         &self,
+//!         sim: &Sim,
+//!         start: &u64,
+//!         point: &CrashPoint,
+//!     ) -> Result<Self::Live, Failure> {
 //!         let [first, second] = counters(sim)?.map(|counter| sim.load(counter));
-//!         // Recovery takes back a count that was only half done.
+//!         // Recovery reverts a count that was only half done.
 //!         if first != second {
 //!             sim.store(counters(sim)?[0], second);
 //!             sim.persist(counters(sim)?[0]);
@@ -99,9 +105,12 @@
 
 pub mod battery;
 pub mod campaign;
+mod choice;
+mod config;
 mod coverage;
 mod crashes;
 pub mod detect;
+mod deviation;
 mod durable;
 mod frontier;
 mod image;
@@ -112,6 +121,7 @@ pub mod mutants;
 mod mutation;
 pub mod oracle;
 mod panics;
+mod recovery;
 mod replay;
 mod report;
 pub mod rng;
@@ -121,7 +131,7 @@ mod subject;
 mod trace;
 mod undecided;
 
-pub use campaign::{Config, Nested};
+pub use config::{Config, Nested};
 pub use coverage::{Pairs, Pruning};
 pub use durable::{GrowthModel, Model};
 pub use image::{CrashPoint, Image, ImageConfig, ImageStats, for_each_image};

@@ -1,54 +1,57 @@
-//! Drops and delays every flush, drops every fence, and tears every commit, one at a time: a campaign that does
-//! not notice one of these has a hole, or what was dropped was not needed.
+//! Mutants: drops and delays every flush, drops every fence, and tears every commit, one at a time.
+//! If a campaign does not detect one of these, it has a gap, or what was dropped was not needed.
 //!
-//! Such a mistake changes nothing that the program does, only what a crash may leave behind. So workloads run
-//! once, and of each changed recording only those crashes are tried that the right program cannot have.
+//! Such a mutation changes nothing that the program does, only what a crash may leave behind. So
+//! workloads run once, and of each changed recording only those crashes are tried that the correct
+//! program cannot have.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
 
-use super::campaign::{Campaign, Config, Level, Recorded};
-use super::crashes::{Attempt, Passing, Run};
+use super::choice::Choice;
+use super::config::Config;
+use super::crashes::{Attempt, Passing, Run, run_quick};
 use super::durable::{Durability, Model};
-use super::image::{Choice, ImageConfig, Item, Walk};
+use super::image::{ImageConfig, UndecidedGranule, Walk};
 use super::mutation::Mutation;
+use super::recovery::{Campaign, Level, Recorded};
 use super::replay::Step;
 use super::report::Report;
 use super::rng::{Rng, fold};
 use super::subject::Subject;
 use super::trace::{Site, Trace};
 
-/// Images at one crash point.
+/// Maximum number of images at one crash point.
 const PER_POINT: u64 = 12;
-/// Crash points in one recording, if more can be changed.
+/// Maximum number of crash points in one recording.
 const POINTS: usize = 160;
-/// Different uses of a recovered structure.
+/// Number of different uses of a recovered structure.
 const PROBES: u64 = 3;
-/// Of points that look the same, so many are tried first.
+/// Of points that look the same, this number are tried first.
 const FIRST_OF_LOOK: usize = 6;
 
-/// What came of a mistake.
+/// The result of trying a mutation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was noticed.
+    /// It was detected.
     Killed(Kill),
-    /// It was not, after so many images.
+    /// It was not detected after this number of images.
     Survived(u64),
-    /// No recording has another crash because of it.
+    /// It changes no crash of any recording.
     NoChange,
 }
 
-/// How a mistake was noticed.
+/// How a mutation was detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kill {
-    /// By which rule.
+    /// The rule that was violated.
     pub oracle: &'static str,
-    /// What was wrong, in words.
+    /// The failure.
     pub message: String,
-    /// In the workload of this seed.
+    /// The seed of the workload.
     pub seed: u64,
-    /// After so many images.
+    /// The number of images until then.
     pub images: u64,
 }
 
@@ -64,30 +67,31 @@ impl fmt::Display for Fate {
     }
 }
 
-/// Workloads that survive every crash, to be run with mistakes.
+/// Workloads that survive every crash, to be tried with mutations.
 pub struct MutantSweep<'s, S: Subject> {
     subject: &'s S,
     config: Config,
-    lives: Vec<Life<S::History>>,
+    workloads: Vec<RecordedWorkload<S::History>>,
     report: Report,
 }
 
-/// One workload, and crashes whose recovery comes by each place.
-struct Life<H> {
+/// One workload, and for each site crashes whose recovery executes it.
+struct RecordedWorkload<H> {
     seed: u64,
     recorded: Recorded<H>,
     passing: HashMap<Site, Passing>,
 }
 
 impl<'s, S: Subject> MutantSweep<'s, S> {
-    /// Runs the workloads of `seeds` without a mistake, and crashes them.
+    /// Runs the workloads of `seeds` without a mutation, and crashes them.
     ///
     /// # Errors
-    /// The report, if something goes wrong without any mistake.
+    ///
+    /// The report, if something fails without any mutation.
     pub fn new(subject: &'s S, config: &Config, seeds: Range<u64>) -> Result<Self, Box<Report>> {
         let config = Config { mutation: None, max_failed: 1, ..*config };
         let mut sweep =
-            MutantSweep { subject, config, lives: Vec::new(), report: Report::default() };
+            MutantSweep { subject, config, workloads: Vec::new(), report: Report::default() };
         for seed in seeds {
             let campaign = &Campaign { subject, config: &sweep.config, seed };
             let mut report = Report { seeds: 1, ..Report::default() };
@@ -99,11 +103,11 @@ impl<'s, S: Subject> MutantSweep<'s, S> {
                     run.passing = Some(HashMap::new());
                     run.crash_all();
                     let passing = run.passing.take().unwrap_or_default();
-                    sweep.lives.push(Life { seed, recorded, passing });
+                    sweep.workloads.push(RecordedWorkload { seed, recorded, passing });
                 }
-                Err(wrong) => {
+                Err(failure) => {
                     report.failed_images += 1;
-                    report.violations.push(campaign.uncrashed(wrong));
+                    report.violations.push(campaign.uncrashed(failure));
                 }
             }
             sweep.report.merge(report);
@@ -111,12 +115,12 @@ impl<'s, S: Subject> MutantSweep<'s, S> {
         if sweep.report.is_clean() { Ok(sweep) } else { Err(Box::new(sweep.report)) }
     }
 
-    /// What crashing the right program has shown.
+    /// Returns the report of crashing the correct program.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Every mistake that can be made in these workloads and their recoveries.
+    /// Returns every possible mutation of these workloads and their recoveries.
     pub fn mutations(&self) -> BTreeSet<Mutation> {
         let Report { flush_sites, fence_sites, commit_sites, .. } = &self.report;
         let flushes = flush_sites.iter().copied();
@@ -127,28 +131,35 @@ impl<'s, S: Subject> MutantSweep<'s, S> {
         drops.chain(delays).chain(fences).chain(torn).collect()
     }
 
-    /// Looks whether a mistake is noticed; stops at the first crash that shows it.
+    /// Tries a mutation. Stops at the first crash that detects it.
     pub fn fate(&self, mutation: Mutation) -> Fate {
         let mut report = Report::default();
         let mut changed = false;
-        for life in &self.lives {
-            changed |= self.try_life(life, mutation, &mut report);
-            if let Some(kill) = kill_of(&report, life.seed) {
+        for workload in &self.workloads {
+            changed |= self.try_workload(workload, mutation, &mut report);
+            if let Some(kill) = kill_of(&report, workload.seed) {
                 return Fate::Killed(kill);
             }
         }
         if changed { Fate::Survived(report.images) } else { Fate::NoChange }
     }
 
-    /// Crashes a workload, and recoveries, where the mistake makes a difference; answers whether it does anywhere.
-    fn try_life(&self, life: &Life<S::History>, mutation: Mutation, report: &mut Report) -> bool {
-        let campaign = &Campaign { subject: self.subject, config: &self.config, seed: life.seed };
-        let root = life.recorded.root(life.seed);
+    /// Crashes a workload, and recoveries, where the mutation makes a difference. Returns `true` if
+    /// it does anywhere.
+    fn try_workload(
+        &self,
+        workload: &RecordedWorkload<S::History>,
+        mutation: Mutation,
+        report: &mut Report,
+    ) -> bool {
+        let campaign =
+            &Campaign { subject: self.subject, config: &self.config, seed: workload.seed };
+        let root = workload.recorded.root(workload.seed);
         let mut run = Run::new(campaign, &root, report);
         run.quick = true;
         let trace = mutation.apply(root.trace);
         let mut changed = try_changed(&mut run, &root.with(&trace), root.trace);
-        let steps = mutation.site().and_then(|site| life.passing.get(&site));
+        let steps = mutation.site().and_then(|site| workload.passing.get(&site));
         let mut steps: Vec<&Step> = steps.into_iter().flat_map(|passing| &passing.steps).collect();
         steps.sort_by_key(|step| step.record);
         for salt in 0..PROBES {
@@ -175,20 +186,20 @@ fn kill_of(report: &Report, seed: u64) -> Option<Kill> {
     Some(Kill { oracle, message, seed, images: report.images })
 }
 
-/// Runs workloads in which threads run in parallel with a mistake. They are recorded anew, since threads are held up
-/// where the mistake shows.
+/// Tries a mutation on workloads with parallel threads. They are recorded again, because threads
+/// are paused where the mutation has an effect.
 pub fn fate_in_parallel<S: Subject>(
     subject: &S,
     config: &Config,
     mutation: Mutation,
     seeds: Range<u64>,
 ) -> Fate {
-    let right = Config { mutation: None, max_failed: 1, ..*config };
+    let correct = Config { mutation: None, max_failed: 1, ..*config };
     let mut report = Report::default();
     let mut changed = false;
     for seed in seeds {
-        let campaign = Campaign { subject, config: &right, seed };
-        match campaign.record_unlike(&subject.workload(seed), mutation) {
+        let campaign = Campaign { subject, config: &correct, seed };
+        match campaign.record_expecting(&subject.workload(seed), mutation) {
             Ok(recorded) => {
                 let root = recorded.root(seed);
                 let mut run = Run::new(&campaign, &root, &mut report);
@@ -196,9 +207,9 @@ pub fn fate_in_parallel<S: Subject>(
                 let trace = mutation.apply(root.trace);
                 changed |= try_changed(&mut run, &root.with(&trace), root.trace);
             }
-            Err(wrong) => {
+            Err(failure) => {
                 report.failed_images += 1;
-                report.violations.push(campaign.uncrashed(wrong));
+                report.violations.push(campaign.uncrashed(failure));
             }
         }
         if let Some(kill) = kill_of(&report, seed) {
@@ -208,7 +219,7 @@ pub fn fate_in_parallel<S: Subject>(
     if changed { Fate::Survived(report.images) } else { Fate::NoChange }
 }
 
-/// Runs whole campaigns with a mistake that the structure carries in itself.
+/// Tries a planted mistake, by running whole campaigns with it.
 pub fn fate_of_planted<S: Subject>(
     subject: &S,
     config: &Config,
@@ -218,7 +229,7 @@ pub fn fate_of_planted<S: Subject>(
     let config = Config { mutation: Some(Mutation::Planted(name)), max_failed: 1, ..*config };
     let mut images = 0;
     for seed in seeds {
-        let report = super::campaign::run_quickly(subject, &config, seed);
+        let report = run_quick(subject, &config, seed);
         images += report.images;
         if let Some(kill) = kill_of(&report, seed) {
             return Fate::Killed(Kill { images, ..kill });
@@ -227,29 +238,29 @@ pub fn fate_of_planted<S: Subject>(
     Fate::Survived(images)
 }
 
-/// A granule of which the mistake leaves more undecided, and what it is to hold to show that.
+/// A granule of which the mutation leaves more undecided, and the contents that show that.
 struct Change {
     granule: usize,
     shows: Choice,
 }
 
-/// Crashes a changed recording where more is undecided than in the right one; answers whether there is such a
-/// point.
+/// Crashes a changed recording where more is undecided than in the correct one. Returns `true` if
+/// there is such a point.
 fn try_changed<S: Subject>(
     run: &mut Run<'_, S>,
     level: &Level<'_, S::History>,
-    right: &Trace,
+    correct: &Trace,
 ) -> bool {
     let images = &level.images(run.campaign.config);
     if images.model == Model::ProcessDeath {
-        // It finds what was stored, flushed or not.
+        // The next process finds everything that was stored, flushed or not.
         return false;
     }
-    let points = changed_points(level.trace, right, images);
+    let points = changed_points(level.trace, correct, images);
     let any = !points.is_empty();
     run.begin(level);
     let mut walk = Walk::new(level.trace, images);
-    let mut before = Before::new(right, images);
+    let mut before = Before::new(correct, images);
     for record in selection(points, images.seed) {
         let Some(point) = walk.go_to(record) else { break };
         let changes = before.changes(&walk);
@@ -263,10 +274,10 @@ fn try_changed<S: Subject>(
     any
 }
 
-/// The points at which more is undecided, and what they look like.
-fn changed_points(changed: &Trace, right: &Trace, images: &ImageConfig) -> Vec<(usize, u64)> {
+/// Returns the points at which more is undecided, and what they look like.
+fn changed_points(changed: &Trace, correct: &Trace, images: &ImageConfig) -> Vec<(usize, u64)> {
     let mut walk = Walk::new(changed, images);
-    let mut before = Before::new(right, images);
+    let mut before = Before::new(correct, images);
     let mut points = Vec::new();
     while let Some(point) = walk.next_point() {
         if !before.changes(&walk).is_empty() {
@@ -276,7 +287,7 @@ fn changed_points(changed: &Trace, right: &Trace, images: &ImageConfig) -> Vec<(
     points
 }
 
-/// Chooses some of many points: a few of each look, and any others.
+/// Selects some of many points: a few of each look, and any others.
 fn selection(points: Vec<(usize, u64)>, seed: u64) -> Vec<usize> {
     let mut looks: HashMap<u64, usize> = HashMap::new();
     let (mut chosen, mut rest) = (Vec::new(), Vec::new());
@@ -295,46 +306,50 @@ fn selection(points: Vec<(usize, u64)>, seed: u64) -> Vec<usize> {
     chosen
 }
 
-/// What is undecided in the right program.
+/// The undecided granules of the correct program.
 struct Before<'t> {
     state: Durability<'t>,
-    right: &'t Trace,
+    correct: &'t Trace,
     at: usize,
 }
 
 impl<'t> Before<'t> {
-    fn new(right: &'t Trace, images: &ImageConfig) -> Self {
-        let state = Durability::new(right, images.model, images.growth);
-        Before { state, right, at: 0 }
+    fn new(correct: &'t Trace, images: &ImageConfig) -> Self {
+        let state = Durability::new(correct, images.model, images.growth);
+        Before { state, correct, at: 0 }
     }
 
-    /// What the mistake has changed where `walk` is.
+    /// Returns what the mutation has changed at the position of `walk`.
     fn changes(&mut self, walk: &Walk<'_>) -> Vec<Change> {
-        while self.at < walk.next_record().min(self.right.records().len()) {
+        while self.at < walk.next_record().min(self.correct.records().len()) {
             self.state.step(self.at, &mut |_| {});
             self.at += 1;
         }
         walk.items().iter().enumerate().filter_map(|at| self.change(walk, at)).collect()
     }
 
-    fn change(&self, walk: &Walk<'_>, (granule, item): (usize, &Item)) -> Option<Change> {
+    fn change(
+        &self,
+        walk: &Walk<'_>,
+        (granule, item): (usize, &UndecidedGranule),
+    ) -> Option<Change> {
         let pending = self.state.pending().get(&(item.offset / self.state.granule_bytes()));
         let entries = walk.entries_of(item);
-        let right = pending.map_or(&[][..], |right| right);
-        let is_right = |first: u32| right.iter().any(|entry| entry.first == first);
-        // The halves of torn stores stand behind all words of the right recording.
-        let torn = entries.iter().position(|entry| entry.first >= self.right.word_count());
+        let correct = pending.map_or(&[][..], |correct| correct);
+        let is_correct = |first: u32| correct.iter().any(|entry| entry.first == first);
+        // The halves of torn stores are stored after all words of the correct recording.
+        let torn = entries.iter().position(|entry| entry.first >= self.correct.word_count());
         let shows = match torn {
             Some(at) => Choice { taken: at as u32, partial: 1 },
-            None if entries.iter().all(|entry| is_right(entry.first)) => return None,
+            None if entries.iter().all(|entry| is_correct(entry.first)) => return None,
             None => Choice::default(),
         };
         Some(Change { granule, shows })
     }
 }
 
-/// What granules are to hold so that a crash shows the changes: all of them with everything else there, or
-/// lost; then one at a time.
+/// Returns preferred contents of granules so that a crash shows the changes: all changes with
+/// everything else surviving, or lost; then one at a time.
 fn preferences(walk: &Walk<'_>, changes: &[Change]) -> Vec<Vec<Choice>> {
     const SINGLE: usize = 4;
     let newest: Vec<Choice> = (0..walk.items().len()).map(|at| walk.whole(at)).collect();

@@ -1,30 +1,29 @@
-//! Deliberate mistakes: what a good test must notice.
+//! Mutations: deliberate mistakes, which a good test must detect.
 
 use std::fmt;
 
 use super::trace::{Event, Site, Span, Trace, TraceRecord, Word};
 
-/// A deliberate mistake, made wherever the program comes by one place.
+/// A deliberate mistake, made whenever the program executes one site.
 ///
-/// All but the last concern durability alone: what the program does is the same, so they change a recording
-/// after it was made.
+/// All but the last affect only durability: the program does the same, so they are applied to a
+/// recording after it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mutation {
-    /// Flushes called here do nothing.
+    /// Flushes at this site do nothing.
     DropFlush(Site),
-    /// Fences called here do nothing.
+    /// Fences at this site do nothing.
     DropFence(Site),
-    /// Flushes called here happen only after the same thread's next store.
+    /// Flushes at this site happen only after the same thread's next store.
     DelayFlush(Site),
-    /// Words stored here become durable in two steps.
+    /// Words stored at this site become durable in two steps.
     TearStore(Site),
-    /// The mistake of this name that the structure carries in itself: see
-    /// [`Medium::mutant`](crate::Medium::mutant).
+    /// The planted mistake with this name: see [`Medium::mutant`](crate::Medium::mutant).
     Planted(&'static str),
 }
 
 impl Mutation {
-    /// Where the mistake is made, unless the structure knows.
+    /// Returns the site of the mutation. Planted mistakes have none.
     pub fn site(self) -> Option<Site> {
         match self {
             Mutation::DropFlush(site)
@@ -35,7 +34,7 @@ impl Mutation {
         }
     }
 
-    /// Whether this flush or fence is left out, so that what was stored before stays undecided.
+    /// Returns `true` if this flush or fence is omitted, so that earlier stores stay undecided.
     pub(crate) fn omits(self, event: Event, site: Site) -> bool {
         match (self, event) {
             (Mutation::DropFlush(at) | Mutation::DelayFlush(at), Event::Flush { .. })
@@ -44,7 +43,7 @@ impl Mutation {
         }
     }
 
-    /// The recording as it would be with this mistake.
+    /// Returns the recording with this mutation applied.
     pub fn apply(self, trace: &Trace) -> Trace {
         match self {
             Mutation::DropFlush(_) | Mutation::DropFence(_) => {
@@ -87,7 +86,7 @@ fn tear(trace: &Trace, site: Site) -> Trace {
         let Some(half) = half_of(word, at % 2 == 0).filter(|_| record.site == site) else {
             continue;
         };
-        // The words of one store become durable in any subset: nothing, the half, or all.
+        // The words of one store become durable in any subset: none, the half, or all.
         let first = trace.word_count() + halves.len() as u32;
         halves.extend([half, Word { old: half.new, ..word }]);
         record.event = Event::Store { words: Span { first, count: 2 }, transient: false };
@@ -95,8 +94,8 @@ fn tear(trace: &Trace, site: Site) -> Trace {
     trace.with(records, halves)
 }
 
-/// The store of those of the bytes that change which are lower, or higher, than the others; nothing where a
-/// single byte changes.
+/// Returns the store of the lower, or the higher, half of the bytes that change. Returns `None` if
+/// a single byte changes.
 fn half_of(word: Word, lower: bool) -> Option<Word> {
     let changed = (word.old ^ word.new).to_le_bytes();
     let changed: Vec<usize> = (0..8).filter(|&at| changed[at] != 0).collect();

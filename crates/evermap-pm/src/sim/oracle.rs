@@ -1,8 +1,9 @@
 //! What a map may hold after a crash: durable linearizability, key by key.
 //!
-//! Acknowledged operations must have taken effect, in an order that agrees with their times and with what
-//! they answered; operations in flight may have taken effect or not. Maps are local: each key can be
-//! judged alone. This is the search of Wing and Gong (1993), per key, with the undecided operations optional.
+//! Acknowledged operations must have taken effect, in an order that agrees with their times and
+//! with their results; operations in flight may have taken effect or not. Linearizability is local:
+//! each key can be checked alone. This is the search of Wing and Gong (1993), per key, with the
+//! undecided operations optional.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
@@ -28,9 +29,9 @@ pub enum MapOp {
     Remove,
     /// Binds the key to `new` if it is bound to `expected`.
     CompareExchange {
-        /// The word that must be there.
+        /// The expected word.
         expected: u64,
-        /// The word to put.
+        /// The new word.
         new: u64,
     },
     /// Unbinds the key if it is bound to this word.
@@ -38,7 +39,7 @@ pub enum MapOp {
 }
 
 impl MapOp {
-    /// The state of the key after this operation on state `old`.
+    /// Returns the state of the key after this operation on state `old`.
     pub fn apply(self, old: Option<u64>) -> Option<u64> {
         match self {
             MapOp::Insert(word) => old.or(Some(word)),
@@ -52,10 +53,11 @@ impl MapOp {
     }
 }
 
-/// What the callers of a map asked and were told. Shared by all threads of a workload.
+/// The calls of a map, with their results. Shared by all threads of a workload.
 #[derive(Debug)]
 pub struct MapHistory<K> {
-    /// The states that each key may have had at the beginning; a key that is not here was absent.
+    /// The states that each key may have had at the beginning. A key that is missing here was
+    /// absent.
     start: HashMap<K, BTreeSet<Option<u64>>>,
     calls: Mutex<Calls<K>>,
 }
@@ -63,8 +65,8 @@ pub struct MapHistory<K> {
 #[derive(Debug)]
 struct Calls<K> {
     /// Key and position in the key's list, by operation number.
-    places: Vec<(K, usize)>,
-    /// Begins and ends so far.
+    positions: Vec<(K, usize)>,
+    /// Number of begins and ends so far.
     ticks: usize,
     by_key: HashMap<K, Vec<Call>>,
 }
@@ -83,13 +85,13 @@ struct Call {
 enum Outcome {
     /// It did not return.
     Open,
-    /// It returned, and said that it found this state.
+    /// It returned, and found this state.
     Saw(Option<u64>),
     /// It returned an error: nothing changed.
     Failed,
 }
 
-/// A call as the search sees it: its times are indexes of records.
+/// A call as the search uses it: its times are indexes of records.
 #[derive(Clone, Copy, Debug)]
 struct Interval {
     begin: usize,
@@ -107,37 +109,38 @@ impl<K> Calls<K> {
 }
 
 impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
-    /// The history of a map that holds these pairs when it begins.
+    /// Creates the history of a map that holds these pairs when it begins.
     pub fn new(start: impl IntoIterator<Item = (K, u64)>) -> Self {
         Self::allowing(start.into_iter().map(|(key, word)| (key, BTreeSet::from([Some(word)]))))
     }
 
-    /// The history of a map of which it is known only which states its keys may have when it begins.
+    /// Creates the history of a map whose keys may have any of these states when it begins.
     pub fn allowing(start: impl IntoIterator<Item = (K, BTreeSet<Option<u64>>)>) -> Self {
-        let calls = Calls { places: Vec::new(), ticks: 0, by_key: HashMap::new() };
+        let calls = Calls { positions: Vec::new(), ticks: 0, by_key: HashMap::new() };
         MapHistory { start: start.into_iter().collect(), calls: Mutex::new(calls) }
     }
 
-    /// Notes that the calling thread begins `op` on `key`; returns the operation's number.
+    /// Records that the calling thread begins `op` on `key`. Returns the operation's number.
     #[track_caller]
     pub fn begin<M: Medium>(&self, medium: &M, key: K, op: MapOp) -> u64 {
         let number = {
             let mut calls = self.calls();
-            let number = calls.places.len() as u64;
+            let number = calls.positions.len() as u64;
             let begin = calls.tick();
             let list = calls.by_key.entry(key.clone()).or_default();
             list.push(Call { number, op, outcome: Outcome::Open, begin, end: usize::MAX });
-            let place = list.len() - 1;
-            calls.places.push((key, place));
+            let position = list.len() - 1;
+            calls.positions.push((key, position));
             number
         };
         medium.note(Note::Begin(number));
         number
     }
 
-    /// Notes that operation `number` returned, having found the key in state `seen`.
+    /// Records that operation `number` returned, and found the key in state `seen`.
     ///
     /// # Panics
+    ///
     /// If there is no such operation.
     #[track_caller]
     pub fn end<M: Medium>(&self, medium: &M, number: u64, seen: Option<u64>) {
@@ -145,9 +148,10 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         medium.note(Note::End(number));
     }
 
-    /// Notes that operation `number` returned an error, which promises that it changed nothing.
+    /// Records that operation `number` returned an error, which guarantees that it changed nothing.
     ///
     /// # Panics
+    ///
     /// If there is no such operation.
     #[track_caller]
     pub fn fail<M: Medium>(&self, medium: &M, number: u64) {
@@ -155,22 +159,22 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         medium.note(Note::End(number));
     }
 
-    /// The keys that the history speaks of.
+    /// Returns the keys of the history.
     pub fn keys(&self) -> Vec<K> {
         let calls = self.calls();
         let touched = calls.by_key.keys().filter(|key| !self.start.contains_key(key));
         self.start.keys().chain(touched).cloned().collect()
     }
 
-    /// The key of operation `number`, if there was one.
+    /// Returns the key of operation `number`, if there is such an operation.
     pub fn key_of(&self, number: u64) -> Option<K> {
-        self.calls().places.get(number as usize).map(|(key, _)| key.clone())
+        self.calls().positions.get(number as usize).map(|(key, _)| key.clone())
     }
 
-    /// Operation `number` in words.
+    /// Describes operation `number`.
     pub fn name(&self, number: u64) -> String {
         let calls = self.calls();
-        match calls.places.get(number as usize) {
+        match calls.positions.get(number as usize) {
             Some((key, at)) => {
                 format!("operation {number}, {:?} of key {key:?}", calls.by_key[key][*at].op)
             }
@@ -178,8 +182,8 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         }
     }
 
-    /// The states in which a crash at `point` may leave `key`. Empty if what the operations answered is
-    /// impossible already.
+    /// Returns the states in which a crash at `point` may leave `key`. Empty if the results of the
+    /// operations are already contradictory.
     pub fn allowed(&self, key: &K, point: &CrashPoint) -> BTreeSet<Option<u64>> {
         self.outcomes(key, point, false)
     }
@@ -207,46 +211,49 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         }
     }
 
-    /// Whether `key` may be in the state `found` now, without any crash.
+    /// Checks that `key` may be in the state `found` now, without any crash.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    ///
+    /// The same as [`check`](Self::check).
     pub fn check_now(&self, key: &K, found: Option<u64>) -> Result<(), String> {
         let calls = self.calls();
         let list = calls.by_key.get(key).map_or(&[][..], |list| list);
         let interval =
             |&Call { begin, end, op, outcome, .. }: &Call| Interval { begin, end, op, outcome };
         let intervals: Vec<Interval> = list.iter().map(interval).collect();
-        judge(key, self.states_after(key, &intervals), found)
+        check_state(key, self.states_after(key, &intervals), found)
     }
 
-    /// Whether `key` may be in the state `found` after the crash at `point` if nothing but what was synced is
-    /// left.
+    /// Checks that `key` may be in the state `found` after the crash at `point` if only synced
+    /// operations survived.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    ///
+    /// The same as [`check`](Self::check).
     pub fn check_synced(
         &self,
         key: &K,
         point: &CrashPoint,
         found: Option<u64>,
     ) -> Result<(), String> {
-        judge(key, self.outcomes(key, point, true), found)
+        check_state(key, self.outcomes(key, point, true), found)
     }
 
-    /// Whether a crash at `point` may leave `key` in the state `found`.
+    /// Checks that a crash at `point` may leave `key` in the state `found`.
     ///
     /// # Errors
-    /// What was found and what would be allowed, in words.
+    ///
+    /// A description of the state that was found and of those allowed.
     pub fn check(&self, key: &K, point: &CrashPoint, found: Option<u64>) -> Result<(), String> {
-        judge(key, self.allowed(key, point), found)
+        check_state(key, self.allowed(key, point), found)
     }
 
     fn returned(&self, number: u64, outcome: Outcome) {
         let mut calls = self.calls();
         let end = calls.tick();
-        let Calls { places, by_key, .. } = &mut *calls;
-        let (key, at) = &places[number as usize];
+        let Calls { positions, by_key, .. } = &mut *calls;
+        let (key, at) = &positions[number as usize];
         let call = &mut by_key.get_mut(key).expect("begun")[*at];
         (call.outcome, call.end) = (outcome, end);
     }
@@ -256,7 +263,7 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     }
 }
 
-fn judge<K: Debug>(
+fn check_state<K: Debug>(
     key: &K,
     allowed: BTreeSet<Option<u64>>,
     found: Option<u64>,
@@ -276,10 +283,10 @@ fn show(state: Option<u64>) -> String {
     state.map_or("absent".into(), |word| format!("{word:#x}"))
 }
 
-/// The states that some legal order of the completed intervals and any of the others ends in.
+/// Returns the final states of all legal orders of the completed intervals and any of the others.
 /// `intervals` are sorted by their begin.
 fn outcomes(mut start: Option<u64>, mut intervals: &[Interval]) -> BTreeSet<Option<u64>> {
-    // Whatever ended before everything else began needs no search.
+    // An interval that ended before everything else began needs no search.
     while let [first, rest @ ..] = intervals {
         if first.end == usize::MAX || rest.first().is_some_and(|next| next.begin <= first.end) {
             break;
@@ -299,16 +306,17 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Continues from a set of intervals that have taken effect and the state that they led to.
+    /// Continues from a set of intervals that have taken effect and the state after them.
     fn visit(&mut self, mut done: Vec<bool>, mut state: Option<u64>) {
-        // Whatever begins after another completed interval has ended cannot come before that one.
+        // An interval that begins after another completed interval has ended cannot come before
+        // that one.
         loop {
             let undone = |(at, _): &(usize, &Interval)| !done[*at];
             let horizon =
                 self.intervals.iter().enumerate().filter(undone).map(|(_, i)| i.end).min();
             let horizon = horizon.unwrap_or(usize::MAX);
             if horizon == usize::MAX {
-                // Every completed interval is in; those in flight may follow.
+                // Every completed interval has taken effect; those in flight may follow.
                 self.results.insert(state);
             }
             let ready = self.intervals.iter().enumerate().filter(undone);
@@ -340,11 +348,12 @@ impl Search<'_> {
 }
 
 impl Interval {
-    /// The state after this took effect on `state`; none where it answered otherwise.
+    /// Returns the state after this took effect on `state`, or `None` if its result contradicts
+    /// that.
     fn take(&self, state: Option<u64>) -> Option<Option<u64>> {
         match self.outcome {
             Outcome::Failed => Some(state),
-            // What an operation in flight has seen nobody was told.
+            // The result of an operation in flight was not returned.
             Outcome::Saw(seen) if self.end != usize::MAX && seen != state => None,
             Outcome::Saw(_) | Outcome::Open => Some(self.op.apply(state)),
         }
@@ -377,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_writes_may_end_either_way_unless_an_answer_decides() {
+    fn overlapping_writes_may_end_either_way_unless_a_result_decides() {
         use MapOp::*;
         let free = [call(0, 9, Upsert(1), None), call(1, 8, Upsert(2), Some(1))];
         assert_eq!(outcomes(None, &free), states(&[Some(2)]));
@@ -400,7 +409,7 @@ mod tests {
         assert_eq!(outcomes(Some(1), &[failed]), states(&[Some(1)]));
     }
 
-    /// Against trying every order of every subset.
+    /// Compares with trying every order of every subset.
     #[test]
     fn agrees_with_brute_force() {
         let mut rng = Rng::new(11);
@@ -442,7 +451,7 @@ mod tests {
             results.insert(state);
         }
         for at in (0..intervals.len()).filter(|at| !order.contains(at)).collect::<Vec<_>>() {
-            // Nothing that ended before this one began may still be missing.
+            // No interval that ended before this one began may be missing.
             let late = (0..intervals.len())
                 .any(|other| !order.contains(&other) && intervals[other].end < intervals[at].begin);
             if let (false, Some(next)) = (late, intervals[at].take(state)) {

@@ -1,4 +1,4 @@
-//! Panics of what is tested: caught, and told in words.
+//! Catches panics of the code under test.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -13,8 +13,8 @@ thread_local! {
     static CATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Keeps the process's panic hook from seeing panics that campaigns catch and report: for programs that run many of
-/// them. Others it sees as before.
+/// Suppresses the output of panics that campaigns catch and report, for programs that run many of
+/// them. Other panics still reach the process's panic hook.
 pub fn keep_panics_quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -27,7 +27,7 @@ pub fn keep_panics_quiet() {
     });
 }
 
-/// Runs `code`; a panic in it is an error in words.
+/// Runs `code`, and converts a panic to an error.
 pub(crate) fn catch<R>(
     what: &str,
     code: impl FnOnce() -> Result<R, Failure>,
@@ -36,15 +36,17 @@ pub(crate) fn catch<R>(
     let result = catch_unwind(AssertUnwindSafe(code));
     CATCHING.set(false);
     let result = result.unwrap_or_else(|payload| {
-        let said = said(&*payload);
-        let oracle = if said.contains("stuck") { "bounded steps" } else { "no panic" };
-        Err(Failure::new(oracle, format!("panicked: {said}")))
+        let message = message_of(&*payload);
+        let oracle = if message.contains("stuck") { "bounded steps" } else { "no panic" };
+        Err(Failure::new(oracle, format!("panicked: {message}")))
     });
-    result.map_err(|wrong| Failure { what: format!("{what}: {}", wrong.what), ..wrong })
+    result.map_err(|failure| Failure { what: format!("{what}: {}", failure.what), ..failure })
 }
 
-/// What a panic said.
-fn said(payload: &(dyn Any + Send)) -> &str {
+/// Returns the message of a panic.
+fn message_of(payload: &(dyn Any + Send)) -> &str {
     let owned = payload.downcast_ref::<String>().map(String::as_str);
-    owned.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("something that is no text")
+    owned
+        .or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("a payload that is not text")
 }

@@ -1,29 +1,31 @@
-//! A crash, written down so that it can be seen again.
+//! A crash in text form, so that it can be repeated.
 
 use std::fmt;
 use std::str::FromStr;
 
+use super::choice::Choice;
 use super::durable::{GrowthModel, Model};
-use super::image::{Choice, Item};
+use super::image::UndecidedGranule;
 use super::schedule::{Schedule, Strategy};
 
 /// A crash, and crashes of the recovery from it, exactly.
 ///
-/// As text, with `#` for comments:
+/// The text form, with `#` for comments:
 ///
 /// ```text
-/// subject dash-eh/few-keys      what is crashed, where there is a choice
+/// subject dash-eh/few-keys      the subject, if there is a choice
 /// model adr                     how memory loses data
-/// schedule gap 12               where threads ran in parallel: strategy and seed
-/// seed 7                        of the workload
-/// call upsert 3 0x17            if it was shrunk: what is left of the workload, call by call
-/// crash 123 1240=1 1280=0+3f    before record 123, with the oldest undecided store to the granule at 0x1240
-///                               persisted, and words 0x3f of the oldest one at 0x1280
-/// crash 45                      of the recovery from that, before its record 45, with nothing persisted
+/// schedule gap 12               if threads ran in parallel: strategy and seed
+/// seed 7                        seed of the workload
+/// call upsert 3 0x17            if it was shrunk: the remaining calls of the workload
+/// crash 123 1240=1 1280=0+3f    before record 123, with the oldest undecided store to the granule
+///                               at 0x1240 persisted, and words 0x3f of the oldest one at 0x1280
+/// crash 45                      of the recovery from that, before its record 45, with nothing
+///                               persisted
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
-    /// What is crashed, where there is a choice: see [`Battery`](super::battery::Battery).
+    /// The subject, if there is a choice: see [`Battery`](super::battery::Battery).
     pub subject: Option<String>,
     pub(crate) model: Model,
     pub(crate) growth: GrowthModel,
@@ -37,18 +39,18 @@ pub struct Replay {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) record: usize,
-    /// By the granule's offset; granules not named have lost all that was undecided.
+    /// By the granule's offset. Granules that are missing here have lost all undecided stores.
     pub(crate) choices: Vec<(u64, Choice)>,
 }
 
 impl Step {
-    pub(crate) fn new(record: usize, items: &[Item], choices: &[Choice]) -> Self {
+    pub(crate) fn new(record: usize, items: &[UndecidedGranule], choices: &[Choice]) -> Self {
         let choices = items.iter().zip(choices);
         let choices = choices.filter(|(_, choice)| **choice != Choice::default());
         Step { record, choices: choices.map(|(item, choice)| (item.offset, *choice)).collect() }
     }
 
-    /// Makes another choice for the granule at `offset`.
+    /// Sets the choice for the granule at `offset`.
     pub(crate) fn set(&mut self, offset: u64, choice: Choice) {
         self.choices.retain(|(at, _)| *at != offset);
         if choice != Choice::default() {
@@ -57,7 +59,7 @@ impl Step {
         }
     }
 
-    /// The choice for the granule at `offset`.
+    /// Returns the choice for the granule at `offset`.
     pub(crate) fn choice(&self, offset: u64) -> Choice {
         let found = self.choices.iter().find(|(at, _)| *at == offset);
         found.map_or(Choice::default(), |(_, choice)| *choice)
@@ -111,7 +113,8 @@ impl FromStr for Replay {
         for (at, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
             replay.read(line).ok_or_else(|| {
                 format!(
-                    "line {at} of a replay: {line:?}; expected subject, model, length, schedule, seed, call or crash"
+                    "line {at} of a replay: {line:?}; \
+                     expected subject, model, length, schedule, seed, call or crash"
                 )
             })?;
         }
@@ -120,7 +123,7 @@ impl FromStr for Replay {
 }
 
 impl Replay {
-    /// Reads one line; nothing if it says nothing that can be.
+    /// Parses one line. Returns `None` if it is invalid.
     fn read(&mut self, line: &str) -> Option<()> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
@@ -174,7 +177,8 @@ impl FromStr for Model {
             ("process-death", _) => Ok(Model::ProcessDeath),
             (_, Some(granule @ (512 | 4096))) => Ok(Model::PageCache { granule }),
             _ => Err(format!(
-                "unknown model `{text}`; known are: adr, process-death, page-cache-4096, page-cache-512"
+                "unknown model `{text}`; \
+                 known are: adr, process-death, page-cache-4096, page-cache-512"
             )),
         }
     }
@@ -214,15 +218,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replays_survive_being_text() {
-        let text = "subject dash-eh/few-keys\nmodel page-cache-512\nlength lags\nschedule gap 12\nseed 7\ncall upsert 3 0x17\n\
+    fn replays_survive_conversion_to_text() {
+        let text = "subject dash-eh/few-keys\nmodel page-cache-512\nlength lags\nschedule gap 12\n\
+                    seed 7\ncall upsert 3 0x17\n\
                     call remove 3\ncrash 123 1240=1 1280=0+3f\ncrash 45\n";
         let replay: Replay = text.parse().unwrap();
         assert_eq!(replay.steps.len(), 2);
         assert_eq!(replay.steps[0].choice(0x1280), Choice { taken: 0, partial: 0x3f });
         assert_eq!(replay.calls, Some(vec!["upsert 3 0x17".into(), "remove 3".into()]));
         assert_eq!(replay.to_string(), text);
-        assert_eq!(format!("# said\n\n  {text}").parse(), Ok(replay));
+        assert_eq!(format!("# comment\n\n  {text}").parse(), Ok(replay));
         for wrong in ["seed", "seed x", "7", "crash", "crash 1 3", "crash 1 g=1", "model adr2"] {
             assert!(wrong.parse::<Replay>().unwrap_err().contains("line 1"), "{wrong}");
         }

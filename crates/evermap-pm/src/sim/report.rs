@@ -1,4 +1,4 @@
-//! What a campaign did and found, in words.
+//! The report of a campaign.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,81 +10,85 @@ use super::trace::Site;
 /// What a campaign did and found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Workloads that ran.
+    /// Number of workloads that ran.
     pub seeds: u64,
-    /// Operations of the workloads.
+    /// Number of operations of the workloads.
     pub ops: u64,
-    /// Stores of the workloads.
+    /// Number of stores of the workloads.
     pub stores: u64,
-    /// Flushes of the workloads.
+    /// Number of flushes of the workloads.
     pub flushes: u64,
-    /// Fences of the workloads.
+    /// Number of fences of the workloads.
     pub fences: u64,
-    /// Named pieces of work in the workloads, by their name, as often as they were begun.
+    /// How often each named part of an operation was begun in the workloads.
     pub work: BTreeMap<&'static str, u64>,
-    /// Orders in which the threads of the workloads ran, as numbers.
+    /// The orders in which the threads of the workloads ran, as numbers.
     pub schedules: BTreeSet<u64>,
-    /// Crash points in the workloads.
+    /// Number of crash points in the workloads.
     pub points: u64,
-    /// Those of them at which every combination of stores that need to persist was considered.
+    /// Number of crash points at which every combination of stores that need to persist was
+    /// considered.
     pub exhaustive_points: u64,
-    /// Those of them at which recovery ran on undecided memory.
+    /// Number of crash points at which recovery ran on undecided memory.
     pub undecided_points: u64,
-    /// Images recovered and verified, nested ones included.
+    /// Number of images recovered and verified, including nested ones.
     pub images: u64,
-    /// Images of crashes during or after the recovery from another crash.
+    /// Number of images of crashes during or after the recovery from another crash.
     pub nested_images: u64,
-    /// Recoveries that were worth a crash in turn.
+    /// Number of recoveries that were chosen for another crash.
     pub nested_chosen: u64,
-    /// Those of them that were crashed before the budget of images ran out.
+    /// Number of chosen recoveries that were crashed before the budget of images ran out.
     pub nested_traces: u64,
-    /// Images not verified because an equal one with the same obligations was.
+    /// Number of images skipped because an equal one with the same requirements was verified.
     pub repeated: u64,
-    /// Images not verified because they differ from a verified one only where that one was not read.
+    /// Number of images skipped because they differ from a verified one only in parts that it did
+    /// not read.
     pub unread: u64,
     /// Whether the budget of images ran out before the last crash point of a workload.
     pub truncated: bool,
-    /// Which pairs of stores were tried in reverse order.
+    /// The pairs of stores, and whether each was tried in reverse order.
     pub pairs: Pairs,
-    /// Named pieces of work after a crash, by their name, as often as they were begun: after the first crash, and
-    /// after a nested one.
+    /// How often each named part of an operation was begun after a crash: after the first crash,
+    /// and after a nested one.
     pub actions: BTreeMap<&'static str, [u64; 2]>,
-    /// Where flushes were called, in workloads and in the recoveries that were crashed.
+    /// Sites of flushes, in workloads and in the recoveries that were crashed.
     pub flush_sites: BTreeSet<Site>,
-    /// Where fences were called, in workloads and in the recoveries that were crashed.
+    /// Sites of fences, in workloads and in the recoveries that were crashed.
     pub fence_sites: BTreeSet<Site>,
-    /// Where single words were stored and made durable by themselves, in the same.
+    /// Sites of single stores that commit, in workloads and in the recoveries that were crashed.
     pub commit_sites: BTreeSet<Site>,
-    /// Places at which a mistake would make no difference, and why.
+    /// Sites at which a mutation would make no difference, and why.
     pub harmless: BTreeMap<Site, &'static str>,
-    /// Images after which something was wrong; also workloads that failed without a crash.
+    /// Number of images that failed verification, and of workloads that failed without a crash.
     pub failed_images: u64,
-    /// What went wrong, each kind of crash once.
+    /// The violations, one for each kind of crash.
     pub violations: Vec<Violation>,
 }
 
 impl Report {
-    /// Whether nothing went wrong.
+    /// Returns `true` if nothing failed.
     pub fn is_clean(&self) -> bool {
         self.failed_images == 0
     }
 
-    /// Panics with the whole report if anything went wrong.
+    /// Panics with the whole report if anything failed.
     ///
     /// # Panics
+    ///
     /// See above.
     #[track_caller]
     pub fn assert_clean(&self) {
         assert!(self.is_clean(), "{self}");
     }
 
-    /// Pairs of stores that were tried in reverse order, and all that could be.
+    /// Returns the number of pairs of stores that were tried in reverse order, and the number of
+    /// all pairs.
     pub fn pairs(&self) -> (u64, u64) {
         let tried = self.pairs.values().filter(|&&tried| tried).count();
         (tried as u64, self.pairs.len() as u64)
     }
 
-    /// Adds what another campaign did and found.
+    /// Adds the report of another campaign.
     pub fn merge(&mut self, other: Report) {
         let numbers = [
             (&mut self.seeds, other.seeds),
@@ -140,7 +144,8 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "{} crash points, {:.1} % of them with every combination of stores, {:.1} % on undecided memory",
+            "{} crash points, {:.1} % of them with every combination of stores, \
+             {:.1} % on undecided memory",
             self.points,
             percent(self.exhaustive_points, self.points),
             percent(self.undecided_points, self.points)
@@ -153,7 +158,8 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "{} images verified, {} of them nested (crashes of {} recoveries, of {} chosen); skipped: {} repeated, {} different only where nothing reads",
+            "{} images verified, {} of them nested (crashes of {} recoveries, of {} chosen); \
+             skipped: {} repeated, {} different only in parts that are not read",
             self.images,
             self.nested_images,
             self.nested_traces,
@@ -162,11 +168,11 @@ impl fmt::Display for Report {
             self.unread
         )?;
         if !self.actions.is_empty() {
-            let told = self
+            let counts = self
                 .actions
                 .iter()
                 .map(|(name, [first, nested])| format!("{name} {first}, nested {nested}"));
-            writeln!(f, "after crashes: {}", told.collect::<Vec<_>>().join("; "))?;
+            writeln!(f, "after crashes: {}", counts.collect::<Vec<_>>().join("; "))?;
         }
         if self.schedules.len() > 1 {
             writeln!(f, "{} orders of threads", self.schedules.len())?;
@@ -179,21 +185,22 @@ impl fmt::Display for Report {
     }
 }
 
-/// A crash after which something was wrong.
+/// A crash after which verification failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What was wrong.
+    /// The failure.
     pub message: String,
-    /// By which rule.
+    /// The rule that was violated.
     pub oracle: &'static str,
-    /// How it came about: each crash with the stores that were lost in it.
+    /// The crashes, each with the stores that were lost in it.
     pub story: String,
     /// For [`replay`](super::campaign::replay).
     pub replay: Replay,
 }
 
 impl Violation {
-    /// The same for violations that say the same of other keys and words: the message without its numbers.
+    /// Returns the message without its numbers, which is equal for violations of the same kind with
+    /// other keys and words.
     pub(crate) fn kind(&self) -> String {
         let mut kind = String::new();
         for word in self.message.split(' ') {

@@ -1,4 +1,5 @@
-//! Random numbers whose sequence never changes, so that a seed found today fails the same way tomorrow.
+//! Random numbers whose sequence never changes, so that a seed found today fails the same way
+//! tomorrow.
 
 /// xoshiro256++ by Blackman and Vigna, seeded through splitmix64.
 #[derive(Clone, Debug)]
@@ -7,7 +8,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// The generator for `seed`. Any seed is good.
+    /// Creates the generator for `seed`. Any seed is good.
     pub fn new(seed: u64) -> Self {
         let mut seed = seed;
         let mut split = || {
@@ -17,7 +18,7 @@ impl Rng {
         Rng { state: [split(), split(), split(), split()] }
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     #[inline]
     pub fn draw(&mut self) -> u64 {
         let s = &mut self.state;
@@ -32,20 +33,20 @@ impl Rng {
         result
     }
 
-    /// A number below `limit`, which must not be zero. The bias is below `limit` / 2^64.
+    /// Returns a number below `limit`, which must not be zero. The bias is below `limit` / 2^64.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         debug_assert!(limit > 0);
         ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// True once in `n` times on average. `n` must not be zero.
+    /// Returns `true` once in `n` times on average. `n` must not be zero.
     #[inline]
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of `from`, which must not be empty.
+    /// Returns one of `from`, which must not be empty.
     #[inline]
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len() as u64) as usize]
@@ -59,7 +60,7 @@ impl Rng {
     }
 }
 
-/// The output function of splitmix64: a good 64-bit mixer.
+/// Mixes 64 bits with the output function of splitmix64.
 #[inline]
 pub(crate) fn finish(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -85,9 +86,9 @@ mod tests {
         assert_eq!(drawn, [41943041, 58720359, 3588806011781223, 3591011842654386]);
     }
 
-    /// Recorded crashes name seeds: these values must never change.
+    /// Recorded crashes refer to seeds, so these values must never change.
     #[test]
-    fn seeds_are_for_ever() {
+    fn seeds_never_change_their_meaning() {
         let mut rng = Rng::new(0);
         assert_eq!(rng.state[0], 0xe220_a839_7b1d_cdaf);
         assert_eq!(rng.draw(), 5_987_356_902_031_041_503);

@@ -1,46 +1,47 @@
-//! What a recording holds: every store, flush and fence in the order in which they took effect.
+//! A recording: every store, flush and fence in the order in which they took effect.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::rng::fold;
 use crate::medium::{Note, OFFSET_LIMIT};
 
 /// The length of the medium is recorded as a word at this offset, which no real word has.
 pub(crate) const LENGTH: u64 = OFFSET_LIMIT;
 
-/// The thread of what an earlier process has stored.
-pub(crate) const THE_DEAD: u16 = u16::MAX;
+/// The thread number of stores by an earlier process that died.
+pub(crate) const EARLIER_PROCESS: u16 = u16::MAX;
 
-/// A place in the program: where a store, flush or fence was called.
+/// A place in the program where a store, flush or fence was called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site(&'static Location<'static>);
 
 impl Site {
-    /// Where the calling function was called.
+    /// Returns the place where the calling function was called.
     #[track_caller]
     #[inline(always)]
     pub fn caller() -> Self {
         Site(Location::caller())
     }
 
-    /// The source file, as the compiler names it.
+    /// Returns the source file, as the compiler names it.
     pub fn file(&self) -> &'static str {
         self.0.file()
     }
 
-    /// The line in it.
+    /// Returns the line.
     pub fn line(&self) -> u32 {
         self.0.line()
     }
 
-    /// The column in it.
+    /// Returns the column.
     pub fn column(&self) -> u32 {
         self.0.column()
     }
 
-    /// A number that hardly any other place has.
+    /// Returns a number that is very likely unique to this place.
     pub(crate) fn number(&self) -> u64 {
         (self.file().len() as u64) << 48 | u64::from(self.line()) << 16 | u64::from(self.column())
     }
@@ -58,10 +59,18 @@ impl fmt::Debug for Site {
     }
 }
 
-/// One word that changed.
+/// Returns a number for a set of sites.
+pub(crate) fn look_of(sites: impl Iterator<Item = Site>) -> u64 {
+    let mut numbers: Vec<u64> = sites.map(|site| site.number()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers.into_iter().fold(0, fold)
+}
+
+/// A word that changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Where, in bytes.
+    /// Its offset in bytes.
     pub offset: u64,
     /// The value before.
     pub old: u64,
@@ -76,54 +85,55 @@ pub struct Span {
     pub(crate) count: u32,
 }
 
-/// One thing that happened.
+/// An event of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A word was stored, or several at once by a bulk write: until all of these are durable, any
-    /// subset of them may be.
+    /// A word was stored, or several by a bulk write: until all of these are durable, any subset of
+    /// them may be.
     Store {
-        /// What changed.
+        /// The changed words.
         words: Span,
         /// Whether the program declared that it need not persist.
         transient: bool,
     },
-    /// Lines were flushed: what their words hold now is durable at this thread's next fence.
+    /// Lines were flushed: the current contents of their words become durable at this thread's next
+    /// fence.
     Flush {
         /// First byte.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// What this thread has flushed is durable.
+    /// Everything that this thread has flushed is durable.
     Fence,
     /// Everything is durable.
     Sync,
-    /// The system refused to make everything durable.
+    /// The system failed to make everything durable.
     FailedSync,
     /// The medium grew.
     Grow {
         /// The length as a word.
         words: Span,
     },
-    /// Pages were given back and read as zero.
+    /// Pages were discarded, and are zero now.
     Discard {
-        /// What changed.
+        /// The changed words.
         words: Span,
     },
-    /// Where the program is.
+    /// Information from the program.
     Note(Note),
-    /// A flush or fence that a [`Mutation`](super::Mutation) has left out.
+    /// A flush or fence that a [`Mutation`](super::Mutation) has omitted.
     Omitted,
 }
 
-/// One thing that happened, who did it and where.
+/// An event, with its thread and place in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRecord {
-    /// What.
+    /// The event.
     pub event: Event,
-    /// By which thread: 0 is the first that touched the medium.
+    /// The thread: 0 is the first that accessed the medium.
     pub thread: u16,
-    /// Where in the program.
+    /// The place in the program.
     pub site: Site,
 }
 
@@ -159,11 +169,11 @@ impl Ops {
                     ops.list.push(Op { number, thread, begin: at, end: None });
                 }
                 Event::Note(Note::End(number)) => {
-                    let place = ops.index.get(&number);
-                    let place = place.unwrap_or_else(|| {
+                    let index = ops.index.get(&number);
+                    let index = index.unwrap_or_else(|| {
                         panic!("operation {number} ended but never began in this recording")
                     });
-                    ops.list[*place].end = Some(at);
+                    ops.list[*index].end = Some(at);
                 }
                 _ => {}
             }
@@ -180,7 +190,7 @@ impl Ops {
     }
 }
 
-/// A recording: the contents at its beginning and everything that happened since.
+/// A recording: the initial contents and everything that happened afterwards.
 #[derive(Clone, Debug)]
 pub struct Trace {
     base: Vec<u8>,
@@ -190,9 +200,11 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `now` holds the contents after all `records`; `words` are what they changed.
+    /// Creates a trace. `now` holds the contents after all `records`; `words` are the words that
+    /// they changed.
     ///
     /// # Panics
+    ///
     /// If an operation began twice, or ended without having begun.
     pub(crate) fn new(now: Vec<u8>, records: Vec<TraceRecord>, words: Vec<Word>) -> Self {
         let mut base = now;
@@ -207,27 +219,27 @@ impl Trace {
         Trace { base, records, words, ops }
     }
 
-    /// The contents before the first record.
+    /// Returns the contents before the first record.
     pub fn base(&self) -> &[u8] {
         &self.base
     }
 
-    /// Everything that happened, in order.
+    /// Returns all records, in order.
     pub fn records(&self) -> &[TraceRecord] {
         &self.records
     }
 
-    /// The words that a store, growth or discard changed.
+    /// Returns the words that a store, growth or discard changed.
     pub fn words(&self, span: Span) -> &[Word] {
         &self.words[span.first as usize..(span.first + span.count) as usize]
     }
 
-    /// The word at index `at` of all words.
+    /// Returns the word at index `at` of all words.
     pub(crate) fn word(&self, at: u32) -> &Word {
         &self.words[at as usize]
     }
 
-    /// The operations, in the order in which they began.
+    /// Returns the operations, in the order in which they began.
     pub fn ops(&self) -> &[Op] {
         &self.ops.list
     }
@@ -236,20 +248,21 @@ impl Trace {
         &self.ops
     }
 
-    /// Where flushes were called: each can be dropped or delayed by a [`Mutation`](super::Mutation).
+    /// Returns the sites of flushes. Each can be omitted or delayed by a
+    /// [`Mutation`](super::Mutation).
     pub fn flush_sites(&self) -> BTreeSet<Site> {
         self.sites(|event| matches!(event, Event::Flush { .. }))
     }
 
-    /// Where fences were called: each can be dropped by a [`Mutation`](super::Mutation).
+    /// Returns the sites of fences. Each can be omitted by a [`Mutation`](super::Mutation).
     pub fn fence_sites(&self) -> BTreeSet<Site> {
         self.sites(|event| matches!(event, Event::Fence))
     }
 
-    /// Where words were stored that commit something: stores of one word that were the only ones of their
-    /// thread, transient ones aside, between two of its fences.
+    /// Returns the sites of stores that commit something: stores of one word that were the only
+    /// ones of their thread between two of its fences, except for transient ones.
     pub fn commit_sites(&self) -> BTreeSet<Site> {
-        /// What a thread has stored since its last fence.
+        /// The stores of a thread since its last fence.
         #[derive(Clone, Copy)]
         enum Since {
             Nothing,
@@ -278,14 +291,14 @@ impl Trace {
         sites
     }
 
-    /// Places at which a mistake would make no difference, and [why](Note::Harmless).
+    /// Returns the sites at which a mutation would make no difference, and [why](Note::Harmless).
     pub fn harmless(&self) -> HashMap<Site, &'static str> {
-        let mut said: HashMap<u16, &'static str> = HashMap::new();
+        let mut notes: HashMap<u16, &'static str> = HashMap::new();
         let mut harmless = HashMap::new();
         for record in &self.records {
             if let Event::Note(Note::Harmless(why)) = record.event {
-                said.insert(record.thread, why);
-            } else if let Some(why) = said.remove(&record.thread) {
+                notes.insert(record.thread, why);
+            } else if let Some(why) = notes.remove(&record.thread) {
                 harmless.insert(record.site, why);
             }
         }
@@ -296,15 +309,17 @@ impl Trace {
         self.records.iter().filter(|r| wanted(&r.event)).map(|r| r.site).collect()
     }
 
-    /// The same recording with other records, which may name `more` words behind its own.
+    /// Returns this recording with other records, which may refer to the words in `more`, appended
+    /// to its own.
     pub(crate) fn with(&self, records: Vec<TraceRecord>, more: Vec<Word>) -> Self {
         let words = self.words.iter().copied().chain(more).collect();
         let ops = Arc::new(Ops::of(&records));
         Trace { base: self.base.clone(), records, words, ops }
     }
 
-    /// The same recording, after one of another process that left these stores in the caches when it died.
-    pub(crate) fn inheriting(self, left: Vec<(TraceRecord, Vec<Word>)>) -> Self {
+    /// Returns this recording as one that follows the recording of another process, which left
+    /// these stores in the caches when it died.
+    pub(crate) fn after_stores(self, left: Vec<(TraceRecord, Vec<Word>)>) -> Self {
         let Trace { mut base, mut words, .. } = self;
         for word in left.iter().rev().flat_map(|(_, words)| words.iter().rev()) {
             put(&mut base, word.offset, word.old);
@@ -316,7 +331,7 @@ impl Trace {
             words.extend(stored);
             records.push(TraceRecord {
                 event: Event::Store { words: span, transient },
-                thread: THE_DEAD,
+                thread: EARLIER_PROCESS,
                 ..record
             });
         }
@@ -325,12 +340,13 @@ impl Trace {
         Trace { base, records, words, ops }
     }
 
-    /// How many words all spans have together.
+    /// Returns the total number of words.
     pub(crate) fn word_count(&self) -> u32 {
         self.words.len() as u32
     }
 
-    /// The last named piece of work that `thread` was in before record `at`, since its operation began.
+    /// Returns the last named part of the current operation that `thread` entered before record
+    /// `at`.
     pub(crate) fn scope(&self, thread: u16, at: usize) -> Option<&'static str> {
         let notes = self.records[..at].iter().rev().filter(|r| r.thread == thread);
         notes
@@ -344,7 +360,7 @@ impl Trace {
     }
 }
 
-/// Writes a word into an image; images are little-endian on every machine.
+/// Writes a word into an image. Images are little-endian on every machine.
 pub(crate) fn put(bytes: &mut [u8], offset: u64, value: u64) {
     bytes[offset as usize..offset as usize + 8].copy_from_slice(&value.to_le_bytes());
 }

@@ -1,31 +1,32 @@
 //! Memory whose contents are decided only when they are read.
 //!
-//! After a crash each granule holds one of several contents. Recovery reads few of them, and of those only some
-//! words. So instead of building every image, recovery is let loose on one that is undecided: when it loads a
-//! word of which different values are possible, one is chosen, and what contradicts it becomes impossible.
-//! The choices made on the way tell which other ways there are: following all of them shows recovery every
-//! image that it can tell apart from the others, and no image twice.
+//! After a crash each granule holds one of several contents. Recovery reads few of them, and of
+//! those only some words. So instead of building every image, recovery runs on memory that is
+//! undecided: when it loads a word with several possible values, one is chosen, and the choices
+//! that contradict it become impossible. The decisions made in a run show which alternatives exist:
+//! following all of them shows recovery every image that it can distinguish from the others, and no
+//! image twice.
 //!
-//! Granules of which nothing needs to persist, such as lines of locks that are never flushed, are not worth all
-//! ways: they hold what they are preferred to hold.
+//! Granules in which nothing needs to persist, such as lines of locks that are never flushed, are
+//! not worth trying all alternatives: they get their preferred contents.
 
+use super::choice::Choice;
 use super::durable::Entry;
-use super::image::Choice;
 use super::trace::Trace;
 use crate::medium::LINE;
 
-/// The granules of a medium that are not decided, and the decisions so far.
+/// The undecided granules of a medium, and the decisions so far.
 #[derive(Default)]
 pub(crate) struct Undecided {
     granules: Vec<Granule>,
-    /// Decisions to make first, by the order in which they come up.
+    /// Decisions to make first, in the order in which they arise.
     script: Vec<u16>,
     made: Vec<Decision>,
-    /// What decisions have overwritten, for [`take_back`](Self::take_back).
+    /// The values that decisions have overwritten, for [`overwritten`](Self::overwritten).
     overwritten: Vec<(u64, u64)>,
 }
 
-/// A decision that came up: how many ways there were, and which was taken.
+/// A decision: the number of alternatives, and the one that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) ways: u16,
@@ -35,11 +36,11 @@ pub(crate) struct Decision {
 /// A granule, as far as it is undecided.
 struct Granule {
     range: std::ops::Range<u64>,
-    /// What is still possible. Never empty.
+    /// The choices that are still possible. Never empty.
     choices: Vec<Choice>,
-    /// What to choose where the script says nothing.
+    /// The choice to make when the script has ended.
     preferred: Choice,
-    /// Whether to choose that always: nothing in it needs to persist.
+    /// Whether to make the preferred choice always, because nothing in it needs to persist.
     idle: bool,
     /// Undecided words, by offset.
     words: Vec<Word>,
@@ -52,16 +53,16 @@ struct Word {
 }
 
 impl Word {
-    /// What `choice` leaves here, where there was `before`.
+    /// Returns the value of this word under `choice`, if it was `before` without any of the stores.
     fn under(&self, choice: Choice, before: u64) -> u64 {
-        let there = |&&(at, bit, _): &&(u32, u8, u64)| {
+        let survives = |&&(at, bit, _): &&(u32, u8, u64)| {
             at < choice.taken || at == choice.taken && choice.partial >> bit & 1 != 0
         };
-        self.values.iter().rev().find(there).map_or(before, |&(_, _, value)| value)
+        self.values.iter().rev().find(survives).map_or(before, |&(_, _, value)| value)
     }
 }
 
-/// The bits of an entry's words.
+/// Returns the bits of an entry's words.
 fn bits(entry: &Entry) -> impl Iterator<Item = u8> + use<> {
     let mask = entry.mask;
     (0..8).filter(move |bit| mask >> bit & 1 != 0)
@@ -72,7 +73,7 @@ impl Undecided {
         Undecided { script, ..Self::default() }
     }
 
-    /// Adds a granule with these entries; granules come in ascending order.
+    /// Adds a granule with these entries. Granules must be added in ascending order.
     pub(crate) fn add(
         &mut self,
         trace: &Trace,
@@ -97,13 +98,13 @@ impl Undecided {
         self.granules.push(Granule { range, choices, preferred, idle, words });
     }
 
-    /// The lines that hold undecided words.
+    /// Returns the lines that hold undecided words.
     pub(crate) fn lines(&self) -> impl Iterator<Item = u64> + '_ {
         self.granules.iter().flat_map(|granule| &granule.words).map(|word| word.offset / LINE)
     }
 
-    /// Decides the word at `offset`, which holds `before` unless stores to it are taken. Answers what it is to
-    /// hold, if that is not what it holds.
+    /// Decides the word at `offset`, which holds `before`, the value without any of the stores.
+    /// Returns the new value, if it differs.
     pub(crate) fn load(&mut self, offset: u64, before: u64) -> Option<u64> {
         let (granule, at) = self.find(offset)?;
         let granule = &mut self.granules[granule];
@@ -141,14 +142,14 @@ impl Undecided {
         })
     }
 
-    /// Forgets the word at `offset`, which is being overwritten.
+    /// Removes the word at `offset`, which is being overwritten.
     pub(crate) fn store(&mut self, offset: u64) {
         if let Some((granule, at)) = self.find(offset) {
             self.granules[granule].words.remove(at);
         }
     }
 
-    /// Whether nothing in this line is undecided any more.
+    /// Returns `true` if nothing in this line is undecided.
     pub(crate) fn is_decided(&self, line: u64) -> bool {
         let range = line * LINE..(line + 1) * LINE;
         self.granule_at(range.start).is_none_or(|granule| {
@@ -167,12 +168,14 @@ impl Undecided {
         (self.granules.get(at)?.range.contains(&offset)).then_some(at)
     }
 
-    /// Offsets and values of the words that decisions have changed, to be put back in this order.
-    pub(crate) fn take_back(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+    /// Returns offsets and previous values of the words that decisions have changed, in the order
+    /// in which they must be restored.
+    pub(crate) fn overwritten(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.overwritten.iter().rev().copied()
     }
 
-    /// The decisions, and for each granule what is still possible: the first and the last of it.
+    /// Returns the decisions, and for each granule the first and the last choice that is still
+    /// possible.
     pub(crate) fn into_outcome(self) -> Outcome {
         let ends = |granule: Granule| {
             let (first, last) = (granule.choices.first(), granule.choices.last());
@@ -182,9 +185,10 @@ impl Undecided {
     }
 }
 
-/// What a run on an undecided medium has decided.
+/// The decisions of a run on an undecided medium.
 pub(crate) struct Outcome {
     pub(crate) made: Vec<Decision>,
-    /// For each granule the choices that lose most and least, of those that the run cannot tell apart.
+    /// For each granule the choices that lose most and least, of those that the run cannot
+    /// distinguish.
     pub(crate) left: Vec<(Choice, Choice)>,
 }

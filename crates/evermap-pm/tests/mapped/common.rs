@@ -1,4 +1,5 @@
-//! What the tests of mapped files share: places to put them, and processes that die on request.
+//! Shared code of the tests of mapped files: directories for them, and processes that can be
+//! killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,12 +10,12 @@ use evermap_pm::region::HOLDER_PID_OFFSET;
 use evermap_pm::{ErrorKind, PmU64};
 use tempfile::TempDir;
 
-/// Options that create a missing file.
+/// Returns options that create a missing file.
 pub(crate) fn creating() -> MappedOptions {
     MappedOptions { create: true, ..MappedOptions::default() }
 }
 
-/// A new directory on a disk, or on tmpfs where the disk's file system is not one that stores accept.
+/// Creates a directory on a disk, or on tmpfs if the disk's file system does not support stores.
 pub(crate) fn directory() -> TempDir {
     let on_disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     match Mapped::open(on_disk.path().join("probe"), &creating()) {
@@ -23,35 +24,37 @@ pub(crate) fn directory() -> TempDir {
     }
 }
 
-/// A new directory on tmpfs.
+/// Creates a directory on tmpfs.
 pub(crate) fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-/// The word at `offset`, which is usable.
+/// Returns the word at `offset`, which must be usable.
 pub(crate) fn word(medium: &impl Medium, offset: u64) -> &PmU64 {
     medium.at(offset).expect("usable")
 }
 
-/// Stores this process's id where openers look for the holder's.
+/// Stores the id of this process where openers look for the holder's.
 pub(crate) fn leave_pid(medium: &impl Medium) {
     medium.store(word(medium, HOLDER_PID_OFFSET), u64::from(std::process::id()));
 }
 
 const PATH: &str = "EVERMAP_TEST_PATH";
 
-/// The file to work on, if this process was started by [`spawn`] to play the other part of a test.
+/// Returns the file to work on, if this process was started by [`spawn`] for the other part of a
+/// test.
 pub(crate) fn other_part() -> Option<PathBuf> {
     std::env::var_os(PATH).map(PathBuf::from)
 }
 
-/// Runs `test` with a file system mounted that only it sees; says so and does not where that is forbidden.
+/// Runs `test` with a mounted file system that only it can see. If that is not permitted, prints a
+/// message instead.
 pub(crate) fn with_mount(kind: &str, options: &str, test: impl FnOnce(&Path) + Send) {
     let directory = in_memory();
     let directory = directory.path();
-    // A mount namespace belongs to a thread; the mount goes away with it.
+    // A mount namespace belongs to a thread; the mount disappears with it.
     let thread = move || {
-        // SAFETY: changes what this thread sees, and nothing else.
+        // SAFETY: affects only what this thread sees.
         if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0
             && mount("", Path::new("/"), libc::MS_REC | libc::MS_PRIVATE, "")
             && mount(kind, directory, 0, options)
@@ -65,26 +68,26 @@ pub(crate) fn with_mount(kind: &str, options: &str, test: impl FnOnce(&Path) + S
     std::thread::scope(|threads| threads.spawn(thread).join().unwrap());
 }
 
-/// Mounts a file system of this kind; answers whether that was possible.
+/// Mounts a file system of this kind. Returns `false` if that was not possible.
 pub(crate) fn mount(kind: &str, target: &Path, flags: libc::c_ulong, options: &str) -> bool {
     let c_string = |text: &str| std::ffi::CString::new(text).unwrap();
     let (kind, target) = (c_string(kind), c_string(target.to_str().unwrap()));
     let options = c_string(options);
-    // SAFETY: all strings live through the call, which reads nothing else.
+    // SAFETY: all strings outlive the call, which reads nothing else.
     unsafe {
         let data = options.as_ptr().cast();
         libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data) == 0
     }
 }
 
-/// Unmounts what is mounted there.
+/// Unmounts the file system mounted there.
 pub(crate) fn unmount(target: &Path) {
     let target = std::ffi::CString::new(target.to_str().unwrap()).unwrap();
-    // SAFETY: the string lives through the call.
+    // SAFETY: the string outlives the call.
     assert_eq!(unsafe { libc::umount(target.as_ptr()) }, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Runs one test of this program in a process of its own, where [`other_part`] is `path`.
+/// Runs one test of this program in another process, where [`other_part`] returns `path`.
 pub(crate) fn spawn(test: &str, path: &Path) -> Other {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
@@ -97,14 +100,14 @@ pub(crate) fn spawn(test: &str, path: &Path) -> Other {
     Other { child, lines }
 }
 
-/// A process that plays the other part; killed when dropped.
+/// A process that runs the other part of a test. It is killed when dropped.
 pub(crate) struct Other {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
 }
 
 impl Other {
-    /// Waits for it to [`say`] something; returns the rest of that line.
+    /// Waits until it [`say`]s `what`, and returns the rest of that line.
     pub(crate) fn hear(&mut self, what: &str) -> String {
         let mut line = String::new();
         while self.lines.read_line(&mut line).unwrap() > 0 {
@@ -120,14 +123,14 @@ impl Other {
         self.child.id()
     }
 
-    /// Sends SIGKILL and returns at once, while the process is dying.
+    /// Sends SIGKILL and returns without waiting, while the process is exiting.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
     }
 
-    /// Waits for its end; returns its exit code, if it was not killed.
+    /// Waits for its end. Returns its exit code, if it was not killed.
     pub(crate) fn wait(mut self) -> Option<i32> {
-        // Its standard input closes with this, which is what `listen` waits for.
+        // This closes its standard input, which `listen` waits for.
         drop(self.child.stdin.take());
         self.child.wait().unwrap().code()
     }
@@ -140,7 +143,8 @@ impl Drop for Other {
     }
 }
 
-/// Tells the process that spawned this one. The test harness prints to the same stream.
+/// Sends a message to the process that spawned this one. The test harness prints to the same
+/// stream.
 pub(crate) fn say(what: &str, rest: impl std::fmt::Display) {
     println!("#{what} {rest}");
 }

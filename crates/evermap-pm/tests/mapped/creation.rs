@@ -1,4 +1,4 @@
-//! Creations of regions that end at every step, as by a kill.
+//! Creations of regions that are interrupted at every step, as by a kill.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,8 +11,8 @@ use evermap_pm::medium::{Mapped, Medium};
 use evermap_pm::region::{OnSuspect, Region, RegionConfig};
 use evermap_pm::{PmU64, Result};
 
-/// A mapped file that can be used for so many steps only; the next one panics instead. What was stored stays
-/// in the file, as after a kill.
+/// A mapped file with a limited number of steps; the next step panics. Everything stored stays in
+/// the file, as after a kill.
 struct Limited {
     inner: Mapped,
     steps: AtomicI64,
@@ -27,7 +27,7 @@ impl Limited {
     }
 }
 
-// SAFETY: all promises are kept by the file inside.
+// SAFETY: `inner` fulfils all guarantees.
 unsafe impl Medium for Limited {
     fn base(&self) -> NonNull<u8> {
         self.inner.base()
@@ -72,16 +72,17 @@ unsafe impl Medium for Limited {
     }
 }
 
-/// Whether a creation at `path` comes to its end within so many steps, after which it is created again if not.
-fn ends_within(steps: i64, path: &Path, config: &RegionConfig) -> bool {
+/// Returns `true` if a creation at `path` finishes within `steps` steps. If not, it is created
+/// again afterwards.
+fn finishes_within(steps: i64, path: &Path, config: &RegionConfig) -> bool {
     let open = || Mapped::open(path, &creating()).unwrap();
     let medium = Limited { inner: open(), steps: steps.into() };
     let identity = medium.inner.identity();
     let create = || drop(Region::create(medium, config, identity).unwrap());
-    let ends = catch_unwind(AssertUnwindSafe(create)).is_ok();
+    let finished = catch_unwind(AssertUnwindSafe(create)).is_ok();
     let medium = open();
     if Region::is_blank(&medium) {
-        assert!(!ends, "what was created is there");
+        assert!(!finished, "a finished creation is not blank");
         drop(Region::create(medium, config, identity).unwrap());
     } else {
         drop(medium);
@@ -89,16 +90,16 @@ fn ends_within(steps: i64, path: &Path, config: &RegionConfig) -> bool {
     let (region, opened) = Region::open(open(), identity, OnSuspect::Refuse).unwrap();
     assert!(!opened.suspect);
     assert_eq!(region.extent_size(), config.extent_size);
-    ends
+    finished
 }
 
-fn end_everywhere(directory: &Path, config: &RegionConfig) {
+fn interrupt_everywhere(directory: &Path, config: &RegionConfig) {
     let mut steps = 0;
     loop {
         let path = directory.join("store");
-        let ends = ends_within(steps, &path, config);
+        let finished = finishes_within(steps, &path, config);
         std::fs::remove_file(&path).unwrap();
-        if ends {
+        if finished {
             break;
         }
         steps += 1;
@@ -107,21 +108,21 @@ fn end_everywhere(directory: &Path, config: &RegionConfig) {
 }
 
 #[test]
-fn a_creation_that_was_interrupted_is_begun_again() {
+fn an_interrupted_creation_is_started_again() {
     for directory in [directory(), in_memory()] {
         let config = RegionConfig { capacity: 1 << 30, ..RegionConfig::default() };
-        end_everywhere(directory.path(), &config);
+        interrupt_everywhere(directory.path(), &config);
     }
 }
 
-/// Of a file with so large a table of extents that it cannot be looked at as a whole.
+/// With a table of extents that is too large to be checked as a whole.
 #[test]
-fn a_large_creation_that_was_interrupted_is_begun_again() {
+fn an_interrupted_large_creation_is_started_again() {
     let config = RegionConfig { capacity: 33 << 30, extent_size: 4096, seed: None };
-    end_everywhere(in_memory().path(), &config);
+    interrupt_everywhere(in_memory().path(), &config);
 }
 
-/// Zeros are nothing that an interrupted creation leaves, nor are they a store.
+/// An interrupted creation never leaves zeros, and zeros are not a store.
 #[test]
 fn a_file_of_zeros_is_not_blank() {
     for bytes in [4096, 8192, 1 << 20, 65 << 20] {

@@ -1,4 +1,4 @@
-//! Mapped files: growing and shrinking space, full disks, refused files, and what the pages are.
+//! Mapped files: growing and discarding space, full disks, unsupported files, and kinds of pages.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +61,7 @@ fn a_region_in_a_mapped_file_is_trusted_after_its_process_died() {
     let config = RegionConfig { capacity: 1 << 30, ..RegionConfig::default() };
     let region = Region::create(medium, &config, identity).unwrap();
     let uuid = region.uuid();
-    drop(region); // without closing it, as a death would
+    drop(region); // without closing it, as after a death
     let medium = open(&path);
     let identity = medium.identity();
     let (region, opened) = Region::open(medium, identity, OnSuspect::Refuse).unwrap();
@@ -69,7 +69,7 @@ fn a_region_in_a_mapped_file_is_trusted_after_its_process_died() {
 }
 
 #[test]
-fn threads_that_grow_at_once_all_get_their_space() {
+fn concurrent_growth_gives_each_thread_its_space() {
     let directory = directory();
     let medium = &open(&directory.path().join("file"));
     std::thread::scope(|threads| {
@@ -88,7 +88,7 @@ fn threads_that_grow_at_once_all_get_their_space() {
 }
 
 #[test]
-fn a_truncated_file_is_a_shorter_one_and_grows_zeroed() {
+fn a_truncated_file_is_shorter_and_grows_zeroed() {
     for directory in [directory(), in_memory()] {
         let path = directory.path().join("file");
         let medium = open(&path);
@@ -127,7 +127,7 @@ fn capacity_is_a_limit_and_must_hold_the_file() {
 }
 
 #[test]
-fn what_is_not_a_file_for_stores_is_refused_by_name() {
+fn unsupported_files_are_refused_with_a_reason() {
     let directory = directory();
     let error = refusal(directory.path(), &creating());
     assert!(matches!(error.kind(), ErrorKind::NotAStore { why, .. } if why.contains("directory")));
@@ -150,7 +150,7 @@ fn what_is_not_a_file_for_stores_is_refused_by_name() {
 }
 
 #[test]
-fn persistent_memory_is_never_pretended() {
+fn persistent_memory_is_never_assumed() {
     let directory = in_memory();
     let path = directory.path().join("file");
     for flush in [FlushKind::Adr, FlushKind::Eadr] {
@@ -203,13 +203,13 @@ fn anonymous_memory_has_the_same_interface() {
     assert!(Mapped::anonymous(0, Pages::Base, FlushKind::Process).is_err());
 }
 
-/// Bytes that a file occupies.
+/// Returns the number of bytes that a file occupies.
 fn occupied(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap()) * 512
 }
 
 #[test]
-fn discarded_space_leaves_the_file_and_claimed_space_returns() {
+fn discarded_space_is_freed_and_claimed_space_is_allocated() {
     for directory in [directory(), in_memory()] {
         let path = directory.path().join("file");
         let medium = open(&path);
@@ -223,7 +223,7 @@ fn discarded_space_leaves_the_file_and_claimed_space_returns() {
         assert_eq!(medium.load(word(&medium, MIB)), 0);
         assert_eq!(medium.load(word(&medium, 3 * MIB)), 3, "not wholly inside");
         medium.discard(7 * MIB..9 * MIB);
-        assert!(occupied(&path) > full - 3 * MIB, "a range behind the end is ignored");
+        assert!(occupied(&path) > full - 3 * MIB, "a range beyond the end is ignored");
         medium.claim(MIB..2 * MIB).unwrap();
         medium.claim(7 * MIB..9 * MIB).unwrap();
         assert_eq!(medium.len(), 8 * MIB);
@@ -242,10 +242,13 @@ fn a_full_disk_is_an_error_and_changes_nothing() {
         medium.grow(MIB).unwrap();
         medium.store(word(&medium, 0), 1);
         let occupied_before = occupied(&path);
-        // So much that a part of it fits and has to be given back.
+        // So much that a part of it fits and has to be returned.
         let error = medium.grow(200 * MIB).unwrap_err();
         assert!(
-            matches!(error.kind(), ErrorKind::NoSpace { what, .. } if what.contains("file on tmpfs")),
+            matches!(
+                error.kind(),
+                ErrorKind::NoSpace { what, .. } if what.contains("file on tmpfs")
+            ),
             "{error}"
         );
         assert_eq!((medium.len(), medium.load(word(&medium, 0))), (MIB, 1));
@@ -257,7 +260,7 @@ fn a_full_disk_is_an_error_and_changes_nothing() {
         let other = std::fs::File::create(directory.join("other")).unwrap();
         rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, 71 * MIB).unwrap();
         assert!(medium.claim(0..MIB).unwrap_err().is_no_space());
-        // Not removed: children that other tests fork may have it open for a moment.
+        // Not removed, because children that other tests fork may have it open for a moment.
         other.set_len(0).unwrap();
         medium.claim(0..MIB).unwrap();
     });
@@ -295,7 +298,7 @@ fn huge_pages_of_hugetlbfs_work() {
     });
 }
 
-/// Lowers a limit of this process, which was spawned for it.
+/// Lowers a limit of this process, which was spawned for this purpose.
 fn limit(resource: Resource, bytes: u64) {
     setrlimit(resource, Rlimit { current: Some(bytes), maximum: Some(bytes) }).unwrap();
 }
@@ -318,7 +321,7 @@ fn the_file_size_limit_is_an_error_not_a_signal() {
 }
 
 #[test]
-fn where_address_space_is_short_less_is_reserved() {
+fn less_is_reserved_if_address_space_is_short() {
     if let Some(path) = other_part() {
         limit(Resource::As, 10 << 30);
         let medium = open(&path);
@@ -332,10 +335,8 @@ fn where_address_space_is_short_less_is_reserved() {
         return;
     }
     let directory = directory();
-    let other = spawn(
-        "file::where_address_space_is_short_less_is_reserved",
-        &directory.path().join("file"),
-    );
+    let other =
+        spawn("file::less_is_reserved_if_address_space_is_short", &directory.path().join("file"));
     assert_eq!(other.wait(), Some(0));
 }
 
@@ -344,7 +345,7 @@ fn prefaulted_pages_become_resident() {
     let directory = in_memory();
     let medium = open(&directory.path().join("file"));
     medium.grow(16 * MIB).unwrap();
-    medium.prefault(12 * MIB..99 * MIB); // cut off at the end of the file
+    medium.prefault(12 * MIB..99 * MIB); // beyond the end of the file
     medium.prefault(9 * MIB..9 * MIB);
     while medium.page_report().bytes_resident < 4 * MIB {
         std::thread::yield_now();
@@ -381,22 +382,22 @@ fn addresses_are_named_while_a_file_is_open() {
     assert_eq!(describe_address(base), None);
 }
 
-/// Offset that `name_the_fault` expects.
-const CUT_OFF: u64 = MIB / 2;
+/// The offset that `name_the_fault` expects.
+const NEW_LENGTH: u64 = MIB / 2;
 static NAMED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn name_the_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid record, which holds an address for this signal.
     let addr = unsafe { (*info).si_addr() }.addr();
-    let right = describe_address(addr)
-        .is_some_and(|(path, offset)| path.ends_with("file") && offset == CUT_OFF);
-    NAMED.store(right, Ordering::Relaxed);
+    let correct = describe_address(addr)
+        .is_some_and(|(path, offset)| path.ends_with("file") && offset == NEW_LENGTH);
+    NAMED.store(correct, Ordering::Relaxed);
     // SAFETY: ends the process without running anything else.
-    unsafe { libc::_exit(if right { 42 } else { 1 }) }
+    unsafe { libc::_exit(if correct { 42 } else { 1 }) }
 }
 
 #[test]
-fn a_signal_handler_can_name_the_file_that_was_cut_off() {
+fn a_signal_handler_can_name_the_truncated_file() {
     if let Some(path) = other_part() {
         let medium = open(&path);
         medium.grow(MIB).unwrap();
@@ -404,18 +405,18 @@ fn a_signal_handler_can_name_the_file_that_was_cut_off() {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = name_the_fault as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO;
-        // SAFETY: the handler calls only what may be called from one.
+        // SAFETY: the handler is async-signal-safe.
         let set = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) };
         assert_eq!(set, 0);
         say("ready", "");
         listen();
-        medium.load(word(&medium, CUT_OFF));
+        medium.load(word(&medium, NEW_LENGTH));
         return;
     }
     let directory = directory();
     let path = directory.path().join("file");
-    let mut other = spawn("file::a_signal_handler_can_name_the_file_that_was_cut_off", &path);
+    let mut other = spawn("file::a_signal_handler_can_name_the_truncated_file", &path);
     other.hear("ready");
-    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(CUT_OFF).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(NEW_LENGTH).unwrap();
     assert_eq!(other.wait(), Some(42));
 }

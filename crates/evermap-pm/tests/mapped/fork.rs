@@ -1,10 +1,10 @@
-//! What a forked child may do with what it inherits.
+//! What a forked child may do with inherited objects.
 
 use crate::common::{creating, in_memory};
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 
-/// Runs `child` in a forked child; returns its answer. A child that hangs is ended by an alarm.
+/// Runs `child` in a forked child and returns its result. A child that hangs is ended by an alarm.
 ///
 /// Other threads of this program may hold locks at that moment, so `child` must not need any.
 fn in_child(child: impl FnOnce() -> bool) -> bool {
@@ -26,7 +26,7 @@ fn in_child(child: impl FnOnce() -> bool) -> bool {
 }
 
 #[test]
-fn a_child_knows_that_it_is_one() {
+fn a_child_is_detected() {
     let detector = ForkDetector::new().unwrap();
     assert!(!detector.is_child());
     assert!(in_child(|| detector.is_child()));
@@ -36,7 +36,7 @@ fn a_child_knows_that_it_is_one() {
 }
 
 #[test]
-fn a_child_may_drop_what_it_inherits_and_the_parent_keeps_its_lock() {
+fn a_child_may_drop_inherited_objects_and_the_parent_keeps_its_lock() {
     let directory = in_memory();
     let path = directory.path().join("file");
     let medium = Mapped::open(&path, &creating()).unwrap();

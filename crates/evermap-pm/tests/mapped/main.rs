@@ -1,4 +1,5 @@
-//! Mapped files as the operating system really treats them: full disks, killed writers, forked children.
+//! Tests of mapped files with real operations of the operating system: full disks, killed writers,
+//! forked children.
 
 mod common;
 mod creation;

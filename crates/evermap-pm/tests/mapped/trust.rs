@@ -29,15 +29,16 @@ fn create(path: &Path) -> Mapped {
     Mapped::open(path, &creating()).unwrap()
 }
 
-/// A container that is started again finds its files on an overlay that is mounted anew.
+/// A restarted container finds its files on an overlay that is mounted again.
 #[test]
-fn a_kill_is_no_copy_on_an_overlay_that_was_mounted_again() {
+fn a_kill_is_not_mistaken_for_a_copy_on_a_remounted_overlay() {
     with_mount("tmpfs", "", |directory| {
         let at = |name: &str| directory.join(name);
         ["lower", "upper", "work", "seen", "other"]
             .iter()
             .for_each(|name| std::fs::create_dir(at(name)).unwrap());
-        // One that is there from the beginning, as in an image, and copied up when it is first opened.
+        // A file that exists from the beginning, as in an image, and is copied up when it is first
+        // opened.
         drop(create(&at("lower").join("old")));
         let (old, new) = (at("seen").join("old"), at("seen").join("new"));
         let path = |name: &str| at(name).display().to_string();
@@ -54,7 +55,7 @@ fn a_kill_is_no_copy_on_an_overlay_that_was_mounted_again() {
         }
         drop(create(&new));
         assert_eq!(Mapped::open(&new, &creating()).unwrap().filesystem(), "overlayfs");
-        // What was open below when it was copied up is a copy.
+        // A file that was open in the lower layer when it was copied up is a copy.
         let refused = open(&old).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::Suspect { .. }), "{refused}");
         let medium = Mapped::open(&old, &creating()).unwrap();
@@ -66,12 +67,12 @@ fn a_kill_is_no_copy_on_an_overlay_that_was_mounted_again() {
         // Takes the device number that the overlay had.
         assert!(mount("tmpfs", &at("other"), 0, ""));
         assert!(mount("overlay", &at("seen"), 0, &options));
-        assert_ne!(device(), before, "else nothing is shown");
+        assert_ne!(device(), before, "otherwise the test shows nothing");
         for path in [&new, &old] {
             let opened = open(path).unwrap();
             assert!(!opened.clean && !opened.suspect);
         }
-        // A copy is one here too.
+        // A copy on the overlay is detected too.
         std::fs::copy(&new, at("seen").join("copy")).unwrap();
         let refused = open(&at("seen").join("copy")).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::Suspect { .. }), "{refused}");
@@ -80,8 +81,8 @@ fn a_kill_is_no_copy_on_an_overlay_that_was_mounted_again() {
     });
 }
 
-/// A copy without what is zero, as `cp --sparse=always` makes it.
-fn copy_sparsely(from: &Path, to: &Path) {
+/// Makes a copy with holes in place of zeros, like `cp --sparse=always`.
+fn copy_sparse(from: &Path, to: &Path) {
     let bytes = std::fs::read(from).unwrap();
     let file = OpenOptions::new().create(true).truncate(true).write(true).open(to).unwrap();
     file.set_len(bytes.len() as u64).unwrap();
@@ -96,7 +97,7 @@ fn occupied(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// Fills the file system but for so many bytes; answers what takes it.
+/// Fills the file system except for `spare` bytes. Returns the file that fills it.
 fn fill(directory: &Path, spare: u64) -> std::fs::File {
     let stat = rustix::fs::statvfs(directory).unwrap();
     let file = std::fs::File::create(directory.join("filler")).unwrap();
@@ -105,7 +106,7 @@ fn fill(directory: &Path, spare: u64) -> std::fs::File {
     file
 }
 
-/// A store that was closed, with blocks of which most are zero, and some that are free.
+/// Creates a store that was closed, with blocks that are mostly zero, and some that are free.
 fn closed_pool(path: &Path) -> Vec<u64> {
     let medium = Mapped::open(path, &creating()).unwrap();
     let identity = medium.identity();
@@ -121,23 +122,23 @@ fn closed_pool(path: &Path) -> Vec<u64> {
 }
 
 #[test]
-fn a_file_with_holes_is_filled_or_refused_on_a_full_file_system() {
+fn holes_of_a_file_are_filled_or_the_file_is_refused() {
     with_mount("tmpfs", "size=32m", |directory| {
         let (path, copy) = (directory.join("store"), directory.join("copy"));
         let kept = closed_pool(&path);
-        let given_back = std::fs::metadata(&path).unwrap().len() - occupied(&path);
-        assert!(given_back > 0, "the heap gives back what is free");
-        // Its own holes are no reason to take anything, after an orderly stop and after a kill.
+        let discarded = std::fs::metadata(&path).unwrap().len() - occupied(&path);
+        assert!(discarded > 0, "the heap discards free space");
+        // The heap's own holes are not filled, neither after a clean stop nor after a kill.
         let before = occupied(&path);
         for _ in 0..2 {
             open(&path).unwrap();
             assert_eq!(occupied(&path), before);
         }
 
-        copy_sparsely(&path, &copy);
+        copy_sparse(&path, &copy);
         let sparse = occupied(&copy);
         assert!(sparse < before);
-        // Not closed by `open`, so that the copy is opened only where that is asked for.
+        // Not closed by `open`, so that the copy is only opened if that is requested.
         let salvage = || -> Result<(Region<Mapped>, Opened)> {
             let medium = Mapped::open(&copy, &creating())?;
             let identity = medium.identity();
@@ -153,7 +154,7 @@ fn a_file_with_holes_is_filled_or_refused_on_a_full_file_system() {
         filler.set_len(0).unwrap();
         let (region, _) = salvage().unwrap();
         assert!(occupied(&copy) > sparse);
-        // From here on a full file system does no harm to what is in use.
+        // From here on a full file system does not affect blocks in use.
         let filler = fill(directory, 0);
         for &block in &kept {
             region.medium().store(word(region.medium(), block + 8192), 1);
@@ -161,7 +162,7 @@ fn a_file_with_holes_is_filled_or_refused_on_a_full_file_system() {
         drop(region);
         filler.set_len(0).unwrap();
 
-        // Whoever digs holes into a file leaves its identity as it was.
+        // A program that punches holes into a file does not change its identity.
         let medium = Mapped::open(&path, &creating()).unwrap();
         let identity = medium.identity();
         Pool::open(medium, identity, OnSuspect::Refuse).unwrap().0.close().unwrap();
@@ -184,22 +185,22 @@ fn a_file_with_holes_is_filled_or_refused_on_a_full_file_system() {
     });
 }
 
-/// Nobody opens the file between the moment when it is found to be of no use and that when it is emptied.
+/// No other process can open the file between the decision to discard it and its truncation.
 #[test]
-fn a_held_file_stays_locked_until_it_is_empty() {
+fn a_file_stays_locked_until_it_is_truncated() {
     let directory = in_memory();
     let path = directory.path().join("store");
     let medium = create(&path);
     let held = medium.keep_lock().unwrap().unwrap();
     drop(medium);
-    let impatient = MappedOptions { lock_wait: std::time::Duration::ZERO, ..creating() };
-    let refused = Mapped::open(&path, &impatient).map(drop).unwrap_err();
+    let no_wait = MappedOptions { lock_wait: std::time::Duration::ZERO, ..creating() };
+    let refused = Mapped::open(&path, &no_wait).map(drop).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::InUse { .. }), "{refused}");
-    let medium = held.truncate_and_map(&impatient).unwrap();
+    let medium = held.truncate_and_map(&no_wait).unwrap();
     assert!(Region::is_blank(&medium));
     assert_eq!(medium.len(), 0);
-    let refused = Mapped::open(&path, &impatient).map(drop).unwrap_err();
+    let refused = Mapped::open(&path, &no_wait).map(drop).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::InUse { .. }), "{refused}");
     drop(medium);
-    Mapped::open(&path, &impatient).unwrap();
+    Mapped::open(&path, &no_wait).unwrap();
 }

@@ -1,4 +1,4 @@
-//! One writer at a time, whatever way the last one went, and what it leaves behind.
+//! One writer at a time, however the previous one ended, and the contents that it leaves.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 
 const MIB: u64 = 1 << 20;
 
-/// Process id in the refusal to open `path`.
+/// Returns the process id in the refusal to open `path`.
 fn refused_by(path: &Path, lock_wait: Duration) -> u32 {
     let options = MappedOptions { lock_wait, ..MappedOptions::default() };
     match Mapped::open(path, &options).map(|_| ()).unwrap_err().kind() {
@@ -27,7 +27,7 @@ fn a_file_opens_once_in_a_process() {
     let directory = directory();
     let path = directory.path().join("file");
     let medium = Mapped::open(&path, &creating()).unwrap();
-    assert_eq!(refused_by(&path, Duration::ZERO), 0, "nobody has left an id yet");
+    assert_eq!(refused_by(&path, Duration::ZERO), 0, "no id is stored yet");
     medium.grow(MIB).unwrap();
     leave_pid(&medium);
     assert_eq!(refused_by(&path, Duration::from_secs(30)), std::process::id());
@@ -37,7 +37,8 @@ fn a_file_opens_once_in_a_process() {
     Mapped::open(&path, &creating()).unwrap();
 }
 
-/// Plays a writer that fills `bytes` and holds the file until it is told to go, or killed.
+/// Acts as a writer that fills `bytes` bytes and holds the file until it is asked to end, or
+/// killed.
 fn hold(path: &Path, bytes: u64) {
     let medium = Mapped::open(path, &creating()).unwrap();
     medium.grow(bytes).unwrap();
@@ -68,7 +69,7 @@ fn a_killed_holder_of_much_memory_is_waited_for() {
     if let Some(path) = other_part() {
         return hold(&path, 512 * MIB);
     }
-    // On tmpfs with its small pages the kernel takes longest to tear the mapping down.
+    // On tmpfs with its small pages the kernel takes longest to tear down the mapping.
     let directory = in_memory();
     let path = directory.path().join("file");
     for _ in 0..3 {
@@ -80,15 +81,15 @@ fn a_killed_holder_of_much_memory_is_waited_for() {
     }
 }
 
-/// Plays a writer that dies at once, while a forked child of it lives on and with it the lock.
+/// Acts as a writer that dies immediately, while its forked child lives on and keeps the lock.
 fn die_but_leave_a_child(path: &Path) -> ! {
     let medium = Mapped::open(path, &creating()).unwrap();
     medium.grow(MIB).unwrap();
     leave_pid(&medium);
-    // SAFETY: the child calls nothing but these functions of the kernel.
+    // SAFETY: the child only calls these functions of the kernel.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: as above. The alarm ends a child that nobody kills.
+        // SAFETY: as above. The alarm ends a child that is not killed.
         unsafe {
             libc::alarm(60);
             libc::pause();
@@ -118,7 +119,7 @@ fn a_dead_holder_is_waited_for_as_long_as_allowed() {
             // Longer than a living holder would be waited for.
             std::thread::sleep(Duration::from_millis(300));
             killed.store(true, Ordering::SeqCst);
-            // SAFETY: the process that the holder has left behind for us.
+            // SAFETY: the process that the holder has left for this test.
             unsafe { libc::kill(child, libc::SIGKILL) };
         });
         let medium = Mapped::open(path, &MappedOptions::default()).unwrap();
@@ -127,20 +128,20 @@ fn a_dead_holder_is_waited_for_as_long_as_allowed() {
     });
 }
 
-/// Whether this process has a descriptor of the file.
+/// Returns `true` if this process has a descriptor of the file.
 fn has_open(path: &Path) -> bool {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
     descriptors.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == path))
 }
 
 #[test]
-fn a_file_replaced_while_it_is_waited_for_is_noticed() {
+fn a_file_replaced_while_waiting_is_detected() {
     if let Some(path) = other_part() {
         die_but_leave_a_child(&path);
     }
     let directory = directory();
     let path = &directory.path().join("file");
-    let mut holder = spawn("writer::a_file_replaced_while_it_is_waited_for_is_noticed", path);
+    let mut holder = spawn("writer::a_file_replaced_while_waiting_is_detected", path);
     let child: i32 = holder.hear("child").parse().unwrap();
     holder.wait();
     std::thread::scope(|threads| {
@@ -150,7 +151,7 @@ fn a_file_replaced_while_it_is_waited_for_is_noticed() {
         }
         std::fs::write(path.with_extension("new"), "").unwrap();
         std::fs::rename(path.with_extension("new"), path).unwrap();
-        // SAFETY: the process that the holder has left behind for us.
+        // SAFETY: the process that the holder has left for this test.
         unsafe { libc::kill(child, libc::SIGKILL) };
         let error = opener.join().unwrap().unwrap_err();
         assert!(error.to_string().contains("replaced"), "{error}");
