@@ -62,6 +62,21 @@ impl<M: Medium> Map<M> {
         &self.db
     }
 
+    /// Turns the handle of the map into one of its file, for example to close it.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(&path, Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// map.into_db().close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_db(self) -> Evermap<M> {
+        self.db
+    }
+
     /// How many records are stored: exact whenever no mutation is running, unless the store was opened after
     /// an unclean stop and has not been swept yet. Counts records that expired or were flushed until the
     /// background maintenance has removed them. O(1).
