@@ -80,7 +80,7 @@ fn what_has_expired_makes_room() {
                     let stored = store.put_with(&key, &value, until(1002 + second));
                     assert!(stored.is_ok(), "{kind}, second {second}, {i}: {stored:?}");
                 }
-                let key = (second * 1000).to_le_bytes();
+                let key = (second as u32 * 1000).to_le_bytes();
                 assert!(store.contains(&key).unwrap(), "{kind}: no live record goes");
             }
             assert_eq!(store.stat().purges, 0, "{kind}");
