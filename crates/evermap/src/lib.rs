@@ -1,5 +1,5 @@
-//! An embedded key-value store for Rust programs: maps in a file, at the speed of memory, that survive the death of the
-//! process at any instruction.
+//! An embedded key-value store for Rust programs: maps in a file, at the speed of memory, that
+//! survive the death of the process at any instruction.
 //!
 //! ```
 //! use evermap::{Evermap, Options};
@@ -12,10 +12,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A file has maps from byte strings to byte strings, and is used through a memory mapping. There is no log and no
-//! cache of pages: a `get` reads the record where it is stored, without a lock, and a `put` is durable against the
-//! death of the process when it returns, about a microsecond later. A file opens in about a millisecond, however it was
-//! stopped.
+//! A file has maps from byte strings to byte strings, and is used through a memory mapping. There
+//! is no log and no cache of pages: a `get` reads the record where it is stored, without a lock,
+//! and a `put` is durable against the death of the process when it returns, about a microsecond
+//! later. A file opens in about a millisecond, however it was stopped.
 //!
 //! # What survives what
 //!
@@ -71,20 +71,23 @@
 //!
 //! # Threads
 //!
-//! Handles ([`Evermap`], [`Map`]) are cheap to clone and can be shared between threads. All operations take `&self`.
-//! Reads take no locks; writes lock one bucket of the index. One process has a file open at a time. How to use a store
-//! from asynchronous code is told [below](#asynchronous-programs).
+//! Handles ([`Evermap`], [`Map`]) are cheap to clone and can be shared between threads. All
+//! operations take `&self`. Reads take no locks; writes lock one bucket of the index. One process
+//! has a file open at a time. How to use a store from asynchronous code is told
+//! [below](#asynchronous-programs).
 //!
 //! # What is safe Rust under which assumption
 //!
-//! Everything except [`Entry::bytes`] copies what it reads out of the mapping with atomic loads, checks every offset and
-//! length before it uses it, and verifies checksums (unless [`Options::verify_reads`] is off). That needs no assumption
-//! about what the file contains. [`Entry::bytes`] lends bytes where they are stored, which is sound only while no other
-//! program writes to the file and it is not damaged; so it is `unsafe`.
+//! Everything except [`Entry::bytes`] copies what it reads out of the mapping with atomic loads,
+//! checks every offset and length before it uses it, and verifies checksums (unless
+//! [`Options::verify_reads`] is off). That needs no assumption about what the file contains.
+//! [`Entry::bytes`] lends bytes where they are stored, which is sound only while no other program
+//! writes to the file and it is not damaged; so it is `unsafe`.
 //!
-//! One thing cannot be made safe: a mapped file that another program cuts off, or a disk that cannot be read, ends the
-//! process by SIGBUS. [`explain_bus_errors`] reports which file it was and what to do, before the process ends;
-//! [`describe_address`] does so for programs with a handler of their own.
+//! One thing cannot be made safe: a mapped file that another program cuts off, or a disk that
+//! cannot be read, ends the process by SIGBUS. [`explain_bus_errors`] reports which file it was and
+//! what to do, before the process ends; [`describe_address`] does so for programs with a handler of
+//! their own.
 //!
 #![doc = include_str!("async.md")]
 
