@@ -454,7 +454,7 @@ impl<'s, M: Medium> Walk<'s, M> {
 /// An iterator over all keys and values of a map: see [`Map::iter`].
 ///
 /// It holds nothing in the store between two calls, so it may be kept for any time: it keeps no
-/// memory from being reused, and [`close`](Evermap::close) does not wait for it.
+/// memory from being reused, and [`close`](crate::Evermap::close) does not wait for it.
 pub struct Iter<'s, M: Medium = Mapped> {
     pages: Pages<'s, M>,
 }
@@ -586,7 +586,7 @@ impl<'r, M: Medium> Entry<'r, M> {
     ///   this one. Checksums make that very unlikely, but cannot rule it out for a file whose pages
     ///   are of different ages.
     ///
-    /// Both hold for a store [in memory](Evermap::in_memory).
+    /// Both hold for a store [in memory](crate::Evermap::in_memory).
     pub unsafe fn bytes(&self) -> &'r [u8] {
         // SAFETY: the caller's promise.
         unsafe { self.record.value_slice() }
