@@ -1,7 +1,8 @@
 //! What an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
 //!
-//! For each way to tell it, and without: puts records with 16-byte keys, overwrites them, scans, and opens the store
-//! again. The ways take turns, so that whatever else the machine does meets all of them; medians are shown.
+//! For each way to tell it, and without: puts records with 16-byte keys, overwrites them, scans,
+//! and opens the store again. The ways take turns, so that whatever else the machine does meets all
+//! of them; medians are shown.
 
 use std::collections::BTreeMap;
 use std::error::Error;

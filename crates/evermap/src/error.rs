@@ -55,7 +55,8 @@ pub enum Error {
     },
     /// The record of this key does not verify. Its value is lost; other keys are not affected.
     #[error(
-        "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); put or remove the key to repair it"
+        "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); \
+         put or remove the key to repair it"
     )]
     Damaged {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
@@ -103,7 +104,9 @@ pub enum Error {
     /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or
     /// `Scan::visit`. Nothing was done.
     #[error(
-        "{operation} would wait for itself: this thread holds a guard of the store (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); call it after that has ended"
+        "{operation} would wait for itself: this thread holds a guard of the store \
+         (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); \
+         call it after that has ended"
     )]
     GuardHeld {
         /// What was called.
@@ -112,7 +115,8 @@ pub enum Error {
     /// A closure of [`modify`](crate::Map::modify) was changing the key that it was called for.
     /// Nothing was changed by that call.
     #[error(
-        "key \"{key}\" is being modified by this thread; let the closure return the change instead of making it"
+        "key \"{key}\" is being modified by this thread; \
+         let the closure return the change instead of making it"
     )]
     BeingModified {
         /// The key, up to 64 bytes, with unprintable bytes escaped.

@@ -91,7 +91,7 @@ macro_rules! types {
             }
         }
 
-        /// Does the same with an index of any type.
+        /// Evaluates the expression with the index, whatever its type.
         macro_rules! with {
             ($chosen:expr, $any:ident => $does:expr) => {
                 match $chosen {
@@ -199,7 +199,7 @@ impl<M: Medium> PrimaryIndex<M> {
         self.index.kind()
     }
 
-    /// How many operations found the index damaged.
+    /// Returns the number of operations that found the index damaged.
     pub(crate) fn damage_met(&self) -> u64 {
         self.damage_met.load(Relaxed)
     }

@@ -198,7 +198,8 @@ impl Batch {
     /// ```
     /// use evermap::{Batch, MapOptions};
     /// # let db = evermap::Evermap::in_memory(evermap::Options::new())?;
-    /// let (orders, done) = (db.map("orders", MapOptions::new())?, db.map("done", MapOptions::new())?);
+    /// let orders = db.map("orders", MapOptions::new())?;
+    /// let done = db.map("done", MapOptions::new())?;
     /// orders.put(b"17", b"a book")?;
     /// let mut batch = Batch::new();
     /// batch.add(b"open orders", -1);
@@ -471,7 +472,8 @@ impl<M: Medium> Evermap<M> {
     /// ```
     /// use evermap::{Batch, Evermap, MapOptions, Options};
     /// let db = Evermap::in_memory(Options::new())?;
-    /// let (orders, done) = (db.map("orders", MapOptions::new())?, db.map("done", MapOptions::new())?);
+    /// let orders = db.map("orders", MapOptions::new())?;
+    /// let done = db.map("done", MapOptions::new())?;
     /// orders.put(b"17", b"a book")?;
     /// let mut batch = Batch::new();
     /// batch.in_map("orders").remove(b"17");

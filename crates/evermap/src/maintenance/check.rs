@@ -168,7 +168,8 @@ impl<M: Medium> Evermap<M> {
         let faults = self.file.pool.heap_stats().faults;
         if faults > 0 {
             report.problem(format!(
-                "heap: {faults} impossible entries in its table, or frees or marks of something that is not a block"
+                "heap: {faults} impossible entries in its table, \
+                 or frees or marks of something that is not a block"
             ));
         }
     }

@@ -12,13 +12,15 @@
 //!
 //! No code of the caller ever runs under a lock. So this is everything that must be refused:
 //!
-//! | operation | under a guard | in a closure of `modify` |
-//! |---|---|---|
-//! | `close`, `check`, `recover`, `reclaim_dropped`, `purge`, `purge_if_due` | waits for guards, or for a thread that does: refused | refused, because of the guard |
-//! | `compact` | could reclaim nothing that it moves: refused | refused, because of the guard |
-//! | changes of the key that is being modified, alone or in a batch | done | would repeat without end: refused |
-//! | changes of any key, if too much memory [waits](evermap_pm::Domain::is_backed_up) for the guard | refused | refused |
-//! | everything else, `drop_map`, `flush_all` and scans included | done | done |
+//! * Under a guard, and so also in a closure of `modify`: `close`, `check`, `recover`,
+//!   `reclaim_dropped`, `purge` and `purge_if_due`, which wait for guards or for a thread that does;
+//!   and `compact`, which could reclaim nothing that it moves.
+//! * In a closure of `modify`: changes of the key that is being modified, alone or in a batch, which
+//!   would make it repeat without end.
+//! * Under a guard for which too much memory [waits](evermap_pm::Domain::is_backed_up): changes of
+//!   any key.
+//!
+//! Everything else is done, `drop_map`, `flush_all` and scans included.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

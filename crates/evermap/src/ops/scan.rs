@@ -111,7 +111,8 @@ impl<M: Medium> Map<M> {
     /// for name in ["cow", "ant", "dog", "bee"] {
     ///     map.put(name.as_bytes(), b"")?;
     /// }
-    /// let keys = map.scan("b".."d")?.map(|pair| Ok(pair?.0)).collect::<evermap::Result<Vec<_>>>()?;
+    /// let keys = map.scan("b".."d")?.map(|pair| Ok(pair?.0));
+    /// let keys = keys.collect::<evermap::Result<Vec<_>>>()?;
     /// assert_eq!(keys, [b"bee", b"cow"]);
     /// let last = map.scan(..)?.reverse().next().unwrap()?;
     /// assert_eq!(last.0, b"dog");

@@ -22,7 +22,10 @@ impl<M: Medium> Evermap<M> {
     ///
     /// `attempt` must not hold a guard when it returns.
     pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
-        let is_short = |answer: &Result<R>| matches!(answer, Err(Error::Storage(error)) if error.is_no_space());
+        let is_short = |answer: &Result<R>| match answer {
+            Err(Error::Storage(error)) => error.is_no_space(),
+            _ => false,
+        };
         let mut answer = attempt();
         while let Err(Error::Full { needed, .. }) = answer {
             let made = self.open_maps().iter().any(|map| map.make_space(needed));

@@ -40,7 +40,7 @@ const JUDGED: usize = 1 << 10;
 #[derive(Default)]
 struct Group {
     found: Vec<(u64, u64)>,
-    /// The same in about the order of their records: enough for neighbours to share pages.
+    /// The pairs in about the order of their records: enough for neighbours to share pages.
     placed: Vec<(u64, u64)>,
 }
 
@@ -69,7 +69,7 @@ impl Group {
 }
 
 impl<M: Medium> Map<M> {
-    /// A tree of the keys of all records, read and built by so many threads.
+    /// Returns a tree of the keys of all records, read and built by this number of threads.
     pub(super) fn tree_of_index(&self, ordered: &Ordered, threads: usize) -> Result<BPlus> {
         let walk = Mutex::new(Walk::new(self));
         let mut sample = Run::new();
@@ -87,7 +87,7 @@ impl<M: Medium> Map<M> {
         Ok(BPlus::load_dealt(Config::default(), &division, hands, threads)?)
     }
 
-    /// Reads the keys of the first segments; answers about how many records there are.
+    /// Reads the keys of the first segments. Returns an estimate of the number of records.
     fn read_sample(
         &self,
         ordered: &Ordered,
@@ -174,7 +174,7 @@ impl<M: Medium> Map<M> {
         Ok(guard)
     }
 
-    /// Appends the next segment that nobody has read yet.
+    /// Appends the next segment that no thread has read yet.
     pub(super) fn next_segment<'s>(
         &self,
         ordered: &Ordered,

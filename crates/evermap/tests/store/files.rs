@@ -172,7 +172,8 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
     }
 }
 
-/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only once.
+/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only
+/// once.
 #[test]
 fn a_pending_flush_survives_a_kill() {
     let directory = tempfile::tempdir().unwrap();
@@ -308,7 +309,8 @@ fn suspect_files_are_opened_only_as_told() {
 fn limits_are_enforced_by_errors() {
     let map = crate::common::in_memory(crate::common::options()).unwrap();
     let long = vec![b'k'; KEY_MAX + 1];
-    let too_long = |result: evermap::Result<bool>| matches!(result, Err(Error::KeyTooLong { len, max }) if (len, max) == (KEY_MAX + 1, KEY_MAX));
+    let limits = (KEY_MAX + 1, KEY_MAX);
+    let too_long = |result: evermap::Result<bool>| matches!(result, Err(Error::KeyTooLong { len, max }) if (len, max) == limits);
     assert!(too_long(map.put(&long, b"").map(|()| true)));
     assert!(too_long(map.get(&long).map(|value| value.is_some())));
     assert!(too_long(map.remove(&long)));
@@ -403,11 +405,13 @@ fn fork_and_look() {
     let map = crate::common::open_file(&path, options().ordered(true)).unwrap();
     map.put(b"key", b"value").unwrap();
     let mut scan = map.scan(..).unwrap();
-    // SAFETY: the child below uses the store and ends; other threads of this process hold no lock that it
-    // needs: the store is idle.
+    // SAFETY: the child below uses the store and ends; other threads of this process hold no lock
+    // that it needs: the store is idle.
     let process = unsafe { libc::fork() };
     if process == 0 {
-        let forked = |result: evermap::Result<bool>| matches!(result, Err(error) if error.kind() == ErrorKind::Forked);
+        let forked = |result: evermap::Result<bool>| {
+            result.is_err_and(|error| error.kind() == ErrorKind::Forked)
+        };
         let mut fine = map.get(b"key").unwrap().as_deref() == Some(b"value");
         fine &= forked(map.put(b"key", b"child").map(|()| true));
         fine &= forked(map.remove(b"key"));

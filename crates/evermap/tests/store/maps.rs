@@ -487,7 +487,8 @@ fn threads_make_and_drop_the_same_maps() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// A handle of a named map keeps the store open, and the space of a dropped map comes back by itself.
+/// A handle of a named map keeps the store open, and the space of a dropped map comes back by
+/// itself.
 #[test]
 fn handles_of_a_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -516,7 +517,8 @@ fn handles_of_a_file() {
     assert_eq!(users.db().maps().unwrap(), ["users"]);
 }
 
-/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no other.
+/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no
+/// other.
 #[test]
 fn damage_costs_one_map_an_answer() {
     const ROOTS: u64 = 8192 + 8 * 64;

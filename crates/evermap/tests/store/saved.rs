@@ -1,4 +1,5 @@
-//! The keys that an orderly stop saves in order: they count when nothing came in between, and never otherwise.
+//! The keys that an orderly stop saves in order: they count when nothing came in between, and never
+//! otherwise.
 
 use std::collections::BTreeMap;
 

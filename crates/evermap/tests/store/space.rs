@@ -1,5 +1,5 @@
-//! How much space a store takes, whatever is stored in it and however it ends: at most twice the bytes of keys and
-//! values and 2 MiB, and little more than those bytes where values are large.
+//! How much space a store takes, whatever is stored in it and however it ends: at most twice the
+//! bytes of keys and values and 2 MiB, and little more than those bytes where values are large.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -167,7 +167,8 @@ fn the_capacity_takes_no_space() {
     }
 }
 
-/// A store that is killed again and again while it is written to, before its sweep, after it, or in turns.
+/// A store that is killed again and again while it is written to, before its sweep, after it, or in
+/// turns.
 #[test]
 fn kills_take_no_space_for_good() {
     for swept in [|_| true, |round| round % 2 == 0, |round| round % 10 == 9] {
@@ -200,7 +201,8 @@ fn kills_take_no_space_for_good() {
                 written += more;
                 bytes = all;
             }
-            // What was written since the last sweep counts once more: nothing tells yet what it replaced.
+            // What was written since the last sweep counts once more: nothing tells yet what it
+            // replaced.
             let file = memory.len();
             assert!(file <= most(bytes + written), "{file} for {bytes} bytes after {round} kills");
         }

@@ -128,7 +128,8 @@ fn what_cannot_be_trusted_is_refused_and_started_anew_where_that_is_asked_for() 
 #[test]
 fn what_is_no_store_of_this_version_is_never_overwritten() {
     let (_directory, path, mut newer) = closed_store();
-    // The format is the low half of the second word, and a checksum is the last word, of both copies.
+    // The format is the low half of the second word, and a checksum is the last word, of both
+    // copies.
     for at in [0, 4096] {
         newer[at + 8] = 99;
         let check = crc32c::crc32c(&newer[at..at + 248]);

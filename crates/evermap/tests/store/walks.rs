@@ -1,11 +1,13 @@
-//! Walks through the index that others rely on to miss nothing: the sweep, the order when it is built, purges. Each is held up
-//! in the middle, while iterators begin beside it, rest and end, and the index grows.
+//! Walks through the index that others rely on to miss nothing: the sweep, the order when it is
+//! built, purges. Each is held up in the middle, while iterators begin beside it, rest and end, and
+//! the index grows.
 
 use evermap::{Clock, IndexKind, Map, Options};
 
 use crate::common::Kept;
 
-/// Records that are there throughout, and how many are added in the middle of a walk: the index grows more than once.
+/// Records that are there throughout, and how many are added in the middle of a walk: the index
+/// grows more than once.
 const THERE: u64 = 6_000;
 const ADDED: u64 = 3 * THERE;
 /// The same where an order is built: it reads the words of 65,536 records before it looks at one.
@@ -36,7 +38,8 @@ fn killed(options: &Options, records: u64) -> (Kept, Map<Kept>) {
     (memory, store)
 }
 
-/// Returns what is to interrupt a walk: iterators begin, half of them end, and records are added; then `then` is called.
+/// Returns what is to interrupt a walk: iterators begin, half of them end, and records are added;
+/// then `then` is called.
 fn disturbance(
     store: &Map<Kept>,
     added: std::ops::Range<u64>,
