@@ -13,7 +13,7 @@ const KEYS: u64 = 3000;
 fn store(capacity: u64) -> Map<Dram> {
     let medium = Dram::reserve(capacity, Pages::Base).unwrap();
     let options = common::small(capacity).clock(Clock::manual(1000));
-    crate::common::open_medium(medium, Identity::default(), &options).unwrap()
+    common::open_medium(medium, Identity::default(), &options).unwrap()
 }
 
 fn key_of(key: u64) -> Vec<u8> {
@@ -51,7 +51,7 @@ fn shifting_sizes_do_not_grow_the_store() {
 fn what_moves_stays_the_same() {
     let store = store(8 << 20);
     let put = |key: u64| {
-        let meta = crate::common::meta(key as u32, 2000 + key);
+        let meta = common::meta(key as u32, 2000 + key);
         store.put_with(&key_of(key), &value_of(&key_of(key), key, 70), meta).unwrap()
     };
     let ids: Vec<_> = (0..KEYS).map(put).collect();
@@ -191,9 +191,7 @@ fn records_move_beside_readers_and_writers() {
 /// The keeper of a store in a file does it without being asked.
 #[test]
 fn it_happens_in_the_background() {
-    let map =
-        crate::common::in_memory(crate::common::options().capacity(8 << 20).extent_size(4096))
-            .unwrap();
+    let map = common::in_memory(common::options().capacity(8 << 20).extent_size(4096)).unwrap();
     (0..KEYS).for_each(|key| map.put(&key_of(key), &[1; 100]).unwrap());
     let full = map.space().unwrap().extent_bytes;
     for key in (0..KEYS).filter(|key| key % 10 != 0) {

@@ -22,7 +22,7 @@ fn number(value: &[u8]) -> u64 {
 fn increments_are_conserved() {
     const KEYS: u64 = 8;
     const ROUNDS: u64 = 8_000;
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     let ids = std::sync::Mutex::new(HashSet::new());
     thread::scope(|threads| {
         for me in 0..4u64 {
@@ -79,7 +79,7 @@ fn increments_are_conserved() {
 #[test]
 fn readers_see_whole_values() {
     const KEYS: u64 = 200;
-    let map = crate::common::in_memory(small_extents()).unwrap();
+    let map = common::in_memory(small_extents()).unwrap();
     let done = AtomicBool::new(false);
     let key_of = |key: u64| format!("key {key}").into_bytes();
     thread::scope(|threads| {
@@ -149,7 +149,7 @@ impl Drop for Ends<'_> {
 #[test]
 fn iteration_shows_what_stays_exactly_once() {
     const STABLE: u64 = 3_000;
-    let map = crate::common::in_memory(small_extents()).unwrap();
+    let map = common::in_memory(small_extents()).unwrap();
     let key_of = |kind: &str, key: u64| format!("{kind} {key}").into_bytes();
     for key in 0..STABLE {
         map.put(&key_of("stable", key), b"here").unwrap();
@@ -272,7 +272,7 @@ fn sweeping_under_load_ends_exact() {
 /// itself.
 #[test]
 fn inserts_beside_flushes_are_before_or_after() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     let (begun, ended, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|threads| {
         let (map, begun, ended, done) = (&map, &begun, &ended, &done);
@@ -309,7 +309,7 @@ fn inserts_beside_flushes_are_before_or_after() {
 /// What the background removes while a check looks at it is no problem.
 #[test]
 fn checks_beside_purges_are_sound() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     for round in 0..300u64 {
         for key in 0..round % 20 {
             map.put(&key.to_le_bytes(), b"value").unwrap();
@@ -326,7 +326,7 @@ fn closing_under_load_loses_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     for round in 0..5u64 {
-        let map = crate::common::open_file(&path, small_extents()).unwrap();
+        let map = common::open_file(&path, small_extents()).unwrap();
         let acknowledged = thread::scope(|threads| {
             let writers: Vec<_> = (0..3u64)
                 .map(|me| {
@@ -350,7 +350,7 @@ fn closing_under_load_loses_nothing() {
             map.into_db().close().unwrap();
             writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
         });
-        let map = crate::common::open_file(&path, small_extents()).unwrap();
+        let map = common::open_file(&path, small_extents()).unwrap();
         assert!(map.stat().clean_open);
         for (me, &count) in acknowledged.iter().enumerate() {
             for number in 0..count {
@@ -366,7 +366,7 @@ fn closing_under_load_loses_nothing() {
 /// A panic in a caller's closure is the caller's affair: it runs without locks.
 #[test]
 fn panics_of_callers_harm_nothing() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     let panics = |action: &dyn Fn(&Map)| {
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| action(&map)));

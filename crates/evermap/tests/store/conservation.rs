@@ -178,7 +178,7 @@ fn options(index: IndexKind) -> Options {
 
 /// Opens the map that the threads work on: the default one, or that of this name.
 fn open(path: &Path, index: IndexKind, name: &str) -> Map {
-    let store = crate::common::open_file(path, options(index)).unwrap();
+    let store = common::open_file(path, options(index)).unwrap();
     if name.is_empty() { store } else { store.db().map(name, MapOptions::new()).unwrap() }
 }
 
@@ -286,7 +286,7 @@ fn tally_things(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, me: usize, mu
             _ => {
                 // First something that is expired at once, so that a purge is after the key.
                 let version = tally.issue(1);
-                map.put_with(&place, b"old", crate::common::meta(0, 1)).unwrap();
+                map.put_with(&place, b"old", common::meta(0, 1)).unwrap();
                 if random.below(2) == 0 {
                     std::thread::yield_now();
                 }

@@ -99,7 +99,7 @@ impl Live {
             .clock(clock.clone())
             .ordered(true);
         let store =
-            crate::common::open_medium(sim.clone(), Identity::default(), &options).map_err(text)?;
+            common::open_medium(sim.clone(), Identity::default(), &options).map_err(text)?;
         let (keys, maps) = (workload.keys, workload.maps);
         Ok(Live { store, sim: sim.clone(), keys, maps, clock, ids: HashSet::new() })
     }
@@ -369,7 +369,7 @@ impl Live {
         let before = self.version(key)?;
         let number = history.map.begin(&self.sim, key, MapOp::Remove);
         let now = self.clock.now();
-        let meta = crate::common::meta(0, now);
+        let meta = common::meta(0, now);
         let stored = self.store.put_with(&key_of(key), b"expired from the beginning", meta);
         match stored {
             Ok(_) => history.map.end(&self.sim, number, before),

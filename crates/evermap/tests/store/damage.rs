@@ -46,7 +46,7 @@ fn put(map: &Map, number: u64, version: u64) -> evermap::Result<()> {
     // Most are small, one in 300 takes several extents.
     let len = if number % 300 == 50 { 9_000 } else { 40 + version as usize % 150 };
     let expires_at = if version.is_multiple_of(3) { 5000 } else { 0 };
-    let meta = crate::common::meta(version as u32, expires_at);
+    let meta = common::meta(version as u32, expires_at);
     map.put_with(&key, &value_of(&key, version, len), meta).map(drop)
 }
 
@@ -221,7 +221,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
 fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
     let mut older = Vec::new();
     for stage in 0..3u64 {
-        let map = crate::common::open_file(path, options(index)).unwrap();
+        let map = common::open_file(path, options(index)).unwrap();
         for number in 0..KEYS * (stage + 1) / 3 {
             if number % (stage + 2) == 0 {
                 put(&map, number, stage * 1000 + number).unwrap();
@@ -254,7 +254,7 @@ fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
 fn write_and_hang() {
     let Some(argument) = child::asked_for("damage::write_and_hang") else { return };
     let (path, index) = argument.split_once('\n').unwrap();
-    let map = crate::common::open_file(path, options(index.parse().unwrap())).unwrap();
+    let map = common::open_file(path, options(index.parse().unwrap())).unwrap();
     (0..KEYS).step_by(9).for_each(|number| put(&map, number, 9000 + number).unwrap());
     println!("ready");
     loop {
@@ -381,7 +381,7 @@ impl Tally {
     /// missing is noticed.
     fn inspect(&mut self, path: &Path, options: &Options, expected: &Contents, damage: &Damage) {
         for round in 0..2 {
-            let Ok(map) = crate::common::open_file(path, options.clone()) else { return };
+            let Ok(map) = common::open_file(path, options.clone()) else { return };
             let mut missing = look_closely(&map, KEYS + 100, &expected.default);
             let _ = map.db().maps();
             if let Ok(named) = named(&map) {
@@ -400,7 +400,7 @@ impl Tally {
     }
 
     fn try_out(&mut self, path: &Path, options: Options, expected: &BTreeMap<u64, u64>) -> bool {
-        let Ok(map) = crate::common::open_file(path, options.clone()) else {
+        let Ok(map) = common::open_file(path, options.clone()) else {
             self.refused += 1;
             return false;
         };
@@ -431,7 +431,7 @@ impl Tally {
         }
         let _ = map.into_db().close();
         // And once more: what the damage led to must not be worse.
-        if let Ok(map) = crate::common::open_file(path, options) {
+        if let Ok(map) = common::open_file(path, options) {
             self.look(&map, expected);
         }
         true
@@ -440,7 +440,7 @@ impl Tally {
 
 /// Contents of an undamaged store.
 fn contents(path: &Path, index: IndexKind) -> Contents {
-    let map = crate::common::open_file(path, options(index)).unwrap();
+    let map = common::open_file(path, options(index)).unwrap();
     let of = |map: &Map| {
         let version = |number: u64| map.get_with(&key_of(number), |item| item.flags).unwrap();
         let pair = |number| Some((number, u64::from(version(number)?)));

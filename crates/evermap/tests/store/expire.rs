@@ -7,7 +7,7 @@ use crate::common::{self, Kept, Random};
 use evermap::{Clock, EXPIRY_MAX, IndexKind, Meta, Options};
 
 fn until(expires_at: u64) -> Meta {
-    crate::common::meta(0, expires_at)
+    common::meta(0, expires_at)
 }
 
 /// Purging by the clock: only when something can have expired since.
@@ -99,10 +99,10 @@ fn what_has_expired_makes_room() {
 /// background purges.
 #[test]
 fn what_was_flushed_makes_room() {
-    let options = crate::common::options().max_bytes(4 << 20);
+    let options = common::options().max_bytes(4 << 20);
     let memory = Kept::new(64 << 20);
     let bare = memory.open(&common::options().capacity(64 << 20).max_bytes(4 << 20)).unwrap();
-    let kept = crate::common::in_memory(options).unwrap();
+    let kept = common::in_memory(options).unwrap();
     fn fill<M: evermap_pm::Medium>(store: &evermap::Map<M>) -> u32 {
         (0..).find(|i: &u32| store.put(&i.to_le_bytes(), &[1; 1000]).is_err()).unwrap()
     }
@@ -195,8 +195,7 @@ fn whatever_replaces_a_record_is_found_when_it_expires() {
     for (first, second) in [(1500, 2000), (2000, 1500), (0, 2000), (2000, 2000)] {
         for touch in [false, true] {
             let clock = Clock::manual(1000);
-            let map =
-                crate::common::in_memory(crate::common::options().clock(clock.clone())).unwrap();
+            let map = common::in_memory(common::options().clock(clock.clone())).unwrap();
             map.put_with(b"key", b"1", until(first)).unwrap();
             match touch {
                 true => assert!(map.touch(b"key", Some(second)).unwrap()),
@@ -247,7 +246,7 @@ fn a_clock_that_goes_back_brings_nothing_back() {
 /// An expiry that the file cannot hold is refused, and is not taken for another one.
 #[test]
 fn an_expiry_that_is_too_late_is_an_error() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     let late = Meta::expiring(std::time::Duration::MAX);
     let is_late = |error: evermap::Error| matches!(error, evermap::Error::ExpiryTooLate { .. });
     assert!(is_late(map.put_with(b"key", b"value", late).unwrap_err()));
@@ -269,7 +268,7 @@ fn an_expiry_that_is_too_late_is_an_error() {
 fn the_latest_expiry_is_kept() {
     let meta = until(EXPIRY_MAX);
     let clock = Clock::manual(1000);
-    let map = crate::common::in_memory(crate::common::options().clock(clock.clone())).unwrap();
+    let map = common::in_memory(common::options().clock(clock.clone())).unwrap();
     map.put_with(b"key", b"value", meta).unwrap();
     clock.set(EXPIRY_MAX - 1);
     assert_eq!(map.db().purge_if_due().unwrap(), 0);
@@ -285,7 +284,7 @@ fn no_newer_record_is_purged() {
     for &kind in IndexKind::ALL {
         let clock = Clock::manual(1000);
         let options = common::options().index(kind).clock(clock.clone());
-        let map = crate::common::in_memory(options).unwrap();
+        let map = common::in_memory(options).unwrap();
         let (done, purged) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|threads| {
             let (map, done, clock, purged) = (&map, &done, &clock, &purged);

@@ -166,13 +166,13 @@ fn a_full_disk_loses_nothing() {
         };
         let path = disk.0.join("map");
         let (mut model, mut next) = (Model::new(), 0);
-        let map = crate::common::open_file(&path, options()).unwrap();
+        let map = common::open_file(&path, options()).unwrap();
         fill(&map, &mut model, &mut next, [0, 200, 3000][round as usize % 3]);
         verify(&map, &model);
         // There is no room for anything at the end either.
         disk.take_all_but(0);
         map.into_db().close().unwrap();
-        let map = crate::common::open_file(&path, options()).unwrap();
+        let map = common::open_file(&path, options()).unwrap();
         verify(&map, &model);
         // Whole extents become free, and their pages go back to the disk, where another file takes
         // them.
@@ -188,7 +188,7 @@ fn a_full_disk_loses_nothing() {
         fill(&map, &mut model, &mut next, 200);
         check(&map, &model);
         map.into_db().close().unwrap();
-        check(&crate::common::open_file(&path, options()).unwrap(), &model);
+        check(&common::open_file(&path, options()).unwrap(), &model);
     }
 }
 
@@ -199,17 +199,17 @@ fn a_disk_too_small_for_any_store_says_so() {
         return;
     };
     let path = disk.0.join("map");
-    let error = crate::common::open_file(&path, options()).unwrap_err();
+    let error = common::open_file(&path, options()).unwrap_err();
     assert!(error.is_no_space(), "{error}");
     drop(disk);
     // With room, creation is begun again.
     let disk = Disk::mount(8000).unwrap();
     let path = disk.0.join("map");
     disk.take_all_but(20 << 10);
-    let error = crate::common::open_file(&path, options()).unwrap_err();
+    let error = common::open_file(&path, options()).unwrap_err();
     assert!(error.is_no_space() && error.to_string().contains("map"), "{error}");
     disk.give_back();
-    let map = crate::common::open_file(&path, options()).unwrap();
+    let map = common::open_file(&path, options()).unwrap();
     map.put(b"key", b"value").unwrap();
     map.into_db().close().unwrap();
 }
@@ -281,12 +281,12 @@ fn the_limit_waits_for_the_sweep() {
     };
     let medium = open();
     let identity = medium.identity();
-    let store = crate::common::open_medium(medium, identity, &options()).unwrap();
+    let store = common::open_medium(medium, identity, &options()).unwrap();
     (0..20_000u64).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
     let bytes = store.bytes().value;
     drop(store);
     // Room for one more: far less than nobody knows by how much the bound is too high.
-    let map = crate::common::open_file(&path, options().max_bytes(bytes + 1000)).unwrap();
+    let map = common::open_file(&path, options().max_bytes(bytes + 1000)).unwrap();
     map.put(b"one more", &[1; 100]).unwrap();
     assert!(map.bytes().exact, "it could not have known");
     assert!((0..20u64).any(|key| map.put(&key.to_le_bytes(), &[1; 100]).is_err()));

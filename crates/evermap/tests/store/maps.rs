@@ -83,7 +83,7 @@ fn maps_are_independent_of_each_other() {
     assert_eq!(two.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
     assert!(!two.contains(b"k").unwrap() && !one.contains(b"a").unwrap());
     // What expires in any map is purged.
-    two.put_with(b"gone", b"", crate::common::meta(0, 1)).unwrap();
+    two.put_with(b"gone", b"", common::meta(0, 1)).unwrap();
     store.db().purge().unwrap();
     assert_eq!((one.len().value, two.len().value), (0, 502));
     assert_sound(&store);
@@ -426,7 +426,7 @@ fn maps_come_and_go_during_a_sweep() {
 #[test]
 fn threads_make_and_drop_the_same_maps() {
     let directory = tempfile::tempdir().unwrap();
-    let store = crate::common::open_file(directory.path().join("map"), options()).unwrap();
+    let store = common::open_file(directory.path().join("map"), options()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let store = store.clone();
@@ -480,7 +480,7 @@ fn threads_make_and_drop_the_same_maps() {
         store.db().drop_map(&name).unwrap();
     }
     store.into_db().close().unwrap();
-    let store = crate::common::open_file(directory.path().join("map"), options()).unwrap();
+    let store = common::open_file(directory.path().join("map"), options()).unwrap();
     assert_eq!(store.stat().sweep, SweepState::NotNeeded);
     assert!(store.db().maps().unwrap().is_empty());
     let report = store.db().check(true).unwrap();
@@ -493,11 +493,8 @@ fn threads_make_and_drop_the_same_maps() {
 fn handles_of_a_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let users = crate::common::open_file(&path, options())
-        .unwrap()
-        .db()
-        .map("users", MapOptions::new())
-        .unwrap();
+    let users =
+        common::open_file(&path, options()).unwrap().db().map("users", MapOptions::new()).unwrap();
     users.put(b"1", b"ann").unwrap();
     let other = users.db().map("other", MapOptions::new()).unwrap();
     let before = users.space().unwrap().allocated_bytes;
@@ -508,7 +505,7 @@ fn handles_of_a_file() {
     }
     drop(other);
     users.into_db().close().unwrap();
-    let users = crate::common::open_file(&path, options().create(false))
+    let users = common::open_file(&path, options().create(false))
         .unwrap()
         .db()
         .map("users", existing())
@@ -629,7 +626,7 @@ fn what_is_dead_goes_from_all_maps() {
     let store = memory.open(&options).unwrap();
     let mortal = store.db().map("mortal", MapOptions::new()).unwrap();
     for number in 0..50 {
-        let meta = crate::common::meta(0, if number < 20 { 2000 } else { 0 });
+        let meta = common::meta(0, if number < 20 { 2000 } else { 0 });
         mortal.put_with(&key_of(number), b"value", meta).unwrap();
     }
     let flushed = store.db().map("flushed", MapOptions::new()).unwrap();

@@ -144,7 +144,7 @@ pub(crate) fn scan_agrees<M: Medium>(store: &Map<M>) -> Result<(), String> {
 }
 
 fn volatile(notices: OrderedUpdates) -> Options {
-    crate::common::options().ordered(true).ordered_updates(notices)
+    common::options().ordered(true).ordered_updates(notices)
 }
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -153,7 +153,7 @@ fn key_of(number: u64) -> Vec<u8> {
 
 #[test]
 fn without_an_ordered_index_a_scan_says_what_to_do() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     for refused in [map.scan(..), map.scan_relaxed(..), map.scan_prefix("k")] {
         let error = refused.err().unwrap();
@@ -166,7 +166,7 @@ fn without_an_ordered_index_a_scan_says_what_to_do() {
 
 #[test]
 fn a_closed_store_ends_scans() {
-    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
+    let map = common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     (0..100).for_each(|key| map.put(&key_of(key), b"value").unwrap());
     let other = map.clone();
     let mut scan = other.scan(..).unwrap();
@@ -186,7 +186,7 @@ fn keys_that_stay_are_seen_exactly_once() {
     const KEYS: u64 = 3_000;
     const ROUNDS: u64 = 25_000;
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         let stays = |number: u64| number.is_multiple_of(3);
         for number in (0..KEYS).filter(|&number| stays(number)) {
             map.put(&key_of(number), &value_of(&key_of(number), 0, 30)).unwrap();
@@ -243,7 +243,7 @@ fn keys_that_stay_are_seen_exactly_once() {
 #[test]
 fn a_scan_sees_what_was_acknowledged() {
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         thread::scope(|threads| {
             for me in 0..3u64 {
                 threads.spawn(move || {
@@ -273,7 +273,7 @@ fn a_scan_sees_what_was_acknowledged() {
 #[test]
 fn what_others_acknowledged_is_seen_too() {
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         let (added, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
         thread::scope(|threads| {
             threads.spawn(move || {
@@ -301,7 +301,7 @@ fn what_others_acknowledged_is_seen_too() {
 fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     const KEYS: u64 = 200_000;
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         let bound = &AtomicU64::new(0);
         thread::scope(|threads| {
             threads.spawn(move || {
@@ -330,7 +330,7 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
 /// they have slept, too.
 #[test]
 fn the_tree_is_told_without_being_asked() {
-    let map = crate::common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
+    let map = common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
     for burst in 1..=3 {
         thread::sleep(Duration::from_millis(20));
         (0..2000).for_each(|number| map.put(&key_of(burst * 10_000 + number), b"").unwrap());
@@ -411,8 +411,8 @@ fn a_file_is_scanned_after_opening_with_and_without() {
     for round in 0..6u64 {
         let ordered = round % 3 != 1;
         let way = NOTICES[round as usize % 3];
-        let map = crate::common::open_file(&path, options().ordered(ordered).ordered_updates(way))
-            .unwrap();
+        let map =
+            common::open_file(&path, options().ordered(ordered).ordered_updates(way)).unwrap();
         for number in 0..3_000 {
             let key = key_of(number * 7 % 5_000 + round * 400);
             if number % 4 == 0 {
@@ -462,7 +462,7 @@ fn what_is_purged_leaves_the_tree() {
         let options = common::options().capacity(64 << 20).clock(clock.clone());
         let store = memory.open(&options.ordered(true).ordered_updates(notices)).unwrap();
         for number in 0..2_000 {
-            let meta = crate::common::meta(0, if number % 2 == 0 { 2000 } else { 0 });
+            let meta = common::meta(0, if number % 2 == 0 { 2000 } else { 0 });
             store.put_with(&key_of(number), b"value", meta).unwrap();
         }
         assert_eq!(store.scan(..).unwrap().count(), 2_000);
@@ -543,7 +543,7 @@ fn a_damaged_value_is_told_of_in_its_place() {
 /// Values that are larger than what an iterator copies ahead, between small ones.
 #[test]
 fn large_values_come_one_by_one() {
-    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
+    let map = common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     for number in 0..60 {
         let len = if number % 5 == 0 { 300_000 } else { 10 };
         map.put(&key_of(number), &vec![number as u8; len]).unwrap();

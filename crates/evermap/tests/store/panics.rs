@@ -112,7 +112,7 @@ fn an_error_after_a_change_leaves_it_accounted_for() {
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).ordered(true);
     let options = options.ordered_updates(OrderedUpdates::Sync).clock(clock.clone());
     let store = memory.open(&options).unwrap();
-    let meta = |expires_at| crate::common::meta(0, expires_at);
+    let meta = |expires_at| common::meta(0, expires_at);
     for key in [b"a", b"b", b"c"] {
         store.put(key, b"value").unwrap();
     }

@@ -193,7 +193,7 @@ fn a_full_store_saves_nothing() {
     let first = 3;
     let mut stored = first;
     {
-        let store = crate::common::open_file(&path, options()).unwrap();
+        let store = common::open_file(&path, options()).unwrap();
         let full = loop {
             match store.put(&value_of(&key_of(stored), stored, 300), b"") {
                 Ok(()) => stored += 1,
@@ -203,7 +203,7 @@ fn a_full_store_saves_nothing() {
         assert!(full.is_no_space(), "{full}");
         store.into_db().close().unwrap();
     }
-    let store = crate::common::open_file(&path, options()).unwrap();
+    let store = common::open_file(&path, options()).unwrap();
     store.build_ordered(1).unwrap();
     assert!(!built(&store).from_saved);
     assert_eq!(store.scan(..).unwrap().count() as u64, stored - first);

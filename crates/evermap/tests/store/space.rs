@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::common::{Kept, Random};
+use crate::common::{self, Kept, Random};
 use evermap::{IndexKind, Map, MapOptions, Options};
 use evermap_pm::Medium;
 
@@ -56,7 +56,7 @@ fn a_file_takes_at_most_twice_what_is_in_it() {
     for (number, mix) in mixes.into_iter().enumerate() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map");
-        let map = crate::common::open_file(&path, Options::new().seed(7)).unwrap();
+        let map = common::open_file(&path, Options::new().seed(7)).unwrap();
         assert!(size_of(&path) < MIB, "an empty store takes {}", size_of(&path));
         let (mut bytes, mut random) = (0, Random::new(number as u64));
         for key in 0u64.. {
@@ -82,7 +82,7 @@ fn large_values_take_what_they_need() {
     for len in [MIB, MIB + 1000, 2 * MIB, 2 * MIB + 1, 3_333_333] {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = directory.path().join("map");
-        let map = crate::common::open_file(&path, Options::new()).unwrap();
+        let map = common::open_file(&path, Options::new()).unwrap();
         for key in 1..=24u64 {
             map.put(&key.to_le_bytes(), &value(len)).unwrap();
             let size = size_of(&path);
@@ -99,7 +99,7 @@ fn several_maps_share_a_small_file() {
     for &kind in IndexKind::ALL {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map");
-        let map = crate::common::open_file(&path, Options::new().index(kind)).unwrap();
+        let map = common::open_file(&path, Options::new().index(kind)).unwrap();
         let options = || MapOptions::new();
         let maps: Vec<_> =
             ["a", "b", "c"].iter().map(|name| map.db().map(name, options()).unwrap()).collect();
@@ -161,7 +161,7 @@ fn the_capacity_takes_no_space() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map");
         let options = Options::new().extent_size(extent_size).capacity(256 << 30);
-        let map = crate::common::open_file(&path, options).unwrap();
+        let map = common::open_file(&path, options).unwrap();
         map.put(b"key", b"value").unwrap();
         assert!(size_of(&path) < MIB, "{} with extents of {extent_size}", size_of(&path));
     }

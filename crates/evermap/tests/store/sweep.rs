@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
-use crate::common::Kept;
+use crate::common::{self, Kept};
 use evermap::{IndexKind, MapOptions, Options};
 use evermap_pm::PmU64;
 use evermap_pm::medium::Medium;
@@ -127,8 +127,7 @@ fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
 fn a_sweep_reads_no_record() {
     for &index in IndexKind::ALL {
         let (watched, options, counts) = killed(index);
-        let store =
-            crate::common::open_medium(watched.clone(), Identity::default(), &options).unwrap();
+        let store = common::open_medium(watched.clone(), Identity::default(), &options).unwrap();
         store.db().recover().unwrap();
         let named = store.db().map("named", MapOptions::new()).unwrap();
         assert_eq!([&store, &named].map(|map| map.len().value), counts, "{index}");

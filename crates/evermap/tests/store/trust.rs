@@ -16,7 +16,7 @@ fn options() -> Options {
 }
 
 fn open(path: &Path, on_suspect: OnSuspect) -> evermap::Result<Map> {
-    crate::common::open_file(path, options().on_suspect(on_suspect))
+    common::open_file(path, options().on_suspect(on_suspect))
 }
 
 fn refusal(path: &Path, on_suspect: OnSuspect) -> Error {
@@ -175,7 +175,7 @@ fn every_operation_that_meets_damage_counts() {
     let path = directory.path().join("map");
     // Level hashing takes buckets of zeros for empty ones.
     let small = || Options::small(256 << 10).index(IndexKind::DashEh);
-    let map = crate::common::open_file(&path, small()).unwrap();
+    let map = common::open_file(&path, small()).unwrap();
     (0..RECORDS).for_each(|key| map.put(&key.to_le_bytes(), &[7; 100]).unwrap());
     map.into_db().close().unwrap();
     let bytes = std::fs::read(&path).unwrap();
@@ -185,7 +185,7 @@ fn every_operation_that_meets_damage_counts() {
         let end = (part + bytes.len() / 4).min(bytes.len());
         damaged[part..end].fill(0);
         std::fs::write(&path, damaged).unwrap();
-        let Ok(map) = crate::common::open_file(&path, small()) else { continue };
+        let Ok(map) = common::open_file(&path, small()) else { continue };
         let mut met = map.stat().damage_met;
         let mut count = |failed: Option<Error>| {
             let now = map.stat().damage_met;
@@ -242,6 +242,6 @@ fn all_space_can_be_set_aside_at_once() {
     };
     open(&path, OnSuspect::Refuse).unwrap().into_db().close().unwrap();
     assert!(holes() > 1 << 20, "what is free was given back");
-    crate::common::open_file(&path, options().allocate_holes(true)).unwrap();
+    common::open_file(&path, options().allocate_holes(true)).unwrap();
     assert_eq!(holes(), 0);
 }

@@ -4,7 +4,7 @@
 
 use evermap::{Clock, IndexKind, Map, Options};
 
-use crate::common::Kept;
+use crate::common::{self, Kept};
 
 /// Records that are there throughout, and how many are added in the middle of a walk: the index
 /// grows more than once.
@@ -96,7 +96,7 @@ fn a_purge_removes_all_that_has_expired() {
         let clock = Clock::manual(1_000);
         let memory = Kept::new(256 << 20);
         let store = memory.open(&options(kind).clock(clock.clone())).unwrap();
-        let meta = crate::common::meta(0, 1_060);
+        let meta = common::meta(0, 1_060);
         (0..THERE).for_each(|number| store.put_with(&key(number), b"", meta).map(drop).unwrap());
         memory
             .at_next_prefetch(disturbance(&store, THERE..THERE + ADDED, move || clock.set(1_060)));
@@ -106,12 +106,12 @@ fn a_purge_removes_all_that_has_expired() {
 
 #[test]
 fn keys_are_those_of_the_records() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     assert_eq!(map.keys().count(), 0);
     for number in 0..3_000u32 {
         map.put(&number.to_be_bytes(), &[0; 100]).unwrap();
     }
-    map.put_with(b"expired", b"", crate::common::meta(0, 1)).unwrap();
+    map.put_with(b"expired", b"", common::meta(0, 1)).unwrap();
     let mut keys: Vec<_> = map.keys().map(Result::unwrap).collect();
     keys.sort_unstable();
     let expected: Vec<_> = (0..3_000u32).map(|number| number.to_be_bytes().to_vec()).collect();
