@@ -122,7 +122,7 @@ impl<M: Medium> Evermap<M> {
         let _sweeping = self.file.maintenance.sweeping();
         // Retired blocks are allocated but not reachable.
         self.file.pool.epoch().drain();
-        let (stores, problem) = match self.all_maps() {
+        let (maps, problem) = match self.all_maps() {
             Err(error) if !matches!(error, Error::Closed) => {
                 (vec![self.default_map()], Some(error))
             }
@@ -133,8 +133,8 @@ impl<M: Medium> Evermap<M> {
         }
         let mut reachable = Reachable(Vec::new());
         let mut whole = problem.is_none();
-        for store in &stores {
-            whole &= store.check_map(&mut report, &mut reachable)?;
+        for map in &maps {
+            whole &= map.check_map(&mut report, &mut reachable)?;
         }
         if whole {
             self.check_blocks(&mut report, reachable);

@@ -86,8 +86,8 @@ impl<M: Medium> Evermap<M> {
         let Some(evacuation) = self.file.pool.evacuation(least) else { return Ok(0) };
         let mut moved = 0;
         // The records of a map that cannot be opened stay where they are.
-        for store in &self.all_maps()?.0 {
-            let mut mover = Mover { store, key: Vec::new(), value: Vec::new(), moved: 0 };
+        for map in &self.all_maps()?.0 {
+            let mut mover = Mover { map, key: Vec::new(), value: Vec::new(), moved: 0 };
             match mover.run(&evacuation) {
                 Ok(()) | Err(Error::Dropped { .. }) => moved += mover.moved,
                 Err(error) => return Err(error),
@@ -114,7 +114,7 @@ impl<M: Medium> Evermap<M> {
 }
 
 struct Mover<'s, M: Medium> {
-    store: &'s Map<M>,
+    map: &'s Map<M>,
     key: Vec<u8>,
     value: Vec<u8>,
     moved: u64,
@@ -122,13 +122,13 @@ struct Mover<'s, M: Medium> {
 
 impl<M: Medium> Mover<'_, M> {
     fn run(&mut self, evacuation: &Evacuation<'_, M>) -> Result<()> {
-        let mut walk = Walk::new(self.store);
+        let mut walk = Walk::new(self.map);
         let mut pairs = Vec::new();
         while let Some(guard) = walk.next(&mut pairs)? {
             // What cannot be read stays where it is.
             let _ = walk.take_error();
             pairs.retain(|(_, word)| evacuation.contains(word & OFFSET_MASK));
-            pairs.iter().for_each(|(_, word)| self.store.prefetch(*word));
+            pairs.iter().for_each(|(_, word)| self.map.prefetch(*word));
             for &(_, word) in &pairs {
                 match self.move_record(word, &guard) {
                     Ok(moved) => self.moved += u64::from(moved),
@@ -137,7 +137,7 @@ impl<M: Medium> Mover<'_, M> {
                     Err(error) => return Err(error),
                 }
             }
-            if self.store.db.file.maintenance.is_stopping() {
+            if self.map.db.file.maintenance.is_stopping() {
                 break;
             }
         }
@@ -147,9 +147,9 @@ impl<M: Medium> Mover<'_, M> {
     /// Moves the record that `word` names. Returns `true` if it did. A record that does not verify
     /// stays: a copy would make its damage look sound.
     fn move_record(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
-        let (store, key, value) = (self.store, &mut self.key, &mut self.value);
-        let owner = store.inner.header.owner();
-        let Ok(record) = Record::at(store.db.file.pool.medium(), word) else { return Ok(false) };
+        let (map, key, value) = (self.map, &mut self.key, &mut self.value);
+        let owner = map.inner.header.owner();
+        let Ok(record) = Record::at(map.db.file.pool.medium(), word) else { return Ok(false) };
         key.clear();
         value.clear();
         record.append_key(key)?;
@@ -158,9 +158,9 @@ impl<M: Medium> Mover<'_, M> {
             return Ok(false);
         }
         let meta = (record.flags(), record.expires_at().unwrap_or(0));
-        let draft = Draft::new(&store.db.file.pool, owner, key, value, meta, record.cas())?;
-        let change = store.commit(
-            store.key(key)?,
+        let draft = Draft::new(&map.db.file.pool, owner, key, value, meta, record.cas())?;
+        let change = map.commit(
+            map.key(key)?,
             MutateMode::ExistingOnly,
             guard,
             Some(&draft),

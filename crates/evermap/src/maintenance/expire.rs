@@ -258,16 +258,16 @@ impl<M: Medium> Evermap<M> {
         if self.is_walk_due() {
             return Some(0);
         }
-        self.open_maps().iter().filter_map(|store| store.inner.expiries.first()).min()
+        self.open_maps().iter().filter_map(|map| map.inner.expiries.first()).min()
     }
 
     /// Removes what is known to have expired in all maps that are open.
     pub(crate) fn purge_expired(&self) -> Result<u64> {
         self.file.pool.region().ensure_writable()?;
         let (held, mut purged) = (self.file.clock.held(), 0);
-        for store in self.open_maps() {
+        for map in self.open_maps() {
             // Beginning an operation carries out a flush that is due.
-            match store.enter().map(drop).and_then(|()| store.remove_expired(u64::MAX)) {
+            match map.enter().map(drop).and_then(|()| map.remove_expired(u64::MAX)) {
                 Ok(removed) => purged += removed,
                 Err(Error::Dropped { .. }) => {}
                 Err(error) => return Err(error),
@@ -293,13 +293,13 @@ impl<M: Medium> Evermap<M> {
         let (file, held, mut purged) = (&self.file, self.file.clock.held(), 0);
         file.maintenance.purges.fetch_add(1, Relaxed);
         // Nothing can be removed from a map that cannot be opened.
-        for store in self.all_maps()?.0 {
+        for map in self.all_maps()?.0 {
             // A flush that is due comes before the walk, so that it does not make another walk due.
-            let walked = store.enter().map(drop).and_then(|()| {
-                store.inner.expiries.begin_walk();
-                store.walk(&mut purged)
+            let walked = map.enter().map(drop).and_then(|()| {
+                map.inner.expiries.begin_walk();
+                map.walk(&mut purged)
             });
-            store.inner.expiries.end_walk(matches!(walked, Ok(true)));
+            map.inner.expiries.end_walk(matches!(walked, Ok(true)));
             match walked {
                 Ok(true) | Err(Error::Dropped { .. }) => {}
                 Ok(false) => return Ok(purged),

@@ -256,9 +256,9 @@ impl<M: Medium> Evermap<M> {
     /// they take.
     fn tighten_bounds(&self) {
         let poisoned = self.file.pool.region().ensure_writable().is_err();
-        for store in self.open_maps().iter().filter(|_| !poisoned) {
-            if store.inner.counters.is_bound_loose() {
-                store.inner.set_bound(&self.file.pool);
+        for map in self.open_maps().iter().filter(|_| !poisoned) {
+            if map.inner.counters.is_bound_loose() {
+                map.inner.set_bound(&self.file.pool);
             }
         }
     }

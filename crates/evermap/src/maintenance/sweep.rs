@@ -76,19 +76,19 @@ impl<M: Medium> Evermap<M> {
 
     fn sweep(&self) -> Result<()> {
         // Maps that are created from here on have nothing in old extents.
-        let (stores, problem) = match self.file.pool.medium().mutant("MA-3") {
+        let (maps, problem) = match self.file.pool.medium().mutant("MA-3") {
             false => self.all_maps_and_dropped()?,
             true => self.all_maps()?,
         };
         self.read_parts_ahead();
-        let (mut census, mut found) = (Census::default(), vec![Totals::default(); stores.len()]);
+        let (mut census, mut found) = (Census::default(), vec![Totals::default(); maps.len()]);
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
-            for (store, found) in stores.iter().zip(&mut found) {
-                store.inner.header.block().into_iter().for_each(&mut *mark);
-                let mut sweeper = Sweeper { store, mark, census: &mut census, found };
+            for (map, found) in maps.iter().zip(&mut found) {
+                map.inner.header.block().into_iter().for_each(&mut *mark);
+                let mut sweeper = Sweeper { map, mark, census: &mut census, found };
                 // Everything else that can be read is recovered along the way.
-                visited = visited.and(store.inner.index.visit(&mut sweeper));
+                visited = visited.and(map.inner.index.visit(&mut sweeper));
             }
             visited?;
             if self.file.maintenance.is_stopping() { Err(interrupted()) } else { Ok(()) }
@@ -105,9 +105,9 @@ impl<M: Medium> Evermap<M> {
         } else {
             self.file.pool.sweep(visit)?;
         }
-        for (store, found) in stores.iter().zip(found) {
-            store.inner.counters.settle(&mut census, found);
-            store.inner.set_bound(&self.file.pool);
+        for (map, found) in maps.iter().zip(found) {
+            map.inner.counters.settle(&mut census, found);
+            map.inner.set_bound(&self.file.pool);
         }
         Ok(())
     }
@@ -142,7 +142,7 @@ fn interrupted() -> evermap_pm::Error {
 /// Marks every block that the index names, and counts the records of earlier openings. It reads no
 /// record, because records can be many times as large as the indexes.
 struct Sweeper<'s, M: Medium> {
-    store: &'s Map<M>,
+    map: &'s Map<M>,
     mark: &'s mut dyn FnMut(u64),
     census: &'s mut Census,
     found: &'s mut Totals,
@@ -152,7 +152,7 @@ impl<M: Medium> Sweeper<'_, M> {
     /// Returns the bytes of the record that `word` names if it was stored before this opening, 0 if
     /// it cannot be read.
     fn old_bytes(&self, word: u64) -> Option<u64> {
-        let (pool, offset) = (&self.store.db.file.pool, word & OFFSET_MASK);
+        let (pool, offset) = (&self.map.db.file.pool, word & OFFSET_MASK);
         if !pool.is_swept() {
             // What was stored since is in other extents, and was counted when it was stored.
             return pool.old_block(offset);
@@ -160,7 +160,7 @@ impl<M: Medium> Sweeper<'_, M> {
         // The last stop was orderly, but counts are missing. Old and new records share extents, so
         // only their CAS ids tell them apart.
         match Record::at(pool.medium(), word) {
-            Ok(record) => (record.cas() < self.store.db.file.cas_counter.first())
+            Ok(record) => (record.cas() < self.map.db.file.cas_counter.first())
                 .then(|| pool.block_size(record.bytes())),
             Err(_) => (offset < pool.medium().len()).then_some(0),
         }
@@ -173,7 +173,7 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
     }
 
     fn word(&mut self, word: u64) {
-        if self.store.db.file.maintenance.is_stopping() {
+        if self.map.db.file.maintenance.is_stopping() {
             return;
         }
         let offset = word & OFFSET_MASK;

@@ -60,9 +60,9 @@ impl Rest {
 }
 
 impl<'s, M: Medium> Pages<'s, M> {
-    pub(crate) fn new(store: &'s Map<M>) -> Self {
+    pub(crate) fn new(map: &'s Map<M>) -> Self {
         Pages {
-            walk: Walk::new(store),
+            walk: Walk::new(map),
             pairs: Vec::new(),
             records: Vec::new(),
             at: 0,
@@ -74,8 +74,8 @@ impl<'s, M: Medium> Pages<'s, M> {
     }
 
     /// Shows keys only: for [`next_key`](Pages::next_key).
-    pub(crate) fn of_keys(store: &'s Map<M>) -> Self {
-        Pages { keys_only: true, ..Pages::new(store) }
+    pub(crate) fn of_keys(map: &'s Map<M>) -> Self {
+        Pages { keys_only: true, ..Pages::new(map) }
     }
 
     /// Returns the next record, or the error of a damaged one; `None` at the end.
@@ -120,9 +120,9 @@ impl<'s, M: Medium> Pages<'s, M> {
     /// Returns where the next record is that can be shown, or `None` at the end.
     fn find_next(&mut self) -> Result<Option<usize>> {
         while !self.over {
-            if !self.store().inner.is_open() {
+            if !self.map().inner.is_open() {
                 // What was copied is not shown any more, as if it had been looked up only now.
-                return Err(self.store().inner.refusal());
+                return Err(self.map().inner.refusal());
             }
             let Some(record) = self.records.get(self.at) else {
                 if self.next_page()? {
@@ -142,8 +142,8 @@ impl<'s, M: Medium> Pages<'s, M> {
         Ok(None)
     }
 
-    fn store(&self) -> &'s Map<M> {
-        self.walk.store
+    fn map(&self) -> &'s Map<M> {
+        self.walk.map
     }
 
     /// Copies the next page. Returns `true` if there was one.
@@ -160,7 +160,7 @@ impl<'s, M: Medium> Pages<'s, M> {
         let pairs = std::mem::take(&mut self.pairs);
         for (at, &(hash, word)) in pairs.iter().enumerate() {
             if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
-                self.store().prefetch(*ahead);
+                self.map().prefetch(*ahead);
             }
             self.copy(hash, word, &guard);
         }
@@ -176,7 +176,7 @@ impl<'s, M: Medium> Pages<'s, M> {
             Ok(Some(_)) if self.keys_only => Rest::KeyOnly,
             Ok(Some(_)) if self.keys.len() + self.values.len() >= AT_ONCE => Rest::Later,
             Ok(Some((record, expires_at))) => {
-                copy_value(self.store(), &self.keys[from..], &record, expires_at, &mut self.values)
+                copy_value(self.map(), &self.keys[from..], &record, expires_at, &mut self.values)
             }
             Ok(None) => return self.keys.truncate(from),
             Err(error) => Rest::unreadable(error),
@@ -186,8 +186,8 @@ impl<'s, M: Medium> Pages<'s, M> {
 
     /// Copies values of records that are still to be shown, at least one.
     fn copy_values(&mut self) -> Result<()> {
-        let store = self.store();
-        let guard = store.enter()?;
+        let map = self.map();
+        let guard = map.enter()?;
         // All values that were there have been shown.
         self.values.clear();
         for Copied { key, hash, rest } in &mut self.records[self.at..] {
@@ -196,9 +196,9 @@ impl<'s, M: Medium> Pages<'s, M> {
             }
             if matches!(rest, Rest::Later) {
                 let key = BytesRef { bytes: &self.keys[key.clone()], hash: *hash };
-                *rest = match store.find_to_read(key, &guard) {
+                *rest = match map.find_to_read(key, &guard) {
                     Ok(Some((record, expires_at))) => {
-                        copy_value(store, key.bytes, &record, expires_at, &mut self.values)
+                        copy_value(map, key.bytes, &record, expires_at, &mut self.values)
                     }
                     Ok(None) => Rest::Gone,
                     Err(error) => Rest::unreadable(error),
@@ -210,14 +210,14 @@ impl<'s, M: Medium> Pages<'s, M> {
 }
 
 fn copy_value<M: Medium>(
-    store: &Map<M>,
+    map: &Map<M>,
     key: &[u8],
     record: &Record<'_, M>,
     expires_at: u32,
     values: &mut Vec<u8>,
 ) -> Rest {
     let from = values.len();
-    match store.copy(key, record, values) {
+    match map.copy(key, record, values) {
         Ok(()) => Rest::Whole {
             value: from..values.len(),
             flags: record.flags(),

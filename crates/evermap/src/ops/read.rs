@@ -269,7 +269,7 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// [`Error::Closed`].
     pub fn reader(&self) -> Result<Reader<'_, M>> {
-        Ok(Reader { store: self, guard: self.enter()? })
+        Ok(Reader { map: self, guard: self.enter()? })
     }
 
     /// Prefetches a record of the usual length.
@@ -380,7 +380,7 @@ impl<M: Medium> Map<M> {
 
 /// A walk through the index, one segment at a time.
 pub(crate) struct Walk<'s, M: Medium> {
-    pub(crate) store: &'s Map<M>,
+    pub(crate) map: &'s Map<M>,
     /// Where the walk continues: see [`Persistent::scan`](evermap_index::Persistent::scan).
     from: Option<u64>,
     error: Option<Error>,
@@ -390,8 +390,8 @@ pub(crate) struct Walk<'s, M: Medium> {
 }
 
 impl<'s, M: Medium> Walk<'s, M> {
-    pub(crate) fn new(store: &'s Map<M>) -> Self {
-        Walk { store, from: Some(0), error: None, shown_early: HashSet::new() }
+    pub(crate) fn new(map: &'s Map<M>) -> Self {
+        Walk { map, from: Some(0), error: None, shown_early: HashSet::new() }
     }
 
     /// Replaces `pairs` by the slot keys and words of the next segment. Returns the guard that
@@ -406,9 +406,9 @@ impl<'s, M: Medium> Walk<'s, M> {
     /// does.
     pub(crate) fn append_next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
         let Some(from) = self.from else { return Ok(None) };
-        let guard = self.store.enter()?;
+        let guard = self.map.enter()?;
         let (shown, next) =
-            self.store.inner.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
+            self.map.inner.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
         self.from = next;
         self.error = shown.err().map(Error::from);
         Ok(Some(guard))
@@ -429,17 +429,17 @@ impl<'s, M: Medium> Walk<'s, M> {
         guard: &Guard<'_>,
         keys: &mut Vec<u8>,
     ) -> Result<Option<LiveRecord<'s, M>>> {
-        let (store, from) = (self.store, keys.len());
-        let record = Record::at(store.db.file.pool.medium(), word)
+        let (map, from) = (self.map, keys.len());
+        let record = Record::at(map.db.file.pool.medium(), word)
             // The key of an unreadable record is unknown.
-            .map_err(|what| store.damaged_at(BytesRef { bytes: &[], hash }, word, what))?;
+            .map_err(|what| map.damaged_at(BytesRef { bytes: &[], hash }, word, what))?;
         record.append_key(keys)?;
-        let key = store.key(&keys[from..])?;
+        let key = map.key(&keys[from..])?;
         if key.hash != hash {
-            store.met_damage();
+            map.met_damage();
             return Err(record.damaged("it is stored under the hash of another key"));
         }
-        let Some((record, expires_at)) = store.readable(key, word, guard)? else { return Ok(None) };
+        let Some((record, expires_at)) = map.readable(key, word, guard)? else { return Ok(None) };
         if record.word() != word {
             // The key can be met again: it was removed and then bound in a part of the index that
             // is still ahead.
@@ -524,7 +524,7 @@ impl<M: Medium> FusedIterator for Keys<'_, M> {}
 /// # Ok::<(), evermap::Error>(())
 /// ```
 pub struct Reader<'s, M: Medium = Mapped> {
-    store: &'s Map<M>,
+    map: &'s Map<M>,
     guard: Guard<'s>,
 }
 
@@ -535,12 +535,12 @@ impl<M: Medium> Reader<'_, M> {
     /// # Errors
     /// See [`Map`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry<'_, M>>> {
-        let key = self.store.key(key)?;
-        let Some((record, expires_at)) = self.store.find_to_read(key, &self.guard)? else {
+        let key = self.map.key(key)?;
+        let Some((record, expires_at)) = self.map.find_to_read(key, &self.guard)? else {
             return Ok(None);
         };
-        if self.store.db.file.verify && !record.verify(self.store.inner.header.owner()) {
-            self.store.met_damage();
+        if self.map.db.file.verify && !record.verify(self.map.inner.header.owner()) {
+            self.map.met_damage();
             return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
         }
         Ok(Some(Entry { record, expires_at }))

@@ -172,7 +172,7 @@ impl<M: Medium> Map<M> {
 /// store is open.
 #[must_use = "a scan is lazy, and shows nothing unless it is iterated over"]
 pub struct Scan<'s, M: Medium = Mapped> {
-    store: &'s Map<M>,
+    map: &'s Map<M>,
     tree: &'s BPlus,
     cursor: Cursor<'s>,
     direction: Direction,
@@ -192,11 +192,11 @@ pub struct Scan<'s, M: Medium = Mapped> {
 }
 
 impl<'s, M: Medium> Scan<'s, M> {
-    fn new(store: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
-        Self::towards(Direction::Ascending, store, tree, range)
+    fn new(map: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
+        Self::towards(Direction::Ascending, map, tree, range)
     }
 
-    fn towards(direction: Direction, store: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
+    fn towards(direction: Direction, map: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
         let bounds = (range.start_bound(), range.end_bound());
         let cursor = Cursor::new(tree, bounds, direction);
         let until = match direction {
@@ -204,7 +204,7 @@ impl<'s, M: Medium> Scan<'s, M> {
             Direction::Descending => range.lower,
         };
         Scan {
-            store,
+            map,
             tree,
             cursor,
             direction,
@@ -331,7 +331,7 @@ impl<'s, M: Medium> Scan<'s, M> {
     /// Drops what was fetched ahead, and goes on in this direction with what was not shown.
     fn begin_again(&mut self, direction: Direction) {
         let (limit, over) = (self.limit.saturating_add(self.items.len() as u64), self.over);
-        *self = Self::towards(direction, self.store, self.tree, self.rest());
+        *self = Self::towards(direction, self.map, self.tree, self.rest());
         (self.limit, self.over) = (limit, over);
     }
 
@@ -343,7 +343,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         }
         if self.at == self.keys.len() {
             // In a forked child, other threads may have been changing the tree.
-            self.store.db.file.pool.region().ensure_writable()?;
+            self.map.db.file.pool.region().ensure_writable()?;
             self.keys.clear();
             self.at = 0;
             let wanted = BATCH.min(usize::try_from(self.limit).unwrap_or(BATCH));
@@ -362,7 +362,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         value: &mut Vec<u8>,
         mut each: impl FnMut(&[u8], Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let guard = self.store.enter()?;
+        let guard = self.map.enter()?;
         let places = self.at..self.keys.len();
         let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH];
         for (key, at) in refs.iter_mut().zip(places.clone()) {
@@ -375,7 +375,7 @@ impl<'s, M: Medium> Scan<'s, M> {
             each(refs[at].bytes, item)?;
             if shown < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
-        let looked_up = match self.store.get_batch(refs, value, &guard, &mut show) {
+        let looked_up = match self.map.get_batch(refs, value, &guard, &mut show) {
             // A part of the hash index cannot be read. It is reported for each key that leads
             // there, and only for those.
             Err(error) if error.is_damaged() => self.look_up_singly(refs, value, &guard, &mut show),
@@ -401,7 +401,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         show: &mut impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         for (at, key) in refs.chunks(1).enumerate() {
-            let flow = match self.store.get_batch(key, value, guard, |_, item| show(at, item)) {
+            let flow = match self.map.get_batch(key, value, guard, |_, item| show(at, item)) {
                 Err(error) if error.is_damaged() => show(at, Err(error)),
                 looked_up => looked_up?,
             };
@@ -437,11 +437,11 @@ impl<M: Medium> Iterator for Scan<'_, M> {
     /// once, for example if the store was closed, and then ends.
     fn next(&mut self) -> Option<Self::Item> {
         while !self.over {
-            if !self.store.inner.is_open() {
+            if !self.map.inner.is_open() {
                 // What was copied ahead is not shown any more, as if it had been looked up only
                 // now.
                 self.over = true;
-                return Some(Err(self.store.inner.refusal()));
+                return Some(Err(self.map.inner.refusal()));
             }
             if let Some((key, value)) = self.items.pop_front() {
                 return Some(value.map(|value| (key, value)));

@@ -59,8 +59,8 @@ impl<M: Medium> Map<M> {
     ///
     /// O(n log n); some hundred nanoseconds a key and thread. It needs about 70 bytes of ordinary
     /// memory for each key of 16 bytes while it builds, and leaves a tree of about 40.
-    /// [`Evermap`](crate::Evermap) calls it in the background as soon as it is opened; for a bare
-    /// `Store`, the first scan does if nobody else has.
+    /// On a file, a thread in the background does this as soon as it is opened; for other maps, the
+    /// first scan does.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -222,34 +222,34 @@ mod tests {
             let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
             let options = Options::new().capacity(64 << 20).ordered(true).ordered_updates(updates);
             let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
-            let store = db.default_map();
+            let map = db.default_map();
             for number in 0..10_000 {
-                store.put(&key_of(number), b"before").unwrap();
+                map.put(&key_of(number), b"before").unwrap();
             }
             // As if it had been opened now.
-            drop(store);
+            drop(map);
             let mut db = db;
             let file = Arc::get_mut(&mut db.file).expect("this is the only handle");
             let map = Arc::get_mut(&mut file.default).expect("this is the only handle");
             map.ordered = Some(Ordered::new(updates, false).unwrap());
-            let store = db.default_map();
-            let ordered = store.inner.ordered.as_ref().unwrap();
-            let tree = store.tree_of_index(ordered, 2).unwrap();
+            let map = db.default_map();
+            let ordered = map.inner.ordered.as_ref().unwrap();
+            let tree = map.tree_of_index(ordered, 2).unwrap();
             assert_eq!(ordered.stat().keys_read, 10_000);
             for number in 0..changes {
                 match number % 2 {
-                    0 => assert!(store.remove(&key_of(number / 2)).unwrap()),
-                    _ => store.put(&key_of(10_000 + number), b"meanwhile").unwrap(),
+                    0 => assert!(map.remove(&key_of(number / 2)).unwrap()),
+                    _ => map.put(&key_of(10_000 + number), b"meanwhile").unwrap(),
                 }
             }
             let dropped = ordered.shards.iter().any(NoticeShard::has_dropped);
             assert_eq!(dropped, changes > 300);
-            store.publish_tree(ordered, tree).unwrap();
+            map.publish_tree(ordered, tree).unwrap();
             ordered.set_state(OrderedState::Ready(Duration::ZERO));
             let mut problems = Vec::new();
-            store.check_ordered(&mut |problem| problems.push(problem)).unwrap();
+            map.check_ordered(&mut |problem| problems.push(problem)).unwrap();
             assert_eq!(problems, Vec::<String>::new(), "{updates:?} {changes}");
-            assert_eq!(store.scan(..).unwrap().count() as u64, store.len().value);
+            assert_eq!(map.scan(..).unwrap().count() as u64, map.len().value);
         }
     }
 }

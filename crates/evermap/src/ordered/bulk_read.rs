@@ -156,8 +156,8 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// Makes `group` the pairs of some segments that nobody has read yet: as many as are wanted, if
-    /// there are so many.
+    /// Replaces `group` by the pairs of some segments that no thread has read yet: as many as are
+    /// wanted, if there are enough.
     fn next_group<'s>(
         &self,
         ordered: &Ordered,
@@ -197,8 +197,8 @@ impl<M: Medium> Map<M> {
         self.db.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, KEY_BYTES);
     }
 
-    /// Makes `key` that of a pair, if it can be read and belongs where it is; answers whether. Dead
-    /// records count too: the hash index binds their keys.
+    /// Copies the key of a pair to `key`. Returns `true` if it can be read and has the hash of the
+    /// pair. Dead records count too: the hash index binds their keys.
     #[inline]
     pub(super) fn read_key(
         &self,

@@ -341,15 +341,15 @@ mod tests {
         let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
         let options = Options::new().capacity(64 << 20).ordered(true);
         let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
-        let store = db.default_map();
-        let key = store.key(b"key").unwrap();
-        let since = store.unbindings(key);
-        store.put(key.bytes, b"").unwrap();
-        assert!(store.remove(key.bytes).unwrap());
-        store.notice(key, KeyEvent::Bound { since }, &store.enter().unwrap());
-        assert_eq!(store.scan(..).unwrap().count(), 0);
+        let map = db.default_map();
+        let key = map.key(b"key").unwrap();
+        let since = map.unbindings(key);
+        map.put(key.bytes, b"").unwrap();
+        assert!(map.remove(key.bytes).unwrap());
+        map.notice(key, KeyEvent::Bound { since }, &map.enter().unwrap());
+        assert_eq!(map.scan(..).unwrap().count(), 0);
         let mut problems = Vec::new();
-        store.check_ordered(&mut |problem| problems.push(problem)).unwrap();
+        map.check_ordered(&mut |problem| problems.push(problem)).unwrap();
         assert_eq!(problems, Vec::<String>::new());
     }
 }

@@ -56,8 +56,9 @@ struct Chain {
 }
 
 impl Saved {
-    /// What the `cell` of a map with so many records names. Nothing unless the last stop was
-    /// orderly, so that what is named was not freed, or if nobody knows how many records there are.
+    /// Reads what the `cell` of a map with this number of records names. There is nothing unless
+    /// the last stop was orderly, so that what is named was not freed, and the number of records
+    /// is known.
     pub(crate) fn open<M: Medium>(
         pool: &Pool<M>,
         cell: &PmU64,

@@ -490,8 +490,8 @@ impl<'m, M: Medium> Record<'m, M> {
     /// No program and no other thread writes them while the slice lives.
     pub(crate) unsafe fn value_slice(&self) -> &'m [u8] {
         let start = self.cells.as_ptr().cast::<u8>();
-        // SAFETY: `cells` spans key and value and lives as long as the medium is borrowed; that
-        // nobody writes the bytes is the caller's promise.
+        // SAFETY: `cells` spans key and value and lives as long as the medium is borrowed; the
+        // caller promises that nothing writes the bytes.
         unsafe { std::slice::from_raw_parts(start.add(self.key_len), self.value_len) }
     }
 
