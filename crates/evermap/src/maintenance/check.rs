@@ -95,7 +95,7 @@ impl<M: Medium> Evermap<M> {
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// let report = map.check(true)?;
+    /// let report = map.db().check(true)?;
     /// assert!(report.is_sound(), "{report}");
     /// assert_eq!(report.records, 1);
     /// # Ok::<(), evermap::Error>(())

@@ -39,7 +39,7 @@ impl<M: Medium> Evermap<M> {
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// assert_eq!(map.compact()?, 0, "one record cannot be closer together");
+    /// assert_eq!(map.db().compact()?, 0, "one record cannot be closer together");
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///

@@ -66,7 +66,7 @@ impl<M: Medium> Map<M> {
     /// # use evermap::{Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// # Evermap::open(&path, Options::new())?.put(b"key", b"value")?;
+    /// # Evermap::open(&path, Options::new())?.default_map().put(b"key", b"value")?;
     /// let map = Evermap::open(&path, Options::new().ordered(true))?.default_map();
     /// map.build_ordered(2)?;
     /// assert_eq!(map.stat().ordered.unwrap().keys, 1);
