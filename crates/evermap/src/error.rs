@@ -191,7 +191,8 @@ impl fmt::Display for Error {
             Error::GuardHeld { operation } => write!(
                 f,
                 "{operation} would wait for itself: this thread holds a guard of the store \
-                 (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); \
+                 (it has a Reader, or is in a closure of get_many, get_together, modify or \
+                 Scan::visit); \
                  call it after that has ended"
             ),
             Error::BeingModified { key } => write!(

@@ -3,8 +3,9 @@
 //! ```text
 //! 0    number of entries (lower 48 bits), 1 if they name maps or 0 (upper 16 bits)
 //! 8    CRC32C of the word before and the entries
-//! 16   entries of 24 or 32 bytes: index word before (0: absent), index word after (0: absent), control
-//!      word after, and if they name maps, the offset of the descriptor of the map (0: the default map)
+//! 16   entries of 24 or 32 bytes: index word before (0: absent), index word after (0: absent),
+//!      control word after, and if they name maps, the offset of the descriptor of the map
+//!      (0: the default map)
 //! ```
 //!
 //! Entries name maps if not all of them concern the default map. So a batch on the default map is

@@ -4,8 +4,8 @@
 //! byte  0  own       says that this is a descriptor, and which
 //! byte  8  root      names the index
 //! byte 16  flush     the mark, and when a pending flush falls due
-//! byte 32  counters  records and bytes, exact after an orderly stop; after any other, the bytes are
-//!                    an upper limit
+//! byte 32  counters  records and bytes, exact after an orderly stop; after any other, the
+//!                    bytes are an upper limit
 //! byte 48  saved     names the keys in order, if an orderly stop has saved them
 //! byte 56  reserved
 //! ```
