@@ -9,11 +9,10 @@ use evermap_pm::epoch::Backlog;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What happened, to which file, and what to do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// A key is longer than [`KEY_MAX`](crate::KEY_MAX).
-    #[error("key of {len} bytes is too long; the limit is {max}")]
     KeyTooLong {
         /// Its length, bytes.
         len: usize,
@@ -21,7 +20,6 @@ pub enum Error {
         max: usize,
     },
     /// A value is longer than [`VALUE_MAX`](crate::VALUE_MAX).
-    #[error("value of {len} bytes is too long; the limit is {max}")]
     ValueTooLong {
         /// Its length, bytes.
         len: usize,
@@ -29,7 +27,6 @@ pub enum Error {
         max: usize,
     },
     /// A record is to expire later than [`EXPIRY_MAX`](crate::EXPIRY_MAX). Nothing was changed.
-    #[error("expiry {at} is too late; the latest is {max} seconds since 1970")]
     ExpiryTooLate {
         /// The expiry, in seconds since 1970.
         at: u64,
@@ -37,15 +34,12 @@ pub enum Error {
         max: u64,
     },
     /// There is no store at this path, and [`Options::create`](crate::Options::create) was off.
-    #[error("{}no store here; open it with create to make one", prefix(path.as_deref()))]
     NotFound {
         /// Where it was looked for; `None` for a medium without a path.
         path: Option<PathBuf>,
     },
-    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was changed.
-    #[error(
-        "memory limit of {limit} bytes reached (needs {needed} more); remove something or raise it"
-    )]
+    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was
+    /// changed.
     Full {
         /// The limit, bytes.
         limit: u64,
@@ -53,9 +47,6 @@ pub enum Error {
         needed: u64,
     },
     /// The record of this key does not verify. Its value is lost; other keys are not affected.
-    #[error(
-        "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); put or remove the key to repair it"
-    )]
     Damaged {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
         key: String,
@@ -65,7 +56,6 @@ pub enum Error {
         what: &'static str,
     },
     /// The value is no counter: those have 8 bytes. Nothing was changed.
-    #[error("value of key \"{key}\" is no counter: it has {len} bytes instead of 8")]
     NotACounter {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
         key: String,
@@ -73,7 +63,6 @@ pub enum Error {
         len: usize,
     },
     /// A counter would leave the range of an `i64`. Nothing was changed.
-    #[error("counter under key \"{key}\" is {value}: adding {delta} leaves the range of 64 bits")]
     Overflow {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
         key: String,
@@ -83,7 +72,6 @@ pub enum Error {
         delta: i64,
     },
     /// A batch names more keys than [`BATCH_MAX`](crate::BATCH_MAX). Nothing was changed.
-    #[error("batch of {len} keys is too large; the limit is {max}")]
     BatchTooLarge {
         /// Keys in it.
         len: usize,
@@ -91,9 +79,6 @@ pub enum Error {
         max: usize,
     },
     /// A batch names the map that it is applied to. Nothing was changed.
-    #[error(
-        "batch names the map \"{name}\", to which it is applied; say that part without naming it"
-    )]
     BatchMap {
         /// The name of the map.
         name: String,
@@ -101,37 +86,27 @@ pub enum Error {
     /// The operation waits for guards to end, and the calling thread holds one itself: it has a
     /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or
     /// `Scan::visit`. Nothing was done.
-    #[error(
-        "{operation} would wait for itself: this thread holds a guard of the store (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); call it after that has ended"
-    )]
     GuardHeld {
         /// What was called.
         operation: &'static str,
     },
     /// A closure of [`modify`](crate::Map::modify) was changing the key that it was called for.
     /// Nothing was changed by that call.
-    #[error(
-        "key \"{key}\" is being modified by this thread; let the closure return the change instead of making it"
-    )]
     BeingModified {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
         key: String,
     },
     /// More memory than [`Options::reader_backlog`](crate::Options::reader_backlog) allows waits
     /// for a reader to end before it can be used again. Nothing was changed.
-    #[error("{0}; end it, or raise Options::reader_backlog")]
     HeldUp(Box<Backlog>),
     /// The store was opened without [`Options::ordered`](crate::Options::ordered).
-    #[error("the store was opened without an ordered index; open it with Options::ordered(true)")]
     NotOrdered,
     /// The ordered index could not be built or kept up to date. Everything but scans works.
-    #[error("there is no ordered index ({why}); open the store again to build it")]
     OrderedFailed {
         /// What went wrong.
         why: String,
     },
     /// The name of a map is empty or longer than [`MAP_NAME_MAX`](crate::MAP_NAME_MAX).
-    #[error("name of {len} bytes for a map; it must have 1 to {max}")]
     MapName {
         /// Its length, bytes.
         len: usize,
@@ -139,13 +114,11 @@ pub enum Error {
         max: usize,
     },
     /// There is no map of this name, and [`MapOptions::create`](crate::MapOptions::create) was off.
-    #[error("no map \"{name}\" here; open it with create to make one")]
     NoSuchMap {
         /// The name that was asked for.
         name: String,
     },
     /// The map exists with another kind of index than was asked for.
-    #[error("map \"{name}\" has the index {found}, not {asked}; open it without naming one")]
     OtherIndex {
         /// Its name.
         name: String,
@@ -155,13 +128,12 @@ pub enum Error {
         asked: crate::IndexKind,
     },
     /// The map was dropped. A map of the same name is another one.
-    #[error("map \"{name}\" was dropped; open it by its name to make a new one")]
     Dropped {
         /// Its name.
         name: String,
     },
-    /// What leads to the map does not verify. The default map and other named maps are not affected.
-    #[error("map \"{name}\" cannot be opened ({why}); use `drop_map` to discard it")]
+    /// What leads to the map does not verify. The default map and other named maps are not
+    /// affected.
     MapDamaged {
         /// Its name.
         name: String,
@@ -169,11 +141,104 @@ pub enum Error {
         why: String,
     },
     /// The store was closed through another handle.
-    #[error("the store was closed")]
     Closed,
     /// The file, the memory or the operating system underneath reported an error.
-    #[error(transparent)]
     Storage(StorageError),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::KeyTooLong { len, max } => {
+                write!(f, "key of {len} bytes is too long; the limit is {max}")
+            }
+            Error::ValueTooLong { len, max } => {
+                write!(f, "value of {len} bytes is too long; the limit is {max}")
+            }
+            Error::ExpiryTooLate { at, max } => {
+                write!(f, "expiry {at} is too late; the latest is {max} seconds since 1970")
+            }
+            Error::NotFound { path } => write!(
+                f,
+                "{}no store here; open it with create to make one",
+                prefix(path.as_deref())
+            ),
+            Error::Full { limit, needed } => write!(
+                f,
+                "memory limit of {limit} bytes reached (needs {needed} more); \
+                 remove something or raise it"
+            ),
+            Error::Damaged { key, offset, what } => write!(
+                f,
+                "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); \
+                 put or remove the key to repair it"
+            ),
+            Error::NotACounter { key, len } => {
+                write!(f, "value of key \"{key}\" is no counter: it has {len} bytes instead of 8")
+            }
+            Error::Overflow { key, value, delta } => write!(
+                f,
+                "counter under key \"{key}\" is {value}: adding {delta} leaves the range of 64 bits"
+            ),
+            Error::BatchTooLarge { len, max } => {
+                write!(f, "batch of {len} keys is too large; the limit is {max}")
+            }
+            Error::BatchMap { name } => write!(
+                f,
+                "batch names the map \"{name}\", to which it is applied; \
+                 leave out in_map for that part"
+            ),
+            Error::GuardHeld { operation } => write!(
+                f,
+                "{operation} would wait for itself: this thread holds a guard of the store \
+                 (it has a Reader, or is in a closure of get_many, get_together, modify or \
+                 Scan::visit); \
+                 call it after that has ended"
+            ),
+            Error::BeingModified { key } => write!(
+                f,
+                "key \"{key}\" is being modified by this thread; \
+                 let the closure return the change instead of making it"
+            ),
+            Error::HeldUp(backlog) => {
+                write!(f, "{backlog}; end it, or raise Options::reader_backlog")
+            }
+            Error::NotOrdered => write!(
+                f,
+                "the store was opened without an ordered index; open it with Options::ordered(true)"
+            ),
+            Error::OrderedFailed { why } => {
+                write!(f, "there is no ordered index ({why}); open the store again to build it")
+            }
+            Error::MapName { len, max } => {
+                write!(f, "name of {len} bytes for a map; it must have 1 to {max}")
+            }
+            Error::NoSuchMap { name } => {
+                write!(f, "no map \"{name}\" here; open it with create to make one")
+            }
+            Error::OtherIndex { name, found, asked } => write!(
+                f,
+                "map \"{name}\" has the index {found}, not {asked}; open it without naming one"
+            ),
+            Error::Dropped { name } => {
+                write!(f, "map \"{name}\" was dropped; open it by its name to make a new one")
+            }
+            Error::MapDamaged { name, why } => {
+                write!(f, "map \"{name}\" cannot be opened ({why}); use `drop_map` to discard it")
+            }
+            Error::Closed => write!(f, "the store was closed"),
+            Error::Storage(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Storage(error) => error.source(),
+            _ => None,
+        }
+    }
 }
 
 /// The kinds of [`Error`]: what a program decides by.
@@ -186,12 +251,13 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch names the map that
-    /// it is applied to.
+    /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch
+    /// names the map that it is applied to.
     InvalidInput,
     /// There is no file, or no map of this name.
     NotFound,
-    /// The disk, the file's capacity, the memory limit or memory itself is full. Nothing was changed.
+    /// The disk, the file's capacity, the memory limit or memory itself is full. Nothing was
+    /// changed.
     NoSpace,
     /// Something in the file does not verify.
     Damaged,
@@ -215,7 +281,8 @@ pub enum ErrorKind {
     NotAStore,
     /// The file was written by a later version of Evermap.
     NewerFormat,
-    /// The pages of the file may be of different ages: see [`Options::on_suspect`](crate::Options::on_suspect).
+    /// The pages of the file may be of different ages: see
+    /// [`Options::on_suspect`](crate::Options::on_suspect).
     Suspect,
     /// A setting cannot be met, or contradicts what the file was created with.
     Config,
@@ -318,7 +385,8 @@ impl Error {
         }
     }
 
-    /// Returns `true` if something is full: the disk, the file's capacity or the memory limit. Nothing was changed.
+    /// Returns `true` if something is full: the disk, the file's capacity or the memory limit.
+    /// Nothing was changed.
     ///
     /// ```
     /// use evermap::{Evermap, Options};

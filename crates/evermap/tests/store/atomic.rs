@@ -10,7 +10,7 @@ use evermap::{Batch, EXPIRY_MAX, Edit, Error, Item, Map, Outcome, counter};
 
 #[test]
 fn counters_count_and_say_what_is_none() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     assert_eq!(map.fetch_add(b"c", 0).unwrap(), 0);
     assert_eq!(map.get(b"c").unwrap().unwrap(), [0; 8], "made by adding nothing");
     assert_eq!(map.fetch_add(b"c", i64::MAX).unwrap(), 0);
@@ -28,7 +28,7 @@ fn counters_count_and_say_what_is_none() {
         assert!(matches!(error, Error::NotACounter { len, .. } if len == value.len()), "{error}");
         assert_eq!(map.get(b"text").unwrap().unwrap(), value);
     }
-    let meta = crate::common::meta(3, EXPIRY_MAX);
+    let meta = common::meta(3, EXPIRY_MAX);
     map.put_with(b"d", &7i64.to_le_bytes(), meta).unwrap();
     assert_eq!(map.fetch_add(b"d", 1).unwrap(), 7);
     let kept = map.get_with(b"d", |item| (item.flags, item.expires_at)).unwrap();
@@ -37,7 +37,7 @@ fn counters_count_and_say_what_is_none() {
 
 #[test]
 fn appending_keeps_what_is_there() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     assert!(map.append(b"a", b"").unwrap() > 0);
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"");
     let cas = map.append(b"a", b"b").unwrap();
@@ -46,18 +46,18 @@ fn appending_keeps_what_is_there() {
     assert_eq!(map.get_with(b"a", |item| item.cas).unwrap(), Some(cas));
     map.prepend(b"p", b"p").unwrap();
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"ab");
-    map.put_with(b"f", b"1", crate::common::meta(3, EXPIRY_MAX)).unwrap();
+    map.put_with(b"f", b"1", common::meta(3, EXPIRY_MAX)).unwrap();
     map.append(b"f", b"2").unwrap();
     let shown = map.get_with(b"f", |item| (item.value.to_vec(), item.flags, item.expires_at));
     assert_eq!(shown.unwrap(), Some((b"12".to_vec(), 3, Some(EXPIRY_MAX))));
-    let map = crate::common::in_memory(crate::common::options().max_bytes(1000)).unwrap();
+    let map = common::in_memory(common::options().max_bytes(1000)).unwrap();
     map.put(b"a", b"short").unwrap();
     assert!(map.append(b"a", &[0; 2000]).unwrap_err().is_no_space());
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"short");
 }
 
-/// Whatever was there before a flush is gone after it, and is not carried on by who read it before: here in the middle
-/// of the flush, when it has chosen what it makes absent, and nobody knows yet.
+/// Whatever was there before a flush is gone after it, and is not carried on by who read it before:
+/// here in the middle of the flush, when it has chosen what it makes absent, and nobody knows yet.
 #[test]
 fn nothing_is_computed_from_what_is_flushed() {
     type Add = fn(&Map<Kept>);
@@ -98,7 +98,7 @@ fn nothing_is_computed_from_what_is_flushed() {
 #[test]
 fn nothing_is_lost_between_threads() {
     const ROUNDS: u32 = 3_000;
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     thread::scope(|threads| {
         for me in 0..4u32 {
             let map = &map;
@@ -137,8 +137,8 @@ fn nothing_is_lost_between_threads() {
     }
 }
 
-/// A flush and a newer record come before `replace` stores its own, so it has to begin again; and before it does, the key
-/// is removed. So nothing is replaced, whatever the first attempt has seen.
+/// A flush and a newer record come before `replace` stores its own, so it has to begin again; and
+/// before it does, the key is removed. So nothing is replaced, whatever the first attempt has seen.
 #[test]
 fn a_replacement_that_begins_again_reports_what_it_finds_then() {
     let memory = Kept::new(16 << 20);

@@ -30,10 +30,10 @@ fn sound<M: Medium>(store: &Map<M>) {
 
 #[test]
 fn a_batch_does_what_it_says() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     map.put(b"old", b"1").unwrap();
     map.put(b"gone", b"2").unwrap();
-    let meta = crate::common::meta(9, EXPIRY_MAX);
+    let meta = common::meta(9, EXPIRY_MAX);
     map.put_with(b"count", &5i64.to_le_bytes(), meta).unwrap();
     let kept = map.get_with(b"old", |item| item.cas).unwrap();
     let mut batch = Batch::new();
@@ -85,10 +85,10 @@ fn a_batch_does_what_it_says() {
 #[test]
 fn changes_of_one_key_come_one_after_the_other() {
     let number = |n: i64| n.to_le_bytes();
-    let meta = crate::common::meta(5, EXPIRY_MAX);
+    let meta = common::meta(5, EXPIRY_MAX);
     let mut random = Random::new(19);
     for round in 0..2000 {
-        let map = [(); 2].map(|()| crate::common::in_memory(crate::common::options()).unwrap());
+        let map = [(); 2].map(|()| common::in_memory(common::options()).unwrap());
         let mut batch = Batch::new();
         if round % 2 == 0 {
             for map in &map {
@@ -130,7 +130,7 @@ fn changes_of_one_key_come_one_after_the_other() {
 
 #[test]
 fn what_a_key_gives_to_itself_it_keeps() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     let _ = map.fetch_add(b"a", 100).unwrap();
     assert!(map.apply(Batch::new().add(b"a", 1).add(b"a", 1)).unwrap().is_done());
     assert_eq!(count(&map, b"a"), 102);
@@ -150,7 +150,7 @@ fn what_a_key_gives_to_itself_it_keeps() {
 /// Conditions are about what is there before the batch, and all of them have to hold.
 #[test]
 fn conditions_do_not_see_what_the_batch_does() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     map.put(b"a", b"1").unwrap();
     let there = map.get_with(b"a", |item| item.cas).unwrap();
     let mut batch = Batch::new();
@@ -172,7 +172,7 @@ fn conditions_do_not_see_what_the_batch_does() {
 
 #[test]
 fn errors_change_nothing() {
-    let map = crate::common::in_memory(crate::common::options().max_bytes(100_000)).unwrap();
+    let map = common::in_memory(common::options().max_bytes(100_000)).unwrap();
     map.put(b"text", b"five").unwrap();
     let _ = map.fetch_add(b"high", i64::MAX).unwrap();
     let before = (map.len(), map.bytes());
@@ -201,7 +201,7 @@ fn errors_change_nothing() {
 #[test]
 fn a_batch_concerns_the_maps_that_it_names() {
     for &kind in IndexKind::ALL {
-        let store = crate::common::in_memory(crate::common::options().index(kind)).unwrap();
+        let store = common::in_memory(common::options().index(kind)).unwrap();
         let [users, orders] =
             ["users", "orders"].map(|name| store.db().map(name, MapOptions::new()).unwrap());
         let mut batch = Batch::new();
@@ -246,7 +246,7 @@ fn a_batch_concerns_the_maps_that_it_names() {
 #[test]
 fn the_largest_batch_on_every_index() {
     for &kind in IndexKind::ALL {
-        let map = crate::common::in_memory(Options::new().index(kind)).unwrap();
+        let map = common::in_memory(Options::new().index(kind)).unwrap();
         let name = |number: usize| (number as u64).to_be_bytes();
         for number in (0..BATCH_MAX).step_by(3) {
             map.put(&name(number), b"old").unwrap();
@@ -274,7 +274,7 @@ fn what_is_dead_is_absent() {
     let memory = Kept::new(16 << 20);
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).clock(clock.clone());
     let store = memory.open(&options).unwrap();
-    let expiring = |at| crate::common::meta(0, at);
+    let expiring = |at| common::meta(0, at);
     store.put_with(b"a", b"old", expiring(1001)).unwrap();
     store.put_with(b"b", b"old", expiring(1001)).unwrap();
     clock.set(1001);
@@ -347,8 +347,8 @@ fn without_space_nothing_happens_and_nobody_sees_anything() {
     }
 }
 
-/// Whatever else changes single keys meanwhile, transfers neither make nor lose anything, and whoever looks at all
-/// accounts together sees that.
+/// Whatever else changes single keys meanwhile, transfers neither make nor lose anything, and
+/// whoever looks at all accounts together sees that.
 #[test]
 fn transfers_conserve() {
     const ACCOUNTS: usize = 6;
@@ -356,7 +356,7 @@ fn transfers_conserve() {
     for &kind in IndexKind::ALL {
         let options =
             Options::new().index(kind).ordered(true).capacity(256 << 20).extent_size(64 << 10);
-        let map = crate::common::in_memory(options).unwrap();
+        let map = common::in_memory(options).unwrap();
         let name = |account: usize| format!("account {account}").into_bytes();
         let names: Vec<_> = (0..ACCOUNTS).map(name).collect();
         let added = AtomicI64::new(0);
@@ -376,7 +376,8 @@ fn transfers_conserve() {
                             (0 | 1, _) => {
                                 let mut batch = Batch::new();
                                 batch.add(&names[from], -amount).add(&names[to], amount);
-                                // A key that comes and goes, so that the index changes its shape too.
+                                // A key that comes and goes, so that the index changes its shape
+                                // too.
                                 let key = random.below(500).to_le_bytes();
                                 match random.below(2) {
                                     0 => batch.put(&key, &value_of(&key, round, 60)),
@@ -424,7 +425,8 @@ fn transfers_conserve() {
             });
             threads.spawn(move || {
                 while !done.load(SeqCst) {
-                    // What single additions have added for sure before, and may have afterwards at most.
+                    // What single additions have added for sure before, and may have afterwards at
+                    // most.
                     let least = added.load(SeqCst);
                     let mut sum = 0;
                     map.get_together(names, |_, item| {
@@ -447,7 +449,8 @@ fn transfers_conserve() {
     }
 }
 
-/// A batch that a panic stops anywhere is there wholly or not at all when the store is opened again.
+/// A batch that a panic stops anywhere is there wholly or not at all when the store is opened
+/// again.
 #[test]
 fn a_panic_at_any_flush_leaves_all_or_nothing() {
     for &kind in IndexKind::ALL {
@@ -545,7 +548,8 @@ fn word(memory: &Kept, at: u64) -> &PmU64 {
     memory.at(at).unwrap()
 }
 
-/// A batch stops after it was decided and before it has changed anything: for what opening makes of it.
+/// A batch stops after it was decided and before it has changed anything: for what opening makes of
+/// it.
 fn stopped_in_the_middle() -> (Kept, Options) {
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).seed(11);
     for flushes in 0.. {

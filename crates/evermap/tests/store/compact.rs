@@ -13,7 +13,7 @@ const KEYS: u64 = 3000;
 fn store(capacity: u64) -> Map<Dram> {
     let medium = Dram::reserve(capacity, Pages::Base).unwrap();
     let options = common::small(capacity).clock(Clock::manual(1000));
-    crate::common::open_medium(medium, Identity::default(), &options).unwrap()
+    common::open_medium(medium, Identity::default(), &options).unwrap()
 }
 
 fn key_of(key: u64) -> Vec<u8> {
@@ -51,7 +51,7 @@ fn shifting_sizes_do_not_grow_the_store() {
 fn what_moves_stays_the_same() {
     let store = store(8 << 20);
     let put = |key: u64| {
-        let meta = crate::common::meta(key as u32, 2000 + key);
+        let meta = common::meta(key as u32, 2000 + key);
         store.put_with(&key_of(key), &value_of(&key_of(key), key, 70), meta).unwrap()
     };
     let ids: Vec<_> = (0..KEYS).map(put).collect();
@@ -81,7 +81,8 @@ fn what_moves_stays_the_same() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// A store whose space is all in blocks of sizes that nobody asks for any more finds room by itself.
+/// A store whose space is all in blocks of sizes that nobody asks for any more finds room by
+/// itself.
 #[test]
 fn a_scattered_full_store_has_room() {
     let store = store(1 << 20);
@@ -97,7 +98,8 @@ fn a_scattered_full_store_has_room() {
     }
 }
 
-/// A full store is being checked, which waits for a reader, and the reader's thread looks for space: it gets its error.
+/// A full store is being checked, which waits for a reader, and the reader's thread looks for
+/// space: it gets its error.
 #[test]
 fn looking_for_space_waits_for_nobody_who_waits_for_us() {
     let store = store(1 << 20);
@@ -118,7 +120,8 @@ fn looking_for_space_waits_for_nobody_who_waits_for_us() {
     });
 }
 
-/// All that could be reused is held up by a reader that is about to end: he who lacks space waits for it.
+/// All that could be reused is held up by a reader that is about to end: he who lacks space waits
+/// for it.
 #[test]
 fn space_that_a_reader_holds_up_is_waited_for() {
     let store = store(1 << 20);
@@ -147,7 +150,8 @@ fn space_that_a_reader_holds_up_is_waited_for() {
 /// Nobody notices records moving.
 #[test]
 fn records_move_beside_readers_and_writers() {
-    // Much more than is needed: a thread that has to wait for a processor holds up the reuse of what others remove.
+    // Much more than is needed: a thread that has to wait for a processor holds up the reuse of
+    // what others remove.
     let store = store(256 << 20);
     let enough = AtomicBool::new(false);
     std::thread::scope(|threads| {
@@ -187,9 +191,7 @@ fn records_move_beside_readers_and_writers() {
 /// The keeper of a store in a file does it without being asked.
 #[test]
 fn it_happens_in_the_background() {
-    let map =
-        crate::common::in_memory(crate::common::options().capacity(8 << 20).extent_size(4096))
-            .unwrap();
+    let map = common::in_memory(common::options().capacity(8 << 20).extent_size(4096)).unwrap();
     (0..KEYS).for_each(|key| map.put(&key_of(key), &[1; 100]).unwrap());
     let full = map.space().unwrap().extent_bytes;
     for key in (0..KEYS).filter(|key| key % 10 != 0) {
@@ -198,5 +200,5 @@ fn it_happens_in_the_background() {
     while map.space().unwrap().extent_bytes > full / 2 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }

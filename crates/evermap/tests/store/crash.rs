@@ -99,7 +99,7 @@ impl Live {
             .clock(clock.clone())
             .ordered(true);
         let store =
-            crate::common::open_medium(sim.clone(), Identity::default(), &options).map_err(text)?;
+            common::open_medium(sim.clone(), Identity::default(), &options).map_err(text)?;
         let (keys, maps) = (workload.keys, workload.maps);
         Ok(Live { store, sim: sim.clone(), keys, maps, clock, ids: HashSet::new() })
     }
@@ -369,7 +369,7 @@ impl Live {
         let before = self.version(key)?;
         let number = history.map.begin(&self.sim, key, MapOp::Remove);
         let now = self.clock.now();
-        let meta = crate::common::meta(0, now);
+        let meta = common::meta(0, now);
         let stored = self.store.put_with(&key_of(key), b"expired from the beginning", meta);
         match stored {
             Ok(_) => history.map.end(&self.sim, number, before),
@@ -515,14 +515,14 @@ impl Subject for Workload {
         live.verify()?;
         live.steps(&history, &mut rng, 5)?;
         if self.maps == 0 {
-            live.store.db().clone().close().map_err(text)?;
+            live.store.into_db().close().map_err(text)?;
             return Ok(history);
         }
         // Closed before anybody has freed what the map had: nothing may stay taken for ever.
         live.drop_map(&history, rng.below(self.maps))?;
         let expected: Vec<_> =
             live.all_keys().map(|key| live.version(key)).collect::<Result<_, _>>()?;
-        live.store.db().clone().close().map_err(text)?;
+        live.store.into_db().close().map_err(text)?;
         let live = Live::open(&live.sim, self)?;
         for (key, expected) in live.all_keys().zip(expected) {
             if live.version(key)? != expected {
@@ -596,9 +596,9 @@ fn process_death_with_named_maps() {
     campaign_with_maps(Model::ProcessDeath, 300);
 }
 
-/// Mistakes that batches carry in themselves, for tests like this one: the intent is not durable when it is decided
-/// (1), new keys are there before that (2), the intent is gone before what it says is durable (3), or before a recovery
-/// has carried it out (4).
+/// Mistakes that batches carry in themselves, for tests like this one: the intent is not durable
+/// when it is decided (1), new keys are there before that (2), the intent is gone before what it
+/// says is durable (3), or before a recovery has carried it out (4).
 #[test]
 fn mistakes_in_batches_are_found() {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
@@ -620,8 +620,9 @@ fn a_tombstone_before_its_time_is_found() {
     assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
 }
 
-/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), an orderly close saves as taken
-/// what a dropped map had (2), a sweep does not see dropped maps that are freed later (3).
+/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), an orderly
+/// close saves as taken what a dropped map had (2), a sweep does not see dropped maps that are
+/// freed later (3).
 #[test]
 fn mistakes_in_named_maps_are_found() {
     let workload = Workload { keys: 4, maps: 2, ops: 120, index: IndexKind::Clht };

@@ -7,7 +7,7 @@ use crate::common::{self, Kept, Random};
 use evermap::{Clock, EXPIRY_MAX, IndexKind, Meta, Options};
 
 fn until(expires_at: u64) -> Meta {
-    crate::common::meta(0, expires_at)
+    common::meta(0, expires_at)
 }
 
 /// Purging by the clock: only when something can have expired since.
@@ -50,7 +50,7 @@ fn purges_come_when_something_can_have_expired() {
     assert_eq!((store.db().purge_if_due().unwrap(), stat().purges), (0, 0));
     assert_eq!(stat().next_expiry, Some(4000));
     // What earlier openings have stored is not forgotten.
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     clock.set(4000);
     assert_eq!(store.stat().next_expiry, Some(0), "nobody has looked yet");
@@ -59,7 +59,8 @@ fn purges_come_when_something_can_have_expired() {
     assert_eq!((stat.next_expiry, stat.purges), (None, 1), "by a walk");
 }
 
-/// Records that expire take the place of those that have, without anybody being told to purge, and without a walk.
+/// Records that expire take the place of those that have, without anybody being told to purge, and
+/// without a walk.
 #[test]
 fn what_has_expired_makes_room() {
     let value = [1; 1000];
@@ -80,7 +81,7 @@ fn what_has_expired_makes_room() {
                     let stored = store.put_with(&key, &value, until(1002 + second));
                     assert!(stored.is_ok(), "{kind}, second {second}, {i}: {stored:?}");
                 }
-                let key = (second * 1000).to_le_bytes();
+                let key = (second as u32 * 1000).to_le_bytes();
                 assert!(store.contains(&key).unwrap(), "{kind}: no live record goes");
             }
             assert_eq!(store.stat().purges, 0, "{kind}");
@@ -94,13 +95,14 @@ fn what_has_expired_makes_room() {
     }
 }
 
-/// Right after a flush there is room for as much as before it, whether or not a thread in the background purges.
+/// Right after a flush there is room for as much as before it, whether or not a thread in the
+/// background purges.
 #[test]
 fn what_was_flushed_makes_room() {
-    let options = crate::common::options().max_bytes(4 << 20);
+    let options = common::options().max_bytes(4 << 20);
     let memory = Kept::new(64 << 20);
     let bare = memory.open(&common::options().capacity(64 << 20).max_bytes(4 << 20)).unwrap();
-    let kept = crate::common::in_memory(options).unwrap();
+    let kept = common::in_memory(options).unwrap();
     fn fill<M: evermap_pm::Medium>(store: &evermap::Map<M>) -> u32 {
         (0..).find(|i: &u32| store.put(&i.to_le_bytes(), &[1; 1000]).is_err()).unwrap()
     }
@@ -126,7 +128,7 @@ fn what_has_expired_since_an_earlier_opening_makes_room() {
         users.put_with(&i.to_le_bytes(), &[1; 1000], until(2000)).unwrap();
     }
     let bytes = store.bytes().value;
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     clock.set(2000);
     let store = memory.open(&options.max_bytes(bytes)).unwrap();
     let users = store.db().map("users", evermap::MapOptions::new().max_bytes(bytes)).unwrap();
@@ -137,7 +139,8 @@ fn what_has_expired_since_an_earlier_opening_makes_room() {
     assert_eq!((store.len().value, users.len().value, store.bytes().value), (1000, 1000, bytes));
 }
 
-/// A purge that comes between the beginning of a change and its end does not make the store forget when the record expires.
+/// A purge that comes between the beginning of a change and its end does not make the store forget
+/// when the record expires.
 #[test]
 fn a_purge_in_the_middle_of_a_change_forgets_nothing() {
     type Change = fn(&evermap::Map<Kept>);
@@ -192,8 +195,7 @@ fn whatever_replaces_a_record_is_found_when_it_expires() {
     for (first, second) in [(1500, 2000), (2000, 1500), (0, 2000), (2000, 2000)] {
         for touch in [false, true] {
             let clock = Clock::manual(1000);
-            let map =
-                crate::common::in_memory(crate::common::options().clock(clock.clone())).unwrap();
+            let map = common::in_memory(common::options().clock(clock.clone())).unwrap();
             map.put_with(b"key", b"1", until(first)).unwrap();
             match touch {
                 true => assert!(map.touch(b"key", Some(second)).unwrap()),
@@ -209,7 +211,8 @@ fn whatever_replaces_a_record_is_found_when_it_expires() {
     }
 }
 
-/// When the clock goes back, what has expired stays absent; once it is gone, the store follows the clock.
+/// When the clock goes back, what has expired stays absent; once it is gone, the store follows the
+/// clock.
 #[test]
 fn a_clock_that_goes_back_brings_nothing_back() {
     let clock = Clock::manual(1000);
@@ -230,7 +233,8 @@ fn a_clock_that_goes_back_brings_nothing_back() {
     assert_eq!(store.get(b"a").unwrap().as_deref(), Some(&b"4"[..]));
     clock.set(1800);
     assert_eq!((store.get(b"a").unwrap(), store.db().purge_if_due().unwrap()), (None, 1));
-    // A clock that was wrong for a moment costs what had expired by it, and nothing of what comes later.
+    // A clock that was wrong for a moment costs what had expired by it, and nothing of what comes
+    // later.
     clock.set(EXPIRY_MAX);
     assert_eq!(store.get(b"b").unwrap(), None);
     clock.set(1801);
@@ -242,7 +246,7 @@ fn a_clock_that_goes_back_brings_nothing_back() {
 /// An expiry that the file cannot hold is refused, and is not taken for another one.
 #[test]
 fn an_expiry_that_is_too_late_is_an_error() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     let late = Meta::expiring(std::time::Duration::MAX);
     let is_late = |error: evermap::Error| matches!(error, evermap::Error::ExpiryTooLate { .. });
     assert!(is_late(map.put_with(b"key", b"value", late).unwrap_err()));
@@ -264,7 +268,7 @@ fn an_expiry_that_is_too_late_is_an_error() {
 fn the_latest_expiry_is_kept() {
     let meta = until(EXPIRY_MAX);
     let clock = Clock::manual(1000);
-    let map = crate::common::in_memory(crate::common::options().clock(clock.clone())).unwrap();
+    let map = common::in_memory(common::options().clock(clock.clone())).unwrap();
     map.put_with(b"key", b"value", meta).unwrap();
     clock.set(EXPIRY_MAX - 1);
     assert_eq!(map.db().purge_if_due().unwrap(), 0);
@@ -280,7 +284,7 @@ fn no_newer_record_is_purged() {
     for &kind in IndexKind::ALL {
         let clock = Clock::manual(1000);
         let options = common::options().index(kind).clock(clock.clone());
-        let map = crate::common::in_memory(options).unwrap();
+        let map = common::in_memory(options).unwrap();
         let (done, purged) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|threads| {
             let (map, done, clock, purged) = (&map, &done, &clock, &purged);

@@ -17,12 +17,12 @@ fn options() -> Options {
 }
 
 fn open(path: &Path) -> Map {
-    crate::common::open_file(path, options()).unwrap()
+    common::open_file(path, options()).unwrap()
 }
 
 /// What an opening failed with.
 fn refusal(path: &Path, options: Options) -> Error {
-    crate::common::open_file(path, options).expect_err("must be refused")
+    common::open_file(path, options).expect_err("must be refused")
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn an_orderly_stop_leaves_everything_in_order() {
         (expected, bytes, cas) = (map.len(), map.bytes(), map.stat().next_cas);
         assert_eq!(expected.value, 500 * (round + 1));
         if round % 2 == 0 {
-            map.db().clone().close().unwrap();
+            map.into_db().close().unwrap();
         } // Otherwise dropping the last handle closes.
     }
     let report = open(&path).db().check(true).unwrap();
@@ -58,16 +58,16 @@ fn an_orderly_stop_leaves_everything_in_order() {
 
 #[test]
 fn handles_know_that_another_closed_the_store() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     let other = map.clone();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     assert!(matches!(other.get(b"key"), Err(Error::Closed)));
     assert!(matches!(other.put(b"key", b"value"), Err(Error::Closed)));
     assert!(matches!(other.for_each(|_| ControlFlow::Continue(())), Err(Error::Closed)));
     assert!(matches!(other.iter().next(), Some(Err(Error::Closed))));
     assert!(matches!(other.db().purge(), Err(Error::Closed)));
     assert!(matches!(other.db().check(true), Err(Error::Closed)));
-    other.db().clone().close().unwrap();
+    other.into_db().close().unwrap();
 }
 
 /// Writes until it is killed, saying what it is about to do and what was acknowledged.
@@ -168,11 +168,12 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
             assert!(report.is_sound(), "{report}");
             assert!(map.len().exact);
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
     }
 }
 
-/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only once.
+/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only
+/// once.
 #[test]
 fn a_pending_flush_survives_a_kill() {
     let directory = tempfile::tempdir().unwrap();
@@ -187,7 +188,7 @@ fn a_pending_flush_survives_a_kill() {
     process.kill().unwrap();
     process.wait().unwrap();
     let clock = Clock::manual(1999);
-    let map = crate::common::open_file(&path, options().clock(clock.clone())).unwrap();
+    let map = common::open_file(&path, options().clock(clock.clone())).unwrap();
     assert_eq!(map.stat().flush_due, Some(2000));
     assert_eq!(map.get(b"flushed").unwrap(), None, "the first flush came back");
     assert_eq!(map.get(b"early").unwrap().as_deref(), Some(&b"value"[..]));
@@ -195,8 +196,8 @@ fn a_pending_flush_survives_a_kill() {
     assert_eq!(map.get(b"early").unwrap(), None);
     map.put(b"late", b"value").unwrap();
     assert_eq!(map.stat().flush_due, None);
-    map.db().clone().close().unwrap();
-    let map = crate::common::open_file(&path, options().clock(Clock::manual(3000))).unwrap();
+    map.into_db().close().unwrap();
+    let map = common::open_file(&path, options().clock(Clock::manual(3000))).unwrap();
     assert_eq!(map.get(b"late").unwrap().as_deref(), Some(&b"value"[..]));
     assert_eq!(map.get(b"early").unwrap(), None);
     map.db().recover().unwrap();
@@ -207,7 +208,7 @@ fn a_pending_flush_survives_a_kill() {
 #[test]
 fn set_a_flush_and_hang() {
     let Some(path) = child::asked_for("files::set_a_flush_and_hang") else { return };
-    let map = crate::common::open_file(path, options().clock(Clock::manual(1000))).unwrap();
+    let map = common::open_file(path, options().clock(Clock::manual(1000))).unwrap();
     map.put(b"flushed", b"value").unwrap();
     map.flush_all(None).unwrap();
     map.put(b"early", b"value").unwrap();
@@ -289,26 +290,30 @@ fn suspect_files_are_opened_only_as_told() {
     let error = refusal(&copy, options());
     assert!(names(&error, ErrorKind::Suspect, &copy), "{error}");
     let salvaged = options().on_suspect(OnSuspect::Salvage).verify_reads(false);
-    let salvaged = crate::common::open_file(&copy, salvaged).unwrap();
+    let salvaged = common::open_file(&copy, salvaged).unwrap();
     assert!(salvaged.stat().suspect);
     assert!((0..1000u32).all(|key| salvaged.get(&key.to_le_bytes()).unwrap().is_some()));
     let report = salvaged.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    salvaged.db().clone().close().unwrap();
+    salvaged.into_db().close().unwrap();
     assert!(!open(&copy).stat().suspect, "an orderly stop ends the suspicion");
     fresh_copy();
     // Asked for, but not needed: a file that is not suspect is kept.
     let discarding = options().on_suspect(OnSuspect::Discard);
-    assert_eq!(crate::common::open_file(&copy, discarding.clone()).unwrap().iter().count(), 0);
+    assert_eq!(common::open_file(&copy, discarding.clone()).unwrap().iter().count(), 0);
     open(&copy).put(b"new", b"value").unwrap();
-    assert_eq!(crate::common::open_file(&copy, discarding).unwrap().iter().count(), 1);
+    assert_eq!(common::open_file(&copy, discarding).unwrap().iter().count(), 1);
 }
 
 #[test]
 fn limits_are_enforced_by_errors() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     let long = vec![b'k'; KEY_MAX + 1];
-    let too_long = |result: evermap::Result<bool>| matches!(result, Err(Error::KeyTooLong { len, max }) if (len, max) == (KEY_MAX + 1, KEY_MAX));
+    let limits = (KEY_MAX + 1, KEY_MAX);
+    let too_long = |result: evermap::Result<bool>| match result {
+        Err(Error::KeyTooLong { len, max }) => (len, max) == limits,
+        _ => false,
+    };
     assert!(too_long(map.put(&long, b"").map(|()| true)));
     assert!(too_long(map.get(&long).map(|value| value.is_some())));
     assert!(too_long(map.remove(&long)));
@@ -339,7 +344,7 @@ fn limits_are_enforced_by_errors() {
 #[test]
 fn the_memory_limit_holds() {
     const LIMIT: u64 = 1 << 20;
-    let map = crate::common::in_memory(crate::common::options().max_bytes(LIMIT)).unwrap();
+    let map = common::in_memory(common::options().max_bytes(LIMIT)).unwrap();
     let fill = || {
         for key in 0u32.. {
             match map.try_insert(&key.to_le_bytes(), &[7; 1000]) {
@@ -371,7 +376,7 @@ fn a_quarter_of_a_mebibyte_is_enough() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     let small = || common::small(256 << 10);
-    let map = crate::common::open_file(&path, small()).unwrap();
+    let map = common::open_file(&path, small()).unwrap();
     let mut count = 0u32;
     let error = loop {
         match map.put(&count.to_le_bytes(), &[count as u8; 100]) {
@@ -382,8 +387,8 @@ fn a_quarter_of_a_mebibyte_is_enough() {
     assert!(error.is_no_space(), "{error}");
     assert!(count > 800, "only {count} records");
     assert!(std::fs::metadata(&path).unwrap().len() <= 256 << 10);
-    map.db().clone().close().unwrap();
-    let map = crate::common::open_file(&path, small()).unwrap();
+    map.into_db().close().unwrap();
+    let map = common::open_file(&path, small()).unwrap();
     let whole = |map: &Map| {
         (0..count).all(|key| map.get(&key.to_le_bytes()).unwrap() == Some(vec![key as u8; 100]))
     };
@@ -400,14 +405,16 @@ fn a_quarter_of_a_mebibyte_is_enough() {
 #[test]
 fn fork_and_look() {
     let Some(path) = child::asked_for("files::fork_and_look") else { return };
-    let map = crate::common::open_file(&path, options().ordered(true)).unwrap();
+    let map = common::open_file(&path, options().ordered(true)).unwrap();
     map.put(b"key", b"value").unwrap();
     let mut scan = map.scan(..).unwrap();
-    // SAFETY: the child below uses the store and ends; other threads of this process hold no lock that it
-    // needs: the store is idle.
+    // SAFETY: the child below uses the store and ends; other threads of this process hold no lock
+    // that it needs: the store is idle.
     let process = unsafe { libc::fork() };
     if process == 0 {
-        let forked = |result: evermap::Result<bool>| matches!(result, Err(error) if error.kind() == ErrorKind::Forked);
+        let forked = |result: evermap::Result<bool>| {
+            result.is_err_and(|error| error.kind() == ErrorKind::Forked)
+        };
         let mut fine = map.get(b"key").unwrap().as_deref() == Some(b"value");
         fine &= forked(map.put(b"key", b"child").map(|()| true));
         fine &= forked(map.remove(b"key"));
@@ -435,7 +442,7 @@ fn fork_and_look() {
     assert_eq!(status, 0, "the child saw something wrong");
     assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     map.put(b"key", b"parent").unwrap();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }
 
 #[test]
@@ -453,12 +460,10 @@ fn forked_children_cannot_write() {
 
 #[test]
 fn volatile_stores_have_no_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("map");
-    let map = crate::common::open_file(&path, common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     let stat = map.stat();
     assert_eq!((stat.path, &stat.file_system[..], stat.medium), (None, "memory", "volatile"));
-    assert!(!path.exists());
-    map.db().clone().close().unwrap();
+    assert_eq!(stat.durability, evermap::Durability::Volatile);
+    map.into_db().close().unwrap();
 }

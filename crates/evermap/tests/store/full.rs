@@ -57,8 +57,8 @@ fn check<M: Medium>(store: &Map<M>, model: &Model) {
     assert_eq!(report.records, model.len() as u64);
 }
 
-/// Small values let the index grow and double until space ends in the midst of that; large ones end in an
-/// allocation. Each capacity ends elsewhere.
+/// Small values let the index grow and double until space ends in the midst of that; large ones end
+/// in an allocation. Each capacity ends elsewhere.
 #[test]
 fn space_ends_anywhere() {
     for round in 0..40u64 {
@@ -70,7 +70,8 @@ fn space_ends_anywhere() {
         for step in 0..6u64 {
             let len = [0, 100, 1000, 6000][(round + step) as usize % 4];
             fill(&store, &mut model, &mut next, len);
-            // Overwriting needs space for the new value before the old one is gone: it works or changes nothing.
+            // Overwriting needs space for the new value before the old one is gone: it works or
+            // changes nothing.
             for &number in model.keys().step_by(7) {
                 let key = key_of(number);
                 if let Err(error) = store.put(&key, &value_of(&key, number + 1, len)) {
@@ -141,7 +142,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // SAFETY: the path ends with a zero byte. A failure leaves the mount to the end of the machine.
+        // SAFETY: the path ends with a zero byte. A failure leaves the mount to the end of the
+        // machine.
         unsafe { libc::umount2(c_string(&self.0).as_ptr(), libc::MNT_DETACH) };
     }
 }
@@ -164,15 +166,16 @@ fn a_full_disk_loses_nothing() {
         };
         let path = disk.0.join("map");
         let (mut model, mut next) = (Model::new(), 0);
-        let map = crate::common::open_file(&path, options()).unwrap();
+        let map = common::open_file(&path, options()).unwrap();
         fill(&map, &mut model, &mut next, [0, 200, 3000][round as usize % 3]);
         verify(&map, &model);
         // There is no room for anything at the end either.
         disk.take_all_but(0);
-        map.db().clone().close().unwrap();
-        let map = crate::common::open_file(&path, options()).unwrap();
+        map.into_db().close().unwrap();
+        let map = common::open_file(&path, options()).unwrap();
         verify(&map, &model);
-        // Whole extents become free, and their pages go back to the disk, where another file takes them.
+        // Whole extents become free, and their pages go back to the disk, where another file takes
+        // them.
         model.retain(|&number, _| {
             let goes = number % 5 != 0 || number < next / 2;
             assert!(!goes || map.remove(&key_of(number)).unwrap());
@@ -184,8 +187,8 @@ fn a_full_disk_loses_nothing() {
         disk.give_back();
         fill(&map, &mut model, &mut next, 200);
         check(&map, &model);
-        map.db().clone().close().unwrap();
-        check(&crate::common::open_file(&path, options()).unwrap(), &model);
+        map.into_db().close().unwrap();
+        check(&common::open_file(&path, options()).unwrap(), &model);
     }
 }
 
@@ -196,19 +199,19 @@ fn a_disk_too_small_for_any_store_says_so() {
         return;
     };
     let path = disk.0.join("map");
-    let error = crate::common::open_file(&path, options()).unwrap_err();
+    let error = common::open_file(&path, options()).unwrap_err();
     assert!(error.is_no_space(), "{error}");
     drop(disk);
     // With room, creation is begun again.
     let disk = Disk::mount(8000).unwrap();
     let path = disk.0.join("map");
     disk.take_all_but(20 << 10);
-    let error = crate::common::open_file(&path, options()).unwrap_err();
+    let error = common::open_file(&path, options()).unwrap_err();
     assert!(error.is_no_space() && error.to_string().contains("map"), "{error}");
     disk.give_back();
-    let map = crate::common::open_file(&path, options()).unwrap();
+    let map = common::open_file(&path, options()).unwrap();
     map.put(b"key", b"value").unwrap();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }
 
 /// After a kill the limit holds for what was there before too, although nobody has counted it yet.
@@ -278,12 +281,12 @@ fn the_limit_waits_for_the_sweep() {
     };
     let medium = open();
     let identity = medium.identity();
-    let store = crate::common::open_medium(medium, identity, &options()).unwrap();
+    let store = common::open_medium(medium, identity, &options()).unwrap();
     (0..20_000u64).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
     let bytes = store.bytes().value;
     drop(store);
     // Room for one more: far less than nobody knows by how much the bound is too high.
-    let map = crate::common::open_file(&path, options().max_bytes(bytes + 1000)).unwrap();
+    let map = common::open_file(&path, options().max_bytes(bytes + 1000)).unwrap();
     map.put(b"one more", &[1; 100]).unwrap();
     assert!(map.bytes().exact, "it could not have known");
     assert!((0..20u64).any(|key| map.put(&key.to_le_bytes(), &[1; 100]).is_err()));

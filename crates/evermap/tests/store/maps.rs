@@ -83,7 +83,7 @@ fn maps_are_independent_of_each_other() {
     assert_eq!(two.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
     assert!(!two.contains(b"k").unwrap() && !one.contains(b"a").unwrap());
     // What expires in any map is purged.
-    two.put_with(b"gone", b"", crate::common::meta(0, 1)).unwrap();
+    two.put_with(b"gone", b"", common::meta(0, 1)).unwrap();
     store.db().purge().unwrap();
     assert_eq!((one.len().value, two.len().value), (0, 502));
     assert_sound(&store);
@@ -130,7 +130,7 @@ fn the_first_named_map_raises_the_format() {
     assert_eq!((store.db().maps().unwrap().len(), format()), (0, [5, 5]));
     store.db().map("some", MapOptions::new()).unwrap();
     assert_eq!(format(), [7, 7]);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
 }
@@ -156,14 +156,14 @@ fn they_are_there_after_every_kind_of_stop() {
             store = memory.open(&options).unwrap();
             if round == 4 {
                 // Neither opened nor counted before the next stop.
-                store.db().clone().close().unwrap();
+                store.into_db().close().unwrap();
                 store = memory.open(&options).unwrap();
             }
             if round % 2 == 1 {
                 assert!(!store.db().map("map 1", existing()).unwrap().len().exact);
                 if round == 3 {
                     // An orderly stop before the sweep: nothing that was saved earlier counts.
-                    store.db().clone().close().unwrap();
+                    store.into_db().close().unwrap();
                     store = memory.open(&options).unwrap();
                 }
                 store.db().recover().unwrap();
@@ -426,7 +426,7 @@ fn maps_come_and_go_during_a_sweep() {
 #[test]
 fn threads_make_and_drop_the_same_maps() {
     let directory = tempfile::tempdir().unwrap();
-    let store = crate::common::open_file(directory.path().join("map"), options()).unwrap();
+    let store = common::open_file(directory.path().join("map"), options()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let store = store.clone();
@@ -479,24 +479,22 @@ fn threads_make_and_drop_the_same_maps() {
     for name in store.db().maps().unwrap() {
         store.db().drop_map(&name).unwrap();
     }
-    store.db().clone().close().unwrap();
-    let store = crate::common::open_file(directory.path().join("map"), options()).unwrap();
+    store.into_db().close().unwrap();
+    let store = common::open_file(directory.path().join("map"), options()).unwrap();
     assert_eq!(store.stat().sweep, SweepState::NotNeeded);
     assert!(store.db().maps().unwrap().is_empty());
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
-/// A handle of a named map keeps the store open, and the space of a dropped map comes back by itself.
+/// A handle of a named map keeps the store open, and the space of a dropped map comes back by
+/// itself.
 #[test]
 fn handles_of_a_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let users = crate::common::open_file(&path, options())
-        .unwrap()
-        .db()
-        .map("users", MapOptions::new())
-        .unwrap();
+    let users =
+        common::open_file(&path, options()).unwrap().db().map("users", MapOptions::new()).unwrap();
     users.put(b"1", b"ann").unwrap();
     let other = users.db().map("other", MapOptions::new()).unwrap();
     let before = users.space().unwrap().allocated_bytes;
@@ -506,8 +504,8 @@ fn handles_of_a_file() {
         std::thread::yield_now();
     }
     drop(other);
-    users.db().clone().close().unwrap();
-    let users = crate::common::open_file(&path, options().create(false))
+    users.into_db().close().unwrap();
+    let users = common::open_file(&path, options().create(false))
         .unwrap()
         .db()
         .map("users", existing())
@@ -516,7 +514,8 @@ fn handles_of_a_file() {
     assert_eq!(users.db().maps().unwrap(), ["users"]);
 }
 
-/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no other.
+/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no
+/// other.
 #[test]
 fn damage_costs_one_map_an_answer() {
     const ROOTS: u64 = 8192 + 8 * 64;
@@ -627,13 +626,13 @@ fn what_is_dead_goes_from_all_maps() {
     let store = memory.open(&options).unwrap();
     let mortal = store.db().map("mortal", MapOptions::new()).unwrap();
     for number in 0..50 {
-        let meta = crate::common::meta(0, if number < 20 { 2000 } else { 0 });
+        let meta = common::meta(0, if number < 20 { 2000 } else { 0 });
         mortal.put_with(&key_of(number), b"value", meta).unwrap();
     }
     let flushed = store.db().map("flushed", MapOptions::new()).unwrap();
     fill(&flushed, 0..30, 1);
     flushed.flush_all(Some(2000)).unwrap();
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     assert_eq!(store.db().purge().unwrap(), 0);
     assert_eq!(store.db().purge_if_due().unwrap(), 0);

@@ -120,7 +120,7 @@ fn step(store: &Map<Kept>, model: &mut Model, random: &mut Random, clock: &Clock
     let len = if random.below(100) == 0 { 20_000 } else { random.below(200) as usize };
     let value = value_of(key, random.next(), len);
     let expires_at = if random.below(4) == 0 { model.now + random.below(40) } else { 0 };
-    let meta = crate::common::meta(random.next() as u32, expires_at);
+    let meta = common::meta(random.next() as u32, expires_at);
     let expiry = meta.expires_at;
     model.settle();
     let before = model.entries.get(key).cloned();
@@ -231,7 +231,7 @@ fn modify(store: &Map<Kept>, model: &mut Model, key: &[u8], value: Vec<u8>, meta
         (2, before) => {
             let (old, flags, expires_at) = before
                 .map_or((Vec::new(), 0, 0), |entry| (entry.value, entry.flags, entry.expires_at));
-            let meta = crate::common::meta(flags, expires_at);
+            let meta = common::meta(flags, expires_at);
             model.set(key, [old, value].concat(), meta, stored.unwrap());
         }
         (_, _) => model.set(key, value, meta, stored.unwrap()),

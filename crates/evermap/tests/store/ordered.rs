@@ -1,4 +1,5 @@
-//! Scans: against a model, beside writers, while the ordered index is built, and after every kind of stop.
+//! Scans: against a model, beside writers, while the ordered index is built, and after every kind
+//! of stop.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,7 +18,8 @@ type Pair = (Vec<u8>, Vec<u8>);
 const NOTICES: [OrderedUpdates; 3] =
     [OrderedUpdates::Batched, OrderedUpdates::Sync, OrderedUpdates::Background];
 
-/// Without an ordered index where the seed is odd, with one otherwise, which is told in one way or another.
+/// Without an ordered index where the seed is odd, with one otherwise, which is told in one way or
+/// another.
 pub(crate) fn in_some_way(options: Options, seed: u64) -> Options {
     options.ordered(seed.is_multiple_of(2)).ordered_updates(NOTICES[seed as usize / 2 % 3])
 }
@@ -81,7 +83,8 @@ fn within(pairs: &[Pair], has: impl Fn(&[u8]) -> bool) -> Vec<Pair> {
     pairs.iter().filter(|(key, _)| has(key)).cloned().collect()
 }
 
-/// Each piece by a new scan that goes on where the last one was left; turning round twice in between changes nothing.
+/// Each piece by a new scan that goes on where the last one was left; turning round twice in
+/// between changes nothing.
 fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random) -> Vec<Pair> {
     let mut all = Vec::new();
     loop {
@@ -110,7 +113,8 @@ fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random
     }
 }
 
-/// When everything that is dead is removed, the ordered index has as many keys as there are records.
+/// When everything that is dead is removed, the ordered index has as many keys as there are
+/// records.
 pub(crate) fn assert_keys_are_counted<M: Medium>(store: &Map<M>) {
     if let Some(before) = store.stat().ordered {
         assert_eq!(before.unreadable, 0);
@@ -140,7 +144,7 @@ pub(crate) fn scan_agrees<M: Medium>(store: &Map<M>) -> Result<(), String> {
 }
 
 fn volatile(notices: OrderedUpdates) -> Options {
-    crate::common::options().ordered(true).ordered_updates(notices)
+    common::options().ordered(true).ordered_updates(notices)
 }
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -149,7 +153,7 @@ fn key_of(number: u64) -> Vec<u8> {
 
 #[test]
 fn without_an_ordered_index_a_scan_says_what_to_do() {
-    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    let map = common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     for refused in [map.scan(..), map.scan_relaxed(..), map.scan_prefix("k")] {
         let error = refused.err().unwrap();
@@ -162,26 +166,27 @@ fn without_an_ordered_index_a_scan_says_what_to_do() {
 
 #[test]
 fn a_closed_store_ends_scans() {
-    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
+    let map = common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     (0..100).for_each(|key| map.put(&key_of(key), b"value").unwrap());
     let other = map.clone();
     let mut scan = other.scan(..).unwrap();
     assert_eq!(scan.next().unwrap().unwrap().0, key_of(0));
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let rest: Vec<_> = scan.by_ref().collect();
     assert!(matches!(rest.last(), Some(Err(Error::Closed))) && rest.len() < 100);
     assert!(scan.next().is_none(), "an error ends it");
     assert!(matches!(other.scan(..).err(), Some(Error::Closed)));
 }
 
-/// Pairs of keys are added and removed together by writers, around keys that stay. Whoever scans meanwhile, in whichever
-/// direction, sees the keys that stay exactly once, all in order, and no value of another key.
+/// Pairs of keys are added and removed together by writers, around keys that stay. Whoever scans
+/// meanwhile, in whichever direction, sees the keys that stay exactly once, all in order, and no
+/// value of another key.
 #[test]
 fn keys_that_stay_are_seen_exactly_once() {
     const KEYS: u64 = 3_000;
     const ROUNDS: u64 = 25_000;
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         let stays = |number: u64| number.is_multiple_of(3);
         for number in (0..KEYS).filter(|&number| stays(number)) {
             map.put(&key_of(number), &value_of(&key_of(number), 0, 30)).unwrap();
@@ -233,12 +238,12 @@ fn keys_that_stay_are_seen_exactly_once() {
     }
 }
 
-/// What was acknowledged to anybody before a scan began, it sees; for keys that no writer but the one who scans adds
-/// and removes, that is all. Beside it others change keys of the same lanes.
+/// What was acknowledged to anybody before a scan began, it sees; for keys that no writer but the
+/// one who scans adds and removes, that is all. Beside it others change keys of the same lanes.
 #[test]
 fn a_scan_sees_what_was_acknowledged() {
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         thread::scope(|threads| {
             for me in 0..3u64 {
                 threads.spawn(move || {
@@ -268,7 +273,7 @@ fn a_scan_sees_what_was_acknowledged() {
 #[test]
 fn what_others_acknowledged_is_seen_too() {
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         let (added, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
         thread::scope(|threads| {
             threads.spawn(move || {
@@ -290,17 +295,19 @@ fn what_others_acknowledged_is_seen_too() {
     }
 }
 
-/// One thread binds keys while another unbinds them, so that what the first has to say of a key may be overtaken.
+/// One thread binds keys while another unbinds them, so that what the first has to say of a key may
+/// be overtaken.
 #[test]
 fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     const KEYS: u64 = 200_000;
     for notices in NOTICES {
-        let map = &crate::common::in_memory(volatile(notices)).unwrap();
+        let map = &common::in_memory(volatile(notices)).unwrap();
         let bound = &AtomicU64::new(0);
         thread::scope(|threads| {
             threads.spawn(move || {
                 for number in 0..KEYS {
-                    // Before it is, so that the other finds it as soon as it is, acknowledged or not.
+                    // Before it is, so that the other finds it as soon as it is, acknowledged or
+                    // not.
                     bound.store(number, SeqCst);
                     map.put(&key_of(number), b"value").unwrap();
                 }
@@ -319,10 +326,11 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     }
 }
 
-/// Nobody scans, and no batch is full in the end: threads in the background do all of it, after they have slept, too.
+/// Nobody scans, and no batch is full in the end: threads in the background do all of it, after
+/// they have slept, too.
 #[test]
 fn the_tree_is_told_without_being_asked() {
-    let map = crate::common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
+    let map = common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
     for burst in 1..=3 {
         thread::sleep(Duration::from_millis(20));
         (0..2000).for_each(|number| map.put(&key_of(burst * 10_000 + number), b"").unwrap());
@@ -336,7 +344,8 @@ fn the_tree_is_told_without_being_asked() {
     assert_eq!(map.stat().ordered.unwrap().keys, 6000);
 }
 
-/// After an unclean stop everything is written, removed and looked up at once, while threads build the ordered index.
+/// After an unclean stop everything is written, removed and looked up at once, while threads build
+/// the ordered index.
 #[test]
 fn building_goes_on_beside_writers() {
     const KEYS: u64 = 60_000;
@@ -402,8 +411,8 @@ fn a_file_is_scanned_after_opening_with_and_without() {
     for round in 0..6u64 {
         let ordered = round % 3 != 1;
         let way = NOTICES[round as usize % 3];
-        let map = crate::common::open_file(&path, options().ordered(ordered).ordered_updates(way))
-            .unwrap();
+        let map =
+            common::open_file(&path, options().ordered(ordered).ordered_updates(way)).unwrap();
         for number in 0..3_000 {
             let key = key_of(number * 7 % 5_000 + round * 400);
             if number % 4 == 0 {
@@ -418,7 +427,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
             let seen = pairs(map.scan(..).unwrap());
             assert!(seen.iter().map(|(key, value)| (key, value)).eq(&expected));
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
     }
 }
 
@@ -444,7 +453,8 @@ fn closing_ends_building() {
     }
 }
 
-/// Records die by expiry, flushes and removal, and are purged: each way out of the hash index leads out of the tree.
+/// Records die by expiry, flushes and removal, and are purged: each way out of the hash index leads
+/// out of the tree.
 #[test]
 fn what_is_purged_leaves_the_tree() {
     for notices in NOTICES {
@@ -452,7 +462,7 @@ fn what_is_purged_leaves_the_tree() {
         let options = common::options().capacity(64 << 20).clock(clock.clone());
         let store = memory.open(&options.ordered(true).ordered_updates(notices)).unwrap();
         for number in 0..2_000 {
-            let meta = crate::common::meta(0, if number % 2 == 0 { 2000 } else { 0 });
+            let meta = common::meta(0, if number % 2 == 0 { 2000 } else { 0 });
             store.put_with(&key_of(number), b"value", meta).unwrap();
         }
         assert_eq!(store.scan(..).unwrap().count(), 2_000);
@@ -494,7 +504,8 @@ fn a_hundred_records(options: &Options) -> (Kept, Map<Kept>) {
     (memory, store)
 }
 
-/// A key whose record could not be read when the tree was built comes into it when somebody puts the key again.
+/// A key whose record could not be read when the tree was built comes into it when somebody puts
+/// the key again.
 #[test]
 fn a_damaged_record_is_scanned_once_it_is_repaired() {
     // In the CAS id, so that index and record disagree; and in the key.
@@ -532,7 +543,7 @@ fn a_damaged_value_is_told_of_in_its_place() {
 /// Values that are larger than what an iterator copies ahead, between small ones.
 #[test]
 fn large_values_come_one_by_one() {
-    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
+    let map = common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     for number in 0..60 {
         let len = if number % 5 == 0 { 300_000 } else { 10 };
         map.put(&key_of(number), &vec![number as u8; len]).unwrap();
