@@ -14,7 +14,7 @@
 //! A crash can leave a range unfinished, and recovery is lazy: the segments that were split from
 //! one another are met in any order, split again before the others are met, and crashed again. So
 //! one range can have entries of several unfinished splits. An entry *decides* if the segment that
-//! it names begins there: if the least hash of the segment's shape is the least hash of the entry.
+//! it names begins there: if the least hash of the segment's prefix is the least hash of the entry.
 //! **An entry belongs to the segment that the nearest deciding entry names, among itself and those
 //! to its left.**
 //!
@@ -23,7 +23,7 @@
 //!
 //! 1. *The entry where a segment begins names it.* A split makes the first entry of the upper half
 //!    durable before anything else of it is visible. The lower half stays in its place, and so
-//!    begins where it began, whether or not its shape says yet that it was split. No later split
+//!    begins where it began, whether or not its prefix says yet that it was split. No later split
 //!    writes there, for each begins inside of the range of a segment. Doubling copies both halves
 //!    of an entry from the same word.
 //! 2. *Any other entry names the segment that it belongs to, or one that it belonged to earlier.*
@@ -42,7 +42,7 @@
 //! A merge is different: the new segment begins where the lower sibling does, and is committed by
 //! the first entry of the upper one. Merging waits until every segment was recovered, so no other
 //! range around it is unfinished, and nothing is split there before recovery has finished the
-//! merge. It is recognised by the shape of what that entry names.
+//! merge. It is recognised by the prefix of what that entry names.
 //!
 //! Lookups go by a copy of the root cell in ordinary memory, which changes only once the cell is durable: so
 //! nobody acts on a directory that a crash could take back.
@@ -179,7 +179,7 @@ impl<M: Medium> Directory<M> {
 
     /// Whether a search that began with `found` would still be led to the same segment.
     #[inline(always)]
-    pub(crate) fn still(&self, m: &M, found: &Found<'_>) -> bool {
+    pub(crate) fn is_current(&self, m: &M, found: &Found<'_>) -> bool {
         m.load(found.entry) == found.segment && self.current() == found.current
     }
 
@@ -208,17 +208,17 @@ impl<M: Medium> Directory<M> {
             .expect("checked when it became current")
     }
 
-    /// The entries of `shape`'s range, which must not be deeper than the directory.
-    pub(crate) fn range(&self, shape: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
+    /// The entries of `prefix`'s range, which must not be deeper than the directory.
+    pub(crate) fn range(&self, prefix: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
         let entries = self.entries();
-        let width = entries.len() >> shape.depth;
-        let first = shape.pattern as usize * width;
+        let width = entries.len() >> prefix.depth;
+        let first = prefix.pattern as usize * width;
         &entries[first..first + width]
     }
 
-    /// The segment that the first entry of `shape`'s range names: the one that counts.
-    pub(crate) fn first(&self, shape: HashPrefix, latch: &Shared<'_>) -> u64 {
-        self.pool.medium().load(&self.range(shape, latch)[0])
+    /// The segment that the first entry of `prefix`'s range names: the one that counts.
+    pub(crate) fn first(&self, prefix: HashPrefix, latch: &Shared<'_>) -> u64 {
+        self.pool.medium().load(&self.range(prefix, latch)[0])
     }
 
     /// What came of recovering a segment, to a caller that was led there: nothing, where that failed and no entry leads
@@ -236,18 +236,18 @@ impl<M: Medium> Directory<M> {
         if recovered.is_ok() || named() { recovered } else { Ok(None) }
     }
 
-    /// Makes the entries durable that a recovery goes by: those of `shape` and of the other half that it was split
+    /// Makes the entries durable that a recovery goes by: those of `prefix` and of the other half that it was split
     /// from. Whoever stored them may have died before they were.
-    pub(crate) fn keep_around(&self, shape: HashPrefix, latch: &Shared<'_>) {
+    pub(crate) fn keep_around(&self, prefix: HashPrefix, latch: &Shared<'_>) {
         let m = self.pool.medium();
         m.note(Note::Harmless(FOUND_LATE));
-        m.persist(self.range(shape.parent().unwrap_or(shape), latch));
+        m.persist(self.range(prefix.parent().unwrap_or(prefix), latch));
     }
 
-    /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's
+    /// Points the whole range of `prefix` to `segment`. Durable, except that the last flush awaits the caller's
     /// fence.
-    pub(crate) fn point(&self, shape: HashPrefix, segment: u64, latch: &Shared<'_>) {
-        self.point_all(self.range(shape, latch), segment);
+    pub(crate) fn point(&self, prefix: HashPrefix, segment: u64, latch: &Shared<'_>) {
+        self.point_all(self.range(prefix, latch), segment);
     }
 
     fn point_all(&self, range: &[PmU64], segment: u64) {
@@ -295,11 +295,11 @@ impl<M: Medium> Directory<M> {
         }
     }
 
-    /// Finishes the split that gave the range of `shape` to other segments than `old`: entries
+    /// Finishes the split that gave the range of `prefix` to other segments than `old`: entries
     /// there that still name `old` get the word of the entry that decides over them, durably. See
     /// the [module](self) for why that is always right.
     ///
-    /// `shape_of` returns the shape of the segment at an offset. The first entry of the range must
+    /// `prefix_of` returns the prefix of the segment at an offset. The first entry of the range must
     /// not name `old`.
     ///
     /// Other threads change entries meanwhile, so an entry is only ever swapped from `old`, which
@@ -307,12 +307,12 @@ impl<M: Medium> Directory<M> {
     /// the recovery of that segment.
     pub(crate) fn finish_range(
         &self,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         old: u64,
-        shape_of: impl Fn(u64) -> Option<HashPrefix>,
+        prefix_of: impl Fn(u64) -> Option<HashPrefix>,
         latch: &Shared<'_>,
     ) {
-        let (m, depth, range) = (self.pool.medium(), self.depth(), self.range(shape, latch));
+        let (m, depth, range) = (self.pool.medium(), self.depth(), self.range(prefix, latch));
         // Nearly always nothing is left to do, and no segment need be looked at to see that.
         if !range.iter().any(|entry| m.load(entry) & OFFSET == old) {
             return;
@@ -320,9 +320,9 @@ impl<M: Medium> Directory<M> {
         m.note(Note::Scope("directory range finished"));
         let begins_at = |pattern: u64, segment: u64| {
             let first = HashPrefix { depth, pattern }.first_hash();
-            shape_of(segment).is_some_and(|shape| shape.first_hash() == first)
+            prefix_of(segment).is_some_and(|prefix| prefix.first_hash() == first)
         };
-        let places = shape.pattern << (depth - shape.depth)..;
+        let places = prefix.pattern << (depth - prefix.depth)..;
         let (mut decides, mut right) = (&range[0], None);
         for (pattern, entry) in places.zip(range).skip(1) {
             let word = m.load(entry);
@@ -367,7 +367,7 @@ impl<M: Medium> Directory<M> {
         self.pool.free_unpublished(reserved.offset);
     }
 
-    /// Replaces the directory by one twice as large, in which the range of `shape` (one entry) is `segment`.
+    /// Replaces the directory by one twice as large, in which the range of `prefix` (one entry) is `segment`.
     /// Gives the room back where the directory has been replaced meanwhile.
     ///
     /// # Errors
@@ -375,7 +375,7 @@ impl<M: Medium> Directory<M> {
     pub(crate) fn double(
         &self,
         reserved: Reserved,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         segment: u64,
         guard: &Guard<'_>,
     ) -> Result<(), Reserved> {
@@ -392,7 +392,7 @@ impl<M: Medium> Directory<M> {
             m.store(&new[2 * i + 1], old);
         }
         m.note(Note::Harmless(WHOLE_BEFORE));
-        m.store(&new[shape.pattern as usize], segment);
+        m.store(&new[prefix.pattern as usize], segment);
         m.persist(new);
         let old = self.replace(reserved.offset, reserved.depth);
         drop(exclusive);
@@ -515,7 +515,7 @@ mod tests {
         let [whole, upper, last] = [1, 2, 3].map(|at| at * 4096);
         let (upper_half, last_quarter) =
             (HashPrefix { depth: 1, pattern: 1 }, HashPrefix { depth: 2, pattern: 3 });
-        let shape_of = |segment| match segment {
+        let prefix_of = |segment| match segment {
             _ if segment == whole => Some(HashPrefix { depth: 0, pattern: 0 }),
             _ if segment == upper => Some(upper_half),
             _ if segment == last => Some(last_quarter),
@@ -531,7 +531,7 @@ mod tests {
             let finish = |(range, old): (HashPrefix, u64)| {
                 let directory = &directory;
                 let finish = move || {
-                    directory.finish_range(range, old, shape_of, &directory.share());
+                    directory.finish_range(range, old, prefix_of, &directory.share());
                 };
                 Box::new(finish) as Box<dyn FnOnce() + Send>
             };

@@ -14,6 +14,7 @@ pub mod line;
 mod patience;
 mod probe;
 pub(crate) mod root;
+pub(crate) mod segmented;
 mod vacancy;
 
 /// Why no campaign need notice that something which a recovery found is durable later than it should be.

@@ -36,6 +36,18 @@ pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Re
     }
 }
 
+/// Completes the block at `block`, whose other words are flushed, by its first word `kind`, and
+/// names it in the root cell `root`, durably: the commit of a creation.
+pub(crate) fn publish<M: Medium>(pool: &Pool<M>, root: &PmU64, block: u64, kind: u64) {
+    let m = pool.medium();
+    let first = m.at::<PmU64>(block).expect("just allocated");
+    m.store(first, kind);
+    m.flush(first);
+    m.fence();
+    m.store(root, block);
+    m.persist(root);
+}
+
 #[cfg(test)]
 mod tests {
     use evermap_pm::region::{Identity, RegionConfig};

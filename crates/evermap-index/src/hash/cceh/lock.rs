@@ -7,6 +7,7 @@
 use evermap_pm::Medium;
 
 use super::layout::Header;
+use crate::hash::segmented::SegmentHeader;
 
 /// The lock word of a segment.
 ///

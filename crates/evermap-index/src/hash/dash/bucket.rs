@@ -5,6 +5,7 @@ use evermap_pm::medium::Note;
 
 use super::layout::{Bucket, HEADER_LINE_SLOTS, Meta, Version};
 use crate::hash::probe::Probe;
+use crate::hash::segmented::apply::HeldBucket;
 use crate::{Key, fingerprint};
 
 /// The hash byte that slots are told apart by.
@@ -15,7 +16,7 @@ pub(super) fn fingerprint_of(hash: u64) -> u8 {
 
 /// A record on its way into a slot.
 #[derive(Clone, Copy)]
-pub(super) struct Record {
+pub(crate) struct Record {
     pub(super) hash: u64,
     pub(super) slot_key: u64,
     pub(super) word: u64,
@@ -23,7 +24,7 @@ pub(super) struct Record {
 
 /// A bucket that the calling thread has locked. Its version word changes in here until it is released.
 #[must_use = "a bucket stays locked until it is released"]
-pub(super) struct Held<'a> {
+pub(crate) struct Held<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) version: Version,
 }
@@ -48,16 +49,14 @@ pub(super) fn try_lock<'a, M: Medium>(m: &M, bucket: &'a Bucket, generation: u64
     if version.is_of(generation) { Locking::Busy } else { Locking::Stale }
 }
 
-impl Held<'_> {
-    /// Releases the bucket after a change that readers must notice.
+impl HeldBucket for Held<'_> {
     #[inline(always)]
-    pub(super) fn release_changed<M: Medium>(self, m: &M) {
+    fn release_changed<M: Medium>(self, m: &M) {
         m.store_transient(&self.bucket.version, self.version.advanced().0);
     }
 
-    /// Releases the bucket as it was.
     #[inline(always)]
-    pub(super) fn release<M: Medium>(self, m: &M) {
+    fn release<M: Medium>(self, m: &M) {
         m.store_transient(&self.bucket.version, self.version.released().0);
     }
 }

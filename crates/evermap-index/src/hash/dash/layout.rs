@@ -1,8 +1,12 @@
 //! What Dash keeps in the region. The pictures are in the documentation of the types.
 
-use evermap_pm::{PmU64, pod};
+use evermap_pm::{Medium, PmU64, pod};
+
+use crate::hash::segmented::chain::Link;
+use crate::hash::segmented::{SegmentHeader, SegmentLayout};
 
 pub use crate::hash::hash_prefix::HashPrefix;
+pub use crate::hash::segmented::extendible::Root;
 
 /// Slots that a bucket has room for; a geometry may use fewer.
 pub const SLOTS_MAX: usize = 14;
@@ -56,7 +60,7 @@ pod! {
         /// `Header::MAGIC`.
         pub magic: PmU64,
         /// Which hashes belong here: see [`HashPrefix`].
-        pub shape: PmU64,
+        pub prefix: PmU64,
         /// The opener that recovered this segment. Not flushed: every opener begins with all segments stale.
         pub generation: PmU64,
         /// First bucket of the chain that takes what the stash cannot: an offset, 0 for none.
@@ -65,15 +69,27 @@ pod! {
     }
 }
 
-impl Header {
+impl SegmentHeader for Header {
     /// "DASHSEG" and a version byte.
-    pub const MAGIC: u64 = u64::from_le_bytes(*b"DASHSEG\x01");
+    const MAGIC: u64 = u64::from_le_bytes(*b"DASHSEG\x01");
+
+    fn magic(&self) -> &PmU64 {
+        &self.magic
+    }
+
+    fn prefix(&self) -> &PmU64 {
+        &self.prefix
+    }
+
+    fn generation(&self) -> &PmU64 {
+        &self.generation
+    }
 }
 
 pod! {
     /// A segment: `B` normal buckets, then `S` stash buckets. The first stash bucket's lock guards the stash.
     pub struct Segment<const B: usize, const S: usize> {
-        /// Identity and shape.
+        /// Identity and prefix.
         pub header: Header,
         /// Where records belong: in their home bucket or the one after it.
         pub normal: [Bucket; B],
@@ -84,14 +100,38 @@ pod! {
 
 const _: () = assert!(std::mem::size_of::<Segment<64, 2>>() == 256 + 66 * 256);
 
-pod! {
-    /// What the root cell names.
-    pub struct Root: 64 {
-        /// Which index, key format and geometry this is.
-        pub kind: PmU64,
-        /// The directory: see [`hash::directory`](crate::hash::directory).
-        pub directory: PmU64,
-        reserved: [PmU64; 6],
+impl<const B: usize, const S: usize> SegmentLayout for Segment<B, S> {
+    type Header = Header;
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// In a chain, all of the version word is the offset of the next bucket.
+impl Link for Bucket {
+    fn next(&self) -> &PmU64 {
+        &self.version
+    }
+
+    fn offset_in(word: u64) -> u64 {
+        word
+    }
+
+    fn with_offset(_word: u64, offset: u64) -> u64 {
+        offset
+    }
+
+    fn is_empty<M: Medium>(&self, m: &M) -> bool {
+        Meta(m.load_relaxed(&self.meta)).count() == 0
+    }
+
+    fn clear<M: Medium>(&self, m: &M) {
+        m.store(&self.version, 0);
+        m.store(&self.fingerprints[0], 0);
+        m.store(&self.fingerprints[1], 0);
+        m.store(&self.meta, 0);
+        m.persist(&self.meta);
     }
 }
 

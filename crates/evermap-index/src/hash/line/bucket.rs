@@ -7,10 +7,11 @@ use evermap_pm::{Medium, Quad};
 use super::layout::{
     FOREIGN, Geometry, LOCKED, Line, META, TAG, VALID, VERSION_LOW, VERSION_MORE, filter_bit,
 };
+use crate::hash::segmented::apply::HeldBucket;
 use crate::key::Quotient;
 
 /// A key on its way through the index.
-pub(super) struct Probe<'a, K: Quotient> {
+pub(crate) struct Probe<'a, K: Quotient> {
     pub(super) key: K::Ref<'a>,
     pub(super) image: u64,
 }
@@ -24,7 +25,7 @@ impl<'a, K: Quotient> Probe<'a, K> {
 
 /// A record on its way into a slot.
 #[derive(Clone, Copy)]
-pub(super) struct Record {
+pub(crate) struct Record {
     pub(super) image: u64,
     pub(super) word: u64,
 }
@@ -142,7 +143,7 @@ pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usiz
 
 /// A line that the calling thread has locked.
 #[must_use = "a line stays locked until it is released"]
-pub(super) struct Held<'a> {
+pub(crate) struct Held<'a> {
     pub(super) line: &'a Line,
 }
 
@@ -154,10 +155,9 @@ pub(super) fn try_lock<'a, M: Medium>(m: &M, line: &'a Line) -> Option<Held<'a>>
     (free && m.cas_transient(&line.keys[0], first, first | LOCKED).is_ok()).then_some(Held { line })
 }
 
-impl Held<'_> {
-    /// Releases the line after a change that readers must notice.
+impl HeldBucket for Held<'_> {
     #[inline(always)]
-    pub(super) fn release_changed<M: Medium>(self, m: &M) {
+    fn release_changed<M: Medium>(self, m: &M) {
         let first = m.load_relaxed(&self.line.keys[0]);
         if first & VERSION_LOW == VERSION_LOW {
             carry(m, self.line);
@@ -167,9 +167,8 @@ impl Held<'_> {
         }
     }
 
-    /// Releases the line as it was.
     #[inline(always)]
-    pub(super) fn release<M: Medium>(self, m: &M) {
+    fn release<M: Medium>(self, m: &M) {
         let first = m.load_relaxed(&self.line.keys[0]);
         m.store_transient(&self.line.keys[0], first & !LOCKED);
     }

@@ -1,6 +1,11 @@
 //! What a line hash keeps in the region. The pictures are in the documentation of the types.
 
-use evermap_pm::{PmU64, pod};
+use evermap_pm::medium::Note;
+use evermap_pm::{Medium, PmU64, pod};
+
+use crate::hash::segmented::{SegmentHeader, SegmentLayout, chain};
+
+pub use crate::hash::segmented::extendible::Root;
 
 pod! {
     /// One cache line: four records of 16 bytes, and nothing else.
@@ -141,7 +146,7 @@ pod! {
         /// `Header::MAGIC`.
         pub magic: PmU64,
         /// Which images belong here.
-        pub shape: PmU64,
+        pub prefix: PmU64,
         /// The opener that recovered this segment. Not flushed: every opener begins with all segments stale.
         pub generation: PmU64,
         /// First link of the chain that takes what two lines cannot: an offset, 0 for none.
@@ -152,15 +157,10 @@ pod! {
     }
 }
 
-impl Header {
-    /// "LINESEG" and a version byte.
-    pub const MAGIC: u64 = u64::from_le_bytes(*b"LINESEG\x01");
-}
-
 pod! {
     /// A segment of `L` lines.
     pub struct Segment<const L: usize> {
-        /// Identity and shape.
+        /// Identity and prefix.
         pub header: Header,
         /// The records.
         pub lines: [Line; L],
@@ -207,14 +207,52 @@ pub fn link_bit(slot: usize) -> u64 {
     1 << (48 + slot)
 }
 
-pod! {
-    /// What the root cell names.
-    pub struct Root: 64 {
-        /// Which index, key format and geometry this is.
-        pub kind: PmU64,
-        /// The directory: see [`hash::directory`](crate::hash::directory).
-        pub directory: PmU64,
-        reserved: [PmU64; 6],
+impl SegmentHeader for Header {
+    /// "LINESEG" and a version byte.
+    const MAGIC: u64 = u64::from_le_bytes(*b"LINESEG\x01");
+
+    fn magic(&self) -> &PmU64 {
+        &self.magic
+    }
+
+    fn prefix(&self) -> &PmU64 {
+        &self.prefix
+    }
+
+    fn generation(&self) -> &PmU64 {
+        &self.generation
+    }
+}
+
+impl<const L: usize> SegmentLayout for Segment<L> {
+    type Header = Header;
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+impl chain::Link for Link {
+    fn next(&self) -> &PmU64 {
+        &self.next
+    }
+
+    fn offset_in(word: u64) -> u64 {
+        word & OFFSET
+    }
+
+    fn with_offset(word: u64, offset: u64) -> u64 {
+        word & !OFFSET | offset
+    }
+
+    fn is_empty<M: Medium>(&self, m: &M) -> bool {
+        valid_in(m.load(&self.next)) == 0
+    }
+
+    fn clear<M: Medium>(&self, m: &M) {
+        m.note(Note::Harmless("torn, it is made whole before anything leads there"));
+        m.store(&self.next, 0);
+        m.persist(&self.next);
     }
 }
 

@@ -5,8 +5,7 @@
 //! the record sits: so a reader needs to validate the home line's version and nothing else. Whoever fills or clears
 //! a slot holds the lock of the slot's line too.
 
-use evermap_pm::medium::Note;
-use evermap_pm::{Error, Medium, PmU64, Result};
+use evermap_pm::{Medium, PmU64, Result};
 
 use super::LineHash;
 use super::bucket::{
@@ -14,13 +13,13 @@ use super::bucket::{
     matching_seen, note_away, place, tag_of, try_lock, valid,
 };
 use super::layout::{
-    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, META, OFFSET, Segment, VALID, filter_bit,
-    link_bit, valid_in,
+    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, META, Segment, VALID, filter_bit, link_bit,
+    valid_in,
 };
+use crate::hash::segmented::apply::{Chain, HeldBucket, MakeRoom, OtherLocks, Place, Room};
+use crate::hash::segmented::waiting::Waiting;
+use crate::hash::segmented::{chain, prefix_of};
 use crate::key::Quotient;
-
-/// Longest chain that is followed: a bound on what a damaged one can cost.
-pub(super) const CHAIN_MAX: usize = 1 << 20;
 
 /// What a look without locks found.
 pub(super) enum Look {
@@ -73,15 +72,9 @@ pub(super) fn prefetch_line(line: &Line) {
     evermap_pm::medium::prefetch(std::ptr::from_ref(line).cast());
 }
 
-/// Where a record sits.
-pub(super) struct Place<'a> {
-    pub(super) word: u64,
-    pub(super) spot: Spot<'a>,
-}
-
 /// A slot for a record.
 #[derive(Clone, Copy)]
-pub(super) enum Spot<'a> {
+pub(crate) enum Spot<'a> {
     /// In its home line.
     Home(&'a Line, usize),
     /// In the other line.
@@ -90,15 +83,9 @@ pub(super) enum Spot<'a> {
     Chain(&'a Link, usize),
 }
 
-/// A free slot for a record, with the locks that protect it beside the home line's.
-pub(super) struct Room<'a> {
-    pub(super) spot: Spot<'a>,
-    pub(super) locks: Locks<'a>,
-}
-
 /// Locks held beside the home line's.
 #[derive(Default)]
-pub(super) struct Locks<'a> {
+pub(crate) struct Locks<'a> {
     /// The other line.
     other: Option<Held<'a>>,
     /// The line that took a displaced record.
@@ -112,8 +99,12 @@ impl Locks<'_> {
     pub(super) fn displaced(&self) -> bool {
         self.beyond.is_some()
     }
+}
 
-    pub(super) fn release<M: Medium>(self, m: &M) {
+impl OtherLocks for Locks<'_> {
+    // Changed or not: making room may have moved a record.
+    #[inline(always)]
+    fn release<M: Medium>(self, m: &M, _changed: bool) {
         for held in [self.beyond, self.other].into_iter().flatten() {
             held.release_changed(m);
         }
@@ -121,15 +112,6 @@ impl Locks<'_> {
             m.store_transient(lock, 0);
         }
     }
-}
-
-/// What the search for room found.
-pub(super) enum MakeRoom<'a> {
-    Room(Room<'a>),
-    /// The other line is locked: release everything and try again.
-    Busy,
-    /// The segment must grow.
-    Full,
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
@@ -161,7 +143,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         segment: &'a Segment<L>,
         key: u64,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<'a>> {
+    ) -> Option<Place<Spot<'a>>> {
         let m = self.medium();
         let tag = Geometry::<L, N>::tag(probe.image);
         if key & filter_bit(tag) != 0 {
@@ -179,49 +161,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &'a self,
         segment: &'a Segment<L>,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<'a>> {
+    ) -> Option<Place<Spot<'a>>> {
         let m = self.medium();
-        self.chain(segment).find_map(|link| {
+        chain::links(m, &segment.header.chain).find_map(|link: &Link| {
             self.records_in(link).find_map(|(slot, record)| {
                 let is_it = record.image == probe.image && K::matches(m, record.word, probe.key);
                 is_it.then_some(Place { word: record.word, spot: Spot::Chain(link, slot) })
             })
         })
-    }
-
-    /// The links of a segment's chain.
-    pub(super) fn chain<'a>(
-        &'a self,
-        segment: &'a Segment<L>,
-    ) -> impl Iterator<Item = &'a Link> + 'a {
-        let m = self.medium();
-        let mut next = m.load(&segment.header.chain);
-        std::iter::from_fn(move || {
-            let offset = next & OFFSET;
-            let link = if offset == 0 { None } else { m.at::<Link>(offset) }?;
-            next = m.load(&link.next);
-            Some(link)
-        })
-        .take(CHAIN_MAX)
-    }
-
-    /// Makes sure that the chain of a segment leads to its end, so that [`chain`](Self::chain) shows all of it.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    pub(super) fn ensure_chain_ends(&self, segment: &Segment<L>) -> Result<()> {
-        let m = self.medium();
-        let mut cell = &segment.header.chain;
-        // So many links, and the end.
-        for _ in 0..=CHAIN_MAX {
-            let offset = m.load(cell) & OFFSET;
-            if offset == 0 {
-                return Ok(());
-            }
-            let Some(link) = m.at::<Link>(offset) else { break };
-            cell = &link.next;
-        }
-        Err(Error::damaged(m.offset_of(cell), "the chain of a segment does not end"))
     }
 
     /// The records in a link, with their slots.
@@ -238,7 +185,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// The locks that removing a record takes beside its home's; `None` if one is held by someone else.
-    pub(super) fn lock_for_removal<'a>(
+    pub(super) fn lock_beside<'a>(
         &'a self,
         segment: &'a Segment<L>,
         spot: Spot<'a>,
@@ -257,17 +204,17 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Waits for the lock of the chain. Its holders wait for nothing else, so this cannot deadlock.
     fn lock_chain<'a>(&'a self, segment: &'a Segment<L>) -> Result<&'a PmU64> {
-        let mut waiting = self.waiting();
+        let mut waiting = Waiting::default();
         let lock = &segment.header.chain_lock;
         while self.medium().cas_transient(lock, 0, 1).is_err() {
-            waiting.wait(segment)?;
+            waiting.wait(self, segment)?;
         }
         Ok(lock)
     }
 
     /// Binds the key of a record to another word, durably: one store, so that it is atomic. Needs its home's lock.
     #[inline(always)]
-    pub(super) fn overwrite(&self, spot: Spot<'_>, word: u64) {
+    pub(super) fn store_word(&self, spot: Spot<'_>, word: u64) {
         let m = self.medium();
         let cell = match spot {
             Spot::Home(line, slot) | Spot::Away(line, slot) => &line.words[slot],
@@ -300,12 +247,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     ///
     /// In the other line; else by moving one record of either line to where it may be beside; then, where `chain`
     /// allows it because the segment cannot be split, in the chain.
-    pub(super) fn make_room<'a>(
+    pub(super) fn find_room<'a>(
         &'a self,
         segment: &'a Segment<L>,
         image: u64,
-        chain: &mut Option<u64>,
-    ) -> Result<MakeRoom<'a>> {
+        chain: &mut Chain,
+    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
         let m = self.medium();
         let (at, beside) = (Geometry::<L, N>::home(image), Geometry::<L, N>::other_of(image));
         let (home, other) = (&segment.lines[at], &segment.lines[beside]);
@@ -327,13 +274,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             locks.beyond = Some(beyond);
             return Ok(MakeRoom::Room(Room { spot: Spot::Away(other, slot), locks }));
         }
-        if chain.is_some() {
+        if *chain != Chain::Avoid {
             locks.chain = Some(self.lock_chain(segment)?);
             if let Some((link, slot)) = self.room_in_chain(segment, chain) {
                 return Ok(MakeRoom::Room(Room { spot: Spot::Chain(link, slot), locks }));
             }
         }
-        locks.release(m);
+        locks.release(m, false);
         Ok(MakeRoom::Full)
     }
 
@@ -374,9 +321,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// The bits of an image that all records of a segment share, in a geometry where they do.
     pub(super) fn top_of(&self, segment: &Segment<L>) -> u64 {
-        let shape = super::HashPrefix::decode(self.medium().load(&segment.header.shape));
+        let prefix = prefix_of(self.medium(), segment);
         let depth_min = Geometry::<L, N>::DEPTH_MIN;
-        shape.map_or(0, |shape| shape.pattern >> shape.depth.saturating_sub(depth_min))
+        prefix.map_or(0, |prefix| prefix.pattern >> prefix.depth.saturating_sub(depth_min))
     }
 
     /// The record in a slot of line `at`, whose key word is `key`. `top` is that of the segment.
@@ -422,37 +369,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     fn room_in_chain<'a>(
         &'a self,
         segment: &'a Segment<L>,
-        chain: &mut Option<u64>,
+        chain: &mut Chain,
     ) -> Option<(&'a Link, usize)> {
         let m = self.medium();
-        let mut cell = &segment.header.chain;
-        for _ in 0..CHAIN_MAX {
-            let next = m.load(cell);
-            let offset = match next & OFFSET {
-                // The end: lengthen it by an empty link. A crash leaves it empty, and reachable.
-                0 => {
-                    let offset = chain.take()?;
-                    let link = m.at::<Link>(offset)?;
-                    m.note(Note::Harmless("torn, it is made whole before anything leads there"));
-                    m.store(&link.next, 0);
-                    m.persist(&link.next);
-                    m.store(cell, next | offset);
-                    m.note(Note::Harmless(
-                        "needed by whoever else uses the chain: `a_longer_chain_is_durable_whatever_comes_of_the_record`",
-                    ));
-                    m.persist(cell);
-                    offset
-                }
-                offset => offset,
-            };
-            let link = m.at::<Link>(offset)?;
+        chain::find_room(m, &segment.header.chain, chain, |link: &Link| {
             let slot = valid_in(m.load(&link.next)).trailing_ones() as usize;
-            if slot < LINK_SLOTS {
-                return Some((link, slot));
-            }
-            cell = &link.next;
-        }
-        None
+            (slot < LINK_SLOTS).then_some(slot)
+        })
     }
 
     /// Puts a record into the room that was made, durably, and notes in the home line where it went.

@@ -14,7 +14,8 @@ use crate::hash::by_hand::{
 };
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Root, Version};
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Root, Version};
+use crate::hash::segmented::{Segmented, prefix_at};
 use crate::testkit::{Crowded, Plain};
 use crate::{Action, Index, Key, MutateMode, Persistent};
 
@@ -82,7 +83,7 @@ fn a_bucket_that_stays_stale_is_told_of() {
     for key in keys() {
         let segment = index.segment(index.expansion.directory.locate(key)).unwrap();
         for bucket in &segment.normal {
-            sim.store_transient(&bucket.version, Version::fresh(index.generation - 1).0);
+            sim.store_transient(&bucket.version, Version::fresh(index.core.generation - 1).0);
         }
     }
     let guard = pool.pin();
@@ -116,7 +117,7 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     let (sim, pool, index) = filled::<Plain>(spread.chain((2..400).map(|key| key << 34)));
     let entries = index.expansion.directory.entries();
     let names = |at: usize| sim.load(&entries[at]);
-    let shape = |at: usize| index.shape_at(names(at)).unwrap();
+    let prefix = |at: usize| prefix_at::<Header, _>(index.medium(), names(at)).unwrap();
     // The last entry of an upper half, and one of the lower.
     let (last, lower) = (1..entries.len())
         .filter(|&last| names(last) == names(last - 1))
@@ -124,9 +125,9 @@ fn a_range_that_recovery_has_finished_stays_finished() {
             let first = (0..last).find(|&at| names(at) == names(last))?;
             let is_end = last + 1 == entries.len() || names(last + 1) != names(last);
             let lower = first.checked_sub(1)?;
-            let are_halves = shape(lower).depth == shape(last).depth
-                && shape(last).pattern == shape(lower).pattern + 1
-                && shape(last).pattern % 2 == 1;
+            let are_halves = prefix(lower).depth == prefix(last).depth
+                && prefix(last).pattern == prefix(lower).pattern + 1
+                && prefix(last).pattern % 2 == 1;
             (is_end && are_halves).then_some((last, lower))
         })
         .expect("a segment with several entries beside its other half");
@@ -270,7 +271,7 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
 
 /// The last record of a bucket in a chain goes, and with it the bucket, whose block may be something else soon.
 #[test]
-fn an_empty_bucket_of_a_chain_is_unlinked_for_good() {
+fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
     let header = || &index.segment(index.expansion.directory.locate(0)).unwrap().header;
     let last = (0..100)
@@ -311,7 +312,7 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     let segment = index.segment(directory.locate(0)).unwrap();
     let chain = sim.at::<Bucket>(sim.load(&segment.header.chain)).expect("a chain");
     let words = [
-        &sim.at::<Root>(index.root).unwrap().directory,
+        &sim.at::<Root>(index.core.root).unwrap().directory,
         &directory.entries()[0],
         &segment.normal[0].slots[3].word,
         &segment.normal[0].meta,
@@ -340,7 +341,9 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
     let depth = index.expansion.directory.depth();
     let load =
         |index: &Tiny<Plain, Sim>, at: usize| sim.load(&index.expansion.directory.entries()[at]);
-    let shape = |index: &Tiny<Plain, Sim>, at| index.shape_at(load(index, at)).unwrap();
+    let prefix = |index: &Tiny<Plain, Sim>, at| {
+        prefix_at::<Header, _>(index.medium(), load(index, at)).unwrap()
+    };
     let key = |at: usize, low: u64| (at as u64) << (64 - depth) | (low * 0x940 + low % 64);
     let (first_of_u, first_of_v, end) = (1 << (depth - 2), 3 << (depth - 3), 1 << (depth - 1));
     let mut kept = Vec::new();
@@ -349,7 +352,7 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
         kept.push(key);
     };
     // What a process leaves that dies when it has stored `first`, the first entry of an upper half:
-    // the others say what they did before, and the lower half has its shape of before.
+    // the others say what they did before, and the lower half has its prefix of before.
     let die = |(pool, index): (Arc<Pool<Sim>>, Tiny<Plain, Sim>),
                first: usize,
                before: u64,
@@ -357,19 +360,19 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
         let entries = &index.expansion.directory.entries()[first + 1..end];
         assert!(!entries.is_empty() && load(&index, first) != before);
         entries.iter().for_each(|entry| sim.store(entry, before));
-        sim.store(&index.segment(lower.0).unwrap().header.shape, lower.1.encode());
+        sim.store(&index.segment(lower.0).unwrap().header.prefix, lower.1.encode());
         drop((index, pool));
         reopened::<Tiny<Plain, Sim>>(&sim)
     };
 
-    let whole = shape(&index, 0);
+    let whole = prefix(&index, 0);
     assert_eq!(
         (whole, load(&index, 0)),
         (HashPrefix { depth: 1, pattern: 0 }, load(&index, end - 1))
     );
     for low in 1.. {
         insert((&pool, &index), key((low * 5) as usize % end, low));
-        if shape(&index, first_of_u) == whole.half(1) {
+        if prefix(&index, first_of_u) == whole.half(1) {
             break;
         }
     }

@@ -19,7 +19,7 @@
 //!
 //! * **The extent is durable before anyone acts on it.** Searches go by a copy in ordinary memory, which changes
 //!   only then. The paper's code publishes first, and a crash loses what was moved meanwhile.
-//! * **A split is committed by the shape of the new segment**, one word. A segment without a shape is not
+//! * **A split is committed by the prefix of the new segment**, one word. A segment without a prefix is not
 //!   initialised, which is also what a crash in the middle of its split leaves. There are no states to be reset.
 //! * **Lookups split nothing**: where a segment is not initialised they ask the one that has its records.
 //! * **No mark says that an array is being allocated.** That is known in ordinary memory, so a crash cannot keep it.
@@ -30,6 +30,7 @@
 //!   else.
 //! * It does not shrink: segments and arrays once in use stay so.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,12 +39,13 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::Dash;
-use super::expansion::{Expansion, Found, Split};
-use super::layout::{HashPrefix, SLOTS_MAX, Segment};
-use super::recover::shape_at;
-use super::segment::Chain;
+use super::expansion::{Expansion, Found};
+use super::layout::{HashPrefix, Header, SLOTS_MAX, Segment};
 use crate::hash::FOUND_LATE;
 use crate::hash::fresh::Fresh;
+use crate::hash::segmented::apply::Chain;
+use crate::hash::segmented::split::Split;
+use crate::hash::segmented::{Segmented, prefix_at};
 use crate::{Key, Stats, Visitor};
 use layout::{ARRAYS, Array, Extent, Root};
 
@@ -176,10 +178,10 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     }
 }
 
-/// The shape of segment `number` at `offset`, if it is initialised.
-fn shape_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<HashPrefix> {
-    shape_at(m, offset).filter(|&shape| {
-        numbers::number_of_shape(shape) == number && shape.depth >= numbers::least_depth(number)
+/// The prefix of segment `number` at `offset`, if it is initialised.
+fn prefix_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<HashPrefix> {
+    prefix_at::<Header, M>(m, offset).filter(|&prefix| {
+        numbers::number_of_prefix(prefix) == number && prefix.depth >= numbers::least_depth(number)
     })
 }
 
@@ -221,7 +223,7 @@ where
         }
         m.flush(header);
         let linear = Linear::new(pool.clone(), root, count, arrays, bytes);
-        let number = |pattern| numbers::number_of_shape(HashPrefix { depth, pattern });
+        let number = |pattern| numbers::number_of_prefix(HashPrefix { depth, pattern });
         let places = (0..count).map(|pattern| linear.place(number(pattern), bytes)).collect();
         Ok((linear, places))
     }
@@ -277,9 +279,9 @@ where
             let mut at = number;
             loop {
                 let holder = self.place(at, bytes);
-                match shape_if_initialised(m, at, holder) {
+                match prefix_if_initialised(m, at, holder) {
                     // A segment that serves less than it did when we read the count is found out by `still`.
-                    Some(shape) if at == number || shape.covers(numbers::rank(hash)) => {
+                    Some(prefix) if at == number || prefix.covers(numbers::rank(hash)) => {
                         return Ok(Led { count, number, target, holder });
                     }
                     // It gave these records away, so the segment that got them is initialised by now.
@@ -289,15 +291,15 @@ where
                 }
             }
         }
-        Err(Error::damaged(target, "a segment has lost its shape"))
+        Err(Error::damaged(target, "a segment has lost its prefix"))
     }
 
     #[inline(always)]
-    fn still(&self, m: &M, hash: u64, found: &Led) -> bool {
+    fn is_current(&self, m: &M, hash: u64, found: &Led) -> bool {
         let count = self.count();
         (count == found.count || numbers::number_of(hash, count) == found.number)
             && (found.holder == found.target
-                || shape_if_initialised(m, found.number, found.target).is_none())
+                || prefix_if_initialised(m, found.number, found.target).is_none())
     }
 
     fn depth(&self) -> u32 {
@@ -323,29 +325,29 @@ where
         dash: &DashLh<K, M, B, S, N, F, T>,
         offset: u64,
         segment: &Segment<B, S>,
-        mut shape: HashPrefix,
+        mut prefix: HashPrefix,
     ) -> Result<Option<HashPrefix>> {
         let (m, count) = (dash.medium(), dash.expansion.count());
-        let number = numbers::number_of_shape(shape);
+        let number = numbers::number_of_prefix(prefix);
         if number >= count || dash.place(number) != offset {
             return Err(Error::damaged(offset, "a segment of another place"));
         }
-        let child = number | 1 << shape.depth;
-        let split = child < count && shape_if_initialised(m, child, dash.place(child)).is_some();
+        let child = number | 1 << prefix.depth;
+        let split = child < count && prefix_if_initialised(m, child, dash.place(child)).is_some();
         if split {
             // Before anything goes from here.
-            m.persist(&dash.segment(dash.place(child))?.header.shape);
-            shape = shape.half(0);
-            m.store(&segment.header.shape, shape.encode());
+            m.persist(&dash.segment(dash.place(child))?.header.prefix);
+            prefix = prefix.half(0);
+            m.store(&segment.header.prefix, prefix.encode());
             // Durable with the contents: until then the new segment says the same.
-            m.flush(&segment.header.shape);
+            m.flush(&segment.header.prefix);
         }
-        Ok(Some(shape))
+        Ok(Some(prefix))
     }
 
     fn split(
         _dash: &DashLh<K, M, B, S, N, F, T>,
-        _offset: u64,
+        _segment: &Segment<B, S>,
         _hash: u64,
         _guard: &Guard<'_>,
     ) -> Result<Split> {
@@ -363,7 +365,7 @@ where
 
     fn emptied(
         _dash: &DashLh<K, M, B, S, N, F, T>,
-        _offset: u64,
+        _segment: &Segment<B, S>,
         _hash: u64,
         _guard: &Guard<'_>,
     ) -> Result<()> {
@@ -395,11 +397,15 @@ where
         stats.depth = self.count().ilog2();
         stats.segments = self.count();
         stats.capacity += segments * ((B + S) * N) as u64;
-        stats.pm_bytes += segments * size_of::<Segment<B, S>>() as u64;
+        stats.pm_bytes += size_of::<Root>() as u64 + segments * size_of::<Segment<B, S>>() as u64;
         stats.dram_bytes += 2 * size_of::<[AtomicU64; ARRAYS]>() as u64;
     }
 
-    fn check(dash: &DashLh<K, M, B, S, N, F, T>, problems: &mut Vec<String>) {
+    fn check(
+        dash: &DashLh<K, M, B, S, N, F, T>,
+        _found: &HashMap<u64, HashPrefix>,
+        problems: &mut Vec<String>,
+    ) {
         dash.check_numbers(problems);
     }
 }

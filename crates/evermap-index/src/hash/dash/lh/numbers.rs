@@ -46,9 +46,9 @@ pub(super) fn unrank(rank: u64) -> u64 {
     rank.reverse_bits() << NUMBER_SHIFT
 }
 
-/// The number of the segment with this shape: the low number bits of the hashes that it serves.
-pub(super) fn number_of_shape(shape: HashPrefix) -> u64 {
-    if shape.depth == 0 { 0 } else { shape.pattern.reverse_bits() >> (64 - shape.depth) }
+/// The number of the segment with this prefix: the low number bits of the hashes that it serves.
+pub(super) fn number_of_prefix(prefix: HashPrefix) -> u64 {
+    if prefix.depth == 0 { 0 } else { prefix.pattern.reverse_bits() >> (64 - prefix.depth) }
 }
 
 /// The array that segment `number` is in, where the first `stride` arrays have `first` segments each, the next `stride`
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    fn shape_of(number: u64, depth: u32) -> HashPrefix {
+    fn prefix_of(number: u64, depth: u32) -> HashPrefix {
         let pattern = if depth == 0 { 0 } else { number.reverse_bits() >> (64 - depth) };
         HashPrefix { depth, pattern }
     }
@@ -155,12 +155,12 @@ mod tests {
     fn shapes_name_segments() {
         for number in 0..100 {
             for depth in least_depth(number)..12 {
-                let shape = shape_of(number, depth);
-                assert_eq!(number_of_shape(shape), number);
-                assert!(shape.covers(rank(hash_of(number))));
-                assert_eq!(shape.half(0), shape_of(number, depth + 1));
-                assert_eq!(shape.half(1), shape_of(number | 1 << depth, depth + 1));
-                assert_eq!(number_of(unrank(shape.first_hash()), u64::MAX >> 1), number);
+                let prefix = prefix_of(number, depth);
+                assert_eq!(number_of_prefix(prefix), number);
+                assert!(prefix.covers(rank(hash_of(number))));
+                assert_eq!(prefix.half(0), prefix_of(number, depth + 1));
+                assert_eq!(prefix.half(1), prefix_of(number | 1 << depth, depth + 1));
+                assert_eq!(number_of(unrank(prefix.first_hash()), u64::MAX >> 1), number);
             }
         }
     }
