@@ -6,12 +6,12 @@ use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Record, place, write};
-use super::layout::{FOREIGN, Header, OFFSET, Segment, VALID, link_bit};
+use super::layout::{FOREIGN, Header, Link, OFFSET, Segment, VALID, link_bit};
 use super::{Config, HashPrefix, Tiny};
 use crate::hash::by_hand::{
     are_kept, created, for_each_image, is_kept, look_up_after_death, record, reopened, word_in,
 };
-use crate::hash::segmented::{Segmented, prefix_at};
+use crate::hash::segmented::{Segmented, chain, prefix_at};
 use crate::testkit::Plain;
 use crate::{Action, Index, MutateMode, Persistent};
 
@@ -209,7 +209,8 @@ fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
 fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
     let segment = serving(&index, 0);
-    let (line, link) = (&segment.lines[2], index.chain(segment).next().unwrap());
+    let (line, link) =
+        (&segment.lines[2], chain::links::<Link, _>(&sim, &segment.header.chain).next().unwrap());
     let [found, chained] = [key(8, 2), key(9, 0)];
     sim.checkpoint();
     write::<_, 4, 3>(&sim, line, 0, Record { image: found, word: found }, 0);
