@@ -12,7 +12,8 @@ use crate::hash::hash_prefix::HashPrefix;
 use crate::hash::vacancy::Vacancy;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has locked.
+    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// locked.
     pub(super) fn check_contents(
         &self,
         segment: &Segment<B>,

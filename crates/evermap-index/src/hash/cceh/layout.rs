@@ -17,10 +17,10 @@ pub const HEADER_BYTES: u64 = 64;
 pod! {
     /// A place for a record: 16 bytes, within one cache line.
     ///
-    /// It holds one if its key belongs there: if the key's hash is one that the segment covers, and leads to this
-    /// bucket or one shortly before it. Any other key makes it free. So storing the key commits an insert, and no key
-    /// is reserved: what marks a free slot is a key of some other segment, or one that moved to another segment
-    /// when this one was split.
+    /// It holds one if its key belongs there: if the key's hash is one that the segment covers, and
+    /// leads to this bucket or one shortly before it. Any other key makes it free. So storing the
+    /// key commits an insert, and no key is reserved: what marks a free slot is a key of some other
+    /// segment, or one that moved to another segment when this one was split.
     pub struct Slot: 16 {
         /// The key, or its hash.
         pub key: PmU64,
@@ -48,7 +48,8 @@ pod! {
         pub prefix: PmU64,
         /// [`Header::MAGIC`].
         pub magic: PmU64,
-        /// The opener that recovered this segment. Never flushed: every opener begins with all segments stale.
+        /// The opener that recovered this segment. Never flushed: every opener begins with all
+        /// segments stale.
         pub generation: PmU64,
         reserved: [PmU64; 4],
     }

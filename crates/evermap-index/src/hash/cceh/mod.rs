@@ -1,7 +1,7 @@
 //! CCEH: cacheline-conscious extendible hashing.
 //!
-//! After "Write-Optimized Dynamic Hashing for Persistent Memory" (Nam, Cha, Choi, Noh, Nam; FAST 2019). The layout
-//! is in [`layout`]; a picture of the whole:
+//! After "Write-Optimized Dynamic Hashing for Persistent Memory" (Nam, Cha, Choi, Noh, Nam; FAST
+//! 2019). The layout is in [`layout`]; a picture of the whole:
 //!
 //! ```text
 //! root ── directory ─┬─ segment ── header line, 256 buckets of one line: 4 slots each
@@ -10,22 +10,27 @@
 //!                                    a record is in that bucket or one of the three after it
 //! ```
 //!
-//! What the paper describes is here: buckets of a cache line, linear probing over four of them, an insert that takes
-//! one flush and one fence because storing the key commits it, lazy deletion (a split does not touch the records that
-//! move away: their hashes no longer match, which makes their slots free), and a directory whose ranges are changed
-//! behind one committing entry. What differs, and why:
+//! What the paper describes is here: buckets of a cache line, linear probing over four of them, an
+//! insert that takes one flush and one fence because storing the key commits it, lazy deletion (a
+//! split does not touch the records that move away: their hashes no longer match, which makes their
+//! slots free), and a directory whose ranges are changed behind one committing entry. What differs,
+//! and why:
 //!
-//! * **No key is reserved.** A slot is free when its key does not belong there, so what marks a removed record is
-//!   any key of another segment. The paper reserves two keys; one of them can block a slot for ever after a crash.
-//! * **Readers need no lock.** They compare the version in the segment's lock word, and store nothing
-//!   ([`Locking::Optimistic`]). The lock that readers share is there for comparison ([`Locking::Pessimistic`]).
-//! * **Recovery is lazy** and touches no record: a segment's stamp tells who meets it first after a restart to see
-//!   whether a split was left unfinished. The paper scans the directory at opening ([`Recovery::Eager`]).
-//! * **A split is committed by one directory entry**, or by the root where the directory doubles, and never redone.
-//!   No persistent word names an uncommitted segment, so nothing leaks.
-//! * **Records keep their slots when they move**, or go nearer home, so a new segment always has room for them.
-//! * **Keys with equal hashes** beyond what a window holds, 16, are refused with `NoSpace`, before the directory
-//!   grows for them in vain.
+//! * **No key is reserved.** A slot is free when its key does not belong there, so what marks a
+//!   removed record is any key of another segment. The paper reserves two keys; one of them can
+//!   block a slot for good after a crash.
+//! * **Readers need no lock.** They compare the version in the segment's lock word, and store
+//!   nothing ([`Locking::Optimistic`]). The lock that readers share is there for comparison
+//!   ([`Locking::Pessimistic`]).
+//! * **Recovery is lazy** and touches no record: the stamp of a segment tells the first thread
+//!   that meets it after a restart to see whether a split was left unfinished. The paper scans the
+//!   directory at opening ([`Recovery::Eager`]).
+//! * **A split is committed by one directory entry**, or by the root where the directory doubles,
+//!   and never redone. No persistent word names an uncommitted segment, so nothing leaks.
+//! * **Records keep their slots when they move**, or go nearer home, so a new segment always has
+//!   room for them.
+//! * **Keys with equal hashes** beyond what a window holds, 16, are refused with `NoSpace`,
+//!   before the directory grows without any use for them.
 //!
 //! Segments are not merged and the directory does not shrink, as in the paper.
 
@@ -84,8 +89,8 @@ pub enum Locking {
     /// Readers store nothing: they look again if the segment's version has changed.
     #[default]
     Optimistic,
-    /// Readers share the segment's lock, which costs two stores to it for each lookup, as in the released codes. So
-    /// lookups, too, answer `Forked` in a forked child.
+    /// Readers share the segment's lock, which costs two stores to it for each lookup, as in the
+    /// released codes. So lookups, too, answer `Forked` in a forked child.
     Pessimistic,
 }
 
@@ -122,7 +127,8 @@ impl Config {
     }
 }
 
-/// CCEH over keys `K` in medium `M`, with segments of `B` buckets, `P` of which are probed for a key.
+/// CCEH over keys `K` in medium `M`, with segments of `B` buckets, `P` of which are probed for a
+/// key.
 ///
 /// See the [module](self). The paper's geometry is the default; [`Tiny`] is for tests.
 pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
@@ -290,7 +296,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         Change { old: Some(old), new }
     }
 
-    /// Does what `decide` says about an absent key that `slot` has room for, and releases the segment.
+    /// Does what `decide` says about an absent key that `slot` has room for, and releases the
+    /// segment.
     #[inline(always)]
     fn change_absent(
         &self,
@@ -304,7 +311,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             held.release(m);
             return Change::default();
         };
-        // One line, which persists in program order: a crash finds the key with its word, or not at all.
+        // One line, which persists in program order: a crash finds the key with its word, or not at
+        // all.
         m.store(&slot.word, word);
         // The commit.
         m.store(&slot.key, probe.slot_key);
@@ -334,7 +342,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         HEADER_BYTES + bucket as u64 * BUCKET_BYTES
     }
 
-    /// Whether this thread may look: sharing a lock stores, which a forked child must not.
+    /// Returns whether this thread may look: sharing a lock stores, which a forked child must not.
     #[inline(always)]
     fn ensure_may_look(&self, guard: &Guard<'_>) -> Result<()> {
         self.core.expect_own(guard);

@@ -1,8 +1,8 @@
 //! Recovery of what is inside a segment of CCEH. When it happens, and the rest, is in
 //! `hash/segmented/recover`; or it happens for all segments at opening, as in the paper.
 //!
-//! Every opener begins with all segments stale: their lock words carry the number of an earlier one.
-//! Records need no recovery: each was committed by one store, and those that moved away are no
+//! Every opener begins with all segments stale: their lock words carry the number of an earlier
+//! one. Records need no recovery: each was committed by one store, and those that moved away are no
 //! longer covered by the segment's prefix.
 
 use evermap_pm::medium::Note;

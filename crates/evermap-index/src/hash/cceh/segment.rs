@@ -10,7 +10,7 @@ use super::{Cceh, Locking, misplaced};
 use crate::Key;
 use crate::hash::directory::Found;
 use crate::hash::hash_prefix::HashPrefix;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::Segmented;
 use crate::hash::segmented::waiting::Waiting;
@@ -83,8 +83,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// The record with the probe's key: its slot and its word.
     ///
-    /// A slot with this key belongs there, because the key tells the hash, so it need not be asked. Without the
-    /// lock this is a guess, to be validated by the lock's version.
+    /// A slot with this key belongs there, because the key tells the hash, so it need not be asked.
+    /// Without the lock this is a guess, to be validated by the lock's version.
     #[inline(always)]
     pub(super) fn find<'a>(
         &self,
@@ -128,7 +128,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             .map(|(_, slot)| slot)
     }
 
-    /// Hash bits, from the top, that it takes to tell some record in the full window of `hash` from `hash`.
+    /// Hash bits, from the top, that it takes to tell some record in the full window of `hash` from
+    /// `hash`.
     pub(super) fn bits_apart(&self, held: &Held<'_, B>, hash: u64) -> u32 {
         let records = Self::window(held.segment, hash)
             .filter_map(|(at, slot)| self.record_in(at, slot, held.prefix));
@@ -136,7 +137,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         equal.unwrap_or(0) + 1
     }
 
-    /// Calls `each` with the position and the record of every slot that holds one, in a segment that the caller holds.
+    /// Calls `each` with the position and the record of every slot that holds one, in a segment
+    /// that the caller holds.
     pub(super) fn for_each_record(
         &self,
         segment: &Segment<B>,
@@ -170,8 +172,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             return if lock.is_of(self.core.generation) { Look::Busy } else { Look::Stale };
         }
         let seen = self.see(segment, probe);
-        // Acquire: everything read above is read before the lock is read again. Whoever changes anything holds
-        // the lock until the change is durable, so an unchanged word means that what was read is durable, too.
+        // Acquire: everything read above is read before the lock is read again. A thread that
+        // changes anything holds the lock until the change is durable, so an unchanged word means
+        // that what was read is durable, too.
         fence(Ordering::Acquire);
         if m.load_relaxed(&segment.header.lock) == lock.0 { seen } else { Look::Again }
     }
@@ -194,7 +197,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     #[inline(always)]
     fn see(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
-        // Records that moved away are still in their slots: only the prefix tells that they do not count.
+        // Records that moved away are still in their slots: only the prefix tells that they do not
+        // count.
         let prefix = self.medium().load_relaxed(&segment.header.prefix);
         if HashPrefix::word_covers(prefix, probe.hash) {
             Look::Seen(self.find(segment, probe).map(|(_, word)| word))
@@ -220,7 +224,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let Taking::Taken(lock) = try_exclusive(m, header, self.core.generation) else {
             return self.lock_serving_slowly(hash);
         };
-        // The common case: nobody else is there, and nothing has changed.
+        // The common case: no other thread is there, and nothing has changed.
         let prefix =
             HashPrefix::decode(m.load_relaxed(&header.prefix)).filter(|it| it.covers(hash));
         match prefix {
@@ -234,7 +238,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// The same, waiting for a holder, or recovering first.
+    /// Does what [`lock_serving`](Self::lock_serving) does, waiting for a holder or recovering
+    /// first.
     #[cold]
     #[inline(never)]
     fn lock_serving_slowly(&self, hash: u64) -> Result<Held<'_, B>> {
@@ -255,8 +260,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Makes sure that the lock which was taken is the right one, and that nobody reads there any more. Gives it up
-    /// where the segment does not serve the hash, or must be recovered first.
+    /// Makes sure that the lock which was taken is the right one, and that no thread reads there
+    /// any more. Gives it up where the segment does not serve the hash, or must be recovered first.
     #[cold]
     fn take_over<'a>(
         &'a self,
@@ -267,7 +272,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     ) -> Result<Option<Held<'a, B>>> {
         let (m, offset, header) = (self.medium(), found.segment, &segment.header);
         if !self.was_recovered(segment) {
-            // Damage looked like our stamp. Recovery resets the lock, so there is nothing to give up.
+            // Damage looked like our stamp. Recovery resets the lock, so there is nothing to give
+            // up.
             self.recover(offset)?;
             return Ok(None);
         }
@@ -279,7 +285,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
                 Ok(Some(Held { offset, segment, prefix, lock }))
             }
             None => {
-                // Whoever splits a segment changes the directory before anything else.
+                // A split changes the directory before anything else.
                 let damaged = self.expansion.directory.is_current(m, found);
                 give_up(m, header);
                 if damaged { Err(misplaced(offset)) } else { Ok(None) }
@@ -289,7 +295,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// Waits until the readers have left that were there when the lock was taken; no more come.
     fn wait_for_readers(&self, offset: u64, header: &Header) -> Result<()> {
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         while Lock(self.medium().load(&header.lock)).has_readers() {
             if let Err(error) = patience.wait_at(&self.core.region, offset) {
                 give_up(self.medium(), header);

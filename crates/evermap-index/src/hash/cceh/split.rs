@@ -31,8 +31,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// The bytes that a directory may always have.
     const FREE_DIRECTORY: u64 = if B < 64 { 4 << 10 } else { 64 << 10 };
 
-    /// Returns what it takes to make room for `hash` in a segment where its window is full. Releases
-    /// the segment.
+    /// Returns what it takes to make room for `hash` in a segment where its window is full.
+    /// Releases the segment.
     #[cold]
     pub(super) fn wanted(&self, held: Held<'_, B>, hash: u64) -> Wanted {
         let depth = self.bits_apart(&held, hash);
@@ -73,8 +73,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// Returns those records of a segment that belong to `half` of it, each in a slot for it.
     ///
-    /// The slot that a record has now is free in the new segment, so there is always room: even if a
-    /// window that wraps around is full. From there records move up to free slots nearer home, so
+    /// The slot that a record has now is free in the new segment, so there is always room: even if
+    /// a window that wraps around is full. From there records move up to free slots nearer home, so
     /// that they are found sooner.
     fn records_of(&self, held: &Held<'_, B>, half: HashPrefix) -> Vec<Option<Record>> {
         let mut slots = self.no_records();

@@ -16,7 +16,8 @@ const CAPACITY: u64 = 1 << 20;
 
 type TinyCceh = Tiny<Plain, Sim>;
 
-/// Keys whose hashes differ in their first bits alone, so that they belong in one bucket until they are told apart.
+/// Keys whose hashes differ in their first bits alone, so that they belong in one bucket until they
+/// are told apart.
 fn key(n: u64) -> u64 {
     n.reverse_bits()
 }
@@ -35,8 +36,8 @@ fn serving(index: &TinyCceh, key: u64) -> &Segment<4> {
     index.segment(index.expansion.directory.locate(key)).unwrap()
 }
 
-/// A segment is split for a record that in the end is not inserted. Others may write into the slots of the records that
-/// moved as soon as it is unlocked.
+/// A segment is split for a record that in the end is not inserted. Others may write into the slots
+/// of the records that moved as soon as it is unlocked.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled(0);
@@ -70,8 +71,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, key(0));
 }
 
-/// A process dies in a split, before the segment says that it has lost a half. Recovery sees to that, durably before anybody
-/// writes into the slots of the records that moved.
+/// A process dies in a split, before the segment says that it has lost a half. Recovery sees to
+/// that, durably before anybody writes into the slots of the records that moved.
 #[test]
 fn a_split_that_recovery_finishes_is_durable_before_the_segment_is_used() {
     let (sim, pool, index) = filled(40);

@@ -16,7 +16,8 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has locked.
+    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// locked.
     pub(super) fn check_contents(
         &self,
         segment: &Segment<B, S>,

@@ -43,8 +43,8 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
     fn unrank(rank: u64) -> u64;
 
     /// Writes what an empty index of `2^depth` segments has beside them, and flushes it without a
-    /// fence. `root` is a new block. Also returns the offsets of the segments, in the order of their
-    /// ranks.
+    /// fence. `root` is a new block. Also returns the offsets of the segments, in the order of
+    /// their ranks.
     ///
     /// # Errors
     /// `NoSpace`; nothing is allocated then.
@@ -71,11 +71,12 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
     /// Returns whether a search for `hash` that was led to `found` would be led there again.
     fn is_current(&self, m: &M, hash: u64, found: &Self::Found<'_>) -> bool;
 
-    /// Returns how many leading bits of two ranks may decide that they belong to different segments.
+    /// Returns how many leading bits of two ranks may decide that they belong to different
+    /// segments.
     fn depth(&self) -> u32;
 
-    /// Makes the stale segment at `offset`, which serves `hash`, fit for changes. Returns `false` if
-    /// that cannot be done for lack of space: changes are then made in the segment that
+    /// Makes the stale segment at `offset`, which serves `hash`, fit for changes. Returns `false`
+    /// if that cannot be done for lack of space: changes are then made in the segment that
     /// [holds](Self::holder) the records.
     ///
     /// # Errors

@@ -17,8 +17,8 @@ where
     /// Locks every normal bucket of the segment that holds the records of `hash`. Returns `false`,
     /// holding nothing, if that is no longer this one.
     ///
-    /// Buckets are locked in order, and a thread that holds a bucket only ever tries to lock others,
-    /// so this cannot deadlock. A segment that was merged away stays locked for ever, but then it is
+    /// Buckets are locked in order, and a thread that holds a bucket only ever tries to lock
+    /// others, so this cannot deadlock. A segment that was merged away stays locked, but then it is
     /// not the one.
     ///
     /// # Errors
@@ -36,8 +36,8 @@ where
         Ok(true)
     }
 
-    /// Waits for one bucket. Returns `false`, not holding it, if the records of `hash` are no longer
-    /// in this segment.
+    /// Waits for one bucket. Returns `false`, not holding it, if the records of `hash` are no
+    /// longer in this segment.
     fn lock_in_turn(
         &self,
         offset: u64,

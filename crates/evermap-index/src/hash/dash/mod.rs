@@ -68,7 +68,8 @@ use segment::{Kind, Locks, Look, Spot};
 /// How a new index begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// `2^depth` segments of 17 KiB to begin with; for Dash-EH this is the global depth. At most 20.
+    /// `2^depth` segments of 17 KiB to begin with; for Dash-EH this is the global depth. At most
+    /// 20.
     pub initial_depth: u32,
 }
 
@@ -235,8 +236,8 @@ where
         Some(())
     }
 
-    /// Prefetches this many bytes of the record that the home bucket has for a hash. Does nothing if
-    /// it has none.
+    /// Prefetches this many bytes of the record that the home bucket has for a hash. Does nothing
+    /// if it has none.
     #[inline(always)]
     fn prefetch_found(&self, hash: u64, bytes: u64) -> Option<()> {
         let m = self.medium();

@@ -1,7 +1,7 @@
 //! Writing whole segments: a new one from records, an old one from what its slots say.
 //!
-//! Both work on a segment that nobody else can touch, and collect its bucket headers in ordinary memory before
-//! storing them.
+//! Both work on a segment that no other thread can touch, and collect its bucket headers in
+//! ordinary memory before storing them.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
@@ -72,7 +72,8 @@ impl Lines {
 fn store_changed<M: Medium>(m: &M, cell: &PmU64, value: u64) {
     if m.load_relaxed(cell) != value {
         m.note(Note::Harmless(
-            "torn, some slots are as before: what does not belong is dropped again, fingerprints are made anew",
+            "torn, some slots are as before: what does not belong is dropped again, \
+             fingerprints are made anew",
         ));
         m.store(cell, value);
     }
@@ -126,8 +127,9 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Writes a segment of this prefix, or one that is not to be believed yet, with these records into fresh space, with every bucket locked, and flushes
-    /// it without a fence. Answers its headers, for [`unlock_all`](Self::unlock_all).
+    /// Writes a segment of this prefix, or one that is not to be believed yet, with these records
+    /// into fresh space, with every bucket locked, and flushes it without a fence. Returns its
+    /// headers, for [`unlock_all`](Self::unlock_all).
     ///
     /// # Errors
     /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
@@ -213,10 +215,12 @@ where
         })
     }
 
-    /// Makes a segment's headers say what its slots hold, dropping records that do not belong under `prefix`, and
-    /// flushes them without a fence. The version words stay as they are: the answer says what to release them to.
+    /// Makes a segment's headers say what its slots hold, dropping records that do not belong under
+    /// `prefix`, and flushes them without a fence. The version words stay as they are: the answer
+    /// says what to release them to.
     ///
-    /// This is the whole of recovery: nothing but the slots and the lower half of `meta` is believed.
+    /// This is the whole of recovery: nothing but the slots and the lower half of `meta` is
+    /// believed.
     pub(super) fn rebuild(&self, segment: &Segment<B, S>, prefix: HashPrefix) -> Headers<B, S> {
         let m = self.medium();
         let mut headers = Headers::empty(self.core.generation);
@@ -251,13 +255,13 @@ where
         headers
     }
 
-    /// Makes a segment's headers say that it holds `staying`, but not `gone`, and flushes them without a fence: the
-    /// end of a split. That those do not belong any more is durable.
+    /// Makes a segment's headers say that it holds `staying`, but not `gone`, and flushes them
+    /// without a fence: the end of a split. That those do not belong any more is durable.
     ///
-    /// On the way records that sit in the next bucket or the stash go home, into slots of records that are gone:
-    /// such a slot is valid already, so the copy needs no header to survive a crash, and once it is durable the
-    /// original can go in the same step as those that moved away. A crash in between leaves two copies, as a
-    /// displacement does.
+    /// On the way records that sit in the next bucket or the stash go home, into slots of records
+    /// that are gone: such a slot is valid already, so the copy needs no header to survive a crash,
+    /// and once it is durable the original can go in the same step as those that moved away. A
+    /// crash in between leaves two copies, as a displacement does.
     pub(super) fn settle(
         &self,
         segment: &Segment<B, S>,
@@ -296,7 +300,8 @@ where
         headers
     }
 
-    /// Calls `each` with every record of a segment that the caller holds: in normal buckets, the stash, its chain.
+    /// Calls `each` with every record of a segment that the caller holds: in normal buckets, the
+    /// stash, its chain.
     #[inline(always)]
     pub(super) fn for_each_placed(&self, segment: &Segment<B, S>, mut each: impl FnMut(Placed)) {
         let mut visit = |site, bucket| {
@@ -354,8 +359,9 @@ where
         })
     }
 
-    /// Whether a record that is not in its home bucket also sits there: a crash interrupted its displacement or
-    /// its way home. The two are identical, since nobody could change the record meanwhile; the one at home stays.
+    /// Returns whether a record that is not in its home bucket also sits there: a crash interrupted
+    /// its displacement or its way home. The two are identical, since no thread could change the
+    /// record meanwhile; the one at home stays.
     fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
         if self.medium().mutant("DA-9") {
             return false;

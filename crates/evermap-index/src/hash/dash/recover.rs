@@ -5,8 +5,8 @@
 //! one. A crash may have interrupted
 //!
 //! * a displacement, which leaves two copies of a record: one is dropped;
-//! * nothing in headers that are never flushed (filters, overflow fingerprints, locks): they are made
-//!   from the slots.
+//! * nothing in headers that are never flushed (filters, overflow fingerprints, locks): they are
+//!   made from the slots.
 
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
@@ -50,7 +50,8 @@ where
         m.fence();
     }
 
-    /// Drops the records that do not belong, makes all headers anew, and declares the segment fresh.
+    /// Drops the records that do not belong, makes all headers anew, and declares the segment
+    /// fresh.
     pub(super) fn rebuild_contents(&self, segment: &Segment<B, S>, prefix: HashPrefix) {
         let m = self.medium();
         m.note(Note::Scope("segment recovered"));

@@ -1,8 +1,9 @@
 //! One segment: where a record can be, and where a new one goes.
 //!
-//! A record belongs to its *home* bucket. It sits there, or in the *next* bucket as a member, or in the stash
-//! or its chain. Whoever moves or changes a record holds the lock of the record's home bucket, wherever the
-//! record sits: so a reader needs to validate the home bucket's version and nothing else.
+//! A record belongs to its *home* bucket. It sits there, or in the *next* bucket as a member, or in
+//! the stash or its chain. A thread that moves or changes a record holds the lock of the record's
+//! home bucket, wherever the record is: so a reader needs to validate the home bucket's version and
+//! nothing else.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -72,12 +73,13 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Fills this many slots of the home bucket before spreading to the next one: a record at home is found, and
-    /// placed, with one cache line less. What it costs in load factor, displacement brings back.
+    /// Fills this many slots of the home bucket before spreading to the next one: a record at home
+    /// is found, and placed, with one cache line less. What it costs in load factor, displacement
+    /// brings back.
     pub(super) const HOME_FIRST: usize = N * 13 / 14;
 
-    /// How often a displacement may push another one along. The paper moves one record only; two more are worth
-    /// two points of load factor in a hundred.
+    /// How often a displacement may push another one along. The paper moves one record only; two
+    /// more are worth two points of load factor in a hundred.
     const STEPS: usize = 2;
 
     /// The bucket that a hash belongs to.
@@ -98,8 +100,8 @@ where
 
     /// Looks for a key without a lock or a store.
     ///
-    /// How many lookups a processor overlaps is decided by how few instructions each takes, so the common cases,
-    /// a record at home and none at all, come first and are short.
+    /// How many lookups a processor overlaps is decided by how few instructions each takes, so the
+    /// common cases, a record at home and none at all, come first and are short.
     #[inline(always)]
     pub(super) fn look(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
@@ -145,17 +147,19 @@ where
         }
     }
 
-    /// Whether nothing has changed in this bucket, and with the records that belong to it, since its version
-    /// word was read.
+    /// Returns whether nothing has changed in this bucket, and with the records that belong to it,
+    /// since its version word was read.
     #[inline(always)]
     fn is_unchanged(&self, home: &Bucket, version: Version) -> bool {
-        // Acquire: everything read above is read before the version is read again. Whoever changes a record of
-        // this bucket locks the bucket first, so an unchanged version means that nothing changed.
+        // Acquire: everything read above is read before the version is read again. A thread that
+        // changes a record of this bucket locks the bucket first, so an unchanged version means
+        // that nothing changed.
         fence(Ordering::Acquire);
         self.medium().load_relaxed(&home.version) == version.0
     }
 
-    /// Looks for a key in the stash and its chain. `home` is what the home bucket's version word says.
+    /// Looks for a key in the stash and its chain. `home` is what the home bucket's version word
+    /// says.
     #[cold]
     fn find_in_stash<'a>(
         &'a self,
@@ -237,7 +241,8 @@ where
         None
     }
 
-    /// The locks that removing a record takes beside its home's; `None` if one is held by someone else.
+    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
+    /// thread holds one.
     pub(super) fn lock_beside<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
@@ -320,8 +325,8 @@ where
 
     /// Finds a free slot for a record with this hash, moving another record if that makes one.
     ///
-    /// In the order of the paper (section 4.3): home bucket, next bucket, displacement to either side, stash;
-    /// then, where `chain` allows it, the stash's chain.
+    /// In the order of the paper (section 4.3): home bucket, next bucket, displacement to either
+    /// side, stash; then, where `chain` allows it, the stash's chain.
     #[inline(always)]
     pub(super) fn find_room<'a>(
         &'a self,
@@ -384,8 +389,8 @@ where
         }
     }
 
-    /// Frees a slot of the locked bucket `at` by moving a record that belongs there on to the bucket after it;
-    /// where that is full too, `steps` times the same there first.
+    /// Frees a slot of the locked bucket `at` by moving a record that belongs there on to the
+    /// bucket after it; where that is full too, `steps` times the same there first.
     fn displace_right(
         &self,
         segment: &Segment<B, S>,
@@ -408,15 +413,15 @@ where
         let record = self.record_in(from.bucket, slot);
         place(m, after.bucket, free, record, true);
         from.version.note_next(record.hash);
-        // The copy is durable. Until the original is gone, durably, both are there, which recovery resolves;
-        // nobody else can touch either, because we hold the record's home.
+        // The copy is durable. Until the original is gone, durably, both are there, which recovery
+        // resolves; no other thread can touch either, because this one holds the record's home.
         erase(m, from.bucket, slot);
         after.release_changed(m);
         Some(slot)
     }
 
-    /// Frees a slot of the locked bucket `at` by moving a member back to the bucket before it, where it belongs;
-    /// where that is full too, `steps` times the same there first.
+    /// Frees a slot of the locked bucket `at` by moving a member back to the bucket before it,
+    /// where it belongs; where that is full too, `steps` times the same there first.
     fn displace_left(
         &self,
         segment: &Segment<B, S>,
@@ -474,7 +479,8 @@ where
         Some((bucket, slot, Kind::Chain))
     }
 
-    /// Puts a record into the room that was made, durably, and notes in the home bucket where it went.
+    /// Puts a record into the room that was made, durably, and notes in the home bucket where it
+    /// went.
     #[inline(always)]
     pub(super) fn place_in(
         &self,

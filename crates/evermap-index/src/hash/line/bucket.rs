@@ -42,21 +42,22 @@ pub(super) fn keys_of<M: Medium>(m: &M, line: &Line) -> Keys {
     [first, rest(1), rest(2), rest(3)]
 }
 
-/// Whether nothing has changed in a line, and with the records that belong to it, since its key words were `seen`, and
-/// nobody holds the line.
+/// Returns whether nothing has changed in a line, and with the records that belong to it, since its
+/// key words were `seen`, and no thread holds the line.
 #[inline(always)]
 pub(super) fn is_unchanged<M: Medium>(m: &M, line: &Line, seen: &Quad) -> bool {
-    // Acquire: everything read above is read before the version is read again. Whoever changes a record of this
-    // line locks the line first, so an unchanged version means that nothing changed. If somebody held the line when
-    // it was seen, who released it without a change, what was read is right too.
+    // Acquire: everything read above is read before the version is read again. A thread that
+    // changes a record of this line locks the line first, so an unchanged version means that
+    // nothing changed. If another thread held the line when it was seen, and released it without a
+    // change, what was read is right too.
     fence(Ordering::Acquire);
     seen.is_still(&m.load_four(&line.keys), LOCKED)
 }
 
 /// Slots that are valid and have this tag and this mark ([`FOREIGN`] or 0), as bits.
 ///
-/// Without branches: which slot holds a key is random, and a processor that guesses wrong throws away the lookups
-/// that it began meanwhile.
+/// Without branches: which slot holds a key is random, and a processor that guesses wrong throws
+/// away the lookups that it began meanwhile.
 #[inline(always)]
 pub(super) fn matching(keys: &Keys, tag: u64, mark: u64) -> u32 {
     let wanted = tag | VALID | mark;
@@ -64,7 +65,7 @@ pub(super) fn matching(keys: &Keys, tag: u64, mark: u64) -> u32 {
     is(0) | is(1) | is(2) | is(3)
 }
 
-/// The same for key words that were seen without the lock.
+/// Does what [`matching`] does for key words that were seen without the lock.
 #[inline(always)]
 pub(super) fn matching_seen(seen: &Quad, tag: u64, mark: u64) -> u32 {
     seen.matching(!META, tag | VALID | mark)
@@ -102,7 +103,8 @@ pub(super) fn slots(mut bits: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The record with the probe's key among the slots of a line that [match](matching), as slot and word.
+/// The record with the probe's key among the slots of a line that [match](matching), as slot and
+/// word.
 ///
 /// Without the lock this is a guess, to be validated by the home line's version.
 #[inline(always)]
@@ -125,7 +127,8 @@ pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
     })
 }
 
-/// Whether the record with this word, in a slot that matches, is the one for the probe's key.
+/// Returns whether the record with this word, in a slot that matches, is the one for the probe's
+/// key.
 #[inline(always)]
 pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -187,8 +190,8 @@ fn carry<M: Medium>(m: &M, line: &Line) {
     }
 }
 
-/// Writes a record into a free slot of a locked line. Stores of one line persist in program order, so the record
-/// is valid only with its word.
+/// Writes a record into a free slot of a locked line. Stores of one line persist in program order,
+/// so the record is valid only with its word.
 #[inline(always)]
 pub(super) fn write<M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -209,7 +212,7 @@ pub(super) fn write<M: Medium, const L: usize, const N: usize>(
     m.store(&line.keys[slot], tag | VALID | mark | meta);
 }
 
-/// The same, durably: one flush and one fence.
+/// Does what [`write`] does, durably: one flush and one fence.
 #[inline(always)]
 pub(super) fn place<M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -222,8 +225,8 @@ pub(super) fn place<M: Medium, const L: usize, const N: usize>(
     m.persist(line);
 }
 
-/// Takes the record out of a slot of a locked line. Durable once the line is flushed; the slot may be reused at
-/// once, since what is stored there persists later.
+/// Takes the record out of a slot of a locked line. Durable once the line is flushed; the slot may
+/// be reused at once, since what is stored there persists later.
 #[inline(always)]
 pub(super) fn clear<M: Medium>(m: &M, line: &Line, slot: usize) {
     m.store(&line.keys[slot], m.load_relaxed(&line.keys[slot]) & META);
@@ -251,7 +254,7 @@ pub(super) fn tag_of(key: u64) -> u64 {
     key & TAG
 }
 
-/// Whether the record of a key word belongs to another line.
+/// Returns whether the record of a key word belongs to another line.
 #[inline(always)]
 pub(super) fn is_foreign(key: u64) -> bool {
     key & FOREIGN != 0

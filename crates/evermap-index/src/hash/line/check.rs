@@ -11,7 +11,8 @@ use crate::hash::segmented::check::SeenRecords;
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has locked.
+    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// locked.
     pub(super) fn check_contents(
         &self,
         segment: &Segment<L>,

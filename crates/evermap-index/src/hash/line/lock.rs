@@ -10,11 +10,11 @@ use crate::hash::segmented::waiting::Waiting;
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Locks every line of a segment that served `image`. Returns `false`, holding nothing, if it no
-    /// longer does.
+    /// Locks every line of a segment that served `image`. Returns `false`, holding nothing, if it
+    /// no longer does.
     ///
     /// Lines are locked in order, and a thread that holds a line only ever tries to lock others, so
-    /// this cannot deadlock. A segment that was merged away stays locked for ever, which the
+    /// this cannot deadlock. A segment that was merged away stays locked, which the
     /// directory tells.
     ///
     /// # Errors
@@ -32,7 +32,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(true)
     }
 
-    /// Waits for one line. Returns `false`, not holding it, if the segment no longer serves `image`.
+    /// Waits for one line. Returns `false`, not holding it, if the segment no longer serves
+    /// `image`.
     fn lock_in_turn(&self, segment: &Segment<L>, at: usize, image: u64) -> Result<bool> {
         let m = self.medium();
         let serves = || self.locate(image) == m.offset_of(segment);

@@ -73,16 +73,16 @@ use segment::{Locks, Look, Spot};
 /// How a new index begins.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
-    /// Global depth to begin with: `2^depth` segments. At least the depth that the geometry implies,
-    /// which is 4 for 256 lines.
+    /// Global depth to begin with: `2^depth` segments. At least the depth that the geometry
+    /// implies, which is 4 for 256 lines.
     pub initial_depth: u32,
 }
 
 /// A line hash over keys `K` in medium `M`, with segments of `L` lines, of which `N` slots each are
 /// used.
 ///
-/// See the [module](self). With three slots, the fourth holds what the position of a record does not
-/// imply in so small a segment: see [`Tiny`], which is for tests.
+/// See the [module](self). With three slots, the fourth holds what the position of a record does
+/// not imply in so small a segment: see [`Tiny`], which is for tests.
 pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize = 4> {
     core: Core<M>,
     expansion: Extendible<M>,
@@ -131,8 +131,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         self.medium().at(entry ^ self.generation_tag)
     }
 
-    /// Returns the home line of an image in the segment that a directory entry names, if this opener
-    /// has recovered that.
+    /// Returns the home line of an image in the segment that a directory entry names, if this
+    /// opener has recovered that.
     #[inline(always)]
     fn home_in<'a>(&self, m: &'a M, entry: u64, image: u64) -> Option<&'a Line> {
         let line = offset_of!(Segment<L>, lines) + 64 * Geometry::<L, N>::home(image);
@@ -162,8 +162,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let found = self.expansion.directory.find(probe.image);
         if let Some(home) = self.home_in(m, found.segment, probe.image) {
             match segment::glance::<K, M, L, N>(m, home, probe) {
-                // No need to look at the directory again: a record that moved away is cleared before
-                // its line is released.
+                // No need to look at the directory again: a record that moved away is cleared
+                // before its line is released.
                 Look::Found(word) => return Ok(Some(word)),
                 // The segment may have been split between the directory and the line.
                 Look::Absent if self.expansion.directory.is_current(m, &found) => return Ok(None),

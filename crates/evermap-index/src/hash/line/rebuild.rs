@@ -1,6 +1,6 @@
 //! Writing whole segments: a new one from a picture of it, an old one after a split or a crash.
 //!
-//! All of it works on segments that nobody else can touch.
+//! All of it works on segments that no other thread can touch.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
@@ -16,7 +16,8 @@ use super::{HashPrefix, LineHash};
 use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 use crate::key::Quotient;
 
-/// The lines of a segment in ordinary memory. The metadata in their key words is the filter and nothing else.
+/// The lines of a segment in ordinary memory. The metadata in their key words is the filter and
+/// nothing else.
 pub(crate) struct Picture<const L: usize, const N: usize> {
     lines: Box<[PicturedLine; L]>,
 }
@@ -71,8 +72,8 @@ impl<const L: usize, const N: usize> Picture<L, N> {
         true
     }
 
-    /// Lets foreign records go home where there is room, and makes all filters. Answers who went: the records'
-    /// images are complete but for their top bits.
+    /// Moves foreign records home where there is room, and makes all filters. Returns those that
+    /// moved: the records' images are complete but for their top bits.
     fn bring_home(&mut self) -> Vec<WayHome> {
         let mut ways = Vec::new();
         for at in 0..L {
@@ -91,7 +92,8 @@ impl<const L: usize, const N: usize> Picture<L, N> {
                 ways.push(WayHome { from: (at, slot), to: (home, free), record });
             }
         }
-        // Not before: in a segment that lives, a slot is free only when its record is durable elsewhere.
+        // Not before: in a segment that lives, a slot is free only when its record is durable
+        // elsewhere.
         for way in &ways {
             self.lines[way.from.0].keys[way.from.1] &= META;
         }
@@ -105,8 +107,8 @@ impl<const L: usize, const N: usize> Picture<L, N> {
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Writes a segment of this prefix, with these records in its chain, into a fresh block, with every line locked,
-    /// and flushes it without a fence.
+    /// Writes a segment of this prefix, with these records in its chain, into a fresh block, with
+    /// every line locked, and flushes it without a fence.
     ///
     /// # Errors
     /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
@@ -160,8 +162,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         self.build(offset, upper, moving, &left)
     }
 
-    /// Writes records into new links, flushed without a fence. Returns the offset of the first link,
-    /// or 0.
+    /// Writes records into new links, flushed without a fence. Returns the offset of the first
+    /// link, or 0.
     fn build_chain(&self, records: &[Record]) -> Result<u64> {
         let (m, pool) = (self.medium(), &self.core.pool);
         let allocate = || pool.allocate(size_of::<Link>() as u64);
@@ -177,8 +179,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// Ends a split in its lower half, which is durably that already: clears what moved away, and lets foreign
-    /// records go home. `staying` pictures the others, in their places.
+    /// Ends a split in its lower half, which is durably that already: clears what moved away, and
+    /// lets foreign records go home. `staying` pictures the others, in their places.
     pub(super) fn settle(
         &self,
         segment: &Segment<L>,
@@ -186,8 +188,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         mut staying: Picture<L, N>,
     ) {
         let m = self.medium();
-        // No flush: the prefix tells that these do not belong here, whether or not a crash brings them back. Every word
-        // is stored, the filter as none: which ones stay is random, and guessing wrong takes longer than storing.
+        // No flush: the prefix tells that these do not belong here, whether or not a crash brings
+        // them back. Every word is stored, the filter as none: which ones stay is random, and
+        // guessing wrong takes longer than storing.
         for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
             let keys = keys_of(m, line);
             for slot in [0, 1, 3] {
@@ -205,8 +208,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Pictures of the lower and the upper half of a segment of this depth, which the caller holds: every record in
-    /// the line and the slot where it is, without filters.
+    /// Pictures of the lower and the upper half of a segment of this depth, which the caller holds:
+    /// every record in the line and the slot where it is, without filters.
     pub(super) fn picture_halves(&self, segment: &Segment<L>, depth: u32) -> [Picture<L, N>; 2] {
         let m = self.medium();
         let mut halves = [Picture::empty(), Picture::empty()];
@@ -242,7 +245,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             clear(m, line, way.from.1);
             m.flush(line);
         }
-        // And the originals are durably gone before anyone can remove a copy: else a crash could bring them back.
+        // And the originals are durably gone before anyone can remove a copy: else a crash could
+        // bring them back.
         m.fence();
     }
 
@@ -263,16 +267,18 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Makes a segment that may have seen a crash what its slots and its prefix say, durably: drops records that do
-    /// not belong, and copies that a move left behind; frees all locks and makes all filters anew.
+    /// Makes a segment that may have seen a crash what its slots and its prefix say, durably: drops
+    /// records that do not belong, and copies that a move left behind; frees all locks and makes
+    /// all filters anew.
     ///
     /// Nothing but tags, valid and foreign bits is believed.
     pub(super) fn rebuild(&self, segment: &Segment<L>, prefix: HashPrefix) {
         let m = self.medium();
-        // Whoever stored it may have died before it was durable. Before anything is dropped: the copy that stays may
-        // be the one that would be lost.
+        // The thread that stored it may have died before it was durable. Before anything is
+        // dropped: the copy that stays may be the one that would be lost.
         m.note(Note::Harmless(
-            "needed with a copy: `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
+            "needed with a copy: \
+             `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
         ));
         m.persist(segment);
         let mut filters = [0u64; L];
@@ -283,7 +289,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             if !belongs || is_foreign(key) && self.is_copy(segment, home, prefix, record) {
                 clear(m, line, slot);
                 m.note(Note::Harmless(
-                    "needed by other threads: `what_recovery_drops_is_gone_before_the_segment_is_used`",
+                    "needed by other threads: \
+                     `what_recovery_drops_is_gone_before_the_segment_is_used`",
                 ));
                 m.flush(line);
             } else if is_foreign(key) {
@@ -291,10 +298,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             }
         });
         self.rebuild_chain(segment, prefix, &mut filters);
-        // Durable before anyone acts on it: a copy that came back after the other one was removed would be a key
-        // that came back.
+        // Durable before anyone acts on it: a copy that came back after the other one was removed
+        // would be a key that came back.
         m.note(Note::Harmless(
-            "needed by other threads: `what_recovery_drops_is_gone_before_the_segment_is_used`",
+            "needed by other threads: \
+             `what_recovery_drops_is_gone_before_the_segment_is_used`",
         ));
         m.fence();
         m.store_transient(&segment.header.chain_lock, 0);
@@ -310,8 +318,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Whether a foreign record also sits in its home line: a crash interrupted its displacement or its way home.
-    /// The two are identical, since nobody could change the record meanwhile; the one at home stays.
+    /// Returns whether a foreign record also sits in its home line: a crash interrupted its
+    /// displacement or its way home. The two are identical, since no thread could change the record
+    /// meanwhile; the one at home stays.
     fn is_copy(
         &self,
         segment: &Segment<L>,
@@ -330,8 +339,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         )
     }
 
-    /// Does for the chain what [`rebuild`](Self::rebuild) does. A word that leads to no link, or back,
-    /// ends it.
+    /// Does for the chain what [`rebuild`](Self::rebuild) does. A word that leads to no link, or
+    /// back, ends it.
     fn rebuild_chain(&self, segment: &Segment<L>, prefix: HashPrefix, filters: &mut [u64; L]) {
         let m = self.medium();
         chain::rebuild(m, &segment.header.chain, |link: &Link| {
@@ -348,7 +357,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             if next != m.load(&link.next) {
                 m.store(&link.next, next);
             }
-            // Changed or not: a thread may have stored what is there and died before it was durable.
+            // Changed or not: a thread may have stored what is there and died before it was
+            // durable.
             m.note(Note::Harmless(
                 "needed with a chain: \
                  `a_record_that_recovery_finds_is_durable_before_it_is_used`",

@@ -1,9 +1,10 @@
 //! One segment: where a record can be, and where a new one goes.
 //!
-//! A record belongs to its *home* line. It sits there, or as a *foreign* record in the other line that its tag
-//! leads to, or in the segment's chain. Whoever moves or changes a record holds the lock of its home line, wherever
-//! the record sits: so a reader needs to validate the home line's version and nothing else. Whoever fills or clears
-//! a slot holds the lock of the slot's line too.
+//! A record belongs to its *home* line. It sits there, or as a *foreign* record in the other line
+//! that its tag leads to, or in the segment's chain. A thread that moves or changes a record holds
+//! the lock of its home line, wherever the record sits: so a reader needs to validate the home
+//! line's version and nothing else. A thread that fills or clears a slot holds the lock of the
+//! slot's line too.
 
 use evermap_pm::{Medium, PmU64, Result};
 
@@ -31,10 +32,11 @@ pub(super) enum Look {
     Again,
 }
 
-/// Looks for a key in its home line, without a lock or a store. Tells of nearly all keys: of those that are there, and
-/// of those that are nowhere.
+/// Looks for a key in its home line, without a lock or a store. Tells of nearly all keys: of those
+/// that are there, and of those that are nowhere.
 ///
-/// How many lookups a processor overlaps is decided by how few instructions each takes, so this is short.
+/// How many lookups a processor overlaps is decided by how few instructions each takes, so this is
+/// short.
 #[inline(always)]
 pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -45,7 +47,8 @@ pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     let tag = Geometry::<L, N>::tag(probe.image);
     let alike = seen.matching_upper((tag >> 32) as u32);
     if alike != 0 {
-        // Half of a tag says which slot; whether it is the one says all of it. Were two alike, or one free, `look` would decide.
+        // Half of a tag says which slot; whether it is the one says all of it. Were two alike, or
+        // one free, `look` would decide.
         let slot = alike.trailing_zeros() as usize & 3;
         let word = m.load_relaxed(&home.words[slot]);
         let is_it = m.load_relaxed(&home.keys[slot]) ^ (tag | VALID) <= META
@@ -60,7 +63,8 @@ pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     if is_unchanged(m, home, &seen) { Look::Absent } else { Look::Again }
 }
 
-/// Whether a record with this tag, of the line with this third key word, may be somewhere else.
+/// Returns whether a record with this tag, of the line with this third key word, may be somewhere
+/// else.
 #[inline(always)]
 pub(super) fn may_be_elsewhere(key: u64, tag: u64) -> bool {
     key & filter_bit(tag) != 0
@@ -95,7 +99,8 @@ pub(crate) struct Locks<'a> {
 }
 
 impl Locks<'_> {
-    /// Whether making room has moved a record, whose old slot must be flushed before these locks are released.
+    /// Returns whether making room has moved a record, whose old slot must be flushed before these
+    /// locks are released.
     pub(super) fn displaced(&self) -> bool {
         self.beyond.is_some()
     }
@@ -136,8 +141,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Looks for a key that is not in its home line, whose third key word is given. Under the home line's lock the answer is
-    /// certain, without it a guess. The other line's lock does not matter: nobody else touches this record.
+    /// Looks for a key that is not in its home line, whose third key word is given. Under the home
+    /// line's lock the answer is certain, without it a guess. The other line's lock does not
+    /// matter: no other thread touches this record.
     pub(super) fn find_elsewhere<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -184,7 +190,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// The locks that removing a record takes beside its home's; `None` if one is held by someone else.
+    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
+    /// thread holds one.
     pub(super) fn lock_beside<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -212,7 +219,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(lock)
     }
 
-    /// Binds the key of a record to another word, durably: one store, so that it is atomic. Needs its home's lock.
+    /// Binds the key of a record to another word, durably: one store, so that it is atomic. Needs
+    /// its home's lock.
     #[inline(always)]
     pub(super) fn store_word(&self, spot: Spot<'_>, word: u64) {
         let m = self.medium();
@@ -245,8 +253,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Finds a free slot for a record whose home line, which is full, the caller has locked.
     ///
-    /// In the other line; else by moving one record of either line to where it may be beside; then, where `chain`
-    /// allows it because the segment cannot be split, in the chain.
+    /// In the other line; else by moving one record of either line to where it may be beside; then,
+    /// where `chain` allows it because the segment cannot be split, in the chain.
     pub(super) fn find_room<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -259,7 +267,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let Some(held) = try_lock(m, other) else { return Ok(MakeRoom::Busy) };
         let mut locks = Locks { other: Some(held), ..Locks::default() };
         let keys = keys_of(m, home);
-        // Someone may have made room since the caller looked: not in the home line, which it has locked.
+        // Another thread may have made room since the caller looked: not in the home line, which it
+        // has locked.
         if let Some(slot) = free_slot::<N>(&keys) {
             return Ok(MakeRoom::Room(Room { spot: Spot::Home(home, slot), locks }));
         }
@@ -284,19 +293,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(MakeRoom::Full)
     }
 
-    /// Frees a slot of the full, locked line `at` by moving a record to the other line where it may be. Answers the
-    /// slot, and that line, locked.
+    /// Frees a slot of the full, locked line `at` by moving a record to the other line where it may
+    /// be. Returns the slot, and that line, locked.
     ///
-    /// The copy is durable, the clearing of the slot only once the line is flushed: until then a crash finds both,
-    /// which recovery resolves. So the line with the copy must stay locked until then: otherwise someone could
-    /// remove the copy, and a crash bring the original back.
+    /// The copy is durable, the clearing of the slot only once the line is flushed: until then a
+    /// crash finds both, which recovery resolves. So the line with the copy must stay locked until
+    /// then: otherwise another thread could remove the copy, and a crash bring the original back.
     fn displace<'a>(&self, segment: &'a Segment<L>, at: usize) -> Option<(usize, Held<'a>)> {
         let m = self.medium();
         let from = &segment.lines[at];
         let keys = keys_of(m, from);
         let top = self.top_of(segment);
         let to = |slot: usize| &segment.lines[Geometry::<L, N>::other(at, tag_of(keys[slot]))];
-        // All at once: one wait for memory instead of one each.
+        // All of them first: one wait for memory instead of one each.
         (0..N).for_each(|slot| prefetch_line(to(slot)));
         (0..N).find_map(|slot| {
             let to = to(slot);
@@ -348,8 +357,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Record { image, word: m.load_relaxed(&line.words[slot]) }
     }
 
-    /// Calls `each` with line, slot, key word and content of every record in the lines of a segment that the
-    /// caller holds.
+    /// Calls `each` with line, slot, key word and content of every record in the lines of a segment
+    /// that the caller holds.
     #[inline(always)]
     pub(super) fn for_each_slot(
         &self,
@@ -378,7 +387,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// Puts a record into the room that was made, durably, and notes in the home line where it went.
+    /// Puts a record into the room that was made, durably, and notes in the home line where it
+    /// went.
     #[inline(always)]
     pub(super) fn place_in(&self, home: &Line, spot: Spot<'_>, record: Record) {
         let m = self.medium();

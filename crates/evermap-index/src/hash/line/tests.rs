@@ -20,8 +20,8 @@ const UPPER: u64 = 1 << 63;
 
 type TinyLine = Tiny<Plain, Sim>;
 
-/// The `n`th key whose home is line `home`, of four, and which may be in one other line alone: 0 and 1, 2 and 3 belong
-/// together.
+/// The `n`th key whose home is line `home`, of four, and which may be in one other line alone: 0
+/// and 1, 2 and 3 belong together.
 fn key(n: u64, home: u64) -> u64 {
     n << 8 | home
 }
@@ -46,8 +46,8 @@ fn make_room(pool: &Pool<Sim>, index: &TinyLine, key: u64) {
     index.mutate(key, MutateMode::MayInsert, &pool.pin(), keep).unwrap();
 }
 
-/// Recovery drops a copy that a move left behind. That is durable before the segment is used: were the record removed, by
-/// somebody else, the copy would come back.
+/// Recovery drops a copy that a move left behind. That is durable before the segment is used: were
+/// the record removed, by somebody else, the copy would come back.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let moved = key(1, 0);
@@ -63,8 +63,8 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     is_kept(&sim, copy);
 }
 
-/// A segment is split for a record that in the end is not inserted. Others may split or merge what came of it as soon as
-/// that is unlocked, and recovery finishes one such step alone.
+/// A segment is split for a record that in the end is not inserted. Others may split or merge what
+/// came of it as soon as that is unlocked, and recovery finishes one such step alone.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let keys = (0..6).map(|n| key(n, n % 2) | (UPPER & n << 62));
@@ -76,7 +76,8 @@ fn a_split_is_durable_whatever_comes_of_the_record() {
     is_kept(&sim, prefix);
 }
 
-/// The same for a chain that is made longer: others may put their records there as soon as it is unlocked.
+/// The same for a chain that is made longer: others may put their records there as soon as it is
+/// unlocked.
 #[test]
 fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled((0..6).map(|n| key(n, 0)));
@@ -87,7 +88,8 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     is_kept(&sim, chain);
 }
 
-/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was not all.
+/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was
+/// not all.
 #[test]
 fn a_walk_says_so_where_a_chain_leads_nowhere() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
@@ -104,7 +106,8 @@ fn a_walk_says_so_where_a_chain_leads_nowhere() {
     assert!(!index.check().is_empty());
 }
 
-/// A split takes all records out of a chain, and with them its only link, whose block may be something else soon.
+/// A split takes all records out of a chain, and with them its only link, whose block may be
+/// something else soon.
 #[test]
 fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let chained = (0..7).map(|n| key(n, 0) | UPPER);
@@ -117,8 +120,8 @@ fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     is_kept(&sim, chain);
 }
 
-/// An index with a deep directory, in which the segments of the lowest keys are halves of one, and have many entries each;
-/// and those keys.
+/// An index with a deep directory, in which the segments of the lowest keys are halves of one, and
+/// have many entries each; and those keys.
 fn with_wide_halves() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
     let deep = (0..64).map(|n| UPPER | (n * 37 % 64) << 57 | (n % 4));
     let wide: Vec<u64> = (0..7).map(|n| key(n, 0) | (n & 1) << 62).collect();
@@ -145,8 +148,9 @@ fn a_merge_is_durable_before_its_halves_are_retired() {
     panic!("nothing was merged");
 }
 
-/// Somebody is led to a segment that was merged away before a crash, and held up until others have found that, and split again
-/// what it was merged into. It has no place, which is no damage: nobody is led there any more.
+/// Somebody is led to a segment that was merged away before a crash, and held up until others have
+/// found that, and split again what it was merged into. It has no place, which is no damage: nobody
+/// is led there any more.
 #[test]
 fn what_was_merged_away_and_split_again_is_no_damage() {
     let (sim, pool, index, wide) = with_wide_halves();
@@ -178,8 +182,9 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(wide.iter().all(|&key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
-/// A process dies in a split, with nothing of that durable but the new segment. Whoever is served relies on the entries that
-/// lead there; and so does the other half, once its prefix says that it is one.
+/// A process dies in a split, with nothing of that durable but the new segment. Whoever is served
+/// relies on the entries that lead there; and so does the other half, once its prefix says that it
+/// is one.
 #[test]
 fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
     for half in [0, 1] {
@@ -209,8 +214,8 @@ fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
 fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
     let segment = serving(&index, 0);
-    let (line, link) =
-        (&segment.lines[2], chain::links::<Link, _>(&sim, &segment.header.chain).next().unwrap());
+    let line = &segment.lines[2];
+    let link = chain::links::<Link, _>(&sim, &segment.header.chain).next().unwrap();
     let [found, chained] = [key(8, 2), key(9, 0)];
     sim.checkpoint();
     write::<_, 4, 3>(&sim, line, 0, Record { image: found, word: found }, 0);
@@ -223,7 +228,8 @@ fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     is_kept(&sim, sim.at(link).unwrap());
 }
 
-/// A process dies that has moved a record home, with only the original durable. It is not dropped before the other is.
+/// A process dies that has moved a record home, with only the original durable. It is not dropped
+/// before the other is.
 #[test]
 fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let moved = key(1, 0);

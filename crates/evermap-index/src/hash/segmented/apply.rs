@@ -181,8 +181,8 @@ pub(crate) trait BucketLocked: Segmented {
         operation: Operation<'_, Self::Probe<'_>>,
     );
 
-    /// Returns whether a removal left the home bucket empty, which is a sign that the segment may be
-    /// sparse. Does not look every time.
+    /// Returns whether a removal left the home bucket empty, which is a sign that the segment may
+    /// be sparse. Does not look every time.
     fn may_be_sparse(&self, held: &Self::Held<'_>) -> bool;
 
     /// Acts on a segment that may be sparse.

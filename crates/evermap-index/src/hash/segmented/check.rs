@@ -70,8 +70,8 @@ pub(crate) struct SeenRecords {
 }
 
 impl SeenRecords {
-    /// Creates the list for a segment with this prefix. If `words_are_records`, two records may have
-    /// the same key word; if not, they may not.
+    /// Creates the list for a segment with this prefix. If `words_are_records`, two records may
+    /// have the same key word; if not, they may not.
     pub(crate) fn new(prefix: HashPrefix, words_are_records: bool) -> Self {
         SeenRecords { prefix, words_are_records, times: HashMap::new() }
     }

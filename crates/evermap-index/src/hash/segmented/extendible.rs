@@ -38,8 +38,8 @@ impl<M: Medium> Extendible<M> {
     }
 
     /// Allocates `2^depth` segments of `bytes` bytes, and writes a directory in which their offsets
-    /// are combined with `stamp`, flushed without a fence. `root` is the offset of a new root block.
-    /// Returns the offsets too.
+    /// are combined with `stamp`, flushed without a fence. `root` is the offset of a new root
+    /// block. Returns the offsets too.
     ///
     /// # Errors
     /// `NoSpace`; nothing is allocated then.

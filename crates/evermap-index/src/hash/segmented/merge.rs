@@ -1,8 +1,8 @@
 //! Splits that keep the directory in proportion to the segments, and merging two segments that are
 //! nearly empty into a new one.
 //!
-//! The commit of a merge is the first entry of the *right* sibling's range: a prefix of the parent's depth
-//! there cannot be mistaken for a split that was not finished.
+//! The commit of a merge is the first entry of the *right* sibling's range: a prefix of the
+//! parent's depth there cannot be mistaken for a split that was not finished.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};

@@ -88,7 +88,8 @@ pub(crate) trait Segmented: Sized {
     /// Returns what all indexes of this module keep.
     fn core(&self) -> &Core<Self::Medium>;
 
-    /// Returns how many leading bits of two ranks may decide that they belong to different segments.
+    /// Returns how many leading bits of two ranks may decide that they belong to different
+    /// segments.
     fn depth(&self) -> u32;
 
     /// Locks the segment that holds the records of a rank. Returns `None` if the index changed
@@ -147,7 +148,8 @@ pub(crate) trait Segmented: Sized {
     /// `links` blocks in their chains.
     fn complete_stats(&self, segments: u64, links: u64, stats: &mut Stats);
 
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has locked.
+    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// locked.
     fn check_segment(
         &self,
         segment: &Self::Segment,

@@ -164,8 +164,8 @@ impl<T: Directed> Finishing<'_, T> {
     }
 
     /// Returns whether the upper half of this segment was split off, but this segment does not say
-    /// so yet. The upper half may have been split again since, any number of times: no thread had to
-    /// touch this segment for that.
+    /// so yet. The upper half may have been split again since, any number of times: no thread had
+    /// to touch this segment for that.
     fn is_split_unfinished(&self, prefix: HashPrefix) -> bool {
         let splits = prefix.depth < self.index.directory().depth();
         if !splits || self.index.core().medium().mutant("DA-3") {

@@ -3,7 +3,7 @@
 use evermap_pm::{Error, Medium, Result};
 
 use super::Segmented;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 
 /// The number of recoveries of stale segments after which one change or lookup gives up.
 const RECOVERIES_MAX: u32 = 100;
@@ -11,7 +11,7 @@ const RECOVERIES_MAX: u32 = 100;
 /// One operation's wait for segments that it cannot use yet. Notices when one may never be usable.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    lock_wait: Patience,
+    lock_wait: LockWait,
     recoveries: u32,
 }
 

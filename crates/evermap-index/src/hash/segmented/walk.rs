@@ -95,8 +95,8 @@ pub(crate) fn for_each<T: Segmented>(
     )
 }
 
-/// Implements [`Persistent::scan`](crate::Persistent::scan). The unit is a segment, `from` the least
-/// rank to show.
+/// Implements [`Persistent::scan`](crate::Persistent::scan). The unit is a segment, `from` the
+/// least rank to show.
 pub(crate) fn scan<T: Segmented>(
     index: &T,
     from: u64,

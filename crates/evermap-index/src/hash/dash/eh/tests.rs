@@ -30,7 +30,8 @@ fn filled<K: Number>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, T
     (sim, pool, index)
 }
 
-/// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the reopened index.
+/// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the
+/// reopened index.
 fn is_durable_after(
     sim: &Sim,
     serve: impl FnOnce(&Pool<Sim>, &Tiny<Plain, Sim>),
@@ -45,8 +46,8 @@ fn is_durable_after(
     for_each_image(sim, true, |image| assert_eq!(word_in(image, at), wanted));
 }
 
-/// The stamps in version words repeat after 65,535 openings, and those in segments where the opener's number was
-/// damaged. A lock of another life must not count.
+/// The stamps in version words repeat after 65,535 openings, and those in segments where the
+/// opener's number was damaged. A lock of another life must not count.
 #[test]
 fn a_stamp_of_another_life_is_not_taken_for_ours() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
@@ -75,7 +76,8 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
     }
 }
 
-/// A segment that is recovered has a damaged version word. Nothing makes it fresh again, and nobody must try for ever.
+/// A segment that is recovered has a damaged version word. Nothing makes it fresh again, and nobody
+/// must try for ever.
 #[test]
 fn a_bucket_that_stays_stale_is_told_of() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
@@ -108,8 +110,8 @@ fn a_chain_that_leads_nowhere_is_cut_for_good() {
     is_durable_after(&sim, serve, (at, 0));
 }
 
-/// A split has committed, and a crash lost the rest of its entries. What recovery makes of them is durable before
-/// anybody is served: the segment that they still named may be given away next.
+/// A split has committed, and a crash lost the rest of its entries. What recovery makes of them is
+/// durable before anybody is served: the segment that they still named may be given away next.
 #[test]
 fn a_range_that_recovery_has_finished_stays_finished() {
     // Some segments, and then many entries for each but one.
@@ -141,8 +143,9 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     is_durable_after(&sim, serve, (at, wanted));
 }
 
-/// Somebody is led to a segment that was merged away before a crash, and held up until others have found that, and split again
-/// what it was merged into. It has no place, which is no damage: nobody is led there any more.
+/// Somebody is led to a segment that was merged away before a crash, and held up until others have
+/// found that, and split again what it was merged into. It has no place, which is no damage: nobody
+/// is led there any more.
 #[test]
 fn what_was_merged_away_and_split_again_is_no_damage() {
     let keys = |count: u64| (1..count).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -175,8 +178,8 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(wide().all(|key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
-/// Records with equal hashes fill several buckets of a chain, and move with it when their segment is split: all of
-/// the new chain is durable.
+/// Records with equal hashes fill several buckets of a chain, and move with it when their segment
+/// is split: all of the new chain is durable.
 #[test]
 fn a_chain_of_several_buckets_survives_a_split() {
     // All further bits are ones, so that a crowd belongs to the upper half of each split.
@@ -203,7 +206,8 @@ fn a_chain_of_several_buckets_survives_a_split() {
     });
 }
 
-/// A bucket is empty, durably, before a chain leads there: its block may have been something else before.
+/// A bucket is empty, durably, before a chain leads there: its block may have been something else
+/// before.
 #[test]
 fn a_chain_leads_to_empty_buckets_only() {
     const GARBAGE: u64 = u64::MAX;
@@ -248,8 +252,8 @@ fn a_chain_leads_to_empty_buckets_only() {
     assert!(images > 0);
 }
 
-/// A chain is made longer for a record that in the end is not inserted. Others may put theirs there as soon as the stash is
-/// unlocked, so the link is durable by then.
+/// A chain is made longer for a record that in the end is not inserted. Others may put theirs there
+/// as soon as the stash is unlocked, so the link is durable by then.
 #[test]
 fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
@@ -269,7 +273,8 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     unreachable!("a hundred records with one hash need a chain");
 }
 
-/// The last record of a bucket in a chain goes, and with it the bucket, whose block may be something else soon.
+/// The last record of a bucket in a chain goes, and with it the bucket, whose block may be
+/// something else soon.
 #[test]
 fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
@@ -285,8 +290,9 @@ fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     is_kept(&sim, &header().chain);
 }
 
-/// Recovery drops a record from a bucket where it does not belong. That is durable before the segment is used: were the
-/// record removed where it does belong, by somebody else, this one would come back.
+/// Recovery drops a record from a bucket where it does not belong. That is durable before the
+/// segment is used: were the record removed where it does belong, by somebody else, this one would
+/// come back.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let (sim, pool, index) = filled::<Plain>(0..4);
@@ -304,7 +310,8 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     is_durable_after(&sim, serve, (at, before));
 }
 
-/// A process dies that has stored records, in a bucket and in a chain, and has doubled the directory.
+/// A process dies that has stored records, in a bucket and in a chain, and has doubled the
+/// directory.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled::<Crowded>(0..40);

@@ -1,13 +1,14 @@
 //! Expanding, and initialising the segments that have come into use.
 //!
-//! An expansion moves nothing. It reserves an array if need be, marks the segments behind the last as not
-//! initialised, makes that durable, and commits by the extent. A crash before that leaves at most an array that the
-//! root names but no segment in use: the next expansion takes it.
+//! An expansion moves nothing. It reserves an array if need be, marks the segments behind the last
+//! as not initialised, makes that durable, and commits by the extent. A crash before that leaves at
+//! most an array that the root names but no segment in use: the next expansion takes it.
 //!
-//! Initialising a segment splits its origin in half, as often as it has fallen behind, under all its locks. The new
-//! segment is complete and durable before its prefix, the commit, and only then do the moved records go from the
-//! origin. A crash before the commit leaves a segment that is not initialised, and whose chain, if it has one,
-//! nobody believes in; after it, recovery of the origin drops what the new segment has.
+//! Initialising a segment splits its origin in half, as often as it has fallen behind, under all
+//! its locks. The new segment is complete and durable before its prefix, the commit, and only then
+//! do the moved records go from the origin. A crash before the commit leaves a segment that is not
+//! initialised, and whose chain, if it has one, is not believed in; after it, recovery of the
+//! origin drops what the new segment has.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -25,7 +26,7 @@ use crate::hash::segmented::Segmented;
 const NO_PREFIX: &str = "needed in memory with a past: `a_segment_comes_into_use_without_a_prefix`";
 
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
-    /// Makes sure that the arrays of `count` segments are there. Only by whoever holds `expanding`.
+    /// Makes sure that the arrays of `count` segments are there. The caller holds `expanding`.
     fn reserve(&self, count: u64, bytes: u64) -> Result<()> {
         let m = self.pool.medium();
         for number in 0..Self::arrays_for(count) {
@@ -39,7 +40,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             // Durable with what `expand` fences before the extent says that it is used.
             m.note(Note::Harmless("late, it still comes before the fence: marks are stored first"));
             m.flush(cell);
-            // Release: for visitors, who do not wait until its segments are in use.
+            // Release: for visitors, which do not wait until its segments are in use.
             self.arrays[number].store(offset, Ordering::Release);
             // Relaxed: searches come here once the segments are in use.
             self.bases[number].store(Self::base(number, offset, bytes), Ordering::Relaxed);
@@ -47,12 +48,13 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
         Ok(())
     }
 
-    /// The commit of an expansion: `count` segments are in use. Only by whoever holds `expanding`.
+    /// The commit of an expansion: `count` segments are in use. The caller holds `expanding`.
     fn extend_to(&self, count: u64) {
         let (m, cell) = (self.pool.medium(), &self.root().extent);
         m.store(cell, Extent(count).encode());
         m.persist(cell);
-        // Durable, so others may act on it now. Release: arrays and marks of the new segments come before.
+        // Durable, so others may act on it now. Release: arrays and marks of the new segments come
+        // before.
         self.count.store(count, Ordering::Release);
     }
 }
@@ -71,7 +73,8 @@ where
         self.expansion.place(number, size_of::<Segment<B, S>>() as u64)
     }
 
-    /// Brings the next segments into use, unless the index is so empty that chains must have another reason.
+    /// Brings the next segments into use, unless the index is so empty that chains must have
+    /// another reason.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -88,7 +91,8 @@ where
         let m = self.medium();
         for number in before..after {
             let segment = self.segment(self.place(number))?;
-            // The space may have been another structure's: nothing in it is to look like a segment in use.
+            // The space may have been another structure's: nothing in it is to look like a segment
+            // in use.
             m.store(&segment.header.prefix, 0);
             m.note(Note::Harmless(NO_PREFIX));
             m.flush(&segment.header.prefix);
@@ -100,7 +104,8 @@ where
         Ok(())
     }
 
-    /// Whether segment `number`, or the one that has its records, holds so little that splitting it is of no use.
+    /// Returns whether segment `number`, or the one that has its records, holds so little that
+    /// splitting it is of no use.
     fn is_sparse(&self, number: u64) -> Result<bool> {
         let (holder, _) = self.nearest(number)?;
         Ok(self.count_records(self.segment(self.place(holder))?) < Self::SPARSE)
@@ -126,7 +131,7 @@ where
     /// `NoSpace` where a chain is needed and cannot be had; nothing has changed then.
     #[cold]
     pub(super) fn initialise(&self, number: u64, guard: &Guard<'_>) -> Result<()> {
-        // Each step brings an origin one bit nearer, or finds that somebody else has.
+        // Each step brings an origin one bit nearer, or finds that another thread has.
         const MANY: usize = 100;
         for _ in 0..MANY {
             let (origin, prefix) = self.nearest(number)?;
@@ -140,8 +145,8 @@ where
         Err(Error::damaged(self.place(number), "a segment has lost its prefix"))
     }
 
-    /// Splits segment `origin` if it still has this prefix, into itself and the segment that the next bit tells
-    /// from it.
+    /// Splits segment `origin` if it still has this prefix, into itself and the segment that the
+    /// next bit tells from it.
     fn split_origin(&self, origin: u64, prefix: HashPrefix, guard: &Guard<'_>) -> Result<()> {
         let m = self.medium();
         let offset = self.place(origin);
@@ -152,7 +157,7 @@ where
             return Ok(());
         }
         if m.load(&segment.header.prefix) != prefix.encode() {
-            // Somebody else split it, or recovery has found that it was.
+            // Another thread split it, or recovery has found that it was.
             self.unlock_as_before(segment);
             return Ok(());
         }
@@ -167,7 +172,8 @@ where
         };
         m.fence();
         let initialised = self.segment(new)?;
-        // The commit. All its buckets are locked, so that nobody acts on it before it is durable.
+        // The commit. All its buckets are locked, so that no thread acts on it before it is
+        // durable.
         m.note(Note::Harmless("torn, it is the prefix of another number, or none: no segment yet"));
         m.store(&initialised.header.prefix, upper.encode());
         m.persist(&initialised.header.prefix);
@@ -188,7 +194,8 @@ where
         Ok(())
     }
 
-    /// Every segment in use must have an array, and be initialised exactly if its origin has given it its records.
+    /// Every segment in use must have an array, and be initialised exactly if its origin has given
+    /// it its records.
     pub(super) fn check_numbers(&self, problems: &mut Vec<String>) {
         let (m, linear) = (self.medium(), &self.expansion);
         let root = linear.root();

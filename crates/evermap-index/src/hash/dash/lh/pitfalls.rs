@@ -1,4 +1,5 @@
-//! What went wrong in other implementations of Dash-LH, one test each, and what is special about linear hashing.
+//! What went wrong in other implementations of Dash-LH, one test each, and what is special about
+//! linear hashing.
 //!
 //! The numbers are those of `docs/dash-lh.md`.
 
@@ -47,8 +48,8 @@ fn reopened(image: &[u8]) -> Option<TinyLh<u64, Sim>> {
         .then(|| TinyLh::open(pool.clone(), pool.root(0)).unwrap())
 }
 
-/// The index after each crash of an insertion of the keys below `keys`, as `judge` is shown it; which is also told
-/// which keys were acknowledged by then.
+/// The index after each crash of an insertion of the keys below `keys`, as `judge` is shown it;
+/// which is also told which keys were acknowledged by then.
 fn crash_everywhere(model: Model, keys: u64, judge: impl FnMut(&TinyLh<u64, Sim>, u64)) {
     let sim = Sim::new(CAPACITY).unwrap();
     let pool = pool_in(sim.clone());
@@ -104,8 +105,9 @@ impl Hook for OnFence {
     }
 }
 
-/// P12: whoever is led by a new extent moves records by it. If it is not durable by then, a crash takes it back, and
-/// the moved records are where nobody looks for them. So nobody may be led by an extent that waits for its fence.
+/// P12: whoever is led by a new extent moves records by it. If it is not durable by then, a crash
+/// takes it back, and the moved records are where nobody looks for them. So nobody may be led by an
+/// extent that waits for its fence.
 #[test]
 fn p12_nobody_is_led_by_an_extent_that_is_not_durable() {
     let pool = pool_in(Hooked::reserve(CAPACITY, OnFence(OnceLock::new())).unwrap());
@@ -131,8 +133,9 @@ fn p12_nobody_is_led_by_an_extent_that_is_not_durable() {
     assert!(durable == index.expansion.count() && times > 5, "{times} expansions");
 }
 
-/// P13: a mark for "being allocated" that reaches the media keeps everyone waiting after a crash. Whatever a crash
-/// leaves, each array is named completely or not at all, and no block is lost or named twice.
+/// P13: a mark for "being allocated" that reaches the media keeps everyone waiting after a crash.
+/// Whatever a crash leaves, each array is named completely or not at all, and no block is lost or
+/// named twice.
 #[test]
 fn p13_a_crash_leaves_no_array_half_allocated() {
     struct Blocks(BTreeSet<u64>);
@@ -168,8 +171,8 @@ fn p13_a_crash_leaves_no_array_half_allocated() {
     assert!(spare > 0, "no crash came between an array and the extent that uses it");
 }
 
-/// P14: recovery in the middle of a split. Every lookup must come back with the right answer, and splitting again
-/// must not mix with what the interrupted split left.
+/// P14: recovery in the middle of a split. Every lookup must come back with the right answer, and
+/// splitting again must not mix with what the interrupted split left.
 #[test]
 fn p14_an_interrupted_split_is_forgotten_or_finished() {
     let (mut unfinished, mut forgotten) = (0, 0);
@@ -194,8 +197,8 @@ fn p14_an_interrupted_split_is_forgotten_or_finished() {
     assert!(unfinished > 0 && forgotten > 0, "{unfinished} unfinished, {forgotten} forgotten");
 }
 
-/// Space for segments may hold anything, even what looks like a segment in use: one must not be taken for the other,
-/// neither now nor after a crash.
+/// Space for segments may hold anything, even what looks like a segment in use: one must not be
+/// taken for the other, neither now nor after a crash.
 #[test]
 fn p14_what_was_in_the_space_before_does_not_matter() {
     for model in [Model::Adr, Model::ProcessDeath] {
@@ -260,7 +263,8 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was not all.
+/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was
+/// not all.
 #[test]
 fn a_walk_says_so_where_a_chain_leads_nowhere() {
     struct Ignored;
@@ -283,7 +287,8 @@ fn a_walk_says_so_where_a_chain_leads_nowhere() {
     assert!(!index.check().is_empty());
 }
 
-/// P16: a version that counts past its end must not turn into a segment that is not initialised, or into anything.
+/// P16: a version that counts past its end must not turn into a segment that is not initialised, or
+/// into anything.
 #[test]
 fn p16_a_version_wraps_without_touching_anything_else() {
     let pool = dram();
@@ -330,8 +335,8 @@ fn p22_equal_hashes_do_not_expand_the_index() {
     assert!(emptied.len == 0 && emptied.pm_bytes < stats.pm_bytes, "{emptied:?}");
 }
 
-/// P25: threads that need an array which another one is allocating. Each waits at a lock, not at a word that the
-/// compiler may read once; so they come through, and no array is allocated twice.
+/// P25: threads that need an array which another one is allocating. Each waits at a lock, not at a
+/// word that the compiler may read once; so they come through, and no array is allocated twice.
 #[test]
 fn p25_threads_expand_together() {
     const THREADS: u64 = 4;
@@ -372,8 +377,8 @@ fn p25_threads_expand_together() {
     assert_eq!(pool.allocated().len(), 1 + there + chains);
 }
 
-/// A lookup splits nothing: the segments that have come into use since the last change stay as they are, and what
-/// they are to hold is found at their origins, also after an unclean stop.
+/// A lookup splits nothing: the segments that have come into use since the last change stay as they
+/// are, and what they are to hold is found at their origins, also after an unclean stop.
 #[test]
 fn lookups_find_what_is_still_at_the_origin() {
     let sim = Sim::new(CAPACITY).unwrap();

@@ -51,8 +51,8 @@ fn expand_to_reserved<K: Number>(index: &TinyLh<K, Sim>) -> u64 {
     }
 }
 
-/// The memory of a segment was a segment before, as that of an index that is gone can be. It is none, durably, before it
-/// comes into use: else its origin would count as split.
+/// The memory of a segment was a segment before, as that of an index that is gone can be. It is
+/// none, durably, before it comes into use: else its origin would count as split.
 #[test]
 fn a_segment_comes_into_use_without_a_prefix() {
     let (sim, _pool, index) = filled::<Plain>(200);
@@ -75,8 +75,8 @@ fn a_segment_comes_into_use_without_a_prefix() {
     });
 }
 
-/// Whatever a split has left of the origin is durable before it is unlocked: others may remove what has moved within it, and
-/// what was there before must not come back.
+/// Whatever a split has left of the origin is durable before it is unlocked: others may remove what
+/// has moved within it, and what was there before must not come back.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Plain>(200);
@@ -92,7 +92,8 @@ fn a_split_is_durable_whatever_comes_of_the_record() {
     are_kept(&sim, metas.chain([&origin.header.prefix, &origin.header.chain]), !0);
 }
 
-/// A process dies that has stored records, in a bucket and in a chain, and how far the index extends.
+/// A process dies that has stored records, in a bucket and in a chain, and how far the index
+/// extends.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled::<Crowded>(40);
@@ -110,7 +111,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, 0);
 }
 
-/// A process dies that has moved a record home, with only the original durable. It is not dropped before the other is.
+/// A process dies that has moved a record home, with only the original durable. It is not dropped
+/// before the other is.
 #[test]
 fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let (sim, pool, index) = filled::<Plain>(1);
