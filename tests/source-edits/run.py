@@ -68,9 +68,10 @@ DIRECTORY_TESTS = ["-p", "evermap-index", "--test", "cceh"]
 def sources(tree):
     """The files that edits are drawn from."""
     found = [PM + name for name in FILES] + [INDEX + "directory.rs", INDEX + "root.rs"]
-    for folder, _, names in sorted(os.walk(os.path.join(tree, INDEX, "dash"))):
-        if os.path.basename(folder) != "lh":
-            found += [os.path.relpath(os.path.join(folder, n), tree) for n in sorted(names)]
+    for part in ["dash", "segmented"]:
+        for folder, _, names in sorted(os.walk(os.path.join(tree, INDEX, part))):
+            if os.path.basename(folder) != "lh":
+                found += [os.path.relpath(os.path.join(folder, n), tree) for n in sorted(names)]
     return [f for f in found if f.endswith(".rs") and os.path.exists(os.path.join(tree, f))]
 
 

@@ -1,8 +1,10 @@
 //! Concurrent persistent indexes behind one trait.
 //!
-//! An index maps keys to opaque 8-byte words and lives in a [`Pool`](evermap_pm::pool::Pool). One folder
-//! an index; each looks the same inside: `mod.rs` is the public type with its layout drawn, `layout.rs`
-//! the on-media structures, and one file for each structural idea.
+//! An index maps keys to opaque 8-byte words and lives in a [`Pool`](evermap_pm::pool::Pool). Each
+//! index has a folder, with the public type and its lookups in `mod.rs` and the structures on the
+//! media in `layout.rs`. Dash, the line hash and CCEH share one engine, `hash/segmented`; their
+//! folders look alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check`
+//! (what these do inside a segment), and `structure` or `split` (what splits and merges do there).
 //!
 //! Indexes that know which key comes next are in [`ordered`].
 //!

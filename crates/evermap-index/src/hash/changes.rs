@@ -1,7 +1,7 @@
 //! What all changes of an index have in common.
 
-/// The methods of [`Index`](crate::Index) that change a pair, for an index whose `apply` takes any closure. Each
-/// is compiled with its own decision, where the trait's would call through a pointer.
+/// The methods of [`Index`](crate::Index) that change a pair, for an index whose `apply` takes any
+/// closure. Each is compiled with its own decision, where the trait's would call through a pointer.
 macro_rules! changes_by_apply {
     () => {
         fn mutate(

@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! root cell   bit 0..48 offset of the entries, bit 48..56 global depth
-//! entries     2^depth words, each the offset of a segment; entry i serves the hashes whose top bits are i
+//! entries     2^depth words, each the offset of a segment; i-th serves hashes with top bits i
 //! ```
 //!
-//! A segment of local depth `l` is named by `2^(depth - l)` neighbouring entries, its *range*. Changing a
-//! range is committed by its first entry, which is made durable before the others are touched.
-//! Doubling and halving write a new directory and are committed by the root cell.
+//! A segment of local depth `l` is named by `2^(depth - l)` neighbouring entries, its *range*.
+//! Changing a range is committed by its first entry, which is made durable before the others are
+//! touched. Doubling and halving write a new directory and are committed by the root cell.
 //!
 //! # Which entry decides after a crash
 //!
 //! A crash can leave a range unfinished, and recovery is lazy: the segments that were split from
 //! one another are met in any order, split again before the others are met, and crashed again. So
 //! one range can have entries of several unfinished splits. An entry *decides* if the segment that
-//! it names begins there: if the least hash of the segment's shape is the least hash of the entry.
+//! it names begins there: if the least hash of the segment's prefix is the least hash of the entry.
 //! **An entry belongs to the segment that the nearest deciding entry names, among itself and those
 //! to its left.**
 //!
@@ -23,7 +23,7 @@
 //!
 //! 1. *The entry where a segment begins names it.* A split makes the first entry of the upper half
 //!    durable before anything else of it is visible. The lower half stays in its place, and so
-//!    begins where it began, whether or not its shape says yet that it was split. No later split
+//!    begins where it began, whether or not its prefix says yet that it was split. No later split
 //!    writes there, for each begins inside of the range of a segment. Doubling copies both halves
 //!    of an entry from the same word.
 //! 2. *Any other entry names the segment that it belongs to, or one that it belonged to earlier.*
@@ -36,16 +36,16 @@
 //!
 //! Each segment brings in order the entries that it has given away itself
 //! ([`finish_range`](Directory::finish_range)), before it is used, and so before it is split again:
-//! these lie in the range of its sibling. Until then they lead to it, and whoever is led there
-//! recovers it first.
+//! these lie in the range of its sibling. Until then they lead to it, and a thread that is led
+//! there recovers it first.
 //!
 //! A merge is different: the new segment begins where the lower sibling does, and is committed by
 //! the first entry of the upper one. Merging waits until every segment was recovered, so no other
 //! range around it is unfinished, and nothing is split there before recovery has finished the
-//! merge. It is recognised by the shape of what that entry names.
+//! merge. It is recognised by the prefix of what that entry names.
 //!
-//! Lookups go by a copy of the root cell in ordinary memory, which changes only once the cell is durable: so
-//! nobody acts on a directory that a crash could take back.
+//! Lookups go by a copy of the root cell in ordinary memory, which changes only once the cell is
+//! durable: so no thread acts on a directory that a crash could take back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,10 +59,10 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use super::hash_prefix::{DEPTH_MAX, HashPrefix};
 
 const OFFSET: u64 = (1 << 48) - 1;
-/// Why nobody need notice that an entry of a new directory is torn.
+/// Why no campaign need notice that an entry of a new directory is torn.
 const WHOLE_BEFORE: &str = "torn, it is made whole before anything leads to the new directory";
 
-/// See the [module](self).
+/// A directory: see the [module](self).
 pub(crate) struct Directory<M: Medium> {
     pool: Arc<Pool<M>>,
     /// What searches need of the pool, close at hand.
@@ -71,7 +71,7 @@ pub(crate) struct Directory<M: Medium> {
     root: u64,
     /// What the root cell says, as searches want it: see [`Current`].
     current: AtomicU64,
-    /// Shared by those who change entries, exclusive for those who replace the directory.
+    /// Shared by threads that change entries, exclusive for one that replaces the directory.
     latch: RwLock<()>,
 }
 
@@ -82,8 +82,8 @@ pub struct Found<'a> {
     pub(crate) segment: u64,
 }
 
-/// A directory in a form that takes a search few instructions: `bit 0..6` how far half a hash is to be shifted to be
-/// the number of its entry, `bit 6..54` offset of the entries.
+/// A directory in a form that takes a search few instructions: `bit 0..6` how far half a hash is to
+/// be shifted to be the number of its entry, `bit 6..54` offset of the entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Current(u64);
 
@@ -95,7 +95,8 @@ impl Current {
     /// Where the entry for `hash` is.
     #[inline(always)]
     fn entry_for(self, hash: u64) -> u64 {
-        // Half of it, so that depth 0 needs no case of its own. The shift takes the low six bits alone.
+        // Half of it, so that depth 0 needs no case of its own. The shift takes the low six bits
+        // alone.
         self.offset() + (hash >> 1).wrapping_shr(self.0 as u32) * 8
     }
 
@@ -119,8 +120,8 @@ pub(crate) struct Reserved {
 pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
 
 impl<M: Medium> Directory<M> {
-    /// Writes the entries of a new directory, flushed without a fence, and the root cell, which the caller flushes with
-    /// the root that it is part of.
+    /// Writes the entries of a new directory, flushed without a fence, and the root cell, which the
+    /// caller flushes with the root that it is part of.
     pub(crate) fn create(
         pool: Arc<Pool<M>>,
         root: u64,
@@ -142,7 +143,7 @@ impl<M: Medium> Directory<M> {
     pub(crate) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
         let m = pool.medium();
         let cell = m.at::<PmU64>(root).expect("the caller's root");
-        // Whoever stored it may have died before it was durable.
+        // The thread that stored it may have died before it was durable.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(cell);
         let word = m.load(cell);
@@ -165,8 +166,9 @@ impl<M: Medium> Directory<M> {
     #[inline(always)]
     pub(crate) fn find(&self, hash: u64) -> Found<'_> {
         let (m, current) = (self.region.medium(), self.current());
-        // SAFETY: all entries of a directory are found in this medium before it becomes the current one (`create`,
-        // `open`, `double`, `halve`), and there is one for each number that half a hash can be shifted to.
+        // SAFETY: all entries of a directory are found in this medium before it becomes the current
+        // one (`create`, `open`, `double`, `halve`), and there is one for each number that half a
+        // hash can be shifted to.
         let entry: &PmU64 = unsafe { m.at_unchecked(current.entry_for(hash)) };
         Found { current, entry, segment: m.load(entry) }
     }
@@ -177,9 +179,9 @@ impl<M: Medium> Directory<M> {
         Current(self.current.load(Ordering::Acquire))
     }
 
-    /// Whether a search that began with `found` would still be led to the same segment.
+    /// Returns whether a search that began with `found` would still be led to the same segment.
     #[inline(always)]
-    pub(crate) fn still(&self, m: &M, found: &Found<'_>) -> bool {
+    pub(crate) fn is_current(&self, m: &M, found: &Found<'_>) -> bool {
         m.load(found.entry) == found.segment && self.current() == found.current
     }
 
@@ -208,22 +210,23 @@ impl<M: Medium> Directory<M> {
             .expect("checked when it became current")
     }
 
-    /// The entries of `shape`'s range, which must not be deeper than the directory.
-    pub(crate) fn range(&self, shape: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
+    /// The entries of `prefix`'s range, which must not be deeper than the directory.
+    pub(crate) fn range(&self, prefix: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
         let entries = self.entries();
-        let width = entries.len() >> shape.depth;
-        let first = shape.pattern as usize * width;
+        let width = entries.len() >> prefix.depth;
+        let first = prefix.pattern as usize * width;
         &entries[first..first + width]
     }
 
-    /// The segment that the first entry of `shape`'s range names: the one that counts.
-    pub(crate) fn first(&self, shape: HashPrefix, latch: &Shared<'_>) -> u64 {
-        self.pool.medium().load(&self.range(shape, latch)[0])
+    /// The segment that the first entry of `prefix`'s range names: the one that counts.
+    pub(crate) fn first(&self, prefix: HashPrefix, latch: &Shared<'_>) -> u64 {
+        self.pool.medium().load(&self.range(prefix, latch)[0])
     }
 
-    /// What came of recovering a segment, to a caller that was led there: nothing, where that failed and no entry leads
-    /// there any more. It was merged away then; somebody found that while the caller waited, and what it was merged into
-    /// was split since. So it has no place, which is no damage. O(entries) where it failed.
+    /// Returns what came of recovering a segment to a caller that was led there: `None` if that
+    /// failed and no entry leads there any more. It was merged away then; another thread found that
+    /// while the caller waited, and what it was merged into was split since. So it has no place,
+    /// which is no damage. O(entries) where it failed.
     pub(crate) fn unless_gone(
         &self,
         segment: u64,
@@ -236,18 +239,18 @@ impl<M: Medium> Directory<M> {
         if recovered.is_ok() || named() { recovered } else { Ok(None) }
     }
 
-    /// Makes the entries durable that a recovery goes by: those of `shape` and of the other half that it was split
-    /// from. Whoever stored them may have died before they were.
-    pub(crate) fn keep_around(&self, shape: HashPrefix, latch: &Shared<'_>) {
+    /// Makes the entries durable that a recovery goes by: those of `prefix` and of the other half
+    /// that it was split from. The thread that stored them may have died before they were.
+    pub(crate) fn keep_around(&self, prefix: HashPrefix, latch: &Shared<'_>) {
         let m = self.pool.medium();
         m.note(Note::Harmless(FOUND_LATE));
-        m.persist(self.range(shape.parent().unwrap_or(shape), latch));
+        m.persist(self.range(prefix.parent().unwrap_or(prefix), latch));
     }
 
-    /// Points the whole range of `shape` to `segment`. Durable, except that the last flush awaits the caller's
-    /// fence.
-    pub(crate) fn point(&self, shape: HashPrefix, segment: u64, latch: &Shared<'_>) {
-        self.point_all(self.range(shape, latch), segment);
+    /// Points the whole range of `prefix` to `segment`. Durable, except that the last flush awaits
+    /// the caller's fence.
+    pub(crate) fn point(&self, prefix: HashPrefix, segment: u64, latch: &Shared<'_>) {
+        self.point_all(self.range(prefix, latch), segment);
     }
 
     fn point_all(&self, range: &[PmU64], segment: u64) {
@@ -258,16 +261,18 @@ impl<M: Medium> Directory<M> {
         if range.len() > 1 {
             range[1..].iter().for_each(|entry| m.store(entry, segment));
             m.note(Note::Harmless(
-                "late, the first entry tells what they should say, while blocks that they name are kept: \
+                "late, the first entry tells what they should say, while blocks that they name are \
+                 kept: \
                  `a_merge_is_durable_before_its_halves_are_retired`",
             ));
             m.flush(&range[1..]);
         }
     }
 
-    /// Points the range of `upper`, the upper half of a segment, to `segment`, in a directory twice as large if this
-    /// one is too shallow: `room` is for that. Durable, except that the last flush awaits the caller's fence.
-    /// `false` if there is no room and it would be needed, which only a halving meanwhile can cause.
+    /// Points the range of `upper`, the upper half of a segment, to `segment`, in a directory twice
+    /// as large if this one is too shallow: `room` is for that. Durable, except that the last flush
+    /// awaits the caller's fence. `false` if there is no room and it would be needed, which only a
+    /// halving meanwhile can cause.
     pub(crate) fn publish(
         &self,
         upper: HashPrefix,
@@ -295,24 +300,24 @@ impl<M: Medium> Directory<M> {
         }
     }
 
-    /// Finishes the split that gave the range of `shape` to other segments than `old`: entries
+    /// Finishes the split that gave the range of `prefix` to other segments than `old`: entries
     /// there that still name `old` get the word of the entry that decides over them, durably. See
     /// the [module](self) for why that is always right.
     ///
-    /// `shape_of` returns the shape of the segment at an offset. The first entry of the range must
-    /// not name `old`.
+    /// `prefix_of` returns the prefix of the segment at an offset. The first entry of the range
+    /// must not name `old`.
     ///
     /// Other threads change entries meanwhile, so an entry is only ever swapped from `old`, which
     /// must not be there. Entries that name another segment that has given them away are left to
     /// the recovery of that segment.
     pub(crate) fn finish_range(
         &self,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         old: u64,
-        shape_of: impl Fn(u64) -> Option<HashPrefix>,
+        prefix_of: impl Fn(u64) -> Option<HashPrefix>,
         latch: &Shared<'_>,
     ) {
-        let (m, depth, range) = (self.pool.medium(), self.depth(), self.range(shape, latch));
+        let (m, depth, range) = (self.pool.medium(), self.depth(), self.range(prefix, latch));
         // Nearly always nothing is left to do, and no segment need be looked at to see that.
         if !range.iter().any(|entry| m.load(entry) & OFFSET == old) {
             return;
@@ -320,9 +325,9 @@ impl<M: Medium> Directory<M> {
         m.note(Note::Scope("directory range finished"));
         let begins_at = |pattern: u64, segment: u64| {
             let first = HashPrefix { depth, pattern }.first_hash();
-            shape_of(segment).is_some_and(|shape| shape.first_hash() == first)
+            prefix_of(segment).is_some_and(|prefix| prefix.first_hash() == first)
         };
-        let places = shape.pattern << (depth - shape.depth)..;
+        let places = prefix.pattern << (depth - prefix.depth)..;
         let (mut decides, mut right) = (&range[0], None);
         for (pattern, entry) in places.zip(range).skip(1) {
             let word = m.load(entry);
@@ -367,15 +372,16 @@ impl<M: Medium> Directory<M> {
         self.pool.free_unpublished(reserved.offset);
     }
 
-    /// Replaces the directory by one twice as large, in which the range of `shape` (one entry) is `segment`.
-    /// Gives the room back where the directory has been replaced meanwhile.
+    /// Replaces the directory by one twice as large, in which the range of `prefix` (one entry) is
+    /// `segment`. Gives the room back where the directory has been replaced meanwhile.
     ///
     /// # Errors
-    /// The reserved room, to be used otherwise, where the directory does not have the depth it was made for.
+    /// The reserved room, to be used otherwise, where the directory does not have the depth it was
+    /// made for.
     pub(crate) fn double(
         &self,
         reserved: Reserved,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         segment: u64,
         guard: &Guard<'_>,
     ) -> Result<(), Reserved> {
@@ -392,7 +398,7 @@ impl<M: Medium> Directory<M> {
             m.store(&new[2 * i + 1], old);
         }
         m.note(Note::Harmless(WHOLE_BEFORE));
-        m.store(&new[shape.pattern as usize], segment);
+        m.store(&new[prefix.pattern as usize], segment);
         m.persist(new);
         let old = self.replace(reserved.offset, reserved.depth);
         drop(exclusive);
@@ -400,8 +406,8 @@ impl<M: Medium> Directory<M> {
         Ok(())
     }
 
-    /// Replaces the directory by one half as large, if no segment needs its full depth. Everything must have
-    /// been recovered.
+    /// Replaces the directory by one half as large, if no segment needs its full depth. Everything
+    /// must have been recovered.
     pub(crate) fn halve(&self, guard: &Guard<'_>) -> Result<bool> {
         let depth = self.depth();
         if depth == 0 {
@@ -472,8 +478,8 @@ mod tests {
         (sim, directory)
     }
 
-    /// A shallow segment is split while the directory doubles for another one. Returns in how many orders of these threads one
-    /// of the new segments was not found afterwards.
+    /// A shallow segment is split while the directory doubles for another one. Returns in how many
+    /// orders of these threads one of the new segments was not found afterwards.
     fn split_while_doubling(mistake: Option<Mutation>) -> usize {
         const ORDERS: u64 = 300;
         let [shallow, other, deep, from_shallow, from_deep] = [1, 2, 3, 4, 5].map(|at| at * 4096);
@@ -500,7 +506,7 @@ mod tests {
         (0..ORDERS).filter(is_lost).count()
     }
 
-    /// Entries are only changed while nobody can replace the directory that they are in.
+    /// Entries are only changed while no thread can replace the directory that they are in.
     #[test]
     fn a_split_is_not_lost_where_the_directory_doubles() {
         assert_eq!(split_while_doubling(None), 0);
@@ -508,14 +514,14 @@ mod tests {
     }
 
     /// A segment was split, its upper half was split before the first split was finished, and both
-    /// splits are finished by two threads at once. Returns in how many orders of these threads an
+    /// splits are finished by two threads together. Returns in how many orders of these threads an
     /// entry of the last half was left to another.
     fn finish_two_splits_at_once(mistake: Option<Mutation>) -> usize {
         const ORDERS: u64 = 300;
         let [whole, upper, last] = [1, 2, 3].map(|at| at * 4096);
         let (upper_half, last_quarter) =
             (HashPrefix { depth: 1, pattern: 1 }, HashPrefix { depth: 2, pattern: 3 });
-        let shape_of = |segment| match segment {
+        let prefix_of = |segment| match segment {
             _ if segment == whole => Some(HashPrefix { depth: 0, pattern: 0 }),
             _ if segment == upper => Some(upper_half),
             _ if segment == last => Some(last_quarter),
@@ -531,7 +537,7 @@ mod tests {
             let finish = |(range, old): (HashPrefix, u64)| {
                 let directory = &directory;
                 let finish = move || {
-                    directory.finish_range(range, old, shape_of, &directory.share());
+                    directory.finish_range(range, old, prefix_of, &directory.share());
                 };
                 Box::new(finish) as Box<dyn FnOnce() + Send>
             };
@@ -549,11 +555,12 @@ mod tests {
         assert!(finish_two_splits_at_once(Some(Mutation::Planted("DA-16"))) > 0);
     }
 
-    /// A recovery goes on with a range of which another thread's split has stored the first entry, and not flushed it yet.
+    /// A recovery goes on with a range of which another thread's split has stored the first entry,
+    /// and not flushed it yet.
     #[test]
     fn what_a_recovery_copies_is_durable_before_the_copy() {
         let [old, new] = [4096, 8192];
-        // So many that the halves lie on different lines, and the upper one on two.
+        // Enough for the halves to be on different lines, and the upper one on two.
         let (sim, directory) = with_entries(&[old; 32]);
         sim.checkpoint();
         let (latch, upper) = (directory.share(), HashPrefix { depth: 1, pattern: 1 });

@@ -2,8 +2,8 @@
 
 use evermap_pm::{Medium, Pool, Result};
 
-/// Allocates blocks, and frees them when it is dropped before they are [kept](Fresh::keep): so that an index for which
-/// there is no room leaves nothing behind.
+/// Allocates blocks, and frees them when it is dropped before they are [kept](Fresh::keep): so that
+/// an index for which there is no room leaves nothing behind.
 pub(crate) struct Fresh<'p, M: Medium> {
     pool: &'p Pool<M>,
     blocks: Vec<u64>,

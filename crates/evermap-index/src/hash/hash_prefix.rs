@@ -1,6 +1,6 @@
 //! Which hashes a segment serves, in one word.
 
-/// Deepest shape that is believed: a directory of 2^40 entries.
+/// Deepest prefix that is believed: a directory of 2^40 entries.
 pub(crate) const DEPTH_MAX: u32 = 40;
 
 /// Which hashes a segment holds: those whose top `depth` bits are `pattern`.
@@ -8,7 +8,7 @@ pub(crate) const DEPTH_MAX: u32 = 40;
 /// ```text
 /// bit  0..8   local depth, at most 40
 /// bit  8..48  pattern
-/// bit 48..64  check: recovery drops what a segment does not cover, so a damaged shape must not be believed
+/// bit 48..64  check: recovery drops what a segment does not cover, so damage must show
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HashPrefix {
@@ -21,33 +21,34 @@ pub struct HashPrefix {
 impl HashPrefix {
     const SALT: u64 = 0x5348_4150;
 
-    /// As stored.
+    /// Returns the word that is stored.
     pub fn encode(self) -> u64 {
         let fields = u64::from(self.depth) | self.pattern << 8;
         fields | check_bits(fields, Self::SALT) << 48
     }
 
-    /// As read; `None` for a word that is no shape.
+    /// Decodes a word. Returns `None` if it is not a prefix.
     pub fn decode(word: u64) -> Option<Self> {
         let fields = word & ((1 << 48) - 1);
-        let shape = HashPrefix { depth: u32::from(fields as u8), pattern: fields >> 8 };
-        let fits = shape.depth <= DEPTH_MAX && shape.pattern >> shape.depth == 0;
-        (fits && word >> 48 == check_bits(fields, Self::SALT)).then_some(shape)
+        let prefix = HashPrefix { depth: u32::from(fields as u8), pattern: fields >> 8 };
+        let fits = prefix.depth <= DEPTH_MAX && prefix.pattern >> prefix.depth == 0;
+        (fits && word >> 48 == check_bits(fields, Self::SALT)).then_some(prefix)
     }
 
-    /// Whether records with this hash belong here.
+    /// Returns whether records with this hash belong here.
     #[inline(always)]
     pub fn covers(self, hash: u64) -> bool {
         top_bits(hash, self.depth) == self.pattern
     }
 
-    /// Whether the shape that `word` encodes covers this hash, for a word that is known to be one.
+    /// Returns whether the prefix that `word` encodes covers this hash, for a word that is known to
+    /// be one.
     #[inline(always)]
     pub fn word_covers(word: u64, hash: u64) -> bool {
         HashPrefix { depth: u32::from(word as u8), pattern: word << 16 >> 24 }.covers(hash)
     }
 
-    /// Whether all that belongs to `other` belongs here.
+    /// Returns whether all that belongs to `other` belongs here.
     pub fn contains(self, other: Self) -> bool {
         let deeper = other.depth.checked_sub(self.depth);
         deeper.is_some_and(|levels| other.pattern >> levels == self.pattern)
@@ -69,7 +70,8 @@ impl HashPrefix {
     }
 }
 
-/// Sixteen bits by which a word that is damaged, or not what `salt` stands for, is told from a good one.
+/// Sixteen bits by which a word that is damaged, or not what `salt` stands for, is told from a good
+/// one.
 pub(crate) fn check_bits(fields: u64, salt: u64) -> u64 {
     (fields ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }

@@ -11,11 +11,13 @@ pub(crate) mod fresh;
 pub(crate) mod hash_prefix;
 pub mod level;
 pub mod line;
-mod patience;
+mod lock_wait;
 mod probe;
 pub(crate) mod root;
+pub(crate) mod segmented;
 mod vacancy;
 
-/// Why no campaign need notice that something which a recovery found is durable later than it should be.
+/// Why no campaign need notice that something which a recovery found is durable later than it
+/// should be.
 const FOUND_LATE: &str =
     "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`";

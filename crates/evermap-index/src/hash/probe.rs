@@ -3,7 +3,7 @@
 use crate::Key;
 
 /// A key, its hash, and what slots hold for it.
-pub(super) struct Probe<'a, K: Key> {
+pub(crate) struct Probe<'a, K: Key> {
     pub(super) key: K::Ref<'a>,
     pub(super) hash: u64,
     pub(super) slot_key: u64,

@@ -11,12 +11,13 @@ fn named<M: Medium>(pool: &Pool<M>, root: &PmU64) -> Option<(u64, u64)> {
     Some((block, m.load(kind)))
 }
 
-/// Whether the root cell `root` names a block that begins with `kind`.
+/// Returns whether the root cell `root` names a block that begins with `kind`.
 pub(crate) fn is_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> bool {
     named(pool, root).is_some_and(|(_, found)| found == kind)
 }
 
-/// The block that the root cell `root` names, which begins with `kind`. That it names it is durable then.
+/// The block that the root cell `root` names, which begins with `kind`. That it names it is durable
+/// then.
 pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Result<u64> {
     let at = pool.medium().offset_of(root);
     match named(pool, root) {
@@ -25,15 +26,28 @@ pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Re
             Err(Error::damaged(block, "the root names another kind of index"))
         }
         Some((block, _)) => {
-            // Whoever stored it may have died before it was.
+            // The thread that stored it may have died before it was.
             let m = pool.medium();
             m.note(Note::Harmless(
-                "needed where the cell is in a block: `the_cell_that_names_an_index_is_durable_before_it_is_used`",
+                "needed where the cell is in a block: \
+                 `the_cell_that_names_an_index_is_durable_before_it_is_used`",
             ));
             m.persist(root);
             Ok(block)
         }
     }
+}
+
+/// Completes the block at `block`, whose other words are flushed, by its first word `kind`, and
+/// names it in the root cell `root`, durably: the commit of a creation.
+pub(crate) fn publish<M: Medium>(pool: &Pool<M>, root: &PmU64, block: u64, kind: u64) {
+    let m = pool.medium();
+    let first = m.at::<PmU64>(block).expect("just allocated");
+    m.store(first, kind);
+    m.flush(first);
+    m.fence();
+    m.store(root, block);
+    m.persist(root);
 }
 
 #[cfg(test)]
@@ -44,8 +58,8 @@ mod tests {
     use super::*;
     use crate::hash::by_hand::{is_kept, record};
 
-    /// A process dies that has stored, in a block of its own, where an index is. (Cells of the region are durable
-    /// when it is open.)
+    /// A process dies that has stored, in a block of its own, where an index is. (Cells of the
+    /// region are durable when it is open.)
     #[test]
     fn the_cell_that_names_an_index_is_durable_before_it_is_used() {
         const KIND: u64 = 7;

@@ -1,13 +1,15 @@
 //! Pages of an index that hold nothing where chance would have put many records.
 //!
-//! A page of zeros looks like buckets without records, and a recovery makes proper ones of them. But a hash function fills
-//! all buckets of a segment or a table alike; so a page that is empty beside others that are not was most likely
-//! overwritten, and what was in it is lost. This is what a check can tell without any count to compare with. It cannot tell
-//! where a page has few buckets, or where the index holds few records.
+//! A page of zeros looks like buckets without records, and a recovery makes proper ones of them.
+//! But a hash function fills all buckets of a segment or a table alike; so a page that is empty
+//! beside others that are not was most likely overwritten, and what was in it is lost. This is what
+//! a check can tell without any count to compare with. It cannot tell where a page has few buckets,
+//! or where the index holds few records.
 
 /// What storage loses at a time, bytes.
 const PAGE: u64 = 4096;
-/// Where at least this many records are to be expected, a page is empty by chance once in e^36 pages.
+/// Where at least this many records are to be expected, a page is empty by chance once in e^36
+/// pages.
 const MANY: u64 = 36;
 
 #[derive(Default)]
@@ -56,7 +58,8 @@ impl Vacancy {
     pub(crate) fn describe(mut self, problems: &mut Vec<String>) {
         self.end_page();
         let Tally { buckets, inhabited, records } = self.filled;
-        // Where keys were made to have hashes that are alike, they fill few buckets, and these to the brim.
+        // Where keys were made to have hashes that are alike, they fill few buckets, and these to
+        // the brim.
         let vacant: u64 = self.vacant.iter().map(|(_, buckets)| buckets).sum();
         if buckets < vacant || 3 * inhabited < buckets {
             return;
@@ -65,8 +68,8 @@ impl Vacancy {
             let expected = (u128::from(records) * u128::from(empty) / u128::from(buckets)) as u64;
             if expected >= MANY {
                 problems.push(format!(
-                    "page at offset {:#x}: {empty} buckets are empty where about {expected} records \
-                     are to be expected; the page was overwritten, and they are lost",
+                    "page at offset {:#x}: {empty} buckets are empty where about {expected} \
+                     records are to be expected; the page was overwritten, and they are lost",
                     page * PAGE
                 ));
             }

@@ -2,7 +2,10 @@
 
 use evermap_pm::{PmU64, pod};
 
+use crate::hash::segmented::{SegmentHeader, SegmentLayout};
+
 pub use crate::hash::hash_prefix::HashPrefix;
+pub use crate::hash::segmented::extendible::Root;
 
 /// Records in a bucket.
 pub const SLOTS: usize = 4;
@@ -14,10 +17,10 @@ pub const HEADER_BYTES: u64 = 64;
 pod! {
     /// A place for a record: 16 bytes, within one cache line.
     ///
-    /// It holds one if its key belongs there: if the key's hash is one that the segment covers, and leads to this
-    /// bucket or one shortly before it. Any other key makes it free. So storing the key commits an insert, and no key
-    /// is reserved: what marks a free slot is a key of some other segment, or one that moved to another segment
-    /// when this one was split.
+    /// It holds one if its key belongs there: if the key's hash is one that the segment covers, and
+    /// leads to this bucket or one shortly before it. Any other key makes it free. So storing the
+    /// key commits an insert, and no key is reserved: what marks a free slot is a key of some other
+    /// segment, or one that moved to another segment when this one was split.
     pub struct Slot: 16 {
         /// The key, or its hash.
         pub key: PmU64,
@@ -42,10 +45,11 @@ pod! {
         /// Lock, version and generation of the whole segment: see `lock`. Never flushed.
         pub lock: PmU64,
         /// Which hashes belong here: see [`HashPrefix`].
-        pub shape: PmU64,
+        pub prefix: PmU64,
         /// [`Header::MAGIC`].
         pub magic: PmU64,
-        /// The opener that recovered this segment. Never flushed: every opener begins with all segments stale.
+        /// The opener that recovered this segment. Never flushed: every opener begins with all
+        /// segments stale.
         pub generation: PmU64,
         reserved: [PmU64; 4],
     }
@@ -53,9 +57,21 @@ pod! {
 
 const _: () = assert!(size_of::<Header>() as u64 == HEADER_BYTES);
 
-impl Header {
+impl SegmentHeader for Header {
     /// "CCEHSEG" and a version byte.
-    pub const MAGIC: u64 = u64::from_le_bytes(*b"CCEHSEG\x01");
+    const MAGIC: u64 = u64::from_le_bytes(*b"CCEHSEG\x01");
+
+    fn magic(&self) -> &PmU64 {
+        &self.magic
+    }
+
+    fn prefix(&self) -> &PmU64 {
+        &self.prefix
+    }
+
+    fn generation(&self) -> &PmU64 {
+        &self.generation
+    }
 }
 
 pod! {
@@ -70,15 +86,10 @@ pod! {
 
 const _: () = assert!(size_of::<Segment<256>>() == 64 + 16384);
 
-pod! {
-    /// What the root cell names.
-    pub struct Root: 64 {
-        /// Which index, key format and geometry this is.
-        pub kind: PmU64,
-        /// The directory: see [`hash::directory`](crate::hash::directory).
-        pub directory: PmU64,
-        /// The switches of [`Config`](super::Config): bit 0 locking, bit 1 recovery.
-        pub options: PmU64,
-        reserved: [PmU64; 5],
+impl<const B: usize> SegmentLayout for Segment<B> {
+    type Header = Header;
+
+    fn header(&self) -> &Header {
+        &self.header
     }
 }

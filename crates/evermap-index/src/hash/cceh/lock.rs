@@ -1,12 +1,14 @@
 //! The lock of a segment.
 //!
-//! One word serves three purposes: writers exclude each other by it, readers either share it or only compare its
-//! version, and a stamp tells whether the segment was recovered since the region was opened. It is never flushed.
-//! A crash may leave it in any state; the stamp is then of an earlier opener, which makes it count as nothing.
+//! One word serves three purposes: writers exclude each other by it, readers either share it or
+//! only compare its version, and a stamp tells whether the segment was recovered since the region
+//! was opened. It is never flushed. A crash may leave it in any state; the stamp is then of an
+//! earlier opener, which makes it count as nothing.
 
 use evermap_pm::Medium;
 
 use super::layout::Header;
+use crate::hash::segmented::SegmentHeader;
 
 /// The lock word of a segment.
 ///
@@ -30,37 +32,37 @@ impl Lock {
         Lock(generation & 0xffff)
     }
 
-    /// Whether the opener `generation` wrote it.
+    /// Returns whether the opener `generation` wrote it.
     #[inline(always)]
     pub(super) fn is_of(self, generation: u64) -> bool {
         self.0 as u16 == generation as u16
     }
 
-    /// Whether the opener `generation` wrote it, and no writer holds it.
+    /// Returns whether the opener `generation` wrote it, and no writer holds it.
     #[inline(always)]
     pub(super) fn is_readable(self, generation: u64) -> bool {
         (self.0 ^ generation & 0xffff) & (Self::LOCKED | 0xffff) == 0
     }
 
-    /// Whether readers share it.
+    /// Returns whether readers share it.
     #[inline(always)]
     pub(super) fn has_readers(self) -> bool {
         self.0 & Self::READERS != 0
     }
 
-    /// The same, held by a writer.
+    /// Returns the same word, held by a writer.
     #[inline(always)]
     pub(super) fn locked(self) -> Self {
         Lock(self.0 | Self::LOCKED)
     }
 
-    /// Free, with nothing changed.
+    /// Returns a free word with nothing changed.
     #[inline(always)]
     pub(super) fn released(self) -> Self {
         Lock(self.0 & !(Self::LOCKED | Self::READERS))
     }
 
-    /// Free, and a version later.
+    /// Returns a free word, a version later.
     #[inline(always)]
     pub(super) fn advanced(self) -> Self {
         // The version is at the top: its carry falls off the end of the word.
@@ -117,7 +119,7 @@ fn take<M: Medium>(
 
 /// Gives back what [`try_shared`] took.
 pub(super) fn leave<M: Medium>(m: &M, header: &Header) {
-    // Nobody resets the count while we are in it.
+    // No thread resets the count while this one is in it.
     change(m, header, |word| Lock(word.0.wrapping_sub(Lock::READER)));
 }
 
@@ -128,7 +130,8 @@ pub(super) fn give_up<M: Medium>(m: &M, header: &Header) {
 
 fn change<M: Medium>(m: &M, header: &Header, changed: impl Fn(Lock) -> Lock) {
     let mut word = m.load(&header.lock);
-    // Each failure is the success of a reader that came or left, or of a writer that announced itself.
+    // Each failure is the success of a reader that came or left, or of a writer that announced
+    // itself.
     while let Err(now) = m.cas_transient(&header.lock, word, changed(Lock(word)).0) {
         word = now;
     }

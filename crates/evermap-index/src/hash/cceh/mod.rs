@@ -1,7 +1,7 @@
 //! CCEH: cacheline-conscious extendible hashing.
 //!
-//! After "Write-Optimized Dynamic Hashing for Persistent Memory" (Nam, Cha, Choi, Noh, Nam; FAST 2019). The layout
-//! is in [`layout`]; a picture of the whole:
+//! After "Write-Optimized Dynamic Hashing for Persistent Memory" (Nam, Cha, Choi, Noh, Nam; FAST
+//! 2019). The layout is in [`layout`]; a picture of the whole:
 //!
 //! ```text
 //! root ── directory ─┬─ segment ── header line, 256 buckets of one line: 4 slots each
@@ -10,39 +10,46 @@
 //!                                    a record is in that bucket or one of the three after it
 //! ```
 //!
-//! What the paper describes is here: buckets of a cache line, linear probing over four of them, an insert that takes
-//! one flush and one fence because storing the key commits it, lazy deletion (a split does not touch the records that
-//! move away: their hashes no longer match, which makes their slots free), and a directory whose ranges are changed
-//! behind one committing entry. What differs, and why:
+//! What the paper describes is here: buckets of a cache line, linear probing over four of them, an
+//! insert that takes one flush and one fence because storing the key commits it, lazy deletion (a
+//! split does not touch the records that move away: their hashes no longer match, which makes their
+//! slots free), and a directory whose ranges are changed behind one committing entry. What differs,
+//! and why:
 //!
-//! * **No key is reserved.** A slot is free when its key does not belong there, so what marks a removed record is
-//!   any key of another segment. The paper reserves two keys; one of them can block a slot for ever after a crash.
-//! * **Readers need no lock.** They compare the version in the segment's lock word, and store nothing
-//!   ([`Locking::Optimistic`]). The lock that readers share is there for comparison ([`Locking::Pessimistic`]).
-//! * **Recovery is lazy** and touches no record: a segment's stamp tells who meets it first after a restart to see
-//!   whether a split was left unfinished. The paper scans the directory at opening ([`Recovery::Eager`]).
-//! * **A split is committed by one directory entry**, or by the root where the directory doubles, and never redone.
-//!   No persistent word names an uncommitted segment, so nothing leaks.
-//! * **Records keep their slots when they move**, or go nearer home, so a new segment always has room for them.
-//! * **Keys with equal hashes** beyond what a window holds, 16, are refused with `NoSpace`, before the directory
-//!   grows for them in vain.
+//! * **No key is reserved.** A slot is free when its key does not belong there, so what marks a
+//!   removed record is any key of another segment. The paper reserves two keys; one of them can
+//!   block a slot for good after a crash.
+//! * **Readers need no lock.** They compare the version in the segment's lock word, and store
+//!   nothing ([`Locking::Optimistic`]). The lock that readers share is there for comparison
+//!   ([`Locking::Pessimistic`]).
+//! * **Recovery is lazy** and touches no record: the stamp of a segment tells the first thread
+//!   that meets it after a restart to see whether a split was left unfinished. The paper scans the
+//!   directory at opening ([`Recovery::Eager`]).
+//! * **A split is committed by one directory entry**, or by the root where the directory doubles,
+//!   and never redone. No persistent word names an uncommitted segment, so nothing leaks.
+//! * **Records keep their slots when they move**, or go nearer home, so a new segment always has
+//!   room for them.
+//! * **Keys with equal hashes** beyond what a window holds, 16, are refused with `NoSpace`,
+//!   before the directory grows without any use for them.
 //!
 //! Segments are not merged and the directory does not shrink, as in the paper.
 
+use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::region::Region;
-use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::hash::changes::changes_by_apply;
-use crate::hash::directory::Directory;
 use crate::hash::fresh::Fresh;
-use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix, behind};
+use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 use crate::hash::probe::Probe;
 use crate::hash::root;
+use crate::hash::segmented::check::check_directory;
+use crate::hash::segmented::core::Core;
+use crate::hash::segmented::extendible::{Extendible, root_at};
+use crate::hash::segmented::waiting::Waiting;
+use crate::hash::segmented::{self, Segmented, walk};
 use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
@@ -56,7 +63,7 @@ mod split;
 mod tests;
 
 use layout::{BUCKET_BYTES, HEADER_BYTES, Root, SLOTS, Segment, Slot};
-use segment::{Held, Look, Waiting};
+use segment::{Held, Look};
 
 /// HashPrefix and switches of a new index.
 #[derive(Clone, Copy, Debug)]
@@ -82,8 +89,8 @@ pub enum Locking {
     /// Readers store nothing: they look again if the segment's version has changed.
     #[default]
     Optimistic,
-    /// Readers share the segment's lock, which costs two stores to it for each lookup, as in the released codes. So
-    /// lookups, too, answer `Forked` in a forked child.
+    /// Readers share the segment's lock, which costs two stores to it for each lookup, as in the
+    /// released codes. So lookups, too, answer `Forked` in a forked child.
     Pessimistic,
 }
 
@@ -120,24 +127,16 @@ impl Config {
     }
 }
 
-/// CCEH over keys `K` in medium `M`, with segments of `B` buckets, `P` of which are probed for a key.
+/// CCEH over keys `K` in medium `M`, with segments of `B` buckets, `P` of which are probed for a
+/// key.
 ///
 /// See the [module](self). The paper's geometry is the default; [`Tiny`] is for tests.
 pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
-    pool: Arc<Pool<M>>,
-    directory: Directory<M>,
-    root: u64,
-    /// What every operation needs of the pool, close at hand.
-    region: Arc<Region<M>>,
-    generation: u64,
-    seed: u64,
+    core: Core<M>,
+    expansion: Extendible<M>,
     locking: Locking,
     /// Slot keys that belong to no segment whose hashes begin with the bit 0, and 1.
     blanks: [u64; 2],
-    /// Locks for recovering segments, by offset.
-    recovering: Box<[Mutex<()>]>,
-    splits: AtomicU64,
-    recovered: AtomicU64,
     keys: PhantomData<fn(K) -> K>,
 }
 
@@ -165,35 +164,23 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.region.medium()
+        self.core.medium()
     }
 
-    /// The pool underneath.
+    /// Returns the pool that the index is in.
     pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.pool
+        &self.core.pool
     }
 
     fn assemble(
         pool: Arc<Pool<M>>,
         root: u64,
-        directory: Directory<M>,
+        expansion: Extendible<M>,
         locking: Locking,
     ) -> Result<Self> {
-        let seed = pool.seed();
-        Ok(Cceh {
-            region: pool.share_region(),
-            generation: pool.generation(),
-            seed,
-            locking,
-            blanks: [Self::blank(0, seed)?, Self::blank(1, seed)?],
-            recovering: (0..64).map(|_| Mutex::new(())).collect(),
-            splits: AtomicU64::new(0),
-            recovered: AtomicU64::new(0),
-            keys: PhantomData,
-            pool,
-            directory,
-            root,
-        })
+        let core = Core::new(pool, root);
+        let blanks = [Self::blank(0, core.seed)?, Self::blank(1, core.seed)?];
+        Ok(Cceh { core, expansion, locking, blanks, keys: PhantomData })
     }
 
     /// A slot key whose hash does not begin with this bit.
@@ -209,30 +196,30 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let segment = self.segment(self.directory.find(probe.hash).segment)?;
+        let segment = self.segment(self.expansion.directory.find(probe.hash).segment)?;
         match self.look(segment, probe) {
             Look::Seen(found) => Ok(found),
-            _ => self.lookup_again(probe),
+            _ => self.lookup_slow(probe),
         }
     }
 
-    /// The same with every case: segments that are locked, stale or split meanwhile.
+    /// Looks a key up where segments may be locked, stale or split meanwhile.
     #[cold]
-    fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+    fn lookup_slow(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
         let mut waiting = Waiting::default();
         loop {
-            let found = self.directory.find(probe.hash);
+            let found = self.expansion.directory.find(probe.hash);
             let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match self.look(segment, probe) {
                 Look::Seen(word) => return Ok(word),
-                // Whoever splits a segment changes the directory before anything else.
-                Look::Elsewhere if self.directory.still(m, &found) => {
+                // A split changes the directory before anything else.
+                Look::Elsewhere if self.expansion.directory.is_current(m, &found) => {
                     return Err(misplaced(offset));
                 }
                 Look::Elsewhere | Look::Again => {}
-                Look::Busy => waiting.wait(self, offset, segment)?,
-                Look::Stale => self.recover(offset)?,
+                Look::Busy => waiting.wait(self, segment)?,
+                Look::Stale => waiting.recover(self, offset)?,
             }
         }
     }
@@ -245,10 +232,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         guard: &Guard<'_>,
         mut decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
-        self.region.ensure_writable()?;
-        let poison = self.region.poison_on_panic();
-        let change = self.change(&Probe::new(key, self.seed), mode, guard, &mut decide);
+        let poison = self.core.begin_change(guard)?;
+        let change = self.change(&Probe::new(key, self.core.seed), mode, guard, &mut decide);
         poison.disarm();
         change
     }
@@ -275,7 +260,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
                 Some(slot) => return Ok(self.change_absent(held, slot, probe, decide)),
                 None => {
                     let wanted = self.wanted(held, probe.hash);
-                    self.split(wanted, guard)?;
+                    self.split(&wanted, guard)?;
                 }
             }
         }
@@ -301,7 +286,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
                 Some(word)
             }
             Action::Remove => {
-                m.store(&slot.key, self.blank_of(held.shape));
+                m.store(&slot.key, self.blank_of(held.prefix));
                 None
             }
         };
@@ -311,7 +296,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         Change { old: Some(old), new }
     }
 
-    /// Does what `decide` says about an absent key that `slot` has room for, and releases the segment.
+    /// Does what `decide` says about an absent key that `slot` has room for, and releases the
+    /// segment.
     #[inline(always)]
     fn change_absent(
         &self,
@@ -325,7 +311,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             held.release(m);
             return Change::default();
         };
-        // One line, which persists in program order: a crash finds the key with its word, or not at all.
+        // One line, which persists in program order: a crash finds the key with its word, or not at
+        // all.
         m.store(&slot.word, word);
         // The commit.
         m.store(&slot.key, probe.slot_key);
@@ -339,9 +326,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let m = self.medium();
         let mut hashes = [0; BATCH];
         for (&key, hash) in keys.iter().zip(&mut hashes) {
-            *hash = K::hash(key, self.seed);
+            *hash = K::hash(key, self.core.seed);
             // Hints only: whether there is a segment is checked below.
-            let segment = self.directory.find(*hash).segment;
+            let segment = self.expansion.directory.find(*hash).segment;
             m.prefetch(segment);
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
@@ -355,72 +342,14 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         HEADER_BYTES + bucket as u64 * BUCKET_BYTES
     }
 
-    /// Whether this thread may look: sharing a lock stores, which a forked child must not.
+    /// Returns whether this thread may look: sharing a lock stores, which a forked child must not.
     #[inline(always)]
     fn ensure_may_look(&self, guard: &Guard<'_>) -> Result<()> {
-        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        self.core.expect_own(guard);
         match self.locking {
             Locking::Optimistic => Ok(()),
-            Locking::Pessimistic => self.region.ensure_writable(),
+            Locking::Pessimistic => self.core.region.ensure_writable(),
         }
-    }
-
-    /// Visits every segment once, in the order of hashes, locked during `copy`; then calls `each` with what was
-    /// copied, without a lock. Segments that cannot be read are passed over; the first error is answered at the end.
-    fn walk<T>(
-        &self,
-        mut copy: impl FnMut(&Held<'_, B>) -> T,
-        mut each: impl FnMut(T) -> bool,
-    ) -> Result<()> {
-        let mut cursor = Some(0);
-        let mut result = Ok(());
-        while let Some(from) = cursor {
-            let (copied, next) = self.step(from, &mut copy);
-            cursor = next;
-            match copied {
-                Ok(copied) => {
-                    if !each(copied) {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    self.region.ensure_writable()?;
-                    result = result.and(Err(error));
-                }
-            }
-        }
-        result
-    }
-
-    /// One step of a walk: what `copy` makes of the segment that serves the hash `from`, and the first hash behind
-    /// that segment, if there is one.
-    fn step<T>(
-        &self,
-        from: u64,
-        copy: &mut impl FnMut(&Held<'_, B>) -> T,
-    ) -> (Result<T>, Option<u64>) {
-        let locked = self.region.ensure_writable().and_then(|()| {
-            // A directory that is replaced while we look must stay what it is.
-            let _guard = self.pool.pin();
-            self.lock_serving(from)
-        });
-        match locked {
-            Ok(held) => {
-                let (copied, depth) = (copy(&held), held.shape.depth);
-                held.release(self.medium());
-                (Ok(copied), behind(from, depth))
-            }
-            Err(error) => (Err(error), behind(from, self.directory.depth())),
-        }
-    }
-
-    /// Slot keys and words of a segment's records.
-    fn pairs(&self, held: &Held<'_, B>) -> Vec<(u64, u64)> {
-        let mut pairs = Vec::with_capacity(B * SLOTS);
-        self.for_each_record(held.segment, held.shape, |_, record| {
-            pairs.push((record.slot_key, record.word));
-        });
-        pairs
     }
 }
 
@@ -430,11 +359,73 @@ fn misplaced(offset: u64) -> Error {
     Error::damaged(offset, "a directory entry names a segment of another place")
 }
 
+impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M, B, P> {
+    type Medium = M;
+    type Segment = Segment<B>;
+    type Locked<'a> = Held<'a, B>;
+
+    #[inline(always)]
+    fn core(&self) -> &Core<M> {
+        &self.core
+    }
+
+    fn depth(&self) -> u32 {
+        self.expansion.directory.depth()
+    }
+
+    fn lock_holder(&self, hash: u64) -> Result<Option<Held<'_, B>>> {
+        // Locking stores, which a forked child must not.
+        self.core.region.ensure_writable()?;
+        self.lock_serving(hash).map(Some)
+    }
+
+    fn segment_in<'a>(held: &Held<'a, B>) -> &'a Segment<B>
+    where
+        Self: 'a,
+    {
+        held.segment
+    }
+
+    fn unlock_unchanged(&self, held: Held<'_, B>) {
+        held.release(self.medium());
+    }
+
+    fn recover(&self, offset: u64) -> Result<()> {
+        segmented::recover::recover(self, offset)
+    }
+
+    fn pairs_from(&self, segment: &Segment<B>, prefix: HashPrefix, _: u64) -> Vec<(u64, u64)> {
+        // Segments are not merged, so every record of one is behind those that were visited.
+        let mut pairs = Vec::with_capacity(B * SLOTS);
+        self.for_each_record(segment, prefix, |_, record| {
+            pairs.push((record.slot_key, record.word));
+        });
+        pairs
+    }
+
+    fn visit_structure(&self, visitor: &mut dyn Visitor) {
+        visitor.block(self.expansion.directory.block());
+    }
+
+    fn complete_stats(&self, segments: u64, _links: u64, stats: &mut Stats) {
+        let segment = ((B * SLOTS) as u64, size_of::<Segment<B>>() as u64);
+        self.expansion.complete_stats(segments, segment, stats);
+    }
+
+    fn check_segment(&self, segment: &Segment<B>, prefix: HashPrefix, problems: &mut Vec<String>) {
+        self.check_contents(segment, prefix, problems);
+    }
+
+    fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>) {
+        check_directory(self, found, problems);
+    }
+}
+
 impl<K: Key, M: Medium, const B: usize, const P: usize> Index<K> for Cceh<K, M, B, P> {
     #[inline(always)]
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
         self.ensure_may_look(guard)?;
-        self.lookup(&Probe::new(key, self.seed))
+        self.lookup(&Probe::new(key, self.core.seed))
     }
 
     fn get_many(
@@ -454,36 +445,11 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Index<K> for Cceh<K, M, 
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        self.walk(
-            |held| self.pairs(held),
-            |pairs| pairs.into_iter().all(|(slot_key, word)| each(slot_key, word)),
-        )
+        walk::for_each(self, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
-        let depth = self.directory.depth();
-        let mut stats = Stats { depth, ..Default::default() };
-        self.walk(
-            |held| {
-                let mut records = 0;
-                self.for_each_record(held.segment, held.shape, |_, _| records += 1);
-                records
-            },
-            |records| {
-                stats.len += records;
-                stats.segments += 1;
-                true
-            },
-        )?;
-        stats.capacity = stats.segments * (B * SLOTS) as u64;
-        stats.pm_bytes = size_of::<Root>() as u64
-            + (8 << depth)
-            + stats.segments * size_of::<Segment<B>>() as u64;
-        stats.dram_bytes =
-            (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;
-        stats.splits = self.splits.load(Ordering::Relaxed);
-        stats.recovered = self.recovered.load(Ordering::Relaxed);
-        Ok(stats)
+        walk::stats(self)
     }
 }
 
@@ -497,31 +463,20 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
             let text = format!("CCEH begins with a depth of 1 to {DEPTH_MAX}, not {depth}");
             return Err(ErrorKind::Config(text).into());
         }
-        let size = size_of::<Segment<B>>() as u64;
-        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        let bytes = size_of::<Segment<B>>() as u64;
+        // Nothing below is reachable until the root cell names it, so an error or a crash forgets
+        // all of it.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(size_of::<Root>() as u64)?;
-        let segments: Vec<u64> =
-            (0..1 << depth).map(|_| fresh.allocate_exact(size)).collect::<Result<_>>()?;
-        let directory = Directory::create(
-            pool.clone(),
-            block + std::mem::offset_of!(Root, directory) as u64,
-            depth,
-            &segments,
-        )?;
+        let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, 0)?;
         fresh.keep();
-        let index = Self::assemble(pool.clone(), block, directory, config.locking)?;
+        let index = Self::assemble(pool.clone(), block, expansion, config.locking)?;
         for (pattern, &offset) in segments.iter().enumerate() {
-            let shape = HashPrefix { depth, pattern: pattern as u64 };
-            index.build(offset, shape, &index.no_records())?.release(m);
+            let prefix = HashPrefix { depth, pattern: pattern as u64 };
+            index.build(offset, prefix, &index.no_records())?.release(m);
         }
-        let header = m.at::<Root>(block).expect("just allocated");
-        m.store(&header.kind, Self::kind());
-        m.store(&header.options, config.options());
-        m.flush(header);
-        m.fence();
-        m.store(root, block);
-        m.persist(root);
+        m.store(&root_at(m, block)?.options, config.options());
+        root::publish(&pool, root, block, Self::kind());
         Ok(index)
     }
 
@@ -532,17 +487,13 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let block = root::block_of(&pool, root, Self::kind())?;
         let m = pool.medium();
-        let header = m
-            .at::<Root>(block)
-            .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
-        let (locking, recovery) = Config::switches(m.load(&header.options))
+        let (locking, recovery) = Config::switches(m.load(&root_at(m, block)?.options))
             .ok_or_else(|| Error::damaged(block, "impossible options of an index"))?;
-        let cell = block + std::mem::offset_of!(Root, directory) as u64;
-        let directory = Directory::open(pool.clone(), cell)?;
-        let index = Self::assemble(pool, block, directory, locking)?;
-        if index.region.must_recover_all() {
-            // Stamps of an earlier opener could be taken for ours: make none be.
-            index.make_all_stale()?;
+        let expansion = Extendible::open(&pool, block)?;
+        let index = Self::assemble(pool, block, expansion, locking)?;
+        if index.core.region.must_recover_all() {
+            // Stamps of an earlier opener could be taken for this one's: remove all of them.
+            index.make_all_stale();
         }
         if recovery == Recovery::Eager {
             index.recover_all()?;
@@ -551,37 +502,19 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
     }
 
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        visitor.block(self.root);
-        {
-            // A directory that is replaced meanwhile must stay what it is while the visitor looks at it.
-            let _guard = self.pool.pin();
-            visitor.block(self.directory.block());
-        }
-        self.walk(
-            |held| (held.offset, self.pairs(held)),
-            |(offset, pairs)| {
-                visitor.block(offset);
-                pairs.iter().for_each(|&(_, word)| visitor.word(word));
-                true
-            },
-        )
+        walk::visit(self, visitor)
     }
 
-    /// The unit is a segment, `from` the least hash in it.
     fn scan(
         &self,
         from: u64,
         _guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        let (pairs, next) = self.step(from, &mut |held| self.pairs(held));
-        if let Err(unusable) = self.region.ensure_writable() {
-            return (Err(unusable), None);
-        }
-        (pairs.map(|pairs| pairs.into_iter().for_each(|(key, word)| each(key, word))), next)
+        walk::scan(self, from, each)
     }
 
     fn check(&self) -> Vec<String> {
-        self.check_everything()
+        segmented::check::check(self)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use evermap_pm::{Error, Medium, Result};
+use evermap_pm::{Medium, Result};
 
 use super::layout::{Header, SLOTS, Segment, Slot};
 use super::lock::{Lock, Taking, give_up, leave, try_exclusive, try_shared};
@@ -10,12 +10,14 @@ use super::{Cceh, Locking, misplaced};
 use crate::Key;
 use crate::hash::directory::Found;
 use crate::hash::hash_prefix::HashPrefix;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 use crate::hash::probe::Probe;
+use crate::hash::segmented::Segmented;
+use crate::hash::segmented::waiting::Waiting;
 
 /// What a slot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Record {
+pub(crate) struct Record {
     pub(super) slot_key: u64,
     pub(super) word: u64,
 }
@@ -36,11 +38,11 @@ pub(super) enum Look {
 
 /// A segment that the calling thread has locked for writing.
 #[must_use = "a segment stays locked until it is released"]
-pub(super) struct Held<'a, const B: usize> {
+pub(crate) struct Held<'a, const B: usize> {
     pub(super) offset: u64,
     pub(super) segment: &'a Segment<B>,
     /// What it serves: does not change while it is locked, but by its holder.
-    pub(super) shape: HashPrefix,
+    pub(super) prefix: HashPrefix,
     /// The lock word before it was taken.
     pub(super) lock: Lock,
 }
@@ -59,30 +61,6 @@ impl<const B: usize> Held<'_, B> {
     }
 }
 
-/// Waits for a segment that somebody holds, with an eye on whether anybody does.
-#[derive(Default)]
-pub(super) struct Waiting(Patience);
-
-impl Waiting {
-    #[cold]
-    pub(super) fn wait<K: Key, M: Medium, const B: usize, const P: usize>(
-        &mut self,
-        index: &Cceh<K, M, B, P>,
-        offset: u64,
-        segment: &Segment<B>,
-    ) -> Result<()> {
-        if !self.0.wait(&index.region)? {
-            return Ok(());
-        }
-        // Damage can make a lock of nobody's look like one of ours. A segment that nobody has recovered cannot
-        // have a holder.
-        if !index.was_recovered(&segment.header) {
-            return index.recover(offset);
-        }
-        self.0.go_on(&index.region, offset)
-    }
-}
-
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// The bucket where probing for a hash begins.
     #[inline(always)]
@@ -92,8 +70,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// The slot key that makes a slot of a segment free.
     #[inline(always)]
-    pub(super) fn blank_of(&self, shape: HashPrefix) -> u64 {
-        self.blanks[(shape.first_hash() >> 63) as usize]
+    pub(super) fn blank_of(&self, prefix: HashPrefix) -> u64 {
+        self.blanks[(prefix.first_hash() >> 63) as usize]
     }
 
     /// The slots where a record with this hash can be, in the order of probing.
@@ -105,8 +83,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// The record with the probe's key: its slot and its word.
     ///
-    /// A slot with this key belongs there, because the key tells the hash, so it need not be asked. Without the
-    /// lock this is a guess, to be validated by the lock's version.
+    /// A slot with this key belongs there, because the key tells the hash, so it need not be asked.
+    /// Without the lock this is a guess, to be validated by the lock's version.
     #[inline(always)]
     pub(super) fn find<'a>(
         &self,
@@ -130,15 +108,15 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// The record in a slot of bucket `at`, if what is in there belongs there, and its hash.
     #[inline(always)]
-    fn record_in(&self, at: usize, slot: &Slot, shape: HashPrefix) -> Option<(u64, Record)> {
+    fn record_in(&self, at: usize, slot: &Slot, prefix: HashPrefix) -> Option<(u64, Record)> {
         let m = self.medium();
         let slot_key = m.load_relaxed(&slot.key);
         // Most free slots are blank, and need no hashing.
-        if slot_key == self.blank_of(shape) {
+        if slot_key == self.blank_of(prefix) {
             return None;
         }
-        let hash = K::slot_hash(slot_key, self.seed);
-        let belongs = shape.covers(hash) && at.wrapping_sub(Self::home_of(hash)) % B < P;
+        let hash = K::slot_hash(slot_key, self.core.seed);
+        let belongs = prefix.covers(hash) && at.wrapping_sub(Self::home_of(hash)) % B < P;
         belongs.then(|| (hash, Record { slot_key, word: m.load_relaxed(&slot.word) }))
     }
 
@@ -146,50 +124,34 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     #[inline(always)]
     pub(super) fn free_slot<'a>(&self, held: &Held<'a, B>, hash: u64) -> Option<&'a Slot> {
         Self::window(held.segment, hash)
-            .find(|&(at, slot)| self.record_in(at, slot, held.shape).is_none())
+            .find(|&(at, slot)| self.record_in(at, slot, held.prefix).is_none())
             .map(|(_, slot)| slot)
     }
 
-    /// Hash bits, from the top, that it takes to tell some record in the full window of `hash` from `hash`.
+    /// Hash bits, from the top, that it takes to tell some record in the full window of `hash` from
+    /// `hash`.
     pub(super) fn bits_apart(&self, held: &Held<'_, B>, hash: u64) -> u32 {
         let records = Self::window(held.segment, hash)
-            .filter_map(|(at, slot)| self.record_in(at, slot, held.shape));
+            .filter_map(|(at, slot)| self.record_in(at, slot, held.prefix));
         let equal = records.map(|(other, _)| (other ^ hash).leading_zeros()).min();
         equal.unwrap_or(0) + 1
     }
 
-    /// Calls `each` with the position and the record of every slot that holds one, in a segment that the caller holds.
+    /// Calls `each` with the position and the record of every slot that holds one, in a segment
+    /// that the caller holds.
     pub(super) fn for_each_record(
         &self,
         segment: &Segment<B>,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         mut each: impl FnMut(usize, Record),
     ) {
         for (at, bucket) in segment.buckets.iter().enumerate() {
             for (i, slot) in bucket.slots.iter().enumerate() {
-                if let Some((_, record)) = self.record_in(at, slot, shape) {
+                if let Some((_, record)) = self.record_in(at, slot, prefix) {
                     each(at * SLOTS + i, record);
                 }
             }
         }
-    }
-
-    /// The segment at `offset`.
-    ///
-    /// # Errors
-    /// `Damaged` if there cannot be one.
-    #[inline(always)]
-    pub(super) fn segment(&self, offset: u64) -> Result<&Segment<B>> {
-        match self.medium().at(offset) {
-            Some(segment) => Ok(segment),
-            None => Err(no_segment(offset)),
-        }
-    }
-
-    /// Whether this opener has recovered or made the segment with this header.
-    #[inline(always)]
-    pub(super) fn was_recovered(&self, header: &Header) -> bool {
-        self.medium().load_relaxed(&header.generation) == self.generation
     }
 
     /// Looks for a key, as the index's [`Locking`] says.
@@ -206,12 +168,13 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     fn look_freely(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
         let lock = Lock(m.load(&segment.header.lock));
-        if !lock.is_readable(self.generation) {
-            return if lock.is_of(self.generation) { Look::Busy } else { Look::Stale };
+        if !lock.is_readable(self.core.generation) {
+            return if lock.is_of(self.core.generation) { Look::Busy } else { Look::Stale };
         }
         let seen = self.see(segment, probe);
-        // Acquire: everything read above is read before the lock is read again. Whoever changes anything holds
-        // the lock until the change is durable, so an unchanged word means that what was read is durable, too.
+        // Acquire: everything read above is read before the lock is read again. A thread that
+        // changes anything holds the lock until the change is durable, so an unchanged word means
+        // that what was read is durable, too.
         fence(Ordering::Acquire);
         if m.load_relaxed(&segment.header.lock) == lock.0 { seen } else { Look::Again }
     }
@@ -219,9 +182,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// Looks for a key while sharing the lock.
     fn look_locked(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
-        match try_shared(m, &segment.header, self.generation) {
+        match try_shared(m, &segment.header, self.core.generation) {
             // Recovery resets the lock, so there is nothing to give back.
-            Taking::Taken(_) if !self.was_recovered(&segment.header) => Look::Stale,
+            Taking::Taken(_) if !self.was_recovered(segment) => Look::Stale,
             Taking::Taken(_) => {
                 let seen = self.see(segment, probe);
                 leave(m, &segment.header);
@@ -234,9 +197,10 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     #[inline(always)]
     fn see(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
-        // Records that moved away are still in their slots: only the shape tells that they do not count.
-        let shape = self.medium().load_relaxed(&segment.header.shape);
-        if HashPrefix::word_covers(shape, probe.hash) {
+        // Records that moved away are still in their slots: only the prefix tells that they do not
+        // count.
+        let prefix = self.medium().load_relaxed(&segment.header.prefix);
+        if HashPrefix::word_covers(prefix, probe.hash) {
             Look::Seen(self.find(segment, probe).map(|(_, word)| word))
         } else {
             Look::Elsewhere
@@ -250,21 +214,22 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     #[inline(always)]
     pub(super) fn lock_serving(&self, hash: u64) -> Result<Held<'_, B>> {
         let m = self.medium();
-        let found = self.directory.find(hash);
+        let found = self.expansion.directory.find(hash);
         let (offset, segment) = (found.segment, self.segment(found.segment)?);
         // Taking the lock holds up all later loads until its line is there.
         for step in 0..P {
             m.prefetch(offset + Self::bucket_offset((Self::home_of(hash) + step) % B));
         }
         let header = &segment.header;
-        let Taking::Taken(lock) = try_exclusive(m, header, self.generation) else {
+        let Taking::Taken(lock) = try_exclusive(m, header, self.core.generation) else {
             return self.lock_serving_slowly(hash);
         };
-        // The common case: nobody else is there, and nothing has changed.
-        let shape = HashPrefix::decode(m.load_relaxed(&header.shape)).filter(|it| it.covers(hash));
-        match shape {
-            Some(shape) if !lock.has_readers() && self.was_recovered(header) => {
-                Ok(Held { offset, segment, shape, lock })
+        // The common case: no other thread is there, and nothing has changed.
+        let prefix =
+            HashPrefix::decode(m.load_relaxed(&header.prefix)).filter(|it| it.covers(hash));
+        match prefix {
+            Some(prefix) if !lock.has_readers() && self.was_recovered(segment) => {
+                Ok(Held { offset, segment, prefix, lock })
             }
             _ => match self.take_over(&found, segment, lock, hash)? {
                 Some(held) => Ok(held),
@@ -273,29 +238,30 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// The same, waiting for a holder, or recovering first.
+    /// Does what [`lock_serving`](Self::lock_serving) does, waiting for a holder or recovering
+    /// first.
     #[cold]
     #[inline(never)]
     fn lock_serving_slowly(&self, hash: u64) -> Result<Held<'_, B>> {
         let m = self.medium();
         let mut waiting = Waiting::default();
         loop {
-            let found = self.directory.find(hash);
+            let found = self.expansion.directory.find(hash);
             let (offset, segment) = (found.segment, self.segment(found.segment)?);
-            match try_exclusive(m, &segment.header, self.generation) {
+            match try_exclusive(m, &segment.header, self.core.generation) {
                 Taking::Taken(lock) => {
                     if let Some(held) = self.take_over(&found, segment, lock, hash)? {
                         return Ok(held);
                     }
                 }
-                Taking::Busy => waiting.wait(self, offset, segment)?,
-                Taking::Stale => self.recover(offset)?,
+                Taking::Busy => waiting.wait(self, segment)?,
+                Taking::Stale => waiting.recover(self, offset)?,
             }
         }
     }
 
-    /// Makes sure that the lock which was taken is the right one, and that nobody reads there any more. Gives it up
-    /// where the segment does not serve the hash, or must be recovered first.
+    /// Makes sure that the lock which was taken is the right one, and that no thread reads there
+    /// any more. Gives it up where the segment does not serve the hash, or must be recovered first.
     #[cold]
     fn take_over<'a>(
         &'a self,
@@ -305,19 +271,22 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         hash: u64,
     ) -> Result<Option<Held<'a, B>>> {
         let (m, offset, header) = (self.medium(), found.segment, &segment.header);
-        if !self.was_recovered(header) {
-            // Damage looked like our stamp. Recovery resets the lock, so there is nothing to give up.
+        if !self.was_recovered(segment) {
+            // Damage looked like our stamp. Recovery resets the lock, so there is nothing to give
+            // up.
             self.recover(offset)?;
             return Ok(None);
         }
-        match HashPrefix::decode(m.load_relaxed(&header.shape)).filter(|shape| shape.covers(hash)) {
-            Some(shape) => {
+        match HashPrefix::decode(m.load_relaxed(&header.prefix))
+            .filter(|prefix| prefix.covers(hash))
+        {
+            Some(prefix) => {
                 self.wait_for_readers(offset, header)?;
-                Ok(Some(Held { offset, segment, shape, lock }))
+                Ok(Some(Held { offset, segment, prefix, lock }))
             }
             None => {
-                // Whoever splits a segment changes the directory before anything else.
-                let damaged = self.directory.still(m, found);
+                // A split changes the directory before anything else.
+                let damaged = self.expansion.directory.is_current(m, found);
                 give_up(m, header);
                 if damaged { Err(misplaced(offset)) } else { Ok(None) }
             }
@@ -326,18 +295,13 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// Waits until the readers have left that were there when the lock was taken; no more come.
     fn wait_for_readers(&self, offset: u64, header: &Header) -> Result<()> {
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         while Lock(self.medium().load(&header.lock)).has_readers() {
-            if let Err(error) = patience.wait_at(&self.region, offset) {
+            if let Err(error) = patience.wait_at(&self.core.region, offset) {
                 give_up(self.medium(), header);
                 return Err(error);
             }
         }
         Ok(())
     }
-}
-
-#[cold]
-fn no_segment(offset: u64) -> Error {
-    Error::damaged(offset, "a directory entry leads outside the region")
 }

@@ -8,6 +8,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 use super::layout::{HashPrefix, Root, Segment};
 use super::{Config, Tiny};
 use crate::hash::by_hand::{created, is_durable_once_served, is_kept, look_up_after_death, record};
+use crate::hash::segmented::Segmented;
 use crate::testkit::Plain;
 use crate::{Action, Index, MutateMode};
 
@@ -15,7 +16,8 @@ const CAPACITY: u64 = 1 << 20;
 
 type TinyCceh = Tiny<Plain, Sim>;
 
-/// Keys whose hashes differ in their first bits alone, so that they belong in one bucket until they are told apart.
+/// Keys whose hashes differ in their first bits alone, so that they belong in one bucket until they
+/// are told apart.
 fn key(n: u64) -> u64 {
     n.reverse_bits()
 }
@@ -31,23 +33,23 @@ fn filled(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyCceh) {
 
 /// The segment that serves a key.
 fn serving(index: &TinyCceh, key: u64) -> &Segment<4> {
-    index.segment(index.directory.locate(key)).unwrap()
+    index.segment(index.expansion.directory.locate(key)).unwrap()
 }
 
-/// A segment is split for a record that in the end is not inserted. Others may write into the slots of the records that
-/// moved as soon as it is unlocked.
+/// A segment is split for a record that in the end is not inserted. Others may write into the slots
+/// of the records that moved as soon as it is unlocked.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled(0);
     for n in 0..100 {
-        let shape = &serving(&index, key(n)).header.shape;
-        let whole = sim.load(shape);
+        let prefix = &serving(&index, key(n)).header.prefix;
+        let whole = sim.load(prefix);
         record(&sim, || {
             let keep = &mut |_| Action::Keep;
             index.mutate(key(n), MutateMode::MayInsert, &pool.pin(), keep).unwrap();
         });
-        if sim.load(shape) != whole {
-            return is_kept(&sim, shape);
+        if sim.load(prefix) != whole {
+            return is_kept(&sim, prefix);
         }
         index.insert(key(n), n, &pool.pin()).unwrap();
     }
@@ -60,27 +62,27 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled(40);
     let segment = serving(&index, key(0));
     let words = [
-        &sim.at::<Root>(index.root).unwrap().directory,
-        &index.directory.entries()[0],
-        &segment.header.shape,
+        &sim.at::<Root>(index.core.root).unwrap().directory,
+        &index.expansion.directory.entries()[0],
+        &segment.header.prefix,
         &segment.buckets[0].slots[0].key,
     ]
     .map(|word| sim.offset_of(word));
     is_durable_once_served(&sim, (pool, index), &words, key(0));
 }
 
-/// A process dies in a split, before the segment says that it has lost a half. Recovery sees to that, durably before anybody
-/// writes into the slots of the records that moved.
+/// A process dies in a split, before the segment says that it has lost a half. Recovery sees to
+/// that, durably before anybody writes into the slots of the records that moved.
 #[test]
 fn a_split_that_recovery_finishes_is_durable_before_the_segment_is_used() {
     let (sim, pool, index) = filled(40);
-    let shape = &serving(&index, key(0)).header.shape;
-    let (at, lower) = (sim.offset_of(shape), sim.load(shape));
+    let prefix = &serving(&index, key(0)).header.prefix;
+    let (at, lower) = (sim.offset_of(prefix), sim.load(prefix));
     let whole = HashPrefix::decode(lower).unwrap().parent().expect("it was split");
-    sim.store(shape, whole.encode());
+    sim.store(prefix, whole.encode());
     sim.checkpoint();
     assert_eq!(look_up_after_death(&sim, (pool, index), key(0)), Some(0));
-    let shape = sim.at::<PmU64>(at).unwrap();
-    assert_eq!(sim.load(shape), lower);
-    is_kept(&sim, shape);
+    let prefix = sim.at::<PmU64>(at).unwrap();
+    assert_eq!(sim.load(prefix), lower);
+    is_kept(&sim, prefix);
 }

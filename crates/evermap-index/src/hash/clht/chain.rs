@@ -11,7 +11,7 @@ use super::Clht;
 use super::bucket::{Held, Locking, View, find, recover, try_lock, view};
 use super::layout::{BUCKET_BYTES, Bucket, Control, Link, Places, Table, free_place};
 use crate::Key;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 use crate::hash::probe::Probe;
 
 /// Where a pair sits.
@@ -73,7 +73,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     ) -> Result<Option<u64>> {
         let m = self.medium();
         let (mut bucket, mut seen) = (home, seen);
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         let mut circle = Circle::default();
         loop {
             match seen {
@@ -116,7 +116,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
 
     #[cold]
     fn lock_again(&self, hash: u64, guard: &Guard<'_>) -> Result<Held<'_, M>> {
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         loop {
             let table = self.table();
             let offset = table.home(table.home_of(hash));

@@ -20,7 +20,7 @@ use evermap_pm::{Guard, Medium, Result};
 use super::Clht;
 use super::bucket::{Locking, Stored, pairs_in, try_lock};
 use super::layout::{BITS_MAX, BUCKET_BYTES, Bucket, Control, Link, PAIRS, Table};
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 use crate::{Key, recipe};
 
 /// Most home buckets that are looked at to tell how full the table is.
@@ -200,7 +200,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 self.finish(resize, guard);
             }
         }
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         let outcome = loop {
             // Acquire: the new table is current for whoever sees that it was committed.
             match resize.outcome.load(Ordering::Acquire) {
@@ -242,7 +242,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     /// Waits for a chain of the table that is being replaced, and locks it for good.
     fn freeze(&self, table: Table, number: u64) -> Result<&Bucket> {
         let home = self.home(table, number)?;
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         loop {
             match try_lock(self.medium(), home, self.generation) {
                 Locking::Held(held) => {

@@ -5,6 +5,7 @@ use evermap_pm::medium::Note;
 
 use super::layout::{Bucket, HEADER_LINE_SLOTS, Meta, Version};
 use crate::hash::probe::Probe;
+use crate::hash::segmented::apply::HeldBucket;
 use crate::{Key, fingerprint};
 
 /// The hash byte that slots are told apart by.
@@ -15,15 +16,16 @@ pub(super) fn fingerprint_of(hash: u64) -> u8 {
 
 /// A record on its way into a slot.
 #[derive(Clone, Copy)]
-pub(super) struct Record {
+pub(crate) struct Record {
     pub(super) hash: u64,
     pub(super) slot_key: u64,
     pub(super) word: u64,
 }
 
-/// A bucket that the calling thread has locked. Its version word changes in here until it is released.
+/// A bucket that the calling thread has locked. Its version word changes in here until it is
+/// released.
 #[must_use = "a bucket stays locked until it is released"]
-pub(super) struct Held<'a> {
+pub(crate) struct Held<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) version: Version,
 }
@@ -48,16 +50,14 @@ pub(super) fn try_lock<'a, M: Medium>(m: &M, bucket: &'a Bucket, generation: u64
     if version.is_of(generation) { Locking::Busy } else { Locking::Stale }
 }
 
-impl Held<'_> {
-    /// Releases the bucket after a change that readers must notice.
+impl HeldBucket for Held<'_> {
     #[inline(always)]
-    pub(super) fn release_changed<M: Medium>(self, m: &M) {
+    fn release_changed<M: Medium>(self, m: &M) {
         m.store_transient(&self.bucket.version, self.version.advanced().0);
     }
 
-    /// Releases the bucket as it was.
     #[inline(always)]
-    pub(super) fn release<M: Medium>(self, m: &M) {
+    fn release<M: Medium>(self, m: &M) {
         m.store_transient(&self.bucket.version, self.version.released().0);
     }
 }
@@ -125,7 +125,8 @@ pub(super) fn free_slot(meta: Meta, slots: usize) -> Option<usize> {
 
 /// Puts a record into a free slot of a locked bucket, durably.
 ///
-/// One flush and fence where the slot shares the header's line, which persists in program order; two elsewhere.
+/// One flush and fence where the slot shares the header's line, which persists in program order;
+/// two elsewhere.
 #[inline(always)]
 pub(super) fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Record, member: bool) {
     let cells = &bucket.slots[slot];
@@ -141,7 +142,8 @@ pub(super) fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Reco
     m.persist(&bucket.meta);
 }
 
-/// Binds the key in a slot of a locked bucket to another word, durably: one store, so that it is atomic.
+/// Binds the key in a slot of a locked bucket to another word, durably: one store, so that it is
+/// atomic.
 #[inline(always)]
 pub(super) fn overwrite<M: Medium>(m: &M, bucket: &Bucket, slot: usize, word: u64) {
     let cell = &bucket.slots[slot].word;
@@ -156,8 +158,8 @@ pub(super) fn erase<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
         "torn, one of the slot's two bits goes before the other: recovery goes by the first alone",
     ));
     m.store(&bucket.meta, meta_of(m, bucket).without(slot).0);
-    // Durable before anyone writes into the slot: otherwise a crash could find the slot valid, under its old
-    // fingerprint, with the new contents.
+    // Durable before anyone writes into the slot: otherwise a crash could find the slot valid,
+    // under its old fingerprint, with the new contents.
     if !m.mutant("DA-11") {
         m.persist(&bucket.meta);
     }
@@ -176,7 +178,8 @@ pub(super) fn with_byte(word: u64, index: usize, byte: u8) -> u64 {
     word & !(0xff << (index * 8)) | u64::from(byte) << (index * 8)
 }
 
-/// Overflow fingerprint `i`: 0 and 1 are behind the slots' fingerprints, 2 and 3 at the top of `meta`.
+/// Overflow fingerprint `i`: 0 and 1 are behind the slots' fingerprints, 2 and 3 at the top of
+/// `meta`.
 pub(super) fn overflow_fingerprint(fingerprints: [u64; 2], meta: Meta, i: usize) -> u8 {
     match i {
         0 | 1 => (fingerprints[1] >> (48 + 8 * i)) as u8,
@@ -184,7 +187,8 @@ pub(super) fn overflow_fingerprint(fingerprints: [u64; 2], meta: Meta, i: usize)
     }
 }
 
-/// Announces a record in stash bucket `place` by a free overflow fingerprint of a locked bucket, if there is one.
+/// Announces a record in stash bucket `place` by a free overflow fingerprint of a locked bucket, if
+/// there is one.
 pub(super) fn list<M: Medium>(
     m: &M,
     bucket: &Bucket,
@@ -229,7 +233,8 @@ pub(super) fn unlist<M: Medium>(
     true
 }
 
-/// Whether any overflow fingerprint announces a record of this bucket (`member` false) or the one before it.
+/// Returns whether any overflow fingerprint announces a record of this bucket (`member` false) or
+/// the one before it.
 pub(super) fn lists_any(meta: Meta, member: bool) -> bool {
     (0..Meta::LISTED).any(|i| meta.is_listed(i) && meta.listed_member(i) == member)
 }

@@ -1,13 +1,13 @@
-//! The invariants of Dash, checked one by one.
-
-use std::collections::HashMap;
+//! The invariants of a segment of Dash, checked one by one.
 
 use evermap_pm::Medium;
 
 use super::bucket::{Record, fingerprint_of, matching_slots, meta_of};
-use super::layout::{HashPrefix, Header, Segment, Version};
+use super::layout::{Bucket, HashPrefix, Segment, Version};
 use super::{Dash, Expansion};
 use crate::Key;
+use crate::hash::segmented::chain;
+use crate::hash::segmented::check::SeenRecords;
 use crate::hash::vacancy::Vacancy;
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
@@ -16,39 +16,43 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    pub(super) fn check_everything(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut places: HashMap<u64, u64> = HashMap::new();
-        let walked = self.walk(
-            |offset, segment, _| (offset, self.check_segment(offset, segment)),
-            |(offset, (found, shape))| {
-                problems.extend(found);
-                if let Some(first) = places.insert(offset, shape) {
-                    problems.push(format!(
-                        "segment {offset:#x} serves two places: {first:#x}, {shape:#x}"
-                    ));
+    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// locked.
+    pub(super) fn check_contents(
+        &self,
+        segment: &Segment<B, S>,
+        prefix: HashPrefix,
+        problems: &mut Vec<String>,
+    ) {
+        let mut seen = SeenRecords::new(prefix, K::WORDS_ARE_RECORDS);
+        self.check_normal(segment, &mut seen, problems);
+        let offset = self.medium().offset_of(segment);
+        let stash = segment.stash.iter().enumerate().map(|(i, bucket)| (Some(i), bucket));
+        let links = chain::links(self.medium(), &segment.header.chain);
+        for (i, bucket) in stash.chain(links.map(|bucket: &Bucket| (None, bucket))) {
+            for (slot, record) in self.records_of(bucket) {
+                let mut wrong = |what: &str| {
+                    problems.push(format!("segment {offset:#x} stash {i:?} slot {slot}: {what}"));
+                };
+                if !self.has_fingerprint(bucket, slot, record) {
+                    wrong("fingerprint is not that of the key");
                 }
-                true
-            },
-        );
-        if let Err(error) = walked {
-            problems.push(error.to_string());
+                if !self.finds_in_stash(segment, record) {
+                    wrong("no overflow metadata leads to it");
+                }
+                seen.check(E::rank(record.hash), (record.slot_key, record.word), &mut wrong);
+            }
         }
-        E::check(self, &mut problems);
-        problems
     }
 
-    fn check_segment(&self, offset: u64, segment: &Segment<B, S>) -> (Vec<String>, u64) {
+    fn check_normal(
+        &self,
+        segment: &Segment<B, S>,
+        seen: &mut SeenRecords,
+        problems: &mut Vec<String>,
+    ) {
         let m = self.medium();
-        let mut problems = Vec::new();
-        let shape = m.load(&segment.header.shape);
-        let Some(covered) = HashPrefix::decode(shape) else {
-            return (vec![format!("segment {offset:#x}: impossible shape")], shape);
-        };
-        if m.load(&segment.header.magic) != Header::MAGIC {
-            problems.push(format!("segment {offset:#x}: no magic word"));
-        }
-        let mut seen: HashMap<(u64, u64), usize> = HashMap::new();
+        let offset = m.offset_of(segment);
         let mut vacancy = Vacancy::default();
         for (at, bucket) in segment.normal.iter().enumerate() {
             vacancy.count(m.offset_of(bucket), meta_of(m, bucket).count());
@@ -62,55 +66,25 @@ where
                 if Self::home_of(record.hash) != home {
                     wrong("in a bucket that its key does not belong to");
                 }
-                if matching_slots(m, bucket, fingerprint_of(record.hash)) >> slot & 1 == 0 {
+                if !self.has_fingerprint(bucket, slot, record) {
                     wrong("fingerprint is not that of the key");
                 }
                 let version = Version(m.load(&segment.normal[home].version));
                 if member && !version.may_be_next(record.hash) {
                     wrong("the filter hides it");
                 }
-                self.check_record(record, covered, &mut seen, &mut wrong);
+                seen.check(E::rank(record.hash), (record.slot_key, record.word), &mut wrong);
             }
         }
-        vacancy.describe(&mut problems);
-        let stashed = segment.stash.iter().enumerate().map(|(i, bucket)| (Some(i), bucket));
-        for (i, bucket) in stashed.chain(self.chain(segment).map(|bucket| (None, bucket))) {
-            for (slot, record) in self.records_of(bucket) {
-                let mut wrong = |what: &str| {
-                    problems.push(format!("segment {offset:#x} stash {i:?} slot {slot}: {what}"));
-                };
-                if matching_slots(m, bucket, fingerprint_of(record.hash)) >> slot & 1 == 0 {
-                    wrong("fingerprint is not that of the key");
-                }
-                if !self.finds_in_stash(segment, record) {
-                    wrong("no overflow metadata leads to it");
-                }
-                self.check_record(record, covered, &mut seen, &mut wrong);
-            }
-        }
-        (problems, shape)
+        vacancy.describe(problems);
     }
 
-    fn check_record(
-        &self,
-        record: Record,
-        covered: HashPrefix,
-        seen: &mut HashMap<(u64, u64), usize>,
-        wrong: &mut impl FnMut(&str),
-    ) {
-        if !covered.covers(E::rank(record.hash)) {
-            wrong("belongs to another segment");
-        }
-        // Two records may share a hash; two slots may not share a record.
-        let identity = (record.slot_key, if K::WORDS_ARE_RECORDS { record.word } else { 0 });
-        let times = seen.entry(identity).or_default();
-        *times += 1;
-        if *times > 1 {
-            wrong("the same record is in another slot too");
-        }
+    fn has_fingerprint(&self, bucket: &Bucket, slot: usize, record: Record) -> bool {
+        let matching = matching_slots(self.medium(), bucket, fingerprint_of(record.hash));
+        matching >> slot & 1 == 1
     }
 
-    /// Whether a lookup would come to this stash record.
+    /// Returns whether a lookup would come to this record in the stash or the chain.
     fn finds_in_stash(&self, segment: &Segment<B, S>, record: Record) -> bool {
         let m = self.medium();
         let home = &segment.normal[Self::home_of(record.hash)];
@@ -123,7 +97,7 @@ where
                 }))
     }
 
-    fn holds(&self, bucket: &super::layout::Bucket, record: Record) -> bool {
+    fn holds(&self, bucket: &Bucket, record: Record) -> bool {
         self.records_of(bucket)
             .any(|(_, other)| other.slot_key == record.slot_key && other.word == record.word)
     }

@@ -1,8 +1,12 @@
 //! What Dash keeps in the region. The pictures are in the documentation of the types.
 
-use evermap_pm::{PmU64, pod};
+use evermap_pm::{Medium, PmU64, pod};
+
+use crate::hash::segmented::chain::Link;
+use crate::hash::segmented::{SegmentHeader, SegmentLayout};
 
 pub use crate::hash::hash_prefix::HashPrefix;
+pub use crate::hash::segmented::extendible::Root;
 
 /// Slots that a bucket has room for; a geometry may use fewer.
 pub const SLOTS_MAX: usize = 14;
@@ -56,8 +60,9 @@ pod! {
         /// `Header::MAGIC`.
         pub magic: PmU64,
         /// Which hashes belong here: see [`HashPrefix`].
-        pub shape: PmU64,
-        /// The opener that recovered this segment. Not flushed: every opener begins with all segments stale.
+        pub prefix: PmU64,
+        /// The opener that recovered this segment. Not flushed: every opener begins with all
+        /// segments stale.
         pub generation: PmU64,
         /// First bucket of the chain that takes what the stash cannot: an offset, 0 for none.
         pub chain: PmU64,
@@ -65,15 +70,28 @@ pod! {
     }
 }
 
-impl Header {
+impl SegmentHeader for Header {
     /// "DASHSEG" and a version byte.
-    pub const MAGIC: u64 = u64::from_le_bytes(*b"DASHSEG\x01");
+    const MAGIC: u64 = u64::from_le_bytes(*b"DASHSEG\x01");
+
+    fn magic(&self) -> &PmU64 {
+        &self.magic
+    }
+
+    fn prefix(&self) -> &PmU64 {
+        &self.prefix
+    }
+
+    fn generation(&self) -> &PmU64 {
+        &self.generation
+    }
 }
 
 pod! {
-    /// A segment: `B` normal buckets, then `S` stash buckets. The first stash bucket's lock guards the stash.
+    /// A segment: `B` normal buckets, then `S` stash buckets. The first stash bucket's lock guards
+    /// the stash.
     pub struct Segment<const B: usize, const S: usize> {
-        /// Identity and shape.
+        /// Identity and prefix.
         pub header: Header,
         /// Where records belong: in their home bucket or the one after it.
         pub normal: [Bucket; B],
@@ -84,14 +102,38 @@ pod! {
 
 const _: () = assert!(std::mem::size_of::<Segment<64, 2>>() == 256 + 66 * 256);
 
-pod! {
-    /// What the root cell names.
-    pub struct Root: 64 {
-        /// Which index, key format and geometry this is.
-        pub kind: PmU64,
-        /// The directory: see [`hash::directory`](crate::hash::directory).
-        pub directory: PmU64,
-        reserved: [PmU64; 6],
+impl<const B: usize, const S: usize> SegmentLayout for Segment<B, S> {
+    type Header = Header;
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+/// In a chain, all of the version word is the offset of the next bucket.
+impl Link for Bucket {
+    fn next(&self) -> &PmU64 {
+        &self.version
+    }
+
+    fn offset_in(word: u64) -> u64 {
+        word
+    }
+
+    fn with_offset(_word: u64, offset: u64) -> u64 {
+        offset
+    }
+
+    fn is_empty<M: Medium>(&self, m: &M) -> bool {
+        Meta(m.load_relaxed(&self.meta)).count() == 0
+    }
+
+    fn clear<M: Medium>(&self, m: &M) {
+        m.store(&self.version, 0);
+        m.store(&self.fingerprints[0], 0);
+        m.store(&self.fingerprints[1], 0);
+        m.store(&self.meta, 0);
+        m.persist(&self.meta);
     }
 }
 
@@ -100,7 +142,7 @@ pod! {
 /// ```text
 /// bit  0..16  generation   low bits of the opener that wrote it; any other means "recover first"
 /// bit 16..28  filter       a bit for some hash bits of each record that sits in the next bucket
-/// bit 28..31  unlisted     records in the stash without an overflow fingerprint; 7 means "7 or more"
+/// bit 28..31  unlisted     records in the stash without overflow fingerprint; 7 means "or more"
 /// bit 31      overflowed   some record of this bucket is in the stash
 /// bit 32      locked
 /// bit 33..64  version      counts changes
@@ -123,44 +165,44 @@ impl Version {
         Version(generation & 0xffff)
     }
 
-    /// Whether the opener `generation` wrote it.
+    /// Returns whether the opener `generation` wrote it.
     #[inline(always)]
     pub fn is_of(self, generation: u64) -> bool {
         self.0 as u16 == generation as u16
     }
 
-    /// Whether some thread holds the bucket.
+    /// Returns whether some thread holds the bucket.
     #[inline(always)]
     pub fn is_locked(self) -> bool {
         self.0 & Self::LOCKED != 0
     }
 
-    /// Whether the opener `generation` wrote it, and no thread holds the bucket.
+    /// Returns whether the opener `generation` wrote it, and no thread holds the bucket.
     #[inline(always)]
     pub fn is_readable(self, generation: u64) -> bool {
         (self.0 ^ generation & 0xffff) & (Self::LOCKED | 0xffff) == 0
     }
 
-    /// The same, held.
+    /// Returns the same word, held.
     #[inline(always)]
     pub fn locked(self) -> Self {
         Version(self.0 | Self::LOCKED)
     }
 
-    /// The same, free, with nothing changed.
+    /// Returns the same word, free, with nothing changed.
     #[inline(always)]
     pub fn released(self) -> Self {
         Version(self.0 & !Self::LOCKED)
     }
 
-    /// Free again, and a version later.
+    /// Returns a free word, a version later.
     #[inline(always)]
     pub fn advanced(self) -> Self {
         // The version is at the top: its carry falls off the end of the word.
         Version((self.0 & !Self::LOCKED).wrapping_add(Self::ONE))
     }
 
-    /// The same, at the version of `before`.
+    /// Returns the same word, at the version of `before`.
     pub fn following(self, before: Self) -> Self {
         Version((self.0 % Self::ONE) | (before.0 / Self::ONE * Self::ONE))
     }
@@ -170,13 +212,13 @@ impl Version {
         1 << (16 + (((hash >> 14 & 0xff) * 12) >> 8))
     }
 
-    /// Whether a record with this hash can be in the next bucket.
+    /// Returns whether a record with this hash can be in the next bucket.
     #[inline(always)]
     pub fn may_be_next(self, hash: u64) -> bool {
         self.0 & Self::filter_bit(hash) != 0
     }
 
-    /// Whether a record with this hash can be in the next bucket or the stash.
+    /// Returns whether a record with this hash can be in the next bucket or the stash.
     #[inline(always)]
     pub fn may_be_elsewhere(self, hash: u64) -> bool {
         self.0 & (Self::filter_bit(hash) | Self::OVERFLOWED) != 0
@@ -188,7 +230,7 @@ impl Version {
         self.0 |= Self::filter_bit(hash);
     }
 
-    /// Whether a record of this bucket is in the stash.
+    /// Returns whether a record of this bucket is in the stash.
     #[inline(always)]
     pub fn overflowed(self) -> bool {
         self.0 & Self::OVERFLOWED != 0
@@ -281,13 +323,13 @@ impl Meta {
         Meta(self.0 & Self::PERSISTENT)
     }
 
-    /// Whether overflow fingerprint `i` is in use.
+    /// Returns whether overflow fingerprint `i` is in use.
     #[inline(always)]
     pub fn is_listed(self, i: usize) -> bool {
         self.0 >> (28 + i) & 1 != 0
     }
 
-    /// Whether overflow fingerprint `i` announces a record of the bucket before this one.
+    /// Returns whether overflow fingerprint `i` announces a record of the bucket before this one.
     #[inline(always)]
     pub fn listed_member(self, i: usize) -> bool {
         self.0 >> (40 + i) & 1 != 0

@@ -1,38 +1,46 @@
 //! Dash: hashing for persistent memory, extendible ([`DashEh`]) and linear ([`DashLh`]).
 //!
-//! After "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB 2020). An index is made of
-//! segments, whose layout is in [`layout`]; which of them serves a hash, and how their number grows, is what its
-//! kinds differ in.
+//! After "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB 2020). An index is
+//! made of segments, whose layout is in [`layout`]. The two kinds differ in which segment serves a
+//! hash, and in how the number of segments grows.
 //!
 //! ```text
 //! segment    64 buckets of 14 slots, 2 stash buckets (, chain)
 //! hash       bits 0..8 are the fingerprint, bits 8..14 pick the bucket, higher ones the segment
 //! ```
 //!
-//! What the paper describes is here: fingerprints, balanced insert, displacement, a stash with overflow metadata,
-//! optimistic lookups that store nothing, lazy recovery. What differs, and why:
+//! What the paper describes is here: fingerprints, balanced insert, displacement, a stash with
+//! overflow metadata, optimistic lookups that store nothing, lazy recovery. What differs, and why:
 //!
-//! * **One version word a lookup.** Every change to a record is made under the lock of its home bucket, so
-//!   readers validate that alone, and skip the next bucket when the home bucket's filter says so.
+//! * **One version word per lookup.** Every change to a record is made under the lock of its home
+//!   bucket, so readers validate that alone, and skip the next bucket if the home bucket's filter
+//!   says so.
 //! * **Home first.** The home bucket is filled nearly up before the next one is used.
-//! * **The generation stamp is in the bucket**, next to the lock, so that a lookup learns from the word it reads
-//!   anyway whether the segment was recovered.
+//! * **The generation stamp is in the bucket**, next to the lock, so that a lookup learns from the
+//!   word it reads anyway whether the segment was recovered.
+//!
+//! What Dash shares with other indexes made of segments is in `hash/segmented`.
 
+use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::medium::prefetch;
-use evermap_pm::region::Region;
-use evermap_pm::sync::Mutex;
-use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
+use evermap_pm::{ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::hash::changes::changes_by_apply;
 use crate::hash::fresh::Fresh;
-use crate::hash::hash_prefix::behind;
-use crate::hash::patience::Patience;
 use crate::hash::probe::Probe;
 use crate::hash::root;
+use crate::hash::segmented::apply::{
+    self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,
+    apply_slow, apply_to,
+};
+use crate::hash::segmented::core::Core;
+use crate::hash::segmented::recover::Recoverable;
+use crate::hash::segmented::split::Split;
+use crate::hash::segmented::waiting::Waiting;
+use crate::hash::segmented::{self, Segmented, chain, walk};
 use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Key, record};
 
@@ -53,14 +61,15 @@ pub use lh::{DashLh, Linear, TinyLh};
 use bucket::{
     Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
 };
-use expansion::{Expansion, Found, Split};
-use layout::{HashPrefix, Meta, Segment, Slot, Version};
-use segment::{Chain, Kind, Locks, Look, MakeRoom, Place};
+use expansion::{Expansion, Found};
+use layout::{Bucket, HashPrefix, Meta, Segment, Slot, Version};
+use segment::{Kind, Locks, Look, Spot};
 
-/// HashPrefix of a new index.
+/// How a new index begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// `2^depth` segments of 17 KiB to begin with; for Dash-EH this is the global depth. At most 20.
+    /// `2^depth` segments of 17 KiB to begin with; for Dash-EH this is the global depth. At most
+    /// 20.
     pub initial_depth: u32,
 }
 
@@ -71,30 +80,21 @@ impl Default for Config {
     }
 }
 
-/// Dash over keys `K` in medium `M` that grows as `E` does, with segments of `B` buckets and `S` stash buckets, using
-/// `N` slots of each: what is the same in [`DashEh`] and [`DashLh`].
+/// Dash over keys `K` in medium `M` that grows as `E` does, with segments of `B` buckets and `S`
+/// stash buckets, using `N` slots of each: what is the same in [`DashEh`] and [`DashLh`].
 ///
 /// See the [module](self).
 pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
-    pool: Arc<Pool<M>>,
+    core: Core<M>,
     expansion: E,
-    root: u64,
-    /// What every operation needs of the pool, close at hand.
-    region: Arc<Region<M>>,
-    generation: u64,
-    seed: u64,
-    /// Locks for recovering segments, by offset.
-    recovering: Box<[Mutex<()>]>,
-    splits: AtomicU64,
-    recovered: AtomicU64,
     keys: PhantomData<fn(K) -> K>,
 }
 
-/// Deepest index to begin with: two to this many segments.
-const DEPTH_AT_FIRST: u32 = 20;
+/// The greatest initial depth: the index begins with two to this power segments.
+const INITIAL_DEPTH_MAX: u32 = 20;
 
-/// Mistakes of other implementations that Dash-EH carries in itself for tests: see [`Medium::mutant`]. `docs/dash.md`
-/// tells what they are.
+/// Mistakes of other implementations that Dash-EH carries in itself for tests: see
+/// [`Medium::mutant`]. `docs/dash.md` describes them.
 pub const EH_MUTANTS: &[&str] = &[
     "DA-1", "DA-2", "DA-3", "DA-4", "DA-5", "DA-6", "DA-7", "DA-8", "DA-9", "DA-10", "DA-11",
     "DA-14", "DA-15", "DA-16",
@@ -111,7 +111,7 @@ pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
 pub const LH_MUTANTS: &[&str] =
     &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
 
-/// Keys looked up together in [`Index::get_many`].
+/// The number of keys that are looked up together in [`Index::get_many`].
 const BATCH: usize = 32;
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
@@ -130,7 +130,7 @@ where
             && N <= layout::SLOTS_MAX
     );
 
-    /// First word of the root: the name of this kind of index, key format, geometry.
+    /// Returns the first word of the root: the name of this kind of index, key format, geometry.
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
@@ -139,39 +139,16 @@ where
 
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.region.medium()
+        self.core.medium()
     }
 
-    /// The pool underneath.
+    /// Returns the pool that the index is in.
     pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.pool
+        &self.core.pool
     }
 
     fn assemble(pool: Arc<Pool<M>>, root: u64, expansion: E) -> Self {
-        Dash {
-            region: pool.share_region(),
-            generation: pool.generation(),
-            seed: pool.seed(),
-            recovering: (0..64).map(|_| Mutex::new(())).collect(),
-            splits: AtomicU64::new(0),
-            recovered: AtomicU64::new(0),
-            keys: PhantomData,
-            pool,
-            expansion,
-            root,
-        }
-    }
-
-    fn count_split(&self) {
-        self.splits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_recovered(&self) {
-        self.recovered.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn waiting(&self) -> Waiting<'_, K, M, E, B, S, N> {
-        Waiting { index: self, patience: Patience::default(), recoveries: 0 }
+        Dash { core: Core::new(pool, root), expansion, keys: PhantomData }
     }
 
     #[inline(always)]
@@ -179,67 +156,34 @@ where
         let m = self.medium();
         let found = self.expansion.find(m, probe.hash)?;
         match self.look(self.segment(found.segment())?, probe) {
-            // No need to look at the directory again: a record that moved away is cleared before its bucket
-            // is released.
+            // No need to look at the directory again: a record that moved away is cleared before
+            // its bucket is released.
             Look::Found(word) => Ok(Some(word)),
             // The segment may have been split between the directory and the bucket.
-            Look::Absent if self.expansion.still(m, probe.hash, &found) => Ok(None),
-            _ => self.lookup_again(probe),
+            Look::Absent if self.expansion.is_current(m, probe.hash, &found) => Ok(None),
+            _ => self.lookup_slow(probe),
         }
     }
 
-    /// The same with every case: buckets that are locked or stale, segments that are split meanwhile.
+    /// Looks a key up where buckets may be locked or stale, and segments may be split meanwhile.
     #[cold]
-    fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+    fn lookup_slow(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
-        let mut waiting = self.waiting();
+        let mut waiting = Waiting::default();
         loop {
-            // A lookup splits nothing: it asks the segment where the record is, not where it should be.
+            // A lookup splits nothing: it asks the segment where the record is, not where it should
+            // be.
             let found = self.expansion.holder(m, probe.hash)?;
             let segment = self.segment(found.segment())?;
             match self.look(segment, probe) {
                 Look::Found(word) => return Ok(Some(word)),
-                Look::Absent if self.expansion.still(m, probe.hash, &found) => return Ok(None),
+                Look::Absent if self.expansion.is_current(m, probe.hash, &found) => {
+                    return Ok(None);
+                }
                 Look::Absent | Look::Again => {}
-                Look::Busy => waiting.wait(segment)?,
-                Look::Stale => waiting.recover(found.segment())?,
+                Look::Busy => waiting.wait(self, segment)?,
+                Look::Stale => waiting.recover(self, found.segment())?,
             }
-        }
-    }
-
-    /// Tries to lock the home bucket of a hash, in the segment that serves it, or where `at_holder` says so the one
-    /// that holds its records.
-    #[inline(always)]
-    fn try_lock_home(
-        &self,
-        hash: u64,
-        mode: MutateMode,
-        at_holder: bool,
-    ) -> Result<LockingHome<'_, B, S>> {
-        let (m, expansion) = (self.medium(), &self.expansion);
-        let found = if at_holder { expansion.holder(m, hash) } else { expansion.find(m, hash) }?;
-        let (offset, segment) = (found.segment(), self.segment(found.segment())?);
-        let at = Self::home_of(hash);
-        if mode == MutateMode::MayInsert {
-            // One insert in four needs the next bucket, and knows it only when the home bucket is here.
-            m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
-            // The line that a new record will most likely go to. Guessed before the lock is asked for: a locked
-            // instruction lets nothing after it begin early.
-            let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
-            let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
-            prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
-        }
-        match try_lock(m, &segment.normal[at], self.generation) {
-            // As long as one bucket is locked, its segment is neither split nor merged.
-            Locking::Held(home) if expansion.still(m, hash, &found) => {
-                Ok(LockingHome::Held(Home { offset, segment, bucket: home }))
-            }
-            Locking::Held(home) => {
-                home.release(m);
-                Ok(LockingHome::Moved)
-            }
-            Locking::Busy => Ok(LockingHome::Busy(segment)),
-            Locking::Stale => Ok(LockingHome::Stale(offset)),
         }
     }
 
@@ -249,213 +193,18 @@ where
         key: K::Ref<'_>,
         mode: MutateMode,
         guard: &Guard<'_>,
-        mut decide: impl FnMut(Option<u64>) -> Action,
+        decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
-        self.region.ensure_writable()?;
-        let poison = self.region.poison_on_panic();
-        let probe = Probe::new(key, self.seed);
-        let operation = Operation { probe: &probe, mode, guard };
-        let change = match self.try_lock_home(probe.hash, mode, false) {
-            Ok(LockingHome::Held(home)) => self.apply_at_home(home, operation, &mut decide),
-            Ok(_) => self.apply_anywhere(None, operation, &mut decide),
-            Err(error) => Err(error),
-        };
-        poison.disarm();
-        change
+        apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
     }
 
-    /// The common cases, in one short piece: those that concern the home bucket alone.
-    #[inline(always)]
-    fn apply_at_home(
-        &self,
-        home: Home<'_, B, S>,
-        operation: Operation<'_, '_, K>,
-        decide: &mut impl FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        let (m, probe) = (self.medium(), operation.probe);
-        let bucket = home.bucket.bucket;
-        if let Some((slot, old)) = find(m, bucket, probe, Belonging::Native) {
-            let place = Place { bucket, slot, word: old, kind: Kind::Home };
-            return self.apply_to(place, Locks::default(), home, operation, decide);
-        }
-        // Nobody moves records of this bucket while it is locked, so the others need not be.
-        let elsewhere =
-            home.bucket.version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata;
-        let absent = !elsewhere || self.find_held(home.segment, &home.bucket, probe).is_none();
-        let room = free_slot(bucket::meta_of(m, bucket), Self::HOME_FIRST);
-        match (absent, operation.mode, room) {
-            (true, MutateMode::ExistingOnly, _) => {
-                home.bucket.release(m);
-                Ok(Change::default())
-            }
-            (true, MutateMode::MayInsert, Some(slot)) => {
-                let Action::Put(word) = decide(None) else {
-                    home.bucket.release(m);
-                    return Ok(Change::default());
-                };
-                let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
-                bucket::place(m, bucket, slot, record, false);
-                home.bucket.release_changed(m);
-                Ok(Change { old: None, new: Some(word) })
-            }
-            _ => self.apply_anywhere(Some((home, absent)), operation, decide),
-        }
-    }
-
-    /// Does what `decide` says about a record that was found, and releases the bucket.
-    #[inline(always)]
-    fn apply_to(
-        &self,
-        place: Place<'_>,
-        locks: Locks<'_>,
-        mut home: Home<'_, B, S>,
-        operation: Operation<'_, '_, K>,
-        decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
-    ) -> Result<Change> {
-        let m = self.medium();
-        let old = Some(place.word);
-        match decide(old) {
-            Action::Keep => {
-                locks.release(m, false);
-                home.bucket.release(m);
-                Ok(Change { old, new: old })
-            }
-            Action::Put(word) => {
-                bucket::overwrite(m, place.bucket, place.slot, word);
-                locks.release(m, true);
-                home.bucket.release_changed(m);
-                Ok(Change { old, new: Some(word) })
-            }
-            Action::Remove => {
-                let hash = operation.probe.hash;
-                self.remove_at(home.segment, &mut home.bucket, hash, &place);
-                if place.kind == Kind::Chain && bucket::meta_of(m, place.bucket).count() == 0 {
-                    self.trim_chain(home.segment, operation.guard);
-                }
-                let emptied = Self::may_be_sparse(m, &home.bucket);
-                locks.release(m, true);
-                home.bucket.release_changed(m);
-                if emptied {
-                    E::emptied(self, home.offset, hash, operation.guard)?;
-                }
-                Ok(Change { old, new: None })
-            }
-        }
-    }
-
-    /// Does what `decide` says about a key, wherever its record is or is to be. The home bucket may be locked
-    /// already, and the key known to be absent.
-    #[inline(never)]
-    fn apply_anywhere(
-        &self,
-        home: Option<(Home<'_, B, S>, bool)>,
-        operation: Operation<'_, '_, K>,
-        decide: &mut dyn FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        let mut chain = E::CHAIN;
-        let change = self.apply_again(home, operation, &mut chain, decide);
-        match chain {
-            Chain::Lengthen(unused) => self.pool.free_unpublished(unused),
-            Chain::Lengthened => E::lengthened(self)?,
-            Chain::Avoid | Chain::Fill => {}
-        }
-        change
-    }
-
-    fn apply_again(
-        &self,
-        mut locked: Option<(Home<'_, B, S>, bool)>,
-        operation: Operation<'_, '_, K>,
-        chain: &mut Chain,
-        decide: &mut dyn FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        let (m, probe) = (self.medium(), operation.probe);
-        let mut waiting = self.waiting();
-        let mut at_holder = false;
-        loop {
-            let (mut home, absent) = match locked.take() {
-                Some(locked) => locked,
-                None => match self.try_lock_home(probe.hash, operation.mode, at_holder)? {
-                    LockingHome::Held(home) => (home, false),
-                    LockingHome::Moved => continue,
-                    LockingHome::Busy(segment) => {
-                        waiting.wait(segment)?;
-                        continue;
-                    }
-                    LockingHome::Stale(offset) if at_holder => {
-                        waiting.recover(offset)?;
-                        continue;
-                    }
-                    LockingHome::Stale(offset) => {
-                        waiting.count_recovery(offset)?;
-                        at_holder = !E::prepare(self, offset, probe.hash, operation.guard)?;
-                        continue;
-                    }
-                },
-            };
-            let segment = home.segment;
-            if !absent && let Some(place) = self.find_held(segment, &home.bucket, probe) {
-                match self.lock_for_removal(segment, probe.hash, place.kind)? {
-                    Some(locks) => return self.apply_to(place, locks, home, operation, decide),
-                    // Holding one lock, we only try others: give way, and begin again.
-                    None => {
-                        home.bucket.release(m);
-                        waiting.wait(segment)?;
-                        continue;
-                    }
-                }
-            }
-            if operation.mode == MutateMode::ExistingOnly {
-                home.bucket.release(m);
-                return Ok(Change::default());
-            }
-            match self.make_room(segment, &mut home.bucket, probe.hash, chain)? {
-                MakeRoom::Room(room) => {
-                    let action = decide(None);
-                    if let Action::Put(word) = action {
-                        let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
-                        self.place_in(segment, &mut home.bucket, &room, record);
-                    }
-                    // Changed in any case: making room may have moved a record.
-                    room.locks.release(m, true);
-                    home.bucket.release_changed(m);
-                    let new = if let Action::Put(word) = action { Some(word) } else { None };
-                    return Ok(Change { old: None, new });
-                }
-                MakeRoom::Busy => {
-                    home.bucket.release(m);
-                    waiting.wait(segment)?;
-                }
-                MakeRoom::Full => {
-                    home.bucket.release(m);
-                    match (E::split(self, home.offset, probe.hash, operation.guard)?, &chain) {
-                        (Split::Done, _) => {}
-                        (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long()),
-                        (Split::Refused, _) => {
-                            *chain =
-                                Chain::Lengthen(self.pool.allocate_fixed(layout::BUCKET_BYTES)?);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Whether a removal left its bucket empty: a sign, looked at now and then, that the segment may be sparse.
-    fn may_be_sparse(m: &M, home: &Held<'_>) -> bool {
-        const ONE_IN: u64 = 8;
-        let turn = (home.version.0 >> 33).is_multiple_of(ONE_IN) || B < 64;
-        turn && bucket::meta_of(m, home.bucket).count() == 0
-    }
-
-    /// Looks up to [`BATCH`] keys up with their cache misses overlapped: first all home buckets are fetched, then
-    /// all slots that match, then all keys behind them.
+    /// Looks up to [`BATCH`] keys up with their cache misses overlapped: first all home buckets are
+    /// fetched, then all slots that match, then all keys behind them.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
         let (mut hashes, mut segments) = ([0; BATCH], [0; BATCH]);
         for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
-            *hash = K::hash(key, self.seed);
+            *hash = K::hash(key, self.core.seed);
             *segment = self.expansion.find(m, *hash)?.segment();
             // A hint only: whether there is a segment is checked below.
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
@@ -478,7 +227,7 @@ where
         Ok(())
     }
 
-    /// Fetches a home bucket; nothing where its segment cannot be found.
+    /// Prefetches a home bucket. Does nothing if its segment cannot be found.
     #[inline(always)]
     fn prefetch_home(&self, hash: u64) -> Option<()> {
         let segment = self.expansion.find(self.medium(), hash).ok()?.segment();
@@ -487,7 +236,8 @@ where
         Some(())
     }
 
-    /// Fetches so many bytes of the record that the home bucket has for a hash; nothing where it has none.
+    /// Prefetches this many bytes of the record that the home bucket has for a hash. Does nothing
+    /// if it has none.
     #[inline(always)]
     fn prefetch_found(&self, hash: u64, bytes: u64) -> Option<()> {
         let m = self.medium();
@@ -501,8 +251,8 @@ where
         layout::HEADER_BYTES + bucket as u64 * layout::BUCKET_BYTES
     }
 
-    /// Fetches what a look will read after the home bucket's header: the matching slot, which it answers, or else the
-    /// next bucket.
+    /// Prefetches what a look will read after the home bucket's header: the matching slot, which is
+    /// returned, or else the next bucket.
     #[inline(always)]
     fn prefetch_match<'s>(&self, segment: &'s Segment<B, S>, hash: u64) -> Option<&'s Slot> {
         let m = self.medium();
@@ -521,173 +271,312 @@ where
         }
         None
     }
-
-    /// Visits every segment once, in the order of ranks, with all its buckets locked during `copy`; then calls
-    /// `each` with what was copied, without locks but under a guard of its own. `copy` is also told the first
-    /// rank that was not visited before: a merge can bring records back that were. Segments that cannot be
-    /// read are passed over; the first error is answered at the end.
-    fn walk<T>(
-        &self,
-        mut copy: impl FnMut(u64, &Segment<B, S>, u64) -> T,
-        mut each: impl FnMut(T) -> bool,
-    ) -> Result<()> {
-        let mut cursor = Some(0);
-        let mut result = Ok(());
-        while let Some(from) = cursor {
-            // A segment that is merged away while we wait for it must stay what it is.
-            let _guard = self.pool.pin();
-            let (copied, next) = self.step(from, &mut copy);
-            cursor = next;
-            match copied {
-                Ok((copied, whole)) => {
-                    result = result.and(whole);
-                    if !each(copied) {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    self.pool.region().ensure_sound()?;
-                    result = result.and(Err(error));
-                }
-            }
-        }
-        result
-    }
-
-    /// One step of a walk, under a guard of the caller: what `copy` makes of the segment that serves the rank
-    /// `from`, whether that was all of the segment, and the first rank behind that segment, if there is one.
-    fn step<T>(
-        &self,
-        from: u64,
-        copy: &mut impl FnMut(u64, &Segment<B, S>, u64) -> T,
-    ) -> (Result<(T, Result<()>)>, Option<u64>) {
-        let (m, hash) = (self.medium(), E::unrank(from));
-        loop {
-            let offset = match self.expansion.holder(m, hash) {
-                Ok(found) => found.segment(),
-                Err(error) => return (Err(error), behind(from, self.expansion.depth())),
-            };
-            let locked = self
-                .segment(offset)
-                .and_then(|segment| Ok(self.lock_all(offset, segment, hash)?.then_some(segment)));
-            match locked {
-                // It was split or merged before we had it: look again.
-                Ok(None) => {}
-                Ok(Some(segment)) => {
-                    let shape = HashPrefix::decode(m.load(&segment.header.shape))
-                        .filter(|shape| shape.covers(from));
-                    let copied = shape.map(|shape| {
-                        let whole = self.ensure_chain_ends(segment);
-                        ((copy(offset, segment, from), whole), shape.depth)
-                    });
-                    self.unlock_unchanged(segment);
-                    return match copied {
-                        Some((copied, depth)) => (Ok(copied), behind(from, depth)),
-                        None => {
-                            let error = Error::damaged(offset, "a segment of another place");
-                            (Err(error), behind(from, self.expansion.depth()))
-                        }
-                    };
-                }
-                Err(error) => return (Err(error), behind(from, self.expansion.depth())),
-            }
-        }
-    }
-
-    /// The records of a segment with a rank of `from` or more.
-    fn records_from(&self, segment: &Segment<B, S>, from: u64) -> Vec<Record> {
-        let mut records = self.all_records(segment);
-        records.retain(|record| E::rank(record.hash) >= from);
-        records
-    }
 }
 
-/// A mutation: for which key, and under which guard.
-struct Operation<'a, 'k, K: Key> {
-    probe: &'a Probe<'k, K>,
-    mode: MutateMode,
-    guard: &'a Guard<'a>,
-}
-
-impl<K: Key> Clone for Operation<'_, '_, K> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<K: Key> Copy for Operation<'_, '_, K> {}
-
-/// The locked home bucket of a key, and the segment that it is in.
-struct Home<'a, const B: usize, const S: usize> {
-    offset: u64,
-    segment: &'a Segment<B, S>,
-    bucket: Held<'a>,
-}
-
-/// What an attempt to lock a home bucket found.
-enum LockingHome<'a, const B: usize, const S: usize> {
-    Held(Home<'a, B, S>),
-    /// The directory was changed meanwhile: try again.
-    Moved,
-    /// Another thread holds it, in this segment.
-    Busy(&'a Segment<B, S>),
-    /// The segment at this offset was not recovered since the region was opened.
-    Stale(u64),
-}
-
-/// Waits for a bucket that cannot be used yet, with an eye on why it may never be.
-struct Waiting<'a, K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
-    index: &'a Dash<K, M, E, B, S, N>,
-    patience: Patience,
-    recoveries: u32,
-}
-
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Waiting<'_, K, M, E, B, S, N>
+impl<K, M, E, const B: usize, const S: usize, const N: usize> BucketLocked
+    for Dash<K, M, E, B, S, N>
 where
     K: Key,
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Waits for a locked bucket.
-    #[cold]
-    fn wait(&mut self, segment: &Segment<B, S>) -> Result<()> {
-        let region = &self.index.region;
-        if !self.patience.wait(region)? {
-            return Ok(());
+    type Probe<'k> = Probe<'k, K>;
+    type Held<'a> = Held<'a>;
+    type Spot<'a> = Spot<'a>;
+    type Locks<'a> = Locks<'a>;
+
+    const CHAIN: Chain = E::CHAIN;
+
+    #[inline(always)]
+    fn try_lock_home(
+        &self,
+        probe: &Probe<'_, K>,
+        mode: MutateMode,
+        at_holder: bool,
+    ) -> Result<LockingHome<'_, Self>> {
+        let (m, hash, expansion) = (self.medium(), probe.hash, &self.expansion);
+        let found = if at_holder { expansion.holder(m, hash) } else { expansion.find(m, hash) }?;
+        let (offset, segment) = (found.segment(), self.segment(found.segment())?);
+        let at = Self::home_of(hash);
+        if mode == MutateMode::MayInsert {
+            // One insert in four needs the next bucket, and knows it only when the home bucket is
+            // here.
+            m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
+            // The line that a new record will most likely go to. Guessed before the lock is asked
+            // for: a locked instruction lets nothing after it begin early.
+            let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
+            let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
+            prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
         }
-        // Damage can make a lock of nobody's look like one of ours. A segment that nobody has recovered cannot
-        // have a holder.
-        let m = self.index.medium();
-        if m.load(&segment.header.generation) != self.index.generation {
-            return self.recover(m.offset_of(segment));
+        match try_lock(m, &segment.normal[at], self.core.generation) {
+            // As long as one bucket is locked, its segment is neither split nor merged.
+            Locking::Held(held) if expansion.is_current(m, hash, &found) => {
+                Ok(LockingHome::Held(Home { segment, held }))
+            }
+            Locking::Held(held) => {
+                held.release(m);
+                Ok(LockingHome::Moved)
+            }
+            Locking::Busy => Ok(LockingHome::Busy(segment)),
+            Locking::Stale => Ok(LockingHome::Stale(offset)),
         }
-        self.patience.go_on(region, m.offset_of(segment))
     }
 
-    /// Recovers the segment of a stale bucket.
-    #[cold]
-    fn recover(&mut self, offset: u64) -> Result<()> {
-        self.count_recovery(offset)?;
-        self.index.recover(offset)
+    fn freshen(
+        &self,
+        offset: u64,
+        at_holder: bool,
+        operation: Operation<'_, Probe<'_, K>>,
+        waiting: &mut Waiting,
+    ) -> Result<bool> {
+        if at_holder {
+            waiting.recover(self, offset)?;
+            return Ok(true);
+        }
+        waiting.count_recovery(offset)?;
+        Ok(!E::prepare(self, offset, operation.probe.hash, operation.guard)?)
     }
 
-    /// Notes that a bucket was found stale.
-    fn count_recovery(&mut self, offset: u64) -> Result<()> {
-        const MANY: u32 = 100;
-        self.recoveries += 1;
-        if self.recoveries > MANY {
-            let what = "a bucket stays stale though its segment was recovered";
-            return Err(Error::damaged(offset, what));
+    #[inline(always)]
+    fn apply_at_home<'a>(
+        &'a self,
+        home: Home<'a, Self>,
+        operation: Operation<'_, Probe<'_, K>>,
+        decide: &mut impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let (m, probe) = (self.medium(), operation.probe);
+        let bucket = home.held.bucket;
+        if let Some((slot, word)) = find(m, bucket, probe, Belonging::Native) {
+            let place = Place { word, spot: Spot { bucket, slot, kind: Kind::Home } };
+            return apply_to(self, &place, Locks::default(), home, operation, decide);
         }
-        Ok(())
+        // No thread moves records of this bucket while it is locked, so the others need not be.
+        let elsewhere =
+            home.held.version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata;
+        let absent = !elsewhere || self.find_held(&home, probe).is_none();
+        let room = free_slot(bucket::meta_of(m, bucket), Self::HOME_FIRST);
+        match (absent, operation.mode, room) {
+            (true, MutateMode::ExistingOnly, _) => {
+                home.held.release(m);
+                Ok(Change::default())
+            }
+            (true, MutateMode::MayInsert, Some(slot)) => {
+                let Action::Put(word) = decide(None) else {
+                    home.held.release(m);
+                    return Ok(Change::default());
+                };
+                let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
+                bucket::place(m, bucket, slot, record, false);
+                home.held.release_changed(m);
+                Ok(Change { old: None, new: Some(word) })
+            }
+            _ => apply_slow(self, Some((home, absent)), operation, decide),
+        }
+    }
+
+    #[inline(always)]
+    fn find_held<'a>(
+        &'a self,
+        home: &Home<'a, Self>,
+        probe: &Probe<'_, K>,
+    ) -> Option<Place<Spot<'a>>> {
+        self.find_under_lock(home.segment, &home.held, probe)
+    }
+
+    fn lock_for_removal<'a>(
+        &'a self,
+        home: &Home<'a, Self>,
+        probe: &Probe<'_, K>,
+        spot: &Spot<'a>,
+    ) -> Result<Option<Locks<'a>>> {
+        self.lock_beside(home.segment, probe.hash, spot.kind)
+    }
+
+    #[inline(always)]
+    fn overwrite(&self, spot: &Spot<'_>, word: u64) {
+        bucket::overwrite(self.medium(), spot.bucket, spot.slot, word);
+    }
+
+    #[inline(always)]
+    fn remove(
+        &self,
+        home: &mut Home<'_, Self>,
+        spot: &Spot<'_>,
+        operation: Operation<'_, Probe<'_, K>>,
+    ) {
+        self.remove_at(home.segment, &mut home.held, operation.probe.hash, spot);
+        if spot.kind == Kind::Chain && bucket::meta_of(self.medium(), spot.bucket).count() == 0 {
+            self.trim_chain(home.segment, operation.guard);
+        }
+    }
+
+    #[inline(always)]
+    fn may_be_sparse(&self, held: &Held<'_>) -> bool {
+        const ONE_IN: u64 = 8;
+        let turn = (held.version.0 >> 33).is_multiple_of(ONE_IN) || B < 64;
+        turn && bucket::meta_of(self.medium(), held.bucket).count() == 0
+    }
+
+    fn emptied(
+        &self,
+        segment: &Segment<B, S>,
+        operation: Operation<'_, Probe<'_, K>>,
+    ) -> Result<()> {
+        E::emptied(self, segment, operation.probe.hash, operation.guard)
+    }
+
+    #[inline(always)]
+    fn make_room<'a>(
+        &'a self,
+        home: &mut Home<'a, Self>,
+        probe: &Probe<'_, K>,
+        chain: &mut Chain,
+    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
+        self.find_room(home.segment, &mut home.held, probe.hash, chain)
+    }
+
+    #[inline(always)]
+    fn fill(
+        &self,
+        home: &mut Home<'_, Self>,
+        room: &Room<Spot<'_>, Locks<'_>>,
+        probe: &Probe<'_, K>,
+        word: Option<u64>,
+    ) {
+        if let Some(word) = word {
+            let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
+            self.place_in(home.segment, &mut home.held, &room.spot, record);
+        }
+    }
+
+    fn make_room_by_split(
+        &self,
+        segment: &Segment<B, S>,
+        operation: Operation<'_, Probe<'_, K>>,
+    ) -> Result<Split> {
+        E::split(self, segment, operation.probe.hash, operation.guard)
+    }
+
+    fn allocate_link(&self) -> Result<u64> {
+        self.core.pool.allocate_fixed(layout::BUCKET_BYTES)
+    }
+
+    fn lengthened(&self) -> Result<()> {
+        E::lengthened(self)
     }
 }
 
-/// So many keys have equal hashes that following their chain would take too long.
-#[cold]
-fn chain_too_long() -> Error {
-    let longest = format!("a chain of {} buckets for keys with equal hashes", segment::CHAIN_MAX);
-    Error::no_space(longest, layout::BUCKET_BYTES)
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Segmented for Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
+{
+    type Medium = M;
+    type Segment = Segment<B, S>;
+    type Locked<'a> = &'a Segment<B, S>;
+
+    const SEGMENTS_ARE_BLOCKS: bool = E::SEGMENTS_ARE_BLOCKS;
+
+    #[inline(always)]
+    fn core(&self) -> &Core<M> {
+        &self.core
+    }
+
+    fn depth(&self) -> u32 {
+        self.expansion.depth()
+    }
+
+    fn lock_holder(&self, rank: u64) -> Result<Option<&Segment<B, S>>> {
+        let hash = E::unrank(rank);
+        let offset = self.expansion.holder(self.medium(), hash)?.segment();
+        let segment = self.segment(offset)?;
+        Ok(self.lock_all(offset, segment, hash)?.then_some(segment))
+    }
+
+    fn segment_in<'a>(locked: &&'a Segment<B, S>) -> &'a Segment<B, S>
+    where
+        Self: 'a,
+    {
+        locked
+    }
+
+    fn unlock_unchanged(&self, segment: &Segment<B, S>) {
+        self.unlock_as_before(segment);
+    }
+
+    fn recover(&self, offset: u64) -> Result<()> {
+        segmented::recover::recover(self, offset)
+    }
+
+    fn pairs_from(&self, segment: &Segment<B, S>, _: HashPrefix, from: u64) -> Vec<(u64, u64)> {
+        let mut pairs = Vec::with_capacity((B + S) * N);
+        self.for_each_placed(segment, |placed| {
+            if E::rank(placed.record.hash) >= from {
+                pairs.push((placed.record.slot_key, placed.record.word));
+            }
+        });
+        pairs
+    }
+
+    fn ensure_chain_ends(&self, segment: &Segment<B, S>) -> Result<()> {
+        chain::ensure_ends::<Bucket, M>(self.medium(), &segment.header.chain)
+    }
+
+    fn chain_blocks(&self, segment: &Segment<B, S>) -> Vec<u64> {
+        chain::blocks::<Bucket, M>(self.medium(), &segment.header.chain)
+    }
+
+    fn visit_structure(&self, visitor: &mut dyn Visitor) {
+        self.expansion.visit(visitor);
+    }
+
+    fn visited(&self, segments: u64) {
+        self.expansion.visited(segments);
+    }
+
+    fn complete_stats(&self, segments: u64, links: u64, stats: &mut Stats) {
+        stats.capacity = links * N as u64;
+        stats.pm_bytes = links * layout::BUCKET_BYTES;
+        self.expansion.complete(segments, stats);
+    }
+
+    fn check_segment(
+        &self,
+        segment: &Segment<B, S>,
+        prefix: HashPrefix,
+        problems: &mut Vec<String>,
+    ) {
+        self.check_contents(segment, prefix, problems);
+    }
+
+    fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>) {
+        E::check(self, found, problems);
+    }
+}
+
+impl<K, M, E, const B: usize, const S: usize, const N: usize> Recoverable for Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+    E: Expansion<K, M, B, S, N>,
+{
+    fn keep_contents(&self, segment: &Segment<B, S>) {
+        self.make_contents_durable(segment);
+    }
+
+    fn finish_structure(
+        &self,
+        offset: u64,
+        segment: &Segment<B, S>,
+        prefix: HashPrefix,
+    ) -> Result<Option<HashPrefix>> {
+        E::finish_structure(self, offset, segment, prefix)
+    }
+
+    fn finish_contents(&self, segment: &Segment<B, S>, prefix: HashPrefix) {
+        self.rebuild_contents(segment, prefix);
+    }
 }
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Index<K> for Dash<K, M, E, B, S, N>
@@ -698,19 +587,19 @@ where
 {
     #[inline(always)]
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
-        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
-        self.lookup(&Probe::new(key, self.seed))
+        self.core.expect_own(guard);
+        self.lookup(&Probe::new(key, self.core.seed))
     }
 
     #[inline]
     fn prefetch_bucket(&self, key: K::Ref<'_>) {
-        let _ = self.prefetch_home(K::hash(key, self.seed));
+        let _ = self.prefetch_home(K::hash(key, self.core.seed));
     }
 
     #[inline]
     fn prefetch_record(&self, key: K::Ref<'_>, bytes: u64) {
         if K::WORDS_ARE_RECORDS {
-            let _ = self.prefetch_found(K::hash(key, self.seed), bytes);
+            let _ = self.prefetch_found(K::hash(key, self.core.seed), bytes);
         }
     }
 
@@ -720,7 +609,7 @@ where
         out: &mut [Option<u64>],
         guard: &Guard<'_>,
     ) -> Result<()> {
-        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+        self.core.expect_own(guard);
         let out = &mut out[..keys.len()];
         for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
             self.lookup_batch(keys, out)?;
@@ -731,33 +620,11 @@ where
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        self.walk(
-            |_, segment, from| self.records_from(segment, from),
-            |records| records.iter().all(|record| each(record.slot_key, record.word)),
-        )
+        walk::for_each(self, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
-        let (mut stats, mut segments) = (Stats::default(), 0);
-        self.walk(
-            |_, segment, from| {
-                (self.records_from(segment, from).len() as u64, self.chain(segment).count() as u64)
-            },
-            |(records, chained)| {
-                segments += 1;
-                stats.len += records;
-                stats.capacity += chained * N as u64;
-                stats.pm_bytes += chained * layout::BUCKET_BYTES;
-                true
-            },
-        )?;
-        stats.pm_bytes += E::ROOT_BYTES;
-        stats.dram_bytes =
-            (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;
-        stats.splits = self.splits.load(Ordering::Relaxed);
-        stats.recovered = self.recovered.load(Ordering::Relaxed);
-        self.expansion.complete(segments, &mut stats);
-        Ok(stats)
+        walk::stats(self)
     }
 }
 
@@ -774,10 +641,11 @@ where
         pool.region().ensure_writable()?;
         let m = pool.medium();
         let depth = config.initial_depth;
-        if depth > DEPTH_AT_FIRST {
+        if depth > INITIAL_DEPTH_MAX {
             return Err(ErrorKind::Config(format!("an initial depth of {depth}")).into());
         }
-        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        // Nothing below is reachable until the root cell names it, so an error or a crash forgets
+        // all of it.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(E::ROOT_BYTES)?;
         let (expansion, segments) = E::create(&pool, block, depth)?;
@@ -788,16 +656,11 @@ where
             m.persist(root);
         }
         for (pattern, offset) in segments.into_iter().enumerate() {
-            let shape = HashPrefix { depth, pattern: pattern as u64 };
-            let headers = index.build(offset, Some(shape), std::iter::empty())?;
+            let prefix = HashPrefix { depth, pattern: pattern as u64 };
+            let headers = index.build(offset, Some(prefix), std::iter::empty())?;
             index.unlock_all(index.segment(offset)?, &headers);
         }
-        let kind = m.at::<PmU64>(block).expect("just allocated");
-        m.store(kind, Self::kind());
-        m.flush(kind);
-        m.fence();
-        m.store(root, block);
-        m.persist(root);
+        root::publish(&pool, root, block, Self::kind());
         Ok(index)
     }
 
@@ -811,60 +674,26 @@ where
         let everything = pool.region().must_recover_all();
         let index = Self::assemble(pool, block, expansion);
         if everything {
-            // Stamps of an earlier opener could be taken for ours: make none be.
+            // Stamps of an earlier opener could be taken for this one's: remove all of them.
             E::make_all_stale(&index)?;
         }
         Ok(index)
     }
 
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        visitor.block(self.root);
-        {
-            // What is replaced meanwhile must stay what it is while the visitor looks at it.
-            let _guard = self.pool.pin();
-            self.expansion.visit(visitor);
-        }
-        let mut segments = 0;
-        let visited = self.walk(
-            |offset, segment, from| {
-                (offset, self.chain_blocks(segment), self.records_from(segment, from))
-            },
-            |(offset, chain, records)| {
-                segments += 1;
-                if E::SEGMENTS_ARE_BLOCKS {
-                    visitor.block(offset);
-                }
-                chain.into_iter().for_each(|block| visitor.block(block));
-                records.iter().for_each(|record| visitor.word(record.word));
-                true
-            },
-        );
-        if visited.is_ok() {
-            self.expansion.visited(segments);
-        }
-        visited
+        walk::visit(self, visitor)
     }
 
-    /// The unit is a segment, `from` the least rank to show.
     fn scan(
         &self,
         from: u64,
         _guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        let (records, next) =
-            self.step(from, &mut |_, segment, from| self.records_from(segment, from));
-        if let Err(poisoned) = self.pool.region().ensure_sound() {
-            return (Err(poisoned), None);
-        }
-        let shown = records.and_then(|(records, whole)| {
-            records.iter().for_each(|record| each(record.slot_key, record.word));
-            whole
-        });
-        (shown, next)
+        walk::scan(self, from, each)
     }
 
     fn check(&self) -> Vec<String> {
-        self.check_everything()
+        segmented::check::check(self)
     }
 }

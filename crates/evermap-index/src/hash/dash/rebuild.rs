@@ -1,19 +1,19 @@
 //! Writing whole segments: a new one from records, an old one from what its slots say.
 //!
-//! Both work on a segment that nobody else can touch, and collect its bucket headers in ordinary memory before
-//! storing them.
+//! Both work on a segment that no other thread can touch, and collect its bucket headers in
+//! ordinary memory before storing them.
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Error, Medium, PmU64, Result};
+use evermap_pm::{Medium, PmU64, Result};
 
 use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
 use super::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Meta, Segment, Version};
-use super::segment::CHAIN_MAX;
 use super::{Dash, Expansion};
 use crate::Key;
+use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 
 /// The headers of a segment's buckets.
-pub(super) struct Headers<const B: usize, const S: usize> {
+pub(crate) struct Headers<const B: usize, const S: usize> {
     /// What the normal buckets' version words say once they are released.
     pub(super) versions: [Version; B],
     normal: [Lines; B],
@@ -30,7 +30,7 @@ pub(super) enum Site {
 
 /// A record and where it sits.
 #[derive(Clone, Copy)]
-pub(super) struct Placed {
+pub(crate) struct Placed {
     pub(super) record: Record,
     site: Site,
     slot: u8,
@@ -72,7 +72,8 @@ impl Lines {
 fn store_changed<M: Medium>(m: &M, cell: &PmU64, value: u64) {
     if m.load_relaxed(cell) != value {
         m.note(Note::Harmless(
-            "torn, some slots are as before: what does not belong is dropped again, fingerprints are made anew",
+            "torn, some slots are as before: what does not belong is dropped again, \
+             fingerprints are made anew",
         ));
         m.store(cell, value);
     }
@@ -126,20 +127,21 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Writes a segment of this shape, or one that is not to be believed yet, with these records into fresh space, with every bucket locked, and flushes
-    /// it without a fence. Answers its headers, for [`unlock_all`](Self::unlock_all).
+    /// Writes a segment of this prefix, or one that is not to be believed yet, with these records
+    /// into fresh space, with every bucket locked, and flushes it without a fence. Returns its
+    /// headers, for [`unlock_all`](Self::unlock_all).
     ///
     /// # Errors
     /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
     pub(super) fn build(
         &self,
         offset: u64,
-        shape: Option<HashPrefix>,
+        prefix: Option<HashPrefix>,
         records: impl Iterator<Item = Record>,
     ) -> Result<Headers<B, S>> {
         let m = self.medium();
         let segment = self.segment(offset)?;
-        let mut headers = Headers::empty(self.generation);
+        let mut headers = Headers::empty(self.core.generation);
         let mut chained = Vec::new();
         let mut counts = [0; B];
         for record in records {
@@ -172,18 +174,18 @@ where
         }
         let chain = self.build_chain(&chained)?;
         m.store(&segment.header.magic, Header::MAGIC);
-        m.store(&segment.header.shape, shape.map_or(0, HashPrefix::encode));
+        m.store(&segment.header.prefix, prefix.map_or(0, HashPrefix::encode));
         m.store(&segment.header.chain, chain);
-        m.store_transient(&segment.header.generation, self.generation);
+        m.store_transient(&segment.header.generation, self.core.generation);
         for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
             m.store_transient(&bucket.version, version.locked().0);
         }
         for bucket in &segment.stash {
-            m.store_transient(&bucket.version, Version::fresh(self.generation).0);
+            m.store_transient(&bucket.version, Version::fresh(self.core.generation).0);
         }
         headers.store(m, segment);
         m.note(Note::Harmless(
-            "late, where the shape is stored last it is in the same line, and durable by then",
+            "late, where the prefix is stored last it is in the same line, and durable by then",
         ));
         m.flush(&segment.header);
         Ok(headers)
@@ -197,43 +199,35 @@ where
         m.flush(cells);
     }
 
-    /// Writes records into fresh chain buckets, flushed without a fence; answers the first bucket's offset, or 0.
+    /// Writes records into new chain buckets, flushed without a fence. Returns the offset of the
+    /// first bucket, or 0.
     fn build_chain(&self, records: &[Record]) -> Result<u64> {
-        let m = self.medium();
-        let mut blocks: Vec<u64> = Vec::new();
-        for _ in records.chunks(N) {
-            match self.pool.allocate_fixed(BUCKET_BYTES) {
-                Ok(block) => blocks.push(block),
-                Err(error) => {
-                    blocks.into_iter().for_each(|block| self.pool.free_unpublished(block));
-                    return Err(error);
-                }
-            }
-        }
-        for (i, records) in records.chunks(N).enumerate() {
-            let bucket = m.at::<Bucket>(blocks[i]).expect("just allocated");
+        let (m, pool) = (self.medium(), &self.core.pool);
+        let allocate = || pool.allocate_fixed(BUCKET_BYTES);
+        chain::build(pool, records, N, allocate, |bucket: &Bucket, records, next| {
             let mut lines = Lines::default();
             for (slot, &record) in records.iter().enumerate() {
                 self.write_slot(bucket, slot, record);
                 lines.put(slot, record.hash, false);
             }
-            m.store(&bucket.version, blocks.get(i + 1).copied().unwrap_or(0));
+            m.store(&bucket.version, next);
             lines.store(m, bucket);
-        }
-        Ok(blocks.first().copied().unwrap_or(0))
+        })
     }
 
-    /// Makes a segment's headers say what its slots hold, dropping records that do not belong under `shape`, and
-    /// flushes them without a fence. The version words stay as they are: the answer says what to release them to.
+    /// Makes a segment's headers say what its slots hold, dropping records that do not belong under
+    /// `prefix`, and flushes them without a fence. The version words stay as they are: the answer
+    /// says what to release them to.
     ///
-    /// This is the whole of recovery: nothing but the slots and the lower half of `meta` is believed.
-    pub(super) fn rebuild(&self, segment: &Segment<B, S>, shape: HashPrefix) -> Headers<B, S> {
+    /// This is the whole of recovery: nothing but the slots and the lower half of `meta` is
+    /// believed.
+    pub(super) fn rebuild(&self, segment: &Segment<B, S>, prefix: HashPrefix) -> Headers<B, S> {
         let m = self.medium();
-        let mut headers = Headers::empty(self.generation);
+        let mut headers = Headers::empty(self.core.generation);
         for (at, bucket) in segment.normal.iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
-                if !shape.covers(E::rank(record.hash)) {
+                if !prefix.covers(E::rank(record.hash)) {
                     continue;
                 }
                 if home == at {
@@ -246,7 +240,7 @@ where
         for (i, bucket) in segment.stash.iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
-                if !shape.covers(E::rank(record.hash)) || self.is_copy(segment, home, record) {
+                if !prefix.covers(E::rank(record.hash)) || self.is_copy(segment, home, record) {
                     continue;
                 }
                 if m.mutant("DA-10") {
@@ -256,27 +250,27 @@ where
                 headers.stashed(home, i, slot, record.hash);
             }
         }
-        self.rebuild_chain(segment, shape, &mut headers);
+        self.rebuild_chain(segment, prefix, &mut headers);
         headers.store(m, segment);
         headers
     }
 
-    /// Makes a segment's headers say that it holds `staying`, but not `gone`, and flushes them without a fence: the
-    /// end of a split. That those do not belong any more is durable.
+    /// Makes a segment's headers say that it holds `staying`, but not `gone`, and flushes them
+    /// without a fence: the end of a split. That those do not belong any more is durable.
     ///
-    /// On the way records that sit in the next bucket or the stash go home, into slots of records that are gone:
-    /// such a slot is valid already, so the copy needs no header to survive a crash, and once it is durable the
-    /// original can go in the same step as those that moved away. A crash in between leaves two copies, as a
-    /// displacement does.
+    /// On the way records that sit in the next bucket or the stash go home, into slots of records
+    /// that are gone: such a slot is valid already, so the copy needs no header to survive a crash,
+    /// and once it is durable the original can go in the same step as those that moved away. A
+    /// crash in between leaves two copies, as a displacement does.
     pub(super) fn settle(
         &self,
         segment: &Segment<B, S>,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         staying: &[Placed],
         gone: &[Placed],
     ) -> Headers<B, S> {
         let m = self.medium();
-        let mut headers = Headers::empty(self.generation);
+        let mut headers = Headers::empty(self.core.generation);
         let mut left = [0u32; B];
         for gone in gone {
             if let Site::Normal(at) = gone.site {
@@ -301,12 +295,13 @@ where
         }
         // The copies are durable before any header forgets an original.
         m.fence();
-        self.rebuild_chain(segment, shape, &mut headers);
+        self.rebuild_chain(segment, prefix, &mut headers);
         headers.store(m, segment);
         headers
     }
 
-    /// Calls `each` with every record of a segment that the caller holds: in normal buckets, the stash, its chain.
+    /// Calls `each` with every record of a segment that the caller holds: in normal buckets, the
+    /// stash, its chain.
     #[inline(always)]
     pub(super) fn for_each_placed(&self, segment: &Segment<B, S>, mut each: impl FnMut(Placed)) {
         let mut visit = |site, bucket| {
@@ -320,7 +315,8 @@ where
         for (i, bucket) in segment.stash.iter().enumerate() {
             visit(Site::Stash(i as u8), bucket);
         }
-        self.chain(segment).for_each(|bucket| visit(Site::Chain, bucket));
+        chain::links(self.medium(), &segment.header.chain)
+            .for_each(|bucket| visit(Site::Chain, bucket));
     }
 
     /// Every record of a segment that the caller holds.
@@ -330,13 +326,21 @@ where
         records
     }
 
-    /// A list with room for all that a segment holds, chains aside.
-    pub(super) fn room_for_records() -> Vec<Placed> {
-        Vec::with_capacity((B + S) * N)
+    /// Returns the records of a segment that the caller holds: first those that stay in its lower
+    /// half, then those that belong to `upper`.
+    pub(super) fn halves_of(&self, segment: &Segment<B, S>, upper: HashPrefix) -> [Vec<Placed>; 2] {
+        // Room for all that a segment holds, chains aside.
+        let [mut staying, mut moving] = [0, 1].map(|_| Vec::with_capacity((B + S) * N));
+        self.for_each_placed(segment, |placed: Placed| {
+            let moves = upper.covers(E::rank(placed.record.hash));
+            let half = if moves { &mut moving } else { &mut staying };
+            half.push(placed);
+        });
+        [staying, moving]
     }
 
     /// Records in a segment, roughly if it is not locked.
-    pub(super) fn count(&self, segment: &Segment<B, S>) -> usize {
+    pub(super) fn count_records(&self, segment: &Segment<B, S>) -> usize {
         let buckets = segment.normal.iter().chain(&segment.stash);
         buckets.map(|bucket| meta_of(self.medium(), bucket).count()).sum()
     }
@@ -355,8 +359,9 @@ where
         })
     }
 
-    /// Whether a record that is not in its home bucket also sits there: a crash interrupted its displacement or
-    /// its way home. The two are identical, since nobody could change the record meanwhile; the one at home stays.
+    /// Returns whether a record that is not in its home bucket also sits there: a crash interrupted
+    /// its displacement or its way home. The two are identical, since no thread could change the
+    /// record meanwhile; the one at home stays.
     fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
         if self.medium().mutant("DA-9") {
             return false;
@@ -372,49 +377,26 @@ where
         is_copy
     }
 
-    /// The same for the chain. A link that leads nowhere, or back, ends it.
+    /// Does for the chain what [`rebuild`](Self::rebuild) does. A word that leads to no bucket, or
+    /// back, ends it.
     fn rebuild_chain(
         &self,
         segment: &Segment<B, S>,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         headers: &mut Headers<B, S>,
     ) {
         let m = self.medium();
-        let mut seen = std::collections::HashSet::new();
-        let mut link = &segment.header.chain;
-        while seen.len() < CHAIN_MAX {
-            let offset = m.load(link);
-            if offset == 0 {
-                return;
-            }
-            let Some(bucket) = m.at::<Bucket>(offset).filter(|_| seen.insert(offset)) else {
-                m.store(link, 0);
-                m.flush(link);
-                return;
-            };
+        chain::rebuild(m, &segment.header.chain, |bucket: &Bucket| {
             let mut lines = Lines::default();
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
-                if shape.covers(E::rank(record.hash)) && !self.is_copy(segment, home, record) {
+                if prefix.covers(E::rank(record.hash)) && !self.is_copy(segment, home, record) {
                     lines.put(slot, record.hash, false);
                     headers.announce(home, None, record.hash);
                 }
             }
             lines.store(m, bucket);
-            link = &bucket.version;
-        }
-    }
-
-    /// The segment at `offset`.
-    ///
-    /// # Errors
-    /// `Damaged` if there cannot be one.
-    #[inline(always)]
-    pub(super) fn segment(&self, offset: u64) -> Result<&Segment<B, S>> {
-        match self.medium().at(offset) {
-            Some(segment) => Ok(segment),
-            None => Err(no_segment(offset)),
-        }
+        });
     }
 
     /// Releases every normal bucket of a segment that the caller holds, as its rebuilt headers say.
@@ -426,9 +408,4 @@ where
             m.store_transient(&bucket.version, version.following(before).0);
         }
     }
-}
-
-#[cold]
-fn no_segment(offset: u64) -> Error {
-    Error::damaged(offset, "there is no segment here: it is outside the region")
 }

@@ -1,25 +1,25 @@
 //! One segment: where a record can be, and where a new one goes.
 //!
-//! A record belongs to its *home* bucket. It sits there, or in the *next* bucket as a member, or in the stash
-//! or its chain. Whoever moves or changes a record holds the lock of the record's home bucket, wherever the
-//! record sits: so a reader needs to validate the home bucket's version and nothing else.
+//! A record belongs to its *home* bucket. It sits there, or in the *next* bucket as a member, or in
+//! the stash or its chain. A thread that moves or changes a record holds the lock of the record's
+//! home bucket, wherever the record is: so a reader needs to validate the home bucket's version and
+//! nothing else.
 
 use std::sync::atomic::{Ordering, fence};
 
-use evermap_pm::medium::Note;
-use evermap_pm::{Error, Guard, Medium, Result};
+use evermap_pm::{Guard, Medium, Result};
 
 use super::bucket::{
     Belonging, Held, Locking, Record, erase, find, fingerprint_of, free_slot, list, lists_any,
     meta_of, overflow_fingerprint, place, try_lock, unlist,
 };
-use super::layout::{BUCKET_BYTES, Bucket, Meta, Segment, Version};
+use super::layout::{Bucket, Meta, Segment, Version};
 use super::{Dash, Expansion};
 use crate::Key;
 use crate::hash::probe::Probe;
-
-/// Longest chain that is followed: a bound on what a damaged one can cost.
-pub(super) const CHAIN_MAX: usize = 1 << 20;
+use crate::hash::segmented::apply::{Chain, HeldBucket, MakeRoom, OtherLocks, Place, Room};
+use crate::hash::segmented::chain;
+use crate::hash::segmented::waiting::Waiting;
 
 /// What a look without locks found.
 pub(super) enum Look {
@@ -33,17 +33,16 @@ pub(super) enum Look {
     Stale,
 }
 
-/// Where a record sits.
-pub(super) struct Place<'a> {
+/// A slot for a record.
+pub(crate) struct Spot<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) slot: usize,
-    pub(super) word: u64,
     pub(super) kind: Kind,
 }
 
 /// How a record's bucket relates to its home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Home,
     Next,
     /// The stash bucket with this index.
@@ -52,49 +51,20 @@ pub(super) enum Kind {
     Chain,
 }
 
-/// What an insert may do with the chain of a segment that is otherwise full.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Chain {
-    /// Nothing: the segment can be split instead.
-    Avoid,
-    /// Use the room in it.
-    Fill,
-    /// Use the room in it, or lengthen it by the block at this offset.
-    Lengthen(u64),
-    /// It was lengthened.
-    Lengthened,
-}
-
-/// A free slot for a record, with the locks that protect it beside the home bucket's.
-pub(super) struct Room<'a> {
-    pub(super) bucket: &'a Bucket,
-    pub(super) slot: usize,
-    pub(super) kind: Kind,
-    pub(super) locks: Locks<'a>,
-}
-
 /// Locks held beside the home bucket's.
 #[derive(Default)]
-pub(super) struct Locks<'a> {
+pub(crate) struct Locks<'a> {
     pub(super) next: Option<Held<'a>>,
     pub(super) stash: Option<Held<'a>>,
 }
 
-impl Locks<'_> {
-    pub(super) fn release<M: Medium>(self, m: &M, changed: bool) {
+impl OtherLocks for Locks<'_> {
+    #[inline(always)]
+    fn release<M: Medium>(self, m: &M, changed: bool) {
         for held in [self.stash, self.next].into_iter().flatten() {
             if changed { held.release_changed(m) } else { held.release(m) }
         }
     }
-}
-
-/// What the search for room found.
-pub(super) enum MakeRoom<'a> {
-    Room(Room<'a>),
-    /// A neighbouring bucket is locked: release everything and try again.
-    Busy,
-    /// The segment must grow.
-    Full,
 }
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
@@ -103,12 +73,13 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Fills this many slots of the home bucket before spreading to the next one: a record at home is found, and
-    /// placed, with one cache line less. What it costs in load factor, displacement brings back.
+    /// Fills this many slots of the home bucket before spreading to the next one: a record at home
+    /// is found, and placed, with one cache line less. What it costs in load factor, displacement
+    /// brings back.
     pub(super) const HOME_FIRST: usize = N * 13 / 14;
 
-    /// How often a displacement may push another one along. The paper moves one record only; two more are worth
-    /// two points of load factor in a hundred.
+    /// How often a displacement may push another one along. The paper moves one record only; two
+    /// more are worth two points of load factor in a hundred.
     const STEPS: usize = 2;
 
     /// The bucket that a hash belongs to.
@@ -129,15 +100,15 @@ where
 
     /// Looks for a key without a lock or a store.
     ///
-    /// How many lookups a processor overlaps is decided by how few instructions each takes, so the common cases,
-    /// a record at home and none at all, come first and are short.
+    /// How many lookups a processor overlaps is decided by how few instructions each takes, so the
+    /// common cases, a record at home and none at all, come first and are short.
     #[inline(always)]
     pub(super) fn look(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
         let home = &segment.normal[Self::home_of(probe.hash)];
         let version = Version(m.load(&home.version));
-        let is_of_now = version.is_of(self.generation);
-        if !(version.is_readable(self.generation) || m.mutant("DA-8") && is_of_now) {
+        let is_of_now = version.is_of(self.core.generation);
+        if !(version.is_readable(self.core.generation) || m.mutant("DA-8") && is_of_now) {
             return if is_of_now { Look::Busy } else { Look::Stale };
         }
         if let Some((_, word)) = find(m, home, probe, Belonging::Native) {
@@ -176,32 +147,32 @@ where
         }
     }
 
-    /// Whether nothing has changed in this bucket, and with the records that belong to it, since its version
-    /// word was read.
+    /// Returns whether nothing has changed in this bucket, and with the records that belong to it,
+    /// since its version word was read.
     #[inline(always)]
     fn is_unchanged(&self, home: &Bucket, version: Version) -> bool {
-        // Acquire: everything read above is read before the version is read again. Whoever changes a record of
-        // this bucket locks the bucket first, so an unchanged version means that nothing changed.
+        // Acquire: everything read above is read before the version is read again. A thread that
+        // changes a record of this bucket locks the bucket first, so an unchanged version means
+        // that nothing changed.
         fence(Ordering::Acquire);
         self.medium().load_relaxed(&home.version) == version.0
     }
 
-    /// Looks for a key in the stash and its chain. `home` is what the home bucket's version word says.
+    /// Looks for a key in the stash and its chain. `home` is what the home bucket's version word
+    /// says.
     #[cold]
     fn find_in_stash<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
         home: Version,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<'a>> {
+    ) -> Option<Place<Spot<'a>>> {
         let m = self.medium();
         let in_stash = |i: usize| {
             let bucket = &segment.stash[i];
             find(m, bucket, probe, Belonging::Native).map(|(slot, word)| Place {
-                bucket,
-                slot,
                 word,
-                kind: Kind::Stash(i),
+                spot: Spot { bucket, slot, kind: Kind::Stash(i) },
             })
         };
         if home.unlisted() == 0 && !K::WITHOUT.overflow_metadata {
@@ -209,12 +180,10 @@ where
             return (0..S).filter(|i| announced >> i & 1 == 1).find_map(in_stash);
         }
         (0..S).find_map(in_stash).or_else(|| {
-            self.chain(segment).find_map(|bucket| {
+            chain::links(m, &segment.header.chain).find_map(|bucket: &Bucket| {
                 find(m, bucket, probe, Belonging::Native).map(|(slot, word)| Place {
-                    bucket,
-                    slot,
                     word,
-                    kind: Kind::Chain,
+                    spot: Spot { bucket, slot, kind: Kind::Chain },
                 })
             })
         })
@@ -242,83 +211,28 @@ where
         stashes
     }
 
-    /// The buckets of the stash's chain.
-    pub(super) fn chain<'a>(
-        &'a self,
-        segment: &'a Segment<B, S>,
-    ) -> impl Iterator<Item = &'a Bucket> + 'a {
-        let m = self.medium();
-        let mut link = m.load(&segment.header.chain);
-        std::iter::from_fn(move || {
-            let bucket = if link == 0 { None } else { m.at::<Bucket>(link) }?;
-            link = m.load(&bucket.version);
-            Some(bucket)
-        })
-        .take(CHAIN_MAX)
-    }
-
-    /// Makes sure that the chain of a segment leads to its end, so that [`chain`](Self::chain) shows all of it.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    pub(super) fn ensure_chain_ends(&self, segment: &Segment<B, S>) -> Result<()> {
-        let m = self.medium();
-        let mut link = &segment.header.chain;
-        // So many buckets, and the end.
-        for _ in 0..=CHAIN_MAX {
-            let offset = m.load(link);
-            if offset == 0 {
-                return Ok(());
-            }
-            let Some(bucket) = m.at::<Bucket>(offset) else { break };
-            link = &bucket.version;
-        }
-        Err(Error::damaged(m.offset_of(link), "the chain of a segment does not end"))
-    }
-
-    /// Offsets of a segment's chain buckets.
-    pub(super) fn chain_blocks(&self, segment: &Segment<B, S>) -> Vec<u64> {
-        self.chain(segment).map(|bucket| self.medium().offset_of(bucket)).collect()
-    }
-
     /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
     pub(super) fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
-        let m = self.medium();
-        let mut link = &segment.header.chain;
-        for _ in 0..CHAIN_MAX {
-            let offset = m.load(link);
-            let Some(bucket) = (offset != 0).then(|| m.at::<Bucket>(offset)).flatten() else {
-                return;
-            };
-            if meta_of(m, bucket).count() == 0 {
-                m.store(link, m.load(&bucket.version));
-                m.note(Note::Harmless(
-                    "needed once the block is something else: `an_empty_bucket_of_a_chain_is_unlinked_for_good`",
-                ));
-                m.persist(link);
-                self.pool.retire(offset, BUCKET_BYTES, guard);
-            } else {
-                link = &bucket.version;
-            }
-        }
+        chain::trim::<Bucket, M>(&self.core.pool, &segment.header.chain, guard);
     }
 
     /// Looks for a key whose home bucket is locked by the caller.
     #[inline(always)]
-    pub(super) fn find_held<'a>(
+    pub(super) fn find_under_lock<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
         home: &Held<'a>,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<'a>> {
+    ) -> Option<Place<Spot<'a>>> {
         let m = self.medium();
         if let Some((slot, word)) = find(m, home.bucket, probe, Belonging::Native) {
-            return Some(Place { bucket: home.bucket, slot, word, kind: Kind::Home });
+            let spot = Spot { bucket: home.bucket, slot, kind: Kind::Home };
+            return Some(Place { word, spot });
         }
         if home.version.may_be_next(probe.hash) {
             let bucket = &segment.normal[Self::next_of(Self::home_of(probe.hash))];
             if let Some((slot, word)) = find(m, bucket, probe, Belonging::Member) {
-                return Some(Place { bucket, slot, word, kind: Kind::Next });
+                return Some(Place { word, spot: Spot { bucket, slot, kind: Kind::Next } });
             }
         }
         if home.version.overflowed() || K::WITHOUT.overflow_metadata {
@@ -327,8 +241,9 @@ where
         None
     }
 
-    /// The locks that removing a record takes beside its home's; `None` if one is held by someone else.
-    pub(super) fn lock_for_removal<'a>(
+    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
+    /// thread holds one.
+    pub(super) fn lock_beside<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
         hash: u64,
@@ -349,7 +264,7 @@ where
     }
 
     fn try_lock_at<'a>(&'a self, segment: &'a Segment<B, S>, at: usize) -> Option<Held<'a>> {
-        match try_lock(self.medium(), &segment.normal[at], self.generation) {
+        match try_lock(self.medium(), &segment.normal[at], self.core.generation) {
             Locking::Held(held) => Some(held),
             // A stale bucket beside a fresh one belongs to a recovery that is just ending.
             Locking::Busy | Locking::Stale => None,
@@ -358,11 +273,11 @@ where
 
     /// Waits for the lock of the stash. Its holders wait for nothing else, so this cannot deadlock.
     pub(super) fn lock_stash<'a>(&'a self, segment: &'a Segment<B, S>) -> Result<Held<'a>> {
-        let mut waiting = self.waiting();
+        let mut waiting = Waiting::default();
         loop {
-            match try_lock(self.medium(), &segment.stash[0], self.generation) {
+            match try_lock(self.medium(), &segment.stash[0], self.core.generation) {
                 Locking::Held(held) => return Ok(held),
-                Locking::Busy | Locking::Stale => waiting.wait(segment)?,
+                Locking::Busy | Locking::Stale => waiting.wait(self, segment)?,
             }
         }
     }
@@ -375,10 +290,10 @@ where
         segment: &Segment<B, S>,
         home: &mut Held<'_>,
         hash: u64,
-        place: &Place<'_>,
+        spot: &Spot<'_>,
     ) {
-        erase(self.medium(), place.bucket, place.slot);
-        match place.kind {
+        erase(self.medium(), spot.bucket, spot.slot);
+        match spot.kind {
             // The filter keeps its bit: another record may have set it too.
             Kind::Home | Kind::Next => {}
             Kind::Stash(i) => self.unannounce(segment, home, hash, Some(i)),
@@ -410,30 +325,31 @@ where
 
     /// Finds a free slot for a record with this hash, moving another record if that makes one.
     ///
-    /// In the order of the paper (section 4.3): home bucket, next bucket, displacement to either side, stash;
-    /// then, where `chain` allows it, the stash's chain.
+    /// In the order of the paper (section 4.3): home bucket, next bucket, displacement to either
+    /// side, stash; then, where `chain` allows it, the stash's chain.
     #[inline(always)]
-    pub(super) fn make_room<'a>(
+    pub(super) fn find_room<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
         home: &mut Held<'a>,
         hash: u64,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<'a>> {
+    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
         if let Some(slot) = free_slot(meta_of(self.medium(), home.bucket), Self::HOME_FIRST) {
             let (bucket, locks) = (home.bucket, Locks::default());
-            return Ok(MakeRoom::Room(Room { bucket, slot, kind: Kind::Home, locks }));
+            let spot = Spot { bucket, slot, kind: Kind::Home };
+            return Ok(MakeRoom::Room(Room { spot, locks }));
         }
-        self.make_room_further(segment, home, hash, chain)
+        self.find_room_further(segment, home, hash, chain)
     }
 
-    fn make_room_further<'a>(
+    fn find_room_further<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
         home: &mut Held<'a>,
         hash: u64,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<'a>> {
+    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
         let m = self.medium();
         let at = Self::home_of(hash);
         let Some(mut next) = self.try_lock_at(segment, Self::next_of(at)) else {
@@ -458,11 +374,14 @@ where
         if let Some((slot, kind)) = choice {
             let bucket = if kind == Kind::Home { home.bucket } else { next.bucket };
             let locks = Locks { next: Some(next), stash: None };
-            return Ok(MakeRoom::Room(Room { bucket, slot, kind, locks }));
+            let spot = Spot { bucket, slot, kind };
+            return Ok(MakeRoom::Room(Room { spot, locks }));
         }
         let locks = Locks { next: Some(next), stash: Some(self.lock_stash(segment)?) };
         match self.room_in_stash(segment, at, chain) {
-            Some((bucket, slot, kind)) => Ok(MakeRoom::Room(Room { bucket, slot, kind, locks })),
+            Some((bucket, slot, kind)) => {
+                Ok(MakeRoom::Room(Room { spot: Spot { bucket, slot, kind }, locks }))
+            }
             None => {
                 locks.release(m, true);
                 Ok(MakeRoom::Full)
@@ -470,8 +389,8 @@ where
         }
     }
 
-    /// Frees a slot of the locked bucket `at` by moving a record that belongs there on to the bucket after it;
-    /// where that is full too, `steps` times the same there first.
+    /// Frees a slot of the locked bucket `at` by moving a record that belongs there on to the
+    /// bucket after it; where that is full too, `steps` times the same there first.
     fn displace_right(
         &self,
         segment: &Segment<B, S>,
@@ -494,15 +413,15 @@ where
         let record = self.record_in(from.bucket, slot);
         place(m, after.bucket, free, record, true);
         from.version.note_next(record.hash);
-        // The copy is durable. Until the original is gone, durably, both are there, which recovery resolves;
-        // nobody else can touch either, because we hold the record's home.
+        // The copy is durable. Until the original is gone, durably, both are there, which recovery
+        // resolves; no other thread can touch either, because this one holds the record's home.
         erase(m, from.bucket, slot);
         after.release_changed(m);
         Some(slot)
     }
 
-    /// Frees a slot of the locked bucket `at` by moving a member back to the bucket before it, where it belongs;
-    /// where that is full too, `steps` times the same there first.
+    /// Frees a slot of the locked bucket `at` by moving a member back to the bucket before it,
+    /// where it belongs; where that is full too, `steps` times the same there first.
     fn displace_left(
         &self,
         segment: &Segment<B, S>,
@@ -535,7 +454,7 @@ where
         let m = self.medium();
         let slot_key = m.load_relaxed(&bucket.slots[slot].key);
         let word = m.load_relaxed(&bucket.slots[slot].word);
-        Record { hash: K::slot_hash(slot_key, self.seed), slot_key, word }
+        Record { hash: K::slot_hash(slot_key, self.core.seed), slot_key, word }
     }
 
     /// A free slot in the stash, or in its chain, which `chain` may lengthen by one bucket.
@@ -555,51 +474,19 @@ where
         if *chain == Chain::Avoid {
             return None;
         }
-        let mut link = &segment.header.chain;
-        for _ in 0..CHAIN_MAX {
-            let offset = match m.load(link) {
-                // The end: lengthen it by an empty bucket. A crash leaves it empty, and reachable.
-                0 => {
-                    let Chain::Lengthen(offset) = *chain else { return None };
-                    self.append_chain_bucket(link, offset)?;
-                    *chain = Chain::Lengthened;
-                    offset
-                }
-                offset => offset,
-            };
-            let bucket = m.at::<Bucket>(offset)?;
-            if let Some(slot) = free_slot(meta_of(m, bucket), N) {
-                return Some((bucket, slot, Kind::Chain));
-            }
-            link = &bucket.version;
-        }
-        None
+        let free = |bucket: &Bucket| free_slot(meta_of(m, bucket), N);
+        let (bucket, slot) = chain::find_room(m, &segment.header.chain, chain, free)?;
+        Some((bucket, slot, Kind::Chain))
     }
 
-    /// Initialises the block at `offset` as an empty bucket and links it.
-    fn append_chain_bucket(&self, link: &evermap_pm::PmU64, offset: u64) -> Option<()> {
-        let m = self.medium();
-        let bucket = m.at::<Bucket>(offset)?;
-        m.store(&bucket.version, 0);
-        m.store(&bucket.fingerprints[0], 0);
-        m.store(&bucket.fingerprints[1], 0);
-        m.store(&bucket.meta, 0);
-        m.persist(&bucket.meta);
-        m.store(link, offset);
-        m.note(Note::Harmless(
-            "needed by whoever else uses the stash: `a_longer_chain_is_durable_whatever_comes_of_the_record`",
-        ));
-        m.persist(link);
-        Some(())
-    }
-
-    /// Puts a record into the room that was made, durably, and notes in the home bucket where it went.
+    /// Puts a record into the room that was made, durably, and notes in the home bucket where it
+    /// went.
     #[inline(always)]
     pub(super) fn place_in(
         &self,
         segment: &Segment<B, S>,
         home: &mut Held<'_>,
-        room: &Room<'_>,
+        room: &Spot<'_>,
         record: Record,
     ) {
         let m = self.medium();

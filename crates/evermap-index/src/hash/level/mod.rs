@@ -44,7 +44,7 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use crate::Key;
 use crate::hash::FOUND_LATE;
 use crate::hash::fresh::Fresh;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 use crate::hash::root;
 use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 
@@ -221,7 +221,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Waits for what is in the way. Where that is a walk, the next one is kept out while the result lives, so that the
     /// caller gets on however many walks there are.
     #[cold]
-    fn wait_out(&self, what: InTheWay<'_>, patience: &mut Patience) -> Result<Option<KeptOut<'_>>> {
+    fn wait_out(&self, what: InTheWay<'_>, patience: &mut LockWait) -> Result<Option<KeptOut<'_>>> {
         match what {
             InTheWay::Bucket(site) => self.wait_with(site, patience).map(|()| None),
             InTheWay::Walk(spot) => {
@@ -233,7 +233,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Waits for a bucket that another thread holds, or has given up.
     #[cold]
-    fn wait_with(&self, site: Site<'_>, patience: &mut Patience) -> Result<()> {
+    fn wait_with(&self, site: Site<'_>, patience: &mut LockWait) -> Result<()> {
         patience.wait_at(&self.region, self.medium().offset_of(site.bucket))
     }
 
@@ -349,7 +349,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// The same with every case: buckets that are locked or stale, levels that come and go meanwhile.
     #[cold]
     fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         loop {
             match self.look(probe)? {
                 Look::Found(word) => return Ok(Some(word)),
@@ -441,7 +441,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let guard = operation.guard;
-        let (mut patience, mut kept_out) = (Patience::default(), None);
+        let (mut patience, mut kept_out) = (LockWait::default(), None);
         if self.levels.view().growing {
             self.help(guard)?;
         }

@@ -17,7 +17,7 @@ use super::levels::{Site, first_of, second_of};
 use super::{Level, Place, Reach};
 use crate::Key;
 use crate::hash::FOUND_LATE;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Recovers a bucket if nobody has.
@@ -170,7 +170,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if !self.may_have_copies() {
             return Ok(());
         }
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         loop {
             let mut locks = Locks::new();
             let busy = match self.lock_home(self.levels.view(), record.spot, &mut locks) {

@@ -21,7 +21,7 @@ use super::levels::{LARGEST, Site, View, home};
 use super::room::{MakeRoom, place};
 use super::{InTheWay, Level, Reach, Resize};
 use crate::Key;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 
 /// What has been done for the next level. Locked by whoever works on it; its owner may wait for buckets, so nobody
 /// who holds one waits for it.
@@ -112,7 +112,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(());
         }
         let middle = self.levels.site(view.level, home::<C>(step, view.level))?;
-        let (mut patience, mut kept_out) = (Patience::default(), None);
+        let (mut patience, mut kept_out) = (LockWait::default(), None);
         while !self.hand_over(middle)? {
             self.wait_with(middle, &mut patience)?;
         }

@@ -19,7 +19,7 @@ use super::bucket::{Locks, Record, Spot};
 use super::layout::Version;
 use super::levels::{Site, View, region_bits, top_bits};
 use crate::Key;
-use crate::hash::patience::Patience;
+use crate::hash::lock_wait::LockWait;
 
 /// Number of stretches, as a power of two.
 const STRETCH_BITS: u32 = 6;
@@ -221,7 +221,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Waits for the lock of a bucket, holding no other.
     fn wait_for<'a>(&self, site: Site<'a>) -> Result<Locks<'a>> {
-        let mut patience = Patience::default();
+        let mut patience = LockWait::default();
         loop {
             let mut locks = Locks::new();
             if self.take(site, &mut locks)? {

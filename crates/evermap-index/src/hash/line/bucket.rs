@@ -7,10 +7,11 @@ use evermap_pm::{Medium, Quad};
 use super::layout::{
     FOREIGN, Geometry, LOCKED, Line, META, TAG, VALID, VERSION_LOW, VERSION_MORE, filter_bit,
 };
+use crate::hash::segmented::apply::HeldBucket;
 use crate::key::Quotient;
 
 /// A key on its way through the index.
-pub(super) struct Probe<'a, K: Quotient> {
+pub(crate) struct Probe<'a, K: Quotient> {
     pub(super) key: K::Ref<'a>,
     pub(super) image: u64,
 }
@@ -24,7 +25,7 @@ impl<'a, K: Quotient> Probe<'a, K> {
 
 /// A record on its way into a slot.
 #[derive(Clone, Copy)]
-pub(super) struct Record {
+pub(crate) struct Record {
     pub(super) image: u64,
     pub(super) word: u64,
 }
@@ -41,21 +42,22 @@ pub(super) fn keys_of<M: Medium>(m: &M, line: &Line) -> Keys {
     [first, rest(1), rest(2), rest(3)]
 }
 
-/// Whether nothing has changed in a line, and with the records that belong to it, since its key words were `seen`, and
-/// nobody holds the line.
+/// Returns whether nothing has changed in a line, and with the records that belong to it, since its
+/// key words were `seen`, and no thread holds the line.
 #[inline(always)]
 pub(super) fn is_unchanged<M: Medium>(m: &M, line: &Line, seen: &Quad) -> bool {
-    // Acquire: everything read above is read before the version is read again. Whoever changes a record of this
-    // line locks the line first, so an unchanged version means that nothing changed. If somebody held the line when
-    // it was seen, who released it without a change, what was read is right too.
+    // Acquire: everything read above is read before the version is read again. A thread that
+    // changes a record of this line locks the line first, so an unchanged version means that
+    // nothing changed. If another thread held the line when it was seen, and released it without a
+    // change, what was read is right too.
     fence(Ordering::Acquire);
     seen.is_current(&m.load_four(&line.keys), LOCKED)
 }
 
 /// Slots that are valid and have this tag and this mark ([`FOREIGN`] or 0), as bits.
 ///
-/// Without branches: which slot holds a key is random, and a processor that guesses wrong throws away the lookups
-/// that it began meanwhile.
+/// Without branches: which slot holds a key is random, and a processor that guesses wrong throws
+/// away the lookups that it began meanwhile.
 #[inline(always)]
 pub(super) fn matching(keys: &Keys, tag: u64, mark: u64) -> u32 {
     let wanted = tag | VALID | mark;
@@ -63,7 +65,7 @@ pub(super) fn matching(keys: &Keys, tag: u64, mark: u64) -> u32 {
     is(0) | is(1) | is(2) | is(3)
 }
 
-/// The same for key words that were seen without the lock.
+/// Does what [`matching`] does for key words that were seen without the lock.
 #[inline(always)]
 pub(super) fn matching_seen(seen: &Quad, tag: u64, mark: u64) -> u32 {
     seen.matching(!META, tag | VALID | mark)
@@ -101,7 +103,8 @@ pub(super) fn slots(mut bits: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The record with the probe's key among the slots of a line that [match](matching), as slot and word.
+/// The record with the probe's key among the slots of a line that [match](matching), as slot and
+/// word.
 ///
 /// Without the lock this is a guess, to be validated by the home line's version.
 #[inline(always)]
@@ -124,7 +127,8 @@ pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
     })
 }
 
-/// Whether the record with this word, in a slot that matches, is the one for the probe's key.
+/// Returns whether the record with this word, in a slot that matches, is the one for the probe's
+/// key.
 #[inline(always)]
 pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -142,7 +146,7 @@ pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usiz
 
 /// A line that the calling thread has locked.
 #[must_use = "a line stays locked until it is released"]
-pub(super) struct Held<'a> {
+pub(crate) struct Held<'a> {
     pub(super) line: &'a Line,
 }
 
@@ -154,10 +158,9 @@ pub(super) fn try_lock<'a, M: Medium>(m: &M, line: &'a Line) -> Option<Held<'a>>
     (free && m.cas_transient(&line.keys[0], first, first | LOCKED).is_ok()).then_some(Held { line })
 }
 
-impl Held<'_> {
-    /// Releases the line after a change that readers must notice.
+impl HeldBucket for Held<'_> {
     #[inline(always)]
-    pub(super) fn release_changed<M: Medium>(self, m: &M) {
+    fn release_changed<M: Medium>(self, m: &M) {
         let first = m.load_relaxed(&self.line.keys[0]);
         if first & VERSION_LOW == VERSION_LOW {
             carry(m, self.line);
@@ -167,9 +170,8 @@ impl Held<'_> {
         }
     }
 
-    /// Releases the line as it was.
     #[inline(always)]
-    pub(super) fn release<M: Medium>(self, m: &M) {
+    fn release<M: Medium>(self, m: &M) {
         let first = m.load_relaxed(&self.line.keys[0]);
         m.store_transient(&self.line.keys[0], first & !LOCKED);
     }
@@ -188,8 +190,8 @@ fn carry<M: Medium>(m: &M, line: &Line) {
     }
 }
 
-/// Writes a record into a free slot of a locked line. Stores of one line persist in program order, so the record
-/// is valid only with its word.
+/// Writes a record into a free slot of a locked line. Stores of one line persist in program order,
+/// so the record is valid only with its word.
 #[inline(always)]
 pub(super) fn write<M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -210,7 +212,7 @@ pub(super) fn write<M: Medium, const L: usize, const N: usize>(
     m.store(&line.keys[slot], tag | VALID | mark | meta);
 }
 
-/// The same, durably: one flush and one fence.
+/// Does what [`write`] does, durably: one flush and one fence.
 #[inline(always)]
 pub(super) fn place<M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -223,8 +225,8 @@ pub(super) fn place<M: Medium, const L: usize, const N: usize>(
     m.persist(line);
 }
 
-/// Takes the record out of a slot of a locked line. Durable once the line is flushed; the slot may be reused at
-/// once, since what is stored there persists later.
+/// Takes the record out of a slot of a locked line. Durable once the line is flushed; the slot may
+/// be reused at once, since what is stored there persists later.
 #[inline(always)]
 pub(super) fn clear<M: Medium>(m: &M, line: &Line, slot: usize) {
     m.store(&line.keys[slot], m.load_relaxed(&line.keys[slot]) & META);
@@ -252,7 +254,7 @@ pub(super) fn tag_of(key: u64) -> u64 {
     key & TAG
 }
 
-/// Whether the record of a key word belongs to another line.
+/// Returns whether the record of a key word belongs to another line.
 #[inline(always)]
 pub(super) fn is_foreign(key: u64) -> bool {
     key & FOREIGN != 0

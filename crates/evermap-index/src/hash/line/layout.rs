@@ -1,6 +1,11 @@
 //! What a line hash keeps in the region. The pictures are in the documentation of the types.
 
-use evermap_pm::{PmU64, pod};
+use evermap_pm::medium::Note;
+use evermap_pm::{Medium, PmU64, pod};
+
+use crate::hash::segmented::{SegmentHeader, SegmentLayout, chain};
+
+pub use crate::hash::segmented::extendible::Root;
 
 pod! {
     /// One cache line: four records of 16 bytes, and nothing else.
@@ -8,19 +13,20 @@ pod! {
     /// ```text
     /// byte  0  key words 0 to 3   bit 12..64 tag     52 bits of the image of the key
     ///                             bit 11     valid   storing it commits an insert or a delete
-    ///                             bit 10     foreign the record belongs to the line that its tag leads to
+    ///                             bit 10     foreign it belongs to the line that its tag leads to
     ///                             bit  0..10 of word 0: version (0..9), locked (9)
     ///                                        of word 1: version, next ten bits
-    ///                                        of word 2: filter (0..8), chained (8, with all of the filter)
+    ///                                        of word 2: filter (0..8), chained (8, and filter)
     ///                                        of word 3: version, last ten bits
     /// byte 32  words 0 to 3
     /// ```
     ///
-    /// Where a record sits implies the bits of the image that the tag lacks: the lowest are the number of its home
-    /// line, the highest are shared by all records of a segment. In a geometry of three slots they are not, and the
-    /// fourth word holds them: 16 bits for each slot.
+    /// Where a record sits implies the bits of the image that the tag lacks: the lowest are the
+    /// number of its home line, the highest are shared by all records of a segment. In a geometry
+    /// of three slots they are not, and the fourth word holds them: 16 bits for each slot.
     ///
-    /// Version, lock, filter and chained can be rebuilt, so they are never flushed for their own sake.
+    /// Version, lock, filter and chained can be rebuilt, so they are never flushed for their own
+    /// sake.
     #[repr(align(64))]
     pub struct Line: 64 {
         /// Tags, and twelve bits each of what tells how to read them.
@@ -32,14 +38,15 @@ pod! {
 
 /// Key word 0: some thread holds the line.
 pub const LOCKED: u64 = 1 << 9;
-/// Key word 0: the lowest bits of the line's version, which counts changes. They are just below the lock.
+/// Key word 0: the lowest bits of the line's version, which counts changes. They are just below the
+/// lock.
 pub const VERSION_LOW: u64 = LOCKED - 1;
 /// Key words 1 and 3: more bits of the version.
 pub const VERSION_MORE: u64 = META;
 /// Key word 2: a bit for some tag bits of each record of this line that sits in another one.
 pub const FILTER: u64 = 0xff;
-/// Key word 2: some record of this line is in the segment's chain. The whole filter says so too, so that a lookup
-/// that ends at home asks only that.
+/// Key word 2: some record of this line is in the segment's chain. The whole filter says so too, so
+/// that a lookup that ends at home asks only that.
 pub const CHAINED: u64 = 1 << 8 | FILTER;
 /// The part of a key word that says nothing about its record.
 pub const META: u64 = (1 << 10) - 1;
@@ -91,8 +98,8 @@ impl<const L: usize, const N: usize> Geometry<L, N> {
         image >> (TAG_BITS + Self::LINE_BITS)
     }
 
-    /// To which half (0 or 1) of a segment of local depth `depth` the record in a slot belongs, with this key word and
-    /// with `tops` in its line's fourth word.
+    /// To which half (0 or 1) of a segment of local depth `depth` the record in a slot belongs,
+    /// with this key word and with `tops` in its line's fourth word.
     #[inline(always)]
     pub fn half(key: u64, tops: u64, slot: usize, depth: u32) -> u64 {
         // The highest bit of the image that the segment does not imply.
@@ -141,8 +148,9 @@ pod! {
         /// `Header::MAGIC`.
         pub magic: PmU64,
         /// Which images belong here.
-        pub shape: PmU64,
-        /// The opener that recovered this segment. Not flushed: every opener begins with all segments stale.
+        pub prefix: PmU64,
+        /// The opener that recovered this segment. Not flushed: every opener begins with all
+        /// segments stale.
         pub generation: PmU64,
         /// First link of the chain that takes what two lines cannot: an offset, 0 for none.
         pub chain: PmU64,
@@ -152,15 +160,10 @@ pod! {
     }
 }
 
-impl Header {
-    /// "LINESEG" and a version byte.
-    pub const MAGIC: u64 = u64::from_le_bytes(*b"LINESEG\x01");
-}
-
 pod! {
     /// A segment of `L` lines.
     pub struct Segment<const L: usize> {
-        /// Identity and shape.
+        /// Identity and prefix.
         pub header: Header,
         /// The records.
         pub lines: [Line; L],
@@ -173,11 +176,11 @@ const _: () = assert!(size_of::<Segment<256>>() == 257 * 64);
 pub const LINK_SLOTS: usize = 3;
 
 pod! {
-    /// A link of a segment's chain: records whose home line and the other one are full, where a split would not
-    /// help.
+    /// A link of a segment's chain: records whose home line and the other one are full, where a
+    /// split would not help.
     ///
     /// ```text
-    /// byte  0  next   bit 0..48 offset of the next link, 0 for none; bit 48..51 which slots are valid
+    /// byte  0  next   bit 0..48 offset of the next link or 0; bit 48..51 which slots are valid
     /// byte  8  images 0 to 2
     /// byte 32  words 0 to 2
     /// ```
@@ -192,7 +195,8 @@ pod! {
     }
 }
 
-/// Part of a word that is an offset: of [`Link::next`], and of a directory entry, whose upper bits are its stamp.
+/// Part of a word that is an offset: of [`Link::next`], and of a directory entry, whose upper bits
+/// are its stamp.
 pub const OFFSET: u64 = (1 << 48) - 1;
 
 /// Which slots of a link are valid.
@@ -207,14 +211,52 @@ pub fn link_bit(slot: usize) -> u64 {
     1 << (48 + slot)
 }
 
-pod! {
-    /// What the root cell names.
-    pub struct Root: 64 {
-        /// Which index, key format and geometry this is.
-        pub kind: PmU64,
-        /// The directory: see [`hash::directory`](crate::hash::directory).
-        pub directory: PmU64,
-        reserved: [PmU64; 6],
+impl SegmentHeader for Header {
+    /// "LINESEG" and a version byte.
+    const MAGIC: u64 = u64::from_le_bytes(*b"LINESEG\x01");
+
+    fn magic(&self) -> &PmU64 {
+        &self.magic
+    }
+
+    fn prefix(&self) -> &PmU64 {
+        &self.prefix
+    }
+
+    fn generation(&self) -> &PmU64 {
+        &self.generation
+    }
+}
+
+impl<const L: usize> SegmentLayout for Segment<L> {
+    type Header = Header;
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+impl chain::Link for Link {
+    fn next(&self) -> &PmU64 {
+        &self.next
+    }
+
+    fn offset_in(word: u64) -> u64 {
+        word & OFFSET
+    }
+
+    fn with_offset(word: u64, offset: u64) -> u64 {
+        word & !OFFSET | offset
+    }
+
+    fn is_empty<M: Medium>(&self, m: &M) -> bool {
+        valid_in(m.load(&self.next)) == 0
+    }
+
+    fn clear<M: Medium>(&self, m: &M) {
+        m.note(Note::Harmless("torn, it is made whole before anything leads there"));
+        m.store(&self.next, 0);
+        m.persist(&self.next);
     }
 }
 

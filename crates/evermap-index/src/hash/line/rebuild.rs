@@ -1,6 +1,6 @@
 //! Writing whole segments: a new one from a picture of it, an old one after a split or a crash.
 //!
-//! All of it works on segments that nobody else can touch.
+//! All of it works on segments that no other thread can touch.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
@@ -12,12 +12,13 @@ use super::layout::{
     CHAINED, FOREIGN, Geometry, Header, LINK_SLOTS, LOCKED, Line, Link, META, OFFSET, Segment,
     VALID, filter_bit, link_bit, valid_in,
 };
-use super::segment::CHAIN_MAX;
 use super::{HashPrefix, LineHash};
+use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 use crate::key::Quotient;
 
-/// The lines of a segment in ordinary memory. The metadata in their key words is the filter and nothing else.
-pub(super) struct Picture<const L: usize, const N: usize> {
+/// The lines of a segment in ordinary memory. The metadata in their key words is the filter and
+/// nothing else.
+pub(crate) struct Picture<const L: usize, const N: usize> {
     lines: Box<[PicturedLine; L]>,
 }
 
@@ -71,8 +72,8 @@ impl<const L: usize, const N: usize> Picture<L, N> {
         true
     }
 
-    /// Lets foreign records go home where there is room, and makes all filters. Answers who went: the records'
-    /// images are complete but for their top bits.
+    /// Moves foreign records home where there is room, and makes all filters. Returns those that
+    /// moved: the records' images are complete but for their top bits.
     fn bring_home(&mut self) -> Vec<WayHome> {
         let mut ways = Vec::new();
         for at in 0..L {
@@ -91,7 +92,8 @@ impl<const L: usize, const N: usize> Picture<L, N> {
                 ways.push(WayHome { from: (at, slot), to: (home, free), record });
             }
         }
-        // Not before: in a segment that lives, a slot is free only when its record is durable elsewhere.
+        // Not before: in a segment that lives, a slot is free only when its record is durable
+        // elsewhere.
         for way in &ways {
             self.lines[way.from.0].keys[way.from.1] &= META;
         }
@@ -105,15 +107,15 @@ impl<const L: usize, const N: usize> Picture<L, N> {
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Writes a segment of this shape, with these records in its chain, into a fresh block, with every line locked,
-    /// and flushes it without a fence.
+    /// Writes a segment of this prefix, with these records in its chain, into a fresh block, with
+    /// every line locked, and flushes it without a fence.
     ///
     /// # Errors
     /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
     pub(super) fn build(
         &self,
         offset: u64,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         picture: &Picture<L, N>,
         chained: &[Record],
     ) -> Result<()> {
@@ -122,10 +124,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let chain = self.build_chain(chained)?;
         let header = &segment.header;
         m.store(&header.magic, Header::MAGIC);
-        m.store(&header.shape, shape.encode());
+        m.store(&header.prefix, prefix.encode());
         m.store(&header.chain, chain);
         m.store_transient(&header.chain_lock, 0);
-        m.store_transient(&header.generation, self.pool.generation());
+        m.store_transient(&header.generation, self.core.generation);
         m.flush(header);
         for (line, pictured) in segment.lines.iter().zip(picture.lines.iter()) {
             (0..4).for_each(|slot| m.store(&line.words[slot], pictured.words[slot]));
@@ -136,13 +138,16 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(())
     }
 
-    /// Writes the upper half of a segment that is being split, which the caller holds, into a fresh block: see
-    /// [`build`](Self::build).
-    pub(super) fn build_upper(
+    /// Writes the upper half of a segment that is being split, which the caller holds, into a new
+    /// block: see [`build`](Self::build).
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(super) fn build_half(
         &self,
         offset: u64,
         upper: HashPrefix,
-        mut moving: Picture<L, N>,
+        moving: &mut Picture<L, N>,
         chained: &[Record],
     ) -> Result<()> {
         moving.bring_home();
@@ -154,25 +159,16 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 left.push(record);
             }
         }
-        self.build(offset, upper, &moving, &left)
+        self.build(offset, upper, moving, &left)
     }
 
-    /// Writes records into fresh links, flushed without a fence; answers the first link's offset, or 0.
+    /// Writes records into new links, flushed without a fence. Returns the offset of the first
+    /// link, or 0.
     fn build_chain(&self, records: &[Record]) -> Result<u64> {
-        let m = self.medium();
-        let mut blocks: Vec<u64> = Vec::new();
-        for _ in records.chunks(LINK_SLOTS) {
-            match self.pool.allocate(size_of::<Link>() as u64) {
-                Ok(block) => blocks.push(block),
-                Err(error) => {
-                    blocks.into_iter().for_each(|block| self.pool.free_unpublished(block));
-                    return Err(error);
-                }
-            }
-        }
-        for (i, records) in records.chunks(LINK_SLOTS).enumerate() {
-            let link = m.at::<Link>(blocks[i]).expect("just allocated");
-            let mut next = blocks.get(i + 1).copied().unwrap_or(0);
+        let (m, pool) = (self.medium(), &self.core.pool);
+        let allocate = || pool.allocate(size_of::<Link>() as u64);
+        chain::build(pool, records, LINK_SLOTS, allocate, |link: &Link, records, offset| {
+            let mut next = offset;
             for (slot, record) in records.iter().enumerate() {
                 m.store(&link.images[slot], record.image);
                 m.store(&link.words[slot], record.word);
@@ -180,21 +176,21 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             }
             m.store(&link.next, next);
             m.flush(link);
-        }
-        Ok(blocks.first().copied().unwrap_or(0))
+        })
     }
 
-    /// Ends a split in its lower half, which is durably that already: clears what moved away, and lets foreign
-    /// records go home. `staying` pictures the others, in their places.
+    /// Ends a split in its lower half, which is durably that already: clears what moved away, and
+    /// lets foreign records go home. `staying` pictures the others, in their places.
     pub(super) fn settle(
         &self,
         segment: &Segment<L>,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         mut staying: Picture<L, N>,
     ) {
         let m = self.medium();
-        // No flush: the shape tells that these do not belong here, whether or not a crash brings them back. Every word
-        // is stored, the filter as none: which ones stay is random, and guessing wrong takes longer than storing.
+        // No flush: the prefix tells that these do not belong here, whether or not a crash brings
+        // them back. Every word is stored, the filter as none: which ones stay is random, and
+        // guessing wrong takes longer than storing.
         for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
             let keys = keys_of(m, line);
             for slot in [0, 1, 3] {
@@ -206,14 +202,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         if !ways.is_empty() {
             self.go_home(segment, &ways);
         }
-        self.settle_chain(segment, shape, &mut staying);
+        self.settle_chain(segment, prefix, &mut staying);
         for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
             set_filter(m, line, pictured.keys[2] & META);
         }
     }
 
-    /// Pictures of the lower and the upper half of a segment of this depth, which the caller holds: every record in
-    /// the line and the slot where it is, without filters.
+    /// Pictures of the lower and the upper half of a segment of this depth, which the caller holds:
+    /// every record in the line and the slot where it is, without filters.
     pub(super) fn picture_halves(&self, segment: &Segment<L>, depth: u32) -> [Picture<L, N>; 2] {
         let m = self.medium();
         let mut halves = [Picture::empty(), Picture::empty()];
@@ -249,17 +245,18 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             clear(m, line, way.from.1);
             m.flush(line);
         }
-        // And the originals are durably gone before anyone can remove a copy: else a crash could bring them back.
+        // And the originals are durably gone before anyone can remove a copy: else a crash could
+        // bring them back.
         m.fence();
     }
 
     /// Clears what moved away from the chain, and notes in `staying` what did not.
-    fn settle_chain(&self, segment: &Segment<L>, shape: HashPrefix, staying: &mut Picture<L, N>) {
+    fn settle_chain(&self, segment: &Segment<L>, prefix: HashPrefix, staying: &mut Picture<L, N>) {
         let m = self.medium();
-        for link in self.chain(segment) {
+        for link in chain::links::<Link, M>(self.medium(), &segment.header.chain) {
             let mut next = m.load(&link.next);
             for (slot, record) in self.records_in(link) {
-                if shape.covers(record.image) {
+                if prefix.covers(record.image) {
                     staying.note_chained(record.image);
                 } else {
                     next &= !link_bit(slot);
@@ -270,38 +267,42 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Makes a segment that may have seen a crash what its slots and its shape say, durably: drops records that do
-    /// not belong, and copies that a move left behind; frees all locks and makes all filters anew.
+    /// Makes a segment that may have seen a crash what its slots and its prefix say, durably: drops
+    /// records that do not belong, and copies that a move left behind; frees all locks and makes
+    /// all filters anew.
     ///
     /// Nothing but tags, valid and foreign bits is believed.
-    pub(super) fn rebuild(&self, segment: &Segment<L>, shape: HashPrefix) {
+    pub(super) fn rebuild(&self, segment: &Segment<L>, prefix: HashPrefix) {
         let m = self.medium();
-        // Whoever stored it may have died before it was durable. Before anything is dropped: the copy that stays may
-        // be the one that would be lost.
+        // The thread that stored it may have died before it was durable. Before anything is
+        // dropped: the copy that stays may be the one that would be lost.
         m.note(Note::Harmless(
-            "needed with a copy: `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
+            "needed with a copy: \
+             `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
         ));
         m.persist(segment);
         let mut filters = [0u64; L];
         self.for_each_slot(segment, |at, slot, key, record| {
             let home = Geometry::<L, N>::home(record.image);
             let line = &segment.lines[at];
-            let belongs = shape.covers(record.image);
-            if !belongs || is_foreign(key) && self.is_copy(segment, home, shape, record) {
+            let belongs = prefix.covers(record.image);
+            if !belongs || is_foreign(key) && self.is_copy(segment, home, prefix, record) {
                 clear(m, line, slot);
                 m.note(Note::Harmless(
-                    "needed by other threads: `what_recovery_drops_is_gone_before_the_segment_is_used`",
+                    "needed by other threads: \
+                     `what_recovery_drops_is_gone_before_the_segment_is_used`",
                 ));
                 m.flush(line);
             } else if is_foreign(key) {
                 filters[home] |= filter_bit(tag_of(key));
             }
         });
-        self.rebuild_chain(segment, shape, &mut filters);
-        // Durable before anyone acts on it: a copy that came back after the other one was removed would be a key
-        // that came back.
+        self.rebuild_chain(segment, prefix, &mut filters);
+        // Durable before anyone acts on it: a copy that came back after the other one was removed
+        // would be a key that came back.
         m.note(Note::Harmless(
-            "needed by other threads: `what_recovery_drops_is_gone_before_the_segment_is_used`",
+            "needed by other threads: \
+             `what_recovery_drops_is_gone_before_the_segment_is_used`",
         ));
         m.fence();
         m.store_transient(&segment.header.chain_lock, 0);
@@ -317,18 +318,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Whether a foreign record also sits in its home line: a crash interrupted its displacement or its way home.
-    /// The two are identical, since nobody could change the record meanwhile; the one at home stays.
+    /// Returns whether a foreign record also sits in its home line: a crash interrupted its
+    /// displacement or its way home. The two are identical, since no thread could change the record
+    /// meanwhile; the one at home stays.
     fn is_copy(
         &self,
         segment: &Segment<L>,
         home: usize,
-        shape: HashPrefix,
+        prefix: HashPrefix,
         record: Record,
     ) -> bool {
         let (m, line) = (self.medium(), &segment.lines[home]);
         let keys = keys_of(m, line);
-        let top = shape.pattern >> shape.depth.saturating_sub(Geometry::<L, N>::DEPTH_MIN);
+        let top = prefix.pattern >> prefix.depth.saturating_sub(Geometry::<L, N>::DEPTH_MIN);
         slots(valid(&keys) & Geometry::<L, N>::SLOTS).filter(|&slot| !is_foreign(keys[slot])).any(
             |slot| {
                 let other = self.record_in(line, home, slot, keys[slot], top);
@@ -337,27 +339,16 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         )
     }
 
-    /// The same for the chain. A link that leads nowhere, or back, ends it.
-    fn rebuild_chain(&self, segment: &Segment<L>, shape: HashPrefix, filters: &mut [u64; L]) {
+    /// Does for the chain what [`rebuild`](Self::rebuild) does. A word that leads to no link, or
+    /// back, ends it.
+    fn rebuild_chain(&self, segment: &Segment<L>, prefix: HashPrefix, filters: &mut [u64; L]) {
         let m = self.medium();
-        let mut seen = std::collections::HashSet::new();
-        let mut cell = &segment.header.chain;
-        while seen.len() < CHAIN_MAX {
-            let word = m.load(cell);
-            let offset = word & OFFSET;
-            if offset == 0 {
-                return;
-            }
-            let Some(link) = m.at::<Link>(offset).filter(|_| seen.insert(offset)) else {
-                m.store(cell, word & !OFFSET);
-                m.flush(cell);
-                return;
-            };
+        chain::rebuild(m, &segment.header.chain, |link: &Link| {
             let mut next = m.load(&link.next) & (OFFSET | 0b111 << 48);
             let there = valid_in(next);
             for slot in (0..LINK_SLOTS).filter(|&slot| there >> slot & 1 == 1) {
                 let image = m.load_relaxed(&link.images[slot]);
-                if shape.covers(image) {
+                if prefix.covers(image) {
                     filters[Geometry::<L, N>::home(image)] |= CHAINED;
                 } else {
                     next &= !link_bit(slot);
@@ -366,20 +357,21 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             if next != m.load(&link.next) {
                 m.store(&link.next, next);
             }
-            // Changed or not: whoever stored what is there may have died before it was durable.
+            // Changed or not: a thread may have stored what is there and died before it was
+            // durable.
             m.note(Note::Harmless(
-                "needed with a chain: `a_record_that_recovery_finds_is_durable_before_it_is_used`",
+                "needed with a chain: \
+                 `a_record_that_recovery_finds_is_durable_before_it_is_used`",
             ));
             m.flush(link);
-            cell = &link.next;
-        }
+        });
     }
 
     /// Every record of a segment that the caller holds.
     pub(super) fn all_records(&self, segment: &Segment<L>) -> Vec<Record> {
         let mut records = Vec::with_capacity(L * N);
         self.for_each_slot(segment, |_, _, _, record| records.push(record));
-        for link in self.chain(segment) {
+        for link in chain::links::<Link, M>(self.medium(), &segment.header.chain) {
             records.extend(self.records_in(link).map(|(_, record)| record));
         }
         records

@@ -1,12 +1,12 @@
 //! One segment: where a record can be, and where a new one goes.
 //!
-//! A record belongs to its *home* line. It sits there, or as a *foreign* record in the other line that its tag
-//! leads to, or in the segment's chain. Whoever moves or changes a record holds the lock of its home line, wherever
-//! the record sits: so a reader needs to validate the home line's version and nothing else. Whoever fills or clears
-//! a slot holds the lock of the slot's line too.
+//! A record belongs to its *home* line. It sits there, or as a *foreign* record in the other line
+//! that its tag leads to, or in the segment's chain. A thread that moves or changes a record holds
+//! the lock of its home line, wherever the record sits: so a reader needs to validate the home
+//! line's version and nothing else. A thread that fills or clears a slot holds the lock of the
+//! slot's line too.
 
-use evermap_pm::medium::Note;
-use evermap_pm::{Error, Medium, PmU64, Result};
+use evermap_pm::{Medium, PmU64, Result};
 
 use super::LineHash;
 use super::bucket::{
@@ -14,13 +14,13 @@ use super::bucket::{
     matching_seen, note_away, place, tag_of, try_lock, valid,
 };
 use super::layout::{
-    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, META, OFFSET, Segment, VALID, filter_bit,
-    link_bit, valid_in,
+    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, META, Segment, VALID, filter_bit, link_bit,
+    valid_in,
 };
+use crate::hash::segmented::apply::{Chain, HeldBucket, MakeRoom, OtherLocks, Place, Room};
+use crate::hash::segmented::waiting::Waiting;
+use crate::hash::segmented::{chain, prefix_of};
 use crate::key::Quotient;
-
-/// Longest chain that is followed: a bound on what a damaged one can cost.
-pub(super) const CHAIN_MAX: usize = 1 << 20;
 
 /// What a look without locks found.
 pub(super) enum Look {
@@ -32,10 +32,11 @@ pub(super) enum Look {
     Again,
 }
 
-/// Looks for a key in its home line, without a lock or a store. Tells of nearly all keys: of those that are there, and
-/// of those that are nowhere.
+/// Looks for a key in its home line, without a lock or a store. Tells of nearly all keys: of those
+/// that are there, and of those that are nowhere.
 ///
-/// How many lookups a processor overlaps is decided by how few instructions each takes, so this is short.
+/// How many lookups a processor overlaps is decided by how few instructions each takes, so this is
+/// short.
 #[inline(always)]
 pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -46,7 +47,8 @@ pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     let tag = Geometry::<L, N>::tag(probe.image);
     let alike = seen.matching_upper((tag >> 32) as u32);
     if alike != 0 {
-        // Half of a tag says which slot; whether it is the one says all of it. Were two alike, or one free, `look` would decide.
+        // Half of a tag says which slot; whether it is the one says all of it. Were two alike, or
+        // one free, `look` would decide.
         let slot = alike.trailing_zeros() as usize & 3;
         let word = m.load_relaxed(&home.words[slot]);
         let is_it = m.load_relaxed(&home.keys[slot]) ^ (tag | VALID) <= META
@@ -61,7 +63,8 @@ pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     if is_unchanged(m, home, &seen) { Look::Absent } else { Look::Again }
 }
 
-/// Whether a record with this tag, of the line with this third key word, may be somewhere else.
+/// Returns whether a record with this tag, of the line with this third key word, may be somewhere
+/// else.
 #[inline(always)]
 pub(super) fn may_be_elsewhere(key: u64, tag: u64) -> bool {
     key & filter_bit(tag) != 0
@@ -73,15 +76,9 @@ pub(super) fn prefetch_line(line: &Line) {
     evermap_pm::medium::prefetch(std::ptr::from_ref(line).cast());
 }
 
-/// Where a record sits.
-pub(super) struct Place<'a> {
-    pub(super) word: u64,
-    pub(super) spot: Spot<'a>,
-}
-
 /// A slot for a record.
 #[derive(Clone, Copy)]
-pub(super) enum Spot<'a> {
+pub(crate) enum Spot<'a> {
     /// In its home line.
     Home(&'a Line, usize),
     /// In the other line.
@@ -90,15 +87,9 @@ pub(super) enum Spot<'a> {
     Chain(&'a Link, usize),
 }
 
-/// A free slot for a record, with the locks that protect it beside the home line's.
-pub(super) struct Room<'a> {
-    pub(super) spot: Spot<'a>,
-    pub(super) locks: Locks<'a>,
-}
-
 /// Locks held beside the home line's.
 #[derive(Default)]
-pub(super) struct Locks<'a> {
+pub(crate) struct Locks<'a> {
     /// The other line.
     other: Option<Held<'a>>,
     /// The line that took a displaced record.
@@ -108,12 +99,17 @@ pub(super) struct Locks<'a> {
 }
 
 impl Locks<'_> {
-    /// Whether making room has moved a record, whose old slot must be flushed before these locks are released.
+    /// Returns whether making room has moved a record, whose old slot must be flushed before these
+    /// locks are released.
     pub(super) fn displaced(&self) -> bool {
         self.beyond.is_some()
     }
+}
 
-    pub(super) fn release<M: Medium>(self, m: &M) {
+impl OtherLocks for Locks<'_> {
+    // Changed or not: making room may have moved a record.
+    #[inline(always)]
+    fn release<M: Medium>(self, m: &M, _changed: bool) {
         for held in [self.beyond, self.other].into_iter().flatten() {
             held.release_changed(m);
         }
@@ -121,15 +117,6 @@ impl Locks<'_> {
             m.store_transient(lock, 0);
         }
     }
-}
-
-/// What the search for room found.
-pub(super) enum MakeRoom<'a> {
-    Room(Room<'a>),
-    /// The other line is locked: release everything and try again.
-    Busy,
-    /// The segment must grow.
-    Full,
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
@@ -154,14 +141,15 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Looks for a key that is not in its home line, whose third key word is given. Under the home line's lock the answer is
-    /// certain, without it a guess. The other line's lock does not matter: nobody else touches this record.
+    /// Looks for a key that is not in its home line, whose third key word is given. Under the home
+    /// line's lock the answer is certain, without it a guess. The other line's lock does not
+    /// matter: no other thread touches this record.
     pub(super) fn find_elsewhere<'a>(
         &'a self,
         segment: &'a Segment<L>,
         key: u64,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<'a>> {
+    ) -> Option<Place<Spot<'a>>> {
         let m = self.medium();
         let tag = Geometry::<L, N>::tag(probe.image);
         if key & filter_bit(tag) != 0 {
@@ -179,49 +167,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &'a self,
         segment: &'a Segment<L>,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<'a>> {
+    ) -> Option<Place<Spot<'a>>> {
         let m = self.medium();
-        self.chain(segment).find_map(|link| {
+        chain::links(m, &segment.header.chain).find_map(|link: &Link| {
             self.records_in(link).find_map(|(slot, record)| {
                 let is_it = record.image == probe.image && K::matches(m, record.word, probe.key);
                 is_it.then_some(Place { word: record.word, spot: Spot::Chain(link, slot) })
             })
         })
-    }
-
-    /// The links of a segment's chain.
-    pub(super) fn chain<'a>(
-        &'a self,
-        segment: &'a Segment<L>,
-    ) -> impl Iterator<Item = &'a Link> + 'a {
-        let m = self.medium();
-        let mut next = m.load(&segment.header.chain);
-        std::iter::from_fn(move || {
-            let offset = next & OFFSET;
-            let link = if offset == 0 { None } else { m.at::<Link>(offset) }?;
-            next = m.load(&link.next);
-            Some(link)
-        })
-        .take(CHAIN_MAX)
-    }
-
-    /// Makes sure that the chain of a segment leads to its end, so that [`chain`](Self::chain) shows all of it.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    pub(super) fn ensure_chain_ends(&self, segment: &Segment<L>) -> Result<()> {
-        let m = self.medium();
-        let mut cell = &segment.header.chain;
-        // So many links, and the end.
-        for _ in 0..=CHAIN_MAX {
-            let offset = m.load(cell) & OFFSET;
-            if offset == 0 {
-                return Ok(());
-            }
-            let Some(link) = m.at::<Link>(offset) else { break };
-            cell = &link.next;
-        }
-        Err(Error::damaged(m.offset_of(cell), "the chain of a segment does not end"))
     }
 
     /// The records in a link, with their slots.
@@ -237,8 +190,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// The locks that removing a record takes beside its home's; `None` if one is held by someone else.
-    pub(super) fn lock_for_removal<'a>(
+    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
+    /// thread holds one.
+    pub(super) fn lock_beside<'a>(
         &'a self,
         segment: &'a Segment<L>,
         spot: Spot<'a>,
@@ -257,17 +211,18 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Waits for the lock of the chain. Its holders wait for nothing else, so this cannot deadlock.
     fn lock_chain<'a>(&'a self, segment: &'a Segment<L>) -> Result<&'a PmU64> {
-        let mut waiting = self.waiting();
+        let mut waiting = Waiting::default();
         let lock = &segment.header.chain_lock;
         while self.medium().cas_transient(lock, 0, 1).is_err() {
-            waiting.wait(segment)?;
+            waiting.wait(self, segment)?;
         }
         Ok(lock)
     }
 
-    /// Binds the key of a record to another word, durably: one store, so that it is atomic. Needs its home's lock.
+    /// Binds the key of a record to another word, durably: one store, so that it is atomic. Needs
+    /// its home's lock.
     #[inline(always)]
-    pub(super) fn overwrite(&self, spot: Spot<'_>, word: u64) {
+    pub(super) fn store_word(&self, spot: Spot<'_>, word: u64) {
         let m = self.medium();
         let cell = match spot {
             Spot::Home(line, slot) | Spot::Away(line, slot) => &line.words[slot],
@@ -298,21 +253,22 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Finds a free slot for a record whose home line, which is full, the caller has locked.
     ///
-    /// In the other line; else by moving one record of either line to where it may be beside; then, where `chain`
-    /// allows it because the segment cannot be split, in the chain.
-    pub(super) fn make_room<'a>(
+    /// In the other line; else by moving one record of either line to where it may be beside; then,
+    /// where `chain` allows it because the segment cannot be split, in the chain.
+    pub(super) fn find_room<'a>(
         &'a self,
         segment: &'a Segment<L>,
         image: u64,
-        chain: &mut Option<u64>,
-    ) -> Result<MakeRoom<'a>> {
+        chain: &mut Chain,
+    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
         let m = self.medium();
         let (at, beside) = (Geometry::<L, N>::home(image), Geometry::<L, N>::other_of(image));
         let (home, other) = (&segment.lines[at], &segment.lines[beside]);
         let Some(held) = try_lock(m, other) else { return Ok(MakeRoom::Busy) };
         let mut locks = Locks { other: Some(held), ..Locks::default() };
         let keys = keys_of(m, home);
-        // Someone may have made room since the caller looked: not in the home line, which it has locked.
+        // Another thread may have made room since the caller looked: not in the home line, which it
+        // has locked.
         if let Some(slot) = free_slot::<N>(&keys) {
             return Ok(MakeRoom::Room(Room { spot: Spot::Home(home, slot), locks }));
         }
@@ -327,29 +283,29 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             locks.beyond = Some(beyond);
             return Ok(MakeRoom::Room(Room { spot: Spot::Away(other, slot), locks }));
         }
-        if chain.is_some() {
+        if *chain != Chain::Avoid {
             locks.chain = Some(self.lock_chain(segment)?);
             if let Some((link, slot)) = self.room_in_chain(segment, chain) {
                 return Ok(MakeRoom::Room(Room { spot: Spot::Chain(link, slot), locks }));
             }
         }
-        locks.release(m);
+        locks.release(m, false);
         Ok(MakeRoom::Full)
     }
 
-    /// Frees a slot of the full, locked line `at` by moving a record to the other line where it may be. Answers the
-    /// slot, and that line, locked.
+    /// Frees a slot of the full, locked line `at` by moving a record to the other line where it may
+    /// be. Returns the slot, and that line, locked.
     ///
-    /// The copy is durable, the clearing of the slot only once the line is flushed: until then a crash finds both,
-    /// which recovery resolves. So the line with the copy must stay locked until then: otherwise someone could
-    /// remove the copy, and a crash bring the original back.
+    /// The copy is durable, the clearing of the slot only once the line is flushed: until then a
+    /// crash finds both, which recovery resolves. So the line with the copy must stay locked until
+    /// then: otherwise another thread could remove the copy, and a crash bring the original back.
     fn displace<'a>(&self, segment: &'a Segment<L>, at: usize) -> Option<(usize, Held<'a>)> {
         let m = self.medium();
         let from = &segment.lines[at];
         let keys = keys_of(m, from);
         let top = self.top_of(segment);
         let to = |slot: usize| &segment.lines[Geometry::<L, N>::other(at, tag_of(keys[slot]))];
-        // All at once: one wait for memory instead of one each.
+        // All of them first: one wait for memory instead of one each.
         (0..N).for_each(|slot| prefetch_line(to(slot)));
         (0..N).find_map(|slot| {
             let to = to(slot);
@@ -374,9 +330,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// The bits of an image that all records of a segment share, in a geometry where they do.
     pub(super) fn top_of(&self, segment: &Segment<L>) -> u64 {
-        let shape = super::HashPrefix::decode(self.medium().load(&segment.header.shape));
+        let prefix = prefix_of(self.medium(), segment);
         let depth_min = Geometry::<L, N>::DEPTH_MIN;
-        shape.map_or(0, |shape| shape.pattern >> shape.depth.saturating_sub(depth_min))
+        prefix.map_or(0, |prefix| prefix.pattern >> prefix.depth.saturating_sub(depth_min))
     }
 
     /// The record in a slot of line `at`, whose key word is `key`. `top` is that of the segment.
@@ -401,8 +357,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Record { image, word: m.load_relaxed(&line.words[slot]) }
     }
 
-    /// Calls `each` with line, slot, key word and content of every record in the lines of a segment that the
-    /// caller holds.
+    /// Calls `each` with line, slot, key word and content of every record in the lines of a segment
+    /// that the caller holds.
     #[inline(always)]
     pub(super) fn for_each_slot(
         &self,
@@ -422,40 +378,17 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     fn room_in_chain<'a>(
         &'a self,
         segment: &'a Segment<L>,
-        chain: &mut Option<u64>,
+        chain: &mut Chain,
     ) -> Option<(&'a Link, usize)> {
         let m = self.medium();
-        let mut cell = &segment.header.chain;
-        for _ in 0..CHAIN_MAX {
-            let next = m.load(cell);
-            let offset = match next & OFFSET {
-                // The end: lengthen it by an empty link. A crash leaves it empty, and reachable.
-                0 => {
-                    let offset = chain.take()?;
-                    let link = m.at::<Link>(offset)?;
-                    m.note(Note::Harmless("torn, it is made whole before anything leads there"));
-                    m.store(&link.next, 0);
-                    m.persist(&link.next);
-                    m.store(cell, next | offset);
-                    m.note(Note::Harmless(
-                        "needed by whoever else uses the chain: `a_longer_chain_is_durable_whatever_comes_of_the_record`",
-                    ));
-                    m.persist(cell);
-                    offset
-                }
-                offset => offset,
-            };
-            let link = m.at::<Link>(offset)?;
+        chain::find_room(m, &segment.header.chain, chain, |link: &Link| {
             let slot = valid_in(m.load(&link.next)).trailing_ones() as usize;
-            if slot < LINK_SLOTS {
-                return Some((link, slot));
-            }
-            cell = &link.next;
-        }
-        None
+            (slot < LINK_SLOTS).then_some(slot)
+        })
     }
 
-    /// Puts a record into the room that was made, durably, and notes in the home line where it went.
+    /// Puts a record into the room that was made, durably, and notes in the home line where it
+    /// went.
     #[inline(always)]
     pub(super) fn place_in(&self, home: &Line, spot: Spot<'_>, record: Record) {
         let m = self.medium();

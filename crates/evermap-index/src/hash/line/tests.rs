@@ -6,11 +6,12 @@ use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Record, place, write};
-use super::layout::{FOREIGN, OFFSET, Segment, VALID, link_bit};
+use super::layout::{FOREIGN, Header, Link, OFFSET, Segment, VALID, link_bit};
 use super::{Config, HashPrefix, Tiny};
 use crate::hash::by_hand::{
     are_kept, created, for_each_image, is_kept, look_up_after_death, record, reopened, word_in,
 };
+use crate::hash::segmented::{Segmented, chain, prefix_at};
 use crate::testkit::Plain;
 use crate::{Action, Index, MutateMode, Persistent};
 
@@ -19,8 +20,8 @@ const UPPER: u64 = 1 << 63;
 
 type TinyLine = Tiny<Plain, Sim>;
 
-/// The `n`th key whose home is line `home`, of four, and which may be in one other line alone: 0 and 1, 2 and 3 belong
-/// together.
+/// The `n`th key whose home is line `home`, of four, and which may be in one other line alone: 0
+/// and 1, 2 and 3 belong together.
 fn key(n: u64, home: u64) -> u64 {
     n << 8 | home
 }
@@ -45,8 +46,8 @@ fn make_room(pool: &Pool<Sim>, index: &TinyLine, key: u64) {
     index.mutate(key, MutateMode::MayInsert, &pool.pin(), keep).unwrap();
 }
 
-/// Recovery drops a copy that a move left behind. That is durable before the segment is used: were the record removed, by
-/// somebody else, the copy would come back.
+/// Recovery drops a copy that a move left behind. That is durable before the segment is used: were
+/// the record removed, by somebody else, the copy would come back.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let moved = key(1, 0);
@@ -62,20 +63,21 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     is_kept(&sim, copy);
 }
 
-/// A segment is split for a record that in the end is not inserted. Others may split or merge what came of it as soon as
-/// that is unlocked, and recovery finishes one such step alone.
+/// A segment is split for a record that in the end is not inserted. Others may split or merge what
+/// came of it as soon as that is unlocked, and recovery finishes one such step alone.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let keys = (0..6).map(|n| key(n, n % 2) | (UPPER & n << 62));
     let (sim, pool, index) = filled(keys);
-    let shape = &serving(&index, 0).header.shape;
-    let whole = sim.load(shape);
+    let prefix = &serving(&index, 0).header.prefix;
+    let whole = sim.load(prefix);
     record(&sim, || make_room(&pool, &index, key(6, 0)));
-    assert_ne!(sim.load(shape), whole);
-    is_kept(&sim, shape);
+    assert_ne!(sim.load(prefix), whole);
+    is_kept(&sim, prefix);
 }
 
-/// The same for a chain that is made longer: others may put their records there as soon as it is unlocked.
+/// The same for a chain that is made longer: others may put their records there as soon as it is
+/// unlocked.
 #[test]
 fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled((0..6).map(|n| key(n, 0)));
@@ -86,7 +88,8 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     is_kept(&sim, chain);
 }
 
-/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was not all.
+/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was
+/// not all.
 #[test]
 fn a_walk_says_so_where_a_chain_leads_nowhere() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
@@ -103,9 +106,10 @@ fn a_walk_says_so_where_a_chain_leads_nowhere() {
     assert!(!index.check().is_empty());
 }
 
-/// A split takes all records out of a chain, and with them its only link, whose block may be something else soon.
+/// A split takes all records out of a chain, and with them its only link, whose block may be
+/// something else soon.
 #[test]
-fn an_empty_link_of_a_chain_is_unlinked_for_good() {
+fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let chained = (0..7).map(|n| key(n, 0) | UPPER);
     let others = (0..6).map(|n| key(n, 2) | (UPPER & n << 63));
     let (sim, pool, index) = filled(chained.chain(others));
@@ -116,8 +120,8 @@ fn an_empty_link_of_a_chain_is_unlinked_for_good() {
     is_kept(&sim, chain);
 }
 
-/// An index with a deep directory, in which the segments of the lowest keys are halves of one, and have many entries each;
-/// and those keys.
+/// An index with a deep directory, in which the segments of the lowest keys are halves of one, and
+/// have many entries each; and those keys.
 fn with_wide_halves() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
     let deep = (0..64).map(|n| UPPER | (n * 37 % 64) << 57 | (n % 4));
     let wide: Vec<u64> = (0..7).map(|n| key(n, 0) | (n & 1) << 62).collect();
@@ -125,8 +129,8 @@ fn with_wide_halves() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
     for &key in &wide[1..] {
         index.insert(key, key, &pool.pin()).unwrap();
     }
-    assert!(index.directory.depth() >= 4);
-    assert_eq!(index.shape_at(index.locate(0)).unwrap().depth, 2);
+    assert!(index.expansion.directory.depth() >= 4);
+    assert_eq!(prefix_at::<Header, _>(&sim, index.locate(0)).unwrap().depth, 2);
     (sim, pool, index, wide)
 }
 
@@ -138,14 +142,15 @@ fn a_merge_is_durable_before_its_halves_are_retired() {
     for &key in &wide {
         record(&sim, || assert!(index.remove(key, &pool.pin()).unwrap().removed()));
         if merges() > 0 {
-            return are_kept(&sim, index.directory.entries(), !0);
+            return are_kept(&sim, index.expansion.directory.entries(), !0);
         }
     }
     panic!("nothing was merged");
 }
 
-/// Somebody is led to a segment that was merged away before a crash, and held up until others have found that, and split again
-/// what it was merged into. It has no place, which is no damage: nobody is led there any more.
+/// Somebody is led to a segment that was merged away before a crash, and held up until others have
+/// found that, and split again what it was merged into. It has no place, which is no damage: nobody
+/// is led there any more.
 #[test]
 fn what_was_merged_away_and_split_again_is_no_damage() {
     let (sim, pool, index, wide) = with_wide_halves();
@@ -168,7 +173,7 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     for half in merged {
         index.recover(half).unwrap();
         // Where an entry does lead there, from another place, one of them is wrong.
-        let entry = index.directory.entries().last().unwrap();
+        let entry = index.expansion.directory.entries().last().unwrap();
         let right = sim.load(entry);
         sim.store(entry, half);
         assert!(index.recover(half).is_err());
@@ -177,26 +182,28 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(wide.iter().all(|&key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
-/// A process dies in a split, with nothing of that durable but the new segment. Whoever is served relies on the entries that
-/// lead there; and so does the other half, once its shape says that it is one.
+/// A process dies in a split, with nothing of that durable but the new segment. Whoever is served
+/// relies on the entries that lead there; and so does the other half, once its prefix says that it
+/// is one.
 #[test]
 fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
     for half in [0, 1] {
         let (sim, pool, index, wide) = with_wide_halves();
         let lower = serving(&index, 0);
-        let whole = HashPrefix::decode(sim.load(&lower.header.shape)).unwrap().parent().unwrap();
-        let entries = index.directory.range(whole.half(1), &index.directory.share());
+        let whole = HashPrefix::decode(sim.load(&lower.header.prefix)).unwrap().parent().unwrap();
+        let entries =
+            index.expansion.directory.range(whole.half(1), &index.expansion.directory.share());
         let upper = sim.load(&entries[0]);
-        entries.iter().for_each(|entry| sim.store(entry, index.directory.locate(0)));
-        sim.store(&lower.header.shape, whole.encode());
+        entries.iter().for_each(|entry| sim.store(entry, index.expansion.directory.locate(0)));
+        sim.store(&lower.header.prefix, whole.encode());
         sim.checkpoint();
         entries.iter().for_each(|entry| sim.store(entry, upper));
         let (first, count) = (sim.offset_of(&entries[0]), entries.len() as u64);
-        let shape = sim.offset_of(&lower.header.shape);
+        let prefix = sim.offset_of(&lower.header.prefix);
         assert_eq!(look_up_after_death(&sim, (pool, index), wide[half]), Some(wide[half]));
         are_kept(&sim, sim.slice(first, count).unwrap(), OFFSET);
         for_each_image(&sim, false, |image| {
-            let is_whole = word_in(image, shape) == whole.encode();
+            let is_whole = word_in(image, prefix) == whole.encode();
             assert!(is_whole || (word_in(image, first) ^ upper) & OFFSET == 0);
         });
     }
@@ -207,7 +214,8 @@ fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
 fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
     let segment = serving(&index, 0);
-    let (line, link) = (&segment.lines[2], index.chain(segment).next().unwrap());
+    let line = &segment.lines[2];
+    let link = chain::links::<Link, _>(&sim, &segment.header.chain).next().unwrap();
     let [found, chained] = [key(8, 2), key(9, 0)];
     sim.checkpoint();
     write::<_, 4, 3>(&sim, line, 0, Record { image: found, word: found }, 0);
@@ -220,7 +228,8 @@ fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     is_kept(&sim, sim.at(link).unwrap());
 }
 
-/// A process dies that has moved a record home, with only the original durable. It is not dropped before the other is.
+/// A process dies that has moved a record home, with only the original durable. It is not dropped
+/// before the other is.
 #[test]
 fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let moved = key(1, 0);

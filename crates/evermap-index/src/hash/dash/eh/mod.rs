@@ -6,34 +6,41 @@
 //!                    └─ ...          top hash bits pick the segment
 //! ```
 //!
-//! A full segment is split at once. What differs from the paper:
+//! A full segment is split immediately. What differs from the paper:
 //!
-//! * **Splits are committed by the directory** and never redone. No persistent word names an uncommitted
-//!   segment; moved records are cleared after the commit. The paper's protocol needs a state machine and a redo,
-//!   in which its code loses data (see `recover`).
-//! * **Keys with equal hashes** go to a chain behind the stash, instead of doubling the directory for ever.
-//! * Merging happens below a quarter of a segment, and builds a new segment rather than changing one.
+//! * **Splits are committed by the directory** and never redone. No persistent word names an
+//!   uncommitted segment; moved records are cleared after the commit. The paper's protocol needs a
+//!   state machine and a redo, in which its code loses data (see `hash/segmented/recover`).
+//! * **Keys with equal hashes** go to a chain behind the stash, instead of doubling the directory
+//!   without end.
+//! * Segments are merged below a quarter of a segment, into a new segment: neither sibling is
+//!   changed.
 
-use std::mem::offset_of;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::{Error, Guard, Medium, Pool, Result};
+use evermap_pm::{Guard, Medium, Pool, Result};
 
 use super::Dash;
-use super::expansion::{Expansion, Found, Split};
+use super::expansion::{Expansion, Found};
 use super::layout::{HashPrefix, Root, SLOTS_MAX, Segment};
-use super::segment::Chain;
-use crate::hash::directory::{self, Directory};
-use crate::hash::fresh::Fresh;
+use crate::hash::directory;
+use crate::hash::segmented::Segmented;
+use crate::hash::segmented::apply::Chain;
+use crate::hash::segmented::check::check_directory;
+use crate::hash::segmented::merge::{merge_if_sparse, split_in_proportion};
+use crate::hash::segmented::recover::{finish_structure, for_each_named};
+use crate::hash::segmented::split::Split;
 use crate::{Bytes, Key, Stats, Visitor};
 
-mod recover;
-mod restructure;
+mod structure;
 #[cfg(test)]
 mod tests;
 
-/// Dash-EH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
+pub use crate::hash::segmented::extendible::Extendible;
+
+/// Dash-EH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using
+/// `N` slots of each.
 ///
 /// See the [module](super). The paper's geometry is the default; [`Tiny`] is for tests.
 pub type DashEh<K, M, const B: usize = 64, const S: usize = 2, const N: usize = { SLOTS_MAX }> =
@@ -45,35 +52,6 @@ pub type Tiny<K, M> = DashEh<K, M, 4, 2, 4>;
 pub type WideStash<K, M> = DashEh<K, M, 64, 4>;
 /// For stores: variable-length keys.
 pub type DashBytes<M> = DashEh<Bytes, M>;
-
-/// Growth by splitting whatever is full, with a directory that doubles.
-pub struct Extendible<M: Medium> {
-    directory: Directory<M>,
-    /// An estimate until everything was visited.
-    segments: AtomicU64,
-    merges: AtomicU64,
-}
-
-impl<M: Medium> Extendible<M> {
-    fn new(directory: Directory<M>, segments: u64) -> Self {
-        Extendible { directory, segments: AtomicU64::new(segments), merges: AtomicU64::new(0) }
-    }
-
-    fn segments(&self) -> u64 {
-        self.segments.load(Ordering::Relaxed)
-    }
-
-    fn count_split(&self) {
-        self.segments.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_merge(&self) {
-        // An estimate until everything was visited: more may be merged away than it counts.
-        let less = |segments: u64| Some(segments.saturating_sub(1));
-        let _ = self.segments.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        self.merges.fetch_add(1, Ordering::Relaxed);
-    }
-}
 
 impl Found for directory::Found<'_> {
     #[inline(always)]
@@ -102,25 +80,11 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
     }
 
     fn create(pool: &Arc<Pool<M>>, root: u64, depth: u32) -> Result<(Self, Vec<u64>)> {
-        let size = size_of::<Segment<B, S>>() as u64;
-        let mut fresh = Fresh::new(pool);
-        let segments: Vec<u64> =
-            (0..1 << depth).map(|_| fresh.allocate_exact(size)).collect::<Result<_>>()?;
-        let cell = root + offset_of!(Root, directory) as u64;
-        let directory = Directory::create(pool.clone(), cell, depth, &segments)?;
-        fresh.keep();
-        Ok((Extendible::new(directory, 1 << depth), segments))
+        Extendible::create(pool, root, depth, size_of::<Segment<B, S>>() as u64, 0)
     }
 
     fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
-        pool.medium()
-            .at::<Root>(root)
-            .ok_or_else(|| Error::damaged(root, "the index's root ends outside"))?;
-        let cell = root + offset_of!(Root, directory) as u64;
-        let directory = Directory::open(pool.clone(), cell)?;
-        // Exact once everything has been visited; low until then, which only postpones doubling.
-        let estimate = (1u64 << directory.depth()).div_ceil(4);
-        Ok(Extendible::new(directory, estimate))
+        Extendible::open(pool, root)
     }
 
     #[inline(always)]
@@ -135,8 +99,8 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
     }
 
     #[inline(always)]
-    fn still(&self, m: &M, _hash: u64, found: &directory::Found<'_>) -> bool {
-        self.directory.still(m, found)
+    fn is_current(&self, m: &M, _hash: u64, found: &directory::Found<'_>) -> bool {
+        self.directory.is_current(m, found)
     }
 
     fn depth(&self) -> u32 {
@@ -156,19 +120,19 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
         dash: &DashEh<K, M, B, S, N>,
         offset: u64,
         segment: &Segment<B, S>,
-        shape: HashPrefix,
+        prefix: HashPrefix,
     ) -> Result<Option<HashPrefix>> {
-        let finished = dash.finish_directory(offset, segment, shape);
-        dash.expansion.directory.unless_gone(offset, finished)
+        finish_structure(dash, offset, segment, prefix)
     }
 
+    #[cold]
     fn split(
         dash: &DashEh<K, M, B, S, N>,
-        offset: u64,
+        segment: &Segment<B, S>,
         hash: u64,
         guard: &Guard<'_>,
     ) -> Result<Split> {
-        dash.split(offset, hash, guard)
+        split_in_proportion(dash, segment, hash, guard)
     }
 
     fn lengthened(_dash: &DashEh<K, M, B, S, N>) -> Result<()> {
@@ -177,22 +141,19 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
 
     fn emptied(
         dash: &DashEh<K, M, B, S, N>,
-        offset: u64,
+        segment: &Segment<B, S>,
         hash: u64,
         guard: &Guard<'_>,
     ) -> Result<()> {
-        dash.merge_if_sparse(offset, hash, guard)
+        merge_if_sparse(dash, segment, hash, guard)
     }
 
     fn make_all_stale(dash: &DashEh<K, M, B, S, N>) -> Result<()> {
-        let mut cursor = Some(0u64);
-        while let Some(hash) = cursor {
-            if let Ok(segment) = dash.segment(dash.expansion.directory.locate(hash)) {
+        for_each_named(dash, |offset| {
+            if let Ok(segment) = dash.segment(offset) {
                 dash.make_stale(segment);
             }
-            let step = 1u64.checked_shl(64 - dash.expansion.directory.depth()).unwrap_or(0);
-            cursor = hash.checked_add(step).filter(|_| step != 0);
-        }
+        });
         Ok(())
     }
 
@@ -201,31 +162,19 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
     }
 
     fn visited(&self, segments: u64) {
-        self.segments.store(segments, Ordering::Relaxed);
+        self.count_all(segments);
     }
 
     fn complete(&self, segments: u64, stats: &mut Stats) {
-        stats.depth = self.directory.depth();
-        stats.segments = segments;
-        stats.capacity += segments * ((B + S) * N) as u64;
-        stats.pm_bytes += (8 << stats.depth) + segments * size_of::<Segment<B, S>>() as u64;
-        stats.merges = self.merges.load(Ordering::Relaxed);
+        let segment = (((B + S) * N) as u64, size_of::<Segment<B, S>>() as u64);
+        self.complete_stats(segments, segment, stats);
     }
 
-    /// Every entry must name the segment whose shape covers it.
-    fn check(dash: &DashEh<K, M, B, S, N>, problems: &mut Vec<String>) {
-        let directory = &dash.expansion.directory;
-        let depth = directory.depth();
-        let latch = directory.share();
-        for pattern in 0..1u64 << depth {
-            let place = HashPrefix { depth, pattern };
-            let named = directory.first(place, &latch);
-            let covers = dash.shape_at(named).is_some_and(|shape| shape.covers(place.first_hash()));
-            if !covers {
-                problems.push(format!(
-                    "directory entry {pattern} names {named:#x}, which is elsewhere"
-                ));
-            }
-        }
+    fn check(
+        dash: &DashEh<K, M, B, S, N>,
+        found: &HashMap<u64, HashPrefix>,
+        problems: &mut Vec<String>,
+    ) {
+        check_directory(dash, found, problems);
     }
 }

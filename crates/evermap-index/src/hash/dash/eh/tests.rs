@@ -14,7 +14,8 @@ use crate::hash::by_hand::{
 };
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Root, Version};
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Root, Version};
+use crate::hash::segmented::{Segmented, prefix_at};
 use crate::testkit::{Crowded, Plain};
 use crate::{Action, Index, Key, MutateMode, Persistent};
 
@@ -29,7 +30,8 @@ fn filled<K: Number>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, T
     (sim, pool, index)
 }
 
-/// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the reopened index.
+/// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the
+/// reopened index.
 fn is_durable_after(
     sim: &Sim,
     serve: impl FnOnce(&Pool<Sim>, &Tiny<Plain, Sim>),
@@ -44,8 +46,8 @@ fn is_durable_after(
     for_each_image(sim, true, |image| assert_eq!(word_in(image, at), wanted));
 }
 
-/// The stamps in version words repeat after 65,535 openings, and those in segments where the opener's number was
-/// damaged. A lock of another life must not count.
+/// The stamps in version words repeat after 65,535 openings, and those in segments where the
+/// opener's number was damaged. A lock of another life must not count.
 #[test]
 fn a_stamp_of_another_life_is_not_taken_for_ours() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
@@ -74,7 +76,8 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
     }
 }
 
-/// A segment that is recovered has a damaged version word. Nothing makes it fresh again, and nobody must try for ever.
+/// A segment that is recovered has a damaged version word. Nothing makes it fresh again, and nobody
+/// must try for ever.
 #[test]
 fn a_bucket_that_stays_stale_is_told_of() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
@@ -82,7 +85,7 @@ fn a_bucket_that_stays_stale_is_told_of() {
     for key in keys() {
         let segment = index.segment(index.expansion.directory.locate(key)).unwrap();
         for bucket in &segment.normal {
-            sim.store_transient(&bucket.version, Version::fresh(index.generation - 1).0);
+            sim.store_transient(&bucket.version, Version::fresh(index.core.generation - 1).0);
         }
     }
     let guard = pool.pin();
@@ -107,8 +110,8 @@ fn a_chain_that_leads_nowhere_is_cut_for_good() {
     is_durable_after(&sim, serve, (at, 0));
 }
 
-/// A split has committed, and a crash lost the rest of its entries. What recovery makes of them is durable before
-/// anybody is served: the segment that they still named may be given away next.
+/// A split has committed, and a crash lost the rest of its entries. What recovery makes of them is
+/// durable before anybody is served: the segment that they still named may be given away next.
 #[test]
 fn a_range_that_recovery_has_finished_stays_finished() {
     // Some segments, and then many entries for each but one.
@@ -116,7 +119,7 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     let (sim, pool, index) = filled::<Plain>(spread.chain((2..400).map(|key| key << 34)));
     let entries = index.expansion.directory.entries();
     let names = |at: usize| sim.load(&entries[at]);
-    let shape = |at: usize| index.shape_at(names(at)).unwrap();
+    let prefix = |at: usize| prefix_at::<Header, _>(index.medium(), names(at)).unwrap();
     // The last entry of an upper half, and one of the lower.
     let (last, lower) = (1..entries.len())
         .filter(|&last| names(last) == names(last - 1))
@@ -124,9 +127,9 @@ fn a_range_that_recovery_has_finished_stays_finished() {
             let first = (0..last).find(|&at| names(at) == names(last))?;
             let is_end = last + 1 == entries.len() || names(last + 1) != names(last);
             let lower = first.checked_sub(1)?;
-            let are_halves = shape(lower).depth == shape(last).depth
-                && shape(last).pattern == shape(lower).pattern + 1
-                && shape(last).pattern % 2 == 1;
+            let are_halves = prefix(lower).depth == prefix(last).depth
+                && prefix(last).pattern == prefix(lower).pattern + 1
+                && prefix(last).pattern % 2 == 1;
             (is_end && are_halves).then_some((last, lower))
         })
         .expect("a segment with several entries beside its other half");
@@ -140,8 +143,9 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     is_durable_after(&sim, serve, (at, wanted));
 }
 
-/// Somebody is led to a segment that was merged away before a crash, and held up until others have found that, and split again
-/// what it was merged into. It has no place, which is no damage: nobody is led there any more.
+/// Somebody is led to a segment that was merged away before a crash, and held up until others have
+/// found that, and split again what it was merged into. It has no place, which is no damage: nobody
+/// is led there any more.
 #[test]
 fn what_was_merged_away_and_split_again_is_no_damage() {
     let keys = |count: u64| (1..count).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -174,8 +178,8 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(wide().all(|key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
-/// Records with equal hashes fill several buckets of a chain, and move with it when their segment is split: all of
-/// the new chain is durable.
+/// Records with equal hashes fill several buckets of a chain, and move with it when their segment
+/// is split: all of the new chain is durable.
 #[test]
 fn a_chain_of_several_buckets_survives_a_split() {
     // All further bits are ones, so that a crowd belongs to the upper half of each split.
@@ -202,7 +206,8 @@ fn a_chain_of_several_buckets_survives_a_split() {
     });
 }
 
-/// A bucket is empty, durably, before a chain leads there: its block may have been something else before.
+/// A bucket is empty, durably, before a chain leads there: its block may have been something else
+/// before.
 #[test]
 fn a_chain_leads_to_empty_buckets_only() {
     const GARBAGE: u64 = u64::MAX;
@@ -247,8 +252,8 @@ fn a_chain_leads_to_empty_buckets_only() {
     assert!(images > 0);
 }
 
-/// A chain is made longer for a record that in the end is not inserted. Others may put theirs there as soon as the stash is
-/// unlocked, so the link is durable by then.
+/// A chain is made longer for a record that in the end is not inserted. Others may put theirs there
+/// as soon as the stash is unlocked, so the link is durable by then.
 #[test]
 fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
@@ -268,9 +273,10 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     unreachable!("a hundred records with one hash need a chain");
 }
 
-/// The last record of a bucket in a chain goes, and with it the bucket, whose block may be something else soon.
+/// The last record of a bucket in a chain goes, and with it the bucket, whose block may be
+/// something else soon.
 #[test]
-fn an_empty_bucket_of_a_chain_is_unlinked_for_good() {
+fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
     let header = || &index.segment(index.expansion.directory.locate(0)).unwrap().header;
     let last = (0..100)
@@ -284,8 +290,9 @@ fn an_empty_bucket_of_a_chain_is_unlinked_for_good() {
     is_kept(&sim, &header().chain);
 }
 
-/// Recovery drops a record from a bucket where it does not belong. That is durable before the segment is used: were the
-/// record removed where it does belong, by somebody else, this one would come back.
+/// Recovery drops a record from a bucket where it does not belong. That is durable before the
+/// segment is used: were the record removed where it does belong, by somebody else, this one would
+/// come back.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let (sim, pool, index) = filled::<Plain>(0..4);
@@ -303,7 +310,8 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     is_durable_after(&sim, serve, (at, before));
 }
 
-/// A process dies that has stored records, in a bucket and in a chain, and has doubled the directory.
+/// A process dies that has stored records, in a bucket and in a chain, and has doubled the
+/// directory.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled::<Crowded>(0..40);
@@ -311,7 +319,7 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     let segment = index.segment(directory.locate(0)).unwrap();
     let chain = sim.at::<Bucket>(sim.load(&segment.header.chain)).expect("a chain");
     let words = [
-        &sim.at::<Root>(index.root).unwrap().directory,
+        &sim.at::<Root>(index.core.root).unwrap().directory,
         &directory.entries()[0],
         &segment.normal[0].slots[3].word,
         &segment.normal[0].meta,
@@ -340,7 +348,9 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
     let depth = index.expansion.directory.depth();
     let load =
         |index: &Tiny<Plain, Sim>, at: usize| sim.load(&index.expansion.directory.entries()[at]);
-    let shape = |index: &Tiny<Plain, Sim>, at| index.shape_at(load(index, at)).unwrap();
+    let prefix = |index: &Tiny<Plain, Sim>, at| {
+        prefix_at::<Header, _>(index.medium(), load(index, at)).unwrap()
+    };
     let key = |at: usize, low: u64| (at as u64) << (64 - depth) | (low * 0x940 + low % 64);
     let (first_of_u, first_of_v, end) = (1 << (depth - 2), 3 << (depth - 3), 1 << (depth - 1));
     let mut kept = Vec::new();
@@ -349,7 +359,7 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
         kept.push(key);
     };
     // What a process leaves that dies when it has stored `first`, the first entry of an upper half:
-    // the others say what they did before, and the lower half has its shape of before.
+    // the others say what they did before, and the lower half has its prefix of before.
     let die = |(pool, index): (Arc<Pool<Sim>>, Tiny<Plain, Sim>),
                first: usize,
                before: u64,
@@ -357,19 +367,19 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
         let entries = &index.expansion.directory.entries()[first + 1..end];
         assert!(!entries.is_empty() && load(&index, first) != before);
         entries.iter().for_each(|entry| sim.store(entry, before));
-        sim.store(&index.segment(lower.0).unwrap().header.shape, lower.1.encode());
+        sim.store(&index.segment(lower.0).unwrap().header.prefix, lower.1.encode());
         drop((index, pool));
         reopened::<Tiny<Plain, Sim>>(&sim)
     };
 
-    let whole = shape(&index, 0);
+    let whole = prefix(&index, 0);
     assert_eq!(
         (whole, load(&index, 0)),
         (HashPrefix { depth: 1, pattern: 0 }, load(&index, end - 1))
     );
     for low in 1.. {
         insert((&pool, &index), key((low * 5) as usize % end, low));
-        if shape(&index, first_of_u) == whole.half(1) {
+        if prefix(&index, first_of_u) == whole.half(1) {
             break;
         }
     }

@@ -1,13 +1,14 @@
 //! Expanding, and initialising the segments that have come into use.
 //!
-//! An expansion moves nothing. It reserves an array if need be, marks the segments behind the last as not
-//! initialised, makes that durable, and commits by the extent. A crash before that leaves at most an array that the
-//! root names but no segment in use: the next expansion takes it.
+//! An expansion moves nothing. It reserves an array if need be, marks the segments behind the last
+//! as not initialised, makes that durable, and commits by the extent. A crash before that leaves at
+//! most an array that the root names but no segment in use: the next expansion takes it.
 //!
-//! Initialising a segment splits its origin in half, as often as it has fallen behind, under all its locks. The new
-//! segment is complete and durable before its shape, the commit, and only then do the moved records go from the
-//! origin. A crash before the commit leaves a segment that is not initialised, and whose chain, if it has one,
-//! nobody believes in; after it, recovery of the origin drops what the new segment has.
+//! Initialising a segment splits its origin in half, as often as it has fallen behind, under all
+//! its locks. The new segment is complete and durable before its prefix, the commit, and only then
+//! do the moved records go from the origin. A crash before the commit leaves a segment that is not
+//! initialised, and whose chain, if it has one, is not believed in; after it, recovery of the
+//! origin drops what the new segment has.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -16,16 +17,16 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::layout::{ARRAYS, Array, Extent};
-use super::{DashLh, Linear, numbers, shape_if_initialised};
+use super::{DashLh, Linear, numbers, prefix_if_initialised};
 use crate::Key;
 use crate::hash::dash::layout::{HashPrefix, Segment};
-use crate::hash::dash::rebuild::Placed;
+use crate::hash::segmented::Segmented;
 
 /// Why the marks of segments that come into use must be durable.
-const NO_SHAPE: &str = "needed in memory with a past: `a_segment_comes_into_use_without_a_shape`";
+const NO_PREFIX: &str = "needed in memory with a past: `a_segment_comes_into_use_without_a_prefix`";
 
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
-    /// Makes sure that the arrays of `count` segments are there. Only by whoever holds `expanding`.
+    /// Makes sure that the arrays of `count` segments are there. The caller holds `expanding`.
     fn reserve(&self, count: u64, bytes: u64) -> Result<()> {
         let m = self.pool.medium();
         for number in 0..Self::arrays_for(count) {
@@ -39,7 +40,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             // Durable with what `expand` fences before the extent says that it is used.
             m.note(Note::Harmless("late, it still comes before the fence: marks are stored first"));
             m.flush(cell);
-            // Release: for visitors, who do not wait until its segments are in use.
+            // Release: for visitors, which do not wait until its segments are in use.
             self.arrays[number].store(offset, Ordering::Release);
             // Relaxed: searches come here once the segments are in use.
             self.bases[number].store(Self::base(number, offset, bytes), Ordering::Relaxed);
@@ -47,12 +48,13 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
         Ok(())
     }
 
-    /// The commit of an expansion: `count` segments are in use. Only by whoever holds `expanding`.
+    /// The commit of an expansion: `count` segments are in use. The caller holds `expanding`.
     fn extend_to(&self, count: u64) {
         let (m, cell) = (self.pool.medium(), &self.root().extent);
         m.store(cell, Extent(count).encode());
         m.persist(cell);
-        // Durable, so others may act on it now. Release: arrays and marks of the new segments come before.
+        // Durable, so others may act on it now. Release: arrays and marks of the new segments come
+        // before.
         self.count.store(count, Ordering::Release);
     }
 }
@@ -71,7 +73,8 @@ where
         self.expansion.place(number, size_of::<Segment<B, S>>() as u64)
     }
 
-    /// Brings the next segments into use, unless the index is so empty that chains must have another reason.
+    /// Brings the next segments into use, unless the index is so empty that chains must have
+    /// another reason.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -88,33 +91,35 @@ where
         let m = self.medium();
         for number in before..after {
             let segment = self.segment(self.place(number))?;
-            // The space may have been another structure's: nothing in it is to look like a segment in use.
-            m.store(&segment.header.shape, 0);
-            m.note(Note::Harmless(NO_SHAPE));
-            m.flush(&segment.header.shape);
+            // The space may have been another structure's: nothing in it is to look like a segment
+            // in use.
+            m.store(&segment.header.prefix, 0);
+            m.note(Note::Harmless(NO_PREFIX));
+            m.flush(&segment.header.prefix);
             self.make_stale(segment);
         }
-        m.note(Note::Harmless(NO_SHAPE));
+        m.note(Note::Harmless(NO_PREFIX));
         m.fence();
         linear.extend_to(after);
         Ok(())
     }
 
-    /// Whether segment `number`, or the one that has its records, holds so little that splitting it is of no use.
+    /// Returns whether segment `number`, or the one that has its records, holds so little that
+    /// splitting it is of no use.
     fn is_sparse(&self, number: u64) -> Result<bool> {
         let (holder, _) = self.nearest(number)?;
-        Ok(self.count(self.segment(self.place(holder))?) < Self::SPARSE)
+        Ok(self.count_records(self.segment(self.place(holder))?) < Self::SPARSE)
     }
 
     /// The nearest initialised segment among `number`, its origin, that one's origin and so on.
     pub(super) fn nearest(&self, number: u64) -> Result<(u64, HashPrefix)> {
         let mut at = number;
         loop {
-            if let Some(shape) = shape_if_initialised(self.medium(), at, self.place(at)) {
-                return Ok((at, shape));
+            if let Some(prefix) = prefix_if_initialised(self.medium(), at, self.place(at)) {
+                return Ok((at, prefix));
             }
             if at == 0 {
-                return Err(Error::damaged(self.place(0), "the first segment has lost its shape"));
+                return Err(Error::damaged(self.place(0), "the first segment has lost its prefix"));
             }
             at = numbers::origin(at);
         }
@@ -126,60 +131,56 @@ where
     /// `NoSpace` where a chain is needed and cannot be had; nothing has changed then.
     #[cold]
     pub(super) fn initialise(&self, number: u64, guard: &Guard<'_>) -> Result<()> {
-        // Each step brings an origin one bit nearer, or finds that somebody else has.
+        // Each step brings an origin one bit nearer, or finds that another thread has.
         const MANY: usize = 100;
         for _ in 0..MANY {
-            let (origin, shape) = self.nearest(number)?;
+            let (origin, prefix) = self.nearest(number)?;
             if origin == number {
                 return self.recover(self.place(number));
             }
-            if shape.covers(numbers::rank(numbers::hash_of(number))) {
-                self.split_origin(origin, shape, guard)?;
+            if prefix.covers(numbers::rank(numbers::hash_of(number))) {
+                self.split_origin(origin, prefix, guard)?;
             }
         }
-        Err(Error::damaged(self.place(number), "a segment has lost its shape"))
+        Err(Error::damaged(self.place(number), "a segment has lost its prefix"))
     }
 
-    /// Splits segment `origin` if it still has this shape, into itself and the segment that the next bit tells
-    /// from it.
-    fn split_origin(&self, origin: u64, shape: HashPrefix, guard: &Guard<'_>) -> Result<()> {
+    /// Splits segment `origin` if it still has this prefix, into itself and the segment that the
+    /// next bit tells from it.
+    fn split_origin(&self, origin: u64, prefix: HashPrefix, guard: &Guard<'_>) -> Result<()> {
         let m = self.medium();
         let offset = self.place(origin);
         let segment = self.segment(offset)?;
-        let (lower, upper) = (shape.half(0), shape.half(1));
-        let new = self.place(numbers::number_of_shape(upper));
+        let (lower, upper) = (prefix.half(0), prefix.half(1));
+        let new = self.place(numbers::number_of_prefix(upper));
         if !self.lock_all(offset, segment, numbers::hash_of(origin))? {
             return Ok(());
         }
-        if m.load(&segment.header.shape) != shape.encode() {
-            // Somebody else split it, or recovery has found that it was.
-            self.unlock_unchanged(segment);
+        if m.load(&segment.header.prefix) != prefix.encode() {
+            // Another thread split it, or recovery has found that it was.
+            self.unlock_as_before(segment);
             return Ok(());
         }
-        let (mut staying, mut moving) = (Self::room_for_records(), Self::room_for_records());
-        self.for_each_placed(segment, |placed: Placed| {
-            let rank = numbers::rank(placed.record.hash);
-            let half = if upper.covers(rank) { &mut moving } else { &mut staying };
-            half.push(placed);
-        });
-        // Without a shape as yet: whatever is in it, it counts as not initialised.
+        let [staying, moving] = self.halves_of(segment, upper);
+        // Without a prefix as yet: whatever is in it, it counts as not initialised.
         let headers = match self.build(new, None, moving.iter().map(|placed| placed.record)) {
             Ok(headers) => headers,
             Err(error) => {
-                self.unlock_unchanged(segment);
+                self.unlock_as_before(segment);
                 return Err(error);
             }
         };
         m.fence();
         let initialised = self.segment(new)?;
-        // The commit. All its buckets are locked, so that nobody acts on it before it is durable.
-        m.note(Note::Harmless("torn, it is the shape of another number, or none: no segment yet"));
-        m.store(&initialised.header.shape, upper.encode());
-        m.persist(&initialised.header.shape);
+        // The commit. All its buckets are locked, so that no thread acts on it before it is
+        // durable.
+        m.note(Note::Harmless("torn, it is the prefix of another number, or none: no segment yet"));
+        m.store(&initialised.header.prefix, upper.encode());
+        m.persist(&initialised.header.prefix);
         // Durable with the fence in `settle`; a crash before that is recognised by the new segment.
-        m.store(&segment.header.shape, lower.encode());
+        m.store(&segment.header.prefix, lower.encode());
         m.note(Note::Harmless("late, it still comes before the segment is unlocked"));
-        m.flush(&segment.header.shape);
+        m.flush(&segment.header.prefix);
         // Only now, with the move durable, do the moved records go from here.
         let remaining = self.settle(segment, lower, &staying, &moving);
         m.note(Note::Harmless(
@@ -187,13 +188,14 @@ where
         ));
         m.fence();
         self.trim_chain(segment, guard);
-        self.count_split();
+        self.core.count_split();
         self.unlock_all(initialised, &headers);
         self.unlock_all(segment, &remaining);
         Ok(())
     }
 
-    /// Every segment in use must have an array, and be initialised exactly if its origin has given it its records.
+    /// Every segment in use must have an array, and be initialised exactly if its origin has given
+    /// it its records.
     pub(super) fn check_numbers(&self, problems: &mut Vec<String>) {
         let (m, linear) = (self.medium(), &self.expansion);
         let root = linear.root();
@@ -208,8 +210,9 @@ where
                 problems.push(format!("array {number} is not at {offset:#x}, where searches go"));
             }
         }
-        let depth_of =
-            |number| shape_if_initialised(m, number, self.place(number)).map(|shape| shape.depth);
+        let depth_of = |number| {
+            prefix_if_initialised(m, number, self.place(number)).map(|prefix| prefix.depth)
+        };
         for number in 1..count {
             let origin = numbers::origin(number);
             let given = depth_of(origin).is_some_and(|depth| depth >= numbers::least_depth(number));

@@ -5,7 +5,8 @@ use evermap_pm::{PmU64, pod};
 use super::numbers::SEGMENTS_MAX;
 use crate::hash::hash_prefix::check_bits;
 
-/// Arrays that the root has room for: enough for every segment that hash bits can tell apart.
+/// The number of arrays that the root has room for: enough for every segment that hash bits can
+/// tell apart.
 pub(super) const ARRAYS: usize = 512;
 
 pod! {

@@ -1,35 +1,41 @@
 //! Dash-LH: linear hashing.
 //!
 //! ```text
-//! root ─┬─ array of 61 segments ──┐            segment   as in Dash-EH; the hash bits from 24 up number it
-//!       ├─ ...                    ├ 16 arrays  extent    how many segments are in use, in one word:
-//!       ├─ array of 61 segments ──┘                      2^N + Next
-//!       ├─ array of 122 segments ─┐
+//! root ─┬─ array of 61 segments ──┐            segment   as in Dash-EH; hash bits from 24 up
+//!       ├─ ...                    ├ 16 arrays            number it
+//!       ├─ array of 61 segments ──┘            extent    how many segments are in use, in one
+//!       ├─ array of 122 segments ─┐                      word: 2^N + Next
 //!       ├─ ...                    ├ 16 arrays
 //!       └─ array of 244 segments, ...
 //! ```
 //!
-//! There is no directory to miss the cache in: 512 offsets place every segment there can be, because arrays double
-//! in size after each sixteen (the paper's hybrid expansion). A segment that is full gets a chain of buckets behind
-//! its stash. That makes the index *expand*: the next two segments come into use, without a record being moved.
-//! Whoever then wants to change something in such a segment first *initialises* it: splits its origin, the segment
-//! that had its records so far.
+//! There is no directory to miss the cache in: 512 offsets place every segment there can be,
+//! because arrays double in size after each sixteen (the paper's hybrid expansion). A segment that
+//! is full gets a chain of buckets behind its stash. That makes the index *expand*: the next two
+//! segments come into use, without a record being moved. A thread that then changes something in
+//! such a segment first *initialises* it: splits its origin, the segment that had its records so
+//! far.
 //!
 //! What differs from the paper, and why:
 //!
-//! * **The extent is durable before anyone acts on it.** Searches go by a copy in ordinary memory, which changes
-//!   only then. The paper's code publishes first, and a crash loses what was moved meanwhile.
-//! * **A split is committed by the shape of the new segment**, one word. A segment without a shape is not
-//!   initialised, which is also what a crash in the middle of its split leaves. There are no states to be reset.
-//! * **Lookups split nothing**: where a segment is not initialised they ask the one that has its records.
-//! * **No mark says that an array is being allocated.** That is known in ordinary memory, so a crash cannot keep it.
-//! * **Arrays fit the extents of the heap**, 61 segments half of one and 122 the whole: arrays of powers of two would
-//!   leave up to half of their space unused. There are sixteen of each size instead of eight, so that less is
-//!   reserved ahead of use.
-//! * **An index that is mostly empty does not expand**, so that keys with equal hashes lengthen a chain and nothing
-//!   else.
+//! * **The extent is durable before anyone acts on it.** Searches go by a copy in ordinary
+//!   memory, which changes only then. The paper's code publishes first, and a crash loses what was
+//!   moved meanwhile.
+//! * **A split is committed by the prefix of the new segment**, one word. A segment without a
+//!   prefix is not initialised, which is also what a crash in the middle of its split leaves. There
+//!   are no states to be reset.
+//! * **Lookups split nothing**: where a segment is not initialised they ask the one that has its
+//!   records.
+//! * **No mark says that an array is being allocated.** That is known in ordinary memory, so a
+//!   crash cannot keep it.
+//! * **Arrays fit the extents of the heap**, 61 segments half of one and 122 the whole: arrays of
+//!   powers of two would leave up to half of their space unused. There are sixteen of each size
+//!   instead of eight, so that less is reserved ahead of use.
+//! * **An index that is mostly empty does not expand**, so that keys with equal hashes lengthen a
+//!   chain and nothing else.
 //! * It does not shrink: segments and arrays once in use stay so.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,12 +44,13 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::Dash;
-use super::expansion::{Expansion, Found, Split};
-use super::layout::{HashPrefix, SLOTS_MAX, Segment};
-use super::recover::shape_at;
-use super::segment::Chain;
+use super::expansion::{Expansion, Found};
+use super::layout::{HashPrefix, Header, SLOTS_MAX, Segment};
 use crate::hash::FOUND_LATE;
 use crate::hash::fresh::Fresh;
+use crate::hash::segmented::apply::Chain;
+use crate::hash::segmented::split::Split;
+use crate::hash::segmented::{Segmented, prefix_at};
 use crate::{Key, Stats, Visitor};
 use layout::{ARRAYS, Array, Extent, Root};
 
@@ -55,8 +62,9 @@ mod pitfalls;
 #[cfg(test)]
 mod tests;
 
-/// Dash-LH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using `N` slots of each.
-/// The first `T` arrays have `F` segments, the next `T` twice as many, and so on.
+/// Dash-LH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using
+/// `N` slots of each. The first `T` arrays have `F` segments, the next `T` twice as many, and so
+/// on.
 ///
 /// See the [module](super). [`TinyLh`] is for tests.
 pub type DashLh<
@@ -69,7 +77,7 @@ pub type DashLh<
     const T: usize = 16,
 > = Dash<K, M, Linear<M, F, T>, B, S, N>;
 
-/// Segments that come into use at once.
+/// The number of segments that come into use together.
 const STEP: u64 = 2;
 /// Base of an array that is not there: no medium is as large, whatever the segment.
 const NOWHERE: u64 = 1 << 62;
@@ -86,9 +94,10 @@ pub struct Linear<M: Medium, const F: usize, const T: usize> {
     count: AtomicU64,
     /// Copies of the arrays' offsets, 0 for those that are not there yet.
     arrays: Box<[AtomicU64; ARRAYS]>,
-    /// The same for searches: where segment 0 would be if each array began with it, or [`NOWHERE`].
+    /// What searches use instead: where segment 0 would be if each array began with it, or
+    /// [`NOWHERE`].
     bases: Box<[AtomicU64; ARRAYS]>,
-    /// Held by whoever lets the index extend further.
+    /// Held by the thread that extends the index.
     expanding: Mutex<()>,
 }
 
@@ -144,12 +153,13 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     /// Segments in use.
     #[inline(always)]
     fn count(&self) -> u64 {
-        // Acquire: pairs with the release in `extend_to`, so that their arrays are known, and whoever was led to one
-        // of them and changed it was so before.
+        // Acquire: pairs with the release in `extend_to`, so that their arrays are known, and a
+        // thread that was led to one of them and changed it was so before.
         self.count.load(Ordering::Acquire)
     }
 
-    /// Offset of segment `number` in an array of segments of `bytes` bytes; one that cannot be where there is none.
+    /// Offset of segment `number` in an array of segments of `bytes` bytes; one that cannot be
+    /// where there is none.
     #[inline(always)]
     fn place(&self, number: u64, bytes: u64) -> u64 {
         let base = self.bases.get(numbers::array_of(number, F as u64, T as u64));
@@ -176,10 +186,10 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     }
 }
 
-/// The shape of segment `number` at `offset`, if it is initialised.
-fn shape_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<HashPrefix> {
-    shape_at(m, offset).filter(|&shape| {
-        numbers::number_of_shape(shape) == number && shape.depth >= numbers::least_depth(number)
+/// The prefix of segment `number` at `offset`, if it is initialised.
+fn prefix_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<HashPrefix> {
+    prefix_at::<Header, M>(m, offset).filter(|&prefix| {
+        numbers::number_of_prefix(prefix) == number && prefix.depth >= numbers::least_depth(number)
     })
 }
 
@@ -221,7 +231,7 @@ where
         }
         m.flush(header);
         let linear = Linear::new(pool.clone(), root, count, arrays, bytes);
-        let number = |pattern| numbers::number_of_shape(HashPrefix { depth, pattern });
+        let number = |pattern| numbers::number_of_prefix(HashPrefix { depth, pattern });
         let places = (0..count).map(|pattern| linear.place(number(pattern), bytes)).collect();
         Ok((linear, places))
     }
@@ -230,7 +240,7 @@ where
         let m = pool.medium();
         let damaged = |what| Error::damaged(root, what);
         let header = m.at::<Root>(root).ok_or_else(|| damaged("the index's root ends outside"))?;
-        // Whoever stored what it says may have died before it was durable.
+        // The thread that stored what it says may have died before it was durable.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
         if m.load(&header.geometry) != Self::GEOMETRY {
@@ -277,27 +287,29 @@ where
             let mut at = number;
             loop {
                 let holder = self.place(at, bytes);
-                match shape_if_initialised(m, at, holder) {
-                    // A segment that serves less than it did when we read the count is found out by `still`.
-                    Some(shape) if at == number || shape.covers(numbers::rank(hash)) => {
+                match prefix_if_initialised(m, at, holder) {
+                    // A segment that serves less than it did when we read the count is found out by
+                    // `still`.
+                    Some(prefix) if at == number || prefix.covers(numbers::rank(hash)) => {
                         return Ok(Led { count, number, target, holder });
                     }
-                    // It gave these records away, so the segment that got them is initialised by now.
+                    // It gave these records away, so the segment that got them is initialised by
+                    // now.
                     Some(_) => break,
                     None if at == 0 => break,
                     None => at = numbers::origin(at),
                 }
             }
         }
-        Err(Error::damaged(target, "a segment has lost its shape"))
+        Err(Error::damaged(target, "a segment has lost its prefix"))
     }
 
     #[inline(always)]
-    fn still(&self, m: &M, hash: u64, found: &Led) -> bool {
+    fn is_current(&self, m: &M, hash: u64, found: &Led) -> bool {
         let count = self.count();
         (count == found.count || numbers::number_of(hash, count) == found.number)
             && (found.holder == found.target
-                || shape_if_initialised(m, found.number, found.target).is_none())
+                || prefix_if_initialised(m, found.number, found.target).is_none())
     }
 
     fn depth(&self) -> u32 {
@@ -323,29 +335,29 @@ where
         dash: &DashLh<K, M, B, S, N, F, T>,
         offset: u64,
         segment: &Segment<B, S>,
-        mut shape: HashPrefix,
+        mut prefix: HashPrefix,
     ) -> Result<Option<HashPrefix>> {
         let (m, count) = (dash.medium(), dash.expansion.count());
-        let number = numbers::number_of_shape(shape);
+        let number = numbers::number_of_prefix(prefix);
         if number >= count || dash.place(number) != offset {
             return Err(Error::damaged(offset, "a segment of another place"));
         }
-        let child = number | 1 << shape.depth;
-        let split = child < count && shape_if_initialised(m, child, dash.place(child)).is_some();
+        let child = number | 1 << prefix.depth;
+        let split = child < count && prefix_if_initialised(m, child, dash.place(child)).is_some();
         if split {
             // Before anything goes from here.
-            m.persist(&dash.segment(dash.place(child))?.header.shape);
-            shape = shape.half(0);
-            m.store(&segment.header.shape, shape.encode());
+            m.persist(&dash.segment(dash.place(child))?.header.prefix);
+            prefix = prefix.half(0);
+            m.store(&segment.header.prefix, prefix.encode());
             // Durable with the contents: until then the new segment says the same.
-            m.flush(&segment.header.shape);
+            m.flush(&segment.header.prefix);
         }
-        Ok(Some(shape))
+        Ok(Some(prefix))
     }
 
     fn split(
         _dash: &DashLh<K, M, B, S, N, F, T>,
-        _offset: u64,
+        _segment: &Segment<B, S>,
         _hash: u64,
         _guard: &Guard<'_>,
     ) -> Result<Split> {
@@ -363,7 +375,7 @@ where
 
     fn emptied(
         _dash: &DashLh<K, M, B, S, N, F, T>,
-        _offset: u64,
+        _segment: &Segment<B, S>,
         _hash: u64,
         _guard: &Guard<'_>,
     ) -> Result<()> {
@@ -388,18 +400,23 @@ where
 
     fn visited(&self, _segments: u64) {}
 
-    /// Counts what all arrays have room for, as the paper's evaluation does, not only what is in use.
+    /// Counts what all arrays have room for, as the paper's evaluation does, not only what is in
+    /// use.
     fn complete(&self, _initialised: u64, stats: &mut Stats) {
         let there = self.arrays.iter().filter(|array| array.load(Ordering::Acquire) != 0).count();
         let segments = numbers::segments_in(there, F as u64, T as u64);
         stats.depth = self.count().ilog2();
         stats.segments = self.count();
         stats.capacity += segments * ((B + S) * N) as u64;
-        stats.pm_bytes += segments * size_of::<Segment<B, S>>() as u64;
+        stats.pm_bytes += size_of::<Root>() as u64 + segments * size_of::<Segment<B, S>>() as u64;
         stats.dram_bytes += 2 * size_of::<[AtomicU64; ARRAYS]>() as u64;
     }
 
-    fn check(dash: &DashLh<K, M, B, S, N, F, T>, problems: &mut Vec<String>) {
+    fn check(
+        dash: &DashLh<K, M, B, S, N, F, T>,
+        _found: &HashMap<u64, HashPrefix>,
+        problems: &mut Vec<String>,
+    ) {
         dash.check_numbers(problems);
     }
 }

@@ -1,8 +1,9 @@
 //! The arithmetic of linear hashing: which segment a hash belongs to, and where that segment is.
 //!
-//! Segments are numbered, and those below some *count* are in use. With `2^N <= count < 2^(N+1)`, a hash belongs
-//! to the segment that its low `N + 1` number bits name if that is in use, and to the one that its low `N` bits
-//! name otherwise. So a new segment `2^N + i` takes records from segment `i`, its *origin*, and from nowhere else.
+//! Segments are numbered, and those below some *count* are in use. With `2^N <= count < 2^(N+1)`, a
+//! hash belongs to the segment that its low `N + 1` number bits name if that is in use, and to the
+//! one that its low `N` bits name otherwise. So a new segment `2^N + i` takes records from segment
+//! `i`, its *origin*, and from nowhere else.
 
 use crate::hash::dash::layout::HashPrefix;
 
@@ -31,12 +32,14 @@ pub(super) fn origin(number: u64) -> u64 {
     number & !(1 << number.ilog2())
 }
 
-/// How many bits the numbers of its origin and itself differ in at least: the least depth of the segment.
+/// How many bits the numbers of its origin and itself differ in at least: the least depth of the
+/// segment.
 pub(super) fn least_depth(number: u64) -> u32 {
     64 - number.leading_zeros()
 }
 
-/// The number bits of a hash, from the top: halves of what a segment serves are neighbours in this order.
+/// The number bits of a hash, from the top: halves of what a segment serves are neighbours in this
+/// order.
 pub(super) fn rank(hash: u64) -> u64 {
     (hash >> NUMBER_SHIFT).reverse_bits()
 }
@@ -46,17 +49,19 @@ pub(super) fn unrank(rank: u64) -> u64 {
     rank.reverse_bits() << NUMBER_SHIFT
 }
 
-/// The number of the segment with this shape: the low number bits of the hashes that it serves.
-pub(super) fn number_of_shape(shape: HashPrefix) -> u64 {
-    if shape.depth == 0 { 0 } else { shape.pattern.reverse_bits() >> (64 - shape.depth) }
+/// The number of the segment with this prefix: the low number bits of the hashes that it serves.
+pub(super) fn number_of_prefix(prefix: HashPrefix) -> u64 {
+    if prefix.depth == 0 { 0 } else { prefix.pattern.reverse_bits() >> (64 - prefix.depth) }
 }
 
-/// The array that segment `number` is in, where the first `stride` arrays have `first` segments each, the next `stride`
-/// twice as many, and so on. Every search asks this, so it is as short as it can be.
+/// The array that segment `number` is in, where the first `stride` arrays have `first` segments
+/// each, the next `stride` twice as many, and so on. Every search asks this, so it is as short as
+/// it can be.
 #[inline(always)]
 pub(super) fn array_of(number: u64, first: u64, stride: u64) -> usize {
-    // In units of the first array, group g has `stride` arrays of 2^g units each, and begins at stride * (2^g - 1). Counted
-    // from -stride on it begins at stride * 2^g, and its arrays at multiples of 2^g.
+    // In units of the first array, group g has `stride` arrays of 2^g units each, and begins at
+    // stride * (2^g - 1). Counted from -stride on it begins at stride * 2^g, and its arrays at
+    // multiples of 2^g.
     let unit = number / first + stride;
     let group = (unit / stride).ilog2();
     (stride * u64::from(group) + (unit >> group) - stride) as usize
@@ -81,7 +86,8 @@ pub(super) const fn segments_in(arrays: usize, first: u64, stride: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The values that follow from the paper's parameters: a stride of 8, and 64 segments in the first arrays.
+    /// The values that follow from the paper's parameters: a stride of 8, and 64 segments in the
+    /// first arrays.
     #[test]
     fn positions_are_those_of_hybrid_expansion() {
         for (number, array, within) in [
@@ -146,7 +152,7 @@ mod tests {
         }
     }
 
-    fn shape_of(number: u64, depth: u32) -> HashPrefix {
+    fn prefix_of(number: u64, depth: u32) -> HashPrefix {
         let pattern = if depth == 0 { 0 } else { number.reverse_bits() >> (64 - depth) };
         HashPrefix { depth, pattern }
     }
@@ -155,12 +161,12 @@ mod tests {
     fn shapes_name_segments() {
         for number in 0..100 {
             for depth in least_depth(number)..12 {
-                let shape = shape_of(number, depth);
-                assert_eq!(number_of_shape(shape), number);
-                assert!(shape.covers(rank(hash_of(number))));
-                assert_eq!(shape.half(0), shape_of(number, depth + 1));
-                assert_eq!(shape.half(1), shape_of(number | 1 << depth, depth + 1));
-                assert_eq!(number_of(unrank(shape.first_hash()), u64::MAX >> 1), number);
+                let prefix = prefix_of(number, depth);
+                assert_eq!(number_of_prefix(prefix), number);
+                assert!(prefix.covers(rank(hash_of(number))));
+                assert_eq!(prefix.half(0), prefix_of(number, depth + 1));
+                assert_eq!(prefix.half(1), prefix_of(number | 1 << depth, depth + 1));
+                assert_eq!(number_of(unrank(prefix.first_hash()), u64::MAX >> 1), number);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! What went wrong in other implementations of Dash-LH, one test each, and what is special about linear hashing.
+//! What went wrong in other implementations of Dash-LH, one test each, and what is special about
+//! linear hashing.
 //!
 //! The numbers are those of `docs/dash-lh.md`.
 
@@ -13,10 +14,11 @@ use evermap_pm::sim::{ImageConfig, Model, Sim, for_each_image};
 use evermap_pm::{Medium, Pool};
 
 use super::layout::{ARRAYS, Array, Extent};
-use super::{DashLh, Linear, TinyLh, numbers, shape_if_initialised};
+use super::{DashLh, Linear, TinyLh, numbers, prefix_if_initialised};
 use crate::hash::dash::Config;
-use crate::hash::dash::layout::{Header, Segment, Version};
+use crate::hash::dash::layout::{Bucket, Header, Segment, Version};
 use crate::hash::hash_prefix::HashPrefix;
+use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 use crate::testkit::hooked::{Hook, Hooked};
 use crate::testkit::{Coarse, beside_lookers};
 use crate::{Index, Persistent, Visitor};
@@ -46,8 +48,8 @@ fn reopened(image: &[u8]) -> Option<TinyLh<u64, Sim>> {
         .then(|| TinyLh::open(pool.clone(), pool.root(0)).unwrap())
 }
 
-/// The index after each crash of an insertion of the keys below `keys`, as `judge` is shown it; which is also told
-/// which keys were acknowledged by then.
+/// The index after each crash of an insertion of the keys below `keys`, as `judge` is shown it;
+/// which is also told which keys were acknowledged by then.
 fn crash_everywhere(model: Model, keys: u64, judge: impl FnMut(&TinyLh<u64, Sim>, u64)) {
     let sim = Sim::new(CAPACITY).unwrap();
     let pool = pool_in(sim.clone());
@@ -103,8 +105,9 @@ impl Hook for OnFence {
     }
 }
 
-/// P12: whoever is led by a new extent moves records by it. If it is not durable by then, a crash takes it back, and
-/// the moved records are where nobody looks for them. So nobody may be led by an extent that waits for its fence.
+/// P12: whoever is led by a new extent moves records by it. If it is not durable by then, a crash
+/// takes it back, and the moved records are where nobody looks for them. So nobody may be led by an
+/// extent that waits for its fence.
 #[test]
 fn p12_nobody_is_led_by_an_extent_that_is_not_durable() {
     let pool = pool_in(Hooked::reserve(CAPACITY, OnFence(OnceLock::new())).unwrap());
@@ -130,8 +133,9 @@ fn p12_nobody_is_led_by_an_extent_that_is_not_durable() {
     assert!(durable == index.expansion.count() && times > 5, "{times} expansions");
 }
 
-/// P13: a mark for "being allocated" that reaches the media keeps everyone waiting after a crash. Whatever a crash
-/// leaves, each array is named completely or not at all, and no block is lost or named twice.
+/// P13: a mark for "being allocated" that reaches the media keeps everyone waiting after a crash.
+/// Whatever a crash leaves, each array is named completely or not at all, and no block is lost or
+/// named twice.
 #[test]
 fn p13_a_crash_leaves_no_array_half_allocated() {
     struct Blocks(BTreeSet<u64>);
@@ -167,20 +171,20 @@ fn p13_a_crash_leaves_no_array_half_allocated() {
     assert!(spare > 0, "no crash came between an array and the extent that uses it");
 }
 
-/// P14: recovery in the middle of a split. Every lookup must come back with the right answer, and splitting again
-/// must not mix with what the interrupted split left.
+/// P14: recovery in the middle of a split. Every lookup must come back with the right answer, and
+/// splitting again must not mix with what the interrupted split left.
 #[test]
 fn p14_an_interrupted_split_is_forgotten_or_finished() {
     let (mut unfinished, mut forgotten) = (0, 0);
     for model in [Model::Adr, Model::ProcessDeath] {
         crash_everywhere(model, 60, |index, acknowledged| {
             let m = index.medium();
-            let shape = |number| shape_if_initialised(m, number, index.place(number));
+            let prefix = |number| prefix_if_initialised(m, number, index.place(number));
             for number in 1..index.expansion.count() {
-                let origin = shape(numbers::origin(number));
+                let origin = prefix(numbers::origin(number));
                 let given = origin.is_some_and(|it| it.depth >= numbers::least_depth(number));
-                unfinished += u32::from(shape(number).is_some() && !given);
-                forgotten += u32::from(shape(number).is_none() && !given);
+                unfinished += u32::from(prefix(number).is_some() && !given);
+                forgotten += u32::from(prefix(number).is_none() && !given);
             }
             all_there(index, acknowledged);
             for key in 0..100 {
@@ -193,25 +197,25 @@ fn p14_an_interrupted_split_is_forgotten_or_finished() {
     assert!(unfinished > 0 && forgotten > 0, "{unfinished} unfinished, {forgotten} forgotten");
 }
 
-/// Space for segments may hold anything, even what looks like a segment in use: one must not be taken for the other,
-/// neither now nor after a crash.
+/// Space for segments may hold anything, even what looks like a segment in use: one must not be
+/// taken for the other, neither now nor after a crash.
 #[test]
 fn p14_what_was_in_the_space_before_does_not_matter() {
     for model in [Model::Adr, Model::ProcessDeath] {
         let sim = Sim::new(CAPACITY).unwrap();
         let pool = pool_in(sim.clone());
         let index = tiny(&pool);
-        // The next segment to come into use, with the shape that it will have, fresh, and empty.
+        // The next segment to come into use, with the prefix that it will have, fresh, and empty.
         let next = index.segment(index.place(1)).unwrap();
         sim.store(&next.header.magic, Header::MAGIC);
-        sim.store(&next.header.shape, HashPrefix { depth: 1, pattern: 1 }.encode());
-        sim.store(&next.header.generation, index.generation);
+        sim.store(&next.header.prefix, HashPrefix { depth: 1, pattern: 1 }.encode());
+        sim.store(&next.header.generation, index.core.generation);
         for bucket in next.normal.iter().chain(&next.stash) {
-            sim.store(&bucket.version, Version::fresh(index.generation).0);
+            sim.store(&bucket.version, Version::fresh(index.core.generation).0);
             sim.store(&bucket.meta, 0);
         }
         sim.persist(next);
-        assert!(shape_if_initialised(&sim, 1, index.place(1)).is_some());
+        assert!(prefix_if_initialised(&sim, 1, index.place(1)).is_some());
         crash_inserts(&sim, &index, model, 40, |index, acknowledged| {
             all_there(index, acknowledged);
             assert_eq!(index.check(), Vec::<String>::new());
@@ -232,8 +236,8 @@ fn equal_hashes(upper: u64, keys: std::ops::Range<u64>) -> impl Iterator<Item = 
 fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     // Much more than is needed: a reader that waits for a processor holds up the reuse of buckets.
     let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
-    let shape = RegionConfig { capacity: 64 << 20, ..config() };
-    let pool = Pool::create(medium, &shape, Identity::default()).unwrap();
+    let region = RegionConfig { capacity: 64 << 20, ..config() };
+    let pool = Pool::create(medium, &region, Identity::default()).unwrap();
     let index = TinyLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let insert = |key| assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
     // Sixteen fill the segment, and the others its chain: kept ones behind and before passing ones.
@@ -259,7 +263,8 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was not all.
+/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was
+/// not all.
 #[test]
 fn a_walk_says_so_where_a_chain_leads_nowhere() {
     struct Ignored;
@@ -275,14 +280,15 @@ fn a_walk_says_so_where_a_chain_leads_nowhere() {
     index.visit(&mut Ignored).unwrap();
     let mut chains = (0..).map(|number| index.segment(index.place(number)).unwrap());
     let segment = chains.find(|segment| !index.chain_blocks(segment).is_empty()).unwrap();
-    let last = index.chain(segment).last().unwrap();
+    let last = chain::links::<Bucket, _>(index.medium(), &segment.header.chain).last().unwrap();
     pool.medium().store(&last.version, 1 << 40);
     assert!(index.visit(&mut Ignored).is_err());
     assert!(index.for_each(&pool.pin(), &mut |_, _| true).is_err());
     assert!(!index.check().is_empty());
 }
 
-/// P16: a version that counts past its end must not turn into a segment that is not initialised, or into anything.
+/// P16: a version that counts past its end must not turn into a segment that is not initialised, or
+/// into anything.
 #[test]
 fn p16_a_version_wraps_without_touching_anything_else() {
     let pool = dram();
@@ -300,9 +306,9 @@ fn p16_a_version_wraps_without_touching_anything_else() {
     let segment: &Segment<4, 2> = index.segment(index.place(0)).unwrap();
     for bucket in &segment.normal {
         let version = Version(index.medium().load(&bucket.version));
-        assert!(version.is_readable(index.generation) && !version.overflowed());
+        assert!(version.is_readable(index.core.generation) && !version.overflowed());
     }
-    assert!(shape_if_initialised(index.medium(), 0, index.place(0)).is_some());
+    assert!(prefix_if_initialised(index.medium(), 0, index.place(0)).is_some());
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
@@ -310,8 +316,8 @@ fn p16_a_version_wraps_without_touching_anything_else() {
 #[test]
 fn p22_equal_hashes_do_not_expand_the_index() {
     let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
-    let shape = RegionConfig { extent_size: 2 << 20, capacity: 64 << 20, seed: Some(1) };
-    let pool = Pool::create(medium, &shape, Identity::default()).unwrap();
+    let region = RegionConfig { extent_size: 2 << 20, capacity: 64 << 20, seed: Some(1) };
+    let pool = Pool::create(medium, &region, Identity::default()).unwrap();
     let index = DashLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in equal_hashes(5, 0..5000) {
         assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
@@ -329,15 +335,15 @@ fn p22_equal_hashes_do_not_expand_the_index() {
     assert!(emptied.len == 0 && emptied.pm_bytes < stats.pm_bytes, "{emptied:?}");
 }
 
-/// P25: threads that need an array which another one is allocating. Each waits at a lock, not at a word that the
-/// compiler may read once; so they come through, and no array is allocated twice.
+/// P25: threads that need an array which another one is allocating. Each waits at a lock, not at a
+/// word that the compiler may read once; so they come through, and no array is allocated twice.
 #[test]
 fn p25_threads_expand_together() {
     const THREADS: u64 = 4;
     const KEYS: u64 = 3000;
     let medium = Dram::reserve(16 << 20, Pages::Base).unwrap();
-    let shape = RegionConfig { capacity: 16 << 20, ..config() };
-    let pool = Pool::create(medium, &shape, Identity::default()).unwrap();
+    let region = RegionConfig { capacity: 16 << 20, ..config() };
+    let pool = Pool::create(medium, &region, Identity::default()).unwrap();
     let index = tiny(&pool);
     std::thread::scope(|threads| {
         for thread in 0..THREADS {
@@ -364,15 +370,15 @@ fn p25_threads_expand_together() {
     let chains: usize = (0..linear.count())
         .filter_map(|number| index.segment(index.place(number)).ok().map(|it| (number, it)))
         .filter(|&(number, _)| {
-            shape_if_initialised(index.medium(), number, index.place(number)).is_some()
+            prefix_if_initialised(index.medium(), number, index.place(number)).is_some()
         })
         .map(|(_, segment)| index.chain_blocks(segment).len())
         .sum();
     assert_eq!(pool.allocated().len(), 1 + there + chains);
 }
 
-/// A lookup splits nothing: the segments that have come into use since the last change stay as they are, and what
-/// they are to hold is found at their origins, also after an unclean stop.
+/// A lookup splits nothing: the segments that have come into use since the last change stay as they
+/// are, and what they are to hold is found at their origins, also after an unclean stop.
 #[test]
 fn lookups_find_what_is_still_at_the_origin() {
     let sim = Sim::new(CAPACITY).unwrap();
@@ -381,7 +387,7 @@ fn lookups_find_what_is_still_at_the_origin() {
     let waiting = |index: &TinyLh<u64, Sim>| {
         let count = index.expansion.count();
         let is_waiting = |&number: &u64| {
-            shape_if_initialised(index.medium(), number, index.place(number)).is_none()
+            prefix_if_initialised(index.medium(), number, index.place(number)).is_none()
         };
         (0..count).filter(is_waiting).count()
     };
@@ -453,14 +459,14 @@ fn changes_go_on_where_there_is_no_room_to_split() {
     let refused = refused.expect("the pool is full");
     let removed = there.remove(3);
     assert!(index.remove(removed, &pool.pin()).unwrap().removed());
-    assert!(shape_if_initialised(index.medium(), 1, index.place(1)).is_none());
+    assert!(prefix_if_initialised(index.medium(), 1, index.place(1)).is_none());
     assert_eq!(word(refused), None);
     there.iter().for_each(|&key| assert_eq!(word(key), Some(key + 1)));
     assert_eq!(index.check(), Vec::<String>::new());
     blocks.into_iter().for_each(|block| pool.free_unpublished(block));
     index.insert(refused, refused + 1, &pool.pin()).unwrap();
     there.push(refused);
-    assert!(shape_if_initialised(index.medium(), 1, index.place(1)).is_some());
+    assert!(prefix_if_initialised(index.medium(), 1, index.place(1)).is_some());
     there.iter().for_each(|&key| assert_eq!(word(key), Some(key + 1)));
     assert_eq!(index.check(), Vec::<String>::new());
 }

@@ -7,7 +7,7 @@ use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, Pool};
 
 use super::layout::{Extent, Root};
-use super::{Linear, TinyLh, numbers, shape_if_initialised};
+use super::{Linear, TinyLh, numbers, prefix_if_initialised};
 use crate::Index;
 use crate::hash::by_hand::{
     Number, are_kept, created, for_each_image, is_durable_once_served, look_up_after_death, record,
@@ -16,6 +16,7 @@ use crate::hash::by_hand::{
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, meta_of, place};
 use crate::hash::dash::layout::{Bucket, HashPrefix, Header, Meta, Segment};
+use crate::hash::segmented::{SegmentHeader, Segmented};
 use crate::testkit::{Crowded, Plain};
 
 const CAPACITY: u64 = 1 << 20;
@@ -50,48 +51,49 @@ fn expand_to_reserved<K: Number>(index: &TinyLh<K, Sim>) -> u64 {
     }
 }
 
-/// The memory of a segment was a segment before, as that of an index that is gone can be. It is none, durably, before it
-/// comes into use: else its origin would count as split.
+/// The memory of a segment was a segment before, as that of an index that is gone can be. It is
+/// none, durably, before it comes into use: else its origin would count as split.
 #[test]
-fn a_segment_comes_into_use_without_a_shape() {
+fn a_segment_comes_into_use_without_a_prefix() {
     let (sim, _pool, index) = filled::<Plain>(200);
     let next = expand_to_reserved(&index);
     let header = &segment(&index, next).header;
     let depth = numbers::least_depth(next);
     let pattern = (next << (64 - depth)).reverse_bits();
     let before = HashPrefix { depth, pattern };
-    assert_eq!(numbers::number_of_shape(before), next);
+    assert_eq!(numbers::number_of_prefix(before), next);
     sim.store(&header.magic, Header::MAGIC);
-    sim.store(&header.shape, before.encode());
-    assert!(shape_if_initialised(&sim, next, index.place(next)).is_some());
+    sim.store(&header.prefix, before.encode());
+    assert!(prefix_if_initialised(&sim, next, index.place(next)).is_some());
     record(&sim, || index.expand().unwrap());
     assert!(index.expansion.count() > next);
-    let extent = sim.offset_of(&sim.at::<Root>(index.root).unwrap().extent);
-    let shape = sim.offset_of(&header.shape);
+    let extent = sim.offset_of(&sim.at::<Root>(index.core.root).unwrap().extent);
+    let prefix = sim.offset_of(&header.prefix);
     for_each_image(&sim, false, |image| {
         let in_use = Extent::decode(word_in(image, extent)).unwrap().0 > next;
-        assert!(!in_use || word_in(image, shape) == 0);
+        assert!(!in_use || word_in(image, prefix) == 0);
     });
 }
 
-/// Whatever a split has left of the origin is durable before it is unlocked: others may remove what has moved within it, and
-/// what was there before must not come back.
+/// Whatever a split has left of the origin is durable before it is unlocked: others may remove what
+/// has moved within it, and what was there before must not come back.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Plain>(200);
     let next = expand_to_reserved(&index);
     index.expand().unwrap();
-    let (origin, shape) = index.nearest(next).unwrap();
+    let (origin, prefix) = index.nearest(next).unwrap();
     let origin = segment(&index, origin);
-    let records = index.count(origin);
+    let records = index.count_records(origin);
     record(&sim, || index.initialise(next, &pool.pin()).unwrap());
-    assert!(index.count(origin) < records);
-    assert_ne!(sim.load(&origin.header.shape), shape.encode());
+    assert!(index.count_records(origin) < records);
+    assert_ne!(sim.load(&origin.header.prefix), prefix.encode());
     let metas = origin.normal.iter().chain(&origin.stash).map(|bucket| &bucket.meta);
-    are_kept(&sim, metas.chain([&origin.header.shape, &origin.header.chain]), !0);
+    are_kept(&sim, metas.chain([&origin.header.prefix, &origin.header.chain]), !0);
 }
 
-/// A process dies that has stored records, in a bucket and in a chain, and how far the index extends.
+/// A process dies that has stored records, in a bucket and in a chain, and how far the index
+/// extends.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled::<Crowded>(40);
@@ -99,8 +101,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     let found = segment(&index, number);
     let chain = sim.at::<Bucket>(sim.load(&found.header.chain)).expect("a chain");
     let words = [
-        &sim.at::<Root>(index.root).unwrap().extent,
-        &found.header.shape,
+        &sim.at::<Root>(index.core.root).unwrap().extent,
+        &found.header.prefix,
         &found.normal[0].slots[3].word,
         &found.normal[0].meta,
         &chain.slots[3].word,
@@ -109,7 +111,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, 0);
 }
 
-/// A process dies that has moved a record home, with only the original durable. It is not dropped before the other is.
+/// A process dies that has moved a record home, with only the original durable. It is not dropped
+/// before the other is.
 #[test]
 fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let (sim, pool, index) = filled::<Plain>(1);

@@ -1,0 +1,413 @@
+//! The steps of a change, for indexes in which a record is protected by the lock of its *home
+//! bucket*: the bucket that its hash leads to, wherever the record is stored.
+//!
+//! The common cases, which concern the home bucket alone, are the index's own and are compiled into
+//! each kind of change. Everything else is [`apply_slow`].
+
+use evermap_pm::{Error, Guard, Medium, Result};
+
+use super::Segmented;
+use super::chain::CHAIN_MAX;
+use super::split::Split;
+use super::waiting::Waiting;
+use crate::index::{Action, Change, MutateMode};
+
+/// A change: of which key, and under which guard.
+pub(crate) struct Operation<'a, P> {
+    pub(crate) probe: &'a P,
+    pub(crate) mode: MutateMode,
+    pub(crate) guard: &'a Guard<'a>,
+}
+
+impl<P> Clone for Operation<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for Operation<'_, P> {}
+
+/// A bucket that the calling thread has locked.
+pub(crate) trait HeldBucket {
+    /// Releases the bucket as it was.
+    fn release<M: Medium>(self, m: &M);
+
+    /// Releases the bucket after a change that readers must notice.
+    fn release_changed<M: Medium>(self, m: &M);
+}
+
+/// Locks that are held beside that of the home bucket.
+pub(crate) trait OtherLocks: Default {
+    /// Releases them. If `changed`, readers must notice.
+    fn release<M: Medium>(self, m: &M, changed: bool);
+}
+
+/// The locked home bucket of a key, and the segment that it is in.
+pub(crate) struct Home<'a, T: BucketLocked + 'a> {
+    pub(crate) segment: &'a T::Segment,
+    pub(crate) held: T::Held<'a>,
+}
+
+/// What an attempt to lock a home bucket found.
+pub(crate) enum LockingHome<'a, T: BucketLocked + 'a> {
+    Held(Home<'a, T>),
+    /// The index changed meanwhile: try again.
+    Moved,
+    /// Another thread holds it, in this segment.
+    Busy(&'a T::Segment),
+    /// The segment that this offset or directory entry names was not recovered since the region was
+    /// opened.
+    Stale(u64),
+}
+
+/// A record that was found.
+pub(crate) struct Place<S> {
+    pub(crate) word: u64,
+    pub(crate) spot: S,
+}
+
+/// A free slot for a record, with the locks that protect it beside the home bucket's.
+pub(crate) struct Room<S, L> {
+    pub(crate) spot: S,
+    pub(crate) locks: L,
+}
+
+/// What the search for a free slot found.
+pub(crate) enum MakeRoom<S, L> {
+    Room(Room<S, L>),
+    /// Another bucket is locked: release everything and try again.
+    Busy,
+    /// The segment must grow.
+    Full,
+}
+
+/// What an insert may do with the chain of a segment that is otherwise full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Chain {
+    /// Nothing: the segment can be split instead.
+    Avoid,
+    /// Use the free slots in it.
+    Fill,
+    /// Use the free slots in it, or lengthen it by the block at this offset.
+    Lengthen(u64),
+    /// It was lengthened.
+    Lengthened,
+}
+
+/// An index whose changes lock the home bucket of the key.
+pub(crate) trait BucketLocked: Segmented {
+    /// A key with what is known of it: its hash or image.
+    type Probe<'k>;
+    /// A locked bucket.
+    type Held<'a>: HeldBucket
+    where
+        Self: 'a;
+    /// A slot, in a bucket or in a chain.
+    type Spot<'a>
+    where
+        Self: 'a;
+    /// Locks beside that of the home bucket.
+    type Locks<'a>: OtherLocks
+    where
+        Self: 'a;
+
+    /// What an insert may do at first with the chain of a segment that is otherwise full.
+    const CHAIN: Chain;
+
+    /// Tries to lock the home bucket of a key, in the segment that serves it; if `at_holder`, in
+    /// the one that holds its records.
+    ///
+    /// # Errors
+    /// `Damaged` if there is no such segment.
+    fn try_lock_home(
+        &self,
+        probe: &Self::Probe<'_>,
+        mode: MutateMode,
+        at_holder: bool,
+    ) -> Result<LockingHome<'_, Self>>;
+
+    /// Makes what [`LockingHome::Stale`] told of fit for changes. Returns whether the next attempt
+    /// is to be made at the segment that holds the records.
+    ///
+    /// # Errors
+    /// As [`recover`](Segmented::recover).
+    fn freshen(
+        &self,
+        stale: u64,
+        at_holder: bool,
+        operation: Operation<'_, Self::Probe<'_>>,
+        waiting: &mut Waiting,
+    ) -> Result<bool>;
+
+    /// Makes a change that concerns the locked home bucket alone; leaves others to [`apply_slow`].
+    ///
+    /// # Errors
+    /// As [`apply`].
+    fn apply_at_home<'a>(
+        &'a self,
+        home: Home<'a, Self>,
+        operation: Operation<'_, Self::Probe<'_>>,
+        decide: &mut impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change>;
+
+    /// Finds the record of a key whose home bucket is locked.
+    fn find_held<'a>(
+        &'a self,
+        home: &Home<'a, Self>,
+        probe: &Self::Probe<'_>,
+    ) -> Option<Place<Self::Spot<'a>>>;
+
+    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
+    /// thread holds one.
+    ///
+    /// # Errors
+    /// `Poisoned`, `Damaged`.
+    fn lock_for_removal<'a>(
+        &'a self,
+        home: &Home<'a, Self>,
+        probe: &Self::Probe<'_>,
+        spot: &Self::Spot<'a>,
+    ) -> Result<Option<Self::Locks<'a>>>;
+
+    /// Stores another word for a record, durably: one store, so that it is atomic.
+    fn overwrite(&self, spot: &Self::Spot<'_>, word: u64);
+
+    /// Removes a record, durably, under the locks of
+    /// [`lock_for_removal`](Self::lock_for_removal).
+    fn remove(
+        &self,
+        home: &mut Home<'_, Self>,
+        spot: &Self::Spot<'_>,
+        operation: Operation<'_, Self::Probe<'_>>,
+    );
+
+    /// Returns whether a removal left the home bucket empty, which is a sign that the segment may
+    /// be sparse. Does not look every time.
+    fn may_be_sparse(&self, held: &Self::Held<'_>) -> bool;
+
+    /// Acts on a segment that may be sparse.
+    ///
+    /// # Errors
+    /// As [`apply`].
+    fn emptied(
+        &self,
+        segment: &Self::Segment,
+        operation: Operation<'_, Self::Probe<'_>>,
+    ) -> Result<()>;
+
+    /// Finds a free slot for a record whose home bucket is locked, moving other records if need be.
+    ///
+    /// # Errors
+    /// `Poisoned`, `Damaged`.
+    fn make_room<'a>(
+        &'a self,
+        home: &mut Home<'a, Self>,
+        probe: &Self::Probe<'_>,
+        chain: &mut Chain,
+    ) -> Result<MakeRoom<Self::Spot<'a>, Self::Locks<'a>>>;
+
+    /// Stores a record with this word in a free slot, durably. If there is no word, only completes
+    /// what making room has begun.
+    fn fill(
+        &self,
+        home: &mut Home<'_, Self>,
+        room: &Room<Self::Spot<'_>, Self::Locks<'_>>,
+        probe: &Self::Probe<'_>,
+        word: Option<u64>,
+    );
+
+    /// Makes room in a full segment by splitting it, if that is possible.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    fn make_room_by_split(
+        &self,
+        segment: &Self::Segment,
+        operation: Operation<'_, Self::Probe<'_>>,
+    ) -> Result<Split>;
+
+    /// Allocates a block for a chain.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    fn allocate_link(&self) -> Result<u64>;
+
+    /// Acts on a chain that has become longer.
+    ///
+    /// # Errors
+    /// As [`apply`].
+    fn lengthened(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes the change that `decide` chooses for a key. Implements
+/// [`Index::mutate`](crate::Index::mutate).
+///
+/// # Errors
+/// `NoSpace`; nothing has changed then. `Poisoned`, `Forked`, `Damaged`.
+#[inline(always)]
+pub(crate) fn apply<T: BucketLocked>(
+    index: &T,
+    probe: &T::Probe<'_>,
+    mode: MutateMode,
+    guard: &Guard<'_>,
+    mut decide: impl FnMut(Option<u64>) -> Action,
+) -> Result<Change> {
+    let poison = index.core().begin_change(guard)?;
+    let operation = Operation { probe, mode, guard };
+    let change = match index.try_lock_home(probe, mode, false) {
+        Ok(LockingHome::Held(home)) => index.apply_at_home(home, operation, &mut decide),
+        Ok(_) => apply_slow(index, None, operation, &mut decide),
+        Err(error) => Err(error),
+    };
+    poison.disarm();
+    change
+}
+
+/// Makes the change that `decide` chooses for a record that was found, and releases all locks.
+#[inline(always)]
+pub(crate) fn apply_to<'a, T: BucketLocked>(
+    index: &'a T,
+    place: &Place<T::Spot<'a>>,
+    locks: T::Locks<'a>,
+    mut home: Home<'a, T>,
+    operation: Operation<'_, T::Probe<'_>>,
+    decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
+) -> Result<Change> {
+    let m = index.core().medium();
+    let old = Some(place.word);
+    match decide(old) {
+        Action::Keep => {
+            locks.release(m, false);
+            home.held.release(m);
+            Ok(Change { old, new: old })
+        }
+        Action::Put(word) => {
+            index.overwrite(&place.spot, word);
+            locks.release(m, true);
+            home.held.release_changed(m);
+            Ok(Change { old, new: Some(word) })
+        }
+        Action::Remove => {
+            index.remove(&mut home, &place.spot, operation);
+            let emptied = index.may_be_sparse(&home.held);
+            locks.release(m, true);
+            home.held.release_changed(m);
+            if emptied {
+                index.emptied(home.segment, operation)?;
+            }
+            Ok(Change { old, new: None })
+        }
+    }
+}
+
+/// Makes the change that `decide` chooses for a key, wherever its record is or is to be. The home
+/// bucket may be locked already, and the key known to be absent if the second value is `true`.
+///
+/// # Errors
+/// As [`apply`].
+#[inline(never)]
+pub(crate) fn apply_slow<'a, T: BucketLocked>(
+    index: &'a T,
+    home: Option<(Home<'a, T>, bool)>,
+    operation: Operation<'_, T::Probe<'_>>,
+    decide: &mut dyn FnMut(Option<u64>) -> Action,
+) -> Result<Change> {
+    let mut chain = T::CHAIN;
+    let change = retry(index, home, operation, &mut chain, decide);
+    match chain {
+        Chain::Lengthen(unused) => index.core().pool.free_unpublished(unused),
+        Chain::Lengthened => index.lengthened()?,
+        Chain::Avoid | Chain::Fill => {}
+    }
+    change
+}
+
+/// Tries a change until it succeeds or fails.
+fn retry<'a, T: BucketLocked>(
+    index: &'a T,
+    mut locked: Option<(Home<'a, T>, bool)>,
+    operation: Operation<'_, T::Probe<'_>>,
+    chain: &mut Chain,
+    decide: &mut dyn FnMut(Option<u64>) -> Action,
+) -> Result<Change> {
+    let (m, probe) = (index.core().medium(), operation.probe);
+    let mut waiting = Waiting::default();
+    let mut at_holder = false;
+    loop {
+        let (mut home, absent) = match locked.take() {
+            Some(locked) => locked,
+            None => match index.try_lock_home(probe, operation.mode, at_holder)? {
+                LockingHome::Held(home) => (home, false),
+                LockingHome::Moved => continue,
+                LockingHome::Busy(segment) => {
+                    waiting.wait(index, segment)?;
+                    continue;
+                }
+                LockingHome::Stale(stale) => {
+                    at_holder = index.freshen(stale, at_holder, operation, &mut waiting)?;
+                    continue;
+                }
+            },
+        };
+        let segment = home.segment;
+        if !absent && let Some(place) = index.find_held(&home, probe) {
+            match index.lock_for_removal(&home, probe, &place.spot) {
+                Ok(Some(locks)) => {
+                    return apply_to(index, &place, locks, home, operation, decide);
+                }
+                // A thread that holds a lock only tries others: it gives way and begins again.
+                Ok(None) => {
+                    home.held.release(m);
+                    waiting.wait(index, segment)?;
+                    continue;
+                }
+                Err(error) => {
+                    home.held.release(m);
+                    return Err(error);
+                }
+            }
+        }
+        if operation.mode == MutateMode::ExistingOnly {
+            home.held.release(m);
+            return Ok(Change::default());
+        }
+        match index.make_room(&mut home, probe, chain) {
+            Ok(MakeRoom::Room(room)) => {
+                let new = match decide(None) {
+                    Action::Put(word) => Some(word),
+                    Action::Keep | Action::Remove => None,
+                };
+                index.fill(&mut home, &room, probe, new);
+                // Changed in any case: making room may have moved a record.
+                room.locks.release(m, true);
+                home.held.release_changed(m);
+                return Ok(Change { old: None, new });
+            }
+            Ok(MakeRoom::Busy) => {
+                home.held.release(m);
+                waiting.wait(index, segment)?;
+            }
+            Ok(MakeRoom::Full) => {
+                home.held.release(m);
+                match (index.make_room_by_split(segment, operation)?, &chain) {
+                    (Split::Done, _) => {}
+                    (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long::<T>()),
+                    (Split::Refused, _) => *chain = Chain::Lengthen(index.allocate_link()?),
+                }
+            }
+            Err(error) => {
+                home.held.release(m);
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Returns the error for more keys with equal hashes than a chain can be followed for.
+#[cold]
+fn chain_too_long<T: BucketLocked>() -> Error {
+    let longest = format!("a chain of {CHAIN_MAX} blocks for keys with equal hashes");
+    Error::no_space(longest, size_of::<T::Segment>() as u64)
+}

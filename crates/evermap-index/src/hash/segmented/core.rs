@@ -1,0 +1,92 @@
+//! What every segmented index keeps in ordinary memory, beside what says where its segments are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::region::{PoisonOnPanic, Region};
+use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::{Guard, Medium, Pool, Result};
+
+use crate::Stats;
+
+/// The number of locks for recovery.
+const STRIPES: usize = 64;
+
+/// The pool, and what operations need of it close at hand; locks for recovery; counters.
+pub(crate) struct Core<M: Medium> {
+    pub(crate) pool: Arc<Pool<M>>,
+    pub(crate) region: Arc<Region<M>>,
+    /// Offset of the root block.
+    pub(crate) root: u64,
+    pub(crate) generation: u64,
+    pub(crate) seed: u64,
+    /// Locks for recovering segments, by offset.
+    recovering: Box<[Mutex<()>]>,
+    splits: AtomicU64,
+    recovered: AtomicU64,
+}
+
+impl<M: Medium> Core<M> {
+    /// Creates the part of an index whose root block is at `root`.
+    pub(crate) fn new(pool: Arc<Pool<M>>, root: u64) -> Self {
+        Core {
+            region: pool.share_region(),
+            root,
+            generation: pool.generation(),
+            seed: pool.seed(),
+            recovering: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            splits: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            pool,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    /// Checks, in debug builds, that a guard is one of this pool's.
+    #[inline(always)]
+    pub(crate) fn expect_own(&self, guard: &Guard<'_>) {
+        debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
+    }
+
+    /// Begins a change. A panic before the returned value is disarmed poisons the region.
+    ///
+    /// # Errors
+    /// `Poisoned`, `Forked`.
+    #[inline(always)]
+    pub(crate) fn begin_change(&self, guard: &Guard<'_>) -> Result<PoisonOnPanic<'_>> {
+        self.expect_own(guard);
+        self.region.ensure_writable()?;
+        Ok(self.region.poison_on_panic())
+    }
+
+    /// Waits until no other thread recovers the segment at `offset`.
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub(crate) fn begin_recovery(&self, offset: u64) -> Result<MutexGuard<'_, ()>> {
+        self.region.ensure_sound()?;
+        // Fibonacci hashing: segments are at multiples of numbers that differ between the indexes.
+        let hash = offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let stripe = &self.recovering[hash as usize % STRIPES];
+        Ok(stripe.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    pub(crate) fn count_split(&self) {
+        self.splits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_recovered(&self) {
+        self.recovered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds the counters, and the bytes that the locks take, to `stats`.
+    pub(crate) fn complete_stats(&self, stats: &mut Stats) {
+        stats.dram_bytes += size_of_val(&*self.recovering) as u64;
+        stats.splits = self.splits.load(Ordering::Relaxed);
+        stats.recovered = self.recovered.load(Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,140 @@
+//! Extendible hashing: a directory, and how many segments it leads to.
+
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result, pod};
+
+use crate::Stats;
+use crate::hash::directory::Directory;
+use crate::hash::fresh::Fresh;
+use crate::hash::hash_prefix::DEPTH_MAX;
+
+pod! {
+    /// What the root cell of an index with a directory names.
+    pub struct Root: 64 {
+        /// Which index, key format and geometry this is.
+        pub kind: PmU64,
+        /// The directory: see [`hash::directory`](crate::hash::directory).
+        pub directory: PmU64,
+        /// What an index was told when it was created; 0 where there is nothing to choose.
+        pub options: PmU64,
+        reserved: [PmU64; 5],
+    }
+}
+
+/// Growth by splitting the segment that is full, with a directory that doubles and halves.
+pub struct Extendible<M: Medium> {
+    pub(crate) directory: Directory<M>,
+    /// The number of segments: an estimate until everything was visited.
+    segments: AtomicU64,
+    merges: AtomicU64,
+}
+
+impl<M: Medium> Extendible<M> {
+    fn new(directory: Directory<M>, segments: u64) -> Self {
+        Extendible { directory, segments: AtomicU64::new(segments), merges: AtomicU64::new(0) }
+    }
+
+    /// Allocates `2^depth` segments of `bytes` bytes, and writes a directory in which their offsets
+    /// are combined with `stamp`, flushed without a fence. `root` is the offset of a new root
+    /// block. Returns the offsets too.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing is allocated then.
+    pub(crate) fn create(
+        pool: &Arc<Pool<M>>,
+        root: u64,
+        depth: u32,
+        bytes: u64,
+        stamp: u64,
+    ) -> Result<(Self, Vec<u64>)> {
+        let mut fresh = Fresh::new(pool);
+        let segments: Vec<u64> =
+            (0..1 << depth).map(|_| fresh.allocate_exact(bytes)).collect::<Result<_>>()?;
+        let entries: Vec<u64> = segments.iter().map(|offset| offset | stamp).collect();
+        let cell = root + offset_of!(Root, directory) as u64;
+        let directory = Directory::create(pool.clone(), cell, depth, &entries)?;
+        fresh.keep();
+        Ok((Extendible::new(directory, 1 << depth), segments))
+    }
+
+    /// Opens the directory of the root block at `root`.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(crate) fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
+        root_at(pool.medium(), root)?;
+        let cell = root + offset_of!(Root, directory) as u64;
+        let directory = Directory::open(pool.clone(), cell)?;
+        // Exact once everything has been visited; low until then, which only postpones doubling.
+        let estimate = (1u64 << directory.depth()).div_ceil(4);
+        Ok(Extendible::new(directory, estimate))
+    }
+
+    pub(crate) fn count_split(&self) {
+        self.segments.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_merge(&self) {
+        // An estimate until everything was visited: more may be merged away than it counts.
+        let less = |segments: u64| Some(segments.saturating_sub(1));
+        let _ = self.segments.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        self.merges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sets the number of segments.
+    pub(crate) fn count_all(&self, segments: u64) {
+        self.segments.store(segments, Ordering::Relaxed);
+    }
+
+    /// Returns whether a directory of twice the size is in proportion: at most a quarter of the
+    /// bytes of the segments, which have `bytes` each, or `free` bytes. Without this bound, keys
+    /// with equal hash prefixes would double it without end.
+    pub(crate) fn may_double(&self, bytes: u64, free: u64) -> bool {
+        let depth = self.directory.depth() + 1;
+        let segments = self.segments.load(Ordering::Relaxed) * bytes;
+        depth <= DEPTH_MAX && 8 << depth <= free.max(segments / 4)
+    }
+
+    /// Tries to halve the directory once enough merges have happened to make it likely that no
+    /// segment needs its full depth. It keeps a depth of `least`.
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub(crate) fn halve_if_worthwhile(&self, least: u32, guard: &Guard<'_>) -> Result<()> {
+        let (depth, segments) = (self.directory.depth(), self.segments.load(Ordering::Relaxed));
+        if depth > least && 8 * segments < 1 << depth {
+            match self.directory.halve(guard) {
+                // Halving is for saving space; without any, things stay as they are.
+                Err(error) if !error.is_no_space() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what a directory and `segments` segments of `slots` slots and `bytes` bytes take to
+    /// `stats`.
+    pub(crate) fn complete_stats(
+        &self,
+        segments: u64,
+        (slots, bytes): (u64, u64),
+        stats: &mut Stats,
+    ) {
+        stats.depth = self.directory.depth();
+        stats.segments = segments;
+        stats.capacity += segments * slots;
+        stats.pm_bytes += size_of::<Root>() as u64 + (8 << stats.depth) + segments * bytes;
+        stats.merges = self.merges.load(Ordering::Relaxed);
+    }
+}
+
+/// Returns the root block at `offset`.
+///
+/// # Errors
+/// `Damaged` if there cannot be one.
+pub(crate) fn root_at<M: Medium>(m: &M, offset: u64) -> Result<&Root> {
+    m.at(offset).ok_or_else(|| Error::damaged(offset, "the index's root ends outside the region"))
+}

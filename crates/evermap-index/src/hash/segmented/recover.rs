@@ -1,0 +1,239 @@
+//! Recovery, one segment at a time, when it is first touched.
+//!
+//! Every opener begins with all segments stale. The first thread that meets a stale one finishes
+//! what a crash may have interrupted:
+//!
+//! * a split whose prefix or directory range was not finished: the first entry of the upper half's
+//!   range tells that it was committed, and the [directory](crate::hash::directory) which entry
+//!   decides over each of the others;
+//! * a merge whose ranges were not finished: the first entry of the right sibling's range decides;
+//! * what is inside the segment, which the index knows.
+//!
+//! Nothing is redone that was not committed, so recovery allocates nothing and can be interrupted
+//! and repeated.
+
+use evermap_pm::medium::Note;
+use evermap_pm::{Error, Medium, Result};
+
+use super::split::Directed;
+use super::{HeaderOf, Segmented, prefix_at};
+use crate::hash::directory::Shared;
+use crate::hash::hash_prefix::{HashPrefix, behind};
+
+/// What recovery of a segment does besides finding out what it serves.
+pub(crate) trait Recoverable: Segmented {
+    /// Returns whether this opener has recovered the segment, and nothing contradicts that.
+    fn is_fresh(&self, segment: &Self::Segment) -> bool {
+        self.was_recovered(segment)
+    }
+
+    /// Makes durable what the segment holds, where that must precede everything else: a thread of
+    /// an earlier process may have stored it and died before it was durable.
+    fn keep_contents(&self, segment: &Self::Segment);
+
+    /// Finishes what a crash has left unfinished around the segment at `offset`. Returns the prefix
+    /// that it has then. Returns `None` if it is no longer in use.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    fn finish_structure(
+        &self,
+        offset: u64,
+        segment: &Self::Segment,
+        prefix: HashPrefix,
+    ) -> Result<Option<HashPrefix>>;
+
+    /// Makes the segment consistent, drops what it does not serve, and marks it as recovered, in
+    /// this order.
+    fn finish_contents(&self, segment: &Self::Segment, prefix: HashPrefix);
+
+    /// Acts on a segment that could not be recovered.
+    fn recovery_failed(&self, _segment: &Self::Segment) {}
+
+    /// Lets other threads use a segment that was recovered.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    fn admit(&self, _offset: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Implements [`Segmented::recover`].
+///
+/// # Errors
+/// See there.
+#[cold]
+pub(crate) fn recover<T: Recoverable>(index: &T, offset: u64) -> Result<()> {
+    let _one_at_a_time = index.core().begin_recovery(offset)?;
+    let segment = index.segment(offset)?;
+    if !index.is_fresh(segment) {
+        let prefix = prefix_of(index, offset)?;
+        index.keep_contents(segment);
+        match index.finish_structure(offset, segment, prefix) {
+            Ok(Some(prefix)) => index.finish_contents(segment, prefix),
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                index.recovery_failed(segment);
+                return Err(error);
+            }
+        }
+        index.core().count_recovered();
+    }
+    index.admit(offset)
+}
+
+/// Returns the prefix of the segment at `offset`.
+///
+/// # Errors
+/// `Damaged` if there is no segment.
+pub(crate) fn prefix_of<T: Segmented>(index: &T, offset: u64) -> Result<HashPrefix> {
+    prefix_at::<HeaderOf<T>, _>(index.core().medium(), offset)
+        .ok_or_else(|| Error::damaged(offset, "there is no segment where one should be"))
+}
+
+/// Implements [`Recoverable::finish_structure`] for indexes with a directory.
+///
+/// # Errors
+/// See there.
+pub(crate) fn finish_structure<T: Directed>(
+    index: &T,
+    offset: u64,
+    segment: &T::Segment,
+    prefix: HashPrefix,
+) -> Result<Option<HashPrefix>> {
+    let latch = index.directory().share();
+    let finished = Finishing { index, offset, latch: &latch }.finish(segment, prefix);
+    drop(latch);
+    if T::MERGES { index.directory().unless_gone(offset, finished) } else { finished }
+}
+
+/// One segment whose place in the directory is being put right.
+///
+/// Other threads change entries meanwhile, so entries are only ever swapped from what must not be
+/// there.
+struct Finishing<'a, T: Directed> {
+    index: &'a T,
+    offset: u64,
+    latch: &'a Shared<'a>,
+}
+
+impl<T: Directed> Finishing<'_, T> {
+    fn finish(&self, segment: &T::Segment, mut prefix: HashPrefix) -> Result<Option<HashPrefix>> {
+        let (m, directory) = (self.index.core().medium(), self.index.directory());
+        if prefix.depth > directory.depth() {
+            return Err(Error::damaged(self.offset, "a segment is deeper than the directory"));
+        }
+        directory.keep_around(prefix, self.latch);
+        if let Some(merged) = self.merged_into(prefix) {
+            m.note(Note::Scope("merge found"));
+            self.swap_entries(prefix, merged, |named| named == self.offset);
+            return Ok(None);
+        }
+        if self.is_split_unfinished(prefix) {
+            m.note(Note::Scope("split finished"));
+            prefix = prefix.half(0);
+            self.index.store_finished_prefix(segment, prefix);
+        }
+        self.finish_sibling_range(prefix)?;
+        self.finish_own_range(prefix);
+        if self.first(prefix) != self.offset {
+            return Err(Error::damaged(
+                self.offset,
+                "the directory and a segment disagree on its place",
+            ));
+        }
+        Ok(Some(prefix))
+    }
+
+    /// Returns the offset that the first entry of a range holds.
+    fn first(&self, range: HashPrefix) -> u64 {
+        T::offset_in(self.index.directory().first(range, self.latch))
+    }
+
+    fn prefix_at(&self, offset: u64) -> Option<HashPrefix> {
+        prefix_at::<HeaderOf<T>, _>(self.index.core().medium(), offset)
+    }
+
+    /// Returns the entry of the segment that this one was merged into, if it was.
+    fn merged_into(&self, prefix: HashPrefix) -> Option<u64> {
+        let parent = prefix.parent().filter(|_| T::MERGES)?;
+        let entry = self.index.directory().first(parent.half(1), self.latch);
+        let named = T::offset_in(entry);
+        (named != self.offset && self.prefix_at(named) == Some(parent)).then_some(entry)
+    }
+
+    /// Returns whether the upper half of this segment was split off, but this segment does not say
+    /// so yet. The upper half may have been split again since, any number of times: no thread had
+    /// to touch this segment for that.
+    fn is_split_unfinished(&self, prefix: HashPrefix) -> bool {
+        let splits = prefix.depth < self.index.directory().depth();
+        if !splits || self.index.core().medium().mutant("DA-3") {
+            return false;
+        }
+        let upper = prefix.half(1);
+        let named = self.first(upper);
+        named != self.offset && self.prefix_at(named).is_some_and(|prefix| upper.contains(prefix))
+    }
+
+    /// Changes the entries of the upper half that still name this, the lower half. Parts of the
+    /// upper half may have been split since.
+    fn finish_sibling_range(&self, prefix: HashPrefix) -> Result<()> {
+        let Some(sibling) = prefix.parent().map(|parent| parent.half(1)) else { return Ok(()) };
+        if sibling == prefix {
+            return Ok(());
+        }
+        if self.first(sibling) == self.offset {
+            let what = "the directory gives a segment more than its prefix";
+            return Err(Error::damaged(self.offset, what));
+        }
+        let prefix_of = |named| self.prefix_at(named);
+        self.index.directory().finish_range(sibling, self.offset, prefix_of, self.latch);
+        Ok(())
+    }
+
+    /// Changes the entries that still name the two segments that were merged into this one.
+    fn finish_own_range(&self, prefix: HashPrefix) {
+        if !T::MERGES
+            || prefix.depth >= self.index.directory().depth()
+            || self.first(prefix.half(1)) != self.offset
+            || self.index.core().medium().mutant("DA-5")
+        {
+            return;
+        }
+        let halves = [0, 1].map(|upper| Some(prefix.half(upper)));
+        self.swap_entries(prefix, self.index.entry_for(self.offset), |named| {
+            named != self.offset && halves.contains(&self.prefix_at(named))
+        });
+    }
+
+    /// Replaces those entries of a range that name a `wrong` segment by `right`, durably.
+    fn swap_entries(&self, range: HashPrefix, right: u64, wrong: impl Fn(u64) -> bool) {
+        let m = self.index.core().medium();
+        let mut changed = false;
+        for entry in self.index.directory().range(range, self.latch) {
+            let word = m.load(entry);
+            if wrong(T::offset_in(word)) && m.cas(entry, word, right).is_ok() {
+                m.flush(entry);
+                changed = true;
+            }
+        }
+        if changed {
+            m.note(Note::Scope("directory range finished"));
+            m.fence();
+        }
+    }
+}
+
+/// Calls `each` with what the entries of the directory name, from left to right, once for each run
+/// of equal entries.
+pub(crate) fn for_each_named<T: Directed>(index: &T, mut each: impl FnMut(u64)) {
+    let (mut cursor, mut last) = (Some(0), None);
+    while let Some(hash) = cursor {
+        let offset = T::offset_in(index.directory().locate(hash));
+        if last.replace(offset) != Some(offset) {
+            each(offset);
+        }
+        cursor = behind(hash, index.directory().depth());
+    }
+}

@@ -1,0 +1,166 @@
+//! Visiting every segment once, in the order of ranks.
+
+use evermap_pm::{Error, Medium, Result};
+
+use super::{Segmented, prefix_of};
+use crate::hash::hash_prefix::{HashPrefix, behind};
+use crate::{Stats, Visitor};
+
+/// A segment that a walk has come to and locked.
+pub(crate) struct Visited<'a, S> {
+    pub(crate) offset: u64,
+    pub(crate) segment: &'a S,
+    pub(crate) prefix: HashPrefix,
+    /// The first rank that the walk has not visited before. A merge can bring back records that it
+    /// has.
+    pub(crate) from: u64,
+}
+
+/// Visits every segment once, in the order of ranks. Each is locked during `copy`; then `each` is
+/// called with what was copied, without locks, but under a guard. Stops if `each` returns `false`.
+///
+/// # Errors
+/// The first error. Segments that cannot be read are passed over.
+pub(crate) fn walk<T: Segmented, C>(
+    index: &T,
+    mut copy: impl FnMut(Visited<'_, T::Segment>) -> C,
+    mut each: impl FnMut(C) -> bool,
+) -> Result<()> {
+    let mut cursor = Some(0);
+    let mut result = Ok(());
+    while let Some(from) = cursor {
+        // A segment that is merged away while this thread waits for it must not be reused.
+        let _guard = index.core().pool.pin();
+        let (copied, next) = step(index, from, &mut copy);
+        cursor = next;
+        match copied {
+            Ok((copied, whole)) => {
+                result = result.and(whole);
+                if !each(copied) {
+                    break;
+                }
+            }
+            Err(error) => {
+                index.core().region.ensure_sound()?;
+                result = result.and(Err(error));
+            }
+        }
+    }
+    result
+}
+
+/// One step of a walk, under a guard of the caller. Returns what `copy` makes of the segment that
+/// holds the records of the rank `from`, with the error if that was not all of the segment; and the
+/// first rank behind that segment. Returns no rank if there is none.
+pub(crate) fn step<T: Segmented, C>(
+    index: &T,
+    from: u64,
+    copy: &mut impl FnMut(Visited<'_, T::Segment>) -> C,
+) -> (Result<(C, Result<()>)>, Option<u64>) {
+    let m = index.core().medium();
+    loop {
+        let locked = match index.lock_holder(from) {
+            Ok(Some(locked)) => locked,
+            // It was split or merged before it was locked: look again.
+            Ok(None) => continue,
+            Err(error) => return (Err(error), behind(from, index.depth())),
+        };
+        let segment = T::segment_in(&locked);
+        let offset = m.offset_of(segment);
+        let prefix = prefix_of(m, segment).filter(|prefix| prefix.covers(from));
+        let copied = prefix.map(|prefix| {
+            let whole = index.ensure_chain_ends(segment);
+            ((copy(Visited { offset, segment, prefix, from }), whole), prefix.depth)
+        });
+        index.unlock_unchanged(locked);
+        return match copied {
+            Some((copied, depth)) => (Ok(copied), behind(from, depth)),
+            None => {
+                let error = Error::damaged(offset, "a segment of another place");
+                (Err(error), behind(from, index.depth()))
+            }
+        };
+    }
+}
+
+/// Implements [`Index::for_each`](crate::Index::for_each).
+pub(crate) fn for_each<T: Segmented>(
+    index: &T,
+    each: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<()> {
+    walk(
+        index,
+        |at| index.pairs_from(at.segment, at.prefix, at.from),
+        |pairs| pairs.into_iter().all(|(slot_key, word)| each(slot_key, word)),
+    )
+}
+
+/// Implements [`Persistent::scan`](crate::Persistent::scan). The unit is a segment, `from` the
+/// least rank to show.
+pub(crate) fn scan<T: Segmented>(
+    index: &T,
+    from: u64,
+    each: &mut dyn FnMut(u64, u64),
+) -> (Result<()>, Option<u64>) {
+    let (pairs, next) =
+        step(index, from, &mut |at| index.pairs_from(at.segment, at.prefix, at.from));
+    if let Err(poisoned) = index.core().region.ensure_sound() {
+        return (Err(poisoned), None);
+    }
+    let shown = pairs.and_then(|(pairs, whole)| {
+        pairs.into_iter().for_each(|(slot_key, word)| each(slot_key, word));
+        whole
+    });
+    (shown, next)
+}
+
+/// Implements [`Index::stats`](crate::Index::stats).
+pub(crate) fn stats<T: Segmented>(index: &T) -> Result<Stats> {
+    let (mut stats, mut segments, mut links) = (Stats::default(), 0, 0);
+    walk(
+        index,
+        |at| {
+            let records = index.pairs_from(at.segment, at.prefix, at.from).len() as u64;
+            (records, index.chain_blocks(at.segment).len() as u64)
+        },
+        |(records, chained)| {
+            segments += 1;
+            links += chained;
+            stats.len += records;
+            true
+        },
+    )?;
+    stats.dram_bytes = size_of::<T>() as u64;
+    index.core().complete_stats(&mut stats);
+    index.complete_stats(segments, links, &mut stats);
+    Ok(stats)
+}
+
+/// Implements [`Persistent::visit`](crate::Persistent::visit).
+pub(crate) fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Result<()> {
+    visitor.block(index.core().root);
+    {
+        // What is replaced meanwhile must not be reused while the visitor looks at it.
+        let _guard = index.core().pool.pin();
+        index.visit_structure(visitor);
+    }
+    let mut segments = 0;
+    walk(
+        index,
+        |at| {
+            let pairs = index.pairs_from(at.segment, at.prefix, at.from);
+            (at.offset, index.chain_blocks(at.segment), pairs)
+        },
+        |(offset, chain, pairs)| {
+            segments += 1;
+            if T::SEGMENTS_ARE_BLOCKS {
+                visitor.block(offset);
+            }
+            chain.into_iter().for_each(|block| visitor.block(block));
+            pairs.into_iter().for_each(|(_, word)| visitor.word(word));
+            true
+        },
+    )?;
+    index.visited(segments);
+    Ok(())
+}
