@@ -1,13 +1,14 @@
 //! Concurrent persistent indexes behind one trait.
 //!
-//! An index maps keys to opaque 8-byte words and lives in a [`Pool`](evermap_pm::pool::Pool). One folder
-//! an index; each looks the same inside: `mod.rs` is the public type with its layout drawn, `layout.rs`
-//! the on-media structures, and one file for each structural idea.
+//! An index maps keys to opaque 8-byte words and lives in a [`Pool`](evermap_pm::pool::Pool). Each
+//! index has a folder: `mod.rs` has the public type and a drawing of its layout, `layout.rs` the
+//! persistent structures, and each other file one part of the algorithm.
 //!
-//! Indexes that know which key comes next are in [`ordered`].
+//! Ordered indexes are in [`ordered`].
 //!
-//! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
-//! [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable before they are visible).
+//! Modules beside the folders are shared by several indexes: [`key`] (representations of keys and
+//! hashing), [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable
+//! before they become visible).
 
 pub mod fingerprint;
 pub mod hash;
@@ -25,7 +26,7 @@ pub use hash::clht::Clht;
 pub use hash::dash::{DashEh, DashLh};
 pub use hash::level::Level;
 pub use hash::line::LineHash;
-pub use index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
+pub use index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};
 pub use ordered::bplus::BPlus;
 pub use ordered::{Cursor, Direction, OrderedIndex};

@@ -132,13 +132,13 @@ impl OrderedIndex for Mistaken {
                 Direction::Ascending => last,
                 Direction::Descending => page.pairs.key(0).iter().copied().chain([0]).collect(),
             };
-            page.go_on_at(&edge);
+            page.continue_at(&edge);
         }
         if self.errs(Mistake::GoesRoundInACircle, 10)
             && let Bound::Included(key) | Bound::Excluded(key) = from
         {
             page.clear();
-            page.go_on_at(key);
+            page.continue_at(key);
         }
         if self.errs(Mistake::ShowsAnotherKeysWord, 30) && page.pairs.len() > 1 {
             let pairs: Vec<_> = page.pairs.iter().map(|(key, word)| (key.to_vec(), word)).collect();
@@ -177,7 +177,7 @@ impl Mistaken {
         let mut rest = map.iter().skip(rank.unwrap_or(map.len()));
         rest.by_ref().take(3).for_each(|(key, &word)| page.pairs.push(key, word));
         if let Some((next, _)) = rest.next() {
-            page.go_on_at(next);
+            page.continue_at(next);
         }
         Ok(())
     }

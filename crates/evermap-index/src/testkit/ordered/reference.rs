@@ -57,7 +57,7 @@ impl OrderedIndex for LockedTree {
                 let mut rest = map.range::<[u8], _>((from, Bound::Unbounded));
                 rest.by_ref().take(PAGE).for_each(|(key, &word)| page.pairs.push(key, word));
                 if let Some((next, _)) = rest.next() {
-                    page.go_on_at(next);
+                    page.continue_at(next);
                 }
             }
             Direction::Descending => {
@@ -66,7 +66,7 @@ impl OrderedIndex for LockedTree {
                 pairs.reverse();
                 pairs.iter().for_each(|(key, word)| page.pairs.push(key, **word));
                 if rest.next().is_some() {
-                    page.go_on_at(pairs[0].0);
+                    page.continue_at(pairs[0].0);
                 }
             }
         }
