@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use evermap_index::hash::level::{Config, Level, Resize, Tiny};
 use evermap_index::testkit::crash::{Workload, assert_survives};
-use evermap_index::testkit::{Coarse, PoolSubject, beside_lookers};
+use evermap_index::testkit::{Coarse, PoolSubject, beside_readers};
 use evermap_index::{Action, Change, Guard, Index, MutateMode, Persistent, Result, Stats, Visitor};
 use evermap_pm::medium::{Counted, Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, ROOTS, RegionConfig};
@@ -232,7 +232,7 @@ fn l8_no_lookup_misses_a_record_that_moves() {
                     index.insert(key, key, &pool.pin()).unwrap();
                 }
             };
-            beside_lookers(80, change, || {
+            beside_readers(80, change, || {
                 for key in 0..KEPT {
                     let found = index.get(key, &pool.pin()).unwrap();
                     assert_eq!(found, Some(key + 1), "key {key} was always there");

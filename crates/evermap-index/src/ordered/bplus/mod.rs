@@ -55,7 +55,7 @@ mod version;
 #[inline(always)]
 fn step() {
     #[cfg(any(test, feature = "testkit"))]
-    crate::testkit::crowd::step();
+    crate::testkit::delays::step();
 }
 
 /// Limits of a tree.

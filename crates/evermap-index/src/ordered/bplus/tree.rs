@@ -65,7 +65,7 @@ pub(super) struct Path<'g, const N: usize> {
 
 /// The result of an attempt to change a pair.
 enum Outcome {
-    Done(Change),
+    WriterDone(Change),
     /// A pair was removed, and the leaf has become sparse.
     Sparse(Change),
     /// The leaf has no free slot for another pair.
@@ -189,7 +189,7 @@ impl<const N: usize> BPlus<N> {
             _ => Err(ChangeError::Restart),
         };
         match outcome {
-            Ok(Outcome::Done(_)) => Ok(()),
+            Ok(Outcome::WriterDone(_)) => Ok(()),
             Ok(Outcome::Sparse(_)) => {
                 self.rebalance(probe, 0, guard);
                 Ok(())
@@ -254,7 +254,7 @@ impl<const N: usize> BPlus<N> {
         let mut attempts = Attempts::new();
         loop {
             match self.try_change(&probe, mode, decide, &attempts, &guard) {
-                Ok(Outcome::Done(change)) => return Ok(change),
+                Ok(Outcome::WriterDone(change)) => return Ok(change),
                 Ok(Outcome::Sparse(change)) => {
                     self.rebalance(&probe, 0, &guard);
                     return Ok(change);
@@ -302,7 +302,7 @@ impl<const N: usize> BPlus<N> {
         }
         let new = match (position.exists, mode) {
             (true, _) => None,
-            (false, MutateMode::ExistingOnly) => return Ok(Outcome::Done(Change::default())),
+            (false, MutateMode::ExistingOnly) => return Ok(Outcome::WriterDone(Change::default())),
             (false, MutateMode::MayInsert) if full => return Ok(Outcome::Full),
             // Everything that can fail is done before the decision.
             (false, MutateMode::MayInsert) => {
@@ -352,7 +352,7 @@ impl<const N: usize> BPlus<N> {
         };
         let change = Change { old, new: new_word };
         let sparse = change.removed() && leaf.is_sparse();
-        Ok(if sparse { Outcome::Sparse(change) } else { Outcome::Done(change) })
+        Ok(if sparse { Outcome::Sparse(change) } else { Outcome::WriterDone(change) })
     }
 
     /// Implements [`OrderedIndex::page`](crate::ordered::OrderedIndex::page): reads one leaf.
@@ -434,8 +434,8 @@ mod tests {
 
     use super::*;
     use crate::ordered::OrderedIndex;
-    use crate::testkit::concurrent::{Done, threads};
-    use crate::testkit::crowd::Operation;
+    use crate::testkit::concurrent::{WriterDone, threads};
+    use crate::testkit::delays::Operation;
 
     const STABLE: [u64; 3] = [20, 40, 60];
 
@@ -450,7 +450,7 @@ mod tests {
         let writing = AtomicUsize::new(2);
         threads(4, |thread| {
             if thread < 2 {
-                let _done = Done(&writing);
+                let _done = WriterDone(&writing);
                 return insert_and_remove(tree, thread as u64);
             }
             let exhausted = Attempts { backoff: Backoff::new(), made: ATTEMPTS };
@@ -493,7 +493,7 @@ mod tests {
                 _ => {}
             }
             match tree.try_change(&probe, MutateMode::MayInsert, keep, exhausted, &guard) {
-                Ok(Outcome::Done(change)) if change.old == Some(stable) => {}
+                Ok(Outcome::WriterDone(change)) if change.old == Some(stable) => {}
                 Err(ChangeError::Restart) => {}
                 _ => return Err("a change found something else".into()),
             }

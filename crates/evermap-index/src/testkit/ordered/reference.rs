@@ -1,4 +1,4 @@
-//! An ordered index that is obviously right, for testing the kit itself.
+//! An ordered index that is obviously correct, for testing the kit itself.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -15,7 +15,7 @@ use crate::{Action, Change, MutateMode, Stats};
 #[derive(Default)]
 pub struct LockedTree(pub(super) RwLock<BTreeMap<Vec<u8>, u64>>);
 
-/// Pairs in a page: few, so that pages end in many places.
+/// The number of pairs in a page: small, so that pages end in many places.
 pub(super) const PAGE: usize = 3;
 
 impl OrderedIndex for LockedTree {
@@ -86,7 +86,7 @@ impl OrderedIndex for LockedTree {
     }
 }
 
-/// Makes [`LockedTree`]s.
+/// Creates [`LockedTree`]s.
 pub struct MakeLockedTree;
 
 impl OrderedSubject for MakeLockedTree {
