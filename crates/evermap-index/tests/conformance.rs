@@ -111,8 +111,8 @@ impl<K: Numbered> PoolSubject<K> for FullDashLh {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are the lines that
-/// these take; so many updates in a hundred keep the promise.
+/// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are
+/// the lines that these take; so many updates in a hundred keep the promise.
 fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
     let promise = |kind, lines_read, persists, percent| {
         let (lines_flushed, fences) = (persists, persists);
@@ -140,7 +140,8 @@ fn dash_eh_costs() -> Result<(), Failure> {
     counters::<Bytes, _>(&FullDash, config, 10_000, &dash_promises(1, 4, 100))
 }
 
-/// What places the segments is in ordinary memory. Any change may be the first in a segment that has come into use.
+/// What places the segments is in ordinary memory. Any change may be the first in a segment that
+/// has come into use.
 #[test]
 fn dash_lh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
@@ -167,8 +168,8 @@ impl<K: Numbered> PoolSubject<K> for FullCceh {
     }
 }
 
-/// The directory's entry, the segment's header and four buckets, whatever the operation; a change flushes one line.
-/// Readers that share the lock store to its line, twice.
+/// The directory's entry, the segment's header and four buckets, whatever the operation; a change
+/// flushes one line. Readers that share the lock store to its line, twice.
 #[test]
 fn cceh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
@@ -216,7 +217,8 @@ impl<K: Numbered> PoolSubject<K> for FullLevel {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line, and so does an insert wherever it goes.
+/// Lookups store nothing; whatever changes one word flushes one line, and so does an insert
+/// wherever it goes.
 #[test]
 fn level_costs() -> Result<(), Failure> {
     let promise = |kind, lines_read, persists, percent| {
@@ -270,8 +272,8 @@ impl<K: Numbered> PoolSubject<K> for FullClht {
     }
 }
 
-/// Nearly everything concerns one line: it is read, and flushed once. At this size chains are about as long as
-/// they get.
+/// Nearly everything concerns one line: it is read, and flushed once. At this size chains are about
+/// as long as they get.
 #[test]
 fn p_clht_costs() -> Result<(), Failure> {
     let promise = |kind, lines_read, persists: u64, percent| {
@@ -291,8 +293,8 @@ fn p_clht_costs() -> Result<(), Failure> {
             // A bucket is added. The rest look at a sample of the table then, or replace it.
             promise(OperationKind::Insert, 3 + record, 2, 98),
             promise(OperationKind::Update, u64::MAX, 1, if record == 0 { 100 } else { 99 }),
-            // What records were replaced before is freed then, and with the last of an extent some of the table of
-            // extents changes, which is not flushed.
+            // What records were replaced before is freed then, and with the last of an extent some
+            // of the table of extents changes, which is not flushed.
             Promise {
                 kind: OperationKind::Update,
                 most: Cost {

@@ -52,7 +52,8 @@ impl fmt::Display for Cost {
         let Cost { lines_read, lines_written, lines_flushed, fences } = self;
         write!(
             f,
-            "{lines_read} lines read, {lines_written} written, {lines_flushed} flushed, {fences} fences"
+            "{lines_read} lines read, {lines_written} written, {lines_flushed} flushed, \
+             {fences} fences"
         )
     }
 }

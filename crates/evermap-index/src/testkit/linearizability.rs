@@ -95,7 +95,8 @@ impl fmt::Display for Violation {
             .collect();
         write!(
             f,
-            "  {} of the {} calls can be ordered, then the key is bound to: {}; what cannot follow: {}",
+            "  {} of the {} calls can be ordered, then the key is bound to: {}; \
+             what cannot follow: {}",
             self.ordered.len(),
             self.events.len(),
             InWords(self.state),
@@ -383,7 +384,8 @@ mod tests {
              [   50 .. never]  thread 1  update(7, 2) has not returned\n  \
              [   51 ..    52]  thread 0  get(7) -> 2\n  \
              [   55 ..    56]  thread 2  get(7) -> 1\n  \
-             2 of the 3 calls can be ordered, then the key is bound to: 2; what cannot follow: get(7)"
+             2 of the 3 calls can be ordered, then the key is bound to: 2; \
+             what cannot follow: get(7)"
         );
     }
 

@@ -1,7 +1,7 @@
 //! The conformance kit: one battery that every index passes.
 //!
-//! Implement [`Subject`], or [`PoolSubject`] for an index that lives in a pool, to create the index,
-//! and run everything with one line:
+//! Implement [`Subject`], or [`PoolSubject`] for an index that lives in a pool, to create the
+//! index, and run everything with one line:
 //!
 //! ```
 //! use evermap_index::testkit::MakeLocked;
@@ -26,8 +26,8 @@
 //! [`counters`](counters::counters) checks promises about flushes, fences and cache lines.
 //!
 //! Parts are bounded by counts, never by time, and single-threaded parts are reproducible by their
-//! seed. `EVERMAP_TESTKIT_SEED` chooses the seed, `EVERMAP_TESTKIT_SCALE` multiplies the counts, and
-//! `EVERMAP_TEST_TIER=full` runs everything; see [`tier`].
+//! seed. `EVERMAP_TESTKIT_SEED` chooses the seed, `EVERMAP_TESTKIT_SCALE` multiplies the counts,
+//! and `EVERMAP_TEST_TIER=full` runs everything; see [`tier`].
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -106,8 +106,8 @@ pub trait Instance<K: Key>: Sync {
     /// Pins a guard for the index.
     fn pin(&self) -> Guard<'_>;
 
-    /// Shows one unit of the index; see [`Persistent::scan`](crate::Persistent::scan). An index that
-    /// has no units is one unit.
+    /// Shows one unit of the index; see [`Persistent::scan`](crate::Persistent::scan). An index
+    /// that has no units is one unit.
     fn scan(
         &self,
         _from: u64,

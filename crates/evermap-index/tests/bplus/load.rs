@@ -29,7 +29,8 @@ fn must_hold(tree: &dyn OrderedIndex, model: &BTreeMap<Vec<u8>, u64>) {
     assert_eq!(cursor.next().unwrap(), None);
 }
 
-/// Every set of keys in any number of runs, some of them sorted, with keys that come more than once.
+/// Every set of keys in any number of runs, some of them sorted, with keys that come more than
+/// once.
 #[test]
 fn a_loaded_tree_holds_its_runs() {
     let mut random = Rng::new(3);
@@ -70,7 +71,8 @@ fn parts_fit_together() {
     }
 }
 
-/// So many pairs that there are many parts, and nothing tells them apart but what lies far behind in their keys.
+/// So many pairs that there are many parts, and nothing tells them apart but what lies far behind
+/// in their keys.
 #[test]
 fn keys_that_differ_late_find_their_parts() {
     let mut random = Rng::new(8);
@@ -94,9 +96,9 @@ fn keys_that_differ_late_find_their_parts() {
     }
 }
 
-/// Dealt out by samples that say all, little, nothing or the wrong thing about the keys.
+/// Partitions by samples that represent the keys well, badly or not at all.
 #[test]
-fn what_was_dealt_out_is_loaded() {
+fn partitioned_pairs_are_loaded() {
     let mut random = Rng::new(13);
     for (sampled, keys) in [("m:", "m:"), ("m:", ""), ("m:a", "m:b"), ("m:b", "m:a"), ("", "m:")] {
         for samples in [0, 1, 10, 40_000] {
@@ -126,7 +128,7 @@ fn what_was_dealt_out_is_loaded() {
 }
 
 #[test]
-fn an_empty_hand_makes_an_empty_tree() {
+fn empty_buffers_make_an_empty_tree() {
     let partitioner = Partitioner::from_sample(&Run::new(), 1 << 20);
     for buffers in [vec![], vec![partitioner.buffers(0), partitioner.buffers(5)]] {
         let tree =
@@ -138,8 +140,8 @@ fn an_empty_hand_makes_an_empty_tree() {
 }
 
 #[test]
-#[should_panic = "a buffers of another partitioner"]
-fn hands_of_two_divisions_do_not_mix() {
+#[should_panic = "buffers of another partitioner"]
+fn buffers_of_two_partitioners_do_not_mix() {
     let partitioners = [(); 2].map(|()| Partitioner::from_sample(&Run::new(), 0));
     let _ = BPlus::<7>::load_partitioned(
         Config::default(),

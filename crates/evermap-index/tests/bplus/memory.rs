@@ -42,7 +42,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that `body` leaves allocated, of which every thread that it starts must [count](counted) its own.
+/// Bytes that `body` leaves allocated, of which every thread that it starts must [count](counted)
+/// its own.
 fn left_by(body: impl FnOnce()) -> i64 {
     let before = LIVE.load(SeqCst);
     counted(body);
