@@ -1,9 +1,10 @@
-//! Matching one byte against up to 16 at once.
+//! Comparing one byte with up to 16 bytes in parallel.
 //!
-//! Buckets keep one hash byte a slot in two words, so that a lookup reads a slot only when its byte matches:
-//! for 14 slots, on average 0.05 slots that hold another key.
+//! Buckets keep one byte of the hash of each slot in two words, so that a lookup reads a slot only
+//! if its byte matches: with 14 slots, on average 0.05 slots that hold another key.
 
-/// Which of the 16 bytes in two little-endian words equal `byte`: bit i for byte i.
+/// Returns the set of bytes that equal `byte` among the 16 bytes in two little-endian words: bit i
+/// for byte i.
 #[inline(always)]
 pub fn matches(words: [u64; 2], byte: u8) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -21,22 +22,23 @@ pub fn matches(words: [u64; 2], byte: u8) -> u32 {
 #[inline(always)]
 fn sse2(words: [u64; 2], byte: u8) -> u32 {
     use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
-    // SAFETY: SSE2 is always there on x86-64, and the values are in registers: no memory is touched.
+    // SAFETY: SSE2 is always available on x86-64, and the operands are registers, not memory.
     unsafe {
         let bytes = _mm_set_epi64x(words[1] as i64, words[0] as i64);
         _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8))) as u32
     }
 }
 
-/// The same by ordinary arithmetic: for other machines, and to check the one above.
+/// Implements [`matches`] by ordinary arithmetic: for other processors, and to test `sse2`.
 #[cfg_attr(all(target_arch = "x86_64", not(test)), allow(dead_code))]
 #[inline(always)]
 fn scalar(words: [u64; 2], byte: u8) -> u32 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const LOW7: u64 = 0x7f7f_7f7f_7f7f_7f7f;
     let zero_bytes = |word: u64| {
-        // A byte is zero iff neither its low seven bits carry into the eighth when 0x7f is added, nor its
-        // eighth bit is set: exact, unlike the shorter test with a subtraction.
+        // A byte is zero if and only if neither its low seven bits carry into the eighth when 0x7f
+        // is added, nor its eighth bit is set. This is exact, unlike the shorter test with a
+        // subtraction.
         let difference = word ^ (ONES * u64::from(byte));
         let marks = !(((difference & LOW7) + LOW7) | difference | LOW7);
         // Gathers the eight marks, at bits 7, 15, ..., into the top byte.

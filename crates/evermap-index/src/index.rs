@@ -1,4 +1,4 @@
-//! What every index can do.
+//! The traits that every index implements.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use crate::Key;
 
-/// What a [`mutate`](Index::mutate) closure decides to do with the key, given its current word.
+/// The decision of a [`mutate`](Index::mutate) closure about a key, given its current word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Leave things as they are.
+    /// Change nothing.
     Keep,
     /// Bind the key to this word, whether or not it was bound before.
     Put(u64),
@@ -18,19 +18,20 @@ pub enum Action {
     Remove,
 }
 
-/// What may come out of a [`mutate`](Index::mutate), so that no room is made in vain.
+/// The actions that a [`mutate`](Index::mutate) closure may return, so that no space is reserved
+/// needlessly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MutateMode {
-    /// The closure may answer [`Action::Put`] for an absent key.
+    /// The closure may return [`Action::Put`] for an absent key.
     MayInsert,
-    /// The closure answers [`Action::Put`] only where the key is present; an absent key is not even shown to it.
+    /// The closure is called only for a key that is present.
     ExistingOnly,
 }
 
 /// The word of a key before and after a mutation.
 ///
-/// For one key these chain: the `old` of each change is the `new` of the one before it. So where words
-/// name blocks, exactly one caller sees a block as `old` and not `new`, and retires it.
+/// For one key these form a chain: the `old` of each change is the `new` of the one before it. So
+/// if words name blocks, exactly one caller sees a block as `old` and not as `new`, and retires it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// The word before, if the key was present.
@@ -40,37 +41,48 @@ pub struct Change {
 }
 
 impl Change {
-    /// Whether the key was added.
+    /// Returns `true` if the key was added.
     pub fn inserted(&self) -> bool {
         self.old.is_none() && self.new.is_some()
     }
 
-    /// Whether the key was removed.
+    /// Returns `true` if the key was removed.
     pub fn removed(&self) -> bool {
         self.old.is_some() && self.new.is_none()
     }
 
-    /// Whether anything changed.
+    /// Returns `true` if anything changed.
     pub fn changed(&self) -> bool {
         self.old != self.new
     }
 }
 
+/// The number of keys for which [`Index::get_many`] overlaps cache misses.
+///
+/// A batch that is longer is processed in chunks of this size, so callers that divide a longer list
+/// of keys should use chunks of this size too. It is large enough to use all line-fill buffers of a
+/// core, and small enough that the prefetched lines are still in the first-level cache when they
+/// are read.
+pub const BATCH_KEYS: usize = 32;
+
 /// A concurrent map from keys to 8-byte words.
 ///
-/// All operations are linearizable per key. Reading needs a [`Guard`]; what a word names may be followed
-/// while the guard lives. Mutations are durable, as far as the medium goes, when they return.
+/// All operations are linearizable per key. Lookups need a [`Guard`]; the block that a word names
+/// may be read while the guard lives. Mutations are durable when they return, as far as the medium
+/// provides that.
 ///
 /// # Errors
 ///
-/// Every operation can answer `Poisoned` (a thread panicked in the middle of a change) or `Damaged` (a
-/// word in the region is impossible). Mutations can also answer `Forked` and, where they may add a key,
-/// `NoSpace`; nothing has changed then.
+/// Every operation can return `Poisoned` (a thread panicked during a change) or `Damaged` (a word
+/// in the region is impossible). Mutations can also return `Forked` and, if they may add a key,
+/// `NoSpace`; then nothing has changed.
 pub trait Index<K: Key>: Send + Sync {
-    /// The word bound to `key`. Expected O(1) for hash indexes, no lock, no store.
+    /// Returns the word bound to `key`, or `None` if the key is absent. Expected O(1) for hash
+    /// indexes, without a lock or a store.
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>>;
 
-    /// Looks up many keys with their cache misses overlapped: `out[i]` becomes the answer for `keys[i]`.
+    /// Looks up many keys with overlapping cache misses: sets `out[i]` to the result for `keys[i]`.
+    /// Keys are looked up [`BATCH_KEYS`] at a time.
     ///
     /// # Panics
     /// If `out` is shorter than `keys`.
@@ -86,25 +98,27 @@ pub trait Index<K: Key>: Send + Sync {
         Ok(())
     }
 
-    /// A hint that an operation on this key follows, for a caller that has something else to do first: fetches the bucket
-    /// where a search begins.
+    /// Prefetches the bucket at which a search for `key` begins. A hint that an operation on this
+    /// key follows, for a caller that has other work to do first.
     fn prefetch_bucket(&self, key: K::Ref<'_>) {
         let _ = key;
     }
 
-    /// The same a little later, when the bucket has come: fetches so many bytes of the record that is most likely the
-    /// key's. Nothing where words are no records.
+    /// Prefetches `bytes` bytes of the record that is most likely the key's. A hint like
+    /// [`prefetch_bucket`](Self::prefetch_bucket), a little later, when the bucket is in the cache.
+    /// Does nothing if words are not records.
     fn prefetch_record(&self, key: K::Ref<'_>, bytes: u64) {
         let _ = (key, bytes);
     }
 
-    /// The general read-modify-write: calls `decide` with the current word while the key is locked, and does
-    /// what it says. `decide` is called at most once, only when its answer can be carried out, and must
-    /// neither panic nor use the index.
+    /// The general read-modify-write operation: calls `decide` with the current word while the key
+    /// is locked, and carries out the action that it returns. `decide` is called at most once, and
+    /// only if its action can be carried out. It must neither panic nor use the index.
     ///
-    /// An absent key is looked for under its lock too, whatever `mode` says, and a change is durable before the lock is
-    /// given back: so whoever learns a word here, or that there is none, learns what a crash cannot take back. An error
-    /// after `decide` was called means that what it said was done, and that only tidying up failed.
+    /// The search is made under the key's lock even if the key is absent, whatever `mode` is, and a
+    /// change is durable before the lock is released. So what a caller learns here about the key
+    /// cannot be taken back by a crash. An error after `decide` was called means that its action
+    /// was carried out, and that only the maintenance of the structure failed.
     fn mutate(
         &self,
         key: K::Ref<'_>,
@@ -113,7 +127,7 @@ pub trait Index<K: Key>: Send + Sync {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change>;
 
-    /// Binds `key` to `word` if it is absent. `old` tells what was there.
+    /// Binds `key` to `word` if it is absent. `old` of the result is the word before.
     fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> Result<Change> {
         self.mutate(key, MutateMode::MayInsert, guard, &mut |old| match old {
             None => Action::Put(word),
@@ -158,29 +172,30 @@ pub trait Index<K: Key>: Send + Sync {
         })
     }
 
-    /// Calls `each` with the slot key and word of every pair: the key itself for `u64`, its hash for
-    /// [`Bytes`](crate::Bytes). A pair that is present throughout is shown exactly once; one that comes or goes
-    /// meanwhile is shown at most once. `each` must not use the index. Stops when `each` answers `false`.
+    /// Calls `each` with the slot key and the word of every pair: the slot key is the key itself
+    /// for `u64`, and its hash for [`Bytes`](crate::Bytes). A pair that is present throughout is
+    /// shown exactly once; one that is inserted or removed meanwhile is shown at most once. `each`
+    /// must not use the index. Stops when `each` returns `false`.
     fn for_each(&self, guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()>;
 
-    /// Size and shape now. Walks the whole index: O(n).
+    /// Returns the current size and structure. Walks the whole index: O(n).
     fn stats(&self, guard: &Guard<'_>) -> Result<Stats>;
 }
 
-/// Size and shape of an index.
+/// The size and structure of an index.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Pairs.
+    /// The number of pairs.
     pub len: u64,
-    /// Places for pairs.
+    /// The number of slots for pairs.
     pub capacity: u64,
-    /// Segments, nodes or whatever the index allocates as a unit.
+    /// The number of segments, nodes or other units that the index allocates.
     pub segments: u64,
-    /// Bytes in the region, directories included, records not.
+    /// Bytes in the region, including directories, without records.
     pub pm_bytes: u64,
     /// Bytes in ordinary memory.
     pub dram_bytes: u64,
-    /// Global depth of a directory, height of a tree.
+    /// The global depth of a directory, or the height of a tree.
     pub depth: u32,
     /// Segment splits since opening.
     pub splits: u64,
@@ -191,7 +206,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Pairs divided by places, 0 to 1.
+    /// Returns the number of pairs divided by the number of slots, 0 to 1.
     pub fn load_factor(&self) -> f64 {
         if self.capacity == 0 { 0.0 } else { self.len as f64 / self.capacity as f64 }
     }
@@ -199,56 +214,63 @@ impl Stats {
 
 /// Receives everything that an index keeps in the heap.
 pub trait Visitor {
-    /// A block that the index allocated: its first byte.
+    /// Called with the offset of each block that the index allocated.
     fn block(&mut self, offset: u64);
-    /// The word of a pair. Where words name records, these are blocks too.
+    /// Called with the word of each pair. If words name records, these are blocks too.
     fn word(&mut self, word: u64);
 }
 
-/// An index that outlives the process.
+/// An index that is stored in persistent memory.
 pub trait Persistent<M: Medium>: Sized {
-    /// Shape, chosen at creation and stored with the index.
+    /// The configuration that is chosen at creation and stored with the index.
     type Config;
 
-    /// Builds an empty index and publishes it in the root cell `root` of the pool's region: its block's offset, 0 before.
+    /// Creates an empty index, and publishes it by storing the offset of its block in the root cell
+    /// `root` of the pool's region, which must be 0.
     ///
-    /// Crash-atomic: afterwards the root is either untouched or names a complete index.
+    /// Crash-atomic: after a crash the root is either unchanged or names a complete index.
     ///
     /// # Errors
     /// `NoSpace`.
     fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Self::Config) -> Result<Self>;
 
-    /// Whether the root cell `root` names an index of this kind, with these keys and this geometry.
+    /// Returns `true` if the root cell `root` names an index of this kind, with these keys and this
+    /// geometry.
     fn is_at(pool: &Pool<M>, root: &PmU64) -> bool;
 
-    /// Opens the index that the root cell `root` names. O(1): segments are recovered when first touched.
+    /// Opens the index that the root cell `root` names. O(1): a segment is recovered when it is
+    /// first used.
     ///
     /// # Errors
-    /// `Damaged` if the root does not name such an index.
+    /// `Damaged` if the root cell does not name such an index.
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self>;
 
-    /// Shows `visitor` every block and every word, recovering each segment on the way. Mutations may run
-    /// meanwhile: a pair that was present throughout is shown exactly once, another one at most once, and a block is shown
-    /// if it was reachable throughout. What is not shown is given away by a sweep, so this holds without exception: for any
-    /// number of walks and visits at the same time, however long `visitor` takes, and whatever the index does to its
-    /// structure meanwhile.
+    /// Shows every block and every word to `visitor`, and recovers each segment on the way.
+    /// Mutations may run concurrently: a pair that is present throughout is shown exactly once, any
+    /// other at most once, and a block is shown if it is reachable throughout. A sweep frees what
+    /// is not shown, so this holds without exception: for any number of concurrent walks and
+    /// visits, however long `visitor` takes, and whatever changes of structure the index makes.
     ///
     /// # Errors
-    /// `Damaged` where part of the index could not be read; the rest was still visited.
+    /// `Damaged` if part of the index could not be read; the rest was visited.
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()>;
 
-    /// Calls `each` with slot key and word of the pairs in one unit of the index (a segment, a stretch of buckets),
-    /// the one that `from` names; answers the `from` to go on with, `None` after the last unit.
+    /// Calls `each` with the slot key and the word of the pairs in one unit of the index (a segment
+    /// or a range of buckets), the unit that `from` names. Returns the `from` of the next unit, or
+    /// `None` after the last one.
     ///
-    /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard for one unit at a
-    /// time, and `each` may use the index. Expected O(pairs of the unit), which are a few thousand at most.
+    /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, but needs a guard
+    /// for only one unit at a time, and `each` may use the index. Expected O(pairs of the unit),
+    /// which are a few thousand at most.
     ///
-    /// Between two units the walk is `from` and nothing else: the index remembers nothing about it. So there can be any
-    /// number of walks, each can rest as long as it likes and be dropped anywhere, and none keeps the index from changing
-    /// its structure. Whatever changes meanwhile, a walk that goes on misses no pair that was present throughout.
+    /// The state of a walk between two units is `from` and nothing else; the index stores nothing
+    /// about it. So there can be any number of walks, a walk can pause for any time and be
+    /// abandoned at any point, and no walk keeps the index from changing its structure. Whatever
+    /// changes meanwhile, a walk misses no pair that is present throughout.
     ///
     /// # Errors
-    /// `Damaged` if the unit cannot be read, beside the `from` to go on with; `Poisoned`.
+    /// `Damaged` if the unit cannot be read, in addition to the `from` of the next unit;
+    /// `Poisoned`.
     fn scan(
         &self,
         from: u64,
@@ -256,6 +278,7 @@ pub trait Persistent<M: Medium>: Sized {
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>);
 
-    /// Walks everything and describes each violated invariant. Empty means sound. Call without concurrent mutations.
+    /// Walks the whole index and describes each violated invariant; returns an empty list if there
+    /// is none. Must not run concurrently with mutations.
     fn check(&self) -> Vec<String>;
 }

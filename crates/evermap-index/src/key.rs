@@ -1,10 +1,10 @@
-//! Key representations and their hashes.
+//! Representations of keys, and their hashes.
 //!
 //! A slot holds 16 bytes: a *slot key* and a *word*. For `u64` keys the slot key is the key. For
-//! variable-length keys it is the whole 64-bit hash, and the word names a [record] that holds
-//! the key itself: so splits and misses never read records.
+//! variable-length keys it is the 64-bit hash, and the word names a [record] that holds the key
+//! itself, so that splits and misses never read records.
 //!
-//! What is hashed how is part of the on-media format; the tests pin golden values.
+//! The hash functions are part of the persistent format; the tests pin golden values.
 
 use evermap_pm::Medium;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -13,46 +13,50 @@ use crate::record;
 
 /// A kind of key.
 pub trait Key: 'static {
-    /// A key as operations take it.
+    /// A key as it is passed to operations.
     type Ref<'a>: Copy;
 
-    /// Names this kind and its hash function on the media.
+    /// Identifies this kind of key and its hash function in the persistent format.
     const FORMAT: u16;
 
-    /// Whether words name heap records, so that reachability and space follow them.
+    /// `true` if words name records in the heap. Then these records are part of what is reachable
+    /// from the index.
     const WORDS_ARE_RECORDS: bool;
 
-    /// Which ideas of Dash look-ups of such keys do without. Nothing, unless somebody measures what they are worth.
+    /// The parts of Dash that lookups of such keys leave out. Empty except in measurements of what
+    /// each part contributes.
     const WITHOUT: Without = Without::NOTHING;
 
-    /// The hash that places the key. Uniform in all 64 bits.
+    /// Returns the hash that places the key. Uniform in all 64 bits.
     fn hash(key: Self::Ref<'_>, seed: u64) -> u64;
 
-    /// What a slot stores for the key.
+    /// Returns the slot key.
     fn slot_key(key: Self::Ref<'_>, hash: u64) -> u64;
 
-    /// The hash, from what a slot stores.
+    /// Returns the hash, computed from the slot key.
     fn slot_hash(slot_key: u64, seed: u64) -> u64;
 
-    /// Whether the pair with this word, whose slot key equals, is the one for `key`.
+    /// Returns `true` if the pair with this word, whose slot key is equal, is the pair of `key`.
     fn matches<M: Medium>(medium: &M, word: u64, key: Self::Ref<'_>) -> bool;
 
-    /// Brings what [`matches`](Key::matches) will read towards the cache, and what else is among so many bytes of what
-    /// the word names.
+    /// Prefetches what [`matches`](Key::matches) will read, and the first `bytes` bytes of the
+    /// block that the word names.
     fn prefetch<M: Medium>(medium: &M, word: u64, bytes: u64);
 }
 
-/// Ideas of an index that are left out, to measure what they are worth. What they need is still written.
+/// Parts of an index that lookups leave out, to measure what each contributes. Mutations still
+/// maintain them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Without {
-    /// Every record of a bucket is compared, whatever its fingerprint.
+    /// Every record of a bucket is compared, whatever its fingerprint is.
     pub fingerprints: bool,
-    /// The whole stash is searched for every key that is not in its buckets, whatever they say about the stash.
+    /// The whole stash is searched for every key that is not in its buckets, whatever the overflow
+    /// metadata says.
     pub overflow_metadata: bool,
 }
 
 impl Without {
-    /// Everything is used.
+    /// Nothing is left out.
     pub const NOTHING: Without = Without { fingerprints: false, overflow_metadata: false };
 }
 
@@ -85,32 +89,34 @@ impl Key for u64 {
     fn prefetch<M: Medium>(_medium: &M, _word: u64, _bytes: u64) {}
 }
 
-/// Variable-length keys of up to [`record::KEY_MAX`] bytes; the word is the offset of a [record].
+/// Variable-length keys of up to [`record::KEY_MAX`] bytes. The word is the offset of a [record].
 #[derive(Clone, Copy, Debug)]
 pub enum Bytes {}
 
-/// A byte-string key together with its hash, computed once.
+/// A byte-string key and its hash, computed once.
 #[derive(Clone, Copy, Debug)]
 pub struct BytesRef<'a> {
     /// The key.
     pub bytes: &'a [u8],
-    /// Its hash under the pool's seed.
+    /// The hash of the key under the pool's seed.
     pub hash: u64,
 }
 
-/// What [`BytesRef::any`] has for a key: known by its address. A caller's key has that only if a compiler puts equal constants in
-/// one place, hence text that is nobody's key; and even then keys are still told apart by their hashes.
+/// The bytes of a [`BytesRef::any`], which is recognised by their address. A caller's key could
+/// have this address only if the compiler merged equal constants, so the text is one that no caller
+/// uses as a key. Even then keys would be distinguished by their hashes.
 static ANY: &[u8] = b"evermap-index: whichever key has this hash";
 
 impl<'a> BytesRef<'a> {
-    /// Hashes `bytes` under `seed`, the pool's.
+    /// Hashes `bytes` under `seed`, which must be the pool's.
     #[inline]
     pub fn new(bytes: &'a [u8], seed: u64) -> Self {
         BytesRef { bytes, hash: xxh3_64_with_seed(bytes, seed) }
     }
 
-    /// Stands for whichever key has this hash, for a caller that knows nothing else of it. For looking up only: of several keys
-    /// with one hash, which are not to be expected, some one is found.
+    /// Creates a reference that matches any key with this hash, for a caller that knows only the
+    /// hash. For lookups only: if several keys have the hash, which is not to be expected, any one
+    /// of them is found.
     pub fn any(hash: u64) -> BytesRef<'static> {
         BytesRef { bytes: ANY, hash }
     }
@@ -142,7 +148,8 @@ impl Key for Bytes {
 
     #[inline(always)]
     fn matches<M: Medium>(medium: &M, word: u64, key: BytesRef<'_>) -> bool {
-        // The second is asked only where two keys have the same 64 bits of hash, or the caller knows only those.
+        // The second condition is evaluated only if two keys have the same 64-bit hash, or if the
+        // caller knows only the hash.
         record::key_equals(medium, word, key.bytes) || key.is_any()
     }
 
@@ -152,15 +159,17 @@ impl Key for Bytes {
     }
 }
 
-/// A kind of key that is known from its *image*, 64 bits that place it, so that an index need not store what a
-/// position implies (quotienting).
+/// A kind of key that can be computed from its *image*, 64 bits that place it, so that an index
+/// need not store the bits that a position implies (quotienting).
 ///
-/// The image of a variable-length key is its hash: keys may share one, and are told apart by their records.
+/// The image of a variable-length key is its hash: several keys may have the same image, and are
+/// distinguished by their records.
 pub trait Quotient: Key {
-    /// The image of the key. Uniform in all 64 bits; two keys share one only where words are records.
+    /// Returns the image of the key. Uniform in all 64 bits; two keys have the same image only if
+    /// words are records.
     fn image(key: Self::Ref<'_>, seed: u64) -> u64;
 
-    /// The slot key (see [`Key::slot_key`]) of the keys with this image.
+    /// Returns the slot key (see [`Key::slot_key`]) of the keys with this image.
     fn slot_key_of(image: u64, seed: u64) -> u64;
 }
 
@@ -188,23 +197,23 @@ impl Quotient for Bytes {
     }
 }
 
-/// Odd factors whose products spread structured keys well, as the tests require.
+/// Odd factors whose products distribute structured keys well, as the tests require.
 const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xe703_7ed1_a0b4_28db];
-/// What undoes them, modulo 2^64.
+/// The inverses of the factors, modulo 2^64.
 const INVERSES: [u64; 2] = [0xf1de_83e1_9937_733d, 0x2e1b_9953_f3b3_9353];
 const _: () = assert!(FACTORS[0].wrapping_mul(INVERSES[0]) == 1);
 const _: () = assert!(FACTORS[1].wrapping_mul(INVERSES[1]) == 1);
 
 /// Mixes a `u64` key into its image: a multiplication, a reversal of bytes, a multiplication.
 ///
-/// The first product depends on all bits in its top byte, which the reversal brings to the bottom; in the second
-/// the top depends on everything again. A bijection of three instructions.
+/// The top byte of the first product depends on all bits, and the reversal moves it to the bottom;
+/// the top of the second product then depends on all bits again. A bijection of three instructions.
 #[inline(always)]
 fn mix_invertibly(key: u64, seed: u64) -> u64 {
     (key ^ seed).wrapping_mul(FACTORS[0]).swap_bytes().wrapping_mul(FACTORS[1])
 }
 
-/// Undoes [`mix_invertibly`].
+/// The inverse of [`mix_invertibly`].
 #[inline(always)]
 fn unmix(image: u64, seed: u64) -> u64 {
     image.wrapping_mul(INVERSES[1]).swap_bytes().wrapping_mul(INVERSES[0]) ^ seed
@@ -212,8 +221,8 @@ fn unmix(image: u64, seed: u64) -> u64 {
 
 /// Mixes a `u64` key into a hash: a folded 64x64 multiplication, twice, keyed by the seed.
 ///
-/// The first fold alone lets structured keys (a few high bits set) collide in the low byte; the second
-/// costs a nanosecond and does not.
+/// With the first fold alone, structured keys (with few high bits set) collide in the low byte. The
+/// second fold prevents that, and costs a nanosecond.
 #[inline(always)]
 fn mix(key: u64, seed: u64) -> u64 {
     let first = fold(key ^ seed ^ 0x9e37_79b9_7f4a_7c15, 0xa076_1d64_78bd_642f);
@@ -230,7 +239,7 @@ fn fold(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The hashes are part of the format: these values must never change.
+    /// The hashes are part of the persistent format: these values must never change.
     #[test]
     fn golden() {
         assert_eq!(xxh3_64_with_seed(b"", 0), 0x2d06_8005_38d3_94c2);
@@ -256,7 +265,8 @@ mod tests {
         ("two halves", |i| (i << 32) | i),
     ];
 
-    /// Structured keys must spread over directory bits (top), bucket bits (8..14) and fingerprints (0..8).
+    /// Structured keys must be distributed over directory bits (top), bucket bits (8..14) and
+    /// fingerprints (0..8).
     #[test]
     fn structured_keys_spread() {
         for (name, family) in FAMILIES {
@@ -265,14 +275,15 @@ mod tests {
                 for i in 0..1 << 16 {
                     counts[(mix(family(i), 7) >> shift) as u8 as usize] += 1;
                 }
-                // 65,536 draws over 256 boxes: mean 256, standard deviation 16. Seven of them is a broken hash.
+                // 65,536 draws into 256 boxes: mean 256, standard deviation 16. A deviation of
+                // seven of these shows a broken hash.
                 let (low, high) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
                 assert!(*low > 256 - 112 && *high < 256 + 112, "{name} {part}: {low}..{high}");
             }
         }
     }
 
-    /// Images are part of the format too.
+    /// Images are part of the persistent format too.
     #[test]
     fn golden_images() {
         let images = [0, 1, u64::MAX].map(|key| mix_invertibly(key, 42));
@@ -280,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn images_lead_back() {
+    fn images_can_be_inverted() {
         for seed in [0, 7, u64::MAX] {
             for (_, family) in FAMILIES {
                 for key in (0..1 << 12).map(family).chain([u64::MAX, 1 << 63]) {
@@ -290,8 +301,9 @@ mod tests {
         }
     }
 
-    /// Structured keys must spread over each part of the image, and over two parts together: directory bits (top),
-    /// line bits (0..8), the bits that lead to another line (8..16).
+    /// Structured keys must be distributed over each part of the image, and over two parts
+    /// together: directory bits (top), line bits (0..8), and the bits that choose another line
+    /// (8..16).
     #[test]
     fn images_spread() {
         type Part = (&'static str, fn(u64) -> u64);

@@ -6,10 +6,11 @@
 //! folders look alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check`
 //! (what these do inside a segment), and `structure` or `split` (what splits and merges do there).
 //!
-//! Indexes that know which key comes next are in [`ordered`].
+//! Ordered indexes are in [`ordered`].
 //!
-//! What indexes share stands beside the folders, once: [`key`] (key representations and hashing),
-//! [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable before they are visible).
+//! Modules beside the folders are shared by several indexes: [`key`] (representations of keys and
+//! hashing), [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable
+//! before they become visible).
 
 pub mod fingerprint;
 pub mod hash;
@@ -27,7 +28,7 @@ pub use hash::clht::Clht;
 pub use hash::dash::{DashEh, DashLh};
 pub use hash::level::Level;
 pub use hash::line::LineHash;
-pub use index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
+pub use index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};
 pub use ordered::bplus::BPlus;
 pub use ordered::{Cursor, Direction, OrderedIndex};

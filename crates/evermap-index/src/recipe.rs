@@ -1,55 +1,63 @@
 //! Making a concurrent index persistent: the conditions of RECIPE.
 //!
-//! After "RECIPE: Converting Concurrent DRAM Indexes to Persistent-Memory Indexes" (Lee, Mohan, Kashyap, Kim,
-//! Chidambaram; SOSP 2019). An index whose readers already tolerate every state that its writers go through also
-//! tolerates a crash in each of them, if what each step builds on is durable first. Which steps there are decides
-//! what a conversion takes:
+//! After "RECIPE: Converting Concurrent DRAM Indexes to Persistent-Memory Indexes" (Lee, Mohan,
+//! Kashyap, Kim, Chidambaram; SOSP 2019). If the readers of an index tolerate every intermediate
+//! state of its writers, they also tolerate a crash in each of these states, provided that what
+//! each step depends on is durable first. The steps of a change determine what a conversion
+//! requires:
 //!
-//! | condition | holds when | what makes it persistent |
-//! |---|---|---|
-//! | 1 | every change becomes visible by one store of 8 bytes | [`Preparation`], or [`commit`] where nothing is prepared |
-//! | 2 | a change is several such stores, and any writer that meets it half done completes it | each step committed, and a word that was loaded made durable before somebody acts on it: to be called `help` |
-//! | 3 | a change is several such stores, which only the holder of a lock completes | each step committed, and whoever gets the lock of a half done change after a crash completes it: to be called `resume` |
+//! 1. Every change becomes visible by one store of 8 bytes. It is made persistent by a
+//!    [`Preparation`], or by [`commit`] if nothing is prepared.
+//! 2. A change is several such stores, and any writer that finds it incomplete completes it. Each
+//!    step is committed, and a word that was loaded is made durable before it is acted on, by a
+//!    function to be named `help`.
+//! 3. A change is several such stores, which only the holder of a lock completes. Each step is
+//!    committed, and the thread that gets the lock of an incomplete change after a crash completes
+//!    it, by a function to be named `resume`.
 //!
-//! Only the first is needed by the indexes there are. The other two have their place here.
+//! The existing indexes need only the first. The other two are to be added here if they are needed.
 //!
 //! # Which condition an index meets
 //!
-//! List the stores of a change that others can see, in their order; building something that nothing names yet
-//! does not count. If there is one, it is condition 1. Otherwise ask of each beginning of the list whether somebody
-//! who starts there finds every key that was there before. If not, no flush helps, and the algorithm has to
-//! change. If so, ask whether the existing code of a later writer does the rest: that is condition 2; if it only
-//! waits for the lock's holder, it is condition 3.
+//! List the stores of a change that other threads can see, in order; building something that
+//! nothing names yet does not count. If there is one, it is condition 1. Otherwise consider each
+//! prefix of the list: does a thread that starts in that state find every key that was there
+//! before? If not, no flush helps, and the algorithm has to change. If so, does the existing code
+//! of a later writer do the rest? Then it is condition 2. If it only waits for the holder of the
+//! lock, it is condition 3.
 //!
 //! # Converting an index that meets condition 1
 //!
-//! 1. Make each word that others can see a [`PmU64`], and references to nodes offsets. Whoever allocates a node
-//!    frees it again where it is not published; after a crash [reachability](evermap_pm::heap) does.
-//! 2. Route each change through a [`Preparation`]: name the word whose store makes it visible, store the rest,
-//!    and [commit](Preparation::commit). What shares a cache line with that word costs nothing, because a line
-//!    becomes durable in program order: put what changes together into one line, and a change is one flush and
-//!    one fence.
-//! 3. Locks are no part of this. Store them by [`store_transient`](Medium::store_transient), with the
-//!    [generation](evermap_pm::Pool::generation) in the same word: a lock of an earlier opener is no lock.
-//! 4. Flush what a node that was found says before acting on it for the first time after opening: the process
-//!    that stored it may have died before it was durable.
+//! 1. Make each word that other threads can see a [`PmU64`], and make references to nodes offsets.
+//!    A thread that allocates a node and does not publish it frees it; after a crash,
+//!    [reachability](evermap_pm::heap) decides what is free.
+//! 2. Route each change through a [`Preparation`]: name the word whose store makes it visible,
+//!    store the rest, and [commit](Preparation::commit). Stores to the cache line of that word cost
+//!    nothing, because a line becomes durable in program order. So put what changes together into
+//!    one line: then a change is one flush and one fence.
+//! 3. Locks need none of this. Store them by [`store_transient`](Medium::store_transient), with the
+//!    [generation](evermap_pm::Pool::generation) in the same word: a lock of an earlier opener is
+//!    not locked.
+//! 4. Flush the contents of a node before acting on them for the first time after opening: the
+//!    process that stored them may have died before they were durable.
 //! 5. Retire what was unlinked only after `commit` has returned.
 //!
 //! # What readers may see
 //!
-//! A store is visible before it is durable. A reader that acts on it in between (answers a request, say) may see a
-//! crash take it back. The paper allows that; Evermap does not. There are three ways out, and each index says
-//! which it takes:
+//! A store is visible before it is durable. If a reader acts on it in between (by answering a
+//! request, say), a crash may take back what it has acted on. The paper allows that; Evermap does
+//! not. There are three solutions, and each index documents which one it uses:
 //!
-//! * *A copy.* Readers follow a word that need not persist, and that is stored once `commit` has returned.
-//!   The best one where it is possible, because no reader ever waits.
-//! * *A lock.* Writers hold a lock that readers look at until `commit` has returned.
+//! * *A copy.* Readers follow a word that need not persist, and that is stored once `commit` has
+//!   returned. This is the best solution if it is possible, because no reader ever waits.
+//! * *A lock.* Writers hold a lock that readers check until `commit` has returned.
 //! * *Help.* Readers flush what they are about to return: condition 2.
 //!
 //! # Example
 //!
-//! A stack: a node is written, then the word that names the top is stored. Nothing but the two calls of
-//! `Preparation` tells it from one in ordinary memory. The simulator crashes it everywhere:
+//! A stack: a node is written, then the word that names the top is stored. Only the two calls of
+//! `Preparation` distinguish it from a stack in ordinary memory. The simulator crashes it at every
+//! point:
 //!
 //! ```
 //! use evermap_index::recipe::Preparation;
@@ -99,35 +107,37 @@
 use evermap_pm::medium::LINE;
 use evermap_pm::{Medium, PmU64};
 
-/// A change by condition 1, under way: everything stored through it is durable before the one store that commits it.
+/// A change by condition 1 that is in progress: everything stored through it is durable before the
+/// one store that commits it.
 ///
-/// The caller makes sure that nobody else changes the word that commits, and that nobody reads what is prepared.
+/// The caller ensures that no other thread changes the word that commits, and that no thread reads
+/// what is prepared.
 #[must_use = "nothing is visible until the change is committed"]
 pub struct Preparation<'m, M: Medium> {
     medium: &'m M,
     /// The word whose store commits the change.
     commit: &'m PmU64,
-    /// The last word stored outside the line of `commit`: its line is not flushed yet.
+    /// The last word stored outside the line of `commit`; its line has not been flushed yet.
     last: Option<&'m PmU64>,
-    /// Whether a line was flushed that `commit` has to wait for.
+    /// `true` if a line was flushed that `commit` has to wait for.
     flushed: bool,
 }
 
 impl<'m, M: Medium> Preparation<'m, M> {
-    /// Begins a change that a store to `commit` will commit.
+    /// Begins a change that is committed by a store to `commit`.
     #[inline(always)]
     pub fn new(medium: &'m M, commit: &'m PmU64) -> Self {
         Preparation { medium, commit, last: None, flushed: false }
     }
 
-    /// Stores a word that is not visible before the commit. Consecutive stores to one line cost one flush, and
-    /// those to the line of the committing word none.
+    /// Stores a word that is not visible before the commit. Consecutive stores to one line cost one
+    /// flush, and stores to the line of the committing word cost none.
     #[inline(always)]
     #[track_caller]
     pub fn store(&mut self, cell: &'m PmU64, value: u64) {
         self.medium.store(cell, value);
-        // The committing word's line becomes durable in program order, so that this cannot be missing when the
-        // commit is there.
+        // The committing word's line becomes durable in program order, so this store is durable
+        // whenever the commit is.
         if share_line(cell, self.commit) {
             return;
         }
@@ -138,7 +148,7 @@ impl<'m, M: Medium> Preparation<'m, M> {
         }
     }
 
-    /// Flushes what was stored to `what` by other means.
+    /// Flushes what the caller has stored to `what` by other means.
     #[inline(always)]
     #[track_caller]
     pub fn include<T: ?Sized>(&mut self, what: &T) {
@@ -153,8 +163,8 @@ impl<'m, M: Medium> Preparation<'m, M> {
         self.flushed = true;
     }
 
-    /// Makes everything prepared durable, then stores `value` to the committing word and makes that durable too:
-    /// when this returns, no crash takes the change back.
+    /// Makes everything prepared durable, then stores `value` to the committing word and makes it
+    /// durable too. After the return, no crash takes the change back.
     #[inline(always)]
     #[track_caller]
     pub fn commit(mut self, value: u64) {
@@ -168,15 +178,16 @@ impl<'m, M: Medium> Preparation<'m, M> {
     }
 }
 
-/// What the commit makes visible must not be lost where the commit is not. The simulator knows this fence by its
-/// place here, and the one after the commit by the place of the caller: so it can leave out either alone.
+/// Orders the preparation before the commit. The simulator identifies this fence by its location
+/// here, and the fence after the commit by the location of the caller, so that it can leave out
+/// each of them separately.
 #[inline(always)]
 fn order<M: Medium>(medium: &M) {
     medium.fence();
 }
 
-/// Commits a change by condition 1 that needs no preparation, or whose preparation is durable: stores `value` and
-/// makes that durable before it returns.
+/// Commits a change by condition 1 that needs no preparation, or whose preparation is durable:
+/// stores `value` and makes it durable before it returns.
 #[inline(always)]
 #[track_caller]
 pub fn commit<M: Medium>(medium: &M, cell: &PmU64, value: u64) {
@@ -206,8 +217,9 @@ mod tests {
         sim.at(offset).unwrap()
     }
 
-    /// What was recorded: `s` and the line of a store, `f` and that of a flush, `|` for a fence.
-    fn story(sim: &Sim) -> String {
+    /// Formats what was recorded: `s` and the line of a store, `f` and the line of a flush, `|` for
+    /// a fence.
+    fn events(sim: &Sim) -> String {
         let trace = sim.trace();
         let steps = trace.records().iter().map(|record| match record.event {
             Event::Store { words, .. } => format!("s{}", trace.words(words)[0].offset / LINE),
@@ -225,7 +237,7 @@ mod tests {
         change.store(cell(&sim, 16), 1);
         change.store(cell(&sim, 24), 2);
         change.commit(3);
-        assert_eq!(story(&sim), "s0 s0 s0 f0 |");
+        assert_eq!(events(&sim), "s0 s0 s0 f0 |");
     }
 
     #[test]
@@ -239,13 +251,13 @@ mod tests {
         sim.store(cell(&sim, 192), 5);
         change.include(cell(&sim, 192));
         change.commit(6);
-        assert_eq!(story(&sim), "s1 s1 s0 s2 f1 s3 f3 f2 | s0 f0 |");
+        assert_eq!(events(&sim), "s1 s1 s0 s2 f1 s3 f3 f2 | s0 f0 |");
     }
 
     #[test]
-    fn a_store_alone() {
+    fn a_store_without_preparation() {
         let sim = sim();
         commit(&sim, cell(&sim, 8), 6);
-        assert_eq!(story(&sim), "s0 f0 |");
+        assert_eq!(events(&sim), "s0 f0 |");
     }
 }

@@ -1,30 +1,31 @@
 //! Variable-length keys in the heap.
 //!
 //! ```text
-//! byte  0  control      changed in place by the owner of the record (expiry, state); not the index's business
-//! byte  8  stamp        the owner's (a CAS id)
-//! byte 16  check        CRC32C of the map, bytes 8..16, 20..end (low half) | flags (high half); the owner's
+//! byte  0  control      changed in place by the owner of the record (expiry, state)
+//! byte  8  stamp        a CAS id
+//! byte 16  check        CRC32C of the map, bytes 8..16, 20..end (low half) | flags (high half)
 //! byte 24  lengths      key length (low half) | value length (high half), bytes
 //! byte 32  key, then value, padded with zeros to 8 bytes
 //! ```
 //!
-//! Everything but `control` is immutable once the record is published.
+//! The index uses only the key and its length; the other fields belong to the owner of the record.
+//! Everything except `control` is immutable once the record is published.
 
 use evermap_pm::{Medium, PmU64, pod};
 
-/// Longest key, bytes.
+/// The length of the longest key, bytes.
 pub const KEY_MAX: usize = 65_536;
-/// Part of a word that is an offset; the high 16 bits are free for the owner of the words.
+/// The bits of a word that are an offset. The high 16 bits are free for the owner of the words.
 pub const OFFSET_MASK: u64 = (1 << 48) - 1;
-/// Bytes before the key.
+/// The number of bytes before the key.
 pub const HEADER: u64 = 32;
-/// Bytes of a record that tell whether it is that of a short key.
+/// The number of bytes of a record that a comparison with a short key reads.
 pub const HEAD: u64 = HEADER + 16;
 
 pod! {
     /// The fixed part of a record.
     pub struct Header: 32 {
-        /// Mutable state of the owner.
+        /// The owner's mutable state.
         pub control: PmU64,
         /// The owner's identification of this version.
         pub stamp: PmU64,
@@ -35,15 +36,15 @@ pod! {
     }
 }
 
-/// Splits a `lengths` word into key and value length.
+/// Splits a `lengths` word into the key length and the value length.
 #[inline(always)]
 pub fn lengths(word: u64) -> (u64, u64) {
     (word & 0xffff_ffff, word >> 32)
 }
 
-/// Whether `word` names a record whose key is `key`.
+/// Returns `true` if `word` names a record whose key is `key`.
 ///
-/// Tolerates any word: one that names no record is unequal to every key.
+/// Any word is accepted: one that names no record is unequal to every key.
 #[inline]
 pub fn key_equals<M: Medium>(medium: &M, word: u64, key: &[u8]) -> bool {
     let offset = word & OFFSET_MASK;
@@ -59,7 +60,8 @@ pub fn key_equals<M: Medium>(medium: &M, word: u64, key: &[u8]) -> bool {
     bytes_equal(medium, cells, key)
 }
 
-/// Whether the bytes in `cells`, little-endian, begin with `bytes`. `cells` must be as many words as those take.
+/// Returns `true` if the bytes in `cells`, little-endian, begin with `bytes`. `cells` must have
+/// exactly the words that `bytes` takes.
 #[inline]
 pub fn bytes_equal<M: Medium>(medium: &M, cells: &[PmU64], bytes: &[u8]) -> bool {
     let mut words = bytes.chunks_exact(8);

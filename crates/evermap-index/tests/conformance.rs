@@ -5,7 +5,7 @@ use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::hash::line;
-use evermap_index::testkit::counters::{Cost, Kind, Promise, counters};
+use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
 use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, conformance};
 use evermap_pm::Medium;
@@ -111,8 +111,8 @@ impl<K: Numbered> PoolSubject<K> for FullDashLh {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are the lines that
-/// these take; so many updates in a hundred keep the promise.
+/// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are
+/// the lines that these take; so many updates in a hundred keep the promise.
 fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
     let promise = |kind, lines_read, persists, percent| {
         let (lines_flushed, fences) = (persists, persists);
@@ -122,14 +122,14 @@ fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
         Promise { kind, most, percent }
     };
     [
-        promise(Kind::Hit, 3 + directory + record, 0, 95),
-        promise(Kind::Hit, u64::MAX, 0, 100),
-        promise(Kind::Miss, 2 + directory, 0, 95),
-        promise(Kind::Miss, u64::MAX, 0, 100),
+        promise(OperationKind::Hit, 3 + directory + record, 0, 95),
+        promise(OperationKind::Hit, u64::MAX, 0, 100),
+        promise(OperationKind::Miss, 2 + directory, 0, 95),
+        promise(OperationKind::Miss, u64::MAX, 0, 100),
         // The rest moves another record, or splits a segment.
-        promise(Kind::Insert, 3 + directory + record, 2, 90),
-        promise(Kind::Update, u64::MAX, 1, updates),
-        promise(Kind::Remove, u64::MAX, 1, 95),
+        promise(OperationKind::Insert, 3 + directory + record, 2, 90),
+        promise(OperationKind::Update, u64::MAX, 1, updates),
+        promise(OperationKind::Remove, u64::MAX, 1, 95),
     ]
 }
 
@@ -140,7 +140,8 @@ fn dash_eh_costs() -> Result<(), Failure> {
     counters::<Bytes, _>(&FullDash, config, 10_000, &dash_promises(1, 4, 100))
 }
 
-/// What places the segments is in ordinary memory. Any change may be the first in a segment that has come into use.
+/// What places the segments is in ordinary memory. Any change may be the first in a segment that
+/// has come into use.
 #[test]
 fn dash_lh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
@@ -167,8 +168,8 @@ impl<K: Numbered> PoolSubject<K> for FullCceh {
     }
 }
 
-/// The directory's entry, the segment's header and four buckets, whatever the operation; a change flushes one line.
-/// Readers that share the lock store to its line, twice.
+/// The directory's entry, the segment's header and four buckets, whatever the operation; a change
+/// flushes one line. Readers that share the lock store to its line, twice.
 #[test]
 fn cceh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
@@ -186,13 +187,13 @@ fn cceh_costs() -> Result<(), Failure> {
         };
         let promises = |record: u64| {
             [
-                promise(Kind::Hit, 3 + record, 0, 75),
-                promise(Kind::Hit, 6 + record, 0, 100),
-                promise(Kind::Miss, 6, 0, 100),
+                promise(OperationKind::Hit, 3 + record, 0, 75),
+                promise(OperationKind::Hit, 6 + record, 0, 100),
+                promise(OperationKind::Miss, 6, 0, 100),
                 // The rest splits a segment.
-                promise(Kind::Insert, 6, 1, 98),
-                promise(Kind::Update, 6 + record, 1, 99),
-                promise(Kind::Remove, 6 + record, 1, 99),
+                promise(OperationKind::Insert, 6, 1, 98),
+                promise(OperationKind::Update, 6 + record, 1, 99),
+                promise(OperationKind::Remove, 6 + record, 1, 99),
             ]
         };
         counters::<u64, _>(&FullCceh(locking), config, 10_000, &promises(0))?;
@@ -216,7 +217,8 @@ impl<K: Numbered> PoolSubject<K> for FullLevel {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line, and so does an insert wherever it goes.
+/// Lookups store nothing; whatever changes one word flushes one line, and so does an insert
+/// wherever it goes.
 #[test]
 fn level_costs() -> Result<(), Failure> {
     let promise = |kind, lines_read, persists, percent| {
@@ -227,15 +229,15 @@ fn level_costs() -> Result<(), Failure> {
     };
     let promises = |record: u64| {
         [
-            promise(Kind::Hit, 9 + record, 0, 95),
-            promise(Kind::Hit, u64::MAX, 0, 100),
+            promise(OperationKind::Hit, 9 + record, 0, 95),
+            promise(OperationKind::Hit, u64::MAX, 0, 100),
             // The first lines of four buckets, and what leads there.
-            promise(Kind::Miss, 8, 0, 90),
-            promise(Kind::Miss, u64::MAX, 0, 100),
+            promise(OperationKind::Miss, 8, 0, 90),
+            promise(OperationKind::Miss, u64::MAX, 0, 100),
             // The rest moves another record, or takes its share in a growth.
-            promise(Kind::Insert, u64::MAX, 1, 80),
-            promise(Kind::Update, u64::MAX, 1, 95),
-            promise(Kind::Remove, u64::MAX, 1, 95),
+            promise(OperationKind::Insert, u64::MAX, 1, 80),
+            promise(OperationKind::Update, u64::MAX, 1, 95),
+            promise(OperationKind::Remove, u64::MAX, 1, 95),
         ]
     };
     let config = &testkit::Config::default();
@@ -270,8 +272,8 @@ impl<K: Numbered> PoolSubject<K> for FullClht {
     }
 }
 
-/// Nearly everything concerns one line: it is read, and flushed once. At this size chains are about as long as
-/// they get.
+/// Nearly everything concerns one line: it is read, and flushed once. At this size chains are about
+/// as long as they get.
 #[test]
 fn p_clht_costs() -> Result<(), Failure> {
     let promise = |kind, lines_read, persists: u64, percent| {
@@ -282,19 +284,19 @@ fn p_clht_costs() -> Result<(), Failure> {
     };
     let promises = |record: u64| {
         [
-            promise(Kind::Hit, 1 + record, 0, 70),
-            promise(Kind::Hit, 3 + record, 0, 98),
-            promise(Kind::Hit, u64::MAX, 0, 100),
-            promise(Kind::Miss, 1, 0, 50),
-            promise(Kind::Miss, u64::MAX, 0, 100),
-            promise(Kind::Insert, 3 + record, 1, 70),
+            promise(OperationKind::Hit, 1 + record, 0, 70),
+            promise(OperationKind::Hit, 3 + record, 0, 98),
+            promise(OperationKind::Hit, u64::MAX, 0, 100),
+            promise(OperationKind::Miss, 1, 0, 50),
+            promise(OperationKind::Miss, u64::MAX, 0, 100),
+            promise(OperationKind::Insert, 3 + record, 1, 70),
             // A bucket is added. The rest look at a sample of the table then, or replace it.
-            promise(Kind::Insert, 3 + record, 2, 98),
-            promise(Kind::Update, u64::MAX, 1, if record == 0 { 100 } else { 99 }),
-            // What records were replaced before is freed then, and with the last of an extent some of the table of
-            // extents changes, which is not flushed.
+            promise(OperationKind::Insert, 3 + record, 2, 98),
+            promise(OperationKind::Update, u64::MAX, 1, if record == 0 { 100 } else { 99 }),
+            // What records were replaced before is freed then, and with the last of an extent some
+            // of the table of extents changes, which is not flushed.
             Promise {
-                kind: Kind::Update,
+                kind: OperationKind::Update,
                 most: Cost {
                     lines_read: u64::MAX,
                     lines_written: u64::MAX,
@@ -304,8 +306,8 @@ fn p_clht_costs() -> Result<(), Failure> {
                 percent: 100,
             },
             // A bucket behind becomes empty, and leaves its chain.
-            promise(Kind::Remove, u64::MAX, 1, 75),
-            promise(Kind::Remove, u64::MAX, 2, 99),
+            promise(OperationKind::Remove, u64::MAX, 1, 75),
+            promise(OperationKind::Remove, u64::MAX, 2, 99),
         ]
     };
     let config = &testkit::Config::default();
@@ -339,14 +341,14 @@ fn line_hash_costs() -> Result<(), Failure> {
     };
     let promises = |record: u64| {
         [
-            promise(Kind::Hit, 2 + record, 0, 90),
-            promise(Kind::Hit, 4 + record, 0, 100),
-            promise(Kind::Miss, 2, 0, 90),
-            promise(Kind::Miss, 3, 0, 100),
+            promise(OperationKind::Hit, 2 + record, 0, 90),
+            promise(OperationKind::Hit, 4 + record, 0, 100),
+            promise(OperationKind::Miss, 2, 0, 90),
+            promise(OperationKind::Miss, 3, 0, 100),
             // The rest moves another record, or splits a segment.
-            promise(Kind::Insert, 3 + record, 1, 80),
-            promise(Kind::Update, 4 + record, 1, 100),
-            promise(Kind::Remove, 3 + record, 1, 99),
+            promise(OperationKind::Insert, 3 + record, 1, 80),
+            promise(OperationKind::Update, 4 + record, 1, 100),
+            promise(OperationKind::Remove, 3 + record, 1, 99),
         ]
     };
     let config = &testkit::Config::default();

@@ -6,6 +6,7 @@ use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::hash::level::Resize;
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht};
+use evermap_index::testkit::{Tier, tier};
 use evermap_pm::sim::Replay;
 use evermap_pm::sim::mutants::Fate;
 
@@ -18,9 +19,9 @@ crash_campaign!(level_paper, Level(Resize::Blocking));
 crash_campaign!(p_clht, PClht);
 crash_campaign!(line, Line);
 
-/// What was found once stays mended, in the program's campaigns and in these.
+/// Replays of earlier failures find nothing any more.
 #[test]
-fn what_was_found_stays_mended() {
+fn replays_of_earlier_failures_pass() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/crashes");
     let batteries = [
         battery("dash-eh", &[], DashEh),
@@ -48,7 +49,10 @@ fn what_was_found_stays_mended() {
     assert!(replayed > 0);
 }
 
-/// A test for each mistake of another implementation that can be made here: it is noticed.
+/// A mistake that takes half a minute to notice, and is tried in the full tier only.
+const EXPENSIVE: &str = "DA-8";
+
+/// Declares a test for each mistake of other implementations that can be planted: it is noticed.
 macro_rules! noticed {
     ($($test:ident: $mistake:literal),* $(,)?) => {
         mod mistakes {
@@ -57,13 +61,14 @@ macro_rules! noticed {
                 super::is_noticed($mistake);
             })*
 
-            /// DA-7 is not tried here: it needs a directory that doubles while a split of a shallower segment is under
-            /// way, which segments of this size hardly show. Nor is DA-14: few schedules of few threads meet it, and
-            /// which do changes with every access. Nor DA-16, which needs two recoveries at once
-            /// after two crashes.
+            /// DA-7 is not tried here: it needs a directory that doubles during a split of a
+            /// shallower segment, which is rare with segments of this size. Nor is DA-14: few
+            /// schedules of few threads show it, and which ones do changes with every access. Nor
+            /// DA-16, which needs two concurrent recoveries after two crashes.
             #[test]
             fn all_are_tried() {
-                let elsewhere = |mistake| super::NOTICED_ELSEWHERE.iter().any(|other| other.0 == mistake);
+                let elsewhere =
+                    |mistake| super::NOTICED_ELSEWHERE.iter().any(|other| other.0 == mistake);
                 for mistake in super::EH_MUTANTS {
                     let tried = [$($mistake),*].contains(mistake);
                     assert!(tried || elsewhere(*mistake), "{mistake} is not tried");
@@ -74,11 +79,14 @@ macro_rules! noticed {
 }
 
 noticed! {
-    da_1: "DA-1", da_2: "DA-2", da_3: "DA-3", da_4: "DA-4", da_5: "DA-5", da_6: "DA-6", da_8: "DA-8", da_9: "DA-9",
-    da_10: "DA-10", da_11: "DA-11", da_15: "DA-15",
+    da_1: "DA-1", da_2: "DA-2", da_3: "DA-3", da_4: "DA-4", da_5: "DA-5", da_6: "DA-6",
+    da_8: "DA-8", da_9: "DA-9", da_10: "DA-10", da_11: "DA-11", da_15: "DA-15",
 }
 
 fn is_noticed(mistake: &'static str) {
+    if mistake == EXPENSIVE && tier() == Tier::Default {
+        return;
+    }
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("dash-eh", EH_MUTANTS, DashEh);
     let (fate, trial) = battery.fate_of_planted(mistake, 2);
@@ -86,8 +94,8 @@ fn is_noticed(mistake: &'static str) {
     assert!(!matches!(fate, Fate::Survived(_)), "{fate}");
 }
 
-/// CCEH shares the directory of Dash-EH, and with it the mistake: the campaign that is made for it
-/// notices it in both.
+/// CCEH shares the directory of Dash-EH, and so this mistake: the campaign for it notices it in
+/// both indexes.
 #[test]
 fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
     evermap_pm::sim::keep_panics_quiet();

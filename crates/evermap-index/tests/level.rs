@@ -1,6 +1,7 @@
 //! What went wrong in other implementations of Level hashing, one test each.
 //!
-//! The numbers are those of `docs/level.md`, which also answers the pitfalls that cannot occur here at all.
+//! The numbers are those of `docs/level.md`, which also answers the pitfalls that cannot occur here
+//! at all.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 use evermap_index::hash::level::{Config, Level, Resize, Tiny};
 use evermap_index::testkit::crash::{Workload, assert_survives};
-use evermap_index::testkit::{Coarse, PoolSubject, beside_lookers};
+use evermap_index::testkit::{Coarse, PoolSubject, beside_readers};
 use evermap_index::{Action, Change, Guard, Index, MutateMode, Persistent, Result, Stats, Visitor};
 use evermap_pm::medium::{Counted, Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, ROOTS, RegionConfig};
@@ -28,7 +29,8 @@ fn tiny(resize: Resize) -> Config {
     Config { top_level: 2, resize }
 }
 
-/// Keys with equal hashes fill four buckets, which no growth can help. They are refused, and the table stays small.
+/// Keys with equal hashes fill four buckets, which no growth can help. They are refused, and the
+/// table stays small.
 #[test]
 fn equal_hashes_end_in_no_space() {
     for resize in [Resize::Incremental, Resize::Blocking] {
@@ -123,7 +125,8 @@ impl Walker {
     }
 }
 
-/// Inserts keys from `from` on until the table has grown so often. Returns the first key that is left.
+/// Inserts keys from `from` on until the table has grown so often. Returns the first key that is
+/// left.
 fn grow(pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, from: u64, times: u64) -> u64 {
     let grown = || index.stats(&pool.pin()).unwrap().splits;
     let (before, mut key) = (grown(), from);
@@ -136,8 +139,9 @@ fn grow(pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, from: u64, times: u64) 
     key
 }
 
-/// Any number of walks can be under way, and rest anywhere while the table grows several times: each shows every key that
-/// was there throughout once, and none a key twice. Nobody waits for one that rests.
+/// Any number of walks can be under way, and rest anywhere while the table grows several times:
+/// each shows every key that was there throughout once, and none a key twice. Nobody waits for one
+/// that rests.
 #[test]
 fn walks_that_rest_miss_nothing_however_many_there_are() {
     const KEYS: u64 = 2600;
@@ -177,7 +181,8 @@ impl<F: FnOnce()> Visitor for Interrupted<F> {
     }
 }
 
-/// What a sweep trusts: all words are shown, whatever walks begin, rest and end beside it, and however the table grows.
+/// What a sweep trusts: all words are shown, whatever walks begin, rest and end beside it, and
+/// however the table grows.
 #[test]
 fn a_visit_misses_nothing_however_many_walks_there_are() {
     const KEYS: u64 = 2600;
@@ -198,7 +203,8 @@ fn a_visit_misses_nothing_however_many_walks_there_are() {
     }
 }
 
-/// However long a walk rests, the table grows when it has to, and insertions find room as if there were none.
+/// However long a walk rests, the table grows when it has to, and insertions find room as if there
+/// were none.
 #[test]
 fn a_walk_that_rests_holds_nothing_in_place() {
     const KEYS: u64 = 2600;
@@ -215,8 +221,8 @@ fn a_walk_that_rests_holds_nothing_in_place() {
     assert_eq!(grown(true), grown(false));
 }
 
-/// L8: a lookup visits one bucket after the other, and a record moves behind it. Keys that are never removed must
-/// always be found while the table grows, in either way.
+/// L8: a lookup visits one bucket after the other, and a record moves behind it. Keys that are
+/// never removed must always be found while the table grows, in either way.
 #[test]
 fn l8_no_lookup_misses_a_record_that_moves() {
     const KEPT: u64 = 200;
@@ -232,7 +238,7 @@ fn l8_no_lookup_misses_a_record_that_moves() {
                     index.insert(key, key, &pool.pin()).unwrap();
                 }
             };
-            beside_lookers(80, change, || {
+            beside_readers(80, change, || {
                 for key in 0..KEPT {
                     let found = index.get(key, &pool.pin()).unwrap();
                     assert_eq!(found, Some(key + 1), "key {key} was always there");
@@ -244,7 +250,8 @@ fn l8_no_lookup_misses_a_record_that_moves() {
     }
 }
 
-/// L8, LV-15: two threads insert the same keys; each key is added by exactly one, whose word is the one that stays.
+/// L8, LV-15: two threads insert the same keys; each key is added by exactly one, whose word is the
+/// one that stays.
 #[test]
 fn l8_concurrent_insertions_of_one_key_add_it_once() {
     const KEYS: u64 = 5000;
@@ -269,7 +276,8 @@ fn l8_concurrent_insertions_of_one_key_add_it_once() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// A walk that is interrupted between its units shows what was there all the time once, whatever grows meanwhile.
+/// A walk that is interrupted between its units shows what was there all the time once, whatever
+/// grows meanwhile.
 #[test]
 fn walks_show_each_record_once_while_the_table_grows() {
     for insertions_between in [1, 5, 30] {
@@ -334,8 +342,8 @@ fn creation_is_durable_when_it_returns() {
     assert!(images > 0);
 }
 
-/// An index in memory that held another one before, with the same kinds of blocks in the same places: what it does
-/// not write, it finds.
+/// An index in memory that held another one before, with the same kinds of blocks in the same
+/// places: what it does not write, it finds.
 struct Recycled<M: Medium>(Tiny<u64, M>);
 
 impl<M: Medium> Index<u64> for Recycled<M> {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use evermap_index::hash::dash::{Config, DashEh, Tiny};
-use evermap_index::testkit::{Crowded, beside_lookers};
+use evermap_index::testkit::{Crowded, beside_readers};
 use evermap_index::{Index, Persistent, Visitor};
 use evermap_pm::medium::{Dram, Note, Pages};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
@@ -77,7 +77,7 @@ fn p6_no_lookup_misses_a_record_that_moves() {
             index.remove(KEPT + key, &pool.pin()).unwrap();
         }
     };
-    beside_lookers(60, change, || {
+    beside_readers(60, change, || {
         for key in 0..KEPT {
             let found = index.get(key, &pool.pin()).unwrap();
             assert_eq!(found, Some(key + 1), "key {key} was there all the time");

@@ -466,7 +466,7 @@ mod tests {
     use evermap_pm::sim::{ImageConfig, Mutation, Sim, Strategy, for_each_image};
 
     use super::*;
-    use crate::hash::by_hand::word_in;
+    use crate::hash::crash_states::word_in;
 
     /// A directory with these entries.
     fn with_entries(segments: &[u64]) -> (Sim, Directory<Sim>) {

@@ -1,10 +1,10 @@
 //! Hash indexes.
 
-#[cfg(test)]
-mod by_hand;
 pub mod cceh;
 mod changes;
 pub mod clht;
+#[cfg(test)]
+mod crash_states;
 pub mod dash;
 pub(crate) mod directory;
 pub(crate) mod fresh;

@@ -56,7 +56,7 @@ mod tests {
     use evermap_pm::sim::Sim;
 
     use super::*;
-    use crate::hash::by_hand::{is_kept, record};
+    use crate::hash::crash_states::{is_kept, record};
 
     /// A process dies that has stored, in a block of its own, where an index is. (Cells of the
     /// region are durable when it is open.)

@@ -1,4 +1,4 @@
-//! Walking over an ordered index while others change it.
+//! Scanning an ordered index while it is being changed.
 
 use std::ops::{Bound, Range, RangeBounds};
 
@@ -6,19 +6,19 @@ use evermap_pm::{Error, Result};
 
 use super::{OrderedIndex, Page};
 
-/// Which way a cursor goes.
+/// The direction of a cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To larger keys.
+    /// Towards larger keys.
     Ascending,
-    /// To smaller keys.
+    /// Towards smaller keys.
     Descending,
 }
 
 impl Direction {
-    /// The bound from which to go on where `edge` is the first key not to be shown in descending order, or the first
-    /// to be shown in ascending order.
-    pub(super) fn on_from<T>(self, edge: T) -> Bound<T> {
+    /// Returns the bound at which a scan continues. In ascending order `edge` is the first key that
+    /// is still to be returned, in descending order the last one that is not.
+    pub(super) fn next_bound<T>(self, edge: T) -> Bound<T> {
         match self {
             Direction::Ascending => Bound::Included(edge),
             Direction::Descending => Bound::Excluded(edge),
@@ -26,13 +26,14 @@ impl Direction {
     }
 }
 
-/// Shows the pairs of a range in order, a page at a time.
+/// Returns the pairs of a range in order, and reads them a page at a time.
 ///
-/// A cursor holds no guard and no place in the index between two pages, only a key; so it may be kept for as long as
-/// one likes. Its pages cover the range from one end to the other without gap or overlap, and each is what the index
-/// held at one moment. So a key that stays is shown exactly once, one that comes or goes meanwhile at most once, keys
-/// come strictly in order, and each pair was there at some moment while its page was read. It is no snapshot: pages
-/// are of different moments.
+/// Between two pages a cursor holds only a key, no guard and no position in the index, so it may be
+/// kept for any length of time. Its pages cover the range from one end to the other without gap or
+/// overlap, and each page is what the index held at one moment. So a key that is present throughout
+/// is returned exactly once, a key that is inserted or removed meanwhile is returned at most once,
+/// keys are returned in strict order, and each pair was present at some moment while its page was
+/// read. A cursor is not a snapshot: its pages are of different moments.
 ///
 /// ```
 /// use evermap_index::ordered::{Cursor, Direction, OrderedIndex, bplus::BPlus};
@@ -50,11 +51,11 @@ pub struct Cursor<'i> {
     index: &'i dyn OrderedIndex,
     direction: Direction,
     page: Page,
-    /// Pairs of the page that are still to be shown.
+    /// The pairs of the page that are still to be returned.
     left: Range<usize>,
-    /// The pair of the page that was shown last.
+    /// The pair of the page that was returned last.
     shown: Option<usize>,
-    /// Where the page began; before the first, where it is to begin.
+    /// The beginning of the page; before the first page was read, the beginning of the scan.
     from: Bound<Vec<u8>>,
     /// The far end of the range.
     until: Bound<Vec<u8>>,
@@ -65,7 +66,8 @@ pub struct Cursor<'i> {
 }
 
 impl<'i> Cursor<'i> {
-    /// Over the keys in `range`, from its lower end up or from its upper end down.
+    /// Creates a cursor over the keys in `range`: from its lower end up, or from its upper end
+    /// down.
     pub fn new(
         index: &'i dyn OrderedIndex,
         range: impl RangeBounds<[u8]>,
@@ -80,16 +82,17 @@ impl<'i> Cursor<'i> {
         Cursor { index, direction, page, left, shown: None, from, until, more: true, read: false }
     }
 
-    /// Over the keys that begin with `prefix`.
+    /// Creates a cursor over the keys that begin with `prefix`.
     pub fn with_prefix(index: &'i dyn OrderedIndex, prefix: &[u8], direction: Direction) -> Self {
         let upper = prefix_end(prefix);
         Self::new(index, (Bound::Included(prefix), borrowed(&upper)), direction)
     }
 
-    /// The next pair, or nothing at the end. Amortised O(1), and O(log n) once a page.
+    /// Returns the next pair, or `None` at the end. Amortised O(1), and O(log n) once a page.
     ///
     /// # Errors
-    /// What the index answers to reading a page; calling again tries again. `Damaged` if that leads nowhere.
+    /// The error of the index if a page cannot be read; the next call tries again. `Damaged` if the
+    /// scan does not advance.
     #[allow(clippy::should_implement_trait)] // the key is borrowed from the cursor
     pub fn next(&mut self) -> Result<Option<(&[u8], u64)>> {
         loop {
@@ -104,12 +107,12 @@ impl<'i> Cursor<'i> {
             if !self.more {
                 return Ok(None);
             }
-            self.turn()?;
+            self.read_next_page()?;
         }
     }
 
-    /// The bound from which another cursor in the same direction would show what this one has not shown yet: the key
-    /// shown last, excluded, or something equivalent.
+    /// Returns the bound at which another cursor in the same direction would continue this scan:
+    /// the key returned last, excluded, or an equivalent bound.
     pub fn position(&self) -> Bound<&[u8]> {
         match self.shown {
             Some(at) => Bound::Excluded(self.page.pairs.key(at)),
@@ -118,28 +121,29 @@ impl<'i> Cursor<'i> {
     }
 
     /// Reads the next page.
-    fn turn(&mut self) -> Result<()> {
+    fn read_next_page(&mut self) -> Result<()> {
         if self.read {
-            // Everything up to the edge has been shown.
+            // All pairs up to the edge have been returned.
             let edge = std::mem::take(&mut self.page.edge);
-            let old = std::mem::replace(&mut self.from, self.direction.on_from(edge));
-            if let Bound::Included(room) | Bound::Excluded(room) = old {
-                self.page.edge = room;
+            let old = std::mem::replace(&mut self.from, self.direction.next_bound(edge));
+            if let Bound::Included(buffer) | Bound::Excluded(buffer) = old {
+                self.page.edge = buffer;
             }
             (self.read, self.shown) = (false, None);
         }
         self.page.clear();
         self.index.page(borrowed(&self.from), self.direction, &mut self.page)?;
-        if self.page.more && !self.comes_forward() {
-            return Err(Error::damaged(0, "a scan of an ordered index goes round in a circle"));
+        if self.page.more && !self.advances() {
+            return Err(Error::damaged(0, "a scan of an ordered index does not advance"));
         }
         self.read = true;
-        self.narrow();
+        self.restrict_to_range();
         Ok(())
     }
 
-    /// Whether the next page begins beyond where this one did. Otherwise a scan of a damaged index might never end.
-    fn comes_forward(&self) -> bool {
+    /// Returns `true` if the next page begins beyond the beginning of this one. Otherwise a scan of
+    /// a damaged index might never end.
+    fn advances(&self) -> bool {
         let edge = &self.page.edge[..];
         match (self.direction, borrowed(&self.from)) {
             (_, Bound::Unbounded) => true,
@@ -149,8 +153,8 @@ impl<'i> Cursor<'i> {
         }
     }
 
-    /// Leaves out what is beyond the far end of the range.
-    fn narrow(&mut self) {
+    /// Drops the pairs beyond the far end of the range.
+    fn restrict_to_range(&mut self) {
         let (pairs, edge) = (&self.page.pairs, &self.page.edge[..]);
         let until = borrowed(&self.until);
         let (left, reached) = match (self.direction, until) {
@@ -174,9 +178,9 @@ impl<'i> Cursor<'i> {
     }
 }
 
-/// The upper bound of the keys that begin with `prefix`.
+/// Returns the upper bound of the keys that begin with `prefix`.
 pub fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {
-    // The prefix, with its last byte that can be raised raised.
+    // The prefix up to the last byte that can be incremented, with that byte incremented.
     match prefix.iter().rposition(|&byte| byte != u8::MAX) {
         Some(last) => {
             let mut key = prefix[..=last].to_vec();

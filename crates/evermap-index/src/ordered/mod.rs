@@ -1,8 +1,8 @@
-//! Ordered indexes, and how one walks over them.
+//! Ordered indexes, and cursors over them.
 //!
-//! An ordered index maps byte strings to 8-byte words and knows which key comes next. Keys are ordered byte by byte,
-//! a key before all longer keys that begin with it. Numbers are ordered as numbers when they are spelled by
-//! [`u64::to_be_bytes`].
+//! An ordered index maps byte strings to 8-byte words and supports scans in key order. Keys are
+//! ordered byte by byte; a key comes before all longer keys that begin with it. Numbers that are
+//! encoded by [`u64::to_be_bytes`] are ordered as numbers.
 
 use std::ops::Bound;
 
@@ -19,21 +19,23 @@ pub use run::{Page, Run};
 
 /// A concurrent ordered map from byte strings to 8-byte words.
 ///
-/// All operations on one key are linearizable. An index pins what it needs by itself; where words name blocks, the
-/// caller holds a guard of the domain that reclaims those.
+/// All operations on one key are linearizable. An index pins its own memory. If words name blocks,
+/// the caller holds a guard of the domain that reclaims those blocks.
 ///
 /// # Errors
 ///
-/// Whatever may add a key can answer `NoSpace` or, for a key longer than [`KEY_MAX`](crate::record::KEY_MAX),
-/// `KeyTooLong`; nothing has changed then. Other operations take such keys for absent. Indexes in persistent memory
-/// may also answer as an [`Index`](crate::Index) does.
+/// Operations that may add a key return `NoSpace` or, for a key longer than
+/// [`KEY_MAX`](crate::record::KEY_MAX), `KeyTooLong`; then nothing has changed. Other operations
+/// treat such keys as absent. Indexes in persistent memory may also return the errors of an
+/// [`Index`](crate::Index).
 pub trait OrderedIndex: Send + Sync {
-    /// The word bound to `key`. O(log n), no lock, no store to what is shared.
+    /// Returns the word bound to `key`. O(log n); takes no lock and stores to no shared memory.
     fn get(&self, key: &[u8]) -> Result<Option<u64>>;
 
-    /// The general read-modify-write: calls `decide` with the current word while the key is locked, and does
-    /// what it says. `decide` is called at most once, only when its answer can be carried out, and must
-    /// neither panic nor use the index. Amortised O(log n).
+    /// The general read-modify-write operation: calls `decide` with the current word while the key
+    /// is locked, and carries out the action that it returns. `decide` is called at most once, and
+    /// only if its action can be carried out. It must neither panic nor use the index. Amortised
+    /// O(log n).
     fn mutate(
         &self,
         key: &[u8],
@@ -41,28 +43,30 @@ pub trait OrderedIndex: Send + Sync {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change>;
 
-    /// Copies neighbouring pairs into `page`, from the bound `from` on in this direction, and notes there where to go
-    /// on. What a [`Cursor`] is made of.
+    /// Copies neighbouring pairs into `page`, from the bound `from` on in the given direction, and
+    /// records there where the next page begins. [`Cursor`] is built on this.
     ///
-    /// The pairs are in ascending order whatever the direction. They are all that the index held, at one moment during
-    /// the call, between `from` and where to go on, which is beyond `from`; that may be none.
+    /// The pairs are in ascending order whatever the direction is. They are all pairs that the
+    /// index held, at one moment during the call, between `from` and the beginning of the next
+    /// page, which is beyond `from`. There may be none.
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()>;
 
-    /// Pairs. Exact when nobody changes them.
+    /// Returns the number of pairs. Exact if there are no concurrent mutations.
     fn len(&self) -> u64;
 
-    /// Whether there is no pair. See [`len`](Self::len).
+    /// Returns `true` if there are no pairs. See [`len`](Self::len).
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Size and shape now.
+    /// Returns the current size and structure.
     fn stats(&self) -> Stats;
 
-    /// Walks everything and describes each violated invariant. Empty means sound. Call without concurrent mutations.
+    /// Walks the whole index and describes each violated invariant; returns an empty list if there
+    /// is none. Must not run concurrently with mutations.
     fn check(&self) -> Vec<String>;
 
-    /// Binds `key` to `word` if it is absent. `old` tells what was there.
+    /// Binds `key` to `word` if it is absent. `old` of the result is the word before.
     fn insert(&self, key: &[u8], word: u64) -> Result<Change> {
         self.mutate(key, MutateMode::MayInsert, &mut |old| match old {
             None => Action::Put(word),

@@ -1,89 +1,90 @@
-//! Pairs packed one behind the other.
+//! Packed lists of pairs.
 
 use std::ops::Range;
 
 use super::Direction;
 
-/// Pairs of keys and words, packed: 16 bytes a pair beside the bytes of the key.
+/// A list of pairs of keys and words, packed: 16 bytes a pair in addition to the bytes of the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     bytes: Vec<u8>,
     pairs: Vec<Pair>,
 }
 
-/// What belongs to a key, side by side: whoever goes through pairs out of their order has one line to wait for.
+/// The end of a key and its word, side by side, so that random access waits for one cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pair {
-    /// Where the key ends.
+    /// The offset at which the key ends.
     end: usize,
     word: u64,
 }
 
 impl Run {
-    /// Without pairs.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes room for so many pairs more, with keys of 16 bytes.
+    /// Reserves space for at least `pairs` more pairs with keys of 16 bytes.
     pub fn reserve(&mut self, pairs: usize) {
         self.bytes.reserve(16 * pairs);
         self.pairs.reserve(pairs);
     }
 
-    /// Adds a pair at the end. Amortised O(bytes of the key).
+    /// Appends a pair. Amortised O(bytes of the key).
     pub fn push(&mut self, key: &[u8], word: u64) {
         self.push_with(word, |bytes| bytes.extend_from_slice(key));
     }
 
-    /// Adds a pair whose key `spell` appends to what it is given.
+    /// Appends a pair whose key `append_key` writes to the end of the vector that it is passed.
     #[inline]
-    pub fn push_with(&mut self, word: u64, spell: impl FnOnce(&mut Vec<u8>)) {
-        spell(&mut self.bytes);
+    pub fn push_with(&mut self, word: u64, append_key: impl FnOnce(&mut Vec<u8>)) {
+        append_key(&mut self.bytes);
         self.pairs.push(Pair { end: self.bytes.len(), word });
     }
 
-    /// Pairs.
+    /// Returns the number of pairs.
     pub fn len(&self) -> usize {
         self.pairs.len()
     }
 
-    /// Whether there is no pair.
+    /// Returns `true` if there are no pairs.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// The key at a place.
+    /// Returns the key of the pair at index `at`.
     ///
     /// # Panics
-    /// If there are not so many pairs.
+    /// If `at` is not less than [`len`](Self::len).
     #[inline]
     pub fn key(&self, at: usize) -> &[u8] {
         let start = if at == 0 { 0 } else { self.pairs[at - 1].end };
         &self.bytes[start..self.pairs[at].end]
     }
 
-    /// The word at a place.
+    /// Returns the word of the pair at index `at`.
     ///
     /// # Panics
-    /// If there are not so many pairs.
+    /// If `at` is not less than [`len`](Self::len).
     #[inline]
     pub fn word(&self, at: usize) -> u64 {
         self.pairs[at].word
     }
 
-    /// The pairs, in order.
+    /// Returns the pairs in order.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], u64)> {
         (0..self.len()).map(|at| (self.key(at), self.word(at)))
     }
 
-    /// Forgets the pairs and keeps the room.
+    /// Removes all pairs and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.pairs.clear();
     }
 
-    /// The first of some places whose key is not `before`, which must hold for a first part of them.
+    /// Returns the first index in `places` for whose key `before` is `false`. `before` must be
+    /// `true` for a prefix of the range and `false` for the rest.
     pub(super) fn partition_point(
         &self,
         places: Range<usize>,
@@ -98,35 +99,36 @@ impl Run {
     }
 }
 
-/// What [`OrderedIndex::page`](super::OrderedIndex::page) fills: some pairs, and where to go on.
+/// The result of [`OrderedIndex::page`](super::OrderedIndex::page): some pairs, and where the next
+/// page begins.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     /// The pairs, in ascending order.
     pub pairs: Run,
-    /// The key to go on at: the first not to be shown any more in descending order, the first still to be shown in
-    /// ascending order.
+    /// The key at which the next page begins: in ascending order the first that is still to be
+    /// returned, in descending order the last one that is not.
     pub(super) edge: Vec<u8>,
     pub(super) more: bool,
 }
 
 impl Page {
-    /// Without pairs, and nothing to go on with.
+    /// Removes all pairs and the beginning of the next page.
     pub fn clear(&mut self) {
         self.pairs.clear();
         self.more = false;
     }
 
-    /// Notes that every pair not shown is on the far side of `edge`: there, keys from `edge` on in ascending order,
-    /// keys below `edge` in descending order.
-    pub fn go_on_at(&mut self, edge: &[u8]) {
+    /// Records that all other pairs are beyond `edge`: in ascending order, those with keys from
+    /// `edge` on; in descending order, those with keys below `edge`.
+    pub fn continue_at(&mut self, edge: &[u8]) {
         self.edge.clear();
         self.edge.extend_from_slice(edge);
         self.more = true;
     }
 
-    /// Where the next page begins, if there is one.
+    /// Returns the beginning of the next page, or `None` if this page is the last.
     pub fn next(&self, direction: Direction) -> Option<std::ops::Bound<&[u8]>> {
-        self.more.then(|| direction.on_from(&self.edge[..]))
+        self.more.then(|| direction.next_bound(&self.edge[..]))
     }
 }
 
@@ -135,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_come_back_as_they_were_put() {
+    fn pairs_are_returned_as_they_were_pushed() {
         let mut run = Run::new();
         let pairs: [(&[u8], u64); 4] = [(b"", 1), (b"a", 2), (b"a\0", 3), (b"bcd", u64::MAX)];
         pairs.iter().for_each(|&(key, word)| run.push(key, word));

@@ -1,4 +1,4 @@
-//! The operations of an index as data: what they are, what they must answer, and how to carry them out.
+//! The operations of an index as data: their results by the specification, and their execution.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,24 +6,24 @@ use std::fmt;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Guard, Result};
 
-use super::crowd::Operation;
+use super::delays::Operation;
 use super::keys::Numbered;
 use super::{Instance, Stats, chance};
 use crate::{Action, Change, MutateMode};
 use evermap_pm::sim::rng::Rng;
 
-/// One operation on one key. Keys and words are numbers; see [`Instance::word`].
+/// One operation on one key. Keys and words are identified by numbers; see [`Instance::word`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Number of the key.
+    /// The number of the key.
     pub key: u64,
-    /// What to do with it.
+    /// The operation.
     pub verb: Verb,
 }
 
-/// What an operation does, named as in [`Index`](crate::Index).
+/// An operation, named as in [`Index`](crate::Index).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the methods of `Index` say it
+#[allow(missing_docs)] // see the methods of `Index`
 pub enum Verb {
     Get,
     Insert(u64),
@@ -35,7 +35,7 @@ pub enum Verb {
     },
     Remove,
     RemoveIf(u64),
-    /// A closure that answers `absent` or `present` according to what it is shown.
+    /// A mutate whose closure returns `absent` or `present`, depending on what it is passed.
     Mutate {
         mode: MutateMode,
         absent: Action,
@@ -44,8 +44,8 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// What the operation must answer where the key is bound to `old`: the whole specification of a key.
-    /// A get answers as a change that changes nothing.
+    /// Returns the required result of the operation if the key is bound to `old`. This is the whole
+    /// specification of a key. The result of a get is a change that changes nothing.
     pub fn apply(self, old: Option<u64>) -> Change {
         let new = match (self, old) {
             (Verb::Insert(word), None) => Some(word),
@@ -63,8 +63,8 @@ impl Verb {
         Change { old, new }
     }
 
-    /// A random verb. `current` is what the key is probably bound to, `grow` the percentage of verbs that may
-    /// add it, and `word` makes the words to put.
+    /// Returns a random verb. `current` is what the key is probably bound to, `grow` is the
+    /// percentage of verbs that may add a key, and `word` makes the words to put.
     pub fn random(
         random: &mut Rng,
         current: Option<u64>,
@@ -129,10 +129,10 @@ impl fmt::Display for Call {
     }
 }
 
-/// A change or a word in words.
-pub(crate) struct Told<T>(pub T);
+/// A change or a word as text.
+pub(crate) struct InWords<T>(pub T);
 
-impl fmt::Display for Told<Option<u64>> {
+impl fmt::Display for InWords<Option<u64>> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(word) => write!(f, "{word}"),
@@ -141,31 +141,31 @@ impl fmt::Display for Told<Option<u64>> {
     }
 }
 
-impl fmt::Display for Told<Change> {
+impl fmt::Display for InWords<Change> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.changed() {
-            write!(f, "{} became {}", Told(self.0.old), Told(self.0.new))
+            write!(f, "{} became {}", InWords(self.0.old), InWords(self.0.new))
         } else {
-            write!(f, "{}", Told(self.0.old))
+            write!(f, "{}", InWords(self.0.old))
         }
     }
 }
 
-/// Carries out calls on an instance, translates words to their numbers, and checks on the way what must hold
-/// for each call by itself. Messages of errors describe a violation.
+/// Executes calls on an instance, translates words to their numbers, and checks what must hold for
+/// each call by itself. An error message describes a violation.
 pub(crate) struct Driver<'a, K: Numbered> {
     instance: &'a dyn Instance<K>,
     records: &'a Records,
 }
 
-/// Where words are records: the word of each number that is or may come to be in the index.
+/// If words are records: the word of each number that is in the index or may be put into it.
 #[derive(Default)]
 pub(crate) struct Records(Mutex<HashMap<u64, u64>>);
 
-/// How often a closure was called, and the word it was shown last.
+/// The number of calls of a closure, and the word that it was passed last.
 type Seen = (u32, Option<u64>);
 
-/// A word that no record has.
+/// A word that names no record.
 const NO_RECORD: u64 = u64::MAX;
 
 impl<'a, K: Numbered> Driver<'a, K> {
@@ -173,7 +173,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
         Driver { instance, records }
     }
 
-    /// Carries out `call`. Answers nothing where the index had no space.
+    /// Executes `call`. Returns `None` if the index had no space.
     pub(crate) fn call(&self, call: &Call) -> Result<Option<Change>, String> {
         let _operation = Operation::begin();
         let owned = K::owned(call.key, self.instance.seed());
@@ -188,7 +188,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
                 return if error.is_no_space() { Ok(None) } else { Err(format!("error: {error}")) };
             }
         };
-        let told = Change {
+        let in_numbers = Change {
             old: change.old.map(|word| self.instance.tag(word)),
             new: change.new.map(|word| self.instance.tag(word)),
         };
@@ -209,21 +209,24 @@ impl<'a, K: Numbered> Driver<'a, K> {
             _ => (0, None),
         };
         if seen != expected {
-            let ((times, shown), change) = (seen, Told(told));
-            return Err(format!("the closure was called {times} times, shown {shown:?}: {change}"));
+            let ((times, shown), change) = (seen, InWords(in_numbers));
+            return Err(format!(
+                "the closure was called {times} times, passed {shown:?}: {change}"
+            ));
         }
-        Ok(Some(told))
+        Ok(Some(in_numbers))
     }
 
-    /// What `key` is bound to.
+    /// Returns what `key` is bound to.
     pub(crate) fn get(&self, key: u64) -> Result<Option<u64>, String> {
         let call = Call { key, verb: Verb::Get };
         let answer = self.call(&call).map_err(|what| format!("{call}: {what}"))?;
         answer.map(|change| change.new).ok_or_else(|| format!("{call}: no space to read"))
     }
 
-    /// The operation itself, on real words; `made` receives the numbers and words it could put. The answer has
-    /// also how often the closure of a mutate was called, and what it was shown last.
+    /// Executes the operation on real words, and adds the numbers and words that it could put to
+    /// `made`. Also returns how often the closure of a mutate was called, and what it was passed
+    /// last.
     fn on_words(
         &self,
         key: K::Ref<'_>,
@@ -233,7 +236,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
     ) -> Result<(Change, Seen)> {
         let index = self.instance.index();
         let mut make = |tag| -> Result<u64> {
-            // A closure may put the same word in both cases: that is one record.
+            // A closure may put the same word in both cases: that is a single record.
             if let Some(&(_, word)) = made.iter().find(|(other, _)| *other == tag) {
                 return Ok(word);
             }
@@ -273,7 +276,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
         Ok((change, (0, None)))
     }
 
-    /// The answers of `get_many`, asked for with more room than needed.
+    /// Returns the results of `get_many`, called with a longer output than needed.
     pub(crate) fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<u64>>, String> {
         const UNTOUCHED: Option<u64> = Some(0xdead_beef_dead_beef);
         let _operation = Operation::begin();
@@ -284,12 +287,12 @@ impl<'a, K: Numbered> Driver<'a, K> {
         let guard = self.instance.pin();
         self.instance.index().get_many(&refs, &mut out, &guard).map_err(|e| e.to_string())?;
         if out.split_off(keys.len()).iter().any(|&rest| rest != UNTOUCHED) {
-            return Err("get_many wrote beyond the answers it owes".into());
+            return Err("get_many wrote beyond the results of its keys".into());
         }
         Ok(out.into_iter().map(|word| word.map(|word| self.instance.tag(word))).collect())
     }
 
-    /// What `for_each` shows, slot keys and numbers of words, up to `limit` pairs.
+    /// Returns up to `limit` pairs that `for_each` shows, as slot keys and numbers of words.
     pub(crate) fn pairs(&self, limit: usize) -> Result<Vec<(u64, u64)>, String> {
         let _operation = Operation::begin();
         let guard = self.instance.pin();
@@ -301,10 +304,10 @@ impl<'a, K: Numbered> Driver<'a, K> {
             shown.len() < limit
         });
         result.map_err(|error| error.to_string())?;
-        if over { Err("for_each went on after it was told to stop".into()) } else { Ok(shown) }
+        if over { Err("for_each continued after it was stopped".into()) } else { Ok(shown) }
     }
 
-    /// The same, shown unit by unit, with a guard for each.
+    /// Returns the pairs that `scan` shows unit by unit, with a guard for each unit.
     pub(crate) fn pairs_by_units(&self) -> Result<Vec<(u64, u64)>, String> {
         let mut shown = Vec::new();
         let mut from = Some(0);
@@ -319,7 +322,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
         Ok(shown)
     }
 
-    /// The slot key under which `for_each` shows the key with this number.
+    /// Returns the slot key under which `for_each` shows the key with this number.
     pub(crate) fn slot_key(&self, number: u64) -> u64 {
         let seed = self.instance.seed();
         let owned = K::owned(number, seed);
@@ -333,15 +336,15 @@ impl<'a, K: Numbered> Driver<'a, K> {
 
     fn make(&self, key: K::Ref<'_>, tag: u64) -> Result<u64> {
         let word = self.instance.word(key, tag)?;
-        // Before the word is published: from then on others may expect it.
+        // Before the word is published: from then on other threads may expect it.
         if K::WORDS_ARE_RECORDS {
             self.records.0.lock().expect("no panics while held").insert(tag, word);
         }
         Ok(word)
     }
 
-    /// The word with this number. While the caller's guard lives, its block is not reused: it is forgotten
-    /// before it is retired.
+    /// Returns the word with this number. Its block is not reused while the caller's guard lives,
+    /// because it is removed here before it is retired.
     fn word_of(&self, tag: u64) -> u64 {
         if !K::WORDS_ARE_RECORDS {
             return tag;
@@ -405,6 +408,6 @@ mod tests {
             Call { key: 3, verb }.to_string(),
             "mutate(3, MayInsert, None => Put(4), Some(_) => Remove)"
         );
-        assert_eq!(Told(Change { old: None, new: Some(4) }).to_string(), "absent became 4");
+        assert_eq!(InWords(Change { old: None, new: Some(4) }).to_string(), "absent became 4");
     }
 }

@@ -1,4 +1,4 @@
-//! A persistent index that is as simple as one can be, for testing the kit itself.
+//! A very simple persistent index, for testing the kit itself.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Result, pod};
 use super::{Numbered, PoolSubject};
 use crate::{Action, Change, Index, Key, MutateMode, Persistent, Stats, Visitor};
 
-/// Pairs in a node.
-const PLACES: usize = 14;
+/// The number of pairs in a node.
+const SLOTS: usize = 14;
 const NODE_BYTES: u64 = 256;
 const ROOT_BYTES: u64 = 64;
 
 pod! {
     struct Root: 64 {
-        /// [`mark`] of its own offset and the format of its keys.
+        /// The [`mark`] of its own offset and the format of its keys.
         own: PmU64,
         first: PmU64,
         reserved: [PmU64; 6],
@@ -33,29 +33,30 @@ pod! {
 
 pod! {
     struct Node: 256 {
-        /// [`mark`] of its own offset and the format of its keys.
+        /// The [`mark`] of its own offset and the format of its keys.
         own: PmU64,
         next: PmU64,
-        /// A bit for each pair that counts.
+        /// One bit for each pair that is valid.
         used: PmU64,
         reserved: PmU64,
         pairs: [Pair; 14],
     }
 }
 
-/// What a block of this index begins with, so that a damaged offset is noticed before anything is changed there.
+/// Returns the first word of a block of this index, so that a damaged offset is detected before the
+/// block is changed.
 fn mark<K: Key>(offset: u64) -> u64 {
     !offset ^ u64::from(K::FORMAT) << 48
 }
 
-/// An unordered chain of nodes under one lock: every operation is O(n).
+/// An unordered chain of nodes under one lock. Every operation is O(n).
 ///
 /// ```text
 /// root cell -> root -> node -> node -> ... -> 0
 /// ```
 ///
-/// A pair counts when its bit in `used` is set, which is the one word that commits an insert or remove. A node
-/// counts when it is linked. Nothing needs recovery.
+/// A pair is valid if its bit in `used` is set; this is the one word that commits an insert or a
+/// removal. A node is part of the chain when it is linked. Nothing needs recovery.
 pub struct Chain<K, M: Medium> {
     pool: Arc<Pool<M>>,
     root: u64,
@@ -63,18 +64,18 @@ pub struct Chain<K, M: Medium> {
     kind: PhantomData<fn() -> K>,
 }
 
-/// A node, where it is, and the word that links it.
+/// A node, its offset, and the word that links it.
 struct Linked<'m> {
     node: &'m Node,
     offset: u64,
     link: &'m PmU64,
 }
 
-/// Where a key is, or where there is room for it.
+/// A pair with the key, or a free slot for it.
 #[derive(Default)]
-struct Found<'m> {
+struct SearchResult<'m> {
     pair: Option<(Linked<'m>, usize, u64)>,
-    room: Option<(&'m Node, usize)>,
+    free: Option<(&'m Node, usize)>,
 }
 
 impl<K: Key, M: Medium> Chain<K, M> {
@@ -88,7 +89,7 @@ impl<K: Key, M: Medium> Chain<K, M> {
             .ok_or_else(|| Error::damaged(offset, "no root of a chain"))
     }
 
-    /// Every node. Bounded: a chain longer than the medium is a circle.
+    /// Returns every node. Bounded: a chain longer than the medium is a cycle.
     fn nodes(&self) -> Result<Vec<Linked<'_>>> {
         let m = self.pool.medium();
         let mut nodes = Vec::new();
@@ -99,29 +100,29 @@ impl<K: Key, M: Medium> Chain<K, M> {
                 return Ok(nodes);
             }
             let node = m.at::<Node>(offset).filter(|node| {
-                m.load(&node.own) == mark::<K>(offset) && m.load(&node.used) >> PLACES == 0
+                m.load(&node.own) == mark::<K>(offset) && m.load(&node.used) >> SLOTS == 0
             });
             let node = node.ok_or_else(|| Error::damaged(offset, "no node of a chain"))?;
             if nodes.len() as u64 > m.len() / NODE_BYTES {
-                return Err(Error::damaged(offset, "the chain is a circle"));
+                return Err(Error::damaged(offset, "the chain is a cycle"));
             }
             nodes.push(Linked { node, offset, link });
             link = &node.next;
         }
     }
 
-    fn find(&self, key: K::Ref<'_>) -> Result<Found<'_>> {
+    fn find(&self, key: K::Ref<'_>) -> Result<SearchResult<'_>> {
         let m = self.pool.medium();
         let slot_key = K::slot_key(key, K::hash(key, self.pool.seed()));
-        let mut found = Found::default();
+        let mut found = SearchResult::default();
         for linked in self.nodes()? {
             let used = m.load(&linked.node.used);
-            for (place, pair) in linked.node.pairs.iter().enumerate() {
+            for (slot, pair) in linked.node.pairs.iter().enumerate() {
                 let word = m.load(&pair.word);
-                if used >> place & 1 == 0 {
-                    found.room = found.room.or(Some((linked.node, place)));
+                if used >> slot & 1 == 0 {
+                    found.free = found.free.or(Some((linked.node, slot)));
                 } else if m.load(&pair.slot_key) == slot_key && K::matches(m, word, key) {
-                    found.pair = Some((linked, place, word));
+                    found.pair = Some((linked, slot, word));
                     return Ok(found);
                 }
             }
@@ -129,18 +130,18 @@ impl<K: Key, M: Medium> Chain<K, M> {
         Ok(found)
     }
 
-    fn put_in(&self, node: &Node, place: usize, slot_key: u64, word: u64) {
+    fn insert_at(&self, node: &Node, slot: usize, slot_key: u64, word: u64) {
         let m = self.pool.medium();
-        let pair = &node.pairs[place];
+        let pair = &node.pairs[slot];
         m.store(&pair.slot_key, slot_key);
         m.store(&pair.word, word);
         m.persist(pair);
-        // The pair is durable before it counts.
-        m.store(&node.used, m.load(&node.used) | 1 << place);
+        // The pair is durable before it is valid.
+        m.store(&node.used, m.load(&node.used) | 1 << slot);
         m.persist(&node.used);
     }
 
-    /// Links the node at `offset`, which nobody sees yet, with one pair in it.
+    /// Links a new node at `offset`, with one pair in it.
     fn link(&self, offset: u64, slot_key: u64, word: u64) -> Result<()> {
         let m = self.pool.medium();
         let root = self.root()?;
@@ -149,15 +150,15 @@ impl<K: Key, M: Medium> Chain<K, M> {
         m.store(&node.next, m.load(&root.first));
         m.store(&node.used, 0);
         m.flush(node);
-        self.put_in(node, 0, slot_key, word);
+        self.insert_at(node, 0, slot_key, word);
         m.store(&root.first, offset);
         m.persist(&root.first);
         Ok(())
     }
 
-    fn take_out(&self, linked: &Linked<'_>, place: usize, guard: &Guard<'_>) {
+    fn remove_at(&self, linked: &Linked<'_>, slot: usize, guard: &Guard<'_>) {
         let m = self.pool.medium();
-        let used = m.load(&linked.node.used) & !(1 << place);
+        let used = m.load(&linked.node.used) & !(1 << slot);
         m.store(&linked.node.used, used);
         m.persist(&linked.node.used);
         if used == 0 {
@@ -167,27 +168,27 @@ impl<K: Key, M: Medium> Chain<K, M> {
         }
     }
 
-    /// The right to read, while what it answers lives.
+    /// Acquires the right to read while the result lives.
     fn share(&self) -> Result<impl Sized> {
         self.pool.region().ensure_sound()?;
         Ok(self.lock.read().expect("panics poison the region"))
     }
 
-    /// The right to write, while what it answers lives.
+    /// Acquires the right to write while the result lives.
     fn own(&self) -> Result<impl Sized> {
         self.pool.region().ensure_writable()?;
         Ok(self.lock.write().expect("panics poison the region"))
     }
 
-    /// Pairs that count, in all nodes.
+    /// Returns the valid pairs of all nodes.
     fn pairs(&self) -> Result<Vec<(u64, u64)>> {
         let m = self.pool.medium();
         let mut pairs = Vec::new();
         for linked in self.nodes()? {
             let used = m.load(&linked.node.used);
-            let counting = (0..PLACES).filter(|place| used >> place & 1 == 1);
-            pairs.extend(counting.map(|place| {
-                let pair = &linked.node.pairs[place];
+            let counting = (0..SLOTS).filter(|slot| used >> slot & 1 == 1);
+            pairs.extend(counting.map(|slot| {
+                let pair = &linked.node.pairs[slot];
                 (m.load(&pair.slot_key), m.load(&pair.word))
             }));
         }
@@ -211,17 +212,17 @@ impl<K: Key, M: Medium> Index<K> for Chain<K, M> {
         let _owned = self.own()?;
         let slot_key = K::slot_key(key, K::hash(key, self.pool.seed()));
         let found = self.find(key)?;
-        if let Some((linked, place, old)) = found.pair {
+        if let Some((linked, slot, old)) = found.pair {
             let new = match decide(Some(old)) {
                 Action::Keep => Some(old),
                 Action::Put(word) => {
-                    let cell = &linked.node.pairs[place].word;
+                    let cell = &linked.node.pairs[slot].word;
                     self.pool.medium().store(cell, word);
                     self.pool.medium().persist(cell);
                     Some(word)
                 }
                 Action::Remove => {
-                    self.take_out(&linked, place, guard);
+                    self.remove_at(&linked, slot, guard);
                     None
                 }
             };
@@ -230,14 +231,14 @@ impl<K: Key, M: Medium> Index<K> for Chain<K, M> {
         if mode == MutateMode::ExistingOnly {
             return Ok(Change::default());
         }
-        // Room first: what the closure decides must be possible.
-        let fresh = match found.room {
+        // Space first: the action of the closure must be possible.
+        let fresh = match found.free {
             Some(_) => None,
             None => Some(self.pool.allocate(NODE_BYTES)?),
         };
-        match (decide(None), found.room, fresh) {
-            (Action::Put(word), Some((node, place)), _) => {
-                self.put_in(node, place, slot_key, word);
+        match (decide(None), found.free, fresh) {
+            (Action::Put(word), Some((node, slot)), _) => {
+                self.insert_at(node, slot, slot_key, word);
                 Ok(Change { old: None, new: Some(word) })
             }
             (Action::Put(word), None, Some(offset)) => {
@@ -260,7 +261,7 @@ impl<K: Key, M: Medium> Index<K> for Chain<K, M> {
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
         let _shared = self.share()?;
         let (len, segments) = (self.pairs()?.len() as u64, self.nodes()?.len() as u64);
-        let (capacity, pm_bytes) = (segments * PLACES as u64, ROOT_BYTES + segments * NODE_BYTES);
+        let (capacity, pm_bytes) = (segments * SLOTS as u64, ROOT_BYTES + segments * NODE_BYTES);
         Ok(Stats { len, capacity, segments, pm_bytes, ..Stats::default() })
     }
 }
@@ -298,7 +299,7 @@ impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
         Ok(())
     }
 
-    /// The unit is the whole chain.
+    /// A unit is the whole chain.
     fn scan(
         &self,
         _from: u64,
@@ -318,11 +319,11 @@ impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
         let mut keys: Vec<u64> = pairs.iter().map(|&(slot_key, _)| slot_key).collect();
         keys.sort_unstable();
         let twice = keys.windows(2).filter(|pair| pair[0] == pair[1] && !K::WORDS_ARE_RECORDS);
-        twice.map(|pair| format!("slot key {} counts twice", pair[0])).collect()
+        twice.map(|pair| format!("slot key {} is valid twice", pair[0])).collect()
     }
 }
 
-/// Makes [`Chain`] indexes.
+/// Creates [`Chain`] indexes.
 pub struct MakeChain;
 
 impl<K: Numbered> PoolSubject<K> for MakeChain {
@@ -338,27 +339,28 @@ impl<K: Numbered> PoolSubject<K> for MakeChain {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::counters::{Cost, Kind, Promise, counters};
+    use super::super::counters::{Cost, OperationKind, Promise, counters};
     use super::super::{Config, Failure};
     use super::*;
     use crate::Bytes;
 
     crate::conformance!(chain, MakeChain, [u64, Bytes]);
 
-    /// What [`Chain`] promises about its costs.
+    /// The promises of [`Chain`] about its costs.
     pub(crate) fn promises() -> Vec<Promise> {
         let most = |lines_written, lines_flushed, fences| {
             let lines_read = u64::MAX;
             Cost { lines_read, lines_written, lines_flushed, fences }
         };
         vec![
-            Promise { kind: Kind::Hit, most: most(0, 0, 0), percent: 100 },
-            Promise { kind: Kind::Miss, most: most(0, 0, 0), percent: 100 },
-            // One in fourteen begins a new node.
-            Promise { kind: Kind::Insert, most: most(2, 2, 2), percent: 90 },
-            // Now and then an old record is the last one in its extent, which the heap's table is told.
-            Promise { kind: Kind::Update, most: most(1, 1, 1), percent: 99 },
-            Promise { kind: Kind::Remove, most: most(1, 1, 1), percent: 90 },
+            Promise { kind: OperationKind::Hit, most: most(0, 0, 0), percent: 100 },
+            Promise { kind: OperationKind::Miss, most: most(0, 0, 0), percent: 100 },
+            // One in fourteen creates a new node.
+            Promise { kind: OperationKind::Insert, most: most(2, 2, 2), percent: 90 },
+            // Sometimes an old record is the last one in its extent, which changes the heap's
+            // table.
+            Promise { kind: OperationKind::Update, most: most(1, 1, 1), percent: 99 },
+            Promise { kind: OperationKind::Remove, most: most(1, 1, 1), percent: 90 },
         ]
     }
 

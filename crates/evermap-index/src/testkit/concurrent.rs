@@ -1,30 +1,30 @@
-//! Threads on one index.
+//! Parts of the kit in which several threads use one index.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::ScopedJoinHandle;
 
-use super::call::{Call, Driver, Records, Told, Verb};
-use super::crowd::Crowd;
+use super::call::{Call, Driver, InWords, Records, Verb};
+use super::delays::ThreadGroup;
 use super::keys::{Numbered, Universe};
 use super::linearizability::{Clock, Event, check};
 use super::model::panicked;
-use super::{Config, Failure, Subject, chance};
+use super::{Config, Failure, Subject, Tier, chance};
 use crate::{Action, Change, MutateMode};
 use evermap_pm::sim::rng::Rng;
 
-/// Runs `body` for each thread number, all at once, and collects what they answer. A panic is an error.
+/// Runs `body` with each thread number in parallel, and collects the results. A panic is an error.
 pub(crate) fn threads<T: Send>(
     count: usize,
     body: impl Fn(usize) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
-    let (start, crowd) = (Barrier::new(count), Arc::new(Crowd::default()));
+    let (start, group) = (Barrier::new(count), Arc::new(ThreadGroup::default()));
     std::thread::scope(|scope| {
         let run = |thread| {
-            let (start, crowd, body) = (&start, &crowd, &body);
+            let (start, group, body) = (&start, &group, &body);
             scope.spawn(move || {
-                let _member = crowd.join(thread as u64);
+                let _member = group.join(thread as u64);
                 start.wait();
                 body(thread)
             })
@@ -33,13 +33,14 @@ pub(crate) fn threads<T: Send>(
         let join = |handle: ScopedJoinHandle<'_, Result<T, String>>| {
             handle.join().unwrap_or_else(|panic| Err(panicked(panic)))
         };
-        // All of them first: a scope panics over a panic that nobody has joined.
+        // Joins all threads first: a scope panics if a thread that panicked was not joined.
         let results: Vec<_> = handles.into_iter().map(join).collect();
         results.into_iter().collect()
     })
 }
 
-/// Makes an index, and runs `body` on it with a seed of its own; `rounds` times, over the universes in turn.
+/// Creates an index and runs `body` on it with its own seed, `rounds` times, with the universes in
+/// turn.
 fn rounds<K: Numbered, S: Subject<K>>(
     part: &str,
     rounds: usize,
@@ -47,7 +48,7 @@ fn rounds<K: Numbered, S: Subject<K>>(
     config: &Config,
     body: impl Fn(&Driver<'_, K>, &Universe, u64) -> Result<(), String>,
 ) -> Result<(), Failure> {
-    for (round, universe) in K::universes().iter().cycle().take(rounds).enumerate() {
+    for (round, universe) in config.universes::<K>().iter().cycle().take(rounds).enumerate() {
         let seed = config.seed_of(round);
         let fail = |what| Failure::new::<K>(part, universe.name, seed, what);
         let instance = subject.fresh().map_err(|error| fail(error.to_string()))?;
@@ -65,38 +66,38 @@ fn audit<K: Numbered>(instance: &dyn super::Instance<K>) -> Result<(), String> {
     }
 }
 
-/// Seed of one thread.
+/// Returns the seed of one thread.
 pub(crate) fn thread_seed(seed: u64, thread: usize) -> u64 {
     seed.rotate_left(20) ^ thread as u64
 }
 
-/// A word that no other thread puts: the thread's number above its own count.
+/// Returns a word that no other thread puts: the thread's number followed by its own count.
 fn unique_word(thread: usize, count: &mut u64) -> u64 {
     *count += 1;
     (thread as u64 + 1) << 40 | *count
 }
 
-/// Records what threads see that work on a few hot keys, while others make the index grow and shrink, and
-/// [checks](check) it.
+/// Records what threads see that work on a few hot keys while others make the index grow and
+/// shrink, and [checks](check) it.
 ///
 /// # Errors
-/// Calls that no order explains.
+/// Calls whose results no order explains.
 pub fn histories<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
-    rounds("histories", 80 * config.scale, subject, config, |driver, universe, seed| {
+    rounds("histories", config.rounds(12, 80), subject, config, |driver, universe, seed| {
         let clock = Clock::default();
         let hot = &universe.keys[..1 + (seed % 4) as usize];
         let mut history: Vec<Event> = threads(config.threads, |thread| {
             record(driver, universe, hot, &clock, thread, &mut Rng::new(thread_seed(seed, thread)))
         })?
         .concat();
-        // What is there in the end is part of the story.
+        // The final state is part of the history.
         let keys = universe.keys.clone();
         history.extend(timed_many(driver, &clock, config.threads, keys)?);
         check(&history, &BTreeMap::new()).map_err(|violation| violation.to_string())
     })
 }
 
-/// What one thread of [`histories`] does, and sees.
+/// Runs one thread of [`histories`], and returns its events.
 fn record<K: Numbered>(
     driver: &Driver<'_, K>,
     universe: &Universe,
@@ -117,7 +118,7 @@ fn record<K: Numbered>(
             continue;
         }
         let key = if chance(random, 60) { *random.pick(hot) } else { *random.pick(&universe.keys) };
-        // Growth and shrinkage in turn.
+        // Phases of growth and of shrinkage.
         let grow = if events.len() % 300 < 180 { 60 } else { 20 };
         let current = known.get(&key).copied();
         let verb = Verb::random(random, current, grow, &mut |_| unique_word(thread, &mut words));
@@ -130,7 +131,7 @@ fn record<K: Numbered>(
                 new.map(|word| known.insert(key, word));
                 events.push(Event { thread, call, begin, end, answer });
             }
-            // Nothing has happened, so there is nothing to explain.
+            // Nothing has changed, so nothing has to be explained.
             None if universe.hostile => {}
             None => return Err(format!("{call}: no space")),
         }
@@ -138,7 +139,7 @@ fn record<K: Numbered>(
     Ok(events)
 }
 
-/// One `get_many` as the gets that it stands for.
+/// Runs a `get_many`, and returns the equivalent gets.
 fn timed_many<K: Numbered>(
     driver: &Driver<'_, K>,
     clock: &Clock,
@@ -158,24 +159,32 @@ fn timed_many<K: Numbered>(
     Ok(keys.iter().zip(found).map(event).collect())
 }
 
-/// Lets threads put and remove unique words on a few keys, and keeps account: every word that was put
-/// is seen as old exactly once, or is there in the end.
+/// Lets threads put and remove unique words on a few keys, and checks the account: every word that
+/// was put is seen as old exactly once, or is present at the end.
 ///
 /// # Errors
 /// A word that was lost, or seen as old twice.
 pub fn storm<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
-    rounds("storm", 6 * config.scale, subject, config, |driver, universe, seed| {
+    let calls = config.tier.choose(3000, 8000);
+    rounds("storm", config.rounds(3, 6), subject, config, |driver, universe, seed| {
         let keys = &universe.keys[..8];
         let changes = threads(config.threads, |thread| {
-            blow(driver, keys, 8000, thread, false, &mut Rng::new(thread_seed(seed, thread)))
+            storm_thread(
+                driver,
+                keys,
+                calls,
+                thread,
+                false,
+                &mut Rng::new(thread_seed(seed, thread)),
+            )
         })?;
-        settle(driver, keys, &changes.concat())
+        check_account(driver, keys, &changes.concat())
     })
 }
 
-/// What one thread of a storm does: changes on random keys. `may_refuse` tells whether the index may answer
-/// `NoSpace` to some, because others take the room.
-pub(crate) fn blow<K: Numbered>(
+/// Runs one thread of a storm: changes of random keys. If `may_refuse` is set, the index may return
+/// `NoSpace`, because other threads use the space.
+pub(crate) fn storm_thread<K: Numbered>(
     driver: &Driver<'_, K>,
     keys: &[u64],
     calls: usize,
@@ -210,7 +219,7 @@ pub(crate) fn blow<K: Numbered>(
             None => return Err(format!("{call}: no space")),
         };
         if change != verb.apply(change.old) {
-            return Err(format!("{call}: {} is none of its answers", Told(change)));
+            return Err(format!("{call}: {} is an impossible result", InWords(change)));
         }
         seen = change.new.unwrap_or(seen);
         if change.changed() {
@@ -221,7 +230,7 @@ pub(crate) fn blow<K: Numbered>(
 }
 
 /// Checks the account of a storm.
-pub(crate) fn settle<K: Numbered>(
+pub(crate) fn check_account<K: Numbered>(
     driver: &Driver<'_, K>,
     keys: &[u64],
     changes: &[(u64, Change)],
@@ -243,52 +252,53 @@ pub(crate) fn settle<K: Numbered>(
         if let Some(lost) = put.difference(&gone).next() {
             return Err(format!("key {key}: word {lost} was put and then lost"));
         }
-        if let Some(strange) = gone.difference(&put).next() {
-            return Err(format!("key {key}: word {strange} was seen as old but never put"));
+        if let Some(unknown) = gone.difference(&put).next() {
+            return Err(format!("key {key}: word {unknown} was seen as old but never put"));
         }
     }
     Ok(())
 }
 
-/// Lets some threads insert and remove keys, so that the index splits and merges, while others look for keys
-/// that nobody touches.
+/// Lets some threads insert and remove keys, so that the index splits and merges, while others look
+/// up keys that stay.
 ///
 /// # Errors
 /// A key or word that a reader missed, saw twice, or cannot have seen.
 pub fn growth<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
-    let count = K::universes().len() * config.scale;
+    let count = config.universes::<K>().len() * config.scale;
     rounds("growth", count, subject, config, |driver, universe, seed| {
-        let plan = Plan::new(universe, subject.always_holds());
-        plan.settle_stable(driver)?;
+        let roles = KeyRoles::new(universe, subject.always_holds(), config.tier);
+        roles.insert_stable(driver)?;
         let writers = config.threads.div_ceil(2);
         let writing = AtomicUsize::new(writers);
         threads(config.threads.max(2), |thread| {
             let random = &mut Rng::new(thread_seed(seed, thread));
             if thread < writers {
-                let _done = Done(&writing);
+                let _done = WriterDone(&writing);
                 let own: Vec<u64> =
-                    plan.passing.iter().skip(thread).step_by(writers).copied().collect();
-                plan.write(driver, &own, 1, random)
+                    roles.transient.iter().skip(thread).step_by(writers).copied().collect();
+                roles.write(driver, &own, 1, random)
             } else {
-                plan.read_while(driver, &writing, random)
+                roles.read_while(driver, &writing, random)
             }
         })?;
         Ok(())
     })
 }
 
-/// Lets walks run beside writers that keep the index as full as it was when it grew last, where it has to move most.
-/// That happens at another number of keys in each index: so it is done over and over, for numbers within a doubling.
+/// Runs walks concurrently with writers that keep the index as full as it was just before it last
+/// grew, when it has to move most records. Each index reaches that state at another number of keys,
+/// so this is repeated for several numbers within a factor of two.
 ///
 /// # Errors
-/// A key that stayed and that a walk missed or showed twice; a word that it showed twice.
+/// A key that stayed and that a walk missed or showed twice, or a word that it showed twice.
 pub fn walks<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
-    const SIZES: usize = 10;
-    let large = |universe: &Universe| !universe.hostile && universe.keys.len() >= 1000;
-    for universe in K::universes().into_iter().filter(large) {
-        for round in 0..SIZES * config.scale {
+    let sizes = config.tier.choose(3, 10);
+    let large = |universe: &Universe| !universe.hostile && universe.keys.len() >= LARGE;
+    for universe in config.universes::<K>().into_iter().filter(large) {
+        for round in 0..sizes * config.scale {
             let seed = config.seed_of(round);
-            let share = (-((round % SIZES) as f64) / SIZES as f64).exp2();
+            let share = (-((round % sizes) as f64) / sizes as f64).exp2();
             let mut universe = universe.clone();
             universe.keys.truncate((universe.keys.len() as f64 * share) as usize);
             let fail = |what| Failure::new::<K>("walks", universe.name, seed, what);
@@ -300,6 +310,9 @@ pub fn walks<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
     Ok(())
 }
 
+/// The smallest number of keys that [`walks`] uses.
+const LARGE: usize = 700;
+
 fn walk_beside<K: Numbered>(
     instance: &dyn super::Instance<K>,
     universe: &Universe,
@@ -308,20 +321,20 @@ fn walk_beside<K: Numbered>(
 ) -> Result<(), String> {
     let records = Records::default();
     let driver = &Driver::new(instance, &records);
-    let plan = Plan::new(universe, usize::MAX);
-    plan.settle_stable(driver)?;
+    let roles = KeyRoles::new(universe, usize::MAX, config.tier);
+    roles.insert_stable(driver)?;
     let writers = config.threads.div_ceil(2);
     let writing = AtomicUsize::new(writers);
     threads(config.threads.max(2), |thread| {
         if thread < writers {
-            let _done = Done(&writing);
+            let _done = WriterDone(&writing);
             let own: Vec<u64> =
-                plan.passing.iter().skip(thread).step_by(writers).copied().collect();
-            plan.swing(driver, &own, &mut Rng::new(thread_seed(seed, thread)))
+                roles.transient.iter().skip(thread).step_by(writers).copied().collect();
+            roles.oscillate(driver, &own, &mut Rng::new(thread_seed(seed, thread)))
         } else {
             while writing.load(Ordering::Acquire) > 0 {
-                plan.judge_walk(&driver.pairs(usize::MAX)?)?;
-                plan.judge_walk(&driver.pairs_by_units()?)?;
+                roles.check_walk(&driver.pairs(usize::MAX)?)?;
+                roles.check_walk(&driver.pairs_by_units()?)?;
             }
             Ok(())
         }
@@ -329,56 +342,61 @@ fn walk_beside<K: Numbered>(
     Ok(())
 }
 
-/// Counts a writer off, even if it panics: readers wait for zero.
-pub(crate) struct Done<'a>(pub &'a AtomicUsize);
+/// Counts a writer as finished when dropped, even if it panics: readers wait for zero.
+pub(crate) struct WriterDone<'a>(pub &'a AtomicUsize);
 
-impl Drop for Done<'_> {
+impl Drop for WriterDone<'_> {
     fn drop(&mut self) {
-        // Release: a reader that sees zero has seen all that was written.
+        // Release: a reader that sees zero also sees everything that was written.
         self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Which keys stay, and which come and go.
-pub(crate) struct Plan {
+/// The keys that stay, and those that are inserted and removed.
+pub(crate) struct KeyRoles {
     stable: Vec<u64>,
-    pub(crate) passing: Vec<u64>,
-    /// Place of each key in the universe, from 1.
+    pub(crate) transient: Vec<u64>,
+    /// The index of each key in the universe, from 1.
     places: HashMap<u64, u64>,
     hostile: bool,
+    /// The approximate number of calls of a writer.
+    calls: usize,
+    /// The smallest number of times that a writer inserts and removes its keys.
+    cycles_min: usize,
 }
 
-/// Bits of a word below the place of its key.
+/// The number of bits of a word below the index of its key.
 const NONCE_BITS: u32 = 20;
 
-impl Plan {
-    pub(crate) fn new(universe: &Universe, always_holds: usize) -> Self {
-        // Where hashes are bad, no more must stay than the index has promised to hold.
+impl KeyRoles {
+    pub(crate) fn new(universe: &Universe, always_holds: usize, tier: Tier) -> Self {
+        // With bad hashes, no more keys must stay than the index has promised to hold.
         let most = if universe.hostile { always_holds / 2 } else { usize::MAX };
         let every = if universe.keys.len() > 100 { 8 } else { 3 };
-        let (mut stable, mut passing, mut places) = (Vec::new(), Vec::new(), HashMap::new());
+        let (mut stable, mut transient, mut places) = (Vec::new(), Vec::new(), HashMap::new());
         for (place, &key) in universe.keys.iter().enumerate() {
             places.insert(key, place as u64 + 1);
             let stays = place % every == 0 && stable.len() < most;
-            if stays { stable.push(key) } else { passing.push(key) }
+            if stays { stable.push(key) } else { transient.push(key) }
         }
-        Plan { stable, passing, places, hostile: universe.hostile }
+        let (calls, cycles_min) = (tier.choose(5_000, 20_000), tier.choose(1, 2));
+        KeyRoles { stable, transient, places, hostile: universe.hostile, calls, cycles_min }
     }
 
-    /// A word of a key, unique for the key and `nonce`.
+    /// Returns a word that is unique for the key and `nonce`.
     fn word_of(&self, key: u64, nonce: u64) -> u64 {
         self.places[&key] << NONCE_BITS | nonce
     }
 
     /// Inserts the stable keys.
-    pub(crate) fn settle_stable<K: Numbered>(&self, driver: &Driver<'_, K>) -> Result<(), String> {
+    pub(crate) fn insert_stable<K: Numbered>(&self, driver: &Driver<'_, K>) -> Result<(), String> {
         match self.fill(driver, &self.stable, 0)?.len() {
             len if len == self.stable.len() => Ok(()),
             len => Err(format!("no space for key {}", len + 1)),
         }
     }
 
-    /// Inserts keys that are absent. Answers those that found room.
+    /// Inserts keys that are absent. Returns those for which there was space.
     pub(crate) fn fill<K: Numbered>(
         &self,
         driver: &Driver<'_, K>,
@@ -392,7 +410,7 @@ impl Plan {
                 Some(change) if change == call.verb.apply(None) => inserted.push(key),
                 None if self.hostile => {}
                 None => return Err(format!("{call}: no space")),
-                Some(change) => return Err(format!("{call}: {} is impossible", Told(change))),
+                Some(change) => return Err(format!("{call}: {} is impossible", InWords(change))),
             }
         }
         Ok(inserted)
@@ -413,7 +431,11 @@ impl Plan {
             match driver.call(&call).map_err(|what| format!("{call}: {what}"))? {
                 Some(change) if change == due => {}
                 Some(other) => {
-                    return Err(format!("{call}: answers {}, must {}", Told(other), Told(due)));
+                    return Err(format!(
+                        "{call}: returned {}, must return {}",
+                        InWords(other),
+                        InWords(due)
+                    ));
                 }
                 None => return Err(format!("{call}: no space")),
             }
@@ -421,7 +443,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Inserts keys and removes them again, a few times, with nonces from `nonce` on.
+    /// Inserts keys and removes them again, several times, with nonces from `nonce` on.
     pub(crate) fn write<K: Numbered>(
         &self,
         driver: &Driver<'_, K>,
@@ -429,18 +451,17 @@ impl Plan {
         nonce: u64,
         random: &mut Rng,
     ) -> Result<(), String> {
-        const CALLS: usize = 20_000;
-        let cycles = (CALLS / 2 / keys.len()).clamp(2, 40) as u64;
+        let cycles = (self.calls / 2 / keys.len()).clamp(self.cycles_min, 40) as u64;
         for nonce in nonce..nonce + cycles {
             let inserted = self.fill(driver, keys, nonce)?;
-            self.touch(driver, nonce, random)?;
+            self.update_stable(driver, nonce, random)?;
             self.clear(driver, inserted, nonce, random)?;
         }
         Ok(())
     }
 
-    /// Inserts keys, then removes a third of them and inserts it again, a few times.
-    fn swing<K: Numbered>(
+    /// Inserts keys, and then removes a third of them and inserts it again, several times.
+    fn oscillate<K: Numbered>(
         &self,
         driver: &Driver<'_, K>,
         keys: &[u64],
@@ -459,8 +480,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Gives some of the stable keys another word.
-    fn touch<K: Numbered>(
+    /// Replaces the words of some stable keys.
+    fn update_stable<K: Numbered>(
         &self,
         driver: &Driver<'_, K>,
         nonce: u64,
@@ -471,12 +492,12 @@ impl Plan {
             let call = Call { key, verb: Verb::Update(self.word_of(key, nonce)) };
             let answer = driver.call(&call).map_err(|what| format!("{call}: {what}"))?;
             let change = answer.ok_or_else(|| format!("{call}: no space"))?;
-            self.judge(key, change.old).map_err(|what| format!("{call}: {what}"))?;
+            self.check_word(key, change.old).map_err(|what| format!("{call}: {what}"))?;
         }
         Ok(())
     }
 
-    /// Reads until nobody writes any more.
+    /// Reads until all writers have finished.
     pub(crate) fn read_while<K: Numbered>(
         &self,
         driver: &Driver<'_, K>,
@@ -484,47 +505,48 @@ impl Plan {
         random: &mut Rng,
     ) -> Result<(), String> {
         let either = |random: &mut Rng| {
-            let keys = *random.pick(&[&self.stable, &self.passing]);
+            let keys = *random.pick(&[&self.stable, &self.transient]);
             *random.pick(keys)
         };
         loop {
-            // Acquire: pairs with `Done`, so that the last round reads the final state.
+            // Acquire: pairs with `WriterDone`, so that the last round reads the final state.
             let last = writing.load(Ordering::Acquire) == 0;
             for _ in 0..300 {
                 let key = *random.pick(&self.stable);
-                self.judge(key, driver.get(key)?)?;
+                self.check_word(key, driver.get(key)?)?;
             }
             for _ in 0..30 {
                 let keys: Vec<u64> = (0..random.below(24)).map(|_| either(random)).collect();
                 for (&key, word) in keys.iter().zip(driver.get_many(&keys)?) {
-                    self.judge(key, word).map_err(|what| format!("get_many: {what}"))?;
+                    self.check_word(key, word).map_err(|what| format!("get_many: {what}"))?;
                 }
             }
-            self.judge_walk(&driver.pairs(usize::MAX)?)?;
+            self.check_walk(&driver.pairs(usize::MAX)?)?;
             if last {
                 return Ok(());
             }
         }
     }
 
-    /// Whether a reader may find `word` at `key`.
-    fn judge(&self, key: u64, word: Option<u64>) -> Result<(), String> {
+    /// Checks that a reader may find `word` at `key`.
+    fn check_word(&self, key: u64, word: Option<u64>) -> Result<(), String> {
         let possible = match word {
-            None => self.passing.binary_search(&key).is_ok(),
+            None => self.transient.binary_search(&key).is_ok(),
             Some(word) => word >> NONCE_BITS == self.places[&key],
         };
         match possible {
             true => Ok(()),
             false => Err(format!(
                 "key {key}: found {}, its words begin at {}",
-                Told(word),
+                InWords(word),
                 self.word_of(key, 0)
             )),
         }
     }
 
-    /// Looks at how often a walk has shown each key: a passing one may come twice, but not with one word.
-    fn judge_walk(&self, pairs: &[(u64, u64)]) -> Result<(), String> {
+    /// Checks how often a walk has shown each key. A transient key may be shown twice, but not with
+    /// the same word.
+    fn check_walk(&self, pairs: &[(u64, u64)]) -> Result<(), String> {
         let mut shown = HashSet::new();
         for &(slot_key, word) in pairs {
             if !shown.insert(word) {
@@ -538,7 +560,7 @@ impl Plan {
                 Some(1) => {}
                 times => {
                     let times = times.copied().unwrap_or(0);
-                    return Err(format!("a walk shows key {key}, always there, {times} times"));
+                    return Err(format!("a walk shows key {key}, which stays, {times} times"));
                 }
             }
         }

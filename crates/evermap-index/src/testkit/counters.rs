@@ -1,4 +1,4 @@
-//! What operations cost, in counts that no noisy machine can change.
+//! The costs of operations, as counts that do not depend on the machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,9 +10,9 @@ use super::persistence::{PoolInstance, PoolSubject, create, spread_keys};
 use super::{Config, Failure, Instance};
 use crate::{Index, Persistent};
 
-/// A kind of operation, and what was true before.
+/// A kind of operation, with the state of its key before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum OperationKind {
     /// A get of a key that is present.
     Hit,
     /// A get of a key that is absent.
@@ -25,14 +25,14 @@ pub enum Kind {
     Remove,
 }
 
-/// Counts of one operation on the region. Ordinary memory, and the writing of records, are not in them.
+/// The counts of one operation on the region, without ordinary memory and without writing records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Distinct 64-byte lines read.
     pub lines_read: u64,
     /// Distinct 64-byte lines written.
     pub lines_written: u64,
-    /// Lines flushed; twice if flushed twice.
+    /// Lines flushed, counted each time.
     pub lines_flushed: u64,
     /// Fences.
     pub fences: u64,
@@ -52,30 +52,32 @@ impl fmt::Display for Cost {
         let Cost { lines_read, lines_written, lines_flushed, fences } = self;
         write!(
             f,
-            "{lines_read} lines read, {lines_written} written, {lines_flushed} flushed, {fences} fences"
+            "{lines_read} lines read, {lines_written} written, {lines_flushed} flushed, \
+             {fences} fences"
         )
     }
 }
 
-/// A promise: `percent` of the operations of this kind cost no more than `most`. The rest may be structural
-/// changes.
+/// A promise that `percent` of the operations of a kind cost at most `most`. The others may be
+/// structural changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Promise {
-    /// Which operations.
-    pub kind: Kind,
-    /// What they may cost.
+    /// The kind of operation.
+    pub kind: OperationKind,
+    /// The largest cost.
     pub most: Cost,
-    /// How many of 100 must keep to it.
+    /// The percentage of operations that must not exceed it.
     pub percent: usize,
 }
 
-/// How often each cost was seen, by kind.
-pub type Costs = BTreeMap<Kind, BTreeMap<Cost, usize>>;
+/// The number of operations with each cost, by kind.
+pub type Costs = BTreeMap<OperationKind, BTreeMap<Cost, usize>>;
 
-/// Counts what 1000 operations of each kind cost, one kind after another, on an index of `keys` keys or a few more.
+/// Counts the costs of 1000 operations of each kind, one kind after another, on an index of `keys`
+/// keys or slightly more.
 ///
 /// # Errors
-/// An operation that did not do what it had to.
+/// An operation that did not have its effect.
 pub fn measure<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
     config: &Config,
@@ -85,7 +87,7 @@ pub fn measure<K: Numbered, P: PoolSubject<K>>(
     count_all::<K, P>(subject, config.seed, keys).map_err(fail)
 }
 
-/// Operations of each kind.
+/// The number of operations of each kind.
 const EACH: usize = 1000;
 
 fn count_all<K: Numbered, P: PoolSubject<K>>(
@@ -99,7 +101,7 @@ fn count_all<K: Numbered, P: PoolSubject<K>>(
     let instance = create::<K, P, _>(subject, Counted::new(memory)).map_err(text)?;
     let keys: Vec<u64> = spread_keys::<K>(seed).take(filled + 2 * EACH).collect();
     let (before, others) = keys.split_at(filled);
-    let (fresh, strangers) = others.split_at(EACH);
+    let (fresh, absent) = others.split_at(EACH);
     let mut tags = 1..;
     let mut count = |kind, keys: &[u64]| -> Result<BTreeMap<Cost, usize>, String> {
         let mut costs = BTreeMap::new();
@@ -111,40 +113,40 @@ fn count_all<K: Numbered, P: PoolSubject<K>>(
         }
         Ok(costs)
     };
-    count(Kind::Insert, before)?;
+    count(OperationKind::Insert, before)?;
     let plan = [
-        (Kind::Hit, &before[..EACH]),
-        (Kind::Miss, strangers),
-        (Kind::Insert, fresh),
-        (Kind::Update, &before[..EACH]),
-        (Kind::Remove, &before[..EACH]),
+        (OperationKind::Hit, &before[..EACH]),
+        (OperationKind::Miss, absent),
+        (OperationKind::Insert, fresh),
+        (OperationKind::Update, &before[..EACH]),
+        (OperationKind::Remove, &before[..EACH]),
     ];
     plan.into_iter().map(|(kind, keys)| Ok((kind, count(kind, keys)?))).collect()
 }
 
-/// Carries out one operation, and answers what it cost.
+/// Executes one operation, and returns its cost.
 fn count_one<K: Numbered, I: Index<K> + Persistent<Counted<Dram>>>(
     instance: &PoolInstance<Counted<Dram>, I>,
-    kind: Kind,
+    kind: OperationKind,
     number: u64,
     tag: u64,
 ) -> Result<Cost, String> {
     let text = |error: evermap_pm::Error| error.to_string();
     let owned = K::owned(number, instance.pool.seed());
     let (key, guard, index) = (K::lend(&owned), instance.pool.pin(), &instance.index);
-    let puts = matches!(kind, Kind::Insert | Kind::Update);
+    let puts = matches!(kind, OperationKind::Insert | OperationKind::Update);
     let word = if puts { Instance::<K>::word(instance, key, tag).map_err(text)? } else { 0 };
     let counted = instance.pool.medium();
     counted.reset();
     counted.begin_op();
     let done = match kind {
-        Kind::Hit => index.get(key, &guard).map(|found| found.is_some()),
-        Kind::Miss => index.get(key, &guard).map(|found| found.is_none()),
-        Kind::Insert => index.insert(key, word, &guard).map(|change| change.inserted()),
-        Kind::Update => index.update(key, word, &guard).map(|change| {
+        OperationKind::Hit => index.get(key, &guard).map(|found| found.is_some()),
+        OperationKind::Miss => index.get(key, &guard).map(|found| found.is_none()),
+        OperationKind::Insert => index.insert(key, word, &guard).map(|change| change.inserted()),
+        OperationKind::Update => index.update(key, word, &guard).map(|change| {
             change.old.inspect(|&old| Instance::<K>::retire(instance, old, &guard)).is_some()
         }),
-        Kind::Remove => index.remove(key, &guard).map(|change| {
+        OperationKind::Remove => index.remove(key, &guard).map(|change| {
             change.old.inspect(|&old| Instance::<K>::retire(instance, old, &guard)).is_some()
         }),
     };
@@ -162,10 +164,10 @@ fn count_one<K: Numbered, I: Index<K> + Persistent<Counted<Dram>>>(
     }
 }
 
-/// Holds an index of `keys` keys to promises about what it costs.
+/// Checks that an index of `keys` keys keeps its promises about costs.
 ///
 /// # Errors
-/// A promise that is not kept, and what was seen instead.
+/// A promise that is not kept, and the most frequent costs.
 pub fn counters<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
     config: &Config,

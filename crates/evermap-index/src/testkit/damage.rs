@@ -1,4 +1,4 @@
-//! Wrong words in a region.
+//! Failure words in a region.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,42 +16,44 @@ use crate::record::OFFSET_MASK;
 use crate::{Index, Persistent};
 use evermap_pm::sim::rng::Rng;
 
-/// Puts wrong values into the words of a small pool, one at a time: zero, all ones, a random number, the
-/// word before it. Opening, reading, writing, sweeping and checking may then answer errors and find less, but
-/// must neither panic nor run on and on; and where words are records, no key may get a word that was never
-/// put for it. Words that the same run over the undamaged pool never loads cannot matter, and are skipped.
+/// Stores wrong values in the words of a small pool, one at a time: zero, all ones, a random
+/// number, the preceding word. Then opening, reading, writing, sweeping and checking may return
+/// errors and find less, but must neither panic nor loop without end; and if words are records, no
+/// lookup may return a word that was never put for its key. Words that the same run over the
+/// undamaged pool never loads cannot matter, and are skipped.
 ///
 /// At scale 1 a sample of the words is tried.
 ///
 /// # Errors
-/// The wrong word, and what it led to.
+/// The wrong word, and its effect.
 pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
-    const TRIALS: usize = 3000;
+    let trials = config.rounds(300, 3000);
     for stop in [Stop::Clean, Stop::Unclean] {
         let name = if stop == Stop::Clean { "closed pool" } else { "pool not closed" };
         let fail = |what| Failure::new::<K>("damage", name, config.seed, what);
-        let patient = prepare::<K, P>(subject, stop, config.seed).map_err(fail)?;
-        let whole = exercise::<K, P>(&patient, None, u64::MAX)
+        let sample = prepare::<K, P>(subject, stop, config.seed).map_err(fail)?;
+        let whole = exercise::<K, P>(&sample, None, u64::MAX)
             .map_err(|what| fail(format!("undamaged: {what}")))?;
         let random = &mut Rng::new(config.seed);
-        let mut wounds = wounds(&patient.image, &whole.loaded, random);
-        random.shuffle(&mut wounds);
-        // Damage may cost retries and rebuilding, but not without bound.
+        let mut corruptions = corruptions(&sample.image, &whole.loaded, random);
+        random.shuffle(&mut corruptions);
+        // Damage may cost retries and rebuilding, but within a limit.
         let budget = whole.steps * 20 + 100_000;
-        // One mistake shows in many words: an example of each is enough.
-        let mut mistakes: BTreeMap<String, (usize, String)> = BTreeMap::new();
-        for wound in wounds.iter().take(TRIALS * config.scale) {
-            let run = || exercise::<K, P>(&patient, Some(wound), budget);
+        // One mistake appears with many words: an example of each is enough.
+        let mut failures: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        for corruption in corruptions.iter().take(trials) {
+            let run = || exercise::<K, P>(&sample, Some(corruption), budget);
             let result = catch_unwind(AssertUnwindSafe(run));
             if let Err(what) = result.unwrap_or_else(|panic| Err(panicked(panic))) {
-                let (offset, was) = (wound.offset, patient.image[wound.offset as usize / 8]);
+                let (offset, was) =
+                    (corruption.offset, sample.image[corruption.offset as usize / 8]);
                 let example =
-                    format!("word at {offset:#x} set from {was:#x} to {:#x}", wound.value);
-                mistakes.entry(what).or_insert((0, example)).0 += 1;
+                    format!("word at {offset:#x} set from {was:#x} to {:#x}", corruption.value);
+                failures.entry(what).or_insert((0, example)).0 += 1;
             }
         }
-        if !mistakes.is_empty() {
-            let lines = mistakes.iter().map(|(what, (times, example))| {
+        if !failures.is_empty() {
+            let lines = failures.iter().map(|(what, (times, example))| {
                 format!("\n  {what} ({times} times, such as {example})")
             });
             return Err(fail(lines.collect()));
@@ -60,10 +62,10 @@ pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> R
     Ok(())
 }
 
-/// A pool to damage.
-struct Patient {
+/// A pool to be damaged.
+struct Sample {
     image: Vec<u64>,
-    /// Numbers of the keys in it, and the word put for each.
+    /// The numbers of the keys in it, and the word of each.
     pairs: Vec<(u64, u64)>,
 }
 
@@ -71,7 +73,7 @@ fn prepare<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
     stop: Stop,
     seed: u64,
-) -> Result<Patient, String> {
+) -> Result<Sample, String> {
     const KEYS: usize = 80;
     let instance = small_pool(subject).map_err(|error| error.to_string())?;
     let mut pairs = Vec::new();
@@ -86,91 +88,93 @@ fn prepare<K: Numbered, P: PoolSubject<K>>(
     if stop == Stop::Clean {
         instance.pool.close().map_err(|error| error.to_string())?;
     }
-    Ok(Patient { image: image(instance.pool.medium()), pairs })
+    Ok(Sample { image: image(instance.pool.medium()), pairs })
 }
 
-/// A word to set.
-struct Wound {
+/// A wrong word.
+struct Corruption {
     offset: u64,
     value: u64,
 }
 
-fn wounds(image: &[u64], offsets: &[u64], random: &mut Rng) -> Vec<Wound> {
-    let mut wounds = Vec::new();
+fn corruptions(image: &[u64], offsets: &[u64], random: &mut Rng) -> Vec<Corruption> {
+    let mut corruptions = Vec::new();
     for &offset in offsets {
         let place = offset as usize / 8;
         let Some(&word) = image.get(place) else { continue };
         let beside = image[place.saturating_sub(1)];
         for value in [0, u64::MAX, random.draw(), beside] {
             if value != word {
-                wounds.push(Wound { offset, value });
+                corruptions.push(Corruption { offset, value });
             }
         }
     }
-    wounds
+    corruptions
 }
 
-/// What a run took.
+/// The accesses of a run.
 #[derive(Default)]
 struct Effort {
     steps: u64,
-    /// Offsets of the words that it loaded.
+    /// The offsets of the words that were loaded.
     loaded: Vec<u64>,
 }
 
-/// Opens the pool and does everything with it, whatever it answers, short of `budget` loads and stores.
+/// Opens the pool and runs every operation, whatever they return, with at most `budget` loads and
+/// stores.
 fn exercise<K: Numbered, P: PoolSubject<K>>(
-    patient: &Patient,
-    wound: Option<&Wound>,
+    sample: &Sample,
+    corruption: Option<&Corruption>,
     budget: u64,
 ) -> Result<Effort, String> {
-    let capacity = patient.image.len() as u64 * 8 + (1 << 20);
+    let capacity = sample.image.len() as u64 * 8 + (1 << 20);
     let medium = Hooked::reserve(capacity, Budget::new(budget, capacity))
         .map_err(|error| error.to_string())?;
-    restore(&medium, &patient.image).map_err(|error| error.to_string())?;
-    if let Some(wound) = wound {
-        let cell = medium.at::<PmU64>(wound.offset).expect("inside the image");
-        medium.store(cell, wound.value);
+    restore(&medium, &sample.image).map_err(|error| error.to_string())?;
+    if let Some(corruption) = corruption {
+        let cell = medium.at::<PmU64>(corruption.offset).expect("inside the image");
+        medium.store(cell, corruption.value);
     }
     medium.hook.reset();
     let instance = match open::<K, P, _>(medium) {
         Ok(instance) => instance,
-        Err(error) if wound.is_none() => return Err(error.to_string()),
+        Err(error) if corruption.is_none() => return Err(error.to_string()),
         Err(_) => return Ok(Effort::default()),
     };
-    operate::<K, _>(&instance, patient, wound.is_none())?;
+    operate::<K, _>(&instance, sample, corruption.is_none())?;
     let hook = &instance.pool.medium().hook;
     Ok(Effort { steps: hook.steps(), loaded: hook.loaded() })
 }
 
-/// Every operation, on the keys in the pool and on others. Answers are judged as far as they can be.
+/// Runs every operation, on keys in the pool and on others, and checks the results as far as
+/// possible.
 fn operate<K: Numbered, I: Index<K> + Persistent<Hooked<Budget>>>(
     instance: &PoolInstance<Hooked<Budget>, I>,
-    patient: &Patient,
+    sample: &Sample,
     undamaged: bool,
 ) -> Result<(), String> {
-    const STRANGERS: usize = 20;
+    const ABSENT_KEYS: usize = 20;
     let mut words: HashMap<u64, Vec<u64>> =
-        patient.pairs.iter().map(|&(number, word)| (number, vec![word])).collect();
-    // A word that is no record cannot be told from a damaged one.
+        sample.pairs.iter().map(|&(number, word)| (number, vec![word])).collect();
+    // A word that is not a record cannot be distinguished from a damaged one.
     let strict = K::WORDS_ARE_RECORDS || undamaged;
     let judge = |number: u64, found: Option<u64>, words: &HashMap<u64, Vec<u64>>| {
         let put = words.get(&number).map_or(&[][..], Vec::as_slice);
         let known = |word: u64| put.iter().any(|put| (put ^ word) & OFFSET_MASK == 0);
         match found {
             Some(word) if strict && !known(word) => {
-                Err(format!("key {number} answers {word:#x}, never put for it"))
+                Err(format!("key {number} returns {word:#x}, never put for it"))
             }
             None if undamaged && !put.is_empty() => Err(format!("key {number} is missing")),
             _ => Ok(()),
         }
     };
     let (pool, index) = (&instance.pool, &instance.index);
-    let numbers: Vec<u64> = patient
+    let numbers: Vec<u64> = sample
         .pairs
         .iter()
         .map(|pair| pair.0)
-        .chain(spread_keys::<K>(!0).take(STRANGERS))
+        .chain(spread_keys::<K>(!0).take(ABSENT_KEYS))
         .collect();
     let owned: Vec<K::Owned> =
         numbers.iter().map(|&number| K::owned(number, pool.seed())).collect();
@@ -186,7 +190,7 @@ fn operate<K: Numbered, I: Index<K> + Persistent<Hooked<Budget>>>(
             judge(number, word, &words)?;
         }
     }
-    // Whether these succeed is open; that they come back is not.
+    // Whether these succeed is undefined; they must return.
     let _ = Instance::<K>::sweep(instance);
     let _ = index.for_each(&pool.pin(), &mut |_, _| true);
     for (at, (&number, &key)) in numbers.iter().zip(&refs).enumerate() {

@@ -1,4 +1,4 @@
-//! Plain memory in which every access can be made to do something.
+//! Ordinary memory with a callback for every access.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::{PmU64, Result};
 
-use super::crowd;
+use super::delays;
 
-/// What happens at accesses.
+/// The callbacks.
 pub trait Hook: Send + Sync + 'static {
-    /// Before the word with this number is loaded, or compared and swapped.
+    /// Called before the word with this number is loaded, or compared and swapped.
     fn before_load(&self, word: u64);
-    /// Before a word is stored.
+    /// Called before a word is stored.
     fn before_store(&self);
-    /// Before a fence.
+    /// Called before a fence.
     fn before_fence(&self) {}
 }
 
@@ -26,7 +26,7 @@ pub struct Hooked<H> {
 }
 
 impl<H: Hook> Hooked<H> {
-    /// Blank memory.
+    /// Creates blank memory.
     pub(crate) fn reserve(capacity: u64, hook: H) -> Result<Self> {
         Ok(Hooked { memory: Dram::reserve(capacity, Pages::Base)?, hook })
     }
@@ -37,34 +37,35 @@ impl<H: Hook> Hooked<H> {
     }
 }
 
-/// Counts accesses, remembers what was loaded, and ends a run that does not end by itself.
+/// Counts accesses, records the words that were loaded, and ends a run that exceeds its limit.
 pub(crate) struct Budget {
     steps: AtomicU64,
     most: u64,
-    /// A bit for each word that was loaded.
+    /// One bit for each word that was loaded.
     loaded: Box<[AtomicU64]>,
 }
 
 impl Budget {
-    /// At most so many loads and stores in a medium of `capacity` bytes: one more panics.
+    /// Creates a budget of `most` loads and stores in a medium of `capacity` bytes. One more access
+    /// panics.
     pub(crate) fn new(most: u64, capacity: u64) -> Self {
         let words = capacity.next_multiple_of(4096) / 8;
         let loaded = (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         Budget { steps: AtomicU64::new(0), most, loaded }
     }
 
-    /// Starts anew.
+    /// Resets the counts.
     pub(crate) fn reset(&self) {
         self.steps.store(0, Relaxed);
         self.loaded.iter().for_each(|bits| bits.store(0, Relaxed));
     }
 
-    /// Loads and stores so far.
+    /// Returns the number of loads and stores so far.
     pub(crate) fn steps(&self) -> u64 {
         self.steps.load(Relaxed)
     }
 
-    /// Offsets of the words that were loaded.
+    /// Returns the offsets of the words that were loaded.
     pub(crate) fn loaded(&self) -> Vec<u64> {
         let bit = |word: u64| self.loaded[word as usize / 64].load(Relaxed) >> (word % 64) & 1 == 1;
         (0..self.loaded.len() as u64 * 64).filter(|&word| bit(word)).map(|word| word * 8).collect()
@@ -79,26 +80,27 @@ impl Hook for Budget {
 
     fn before_store(&self) {
         let steps = self.steps.fetch_add(1, Relaxed);
-        assert!(steps < self.most, "still not through after {steps} loads and stores");
+        assert!(steps < self.most, "no end after {steps} loads and stores");
     }
 }
 
-/// Lets threads of a crowd stop at any access.
+/// Lets the threads of a group pause at any access.
 pub struct Stops;
 
 impl Hook for Stops {
     #[inline(always)]
     fn before_load(&self, _word: u64) {
-        crowd::step();
+        delays::step();
     }
 
     #[inline(always)]
     fn before_store(&self) {
-        crowd::step();
+        delays::step();
     }
 }
 
-// SAFETY: base, length and capacity are those of `Dram`, which keeps the promises; all accesses go through it.
+// SAFETY: base, length and capacity are those of `Dram`, which keeps the promises. All accesses go
+// through it.
 unsafe impl<H: Hook> Medium for Hooked<H> {
     fn base(&self) -> NonNull<u8> {
         self.memory.base()

@@ -1,4 +1,5 @@
-//! Keys for tests: every kind by number, kinds whose hash a test can choose, and sets that hurt.
+//! Keys for tests: keys of every kind by number, kinds whose hash a test chooses, and adversarial
+//! sets.
 
 use evermap_pm::Medium;
 
@@ -6,35 +7,35 @@ use crate::Key;
 use crate::key::{Bytes, BytesRef, Quotient};
 use evermap_pm::sim::rng::Rng;
 
-/// A kind of key of which the kit can make the one with any number.
+/// A kind of key that the kit can create by number.
 pub trait Numbered: Key {
-    /// What a key borrows from.
+    /// The owner that a key borrows from.
     type Owned: Send + Sync;
 
-    /// The key with this number. Different numbers give different keys.
+    /// Creates the key with this number. Different numbers give different keys.
     fn owned(number: u64, seed: u64) -> Self::Owned;
 
-    /// The key as operations take it.
+    /// Returns the key as it is passed to operations.
     fn lend(owned: &Self::Owned) -> Self::Ref<'_>;
 
-    /// What a record for the key holds; nothing where words are no records.
+    /// Returns the bytes of the key that a record holds. Empty if words are not records.
     fn record_key<'a>(_key: Self::Ref<'a>) -> &'a [u8] {
         &[]
     }
 
-    /// The sets of keys that the kit runs through.
+    /// Returns the sets of keys that the kit uses.
     fn universes() -> Vec<Universe>;
 }
 
 /// A set of keys to test with.
 #[derive(Clone, Debug)]
 pub struct Universe {
-    /// For reports.
+    /// The name in reports.
     pub name: &'static str,
-    /// Numbers of the keys, all different.
+    /// The numbers of the keys, which are all different.
     pub keys: Vec<u64>,
-    /// Whether the hashes are so bad that an index may answer `NoSpace` beyond
-    /// [`Subject::always_holds`](super::Subject::always_holds).
+    /// `true` if the hashes are so bad that an index may return `NoSpace` beyond
+    /// [`Subject::always_holds`](super::Subject::always_holds) keys.
     pub hostile: bool,
 }
 
@@ -44,6 +45,15 @@ impl Universe {
         keys.sort_unstable();
         keys.dedup();
         Universe { name, keys, hostile }
+    }
+}
+
+impl Universe {
+    /// Returns the universe with at most about `most` keys, evenly chosen.
+    pub(crate) fn thinned(mut self, most: usize) -> Self {
+        let every = self.keys.len().div_ceil(most).max(1);
+        self.keys = self.keys.into_iter().step_by(every).collect();
+        self
     }
 }
 
@@ -63,17 +73,19 @@ impl Numbered for u64 {
     }
 }
 
-/// A key of 8 bytes that is its own hash, so that a test chooses directory, bucket and fingerprint.
+/// An 8-byte key that is its own hash, so that a test chooses directory entry, bucket and
+/// fingerprint.
 pub type Plain = Placed<0>;
 
-/// A key of 8 bytes whose hash leaves its last two bytes out: 65,536 keys share each hash, and with it the bucket.
+/// An 8-byte key whose hash ignores the last two bytes: 65,536 keys share each hash, and so their
+/// bucket.
 pub type Crowded = Placed<16>;
 
-/// A key of 8 bytes whose hash is its upper half, twice: 2^32 keys share each hash.
+/// An 8-byte key whose hash is its upper half, twice: 2^32 keys share each hash.
 pub type Coarse = Placed<32>;
 
-/// A key of 8 bytes whose hash a test chooses, but for its last `SHARED` bits: see [`Plain`], [`Crowded`] and
-/// [`Coarse`].
+/// An 8-byte key whose hash a test chooses, except for the last `SHARED` bits: see [`Plain`],
+/// [`Crowded`] and [`Coarse`].
 #[derive(Clone, Copy, Debug)]
 pub enum Placed<const SHARED: u8> {}
 
@@ -102,7 +114,7 @@ impl<const SHARED: u8> Key for Placed<SHARED> {
     fn prefetch<M: Medium>(_medium: &M, _word: u64, _bytes: u64) {}
 }
 
-/// Its hash is the key.
+/// The hash is the key.
 impl Quotient for Plain {
     fn image(key: u64, _seed: u64) -> u64 {
         key
@@ -129,22 +141,23 @@ impl<const SHARED: u8> Numbered for Placed<SHARED> {
     }
 }
 
-/// Bytes of a key, and its hash.
+/// The bytes of a key, and its hash.
 #[derive(Clone, Debug)]
 pub struct OwnedBytes(Vec<u8>, u64);
 
-/// Numbers from here up give byte strings whose hash is as coarse as that of [`Coarse`].
+/// Numbers from here on give byte strings whose hash is as coarse as that of [`Coarse`].
 const COARSE_FROM: u64 = 1 << 63;
 
 impl Numbered for Bytes {
     type Owned = OwnedBytes;
 
-    /// Number 0 is the empty key; the others have 1 to 8 bytes of number and up to 250 bytes of padding.
+    /// Number 0 is the empty key. The others have 1 to 8 bytes of number and up to 250 bytes of
+    /// padding.
     fn owned(number: u64, seed: u64) -> OwnedBytes {
         let mut bytes = number.to_le_bytes().to_vec();
         bytes.truncate(8 - number.leading_zeros() as usize / 8);
-        // A long tail on a tenth of the keys. It ends in where the number ends, and a byte that no number
-        // ends in, so that keys stay different.
+        // A tenth of the keys is padded. The padding ends in the length of the number and a byte
+        // that no number ends in, so that keys stay different.
         if number % 10 == 7 {
             let end = bytes.len() as u8;
             bytes.resize(bytes.len() + (number % 250) as usize, b'.');
@@ -174,7 +187,7 @@ impl Numbered for Bytes {
     }
 }
 
-/// For kinds with a hash function of their own.
+/// The universes for kinds with their own hash function.
 fn well_hashed() -> Vec<Universe> {
     let structured = (0..64u64).flat_map(|i| {
         [i * 64, i << 44, 0x7f00_0000_0000 + i * 4096, i.reverse_bits() >> 1, i << 32 | i]
@@ -187,7 +200,7 @@ fn well_hashed() -> Vec<Universe> {
     ]
 }
 
-/// For [`Plain`].
+/// The universes for [`Plain`].
 fn chosen_hashes() -> Vec<Universe> {
     let mut random = Rng::new(0x5eed);
     let mut draw = |count, keep: u64, base: u64| -> Vec<u64> {
@@ -205,7 +218,7 @@ fn chosen_hashes() -> Vec<Universe> {
     ]
 }
 
-/// For [`Coarse`], and for byte strings: so every number is at least [`COARSE_FROM`].
+/// The universes for [`Coarse`], and for byte strings: every number is at least [`COARSE_FROM`].
 fn equal_hashes() -> Vec<Universe> {
     let mut random = Rng::new(0xc0a5e);
     let same = |high: u64, count: u64| (0..count).map(move |i| high << 32 | i);
@@ -217,7 +230,7 @@ fn equal_hashes() -> Vec<Universe> {
     ]
 }
 
-/// Zero, all ones, single bits and their neighbours.
+/// Returns zero, all ones, single bits and their neighbours.
 fn extremes() -> impl Iterator<Item = u64> {
     let bits = (0..64).map(|bit| 1u64 << bit);
     bits.flat_map(|bit| [bit, !bit, bit - 1]).chain([0, u64::MAX, 0x5555_5555_5555_5555])
@@ -246,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn chosen_hashes_are_what_they_say() {
+    fn chosen_hashes_are_as_documented() {
         assert_eq!(Plain::hash(77, 5), 77);
         assert_eq!(Coarse::hash(0x1234_5678_0000_0009, 5), 0x1234_5678_1234_5678);
         assert_eq!(Coarse::slot_hash(0x1234_5678_0000_0009, 5), 0x1234_5678_1234_5678);

@@ -1,51 +1,53 @@
-//! Whether the answers that concurrent callers got can be explained.
+//! Checks whether the results that concurrent callers got can be explained.
 //!
-//! A history is linearizable if its calls can be put in one order that respects real time (a call that
-//! was answered before another began comes first) and in which every answer is right. Maps are local: a
-//! history is linearizable if and only if its part for each key is, so each key is searched by itself.
+//! A history is linearizable if its calls can be put in one order that respects real time (a call
+//! that returned before another began comes first) and in which every result is correct. Maps are
+//! local: a history is linearizable if and only if its part for each key is, so each key is checked
+//! separately.
 //!
-//! The search follows Wing and Gong (1993) with the memory of Lowe (2017): it walks over *configurations*
-//! (which calls have been ordered, what the key is bound to then) and visits each once. Three things keep
-//! it small: calls are laid out in *lanes* within which they do not overlap, so that a configuration is
-//! one position a lane; the history is cut wherever no call was under way; and a call that fits and changes
-//! nothing is ordered at once, because putting it first can never spoil an order that exists.
+//! The search follows Wing and Gong (1993) with the memory of Lowe (2017): it walks over
+//! *configurations* (the calls that have been ordered, and what the key is bound to then) and
+//! visits each once. Three measures keep it small: calls are distributed over *lanes* within which
+//! they do not overlap, so that a configuration is one position for each lane; the history is cut
+//! wherever no call was in progress; and a call that fits and changes nothing is ordered
+//! immediately, because putting it first can never invalidate an existing order.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::call::{Call, Told};
+use super::call::{Call, InWords};
 use crate::Change;
 
-/// Hands out the times of a history: each once, increasing.
+/// Assigns the times of a history, which increase and are unique.
 #[derive(Debug, Default)]
 pub struct Clock(AtomicU64);
 
 impl Clock {
-    /// The next time.
+    /// Returns the next time.
     pub fn tick(&self) -> u64 {
-        // SeqCst: the order of ticks of different threads is the real time that the search respects.
+        // SeqCst: the order of ticks of different threads is the real time of the search.
         self.0.fetch_add(1, Ordering::SeqCst)
     }
 }
 
-/// A call, when it was made, and what came of it.
+/// A call, its times, and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Who called; for reports only.
+    /// The calling thread, for reports only.
     pub thread: usize,
-    /// What was called.
+    /// The call.
     pub call: Call,
-    /// When it was called.
+    /// The time of the call.
     pub begin: u64,
-    /// When it was answered; without an answer, when the caller died: the call took effect before then or
-    /// never. [`NEVER`] if it may still take effect.
+    /// The time of the result. Without a result, the time at which the caller died: the call took
+    /// effect before then or never. [`NEVER`] if it may still take effect.
     pub end: u64,
-    /// The answer.
+    /// The result.
     pub answer: Option<Change>,
 }
 
-/// The end of a call that is still under way.
+/// The end of a call that is still in progress.
 pub const NEVER: u64 = u64::MAX;
 
 impl fmt::Display for Event {
@@ -53,8 +55,8 @@ impl fmt::Display for Event {
         let end = if self.end == NEVER { "never".into() } else { self.end.to_string() };
         write!(f, "[{:>5} ..{end:>6}]  thread {}  {}", self.begin, self.thread, self.call)?;
         match self.answer {
-            Some(change) => write!(f, " -> {}", Told(change)),
-            None => f.write_str(" was not answered"),
+            Some(change) => write!(f, " -> {}", InWords(change)),
+            None => f.write_str(" has not returned"),
         }
     }
 }
@@ -64,21 +66,21 @@ impl fmt::Display for Event {
 pub struct Violation {
     /// The key.
     pub key: u64,
-    /// What the key can have been bound to before the calls.
+    /// The possible states of the key before the calls.
     pub before: Vec<Option<u64>>,
-    /// The calls, as few as show it, by their beginning.
+    /// A minimal set of calls that shows the violation, sorted by their beginnings.
     pub events: Vec<Event>,
-    /// As many of the calls as can be ordered, in such an order, by their place in `events`.
+    /// A largest set of the calls that can be ordered, in such an order, as indexes of `events`.
     pub ordered: Vec<usize>,
-    /// What the key is bound to after those.
+    /// The state of the key after those.
     pub state: Option<u64>,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 40;
-        let before: Vec<_> = self.before.iter().map(|&word| Told(word).to_string()).collect();
-        writeln!(f, "key {}: no order of these calls explains their answers", self.key)?;
+        let before: Vec<_> = self.before.iter().map(|&word| InWords(word).to_string()).collect();
+        writeln!(f, "key {}: no order of these calls explains their results", self.key)?;
         writeln!(f, "  before them: {}", before.join(" or "))?;
         let hidden = self.events.len().saturating_sub(SHOWN);
         if hidden > 0 {
@@ -93,21 +95,24 @@ impl fmt::Display for Violation {
             .collect();
         write!(
             f,
-            "  {} of the {} calls can be ordered, then the key is bound to: {}; what cannot follow: {}",
+            "  {} of the {} calls can be ordered, then the key is bound to: {}; \
+             what cannot follow: {}",
             self.ordered.len(),
             self.events.len(),
-            Told(self.state),
+            InWords(self.state),
             rest.join(", ")
         )
     }
 }
 
-/// Searches an order for the calls on each key, which were absent or bound as `initial` says at first.
+/// Searches for an order of the calls on each key. At first the keys are bound as in `initial`, and
+/// all others are absent.
 ///
-/// Time and memory grow with the number of calls, and exponentially only with how many overlap at once.
+/// Time and memory grow with the number of calls, and exponentially only with the number of calls
+/// that overlap.
 ///
 /// # Errors
-/// A key without such an order.
+/// A key for which there is no such order.
 pub fn check(history: &[Event], initial: &BTreeMap<u64, u64>) -> Result<(), Box<Violation>> {
     let mut by_key: BTreeMap<u64, Vec<Event>> = BTreeMap::new();
     for event in history {
@@ -126,7 +131,7 @@ pub fn check(history: &[Event], initial: &BTreeMap<u64, u64>) -> Result<(), Box<
     Ok(())
 }
 
-/// Cuts events, sorted by beginning, wherever no call was under way.
+/// Divides events, sorted by their beginnings, wherever no call was in progress.
 fn windows(events: &[Event]) -> Vec<&[Event]> {
     let mut windows = Vec::new();
     let (mut start, mut end) = (0, 0);
@@ -141,7 +146,7 @@ fn windows(events: &[Event]) -> Vec<&[Event]> {
     windows
 }
 
-/// Distributes events, sorted by beginning, over lanes within which they do not overlap.
+/// Distributes events, sorted by their beginnings, over lanes within which they do not overlap.
 fn lanes(events: &[Event]) -> Vec<Vec<usize>> {
     let mut lanes: Vec<Vec<usize>> = Vec::new();
     for (place, event) in events.iter().enumerate() {
@@ -155,20 +160,20 @@ fn lanes(events: &[Event]) -> Vec<Vec<usize>> {
     lanes
 }
 
-/// Which calls have been ordered, as a position in each lane, and what the key is bound to then.
+/// The ordered calls, as a position in each lane, and the state of the key after them.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Configuration {
     positions: Box<[u32]>,
     state: Option<u64>,
 }
 
-/// Where a search ended that found no order: the configuration with the most calls ordered.
+/// The configuration with the most ordered calls, if a search finds no order.
 struct Stuck {
     ordered: Vec<usize>,
     state: Option<u64>,
 }
 
-/// All that the key can be bound to after `events`, or how far an order got.
+/// Returns all possible states of the key after `events`, or the best incomplete order.
 fn explore(
     events: &[Event],
     initial: &BTreeSet<Option<u64>>,
@@ -203,7 +208,7 @@ fn explore(
     Err(Stuck { ordered: done.copied().collect(), state: deepest.state })
 }
 
-/// The configurations one call further.
+/// Returns the configurations with one more call.
 fn successors(events: &[Event], lanes: &[Vec<usize>], at: &Configuration) -> Vec<Configuration> {
     let next = |lane: usize| lanes[lane].get(at.positions[lane] as usize).map(|&p| &events[p]);
     let advance = |lane: usize, state| {
@@ -214,7 +219,7 @@ fn successors(events: &[Event], lanes: &[Vec<usize>], at: &Configuration) -> Vec
     let soonest = (0..lanes.len()).filter_map(next).map(|event| event.end).min();
     let mut found = Vec::new();
     for lane in 0..lanes.len() {
-        // A call may come next unless one that is not ordered yet was over before it began.
+        // A call may be next unless a call that is not ordered yet returned before it began.
         let Some(event) = next(lane).filter(|event| Some(event.begin) < soonest) else {
             continue;
         };
@@ -229,16 +234,18 @@ fn successors(events: &[Event], lanes: &[Vec<usize>], at: &Configuration) -> Vec
     found
 }
 
-/// Makes a window that has no order as small as it can be without changing what it shows.
+/// Reduces a window without an order as far as possible without changing what it shows.
 fn explain(key: u64, window: &[Event], before: &BTreeSet<Option<u64>>) -> Violation {
     let fails = |events: &[Event]| explore(events, before).is_err();
-    // What happened up to a moment is a history of its own, in which later answers are still outstanding. One
-    // that fails goes on failing as it gets longer, so the first such moment can be found by halving.
+    // What was known at a moment is a history of its own, in which some calls have not returned
+    // yet. A history that fails still fails when it gets longer, so the first such moment can be
+    // found by bisection.
     let mut ends: Vec<u64> = window.iter().map(|event| event.end).collect();
     ends.sort_unstable();
     let first = ends.partition_point(|&moment| !fails(&until(window, moment)));
     let mut events = until(window, ends[first.min(ends.len() - 1)]);
-    // Leaving out a call that changed nothing never makes an order impossible, so what fails without it fails.
+    // Removing a call that changed nothing never makes an order impossible, so what fails without
+    // it also fails with it.
     for place in (0..events.len()).rev() {
         if events[place].answer.is_some_and(|answer| !answer.changed()) {
             let removed = events.remove(place);
@@ -257,7 +264,7 @@ fn explain(key: u64, window: &[Event], before: &BTreeSet<Option<u64>>) -> Violat
     }
 }
 
-/// What was known of a history at a moment.
+/// Returns what was known of a history at a moment.
 fn until(events: &[Event], moment: u64) -> Vec<Event> {
     let begun = events.iter().filter(|event| event.begin <= moment);
     begun
@@ -295,10 +302,10 @@ mod tests {
     }
 
     #[test]
-    fn explains_what_can_be_explained() {
+    fn accepts_linearizable_histories() {
         let insert = event(0, 0, 9, Verb::Insert(1), change(None, Some(1)));
         assert!(accepts(&[]));
-        // While the insert runs, reads may see it or not, but not see it and then not.
+        // While the insert runs, reads may see it or not, but not stop seeing it.
         assert!(accepts(&[
             insert,
             got(1, 1, 2, None),
@@ -312,10 +319,10 @@ mod tests {
         let second = event(1, 1, 2, Verb::Insert(2), change(None, Some(2)));
         let late = event(0, 0, 9, Verb::Insert(1), change(Some(2), Some(2)));
         assert!(accepts(&[late, second]));
-        // Keys have nothing to do with each other.
+        // Keys are independent of each other.
         let other = Event { call: Call { key: 8, verb: Verb::Get }, ..got(1, 10, 11, None) };
         assert!(accepts(&[insert, other]));
-        // A known beginning.
+        // A given initial state.
         assert!(check(&[got(0, 0, 1, Some(5))], &BTreeMap::from([(7, 5)])).is_ok());
     }
 
@@ -334,26 +341,26 @@ mod tests {
         // Two inserts of one key that both succeeded.
         let twice = event(1, 0, 2, Verb::Insert(2), change(None, Some(2)));
         assert!(!accepts(&[insert, twice]));
-        // Two removes that both took the word away.
+        // Two removes that both removed the word.
         let remove =
             |thread, begin, end| event(thread, begin, end, Verb::Remove, change(Some(1), None));
         assert!(accepts(&[insert, remove(0, 2, 5)]));
         assert!(!accepts(&[insert, remove(0, 2, 5), remove(1, 3, 4)]));
-        // A word out of nowhere, and an exchange that ignored what it expected.
+        // A word that was never put, and an exchange that ignored the expected word.
         assert!(!accepts(&[got(0, 0, 1, Some(9))]));
         let exchange = Verb::CompareExchange { expected: 5, new: 2 };
         assert!(!accepts(&[insert, event(0, 2, 3, exchange, change(Some(1), Some(2)))]));
     }
 
     #[test]
-    fn unanswered_calls_may_have_happened_or_not() {
+    fn calls_without_result_may_have_taken_effect_or_not() {
         let insert = event(0, 0, 1, Verb::Insert(1), change(None, Some(1)));
         let pending = unanswered(1, 2, NEVER, Verb::Remove);
         assert!(accepts(&[insert, pending, got(0, 10, 11, Some(1)), got(0, 12, 13, None)]));
         assert!(!accepts(&[insert, pending, got(0, 10, 11, None), got(0, 12, 13, Some(1))]));
-        // Not before it began.
+        // Not before the call began.
         assert!(!accepts(&[insert, got(0, 3, 4, None), unanswered(1, 5, NEVER, Verb::Remove)]));
-        // Its caller died: not after that moment either.
+        // The caller died: not after that moment either.
         let died = unanswered(1, 2, 9, Verb::Remove);
         assert!(accepts(&[insert, died, got(0, 10, 11, None), got(0, 12, 13, None)]));
         assert!(accepts(&[insert, died, got(0, 10, 11, Some(1)), got(0, 12, 13, Some(1))]));
@@ -361,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_shows_what_matters_and_nothing_else() {
+    fn a_report_shows_only_what_is_relevant() {
         let mut history = vec![event(0, 0, 1, Verb::Insert(1), change(None, Some(1)))];
         history.extend((1..20).map(|i| got(2, 2 * i, 2 * i + 1, Some(1))));
         history.push(event(1, 50, 60, Verb::Update(2), change(Some(1), Some(2))));
@@ -372,17 +379,18 @@ mod tests {
         let violation = check(&history, &BTreeMap::new()).expect_err("a read went back in time");
         assert_eq!(
             violation.to_string(),
-            "key 7: no order of these calls explains their answers\n  \
+            "key 7: no order of these calls explains their results\n  \
              before them: 1\n  \
-             [   50 .. never]  thread 1  update(7, 2) was not answered\n  \
+             [   50 .. never]  thread 1  update(7, 2) has not returned\n  \
              [   51 ..    52]  thread 0  get(7) -> 2\n  \
              [   55 ..    56]  thread 2  get(7) -> 1\n  \
-             2 of the 3 calls can be ordered, then the key is bound to: 2; what cannot follow: get(7)"
+             2 of the 3 calls can be ordered, then the key is bound to: 2; \
+             what cannot follow: get(7)"
         );
     }
 
-    /// A history that `threads` callers of a correct map could have seen: each call takes effect somewhere
-    /// between its beginning and its end.
+    /// Returns a history that `threads` callers of a correct map could have seen: each call takes
+    /// effect at some time between its beginning and its end.
     fn simulate(random: &mut Rng, threads: usize, calls: usize, keys: usize) -> Vec<Event> {
         let (mut map, mut next_word, mut time) = (BTreeMap::new(), 0, 0);
         let mut running: Vec<Option<Event>> = vec![None; threads];
@@ -414,7 +422,7 @@ mod tests {
                 }
             }
         }
-        // What is under way may have taken effect, but nobody has heard of it.
+        // What is in progress may have taken effect, but has not returned.
         history.extend(running.iter().flatten().map(|event| Event { answer: None, ..*event }));
         history
     }
@@ -431,7 +439,7 @@ mod tests {
         }
     }
 
-    /// One answer in a correct history is replaced by another plausible one.
+    /// One result in a correct history is replaced by another plausible one.
     #[test]
     fn rejects_nearly_every_history_with_one_wrong_answer() {
         let mut random = Rng::new(2);
@@ -453,7 +461,8 @@ mod tests {
             tried += 1;
             rejected += u32::from(!accepts(&history));
         }
-        // The others are histories that could have been: a read that overlaps the change it now sees.
+        // The others are possible histories: for example, a read overlaps the change that it now
+        // sees.
         assert!(rejected > 900, "{rejected} of {tried}");
     }
 }

@@ -1,34 +1,35 @@
 //! The conformance kit: one battery that every index passes.
 //!
-//! Say how to make your index ([`Subject`], or [`PoolSubject`] for one that lives in a pool), and run
-//! everything with one line:
+//! Implement [`Subject`], or [`PoolSubject`] for an index that lives in a pool, to create the
+//! index, and run everything with one line:
 //!
 //! ```
 //! use evermap_index::testkit::MakeLocked;
 //! evermap_index::conformance!(volatile locked, MakeLocked, [u64]);
 //! ```
 //!
-//! Each part is a function too, that answers with a [`Failure`] instead of panicking:
+//! Each part is also a function, which returns a [`Failure`] instead of panicking:
 //!
-//! | part | what it asks |
+//! | part | what it checks |
 //! |---|---|
-//! | [`model`](model::model) | does the index answer as an ordered map of the standard library does, through growth, shrinkage, bad hashes and reopening? |
-//! | [`histories`](concurrent::histories) | is what concurrent callers see [linearizable](linearizability) per key? |
-//! | [`storm`](concurrent::storm) | does exactly one caller see each word as old? |
-//! | [`growth`](concurrent::growth) | does a reader always find what nobody touches, while segments split and merge? |
-//! | [`walks`](concurrent::walks) | is what nobody touches shown exactly once, while the fullest index moves and grows? |
-//! | [`sweep`](persistence::sweep) | are exactly the reachable blocks allocated after a sweep beside mutations? |
-//! | [`full`](persistence::full) | does running out of space change nothing? |
-//! | [`reuse`](persistence::reuse) | does what most was removed from give its space back to records of other sizes? |
-//! | [`damage`](damage::damage) | does any wrong word in the region cost an answer at most? |
+//! | [`model`](model::model) | results against an ordered map, through all operations |
+//! | [`histories`](concurrent::histories) | [linearizability](linearizability) per key |
+//! | [`storm`](concurrent::storm) | exactly one caller sees each word as old |
+//! | [`growth`](concurrent::growth) | readers find stable keys during splits and merges |
+//! | [`walks`](concurrent::walks) | walks show stable keys once while the index grows |
+//! | [`sweep`](persistence::sweep) | a sweep beside mutations finds what is reachable |
+//! | [`full`](persistence::full) | running out of space changes nothing |
+//! | [`reuse`](persistence::reuse) | space of removed records serves other sizes |
+//! | [`damage`](damage::damage) | a wrong word causes errors at most |
 //!
-//! A second line, [`crash_campaign!`](crate::crash_campaign), [crashes](crash) the index everywhere.
+//! [`crash_campaign!`](crate::crash_campaign) [crashes](crash) the index at every point.
+//! [`counters`](counters::counters) checks promises about flushes, fences and cache lines.
 //!
-//! One more, [`counters`](counters::counters), holds an index to what it promises about flushes, fences and lines.
-//!
-//! Parts are bounded by counts, never by time, and single-threaded ones repeat exactly for a seed.
-//! `EVERMAP_TESTKIT_SEED` chooses the seed and `EVERMAP_TESTKIT_SCALE` multiplies the counts.
+//! Parts are bounded by counts, never by time, and single-threaded parts are reproducible by their
+//! seed. `EVERMAP_TESTKIT_SEED` chooses the seed, `EVERMAP_TESTKIT_SCALE` multiplies the counts,
+//! and `EVERMAP_TEST_TIER=full` runs everything; see [`tier`].
 
+use std::ffi::OsStr;
 use std::fmt;
 
 use evermap_pm::sim::rng::Rng;
@@ -41,15 +42,15 @@ pub mod chain;
 pub mod concurrent;
 pub mod counters;
 pub mod crash;
-pub(crate) mod crowd;
 pub mod damage;
+pub(crate) mod delays;
 pub mod hooked;
 pub mod keys;
 pub mod linearizability;
-mod lookers;
 pub mod model;
 pub mod ordered;
 pub mod persistence;
+mod readers;
 pub mod reference;
 pub mod tiny;
 
@@ -57,32 +58,32 @@ pub mod tiny;
 mod planted_tests;
 
 pub use keys::{Coarse, Crowded, Numbered, Plain, Universe};
-pub use lookers::beside_lookers;
 pub use persistence::{PoolSubject, Pooled};
+pub use readers::beside_readers;
 pub use reference::MakeLocked;
 
-/// How to make an index for the kit.
+/// How to create an index for the kit.
 pub trait Subject<K: Key>: Sync {
-    /// A living index.
+    /// The type of an open index.
     type Instance: Instance<K>;
 
-    /// An empty index with room for at least 20,000 pairs, of a geometry so small that a few dozen keys make
-    /// it split, double, merge or whatever it does.
+    /// Creates an empty index with space for at least 20,000 pairs, which is so small that a few
+    /// dozen keys cause every structural change.
     ///
     /// # Errors
-    /// Whatever prevents it; the test fails then.
+    /// Any error that prevents it; the test fails then.
     fn fresh(&self) -> Result<Self::Instance>;
 
-    /// Stops an index and opens it again. What does not outlive its process is returned as it is.
+    /// Stops an index and opens it again. An index that is not persistent is returned unchanged.
     ///
     /// # Errors
-    /// Whatever prevents it; the test fails then.
+    /// Any error that prevents it; the test fails then.
     fn reopen(&self, instance: Self::Instance, _stop: Stop) -> Result<Self::Instance> {
         Ok(instance)
     }
 
-    /// So many keys the index holds whatever their hashes are. Beyond that it may answer `NoSpace` where
-    /// hashes are chosen to hurt.
+    /// Returns the number of keys that the index holds whatever their hashes are. Beyond it, the
+    /// index may return `NoSpace` if hashes are adversarial.
     fn always_holds(&self) -> usize {
         32
     }
@@ -91,22 +92,22 @@ pub trait Subject<K: Key>: Sync {
 /// How an index is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// In order.
+    /// An orderly stop.
     Clean,
-    /// As by the death of the process: everything stored is there, nothing was closed.
+    /// The death of the process: all stores are kept, but nothing was closed.
     Unclean,
 }
 
-/// A living index and what belongs to it.
+/// An open index and what belongs to it.
 pub trait Instance<K: Key>: Sync {
-    /// The index.
+    /// Returns the index.
     fn index(&self) -> &dyn Index<K>;
 
-    /// A guard for the index.
+    /// Pins a guard for the index.
     fn pin(&self) -> Guard<'_>;
 
-    /// Shows one unit of the index; see [`Persistent::scan`](crate::Persistent::scan). An index that has no units is
-    /// one.
+    /// Shows one unit of the index; see [`Persistent::scan`](crate::Persistent::scan). An index
+    /// that has no units is one unit.
     fn scan(
         &self,
         _from: u64,
@@ -120,13 +121,13 @@ pub trait Instance<K: Key>: Sync {
         (self.index().for_each(guard, &mut show), None)
     }
 
-    /// Seed of the placement hash.
+    /// Returns the seed of the placement hash.
     fn seed(&self) -> u64 {
         0
     }
 
-    /// The word to put for `key` that has the number `tag`: the number itself, or where words are records a
-    /// new one that is not reachable yet. Tags of records are never used twice.
+    /// Returns the word to put for `key` that has the number `tag`: the number itself, or if words
+    /// are records a new record that is not reachable yet. Tags of records are never used twice.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -134,53 +135,100 @@ pub trait Instance<K: Key>: Sync {
         Ok(tag)
     }
 
-    /// The number of a word.
+    /// Returns the number of a word.
     fn tag(&self, word: u64) -> u64 {
         word
     }
 
-    /// Takes back a word that was never put.
+    /// Frees a word that was never put.
     fn discard(&self, _word: u64) {}
 
-    /// Takes back a word that was replaced or removed under `guard`.
+    /// Retires a word that was replaced or removed under `guard`.
     fn retire(&self, _word: u64, _guard: &Guard<'_>) {}
 
-    /// Finds out what an unclean stop left behind. May run beside mutations.
+    /// Sweeps after an unclean stop. May run concurrently with mutations.
     ///
     /// # Errors
-    /// Whatever prevents it; the test fails then.
+    /// Any error that prevents it; the test fails then.
     fn sweep(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Describes everything that is wrong with the structure or the space it takes. Runs alone, without guards.
+    /// Describes each violated invariant of the structure and of its space. Must run alone,
+    /// without guards.
     fn audit(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
+/// The length of a test run. See [`tier`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Short campaigns, for every run of the tests.
+    Default,
+    /// Everything, for runs that may take long.
+    Full,
+}
+
+impl Tier {
+    /// Returns the value for this tier.
+    pub fn choose<T>(self, default: T, full: T) -> T {
+        match self {
+            Tier::Default => default,
+            Tier::Full => full,
+        }
+    }
+
+    /// Parses the value of `EVERMAP_TEST_TIER`, or `None` if the variable is not set.
+    fn parse(value: Option<&OsStr>) -> Result<Self, String> {
+        match value {
+            None => Ok(Tier::Default),
+            Some(value) if value == "full" => Ok(Tier::Full),
+            Some(value) => Err(format!(
+                "EVERMAP_TEST_TIER is {value:?}: set it to \"full\" for all checks, or unset it"
+            )),
+        }
+    }
+}
+
+/// Returns the tier that the environment variable `EVERMAP_TEST_TIER` chooses.
+///
+/// If it is not set, tests use few seeds, rounds and crash images. If it is `full`, they use all
+/// that they have. A test checks the same properties in both tiers.
+///
+/// # Panics
+/// If the variable has another value: a long run must not turn out to be a short one.
+pub fn tier() -> Tier {
+    let value = std::env::var_os("EVERMAP_TEST_TIER");
+    Tier::parse(value.as_deref()).unwrap_or_else(|what| panic!("{what}"))
+}
+
 /// How much to test, and which part of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Everything random follows from it.
+    /// Determines everything random.
     pub seed: u64,
     /// Multiplies counts of operations and rounds. 1 takes seconds.
     pub scale: usize,
-    /// Threads in concurrent parts. More than the machine has, so that some are always in the middle of things.
+    /// Chooses between the counts of a short and a long run.
+    pub tier: Tier,
+    /// The number of threads in concurrent parts. More than the machine has processors, so that
+    /// some are always interrupted during an operation.
     pub threads: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { seed: 0x00e7_e23a_9000_0001, scale: 1, threads: 4 }
+        Config { seed: 0x00e7_e23a_9000_0001, scale: 1, tier: Tier::Full, threads: 4 }
     }
 }
 
 impl Config {
-    /// The default, changed by `EVERMAP_TESTKIT_SEED` and `EVERMAP_TESTKIT_SCALE`.
+    /// Returns the default, changed by `EVERMAP_TESTKIT_SEED`, `EVERMAP_TESTKIT_SCALE` and
+    /// `EVERMAP_TEST_TIER`.
     ///
     /// # Panics
-    /// If one of them is set to something that is no number: a long run must not turn out to be a short one.
+    /// If one of them has an invalid value: a long run must not turn out to be a short one.
     pub fn from_env() -> Self {
         let number = |name: &str| {
             let text = std::env::var(name).ok()?;
@@ -190,22 +238,34 @@ impl Config {
         Config {
             seed: number("EVERMAP_TESTKIT_SEED").unwrap_or(default.seed),
             scale: number("EVERMAP_TESTKIT_SCALE").map_or(default.scale, |scale| scale as usize),
+            tier: tier(),
             ..default
         }
     }
 
-    /// A seed for one of several runs.
+    /// Returns the number of rounds of a part, given the numbers for the default and the full tier.
+    fn rounds(&self, default: usize, full: usize) -> usize {
+        self.tier.choose(default, full) * self.scale
+    }
+
+    /// Returns the universes of a kind. In the default tier, large ones are thinned.
+    fn universes<K: Numbered>(&self) -> Vec<Universe> {
+        let most = self.tier.choose(1000, usize::MAX);
+        K::universes().into_iter().map(|universe| universe.thinned(most)).collect()
+    }
+
+    /// Returns the seed for one of several runs.
     fn seed_of(&self, run: usize) -> u64 {
         self.seed.wrapping_add(run as u64)
     }
 }
 
-/// True in `percent` of 100 cases.
+/// Returns `true` in `percent` of 100 cases.
 fn chance(random: &mut Rng, percent: u64) -> bool {
     random.below(100) < percent
 }
 
-/// What a part of the kit found wrong, in words.
+/// The report of a part of the kit that has found a violation.
 pub struct Failure(String);
 
 impl Failure {
@@ -214,7 +274,7 @@ impl Failure {
         Failure(format!("{part}, {kind} keys, {universe}, seed {seed}: {what}"))
     }
 
-    /// All failures as one.
+    /// Combines all failures into one.
     ///
     /// # Errors
     /// If there is any.
@@ -231,7 +291,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// As [`Display`](fmt::Display): this is what a test prints that returns a failure.
+/// The same as [`Display`](fmt::Display), because a test that returns a failure prints this.
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -242,10 +302,10 @@ impl std::error::Error for Failure {}
 
 /// Declares a module of tests, one for each part of the kit.
 ///
-/// `conformance!(name, subject, [kinds])` for a [`PoolSubject`] and `conformance!(volatile name, subject,
-/// [kinds])` for any other [`Subject`]. `subject` is an expression that each test evaluates anew. `kinds` are
-/// kinds of keys, and may be left out: then they are `u64`, [`Plain`], [`Coarse`] and, in pools,
-/// [`Bytes`](crate::Bytes).
+/// `conformance!(name, subject, [kinds])` for a [`PoolSubject`] and
+/// `conformance!(volatile name, subject, [kinds])` for any other [`Subject`]. `subject` is an
+/// expression that each test evaluates anew. `kinds` are kinds of keys, and may be left out: then
+/// they are `u64`, [`Plain`], [`Coarse`] and, in pools, [`Bytes`](crate::Bytes).
 #[macro_export]
 macro_rules! conformance {
     (volatile $name:ident, $subject:expr) => {
@@ -295,4 +355,21 @@ macro_rules! conformance {
             ])
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_full_and_unset_are_tiers() {
+        assert_eq!(Tier::parse(None), Ok(Tier::Default));
+        assert_eq!(Tier::parse(Some(OsStr::new("full"))), Ok(Tier::Full));
+        for other in ["", "Full", "default", "1"] {
+            assert!(
+                Tier::parse(Some(OsStr::new(other))).unwrap_err().contains("EVERMAP_TEST_TIER")
+            );
+        }
+        assert_eq!((Tier::Default.choose(1, 2), Tier::Full.choose(1, 2)), (1, 2));
+    }
 }

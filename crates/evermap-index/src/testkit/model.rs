@@ -1,28 +1,28 @@
-//! Sequences of operations against an ordered map of the standard library.
+//! Sequences of operations, compared with an ordered map of the standard library.
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::call::{Call, Driver, Records, Told, Verb};
+use super::call::{Call, Driver, InWords, Records, Verb};
 use super::keys::{Numbered, Universe};
 use super::{Config, Failure, Instance, Stop, Subject, chance};
 use crate::Change;
 use evermap_pm::sim::rng::Rng;
 
-/// Runs random sequences over each of the kind's [universes](Numbered::universes): growth, churn and
-/// shrinkage in turn, with every operation of the trait, reopening and sweeping, and a comparison of the
-/// whole contents now and then.
+/// Runs random sequences over each of the [universes](Numbered::universes) of the kind: growth,
+/// churn and shrinkage in turn, with every operation of the trait, reopening and sweeping, and
+/// comparisons of the whole contents.
 ///
 /// # Errors
-/// The shortest failing sequence that was found, as lines of code.
+/// The shortest failing sequence that was found, as code.
 pub fn model<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
-    for universe in K::universes() {
+    for universe in config.universes::<K>() {
         for round in 0..config.scale {
             let seed = config.seed_of(round);
             let steps = generate(&mut Rng::new(seed), &universe, K::WORDS_ARE_RECORDS);
-            let fails = |steps: &[Step]| run(subject, &universe, steps).err();
+            let fails = |steps: &[ModelStep]| run(subject, &universe, steps).err();
             if let Some(first) = fails(&steps) {
                 let text = report(&steps, first, fails);
                 return Err(Failure::new::<K>("model", universe.name, seed, text));
@@ -34,38 +34,38 @@ pub fn model<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
 
 /// One line of a sequence.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum ModelStep {
     Call(Call),
     GetMany(Vec<u64>),
-    /// A walk that stops after so many pairs.
+    /// A walk that stops after this number of pairs.
     Walk(usize),
-    /// Everything there is against everything there must be, and an audit.
+    /// A comparison of the whole contents, and an audit.
     Compare,
     Reopen(Stop),
     Sweep,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for ModelStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Call(call) => write!(f, "{call};"),
-            Step::GetMany(keys) => write!(f, "get_many({keys:?});"),
-            Step::Walk(pairs) => write!(f, "for_each(stop after {pairs});"),
-            Step::Compare => f.write_str("compare();"),
-            Step::Reopen(stop) => write!(f, "reopen({stop:?});"),
-            Step::Sweep => f.write_str("sweep();"),
+            ModelStep::Call(call) => write!(f, "{call};"),
+            ModelStep::GetMany(keys) => write!(f, "get_many({keys:?});"),
+            ModelStep::Walk(pairs) => write!(f, "for_each(stop after {pairs});"),
+            ModelStep::Compare => f.write_str("compare();"),
+            ModelStep::Reopen(stop) => write!(f, "reopen({stop:?});"),
+            ModelStep::Sweep => f.write_str("sweep();"),
         }
     }
 }
 
-/// A percentage of verbs that may add keys, and steps for each key of the universe.
+/// The percentage of verbs that may add keys, and the number of steps for each key of the universe.
 const PHASES: [(u64, f64); 3] = [(85, 2.5), (45, 0.5), (8, 3.5)];
-/// How often all phases are gone through: growth after shrinkage differs from the first growth.
+/// The number of repetitions of all phases: growth after shrinkage differs from the first growth.
 const CYCLES: usize = 2;
-/// Fewest steps in a phase.
+/// The smallest number of steps in a phase.
 const PHASE_MIN: usize = 200;
 
-fn generate(random: &mut Rng, universe: &Universe, unique_words: bool) -> Vec<Step> {
+fn generate(random: &mut Rng, universe: &Universe, unique_words: bool) -> Vec<ModelStep> {
     let mut model: BTreeMap<u64, u64> = BTreeMap::new();
     let mut steps = Vec::new();
     let mut words = 0;
@@ -84,25 +84,25 @@ fn generate(random: &mut Rng, universe: &Universe, unique_words: bool) -> Vec<St
         let pause = count / 5;
         for at in 0..count {
             if at % pause == pause - 1 {
-                steps.extend(interlude(random));
+                steps.extend(maintenance(random));
             }
             if chance(random, 3) {
                 let keys = (0..random.below(40)).map(|_| *random.pick(&universe.keys)).collect();
-                steps.push(Step::GetMany(keys));
+                steps.push(ModelStep::GetMany(keys));
                 continue;
             }
             let key = choose(random, universe, |key| model.contains_key(&key) == (grow < 50));
             let current = model.get(&key).copied();
             let call = Call { key, verb: Verb::random(random, current, grow, &mut word) };
             bind(&mut model, key, call.verb.apply(current).new);
-            steps.push(Step::Call(call));
+            steps.push(ModelStep::Call(call));
         }
     }
-    steps.push(Step::Compare);
+    steps.push(ModelStep::Compare);
     steps
 }
 
-/// A key, most often one that `suits`.
+/// Returns a random key, in most cases one for which `suits` is `true`.
 pub(super) fn choose(random: &mut Rng, universe: &Universe, suits: impl Fn(u64) -> bool) -> u64 {
     let tries = if chance(random, 70) { 20 } else { 1 };
     let mut key = *random.pick(&universe.keys);
@@ -115,15 +115,15 @@ pub(super) fn choose(random: &mut Rng, universe: &Universe, suits: impl Fn(u64) 
     key
 }
 
-fn interlude(random: &mut Rng) -> Vec<Step> {
+fn maintenance(random: &mut Rng) -> Vec<ModelStep> {
     let stop = *random.pick(&[Stop::Clean, Stop::Unclean]);
     match random.below(5) {
-        0 => vec![Step::Walk(random.below(20) as usize), Step::Compare],
-        1 => vec![Step::Reopen(stop), Step::Compare],
-        2 => vec![Step::Reopen(stop), Step::Sweep, Step::Compare],
-        // Old space is not swept yet when the index is stopped again.
-        3 => vec![Step::Reopen(Stop::Unclean), Step::Reopen(stop)],
-        _ => vec![Step::Sweep, Step::Compare],
+        0 => vec![ModelStep::Walk(random.below(20) as usize), ModelStep::Compare],
+        1 => vec![ModelStep::Reopen(stop), ModelStep::Compare],
+        2 => vec![ModelStep::Reopen(stop), ModelStep::Sweep, ModelStep::Compare],
+        // The space of an unclean stop is not swept yet when the index is stopped again.
+        3 => vec![ModelStep::Reopen(Stop::Unclean), ModelStep::Reopen(stop)],
+        _ => vec![ModelStep::Sweep, ModelStep::Compare],
     }
 }
 
@@ -134,17 +134,17 @@ fn bind(model: &mut BTreeMap<u64, u64>, key: u64, word: Option<u64>) {
     };
 }
 
-/// Runs a sequence on a fresh index. Answers which step failed, and how.
+/// Runs a sequence on a new index. Returns the step that failed, and why.
 fn run<K: Numbered, S: Subject<K>>(
     subject: &S,
     universe: &Universe,
-    steps: &[Step],
+    steps: &[ModelStep],
 ) -> Result<(), (usize, String)> {
     let mut at = 0;
-    // A panic is a failure like others: it must name its sequence too, and a short one.
+    // A panic is a failure like others: its report needs the sequence too, shortened.
     let result = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
         let instance = subject.fresh().map_err(|error| format!("cannot be made: {error}"))?;
-        let mut world = World {
+        let mut state = State {
             subject,
             universe,
             instance: Some(instance),
@@ -152,7 +152,7 @@ fn run<K: Numbered, S: Subject<K>>(
             model: BTreeMap::new(),
         };
         for step in steps {
-            world.step(step)?;
+            state.step(step)?;
             at += 1;
         }
         Ok(())
@@ -163,24 +163,24 @@ fn run<K: Numbered, S: Subject<K>>(
     }
 }
 
-/// A caught panic in words.
+/// Returns the text of a caught panic.
 pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", text.unwrap_or("without a text"))
 }
 
-/// The index and what it must hold.
-struct World<'s, K: Numbered, S: Subject<K>> {
+/// The index and its expected contents.
+struct State<'s, K: Numbered, S: Subject<K>> {
     subject: &'s S,
     universe: &'s Universe,
-    /// Always there between steps.
+    /// Always `Some` between steps.
     instance: Option<S::Instance>,
     records: Records,
     model: BTreeMap<u64, u64>,
 }
 
-impl<K: Numbered, S: Subject<K>> World<'_, K, S> {
+impl<K: Numbered, S: Subject<K>> State<'_, K, S> {
     fn instance(&self) -> &S::Instance {
         self.instance.as_ref().expect("there between steps")
     }
@@ -189,28 +189,28 @@ impl<K: Numbered, S: Subject<K>> World<'_, K, S> {
         Driver::new(self.instance(), &self.records)
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), String> {
+    fn step(&mut self, step: &ModelStep) -> Result<(), String> {
         match step {
-            Step::Call(call) => self.call(call),
-            Step::GetMany(keys) => self.get_many(keys),
-            Step::Walk(limit) => self.walk(*limit),
-            Step::Compare => self.compare(),
-            Step::Reopen(stop) => self.reopen(*stop),
-            Step::Sweep => self.instance().sweep().map_err(|error| error.to_string()),
+            ModelStep::Call(call) => self.call(call),
+            ModelStep::GetMany(keys) => self.get_many(keys),
+            ModelStep::Walk(limit) => self.walk(*limit),
+            ModelStep::Compare => self.compare(),
+            ModelStep::Reopen(stop) => self.reopen(*stop),
+            ModelStep::Sweep => self.instance().sweep().map_err(|error| error.to_string()),
         }
     }
 
     fn call(&mut self, call: &Call) -> Result<(), String> {
-        let due = call.verb.apply(self.model.get(&call.key).copied());
+        let expected = call.verb.apply(self.model.get(&call.key).copied());
         match self.driver().call(call)? {
-            Some(change) if change == due => bind(&mut self.model, call.key, due.new),
-            Some(change) => return Err(differs(Told(change), Told(due))),
+            Some(change) if change == expected => bind(&mut self.model, call.key, expected.new),
+            Some(change) => return Err(mismatch(InWords(change), InWords(expected))),
             None if self.universe.hostile && self.model.len() >= self.subject.always_holds() => {
-                // No space is an answer here, provided that nothing has changed.
+                // No space is a valid result here, provided that nothing has changed.
                 let get = Call { key: call.key, verb: Verb::Get };
                 let found = self.driver().call(&get)?;
-                if found != Some(Change { old: due.old, new: due.old }) {
-                    return Err("no space, and yet the key has changed".into());
+                if found != Some(Change { old: expected.old, new: expected.old }) {
+                    return Err("no space, but the key has changed".into());
                 }
             }
             None => return Err(format!("no space for key {}", self.model.len() + 1)),
@@ -221,41 +221,41 @@ impl<K: Numbered, S: Subject<K>> World<'_, K, S> {
     fn get_many(&self, keys: &[u64]) -> Result<(), String> {
         let found = self.driver().get_many(keys)?;
         for (key, word) in keys.iter().zip(found) {
-            let due = self.model.get(key).copied();
-            if word != due {
-                return Err(format!("key {key}: {}", differs(Told(word), Told(due))));
+            let expected = self.model.get(key).copied();
+            if word != expected {
+                return Err(format!("key {key}: {}", mismatch(InWords(word), InWords(expected))));
             }
         }
         Ok(())
     }
 
     fn walk(&self, limit: usize) -> Result<(), String> {
-        // A walk must show a pair before it can be told to stop.
+        // A walk must show a pair before it can be stopped.
         let limit = limit.max(1);
         let shown = self.driver().pairs(limit)?;
-        let due = limit.min(self.model.len());
-        if shown.len() != due { Err(differs(shown.len(), due)) } else { Ok(()) }
+        let expected = limit.min(self.model.len());
+        if shown.len() != expected { Err(mismatch(shown.len(), expected)) } else { Ok(()) }
     }
 
     fn compare(&self) -> Result<(), String> {
         let driver = self.driver();
         let mut shown = driver.pairs(usize::MAX)?;
-        let mut due: Vec<_> =
+        let mut expected: Vec<_> =
             self.model.iter().map(|(&key, &word)| (driver.slot_key(key), word)).collect();
         shown.sort_unstable();
-        due.sort_unstable();
-        if shown != due {
-            return Err(format!("for_each: {}", difference(&shown, &due)));
+        expected.sort_unstable();
+        if shown != expected {
+            return Err(format!("for_each: {}", difference(&shown, &expected)));
         }
         let len = driver.stats()?.len;
-        if len != due.len() as u64 {
-            return Err(format!("stats().len: {}", differs(len, due.len())));
+        if len != expected.len() as u64 {
+            return Err(format!("stats().len: {}", mismatch(len, expected.len())));
         }
         self.get_many(&self.universe.keys)?;
         for &key in &self.universe.keys {
-            let (found, due) = (driver.get(key)?, self.model.get(&key).copied());
-            if found != due {
-                return Err(format!("get({key}): {}", differs(Told(found), Told(due))));
+            let (found, expected) = (driver.get(key)?, self.model.get(&key).copied());
+            if found != expected {
+                return Err(format!("get({key}): {}", mismatch(InWords(found), InWords(expected))));
             }
         }
         match self.instance().audit() {
@@ -272,32 +272,33 @@ impl<K: Numbered, S: Subject<K>> World<'_, K, S> {
     }
 }
 
-pub(super) fn differs(found: impl fmt::Display, due: impl fmt::Display) -> String {
-    format!("answers {found}, must answer {due}")
+pub(super) fn mismatch(found: impl fmt::Display, expected: impl fmt::Display) -> String {
+    format!("returned {found}, must return {expected}")
 }
 
-/// The first few differences between two sorted lists of slot keys and words.
-fn difference(shown: &[(u64, u64)], due: &[(u64, u64)]) -> String {
+/// Describes the first differences between two sorted lists of slot keys and words.
+fn difference(shown: &[(u64, u64)], expected: &[(u64, u64)]) -> String {
     let mut counts: BTreeMap<(u64, u64), (usize, usize)> = BTreeMap::new();
     shown.iter().for_each(|&pair| counts.entry(pair).or_default().0 += 1);
-    due.iter().for_each(|&pair| counts.entry(pair).or_default().1 += 1);
+    expected.iter().for_each(|&pair| counts.entry(pair).or_default().1 += 1);
     let wrong: Vec<String> = counts
         .into_iter()
-        .filter(|(_, (shown, due))| shown != due)
+        .filter(|(_, (shown, expected))| shown != expected)
         .take(5)
-        .map(|((slot_key, word), (shown, due))| {
-            format!("slot key {slot_key} with word {word} shown {shown} times, must be {due}")
+        .map(|((slot_key, word), (shown, expected))| {
+            format!("slot key {slot_key} with word {word} shown {shown} times, must be {expected}")
         })
         .collect();
     wrong.join(", ")
 }
 
-/// Steps that a report shows. Where more are needed, the failure depends on how often something happened.
+/// The number of steps that a report shows. If more are needed, the failure depends on some number
+/// of repetitions.
 const SHOWN: usize = 60;
-/// Runs that shortening may take.
+/// The largest number of runs for shortening.
 const TRIALS: usize = 600;
 
-/// Shortens a failing sequence and prints it, the failure behind its last line.
+/// Shortens a failing sequence and formats it, with the failure after its last line.
 pub(super) fn report<T: Clone + fmt::Display>(
     steps: &[T],
     first: (usize, String),
@@ -311,12 +312,12 @@ pub(super) fn report<T: Clone + fmt::Display>(
     let hidden = steps.len().saturating_sub(SHOWN);
     let mut lines: Vec<String> = steps[hidden..].iter().map(|step| format!("    {step}")).collect();
     if hidden > 0 {
-        lines.insert(0, format!("    // ... {hidden} steps that the seed repeats ..."));
+        lines.insert(0, format!("    // ... {hidden} steps that the seed reproduces ..."));
     }
     format!("{} steps fail\n{}  // {what}", steps.len(), lines.join("\n"))
 }
 
-/// Delta debugging: drops halves, quarters and so on for as long as the rest still fails.
+/// Delta debugging: removes halves, quarters and so on as long as the rest still fails.
 fn shorten<T: Clone>(
     steps: &[T],
     (at, mut what): (usize, String),
@@ -359,7 +360,7 @@ mod tests {
         let (mut most, mut verbs) = (0, BTreeSet::new());
         let mut least_after_most = usize::MAX;
         for step in &steps {
-            if let Step::Call(call) = step {
+            if let ModelStep::Call(call) = step {
                 let change = call.verb.apply(model.get(&call.key).copied());
                 bind(&mut model, call.key, change.new);
                 let name = call.to_string();
@@ -373,15 +374,17 @@ mod tests {
         assert!(most > 2700, "grows to {most} of 3000");
         assert!(least_after_most < 300, "shrinks to {least_after_most}");
         let names: BTreeSet<&str> = verbs.iter().map(|(name, ..)| name.as_str()).collect();
-        assert_eq!(names.len(), 7, "{names:?}"); // remove and remove_if begin alike
+        assert_eq!(names.len(), 7, "{names:?}"); // `remove` and `remove_if` have the same prefix
         assert!(verbs.contains(&("muta".into(), true, false)));
         assert!(verbs.contains(&("muta".into(), false, true)));
-        assert!(steps.contains(&Step::Reopen(Stop::Clean)) && steps.contains(&Step::Sweep));
+        assert!(
+            steps.contains(&ModelStep::Reopen(Stop::Clean)) && steps.contains(&ModelStep::Sweep)
+        );
     }
 
-    /// Fails where a 3 comes after a 7: two steps are enough to show it.
+    /// Fails if a 3 comes after a 7: two steps are enough to show it.
     #[test]
-    fn shortening_finds_the_core() {
+    fn shortening_finds_the_minimal_sequence() {
         let fails = |steps: &[u32]| {
             let seven = steps.iter().position(|&step| step == 7)?;
             let three = steps[seven..].iter().position(|&step| step == 3)?;

@@ -1,4 +1,4 @@
-//! Indexes in pools: reopening, sweeping, running out of space, and damage.
+//! Parts of the kit for indexes in pools: reopening, sweeping, running out of space.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use evermap_pm::pool::Pool;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::{Guard, Medium, PmU64, Result};
 
-use super::call::{Call, Driver, Records, Told, Verb};
-use super::concurrent::{Done, Plan, blow, settle, thread_seed, threads};
+use super::call::{Call, Driver, InWords, Records, Verb};
+use super::concurrent::{KeyRoles, WriterDone, check_account, storm_thread, thread_seed, threads};
 use super::hooked::{Hooked, Stops};
 use super::keys::{Numbered, Universe};
 use super::{Config, Failure, Instance, Stop, Subject};
@@ -17,12 +17,13 @@ use crate::record::{self, Header, OFFSET_MASK};
 use crate::{Index, Key, Persistent, Visitor};
 use evermap_pm::sim::rng::Rng;
 
-/// How to make an index that lives in a pool.
+/// How to create an index that lives in a pool.
 pub trait PoolSubject<K: Numbered>: Sync {
-    /// The index, on any medium.
+    /// The type of the index, on any medium.
     type Index<M: Medium>: Index<K> + Persistent<M>;
 
-    /// A geometry so small that a few dozen keys make the index split, double, merge or whatever it does.
+    /// Returns a configuration that is so small that a few dozen keys cause every structural
+    /// change.
     fn config<M: Medium>(&self) -> <Self::Index<M> as Persistent<M>>::Config;
 
     /// See [`Subject::always_holds`].
@@ -30,13 +31,13 @@ pub trait PoolSubject<K: Numbered>: Sync {
         32
     }
 
-    /// Bytes in an extent of the kit's pools.
+    /// Returns the size of an extent in the kit's pools, bytes.
     fn extent_size(&self) -> u64 {
         16 << 10
     }
 }
 
-/// A [`PoolSubject`] as a [`Subject`]: pools in plain memory, and a copy of that memory to reopen.
+/// A [`PoolSubject`] as a [`Subject`]: pools in ordinary memory. Reopening copies that memory.
 pub struct Pooled<P>(pub P);
 
 impl<K: Numbered, P: PoolSubject<K>> PoolSubject<K> for &P {
@@ -93,27 +94,27 @@ impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
     }
 }
 
-/// Bytes that a pool of the kit may have.
+/// The capacity of the kit's pools, bytes.
 const CAPACITY: u64 = 64 << 20;
-/// Root slot of the index under test.
+/// The root slot of the index under test.
 pub(crate) const ROOT: usize = 3;
 
-/// A pool with an index in it.
+/// Creates a pool with an index in it.
 pub(crate) fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
     subject: &P,
     medium: M,
 ) -> Result<PoolInstance<M, P::Index<M>>> {
-    let shape = RegionConfig {
+    let region = RegionConfig {
         extent_size: subject.extent_size(),
         capacity: medium.capacity(),
         seed: Some(7),
     };
-    let pool = Pool::create(medium, &shape, Identity::default())?;
+    let pool = Pool::create(medium, &region, Identity::default())?;
     let index = Persistent::create(pool.clone(), pool.root(ROOT), subject.config::<M>())?;
     Ok(PoolInstance { pool, index })
 }
 
-/// Opens what [`create`] made.
+/// Opens the pool and the index that [`create`] made.
 pub(crate) fn open<K: Numbered, P: PoolSubject<K>, M: Medium>(
     medium: M,
 ) -> Result<PoolInstance<M, P::Index<M>>> {
@@ -122,17 +123,17 @@ pub(crate) fn open<K: Numbered, P: PoolSubject<K>, M: Medium>(
     Ok(PoolInstance { pool, index })
 }
 
-/// Every word of a medium. Nothing changes meanwhile.
+/// Returns every word of a medium that is not changed concurrently.
 pub(crate) fn image<M: Medium>(medium: &M) -> Vec<u64> {
     let cells = medium.slice::<PmU64>(0, medium.len() / 8).expect("all of it");
     cells.iter().map(|cell| medium.load_relaxed(cell)).collect()
 }
 
-/// Fills a blank medium.
+/// Stores an image in a blank medium.
 pub(crate) fn restore<M: Medium>(medium: &M, image: &[u64]) -> Result<()> {
     medium.grow(image.len() as u64 * 8)?;
     let cells = medium.slice::<PmU64>(0, image.len() as u64).expect("just grown");
-    // Blank memory is zero: untouched pages stay untouched.
+    // Blank memory is zero: pages without other words stay untouched.
     for (cell, &word) in cells.iter().zip(image).filter(|&(_, &word)| word != 0) {
         medium.store(cell, word);
     }
@@ -146,7 +147,7 @@ pub struct PoolInstance<M: Medium, I> {
 }
 
 impl<M: Medium, I: Persistent<M>> PoolInstance<M, I> {
-    /// What is wrong if a walk unit by unit does not show what one walk through everything shows.
+    /// Compares a walk by units with a walk over everything. Returns `None` if they show the same.
     fn compare_walks<K: Key>(&self) -> Option<String>
     where
         I: Index<K>,
@@ -177,7 +178,7 @@ impl<M: Medium, I: Persistent<M>> PoolInstance<M, I> {
         }
     }
 
-    /// Shows every reachable block, as often as it is named.
+    /// Calls `mark` with every reachable block, as often as it is named.
     fn visit(&self, words_are_records: bool, mark: &mut dyn FnMut(u64)) -> Result<()> {
         struct Marker<'a>(bool, &'a mut dyn FnMut(u64));
         impl Visitor for Marker<'_> {
@@ -266,9 +267,9 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
         self.pool.epoch().drain();
         let faults = self.pool.heap_stats().faults;
         if faults > 0 {
-            wrong.push(format!("{faults} frees or marks of what is no taken block"));
+            wrong.push(format!("{faults} frees or marks of blocks that are not allocated"));
         }
-        // Until the sweep, old blocks are neither taken nor free.
+        // Before the sweep, old blocks are neither allocated nor free.
         if self.pool.is_swept() {
             let mut reachable = Vec::new();
             match self.visit(K::WORDS_ARE_RECORDS, &mut |block| reachable.push(block)) {
@@ -280,17 +281,17 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
     }
 }
 
-/// What is wrong if these blocks are reachable and those taken.
-fn compare_blocks(mut reachable: Vec<u64>, taken: Vec<u64>) -> Vec<String> {
+/// Describes the differences between the reachable and the allocated blocks.
+fn compare_blocks(mut reachable: Vec<u64>, allocated: Vec<u64>) -> Vec<String> {
     let mut wrong = Vec::new();
     reachable.sort_unstable();
     let twice = reachable.windows(2).filter(|pair| pair[0] == pair[1]);
     wrong.extend(twice.map(|pair| format!("block {:#x} is named twice", pair[0])));
-    let (reachable, taken): (BTreeSet<u64>, BTreeSet<u64>) =
-        (reachable.into_iter().collect(), taken.into_iter().collect());
+    let (reachable, allocated): (BTreeSet<u64>, BTreeSet<u64>) =
+        (reachable.into_iter().collect(), allocated.into_iter().collect());
     for (these, those, what) in [
-        (&taken, &reachable, "taken but not reachable"),
-        (&reachable, &taken, "reachable but not taken"),
+        (&allocated, &reachable, "allocated but not reachable"),
+        (&reachable, &allocated, "reachable but not allocated"),
     ] {
         let odd: Vec<u64> = these.difference(those).copied().collect();
         if let Some(first) = odd.first() {
@@ -300,39 +301,42 @@ fn compare_blocks(mut reachable: Vec<u64>, taken: Vec<u64>) -> Vec<String> {
     wrong
 }
 
-/// Stops an index uncleanly again and again, and lets mutations and readers run beside the sweep each time.
+/// Stops an index uncleanly several times, and runs mutations and readers concurrently with the
+/// sweep each time.
 ///
 /// # Errors
-/// A block that was lost, leaked or given out twice; a word or key that went astray.
+/// A block that was lost, leaked or allocated twice; a wrong word or key.
 pub fn sweep<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
-    for universe in K::universes() {
+    for universe in config.universes::<K>() {
         for round in 0..config.scale {
             let seed = config.seed_of(round);
-            live_and_sweep(&Pooled(subject), &universe, seed)
+            live_and_sweep(&Pooled(subject), config, &universe, seed)
                 .map_err(|what| Failure::new::<K>("sweep", universe.name, seed, what))?;
         }
     }
     Ok(())
 }
 
-/// Several lives of one index. In each, one thread sweeps, one storms on a few keys, one removes what the
-/// life before left and then makes the index grow and shrink, and one reads.
+/// Runs several lives of one index. In each life one thread sweeps, one makes a storm on a few
+/// keys, one removes what the previous life has left and then makes the index grow and shrink, and
+/// one reads.
 fn live_and_sweep<K: Numbered, S: Subject<K>>(
     subject: &S,
+    config: &Config,
     universe: &Universe,
     seed: u64,
 ) -> Result<(), String> {
-    const LIVES: u64 = 4;
+    let lives = config.tier.choose(2, 4);
     const STORMED: usize = 4;
     let stormed = &universe.keys[..STORMED];
     let rest = Universe { keys: universe.keys[STORMED..].to_vec(), ..universe.clone() };
-    let plan = Plan::new(&rest, subject.always_holds());
+    let roles = KeyRoles::new(&rest, subject.always_holds(), config.tier);
     let records = Records::default();
     let mut changes = Vec::new();
     let mut instance = subject.fresh().map_err(|error| error.to_string())?;
-    plan.settle_stable(&Driver::new(&instance, &records))?;
+    roles.insert_stable(&Driver::new(&instance, &records))?;
     let mut left = Vec::new();
-    for life in 0..LIVES {
+    for life in 0..lives {
         let driver = &Driver::new(&instance, &records);
         let (left_over, writing) = (&left, AtomicUsize::new(1));
         let stormy = threads(4, |thread| {
@@ -340,24 +344,31 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
             match thread {
                 0 => instance.sweep().map_err(|error| format!("sweep: {error}"))?,
                 1 => {
-                    return blow(driver, stormed, 2000, life as usize, universe.hostile, random);
+                    return storm_thread(
+                        driver,
+                        stormed,
+                        2000,
+                        life as usize,
+                        universe.hostile,
+                        random,
+                    );
                 }
                 2 => {
-                    let _done = Done(&writing);
-                    plan.clear(driver, Vec::clone(left_over), life * 100, random)?;
-                    plan.write(driver, &plan.passing, life * 100 + 1, random)?;
+                    let _done = WriterDone(&writing);
+                    roles.clear(driver, Vec::clone(left_over), life * 100, random)?;
+                    roles.write(driver, &roles.transient, life * 100 + 1, random)?;
                 }
-                _ => plan.read_while(driver, &writing, random)?,
+                _ => roles.read_while(driver, &writing, random)?,
             }
             Ok(Vec::new())
         })?;
         changes.extend(stormy.concat());
-        settle(driver, stormed, &changes)?;
+        check_account(driver, stormed, &changes)?;
         match instance.audit() {
             wrong if wrong.is_empty() => {}
             wrong => return Err(format!("audit in life {life}: {}", wrong.join("; "))),
         }
-        left = plan.fill(driver, &plan.passing, (life + 1) * 100)?;
+        left = roles.fill(driver, &roles.transient, (life + 1) * 100)?;
         instance = subject
             .reopen(instance, Stop::Unclean)
             .map_err(|error| format!("cannot be opened: {error}"))?;
@@ -365,19 +376,19 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
     Ok(())
 }
 
-/// Numbers of keys with hashes that are spread as well as the kind allows.
+/// Returns numbers of keys with hashes that are as uniform as the kind allows.
 pub(crate) fn spread_keys<K: Numbered>(seed: u64) -> impl Iterator<Item = u64> {
     let mut random = Rng::new(seed);
-    // The kit's byte strings have bad hashes above.
+    // Above this limit the kit's byte strings have bad hashes.
     let limit = if K::WORDS_ARE_RECORDS { u64::MAX >> 1 } else { u64::MAX };
     std::iter::repeat_with(move || random.draw() & limit)
 }
 
-/// Fills a small pool until it is full, and asks that every answer stays right, that no error changes
-/// anything, and that removing makes room again.
+/// Fills a small pool until it is full, and checks that every result stays correct, that an error
+/// changes nothing, and that removals free space again.
 ///
 /// # Errors
-/// Where one of these does not hold.
+/// A violation of one of these.
 pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
     for round in 0..config.scale {
         let seed = config.seed_of(round);
@@ -386,16 +397,17 @@ pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Res
     Ok(())
 }
 
-/// Extents that small pools have room for.
+/// The number of extents in small pools.
 pub(crate) const FEW_EXTENTS: u64 = 40;
 
-/// Fills a small pool with records of one size, removes most of them, and asks that their space serves records of
-/// another size: no part of the structure may hold on to it. Where words are no records there is nothing to ask.
+/// Fills a small pool with records of one size, removes most of them, and checks that their space
+/// can be used for records of another size: the structure must not keep it. Does nothing if words
+/// are not records.
 ///
 /// # Errors
-/// Where less than a third of that space can be used.
+/// If less than a third of the space can be used.
 pub fn reuse<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
-    // Records of as many bytes as a line, two and four have: the sizes of which structures are made.
+    // Records of one, two and four cache lines: the sizes of which structures are made.
     for tail in [17, 77, 207].into_iter().filter(|_| K::WORDS_ARE_RECORDS) {
         fill_anew::<K, P>(subject, tail)
             .map_err(|what| Failure::new::<K>("reuse", "spread", config.seed, what))?;
@@ -403,7 +415,7 @@ pub fn reuse<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Re
     Ok(())
 }
 
-/// Numbers of byte strings that all have about `tail` bytes.
+/// Returns the numbers of byte strings that all have about `tail` bytes.
 fn keys_of_length(tail: u64) -> impl Iterator<Item = u64> {
     // See `Bytes::owned`.
     (0..).map(move |number| (1 << 40) + number * 250 + (tail + 250 - (1 << 40) % 250) % 250)
@@ -431,17 +443,17 @@ fn fill_anew<K: Numbered, P: PoolSubject<K>>(subject: &P, tail: u64) -> Result<(
         instance.pool.block_size(record::HEADER + K::record_key(K::lend(&owned)).len() as u64)
     };
     let first = fill(tail)?;
-    // All of the first half, so that whole extents can become free, and most of the second.
+    // All of the first half, so that whole extents become free, and most of the second.
     let gone = |&(place, _): &(usize, &u64)| place < first.len() / 2 || place % 5 != 0;
     let mut freed = 0;
     for (place, &key) in first.iter().enumerate().filter(gone) {
         let call = Call { key, verb: Verb::Remove };
         if !driver.call(&call)?.is_some_and(|change| change.removed()) {
-            return Err(format!("{call}: did not remove"));
+            return Err(format!("{call}: removed nothing"));
         }
         freed += bytes(key);
         if place % 64 == 0 {
-            // No reader is left: what was unlinked is free.
+            // There are no readers: what was unlinked is freed.
             instance.pool.epoch().drain();
         }
     }
@@ -461,10 +473,10 @@ fn fill_anew<K: Numbered, P: PoolSubject<K>>(subject: &P, tail: u64) -> Result<(
     }
 }
 
-/// An index whose medium lets other threads in at any access.
+/// An index whose medium lets threads pause at any access.
 type Interruptible<K, P> = PoolInstance<Hooked<Stops>, <P as PoolSubject<K>>::Index<Hooked<Stops>>>;
 
-/// An index in a pool that is soon full.
+/// Creates an index in a pool that is soon full.
 pub(crate) fn small_pool<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
 ) -> Result<Interruptible<K, P>> {
@@ -480,7 +492,7 @@ fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(),
             match driver.call(&call)? {
                 None => return Ok(place),
                 Some(change) if change.inserted() => {}
-                Some(change) => return Err(format!("{call}: {} is impossible", Told(change))),
+                Some(change) => return Err(format!("{call}: {} is impossible", InWords(change))),
             }
         }
         Ok(keys.len())
@@ -489,7 +501,11 @@ fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(),
         for (place, &key) in keys.iter().enumerate() {
             let (found, due) = (driver.get(key)?, Some(tag + place as u64));
             if found != due {
-                return Err(format!("get({key}) answers {}, must {}", Told(found), Told(due)));
+                return Err(format!(
+                    "get({key}) returned {}, must return {}",
+                    InWords(found),
+                    InWords(due)
+                ));
             }
         }
         let len = driver.stats()?.len;
@@ -503,18 +519,18 @@ fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(),
         wrong if wrong.is_empty() => Ok(()),
         wrong => Err(format!("audit: {}", wrong.join("; "))),
     };
-    // No pair takes less than 8 bytes, so this is more than fits.
+    // Every pair takes at least 8 bytes, so this is more than fits.
     let most = FEW_EXTENTS * subject.extent_size() / 8;
     let mut keys: Vec<u64> = spread_keys::<K>(seed).take(most as usize).collect();
     let driver = Driver::new(&instance, &records);
     let fitted = put(&driver, &keys, 1)?;
     if fitted == keys.len() {
-        return Err(format!("{fitted} pairs in {most} words"));
+        return Err(format!("{fitted} pairs fit into {most} words"));
     }
     keys.truncate(fitted);
     holds(&driver, &keys, 1)?;
     sound(&instance)?;
-    // What adds no key needs no room.
+    // Operations that add no key need no space.
     for &key in keys.iter().filter(|_| !K::WORDS_ARE_RECORDS) {
         let call = Call { key, verb: Verb::Update(7) };
         if driver.call(&call)?.is_none() {
@@ -524,11 +540,11 @@ fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(),
     for &key in &keys {
         let call = Call { key, verb: Verb::Remove };
         if !driver.call(&call)?.is_some_and(|change| change.removed()) {
-            return Err(format!("{call}: did not remove"));
+            return Err(format!("{call}: removed nothing"));
         }
     }
     sound(&instance)?;
-    // Half of the keys, so that words, records and structure have found the room that there must be again.
+    // Only half of the keys: words, records and structure must find space again.
     keys.truncate(fitted / 2);
     let again = put(&driver, &keys, most)?;
     if again < keys.len() {

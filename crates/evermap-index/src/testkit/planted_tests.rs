@@ -1,4 +1,5 @@
-//! The kit is tested by what it finds: each mistake here must be caught, by the part that is there for it.
+//! Tests of the kit: each mistake that is planted here must be found by the part that is meant for
+//! it.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -14,7 +15,7 @@ use super::reference::{Locked, Volatile};
 use super::*;
 use crate::{Action, Bytes, Change, MutateMode, Persistent, Visitor};
 
-/// A mistake in an index of ordinary memory.
+/// A mistake in an index in ordinary memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     LosesAnInsert,
@@ -38,24 +39,24 @@ enum Mistake {
     AllOnesIsNoWord,
     EqualHashesAreEqualKeys,
     PanicsNowAndThen,
-    /// Answers `NoSpace` beyond so many keys of one hash.
+    /// Returns `NoSpace` beyond this number of keys with the same hash.
     HoldsSoManyOfOneHash(usize),
 }
 
-/// [`Locked`], and a mistake.
+/// A [`Locked`] index with a mistake.
 struct Mistaken {
     inner: Locked,
     mistake: Mistake,
     calls: AtomicU64,
-    /// Mutations under way.
+    /// The number of mutations in progress.
     mutating: AtomicU64,
     growing: AtomicBool,
-    /// What each key was bound to before its last change.
+    /// The state of each key before its last change.
     past: Mutex<HashMap<u64, Option<u64>>>,
 }
 
 impl Mistaken {
-    /// Whether this is the mistake, and it is time to make it.
+    /// Returns `true` if `mistake` is planted, in every `every`th call.
     fn errs(&self, mistake: Mistake, every: u64) -> bool {
         self.mistake == mistake && self.calls.fetch_add(1, SeqCst) % every == every - 1
     }
@@ -64,13 +65,13 @@ impl Mistaken {
         &self.inner
     }
 
-    /// The key under which the map keeps `key`.
+    /// Returns the key under which the map stores `key`.
     fn place<K: for<'a> Key<Ref<'a> = u64>>(&self, key: u64) -> u64 {
         if self.mistake == Mistake::EqualHashesAreEqualKeys { K::hash(key, 0) } else { key }
     }
 }
 
-/// A mutate with gaps: after the reading, and between the removing and the inserting.
+/// A mutate that is not atomic: it yields after reading, and between removing and inserting.
 fn read_and_write<K: for<'a> Key<Ref<'a> = u64>>(
     inner: &dyn Index<K>,
     key: u64,
@@ -250,10 +251,10 @@ impl<K: Numbered + for<'a> Key<Ref<'a> = u64>> Subject<K> for Mistake {
     }
 }
 
-/// One part of the kit, for indexes that make mistakes.
+/// One part of the kit, for a subject.
 type Part<S> = fn(&S, &Config) -> std::result::Result<(), Failure>;
 
-/// What the kit says about a mistake; fails if it says nothing.
+/// Returns the report of a part about a mistake. Panics if the part does not find it.
 fn must_find<S: std::fmt::Debug>(part: Part<S>, subject: &S) -> String {
     match part(subject, &Config::default()) {
         Ok(()) => panic!("{subject:?} was not found"),
@@ -267,16 +268,16 @@ fn the_model_finds_wrong_answers() {
     for (mistake, sign) in [
         (LosesAnInsert, "must be 1"),
         (WalkShowsAPairTwice, "for_each"),
-        (WalkGoesOnWhenStopped, "went on after it was told to stop"),
+        (WalkGoesOnWhenStopped, "continued after it was stopped"),
         (RemoveForgets, "remove"),
         (ExchangeIgnoresWhatItExpects, "compare_exchange"),
         (RemoveIfIgnoresWhatItExpects, "remove_if"),
         (GetManySwapsAnswers, "get_many"),
-        (GetManyWritesTooFar, "beyond the answers"),
-        (ToldTheWrongOldWord, "must answer"),
+        (GetManyWritesTooFar, "beyond the results"),
+        (ToldTheWrongOldWord, "must return"),
         (CountsWrong, "stats().len"),
         (DecidesTwice, "called 2 times"),
-        (DecidesForAbsentKeys, "must answer"),
+        (DecidesForAbsentKeys, "must return"),
         (ZeroIsNoKey, "(0"),
         (AllOnesIsNoWord, "18446744073709551615"),
         (PanicsNowAndThen, "a rare assertion"),
@@ -288,9 +289,9 @@ fn the_model_finds_wrong_answers() {
     assert!(equal.contains("2 steps fail"), "{equal}");
 }
 
-/// Where hashes are bad, no space is a right answer, but not at once.
+/// With bad hashes, `NoSpace` is a valid result, but only beyond the promised number of keys.
 #[test]
-fn bad_hashes_may_run_out_of_space_but_not_at_once() {
+fn bad_hashes_may_run_out_of_space_only_beyond_the_promise() {
     let enough = &Mistake::HoldsSoManyOfOneHash(40);
     let config = &Config::default();
     model::model::<Coarse, _>(enough, config).unwrap();
@@ -333,7 +334,7 @@ fn threads_find_races() {
     }
 }
 
-/// A mistake in an index that lives in a pool.
+/// A mistake in an index in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     LeaksABlock,
@@ -349,12 +350,12 @@ enum Flaw {
     PersistsTwice,
 }
 
-/// The flaw of a subject as a type, because opening takes no configuration.
+/// The flaw of an index as a type, because opening takes no configuration.
 trait Flawed: Sync + Send + 'static {
     const FLAW: Flaw;
 }
 
-/// A [`Chain`], and a flaw.
+/// A [`Chain`] with a flaw.
 struct FlawedChain<K, M: Medium, F> {
     inner: Chain<K, M>,
     pool: Arc<Pool<M>>,
@@ -452,7 +453,8 @@ impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let chain = Chain::<K, M>::open(pool.clone(), root)?;
         if F::FLAW == Flaw::ForgetsAPairWhenOpened {
-            // The first node of a chain is one link away from its root; its bits are in its third word.
+            // The root's second word names the first node, whose third word has the bits of its
+            // pairs.
             let m = pool.medium();
             let first = m.at::<[PmU64; 2]>(m.load(root)).map(|root| m.load(&root[1]));
             if let Some(node) = first.and_then(|first| m.at::<[PmU64; 3]>(first)) {
@@ -498,7 +500,7 @@ impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
     }
 }
 
-/// Makes indexes with a flaw.
+/// Creates indexes with a flaw.
 struct MakeFlawed<F>(PhantomData<F>);
 
 impl<K: Numbered, F: Flawed> PoolSubject<K> for MakeFlawed<F> {
@@ -517,7 +519,7 @@ impl<F: Flawed> fmt::Debug for MakeFlawed<F> {
     }
 }
 
-/// Runs `$part` for an index with `$flaw` and expects a report that contains `$sign`.
+/// Runs `$part` on an index with `$flaw`, and expects a report that contains `$sign`.
 macro_rules! finds {
     ($($part:expr, $flaw:ident, $sign:expr;)+) => {
         $({
@@ -531,7 +533,7 @@ macro_rules! finds {
     };
 }
 
-/// The model, for an index in a pool.
+/// The part `model`, for an index in a pool.
 fn pooled_model<K: Numbered, F: Flawed>(
     subject: &MakeFlawed<F>,
     config: &Config,
@@ -542,15 +544,15 @@ fn pooled_model<K: Numbered, F: Flawed>(
 #[test]
 fn reopening_and_sweeping_find_lost_and_leaked_blocks() {
     finds! {
-        pooled_model::<u64, _>, LeaksABlock, "taken but not reachable";
-        pooled_model::<u64, _>, FreesABlockTwice, "no taken block";
+        pooled_model::<u64, _>, LeaksABlock, "allocated but not reachable";
+        pooled_model::<u64, _>, FreesABlockTwice, "not allocated";
         pooled_model::<u64, _>, ForgetsAPairWhenOpened, "reopen";
         pooled_model::<u64, _>, VisitMissesABlock, "not reachable";
         pooled_model::<Bytes, _>, VisitMissesAWord, "not reachable";
         pooled_model::<u64, _>, VisitShowsABlockTwice, "named twice";
         pooled_model::<Bytes, _>, TrustsSlotsToNameTheirKey, "2 steps fail";
-        persistence::sweep::<u64, _>, LeaksABlock, "taken but not reachable";
-        persistence::sweep::<u64, _>, FreesABlockTwice, "no taken block";
+        persistence::sweep::<u64, _>, LeaksABlock, "allocated but not reachable";
+        persistence::sweep::<u64, _>, FreesABlockTwice, "not allocated";
         persistence::sweep::<u64, _>, VisitMissesABlock, "";
         persistence::sweep::<Bytes, _>, VisitMissesAWord, "";
         persistence::full::<u64, _>, ChangesAndSaysNoSpace, "pairs, not";
@@ -562,7 +564,7 @@ fn reopening_and_sweeping_find_lost_and_leaked_blocks() {
 fn damage_finds_trust() {
     finds! {
         damage::damage::<u64, _>, PanicsOnDamage, "panicked: nothing is ever damaged";
-        damage::damage::<u64, _>, LoopsOnDamage, "still not through after";
+        damage::damage::<u64, _>, LoopsOnDamage, "no end after";
         damage::damage::<Bytes, _>, TrustsSlotsToNameTheirKey, "never put for it";
     }
 }

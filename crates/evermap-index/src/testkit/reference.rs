@@ -1,4 +1,4 @@
-//! An index that is obviously right, for testing the kit itself.
+//! An index that is obviously correct, for testing the kit itself.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use evermap_pm::{Domain, Guard, Result};
 use super::{Instance, Numbered, Subject};
 use crate::{Action, Change, Index, Key, MutateMode, Stats};
 
-/// A hash map of the standard library under one lock. For kinds whose keys are numbers.
+/// A hash map of the standard library under one lock, for kinds whose keys are numbers.
 #[derive(Default)]
 pub struct Locked(RwLock<HashMap<u64, u64>>);
 
@@ -54,14 +54,14 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Locked {
     }
 }
 
-/// An index of ordinary memory and the epoch domain that it needs.
+/// An index in ordinary memory, and the epoch domain that it needs.
 pub struct Volatile<I> {
     index: I,
     domain: Domain,
 }
 
 impl<I> Volatile<I> {
-    /// An index that retires nothing, or does so by itself.
+    /// Wraps an index that retires nothing, or does so by itself.
     pub fn new(index: I) -> Self {
         Volatile { index, domain: Domain::new(Box::new(|_| ())) }
     }
@@ -77,7 +77,7 @@ impl<K: Key, I: Index<K>> Instance<K> for Volatile<I> {
     }
 }
 
-/// Makes [`Locked`] indexes.
+/// Creates [`Locked`] indexes.
 pub struct MakeLocked;
 
 impl<K: Numbered + for<'a> Key<Ref<'a> = u64>> Subject<K> for MakeLocked {

@@ -1,4 +1,5 @@
-//! The indexes of this crate in geometries so small that some hundred operations lead through every structural change.
+//! The indexes of this crate with geometries that are so small that some hundred operations cause
+//! every structural change.
 
 use evermap_pm::Medium;
 

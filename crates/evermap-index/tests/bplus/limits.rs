@@ -42,7 +42,8 @@ fn keys_have_a_longest() {
     assert_eq!(below.next().unwrap(), Some((&longest[..], 1)));
 }
 
-/// Fills trees of several limits, with keys that need blocks and keys that do not, and goes on changing what is there.
+/// Fills trees of several limits, with keys that need blocks and keys that do not, and goes on
+/// changing what is there.
 #[test]
 fn a_full_tree_refuses_and_is_sound() {
     for (limit, length) in [(2_000, 0), (20_000, 0), (20_000, 40), (200_000, 100)] {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use evermap_index::ordered::bplus::{BPlus, Config, Division};
+use evermap_index::ordered::bplus::{BPlus, Config, Partitioner};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, Run};
 use evermap_index::testkit::ordered::model::key_sets;
 use evermap_pm::ErrorKind;
@@ -29,7 +29,8 @@ fn must_hold(tree: &dyn OrderedIndex, model: &BTreeMap<Vec<u8>, u64>) {
     assert_eq!(cursor.next().unwrap(), None);
 }
 
-/// Every set of keys in any number of runs, some of them sorted, with keys that come more than once.
+/// Every set of keys in any number of runs, some of them sorted, with keys that come more than
+/// once.
 #[test]
 fn a_loaded_tree_holds_its_runs() {
     let mut random = Rng::new(3);
@@ -70,7 +71,8 @@ fn parts_fit_together() {
     }
 }
 
-/// So many pairs that there are many parts, and nothing tells them apart but what lies far behind in their keys.
+/// So many pairs that there are many parts, and nothing tells them apart but what lies far behind
+/// in their keys.
 #[test]
 fn keys_that_differ_late_find_their_parts() {
     let mut random = Rng::new(8);
@@ -94,9 +96,9 @@ fn keys_that_differ_late_find_their_parts() {
     }
 }
 
-/// Dealt out by samples that say all, little, nothing or the wrong thing about the keys.
+/// Partitions by samples that represent the keys well, badly or not at all.
 #[test]
-fn what_was_dealt_out_is_loaded() {
+fn partitioned_pairs_are_loaded() {
     let mut random = Rng::new(13);
     for (sampled, keys) in [("m:", "m:"), ("m:", ""), ("m:a", "m:b"), ("m:b", "m:a"), ("", "m:")] {
         for samples in [0, 1, 10, 40_000] {
@@ -110,36 +112,43 @@ fn what_was_dealt_out_is_loaded() {
             };
             let mut sample = Run::new();
             (0..samples).for_each(|_| sample.push(&key(&mut random, sampled), 0));
-            let division = Division::by_sample(&sample, 60_000);
-            let mut hands: Vec<_> = (0..3).map(|_| division.hand(20_000)).collect();
+            let partitioner = Partitioner::from_sample(&sample, 60_000);
+            let mut buffers: Vec<_> = (0..3).map(|_| partitioner.buffers(20_000)).collect();
             let mut runs = vec![Run::new(); 3];
             for word in 0..60_000 {
                 let (key, at) = (key(&mut random, keys), random.below(3) as usize);
-                hands[at].push(&key, word).unwrap();
+                buffers[at].push(&key, word).unwrap();
                 runs[at].push(&key, word);
             }
-            let tree = BPlus::<40>::load_dealt(Config::default(), &division, hands, 2).unwrap();
+            let tree =
+                BPlus::<40>::load_partitioned(Config::default(), &partitioner, buffers, 2).unwrap();
             must_hold(&tree, &model(&runs));
         }
     }
 }
 
 #[test]
-fn an_empty_hand_makes_an_empty_tree() {
-    let division = Division::by_sample(&Run::new(), 1 << 20);
-    for hands in [vec![], vec![division.hand(0), division.hand(5)]] {
-        let tree = BPlus::<7>::load_dealt(Config::default(), &division, hands, 2).unwrap();
+fn empty_buffers_make_an_empty_tree() {
+    let partitioner = Partitioner::from_sample(&Run::new(), 1 << 20);
+    for buffers in [vec![], vec![partitioner.buffers(0), partitioner.buffers(5)]] {
+        let tree =
+            BPlus::<7>::load_partitioned(Config::default(), &partitioner, buffers, 2).unwrap();
         must_hold(&tree, &BTreeMap::new());
     }
-    let error = division.hand(1).push(&[0; 65_537], 1).unwrap_err();
+    let error = partitioner.buffers(1).push(&[0; 65_537], 1).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::KeyTooLong { len: 65_537, .. }), "{error}");
 }
 
 #[test]
-#[should_panic = "a hand of another division"]
-fn hands_of_two_divisions_do_not_mix() {
-    let divisions = [(); 2].map(|()| Division::by_sample(&Run::new(), 0));
-    let _ = BPlus::<7>::load_dealt(Config::default(), &divisions[0], vec![divisions[1].hand(0)], 1);
+#[should_panic = "buffers of another partitioner"]
+fn buffers_of_two_partitioners_do_not_mix() {
+    let partitioners = [(); 2].map(|()| Partitioner::from_sample(&Run::new(), 0));
+    let _ = BPlus::<7>::load_partitioned(
+        Config::default(),
+        &partitioners[0],
+        vec![partitioners[1].buffers(0)],
+        1,
+    );
 }
 
 #[test]

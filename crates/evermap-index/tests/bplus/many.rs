@@ -28,7 +28,8 @@ fn contents<const N: usize>(tree: &BPlus<N>) -> Vec<(Vec<u8>, u64)> {
     all
 }
 
-/// One after the other, also where a key is among them twice, and where nodes are split and merged on the way.
+/// One after the other, also where a key is among them twice, and where nodes are split and merged
+/// on the way.
 #[test]
 fn many_are_set_as_one_by_one() {
     let tree = BPlus::<4>::new();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
 use evermap_index::ordered::bplus::{BPlus, Config};
 use evermap_index::ordered::{OrderedIndex, Run};
-use evermap_index::testkit::ordered::spelled::Spelling;
+use evermap_index::testkit::ordered::encoded::Encoding;
 use evermap_pm::sim::rng::Rng;
 
 /// The system's allocator, which counts what threads that ask for it allocate and free.
@@ -42,7 +42,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that `body` leaves allocated, of which every thread that it starts must [count](counted) its own.
+/// Bytes that `body` leaves allocated, of which every thread that it starts must [count](counted)
+/// its own.
 fn left_by(body: impl FnOnce()) -> i64 {
     let before = LIVE.load(SeqCst);
     counted(body);
@@ -59,7 +60,7 @@ fn counted<T>(body: impl FnOnce() -> T) -> T {
 /// One test, for what it counts belongs to the process.
 #[test]
 fn nothing_leaks() {
-    let key = |number: u64| Spelling::Words.spell(number);
+    let key = |number: u64| Encoding::Words.encode(number);
     let churned = || {
         let tree = &BPlus::<7>::new();
         let churn = |thread: u64| {

@@ -1,9 +1,10 @@
-//! Schedules and crashes together: a second thread acts while a writer is between a store and its fence.
+//! Schedules and crashes together: a second thread acts while a writer is between a store and its
+//! fence.
 //!
-//! What is visible but not durable shows only if somebody sees it, acts on it and is answered, before the crash. So
-//! the writer stands still before each of its flushes and fences until the other thread has done something (or
-//! waits for the writer itself). The recording is then crashed everywhere, and what remains must agree with every
-//! answer that was given.
+//! What is visible but not durable shows only if somebody sees it, acts on it and is answered,
+//! before the crash. So the writer stands still before each of its flushes and fences until the
+//! other thread has done something (or waits for the writer itself). The recording is then crashed
+//! everywhere, and what remains must agree with every answer that was given.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -114,8 +115,9 @@ impl Gaps {
         Gaps { universe, ops, other, grows: AtomicBool::new(true) }
     }
 
-    /// In one of how many gaps the other thread acts, those of a new table's publication aside. A writer that acts
-    /// while the table is replaced waits for the end of that, and would miss those.
+    /// In one of how many gaps the other thread acts, those of a new table's publication aside. A
+    /// writer that acts while the table is replaced waits for the end of that, and would miss
+    /// those.
     fn rarely(&self) -> u64 {
         if matches!(self.other, Other::Writes) { 24 } else { 1 }
     }
@@ -269,8 +271,8 @@ fn campaign(subject: &Gaps, depth: usize) {
     assert!(report.images > 4000);
 }
 
-/// The workloads below without anybody else; so its recoveries can be crashed too. The kit's workloads never make
-/// the table shrink.
+/// The workloads below without anybody else; so its recoveries can be crashed too. The kit's
+/// workloads never make the table shrink.
 #[test]
 fn growing_and_shrinking_alone() {
     campaign(&Gaps::new(30, 270, Other::Rests), 1);

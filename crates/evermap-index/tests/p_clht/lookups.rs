@@ -1,7 +1,7 @@
 //! Lookups in which somebody else changes things at any load.
 //!
-//! Lookups hold no lock, so a writer can be let in between any two of their loads, on the same thread: every
-//! interleaving with whole operations of one writer is tried.
+//! Lookups hold no lock, so a writer can be let in between any two of their loads, on the same
+//! thread: every interleaving with whole operations of one writer is tried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -20,8 +20,9 @@ fn key(number: u64) -> u64 {
     (number + 1) << 32
 }
 
-/// Looks `wanted` up in a table that `prepare` has filled, with `act` at the load number `first` and then every
-/// `step` loads, up to `times` times. Answers what was found, and whether `act` ran at all.
+/// Looks `wanted` up in a table that `prepare` has filled, with `act` at the load number `first`
+/// and then every `step` loads, up to `times` times. Answers what was found, and whether `act` ran
+/// at all.
 fn look(
     prepare: &dyn Fn(&Table),
     wanted: u64,
@@ -50,7 +51,8 @@ fn look(
     (found, acts.load(Relaxed) > 0)
 }
 
-/// Every place and rhythm in which `act` can get between the loads of a lookup. Answers how many there were.
+/// Every place and rhythm in which `act` can get between the loads of a lookup. Answers how many
+/// there were.
 fn everywhere(
     prepare: &dyn Fn(&Table),
     wanted: u64,
@@ -84,8 +86,8 @@ fn a_lookup_finds_a_key_that_is_given_another_word() {
     }
 }
 
-/// A place that is freed, and filled by another key with the same word as before, must not be taken for what it
-/// was: two equal reads of a word do not mean that nothing happened in between.
+/// A place that is freed, and filled by another key with the same word as before, must not be taken
+/// for what it was: two equal reads of a word do not mean that nothing happened in between.
 #[test]
 fn a_lookup_never_pairs_a_key_with_the_word_of_another() {
     let prepare = |index: &Table| (0..3).for_each(|number| put(index, key(number), 1));
@@ -157,9 +159,10 @@ fn a_lookup_in_a_table_that_was_replaced_answers_what_was_true() {
     assert_eq!(get(&index, 5), None);
 }
 
-/// A lookup that has begun before a word is replaced in place, and ends before that is durable, must not answer the
-/// new word: a crash could take it back. The lookup is stopped at each of its loads until the writer stands at its
-/// fence, and the writer goes on when the lookup has ended, or has looked so often that it must be waiting.
+/// A lookup that has begun before a word is replaced in place, and ends before that is durable,
+/// must not answer the new word: a crash could take it back. The lookup is stopped at each of its
+/// loads until the writer stands at its fence, and the writer goes on when the lookup has ended, or
+/// has looked so often that it must be waiting.
 #[test]
 fn a_lookup_never_answers_a_word_that_is_not_durable() {
     const LOOKS: u64 = 1000;

@@ -38,7 +38,8 @@ fn acknowledged(sim: &Sim, op: u64, act: impl FnOnce()) {
     sim.note(Note::End(op));
 }
 
-/// PC-1: every bucket of a chain must be durable before the new table is current, not only the second.
+/// PC-1: every bucket of a chain must be durable before the new table is current, not only the
+/// second.
 #[test]
 fn pc1_a_resize_makes_long_chains_durable() {
     let sim = Sim::new(CAPACITY).unwrap();
@@ -90,8 +91,8 @@ fn pc3_a_lock_dies_with_its_holder() {
     assert!(locked > 5, "a lock was held in {locked} images");
 }
 
-/// PC-4: what waits for its grace period is known in ordinary memory only, so a crash neither loses nor frees it
-/// twice.
+/// PC-4: what waits for its grace period is known in ordinary memory only, so a crash neither loses
+/// nor frees it twice.
 #[test]
 fn pc4_what_a_resize_leaves_behind_is_freed_once() {
     let sim = Sim::new(512 << 10).unwrap();
@@ -123,8 +124,8 @@ fn pc4_what_a_resize_leaves_behind_is_freed_once() {
     }
 }
 
-/// Runs `act` as by a process that dies in the middle of it: after the last flush of what the site `last` finds in
-/// the recording of the same action before.
+/// Runs `act` as by a process that dies in the middle of it: after the last flush of what the site
+/// `last` finds in the recording of the same action before.
 fn without_the_last_flush(sim: &Sim, site: Site, act: impl FnOnce()) {
     sim.mutate(Some(Mutation::DropFlush(site)));
     act();
@@ -138,8 +139,8 @@ fn last_flush(sim: &Sim) -> Site {
     flush.unwrap().site
 }
 
-/// A process that dies between a store and its flush leaves something visible that is not durable. Whoever finds
-/// it after opening must make it durable before acting on it.
+/// A process that dies between a store and its flush leaves something visible that is not durable.
+/// Whoever finds it after opening must make it durable before acting on it.
 #[test]
 fn what_a_dead_process_did_not_flush_is_durable_before_it_is_shown() {
     let sim = Sim::new(CAPACITY).unwrap();

@@ -33,8 +33,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// While one writer is held up in the middle of copying, readers find everything without waiting, and another
-/// writer that needs a chain which is being replaced copies the rest.
+/// While one writer is held up in the middle of copying, readers find everything without waiting,
+/// and another writer that needs a chain which is being replaced copies the rest.
 #[test]
 fn writers_help_and_readers_do_not_wait() {
     const KEYS: u64 = 1800;
@@ -76,8 +76,8 @@ fn writers_help_and_readers_do_not_wait() {
         assert_eq!(flushes_of_others.load(SeqCst), 0, "lookups flush nothing");
         let helper = index.clone();
         let helping = threads.spawn(move || put(&helper, 0, 2));
-        // One update flushes a line, and this is most of the new table. The update itself waits until what the first
-        // writer has taken is there too.
+        // One update flushes a line, and this is most of the new table. The update itself waits
+        // until what the first writer has taken is there too.
         while flushes_of_others.load(SeqCst) < 1 << before.depth {
             assert!(!helping.is_finished(), "nobody helps");
             std::thread::yield_now();
@@ -92,7 +92,8 @@ fn writers_help_and_readers_do_not_wait() {
     verify(&index);
 }
 
-/// Where a chain cannot be copied the table stays what it is: every chain is usable again, and nothing leaks.
+/// Where a chain cannot be copied the table stays what it is: every chain is usable again, and
+/// nothing leaks.
 #[test]
 fn a_resize_that_fails_leaves_everything_as_it_was() {
     let index = tiny::<Plain, _>(dram(1 << 20));
@@ -120,8 +121,8 @@ fn a_resize_that_fails_leaves_everything_as_it_was() {
     verify(&index);
 }
 
-/// Keys with equal hashes make one chain longer. They do not enlarge the table, and what they took is free again
-/// when they are gone.
+/// Keys with equal hashes make one chain longer. They do not enlarge the table, and what they took
+/// is free again when they are gone.
 #[test]
 fn equal_hashes_make_one_chain() {
     let index = tiny::<evermap_index::testkit::Coarse, _>(dram(1 << 20));

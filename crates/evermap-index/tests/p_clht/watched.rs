@@ -53,7 +53,8 @@ impl<M: Medium> Watched<M> {
     }
 }
 
-// SAFETY: memory and lengths are those of the inner medium, which keeps the promises; all accesses go through it.
+// SAFETY: memory and lengths are those of the inner medium, which keeps the promises; all accesses
+// go through it.
 unsafe impl<M: Medium> Medium for Watched<M> {
     fn base(&self) -> NonNull<u8> {
         self.inner.base()

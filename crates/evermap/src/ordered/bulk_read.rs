@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::Run;
-use evermap_index::ordered::bplus::{Config, Division, Hand};
+use evermap_index::ordered::bplus::{Config, PartitionBuffers, Partitioner};
 use evermap_index::record::OFFSET_MASK;
 use evermap_index::{BPlus, Guard};
 use evermap_pm::sync::Mutex;
@@ -74,17 +74,17 @@ impl<M: Medium> Map<M> {
         let walk = Mutex::new(Walk::new(self));
         let mut sample = Run::new();
         let records = self.read_sample(ordered, &walk, &mut sample)?;
-        let division = Division::by_sample(&sample, records);
-        let hands = parallel(threads, threads, |at| {
-            let mut hand = division.hand(records / threads);
+        let partitioner = Partitioner::from_sample(&sample, records);
+        let buffers = parallel(threads, threads, |at| {
+            let mut buffers = partitioner.buffers(records / threads);
             if at == 0 {
-                sample.iter().try_for_each(|(key, hash)| hand.push(key, hash))?;
+                sample.iter().try_for_each(|(key, hash)| buffers.push(key, hash))?;
             }
-            self.read_part(ordered, &walk, &mut hand)?;
-            Ok(hand)
+            self.read_part(ordered, &walk, &mut buffers)?;
+            Ok(buffers)
         });
-        let hands = hands.into_iter().collect::<Result<_>>()?;
-        Ok(BPlus::load_dealt(Config::default(), &division, hands, threads)?)
+        let buffers = buffers.into_iter().collect::<Result<_>>()?;
+        Ok(BPlus::load_partitioned(Config::default(), &partitioner, buffers, threads)?)
     }
 
     /// Reads the keys of the first segments. Returns an estimate of the number of records.
@@ -124,11 +124,11 @@ impl<M: Medium> Map<M> {
         &self,
         ordered: &Ordered,
         walk: &Mutex<Walk<'_, M>>,
-        hand: &mut Hand<'_>,
+        buffers: &mut PartitionBuffers<'_>,
     ) -> Result<()> {
         let mut group = Group::default();
         while let Some(_guard) = self.next_group(ordered, walk, READ_TOGETHER, &mut group)? {
-            self.read_group(ordered, &group.placed, &mut |key, hash| Ok(hand.push(key, hash)?))?;
+            self.read_group(ordered, &group.placed, &mut |key, hash| Ok(buffers.push(key, hash)?))?;
         }
         Ok(())
     }

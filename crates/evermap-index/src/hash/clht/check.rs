@@ -1,4 +1,4 @@
-//! The invariants of P-CLHT, checked one by one.
+//! The invariants of P-CLHT.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,9 +11,10 @@ use crate::Key;
 use crate::hash::vacancy::Vacancy;
 
 const PAGE: u64 = 4096;
-/// A bucket behind a home bucket goes when it becomes empty, so that a crash leaves one for each thread that was about to
-/// remove it. So many in one page are not left by that.
-const HOLLOW: u64 = 16;
+/// The number of empty overflow buckets in one page that indicate damage. An overflow bucket is
+/// removed when it becomes empty, so a crash leaves at most one for each thread that was about to
+/// remove it.
+const EMPTY_MAX: u64 = 16;
 
 impl<K: Key, M: Medium> Clht<K, M> {
     pub(super) fn check_everything(&self) -> Vec<String> {
@@ -23,21 +24,28 @@ impl<K: Key, M: Medium> Clht<K, M> {
             problems.push("the root names another table than lookups follow".into());
         }
         let (mut offsets, mut vacancy) = (HashSet::new(), Vacancy::default());
-        let mut hollow = HashMap::new();
+        let mut empty_overflow = HashMap::new();
         for number in 0..table.buckets() {
             match self.home(table, number) {
                 Ok(home) => {
                     vacancy.count(table.home(number), pairs_in(m, home).count());
-                    self.check_chain(table, number, home, &mut offsets, &mut hollow, &mut problems);
+                    self.check_chain(
+                        table,
+                        number,
+                        home,
+                        &mut offsets,
+                        &mut empty_overflow,
+                        &mut problems,
+                    );
                 }
                 Err(error) => problems.push(error.to_string()),
             }
         }
         vacancy.describe(&mut problems);
-        for (page, empty) in hollow.into_iter().filter(|&(_, empty)| empty >= HOLLOW) {
+        for (page, empty) in empty_overflow.into_iter().filter(|&(_, empty)| empty >= EMPTY_MAX) {
             problems.push(format!(
-                "page at offset {:#x}: {empty} buckets of chains are empty; the page was overwritten, and what was in \
-                 them and behind them is lost",
+                "page at offset {:#x}: {empty} buckets of chains are empty; the page was \
+                 overwritten, and its pairs and those of the buckets after it are lost",
                 page * PAGE
             ));
         }
@@ -50,31 +58,31 @@ impl<K: Key, M: Medium> Clht<K, M> {
         number: u64,
         home: &Bucket,
         offsets: &mut HashSet<u64>,
-        hollow: &mut HashMap<u64, u64>,
+        empty_overflow: &mut HashMap<u64, u64>,
         problems: &mut Vec<String>,
     ) {
         let m = self.medium();
         let mut wrong = |what: String| problems.push(format!("home bucket {number}: {what}"));
         let mut seen: HashMap<(u64, u64), usize> = HashMap::new();
-        for bucket in std::iter::once(Ok(home)).chain(self.behind(home)) {
+        for bucket in std::iter::once(Ok(home)).chain(self.overflow(home)) {
             let bucket = match bucket {
                 Ok(bucket) => bucket,
                 Err(error) => return wrong(error.to_string()),
             };
             let offset = m.offset_of(bucket);
             if !offsets.insert(offset) {
-                return wrong(format!("bucket {offset:#x} is in two places"));
+                return wrong(format!("bucket {offset:#x} is in two chains"));
             }
             if !std::ptr::eq(bucket, home) && Link(m.load(&bucket.link)).taken() == 0 {
-                *hollow.entry(offset / PAGE).or_default() += 1;
+                *empty_overflow.entry(offset / PAGE).or_default() += 1;
             }
             let control = Control(m.load(&bucket.control));
             if control.is_of(self.generation) {
                 if control.visible() != Link(m.load(&bucket.link)).taken() {
                     wrong(format!("bucket {offset:#x}: readers do not see what it holds"));
                 }
-                if (0..PAIRS).any(|place| control.is_overwritten(place)) {
-                    wrong(format!("bucket {offset:#x}: a word stays between two values"));
+                if (0..PAIRS).any(|slot| control.is_overwritten(slot)) {
+                    wrong(format!("bucket {offset:#x}: a replacement of a word is incomplete"));
                 }
                 if control.is_locked() {
                     wrong(format!("bucket {offset:#x} is locked"));
@@ -82,14 +90,14 @@ impl<K: Key, M: Medium> Clht<K, M> {
             }
             for pair in pairs_in(m, bucket) {
                 if table.home_of(K::slot_hash(pair.slot_key, self.seed)) != number {
-                    wrong(format!("key {:#x} belongs elsewhere", pair.slot_key));
+                    wrong(format!("key {:#x} belongs to another home bucket", pair.slot_key));
                 }
-                // Two pairs may share a hash; two places may not hold the same pair.
+                // Two pairs may share a hash; two slots may not hold the same pair.
                 let identity = (pair.slot_key, if K::WORDS_ARE_RECORDS { pair.word } else { 0 });
                 let times = seen.entry(identity).or_default();
                 *times += 1;
                 if *times > 1 {
-                    wrong(format!("key {:#x} is there twice", pair.slot_key));
+                    wrong(format!("key {:#x} is stored twice", pair.slot_key));
                 }
             }
         }

@@ -1,31 +1,34 @@
-//! P-CLHT: a hash table whose buckets are cache lines, made persistent by RECIPE's first condition.
+//! P-CLHT: a hash table whose buckets are cache lines, made persistent by the first condition of
+//! RECIPE.
 //!
-//! After "Asynchronized Concurrency: The Secret to Scaling Concurrent Search Data Structures" (David, Guerraoui,
-//! Trigonakis; ASPLOS 2015) and "RECIPE" (Lee, Mohan, Kashyap, Kim, Chidambaram; SOSP 2019), the variant with
-//! locks that can be resized. The layout is in [`layout`]; a picture of the whole:
+//! After "Asynchronized Concurrency: The Secret to Scaling Concurrent Search Data Structures"
+//! (David, Guerraoui, Trigonakis; ASPLOS 2015) and "RECIPE" (Lee, Mohan, Kashyap, Kim, Chidambaram;
+//! SOSP 2019): the variant with locks that can be resized. The layout is in [`layout`]. An
+//! overview:
 //!
 //! ```text
 //! root ── table ─┬─ home bucket: lock, link, 3 pairs ── bucket ── bucket
 //!                ├─ home bucket
-//!                └─ ...                              low hash bits pick the home bucket
+//!                └─ ...                     the low bits of the hash choose the home bucket
 //! ```
 //!
-//! What the papers describe is here: one line for a lookup and one flush for an insert, lookups that store nothing
-//! and take no lock, chains behind full buckets, and a resize in which writers help. What differs, and why:
+//! The parts that the papers describe are all here: one line for a lookup and one flush for an
+//! insert, lookups that store nothing and take no lock, chains of overflow buckets, and a resize in
+//! which writers help. The differences and their reasons:
 //!
-//! * **Readers see what is durable.** Which pairs a bucket holds is said twice: in a word that persists, and in one
-//!   that readers go by and that follows when the first is durable. The papers' readers see a pair before it is
-//!   durable, and a crash can take back what they returned.
-//! * **Any key and any word.** Occupied places are told by bits, not by keys other than 0; and a pair is read as a
-//!   whole by validating a version, not by reading its word twice, which mistakes a place for the same if it was
-//!   freed and filled with an equal word.
-//! * **The table is published by one word** that is durable before anybody follows it; lookups go by a copy in
-//!   ordinary memory.
-//! * **Locks carry the generation**, so nothing is reset at opening. Whoever first meets a bucket recovers it,
-//!   without waiting for anybody.
-//! * **Empty buckets leave their chain**, and a table that is nearly empty shrinks.
-//! * **The hash is mixed**, and the table grows when many chains are long, not when there are many buckets in
-//!   chains: keys with equal hashes make one chain longer, and nothing else.
+//! * **Readers see what is durable.** Two words say which pairs a bucket holds: one that is
+//!   persistent, and one that readers follow and that is updated when the first is durable. The
+//!   papers' readers see a pair before it is durable, and a crash can take back what they returned.
+//! * **Any key and any word.** Occupied slots are marked by bits, not by keys other than 0. A pair
+//!   is read consistently by validating a version, not by reading its word twice, which does not
+//!   notice a slot that was freed and filled with an equal word.
+//! * **The table is published by one word** that is durable before any thread follows it. Lookups
+//!   read a copy in ordinary memory.
+//! * **Locks contain the generation**, so nothing is reset at opening. The first thread that
+//!   reaches a bucket recovers it, without waiting for any other.
+//! * **Empty overflow buckets are removed**, and a table that is nearly empty shrinks.
+//! * **The hash is mixed**, and the table grows when many chains are long, not when there are many
+//!   overflow buckets: keys with equal hashes make one chain longer, and nothing else.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -41,7 +44,7 @@ use crate::hash::changes::changes_by_apply;
 use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
 use crate::hash::root;
-use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Key, recipe, record};
 
 mod bucket;
@@ -53,16 +56,16 @@ mod resize;
 mod tests;
 mod walk;
 
-use bucket::{Held, Stored, matching};
-use chain::{Place, Search};
+use bucket::{LockedChain, StoredPair, matching};
+use chain::{PairRef, SearchResult};
 use layout::{BITS_MAX, BITS_MIN, BUCKET_BYTES, Bucket, Link, PAIRS, Root, Table};
 use resize::Resize;
 
-/// Shape of a new index.
+/// The configuration of a new index.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Home buckets to begin with, 64 bytes each: rounded up to a power of two, at least 4. The table never has
-    /// fewer.
+    /// The initial number of home buckets, 64 bytes each: rounded up to a power of two, at least 4.
+    /// The table never has fewer.
     pub initial_buckets: u64,
 }
 
@@ -76,38 +79,36 @@ impl Default for Config {
 /// P-CLHT over keys `K` in medium `M`. See the [module](self).
 pub struct Clht<K: Key, M: Medium> {
     pool: Arc<Pool<M>>,
-    /// What every operation needs of the pool, close at hand.
+    /// A copy of the pool's region, which every operation needs, to save an indirection.
     region: Arc<Region<M>>,
-    /// Copy of the root's table word, which changes only once that is durable.
+    /// A copy of the root's table word, changed only after that is durable.
     current: AtomicU64,
     generation: u64,
     seed: u64,
     root: u64,
-    /// Fewest home buckets, as a power of two.
+    /// The binary logarithm of the smallest number of home buckets.
     floor: u32,
     resizing: Mutex<Option<Arc<Resize>>>,
     events: Events,
     keys: PhantomData<fn(K) -> K>,
 }
 
-/// What has happened since opening. On lines of its own: what is above is read by every operation.
+/// Counters of events since opening. On separate cache lines, because every operation reads the
+/// fields above.
 #[derive(Default)]
 #[repr(align(128))]
 struct Events {
-    /// Buckets added to chains.
+    /// Overflow buckets added.
     appended: AtomicU64,
-    /// Times that a chain became empty.
+    /// Chains that became empty.
     emptied: AtomicU64,
     grown: AtomicU64,
     shrunk: AtomicU64,
     recovered: AtomicU64,
 }
 
-/// Keys looked up together in [`Index::get_many`].
-const BATCH: usize = 32;
-
 impl<K: Key, M: Medium> Clht<K, M> {
-    /// First word of the root: "P-CLHT" and the key format.
+    /// Returns the first word of the root: "P-CLHT" and the key format.
     fn kind() -> u64 {
         u64::from_le_bytes(*b"P-CLHT\0\0") ^ u64::from(K::FORMAT) << 48
     }
@@ -117,7 +118,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         self.region.medium()
     }
 
-    /// The pool underneath.
+    /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.pool
     }
@@ -141,11 +142,11 @@ impl<K: Key, M: Medium> Clht<K, M> {
         self.medium().at(self.root).expect("checked when opened")
     }
 
-    /// The current table. Blocks that it leads to stay what they are as long as a guard lives that was there
-    /// before.
+    /// Returns the current table. Its blocks are not reused while a guard lives that was pinned
+    /// before this call.
     #[inline(always)]
     fn table(&self) -> Table {
-        // Acquire: pairs with the release in `set_table`, so that the buckets are there.
+        // Acquire: pairs with the release in `set_table`, so that the buckets are initialised.
         Table::decode(self.current.load(Ordering::Acquire))
     }
 
@@ -176,15 +177,15 @@ impl<K: Key, M: Medium> Clht<K, M> {
         let probe = Probe::new(key, self.seed);
         let change = match self.attempt(&probe, mode, &mut None, guard, &mut decide) {
             Ok(Some(change)) => Ok(change),
-            Ok(None) => self.apply_with_room(&probe, mode, guard, &mut decide),
+            Ok(None) => self.apply_with_bucket(&probe, mode, guard, &mut decide),
             Err(error) => Err(error),
         };
         poison.disarm();
         change
     }
 
-    /// Does what `decide` says about a key. `None`, without having asked, if that takes a bucket more than `fresh`
-    /// has.
+    /// Carries out what `decide` returns for a key. Returns `None`, without having called `decide`,
+    /// if an overflow bucket is needed and `fresh` is empty.
     #[inline(always)]
     fn attempt(
         &self,
@@ -194,41 +195,42 @@ impl<K: Key, M: Medium> Clht<K, M> {
         guard: &Guard<'_>,
         decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
     ) -> Result<Option<Change>> {
-        let mut held = self.lock(probe.hash, guard)?;
-        let room = match self.search(&held, probe) {
-            Ok(Search::Absent(room)) => room,
-            Ok(Search::Present(place)) => {
-                return Ok(Some(self.change_at(held, &place, probe, guard, decide)));
+        let mut chain = self.lock(probe.hash, guard)?;
+        let free = match self.search(&chain, probe) {
+            Ok(SearchResult::Absent(free)) => free,
+            Ok(SearchResult::Present(pair)) => {
+                return Ok(Some(self.change_at(chain, &pair, probe, guard, decide)));
             }
             Err(error) => {
-                held.release();
+                chain.release();
                 return Err(error);
             }
         };
         let may_insert = mode == MutateMode::MayInsert;
-        if may_insert && room.is_none() && fresh.is_none() {
-            held.release();
+        if may_insert && free.is_none() && fresh.is_none() {
+            chain.release();
             return Ok(None);
         }
         let action = if may_insert { decide(None) } else { Action::Keep };
         let mut change = Change::default();
         if let Action::Put(word) = action {
-            let pair = Stored { slot_key: probe.slot_key, word };
-            match room {
-                Some((bucket, place)) => held.put(bucket, place, pair),
+            let pair = StoredPair { slot_key: probe.slot_key, word };
+            match free {
+                Some((bucket, slot)) => chain.put(bucket, slot, pair),
                 None => fresh.take().into_iter().for_each(|bucket| {
-                    held.append(bucket, pair, self.generation);
+                    chain.append(bucket, pair, self.generation);
                 }),
             }
             change.new = Some(word);
         }
-        held.release();
+        chain.release();
         Ok(Some(change))
     }
 
-    /// The same with a fresh bucket at hand, which is taken before the lock is.
+    /// Does the same as [`attempt`](Self::attempt) with a new bucket, which is allocated before the
+    /// lock is taken.
     #[cold]
-    fn apply_with_room(
+    fn apply_with_bucket(
         &self,
         probe: &Probe<'_, K>,
         mode: MutateMode,
@@ -242,35 +244,35 @@ impl<K: Key, M: Medium> Clht<K, M> {
             Some(_) => self.pool.free_unpublished(block),
             None => self.grow_if_crowded(guard),
         }
-        Ok(change?.expect("there was room"))
+        Ok(change?.expect("there was a bucket for the pair"))
     }
 
-    /// Does what `decide` says about a pair that is there, and releases the chain.
+    /// Carries out what `decide` returns for a pair that was found, and releases the chain.
     #[inline(always)]
     fn change_at(
         &self,
-        mut held: Held<'_, M>,
-        place: &Place<'_>,
+        mut chain: LockedChain<'_, M>,
+        found: &PairRef<'_>,
         probe: &Probe<'_, K>,
         guard: &Guard<'_>,
         decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
     ) -> Change {
-        let old = Some(place.word);
+        let old = Some(found.word);
         match decide(old) {
             Action::Keep => {
-                held.release();
+                chain.release();
                 Change { old, new: old }
             }
             Action::Put(word) => {
-                let pair = Stored { slot_key: probe.slot_key, word };
-                held.replace(place.bucket, place.place, pair);
-                held.release();
+                let pair = StoredPair { slot_key: probe.slot_key, word };
+                chain.replace(found.bucket, found.slot, pair);
+                chain.release();
                 Change { old, new: Some(word) }
             }
             Action::Remove => {
-                self.remove_at(&mut held, place, guard);
-                let emptied = Link(self.medium().load_relaxed(&held.home.link)) == Link::default();
-                held.release();
+                self.remove_at(&mut chain, found, guard);
+                let emptied = Link(self.medium().load_relaxed(&chain.home.link)) == Link::default();
+                chain.release();
                 if emptied {
                     self.shrink_if_sparse(guard);
                 }
@@ -279,11 +281,11 @@ impl<K: Key, M: Medium> Clht<K, M> {
         }
     }
 
-    /// Looks up to [`BATCH`] keys up with their cache misses overlapped: first all home buckets are fetched, then
-    /// what they lead to.
+    /// Looks up at most [`BATCH_KEYS`] keys with overlapping cache misses: first prefetches all
+    /// home buckets, then what they lead to.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
-        let (mut hashes, mut homes) = ([0; BATCH], [0; BATCH]);
+        let (mut hashes, mut homes) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
         let table = self.table();
         for ((&key, hash), home) in keys.iter().zip(&mut hashes).zip(&mut homes) {
             *hash = K::hash(key, self.seed);
@@ -299,14 +301,15 @@ impl<K: Key, M: Medium> Clht<K, M> {
         Ok(())
     }
 
-    /// Fetches what a look will read after the home bucket: the key behind the word, or else the next bucket.
+    /// Prefetches what a lookup reads after the home bucket: the record of the first matching word,
+    /// or else the next bucket.
     #[inline(always)]
     fn prefetch_match(&self, home: &Bucket, slot_key: u64) {
         let m = self.medium();
         let candidates = matching(m, home, slot_key);
         if candidates != 0 {
-            let place = candidates.trailing_zeros() as usize;
-            K::prefetch(m, m.load_relaxed(&home.pairs[place].word), record::HEAD);
+            let slot = candidates.trailing_zeros() as usize;
+            K::prefetch(m, m.load_relaxed(&home.pairs[slot].word), record::HEAD);
         } else {
             m.prefetch(Link(m.load_relaxed(&home.link)).rest());
         }
@@ -328,7 +331,7 @@ impl<K: Key, M: Medium> Index<K> for Clht<K, M> {
     ) -> Result<()> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
         let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
             self.lookup_batch(keys, out)?;
         }
         Ok(())
@@ -342,17 +345,17 @@ impl<K: Key, M: Medium> Index<K> for Clht<K, M> {
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
         let mut stats = Stats::default();
-        let mut behind = 0;
+        let mut overflow = 0;
         self.walk(|chain| {
             stats.len += chain.pairs.len() as u64;
-            behind += chain.behind.len() as u64;
+            overflow += chain.overflow.len() as u64;
             true
         })?;
         let table = self.table();
-        let buckets = table.buckets() + behind;
+        let buckets = table.buckets() + overflow;
         Ok(Stats {
             capacity: buckets * PAIRS as u64,
-            segments: 1 + behind,
+            segments: 1 + overflow,
             pm_bytes: size_of::<Root>() as u64 + buckets * BUCKET_BYTES,
             dram_bytes: size_of::<Self>() as u64,
             depth: table.bits,
@@ -375,7 +378,8 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
             let text = format!("{} home buckets are too many", config.initial_buckets);
             return Err(ErrorKind::Config(text).into());
         }
-        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        // Nothing below is reachable until the root cell names it, so an error or a crash discards
+        // it all.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(size_of::<Root>() as u64)?;
         let table = Table { offset: 0, bits };
@@ -405,18 +409,19 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         let header = m
             .at::<Root>(block)
             .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
-        // The process that stored the table word may have died before it flushed it.
+        // The process that stored the table word may have died before the flush.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
         let table = Table::decode(m.load(&header.table));
         if !table.is_possible() || m.slice::<Bucket>(table.offset, table.buckets()).is_none() {
-            return Err(Error::damaged(block, "impossible table"));
+            return Err(Error::damaged(block, "the index's root names an impossible table"));
         }
         let floor = m.load(&header.floor).clamp(BITS_MIN.into(), BITS_MAX.into()) as u32;
         let everything = pool.region().must_recover_all();
         let index = Self::assemble(pool, block, table, floor);
         if everything {
-            // Stamps of an earlier opener could be taken for ours: make none be.
+            // Generations of an earlier opener could equal the current one: makes all buckets
+            // stale.
             index.make_stale()?;
         }
         Ok(index)
@@ -425,12 +430,12 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
         {
-            // A table that is replaced meanwhile must stay what it is while the visitor looks at it.
+            // Keeps a table that is replaced meanwhile unchanged while the visitor uses it.
             let _guard = self.pool.pin();
             visitor.block(self.table().offset);
         }
         self.walk(|chain| {
-            chain.behind.iter().for_each(|&block| visitor.block(block));
+            chain.overflow.iter().for_each(|&block| visitor.block(block));
             chain.pairs.iter().for_each(|pair| visitor.word(pair.word));
             true
         })

@@ -1,13 +1,14 @@
-//! Replacing the table by a larger or smaller one, together.
+//! Replacement of the table by a larger or smaller one, in which several threads take part.
 //!
-//! Whoever finds the table crowded allocates the new one and begins to copy. Chains are *frozen* one after the
-//! other, for good: readers go on using them, and a writer that meets one helps to copy until the new table is
-//! complete. Then one word, durable before anybody acts on it, names the new table. A crash before that forgets
-//! the new table, which nothing reachable names; after it, the old one.
+//! The thread that finds the table crowded allocates the new table and begins to copy. Chains are
+//! *frozen* one after the other and stay so: readers continue to use them, and a writer that meets
+//! a frozen chain helps to copy until the new table is complete. Then one word, which is durable
+//! before any thread follows it, names the new table. After an earlier crash the new table is
+//! unreachable, after a later one the old table.
 //!
-//! The low bits of a hash pick the home bucket, so each group of chains that must be copied together is disjoint
-//! from all others, in both tables: those whose numbers agree in the bits that both tables use. Nobody shares a
-//! bucket with another copier, and a copier needs no lock in the new table.
+//! The low bits of a hash choose the home bucket. So the chains that must be copied together, those
+//! whose numbers agree in the bits that both tables use, form groups that are disjoint in both
+//! tables. Each group is copied by one thread, which needs no lock in the new table.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,37 +19,37 @@ use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Guard, Medium, Result};
 
 use super::Clht;
-use super::bucket::{Locking, Stored, pairs_in, try_lock};
+use super::bucket::{Locking, StoredPair, pairs_in, try_lock};
 use super::layout::{BITS_MAX, BUCKET_BYTES, Bucket, Control, Link, PAIRS, Table};
 use crate::hash::lock_wait::LockWait;
 use crate::{Key, recipe};
 
-/// Most home buckets that are looked at to tell how full the table is.
+/// The largest number of home buckets that are sampled to estimate how full the table is.
 const SAMPLE: u64 = 1024;
-/// Most groups that a copier takes at once.
+/// The largest number of groups in a portion.
 const PORTION: u64 = 256;
 
-/// A table that is being replaced.
+/// The replacement of a table.
 pub(super) struct Resize {
     from: Table,
     to: Table,
-    /// Groups of chains that a copier takes at once.
+    /// The number of groups that a thread takes at a time.
     portion: u64,
-    /// Portions taken.
+    /// The number of portions that were taken.
     taken: AtomicU64,
-    /// Portions done with.
+    /// The number of portions that are finished.
     done: AtomicU64,
-    /// Whether some portion could not be copied.
+    /// `true` if some portion could not be copied.
     failed: AtomicBool,
     outcome: AtomicU8,
 }
 
-/// Copying goes on.
+/// Copying is in progress.
 const OPEN: u8 = 0;
 /// The new table is current.
 const COMMITTED: u8 = 1;
-/// The old table is what it was.
-const GIVEN_UP: u8 = 2;
+/// The old table stays current.
+const ABANDONED: u8 = 2;
 
 impl Resize {
     fn new(from: Table, to: Table) -> Self {
@@ -64,7 +65,7 @@ impl Resize {
         }
     }
 
-    /// Groups of chains that are copied together, numbered from 0.
+    /// Returns the number of groups of chains that are copied together.
     fn groups(&self) -> u64 {
         self.from.buckets().min(self.to.buckets())
     }
@@ -73,37 +74,37 @@ impl Resize {
         self.groups() / self.portion
     }
 
-    /// The next groups to copy.
+    /// Takes the next portion of groups to copy. Returns `None` if there is none left.
     fn take(&self) -> Option<Range<u64>> {
         let number = self.taken.fetch_add(1, Ordering::Relaxed);
         (number < self.portions()).then(|| number * self.portion..(number + 1) * self.portion)
     }
 
-    /// Numbers of the chains of a group in one of the tables.
+    /// Returns the numbers of the chains of a group in one of the tables.
     fn members(&self, table: Table, group: u64) -> impl Iterator<Item = u64> + use<> {
         (group..table.buckets()).step_by(self.groups() as usize)
     }
 }
 
-/// What one thread that copies keeps.
+/// The state of one thread that copies.
 #[derive(Default)]
 struct Copier {
-    /// Buckets behind home buckets of the old table: to be retired if the new one takes its place.
+    /// The overflow buckets of the old table, which are retired if the new table takes its place.
     old: Vec<u64>,
-    /// Those of the new table: to be freed if it does not.
+    /// The overflow buckets of the new table, which are freed if it does not.
     new: Vec<u64>,
-    /// Pairs of the chains at hand.
-    pairs: Vec<Stored>,
-    /// Those for one chain of the new table.
-    chosen: Vec<Stored>,
+    /// The pairs of the current group.
+    pairs: Vec<StoredPair>,
+    /// The pairs of one chain of the new table.
+    chosen: Vec<StoredPair>,
 }
 
 impl<K: Key, M: Medium> Clht<K, M> {
-    /// Doubles the table if more than two in five home buckets have others behind them: about three pairs a home
-    /// bucket. Called after a bucket was added.
+    /// Doubles the table if more than two in five home buckets have overflow buckets, which is at
+    /// about three pairs for each home bucket. Called after a bucket was added.
     ///
-    /// It is by the number of *chains* that the table grows, so keys with equal hashes, which no table would
-    /// spread, make one chain longer but not the table larger.
+    /// The criterion is the number of *chains* with overflow buckets. So keys with equal hashes,
+    /// which no table can separate, make one chain longer but not the table larger.
     #[cold]
     pub(super) fn grow_if_crowded(&self, guard: &Guard<'_>) {
         let table = self.table();
@@ -114,8 +115,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
         }
     }
 
-    /// Makes the table a quarter as large if there is less than one pair in four home buckets. Called after a
-    /// chain has become empty.
+    /// Shrinks the table to a quarter if there is less than one pair for each four home buckets.
+    /// Called after a chain has become empty.
     #[cold]
     pub(super) fn shrink_if_sparse(&self, guard: &Guard<'_>) {
         let table = self.table();
@@ -131,9 +132,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
         }
     }
 
-    /// Links of neighbouring home buckets, or of all where there are few. Nothing at most of the events that
-    /// `events` counts, so that about four are looked at for each; a table so small that it does not matter is
-    /// looked at every time.
+    /// Returns the links of neighbouring home buckets, or of all if there are few. Returns `None`
+    /// for most of the events that `events` counts, so that about four links are read for each
+    /// event. A table that is so small that the cost does not matter is sampled every time.
     fn sample(&self, events: &AtomicU64, table: Table) -> Option<Vec<Link>> {
         const SMALL: u64 = 64;
         let (m, size) = (self.medium(), table.buckets().min(SAMPLE));
@@ -147,9 +148,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
         (0..size).map(|at| home(at).map(|bucket| Link(m.load_relaxed(&bucket.link)))).collect()
     }
 
-    /// Replaces `from` by a table of `2^bits` home buckets, unless somebody is replacing it already. Where that is
-    /// impossible, because there is no space or something is damaged, the table stays what it is: whoever called
-    /// has done what it was asked for, and needs no other table for it.
+    /// Replaces `from` by a table of `2^bits` home buckets, unless a replacement is in progress. If
+    /// that is impossible, because there is no space or something is damaged, the table stays as it
+    /// is: the operation of the caller is complete and does not depend on it.
     fn resize(&self, from: Table, bits: u32, guard: &Guard<'_>) {
         if self.resizing().is_some() {
             return;
@@ -166,43 +167,44 @@ impl<K: Key, M: Medium> Clht<K, M> {
             }
             resizing.insert(Arc::new(Resize::new(from, to))).clone()
         };
-        // An error here (somebody has panicked) will meet everybody.
-        let _ = self.take_part(&resize, guard);
+        // An error here means that a thread has panicked, which every operation reports.
+        let _ = self.participate(&resize, guard);
     }
 
-    /// The replacement under way.
+    /// Returns the replacement in progress.
     fn resizing(&self) -> MutexGuard<'_, Option<Arc<Resize>>> {
         // A panic elsewhere poisons the region, which every caller checks.
         self.resizing.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Helps to replace the table if that is under way, until it is done.
+    /// Helps to replace the table if that is in progress, and returns when it is done.
     #[cold]
     pub(super) fn help(&self, guard: &Guard<'_>) -> Result<()> {
         let resize = self.resizing().clone();
-        resize.map_or(Ok(()), |resize| self.take_part(&resize, guard))
+        resize.map_or(Ok(()), |resize| self.participate(&resize, guard))
     }
 
-    /// Copies as long as there is something to copy, then waits for others to be through.
-    fn take_part(&self, resize: &Resize, guard: &Guard<'_>) -> Result<()> {
+    /// Copies portions until none is left, then waits for the other threads.
+    fn participate(&self, resize: &Resize, guard: &Guard<'_>) -> Result<()> {
         let mut copier = Copier::default();
         while let Some(mut groups) = resize.take() {
-            // Damage and lack of space end the whole. Portions are counted all the same, so that it ends.
+            // Damage or lack of space abandons the replacement. Portions are still counted, so that
+            // it ends.
             let ok = !resize.failed.load(Ordering::Relaxed)
                 && groups.all(|group| self.copy(resize, group, &mut copier).is_ok());
             if !ok {
                 resize.failed.store(true, Ordering::Relaxed);
             }
-            // What this thread has copied is durable before it is counted.
+            // What this thread has copied is durable before the portion is counted.
             self.medium().fence();
-            // AcqRel: the last one has seen what all others did.
+            // AcqRel: the last thread sees what all others have stored.
             if resize.done.fetch_add(1, Ordering::AcqRel) + 1 == resize.portions() {
                 self.finish(resize, guard);
             }
         }
         let mut patience = LockWait::default();
         let outcome = loop {
-            // Acquire: the new table is current for whoever sees that it was committed.
+            // Acquire: a thread that sees `COMMITTED` also sees the new table.
             match resize.outcome.load(Ordering::Acquire) {
                 OPEN => patience.wait_at(&self.region, resize.from.offset)?,
                 outcome => break outcome,
@@ -216,7 +218,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
         Ok(())
     }
 
-    /// Freezes the chains of a group, and writes what they hold to the new table, flushed without a fence.
+    /// Freezes the chains of a group, and writes their pairs to the new table, flushed without a
+    /// fence.
     fn copy(&self, resize: &Resize, group: u64, copier: &mut Copier) -> Result<()> {
         let m = self.medium();
         let Copier { old, new, pairs, chosen } = copier;
@@ -224,14 +227,15 @@ impl<K: Key, M: Medium> Clht<K, M> {
         for number in resize.members(resize.from, group) {
             let home = self.freeze(resize.from, number)?;
             pairs.extend(pairs_in(m, home));
-            for bucket in self.behind(home) {
+            for bucket in self.overflow(home) {
                 let bucket = bucket?;
                 pairs.extend(pairs_in(m, bucket));
                 old.push(m.offset_of(bucket));
             }
         }
         for number in resize.members(resize.to, group) {
-            let home_of = |pair: &Stored| resize.to.home_of(K::slot_hash(pair.slot_key, self.seed));
+            let home_of =
+                |pair: &StoredPair| resize.to.home_of(K::slot_hash(pair.slot_key, self.seed));
             chosen.clear();
             chosen.extend(pairs.iter().filter(|pair| home_of(pair) == number));
             self.write_chain(resize.to.home(number), chosen, new)?;
@@ -239,18 +243,19 @@ impl<K: Key, M: Medium> Clht<K, M> {
         Ok(())
     }
 
-    /// Waits for a chain of the table that is being replaced, and locks it for good.
+    /// Waits for a chain of the table that is being replaced, and freezes it.
     fn freeze(&self, table: Table, number: u64) -> Result<&Bucket> {
         let home = self.home(table, number)?;
         let mut patience = LockWait::default();
         loop {
             match try_lock(self.medium(), home, self.generation) {
-                Locking::Held(held) => {
-                    held.freeze();
+                Locking::Locked(chain) => {
+                    chain.freeze();
                     return Ok(home);
                 }
                 Locking::Stale => self.recover(home),
-                // Its holder does not wait for us: it takes part in this only when it has released it.
+                // Its holder does not wait for this thread: it takes part only after it has
+                // released the chain.
                 Locking::Busy | Locking::Frozen => {
                     patience.wait_at(&self.region, table.home(number))?
                 }
@@ -258,10 +263,11 @@ impl<K: Key, M: Medium> Clht<K, M> {
         }
     }
 
-    /// Writes a home bucket and the buckets behind it, flushed without a fence. `blocks` learns of the latter.
-    fn write_chain(&self, home: u64, pairs: &[Stored], blocks: &mut Vec<u64>) -> Result<()> {
+    /// Writes a home bucket and its overflow buckets, flushed without a fence. Adds the overflow
+    /// buckets to `blocks`.
+    fn write_chain(&self, home: u64, pairs: &[StoredPair], blocks: &mut Vec<u64>) -> Result<()> {
         let (first, rest) = pairs.split_at(pairs.len().min(PAIRS));
-        // From the end of the chain on, because each bucket names the next.
+        // From the end of the chain, because each bucket names the next.
         let mut next = 0;
         for pairs in rest.chunks(PAIRS) {
             let block = self.pool.allocate_fixed(BUCKET_BYTES)?;
@@ -272,8 +278,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
         self.write_bucket(home, first, next)
     }
 
-    /// Writes a bucket that nobody knows, and flushes it without a fence.
-    pub(super) fn write_bucket(&self, offset: u64, pairs: &[Stored], next: u64) -> Result<()> {
+    /// Writes a bucket that no other thread knows, and flushes it without a fence.
+    pub(super) fn write_bucket(&self, offset: u64, pairs: &[StoredPair], next: u64) -> Result<()> {
         let (m, bucket) = (self.medium(), self.bucket(offset)?);
         for (cells, pair) in bucket.pairs.iter().zip(pairs) {
             m.store(&cells.word, pair.word);
@@ -281,7 +287,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         }
         let link = (0..pairs.len()).fold(Link::default().followed_by(next), Link::with);
         m.note(Note::Harmless(
-            "torn, nobody knows the bucket until it and what names it are durable",
+            "torn, no thread knows the bucket until it and what names it are durable",
         ));
         m.store(&bucket.link, link.0);
         m.store_transient(&bucket.control, Control::fresh(self.generation, link.taken()).0);
@@ -289,20 +295,20 @@ impl<K: Key, M: Medium> Clht<K, M> {
         Ok(())
     }
 
-    /// Decides what comes of it, when all portions are done with.
+    /// Commits or abandons the replacement when all portions are finished.
     fn finish(&self, resize: &Resize, guard: &Guard<'_>) {
         let committed = !resize.failed.load(Ordering::Relaxed);
         if committed {
             recipe::commit(self.medium(), &self.root().table, resize.to.encode());
-            // Only now, because nobody may act on a table that a crash could take back.
+            // Only now, because no thread may follow a table that a crash could take back.
             self.set_table(resize.to);
             self.count_resize(resize.from, resize.to);
         } else {
-            self.thaw(resize.from);
+            self.unfreeze(resize.from);
         }
         *self.resizing() = None;
-        // Release: whoever sees this finds the new table current, or the old one usable.
-        resize.outcome.store(if committed { COMMITTED } else { GIVEN_UP }, Ordering::Release);
+        // Release: a thread that sees this finds the new table current, or the old one unfrozen.
+        resize.outcome.store(if committed { COMMITTED } else { ABANDONED }, Ordering::Release);
         if committed {
             self.pool.retire(resize.from.offset, resize.from.bytes(), guard);
         } else {
@@ -310,8 +316,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
         }
     }
 
-    /// Releases every chain of a table that is not replaced after all. Nobody copies any more.
-    fn thaw(&self, table: Table) {
+    /// Unfreezes the chains of a table that is not replaced after all. No thread copies any more.
+    fn unfreeze(&self, table: Table) {
         let m = self.medium();
         for home in (0..table.buckets()).filter_map(|number| self.home(table, number).ok()) {
             let control = Control(m.load(&home.control));

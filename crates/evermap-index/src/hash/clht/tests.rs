@@ -1,4 +1,4 @@
-//! States that crashes leave now and then, made by hand.
+//! States that crashes seldom leave, constructed.
 
 use evermap_pm::Medium;
 
@@ -6,10 +6,10 @@ use super::bucket::pairs_in;
 use super::layout::{Bucket, Root, Table};
 use super::{Clht, Config};
 use crate::Index;
-use crate::hash::by_hand::{created, is_durable_once_served};
+use crate::hash::crash_states::{created, is_durable_once_served};
 use crate::testkit::Plain;
 
-/// A process dies that has stored where the table is, and a pair.
+/// A process dies after it has stored the table word and a pair, before any of that is durable.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let config = Config { initial_buckets: 4 };

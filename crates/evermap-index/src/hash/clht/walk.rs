@@ -1,34 +1,36 @@
-//! Going through the whole table, beside changes and while it is replaced.
+//! Walks over the whole table, concurrent with changes and replacements of the table.
 //!
-//! Chains are visited in the order of their reversed hashes. A table of any size is a division of these into equal
-//! stretches, one for each chain, so a walk that has come to some reversed hash goes on there whatever the table is
-//! by then: what lies below was shown, and what lies above was not.
+//! Chains are visited in the order of their reversed hashes. A table of any size divides the
+//! reversed hashes into equal intervals, one for each chain. So a walk that has reached some
+//! reversed hash continues there, whatever the table is by then: pairs below have been shown, and
+//! pairs above have not.
 
 use evermap_pm::{Guard, Medium, Result};
 
 use super::Clht;
-use super::bucket::{Stored, pairs_in};
+use super::bucket::{StoredPair, pairs_in};
 use super::layout::{Bucket, Control, Table};
 use crate::Key;
 
-/// What one chain holds.
+/// The contents of one chain.
 #[derive(Default)]
 pub(super) struct Chain {
     /// Its pairs.
-    pub(super) pairs: Vec<Stored>,
-    /// Offsets of the buckets behind the home bucket.
-    pub(super) behind: Vec<u64>,
+    pub(super) pairs: Vec<StoredPair>,
+    /// The offsets of the overflow buckets.
+    pub(super) overflow: Vec<u64>,
 }
 
 impl<K: Key, M: Medium> Clht<K, M> {
-    /// Calls `each` with every chain, in the state of one moment, until it answers `false`; under a guard, but
-    /// without a lock. Chains that cannot be read are passed over; the first error is answered at the end.
+    /// Calls `each` with the contents of every chain at one moment, until it returns `false`. It is
+    /// called under a guard, but without a lock. Chains that cannot be read are skipped, and the
+    /// first error is returned at the end.
     pub(super) fn walk(&self, mut each: impl FnMut(&Chain) -> bool) -> Result<()> {
         let mut cursor = Some(0);
         let mut chain = Chain::default();
         let mut result = Ok(());
         while let Some(from) = cursor {
-            // Buckets that are taken out of the chain meanwhile must stay what they are for `each`.
+            // The guard keeps buckets that are removed meanwhile unchanged for `each`.
             let guard = self.pool.pin();
             let (read, next) = self.step(from, &mut chain, &guard);
             cursor = next;
@@ -47,40 +49,42 @@ impl<K: Key, M: Medium> Clht<K, M> {
         result
     }
 
-    /// One step of a walk, under a guard of the caller: reads the chain of the reversed hash `from`, as far as its
-    /// pairs are not below that. Answers the first reversed hash behind that chain too, if there is one.
+    /// Performs one step of a walk: reads the chain of the reversed hash `from`, leaving out pairs
+    /// below `from`. Also returns the first reversed hash after that chain, or `None` if it is the
+    /// last.
     fn step(&self, from: u64, chain: &mut Chain, guard: &Guard<'_>) -> (Result<()>, Option<u64>) {
         chain.pairs.clear();
-        chain.behind.clear();
-        let held = match self.lock(from.reverse_bits(), guard) {
-            Ok(held) => held,
-            Err(error) => return (Err(error), behind(from, self.table())),
+        chain.overflow.clear();
+        let locked = match self.lock(from.reverse_bits(), guard) {
+            Ok(locked) => locked,
+            Err(error) => return (Err(error), next_position(from, self.table())),
         };
-        // As long as we hold a chain, its table is not replaced.
+        // The table is not replaced while one of its chains is locked.
         let table = self.table();
-        let shown = |pair: &Stored| K::slot_hash(pair.slot_key, self.seed).reverse_bits() >= from;
+        let shown =
+            |pair: &StoredPair| K::slot_hash(pair.slot_key, self.seed).reverse_bits() >= from;
         let mut add = |bucket: &Bucket| {
             chain.pairs.extend(pairs_in(self.medium(), bucket).filter(shown));
         };
-        add(held.home);
-        let read = self.behind(held.home).try_for_each(|bucket| {
+        add(locked.home);
+        let read = self.overflow(locked.home).try_for_each(|bucket| {
             let bucket = bucket?;
             add(bucket);
-            chain.behind.push(self.medium().offset_of(bucket));
+            chain.overflow.push(self.medium().offset_of(bucket));
             Ok(())
         });
-        held.release();
-        (read, behind(from, table))
+        locked.release();
+        (read, next_position(from, table))
     }
 
-    /// See [`Persistent::scan`](crate::Persistent::scan): a few chains.
+    /// Implements [`Persistent::scan`](crate::Persistent::scan) for a few chains.
     pub(super) fn scan_chains(
         &self,
         from: u64,
         guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        /// So many that the call itself costs little.
+        /// Enough that the call itself costs little.
         const CHAINS: usize = 64;
         let (mut cursor, mut chain) = (Some(from), Chain::default());
         for _ in 0..CHAINS {
@@ -95,15 +99,15 @@ impl<K: Key, M: Medium> Clht<K, M> {
         (Ok(()), cursor)
     }
 
-    /// Makes every bucket one of an earlier opener. Nobody else uses the index.
+    /// Marks every bucket as one of an earlier opener. There must be no concurrent operations.
     pub(super) fn make_stale(&self) -> Result<()> {
         let (m, table) = (self.medium(), self.table());
         let stale = Control::fresh(self.generation.wrapping_sub(1), 0).0;
         for number in 0..table.buckets() {
             let home = self.home(table, number)?;
             m.store_transient(&home.control, stale);
-            // A chain that cannot be read is found out again by whoever uses it.
-            for bucket in self.behind(home).map_while(Result::ok) {
+            // A chain that cannot be read is reported by the operation that uses it.
+            for bucket in self.overflow(home).map_while(Result::ok) {
                 m.store_transient(&bucket.control, stale);
             }
         }
@@ -111,8 +115,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
     }
 }
 
-/// The first reversed hash behind the chain of `from`, if there is one.
-fn behind(from: u64, table: Table) -> Option<u64> {
+/// Returns the first reversed hash after the chain of `from`, or `None` if it is the last chain.
+fn next_position(from: u64, table: Table) -> Option<u64> {
     let width = 1u64 << (64 - table.bits);
     (from / width * width).checked_add(width)
 }

@@ -1,4 +1,4 @@
-//! The invariants of Level hashing, checked one by one.
+//! The invariants of Level hashing.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::Key;
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     pub(super) fn check_everything(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        // Recovers all buckets, and drops copies.
+        // Recovers all buckets, and drops duplicates.
         if let Err(error) = self.walk(|_| true) {
             problems.push(error.to_string());
         }
@@ -54,20 +54,21 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if version.is_drained()
             && (!view.growing || site.level != view.lowest() || meta.count() > 0)
         {
-            wrong(N, "closed, though it is not one that was emptied");
+            wrong(N, "marked as emptied, but not in a level that is being emptied");
         }
         for (slot, record) in self.records_of(site) {
-            if !self.belongs(site, record.spot) {
-                wrong(slot, "in a bucket that its key does not belong to");
+            if !self.belongs(site, record.hashes) {
+                wrong(slot, "its key does not belong to this bucket");
             }
-            if meta.fingerprints() >> (8 * slot) as u32 & 0xff != u64::from(record.spot.fingerprint)
+            if meta.fingerprints() >> (8 * slot) as u32 & 0xff
+                != u64::from(record.hashes.fingerprint)
             {
-                wrong(slot, "fingerprint is not that of the key");
+                wrong(slot, "the fingerprint is not that of the key");
             }
             // Two records may share a hash; two slots may not share a record.
             let identity = (record.slot_key, if K::WORDS_ARE_RECORDS { record.word } else { 0 });
             if let Some(first) = seen.insert(identity, site.position()) {
-                wrong(slot, &format!("the same record is at position {first:#x} too"));
+                wrong(slot, &format!("the same record is also at position {first:#x}"));
             }
         }
         Ok(())

@@ -1,23 +1,23 @@
-//! Which levels there are, and where their buckets lie.
+//! The levels of the table, and the locations of their buckets.
 //!
-//! A level of `2^n` buckets is a table of chunks. Nothing larger than a chunk is ever allocated at once, and the
-//! chunks of a level that is given up serve the next one. The root names the tables; which of them count follows
-//! from which entries are there, so growth needs no log:
+//! A level of `2^n` buckets is a table of chunks. Nothing larger than a chunk is allocated in one
+//! piece, and the chunks of a level that is given up are reused for the next one. The root names
+//! the tables. The entries that are set determine the state, so growth needs no log:
 //!
 //! ```text
 //! settled    ... 0   live  live  0        0 ...     bottom and top
-//! preparing  ... 0   live  live  prepared 0 ...     the next top is being written; nobody looks there
-//! growing    ... 0   live  live  live     0 ...     the lowest is being emptied, and takes no more records
-//! settled    ... 0   0     live  live     0 ...
+//! preparing  ... 0   live  live  prepared 0 ...     the next top is being written
+//! growing    ... 0   live  live  live     0 ...     the lowest is being emptied
 //! ```
 //!
-//! A level consists of *regions*: runs of a fixed number of buckets. The top bits of a key's first hash choose its
-//! region in each level, so the regions of a level are in the order of these bits, and a region covers the hashes of two
-//! regions in the level above. Both buckets of a key are in its region: one in the lower half, one in the upper. A level
-//! smaller than a region is one.
+//! A level consists of *regions*: runs of a fixed number of buckets. The top bits of a key's first
+//! hash choose its region in each level, so the regions of a level are in the order of these bits,
+//! and a region covers the same hashes as two regions in the level above. Both buckets of a key are
+//! in its region: one in the lower half, one in the upper. A level that is smaller than a region is
+//! one region.
 //!
-//! So a record stays among the buckets that cover its part of the hashes, however it moves and whatever levels come and
-//! go. That is what walks rely on: see [`walk`](super::walk).
+//! So a record stays among the buckets that cover its part of the hashes, however it moves, and
+//! whatever levels are added or removed. Walks rely on that: see [`walk`](super::walk).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,24 +26,24 @@ use evermap_pm::medium::{Note, prefetch};
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
-use super::bucket::Spot;
-use super::layout::{BUCKET_BYTES, Bucket, Named, OFFSET, Root, SIZES, Version};
+use super::bucket::KeyHashes;
+use super::layout::{BUCKET_BYTES, Bucket, CheckedOffset, OFFSET, Root, SIZES, Version};
 
-/// The smallest top: with four buckets, so that the bottom has two.
+/// The smallest top level: four buckets, so that the bottom has two.
 pub(super) const SMALLEST: u32 = 2;
-/// The largest top.
+/// The largest top level.
 pub(super) const LARGEST: u32 = SIZES as u32 - 2;
 
-/// Why mistakes in writing a new level go unnoticed in most memory.
+/// Why mistakes in writing a new level have no effect unless the memory was used before.
 const NEEDED: Note =
-    Note::Harmless("needed in memory with a past: `a_level_is_durable_before_it_is_named`");
+    Note::Harmless("needed in reused memory: `a_level_is_durable_before_it_is_named`");
 
-/// Which levels hold records.
+/// The levels that hold records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct View {
-    /// The level of homes: the top, or the middle one of three. `2^level` buckets.
+    /// The level of homes: the top, or the middle one of three. It has `2^level` buckets.
     pub(super) level: u32,
-    /// Whether there is a larger one above, into which the one below is being emptied.
+    /// `true` if there is a larger level above, into which the one below is being emptied.
     pub(super) growing: bool,
 }
 
@@ -57,25 +57,26 @@ impl View {
         View { level: (word >> 1) as u32, growing: word & 1 != 0 }
     }
 
-    /// The largest level that holds records.
+    /// Returns the largest level that holds records.
     #[inline(always)]
     pub(super) fn highest(self) -> u32 {
         self.level + u32::from(self.growing)
     }
 
-    /// The smallest level that holds records.
+    /// Returns the smallest level that holds records.
     #[inline(always)]
     pub(super) fn lowest(self) -> u32 {
         self.level - 1
     }
 
-    /// Buckets in the level that is emptied, and as many that hand their keys' homes to the level above.
+    /// Returns the number of buckets in the level that is emptied. As many buckets of the middle
+    /// level transfer their keys' homes to the level above.
     pub(super) fn steps(self) -> u64 {
         1 << self.lowest()
     }
 }
 
-/// A bucket and where it is.
+/// A bucket, its level, and its index in the level.
 #[derive(Clone, Copy)]
 pub(super) struct Site<'a> {
     pub(super) bucket: &'a Bucket,
@@ -84,70 +85,74 @@ pub(super) struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// Brings the bucket's first line towards the cache.
+    /// Prefetches the bucket's first line.
     #[inline(always)]
     pub(super) fn prefetch(self) {
         prefetch(std::ptr::from_ref(self.bucket).cast());
     }
 
-    /// A number for every bucket of every level.
+    /// Returns a number that is unique among all buckets of all levels.
     pub(super) fn position(self) -> u64 {
         (1 << self.level) + self.index
     }
 }
 
-/// The regions of a level have `2^region_bits` buckets, where chunks have `2^chunk_bits`.
+/// Returns the binary logarithm of the number of buckets in a region of a level, if chunks have
+/// `2^chunk_bits` buckets.
 ///
-/// Larger regions fill more evenly, smaller ones can be copied in a shorter time. With 256 buckets a walk copies 768 at
-/// once, or 1,792 while the table grows.
+/// Larger regions fill more evenly; smaller ones can be copied in a shorter time. With 256 buckets,
+/// a walk copies 768 buckets at a time, or 1,792 while the table grows.
 pub(super) const fn region_bits(level: u32, chunk_bits: u32) -> u32 {
     let bits = if chunk_bits < 6 { chunk_bits + 2 } else { 8 };
     if level < bits { level } else { bits }
 }
 
-/// Index of the bucket that the first hash function names: in the lower half of a region.
+/// Returns the index of the bucket that the first hash chooses, in the lower half of a region.
 #[inline(always)]
-pub(super) fn first_of<const C: u32>(spot: Spot, level: u32) -> u64 {
-    home::<C>(top_bits(spot.first, level - 1), level)
+pub(super) fn first_index<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
+    home_index::<C>(top_bits(hashes.first, level - 1), level)
 }
 
-/// Index of the bucket that the second hash function names: in the upper half of the same region.
+/// Returns the index of the bucket that the second hash chooses, in the upper half of the same
+/// region.
 #[inline(always)]
-pub(super) fn second_of<const C: u32>(spot: Spot, level: u32) -> u64 {
+pub(super) fn second_index<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
     let half = region_bits(level, C) - 1;
-    let region = top_bits(spot.first, level - 1) >> half;
-    ((region * 2 + 1) << half) + top_bits(spot.second, half)
+    let region = top_bits(hashes.first, level - 1) >> half;
+    ((region * 2 + 1) << half) + top_bits(hashes.second, half)
 }
 
-/// Index of a level's `n`th home: of those buckets that are the first one of some keys.
+/// Returns the index of the `n`th home of a level: of those buckets that are the first bucket of
+/// some keys.
 #[inline(always)]
-pub(super) fn home<const C: u32>(n: u64, level: u32) -> u64 {
+pub(super) fn home_index<const C: u32>(n: u64, level: u32) -> u64 {
     let half = region_bits(level, C) - 1;
     let region = n >> half;
-    // Each region before has as many other buckets.
+    // Each region before has as many buckets that are not homes.
     n + (region << half)
 }
 
-/// The top `bits` (at most 63) bits.
+/// Returns the top `bits` (at most 63) bits.
 #[inline(always)]
 pub(super) fn top_bits(product: u64, bits: u32) -> u64 {
     (product >> 1) >> (63 - (bits & 63))
 }
 
-/// See the [module](self). Chunks have `2^C` buckets.
+/// The levels of a table. See the [module](self). Chunks have `2^C` buckets.
 pub(super) struct Levels<M: Medium, const C: u32> {
     pool: Arc<Pool<M>>,
     region: Arc<Region<M>>,
     root: u64,
-    /// A [`View`]. Changed only once the root's entry is durable, so that nobody acts on what a crash could take
-    /// back.
+    /// An encoded [`View`]. Changed only when the root's entry is durable, so that no thread acts
+    /// on what a crash could take back.
     view: AtomicU64,
-    /// Offset of each level's table; set before the level becomes part of the view, and never changed after.
+    /// The offset of each level's table; set before the level becomes part of the view, and not
+    /// changed afterwards.
     tables: [AtomicU64; SIZES],
 }
 
 impl<M: Medium, const C: u32> Levels<M, C> {
-    /// Bytes in a chunk of this level: small levels have one small chunk.
+    /// Returns the size of a chunk of this level, bytes. A small level has one small chunk.
     fn chunk_bytes(level: u32) -> u64 {
         BUCKET_BYTES << level.min(C)
     }
@@ -156,10 +161,10 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         1 << level.saturating_sub(C)
     }
 
-    /// Writes two empty levels and the entries of the root at `root`, and flushes them without a fence.
+    /// Writes two empty levels and the entries of the root at `root`, flushed without a fence.
     ///
     /// # Errors
-    /// `NoSpace`; nothing is allocated then.
+    /// `NoSpace`; then nothing is allocated.
     pub(super) fn create(pool: Arc<Pool<M>>, root: u64, level: u32) -> Result<Self> {
         let levels = Self::assemble(pool, root);
         for part in [level - 1, level] {
@@ -180,7 +185,7 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         self.tables[level as usize].store(table, Ordering::Relaxed);
         self.extend(level, 0, 1 << level)?;
         let entry = &self.root().levels[level as usize];
-        self.medium().store(entry, Named::new(table, Named::live(level)).0);
+        self.medium().store(entry, CheckedOffset::new(table, CheckedOffset::live(level)).0);
         Ok(())
     }
 
@@ -194,8 +199,8 @@ impl<M: Medium, const C: u32> Levels<M, C> {
                 continue;
             }
             let (as_live, as_prepared) = (
-                Named(word).offset(Named::live(level)),
-                Named(word).offset(Named::prepared(level)),
+                CheckedOffset(word).offset(CheckedOffset::live(level)),
+                CheckedOffset(word).offset(CheckedOffset::prepared(level)),
             );
             let table = as_live.or(as_prepared).filter(|&table| levels.has_table(level, table));
             let Some(table) = table else {
@@ -238,10 +243,10 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         self.medium().at(self.root).expect("checked when opened")
     }
 
-    /// Which levels there are now.
+    /// Returns the current levels.
     #[inline(always)]
     pub(super) fn view(&self) -> View {
-        // Acquire: pairs with the release in `set_view`, so that the tables are there.
+        // Acquire: pairs with the release in `set_view`, so that the tables are initialised.
         View::decode(self.view.load(Ordering::Acquire))
     }
 
@@ -249,11 +254,11 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         self.view.store(view.encode(), Ordering::Release);
     }
 
-    /// A bucket of a level in the view.
+    /// Returns a bucket of a level in the view.
     #[inline(always)]
     pub(super) fn site(&self, level: u32, index: u64) -> Result<Site<'_>> {
         let m = self.medium();
-        // Relaxed: whoever knows of the level has loaded the view.
+        // Relaxed: the caller has loaded the view, which was stored after the table.
         let table = self.tables[level as usize].load(Ordering::Relaxed);
         let bucket = m.at::<PmU64>(table + (index >> C) * 8).and_then(|entry| {
             let chunk = m.load(entry) & OFFSET;
@@ -265,36 +270,37 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         }
     }
 
-    /// The two buckets of a level in which a record can be.
+    /// Returns the two buckets of a level in which a record can be.
     #[inline(always)]
-    pub(super) fn pair(&self, level: u32, spot: Spot) -> Result<[Site<'_>; 2]> {
-        let [first, second] = [first_of::<C>(spot, level), second_of::<C>(spot, level)];
+    pub(super) fn pair(&self, level: u32, hashes: KeyHashes) -> Result<[Site<'_>; 2]> {
+        let [first, second] = [first_index::<C>(hashes, level), second_index::<C>(hashes, level)];
         Ok([self.site(level, first)?, self.site(level, second)?])
     }
 
-    /// Brings what a look for a record at this spot reads towards the cache.
+    /// Prefetches what a search for a record with these hashes reads.
     #[inline(always)]
-    pub(super) fn prefetch(&self, view: View, spot: Spot) -> Result<()> {
+    pub(super) fn prefetch(&self, view: View, hashes: KeyHashes) -> Result<()> {
         for level in [view.level, view.lowest()] {
-            self.pair(level, spot)?.into_iter().for_each(Site::prefetch);
+            self.pair(level, hashes)?.into_iter().for_each(Site::prefetch);
         }
         Ok(())
     }
 
-    /// Whether the entry that leads to a bucket is what was once written there. Until this is known, nothing may
-    /// be stored to the bucket.
+    /// Checks that the entry that leads to a bucket is undamaged. Nothing may be stored to a bucket
+    /// before this is known.
     pub(super) fn ensure_named(&self, site: Site<'_>) -> Result<()> {
         let table = self.tables[site.level as usize].load(Ordering::Relaxed);
         let (chunk, m) = (site.index >> C, self.medium());
         let entry = m.at::<PmU64>(table + chunk * 8).ok_or_else(|| outside(table))?;
-        match Named(m.load(entry)).offset(Named::chunk(site.level, chunk)) {
+        match CheckedOffset(m.load(entry)).offset(CheckedOffset::chunk(site.level, chunk)) {
             Some(_) => Ok(()),
             None => Err(Error::damaged(m.offset_of(entry), "impossible chunk of a level")),
         }
     }
 
-    /// Calls `each` with the offset and size of every block that the root leads to, itself not among them. A block
-    /// is shown if it is there throughout: whether its level is in preparation or live makes no difference.
+    /// Calls `each` with the offset and the size of every block that is reachable from the root,
+    /// without the root itself. A block is shown if it is reachable throughout, whether its level
+    /// is in preparation or live.
     pub(super) fn blocks(&self, mut each: impl FnMut(u64, u64)) {
         for level in 0..SIZES as u32 {
             if self.medium().load(&self.root().levels[level as usize]) != 0 {
@@ -303,75 +309,77 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         }
     }
 
-    /// The same for the chunks and the table of a level.
+    /// Calls `each` with the offset and the size of the chunks and the table of a level.
     fn blocks_of(&self, level: u32, mut each: impl FnMut(u64, u64)) {
         let m = self.medium();
         let table = self.tables[level as usize].load(Ordering::Relaxed);
         let entries = m.slice::<PmU64>(table, Self::chunks(level)).unwrap_or_default();
         for (chunk, entry) in entries.iter().enumerate() {
-            // A level in preparation has no chunks yet where it ends.
-            if let Some(offset) = Named(m.load(entry)).offset(Named::chunk(level, chunk as u64)) {
+            // The last chunks of a level in preparation are missing.
+            if let Some(offset) =
+                CheckedOffset(m.load(entry)).offset(CheckedOffset::chunk(level, chunk as u64))
+            {
                 each(offset, Self::chunk_bytes(level));
             }
         }
         each(table, Self::chunks(level) * 8);
     }
 
-    /// Whether the level above the top is in preparation.
+    /// Returns `true` if the level above the top is in preparation.
     pub(super) fn is_prepared(&self, view: View) -> bool {
         self.medium().load(&self.root().levels[view.level as usize + 1]) != 0
     }
 
-    /// Begins the next level: an empty table, which the root names as one in preparation.
+    /// Begins the preparation of a level: the root names an empty table for it.
     ///
     /// # Errors
-    /// `NoSpace`; nothing has changed then.
+    /// `NoSpace`; then nothing has changed.
     pub(super) fn begin_preparation(&self, level: u32) -> Result<()> {
         let m = self.medium();
         let table = self.new_table(level)?;
         m.note(NEEDED);
         m.fence();
         self.tables[level as usize].store(table, Ordering::Relaxed);
-        self.set_entry(level, Named::new(table, Named::prepared(level)).0);
+        self.set_entry(level, CheckedOffset::new(table, CheckedOffset::prepared(level)).0);
         Ok(())
     }
 
-    /// Takes back the level in preparation.
+    /// Removes and retires the level in preparation.
     pub(super) fn abandon_preparation(&self, level: u32, guard: &Guard<'_>) {
         self.set_entry(level, 0);
         self.retire(level, guard);
     }
 
-    /// Makes the level above, complete and durable, part of the table: the growth begins.
+    /// Makes the level above, which is complete and durable, part of the table: the growth begins.
     pub(super) fn begin_growth(&self, view: View) -> View {
         let above = view.level + 1;
         let table = self.tables[above as usize].load(Ordering::Relaxed);
-        self.set_entry(above, Named::new(table, Named::live(above)).0);
+        self.set_entry(above, CheckedOffset::new(table, CheckedOffset::live(above)).0);
         let growing = View { growing: true, ..view };
         self.set_view(growing);
         growing
     }
 
-    /// Gives up the lowest level, which is empty and takes no more records: the growth ends.
+    /// Removes the lowest level, which is empty and takes no records: the growth ends.
     pub(super) fn end_growth(&self, view: View, guard: &Guard<'_>) {
         self.set_entry(view.lowest(), 0);
         self.set_view(View { level: view.level + 1, growing: false });
         self.retire(view.lowest(), guard);
     }
 
-    /// Changes an entry of the root, durably.
+    /// Changes an entry of the root durably.
     fn set_entry(&self, level: u32, word: u64) {
         let (m, entry) = (self.medium(), &self.root().levels[level as usize]);
         m.store(entry, word);
         m.persist(entry);
     }
 
-    /// Gives back the blocks of a level that the root does not name any more.
+    /// Retires the blocks of a level that the root does not name any more.
     fn retire(&self, level: u32, guard: &Guard<'_>) {
         self.blocks_of(level, |offset, bytes| self.pool.retire(offset, bytes, guard));
     }
 
-    /// A table without chunks, flushed.
+    /// Creates a table without chunks, flushed without a fence.
     fn new_table(&self, level: u32) -> Result<u64> {
         let m = self.medium();
         let table = self.pool.allocate(Self::chunks(level) * 8)?;
@@ -382,8 +390,8 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         Ok(table)
     }
 
-    /// Makes `count` buckets of a level that nobody sees yet, from bucket `from` on, empty, and flushes them. Takes
-    /// the chunks that are missing.
+    /// Writes `count` empty buckets, from bucket `from` on, of a level that is not in the view, and
+    /// flushes them without a fence. Allocates the chunks that are missing.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -407,25 +415,26 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         Ok(())
     }
 
-    /// Takes the chunk that `entry` is for, unless it is there from an attempt that a crash ended.
+    /// Allocates the chunk for `entry`, unless it exists since an attempt that a crash ended.
     fn ensure_chunk(&self, entry: &PmU64, level: u32, chunk: u64) -> Result<()> {
-        let (m, tag) = (self.medium(), Named::chunk(level, chunk));
-        if Named(m.load(entry)).offset(tag).is_none() {
+        let (m, tag) = (self.medium(), CheckedOffset::chunk(level, chunk));
+        if CheckedOffset(m.load(entry)).offset(tag).is_none() {
             let offset = self.pool.allocate_fixed(Self::chunk_bytes(level))?;
-            m.store(entry, Named::new(offset, tag).0);
+            m.store(entry, CheckedOffset::new(offset, tag).0);
         }
-        // Also one that was there: whoever stored it may have died before it was durable.
+        // Also flushed if it exists: the process that stored it may have died before it was
+        // durable.
         m.note(Note::Harmless("late, it still comes before the fence: a bucket is stored first"));
         m.flush(entry);
         Ok(())
     }
 
-    /// Buckets of all levels in the view.
+    /// Returns the number of buckets of all levels in the view.
     pub(super) fn buckets(&self, view: View) -> u64 {
         (view.lowest()..=view.highest()).map(|level| 1 << level).sum()
     }
 
-    /// Bytes of the next level, tables aside.
+    /// Returns the size of the next level without tables, bytes.
     pub(super) fn next_bytes(&self, view: View) -> u64 {
         BUCKET_BYTES << (view.level + 1)
     }

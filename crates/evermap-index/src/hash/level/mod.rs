@@ -1,35 +1,43 @@
-//! Level hashing: two levels of buckets, four places for a key.
+//! Level hashing: two levels of buckets, and four buckets for each key.
 //!
-//! After "Write-Optimized and High-Performance Hashing Index Scheme for Persistent Memory" (Zuo, Hua, Wu; OSDI
-//! 2018). The layout is in [`layout`]; a picture of the whole:
+//! After "Write-Optimized and High-Performance Hashing Index Scheme for Persistent Memory" (Zuo,
+//! Hua, Wu; OSDI 2018). The layout is in [`layout`]. An overview:
 //!
 //! ```text
-//! top      [ 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 ]      two hash functions: one for the lower half of a level, one for
-//!            \ /     \ /     \ /     \ /          the upper; so a key has two buckets in each. In large levels,
-//! bottom   [   0   |   1   |   2   |   3   ]      of a region: see `levels`
+//! top      [ 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 ]
+//!            \ /     \ /     \ /     \ /
+//! bottom   [   0   |   1   |   2   |   3   ]
 //! ```
 //!
-//! The table grows by a level above the top, into which the bottom is emptied: a third of the records move. What
-//! was the top is then the bottom, and none of its records had to move.
+//! Of the two hash functions, one chooses a bucket in the lower half of a level and one in the
+//! upper half, so a key has two buckets in each level. In large levels these are halves of a
+//! region: see `levels`.
 //!
-//! What the paper describes is here: the two levels, tokens, movement within a level and from bottom to top,
-//! updates without a log, resizing of the bottom level alone. What differs, and why:
+//! The table grows by a level above the top, into which the bottom is emptied: a third of the
+//! records move. The former top becomes the bottom, and none of its records has to move.
 //!
-//! * **Tokens share a line with their slots**, so an insert takes one flush and one fence; a movement and the
-//!   insert into the hole it leaves take two.
-//! * **The two buckets of a key are near each other**, in the same region of a level, not anywhere in two halves of it. So
-//!   the table can be walked through region by region, however records move, and a key's buckets share fewer pages.
-//!   Regions fill less evenly than a level as a whole, so the table grows a little earlier.
-//! * **A record's home is the first bucket where it can be**, and every change to it is made under the lock of
-//!   that bucket, wherever it sits: so a lookup validates one version word, and stores nothing.
-//! * **Growth by and by** ([`Resize::Incremental`]): the next level is written in instalments when buckets begin
-//!   to be full, and the bottom is emptied one bucket a mutation. Lookups look into three levels meanwhile. The
-//!   paper's way is [`Resize::Blocking`].
-//! * **Growth is committed by single stores** to the root (see `levels`), and records are cleared below only
-//!   when they are durable above. A crash can leave two copies of a record, never none; whoever next changes the
-//!   record drops one (see `recover`).
-//! * **Fingerprints** in the first line of each bucket tell most lookups that a key is elsewhere.
-//! * **Keys with equal hashes** beyond what four buckets hold are refused, instead of growing the table for ever.
+//! The parts that the paper describes are all here: the two levels, tokens, movement within a level
+//! and from bottom to top, updates without a log, resizing of the bottom level only. The
+//! differences and their reasons:
+//!
+//! * **Tokens share a line with their slots**, so an insert takes one flush and one fence; a
+//!   movement and the insert into the slot that it frees take two.
+//! * **The two buckets of a key are near each other**, in the same region of a level instead of
+//!   anywhere in its two halves. So the table can be walked region by region, however records move,
+//!   and a key's buckets are on fewer pages. Regions fill less evenly than a whole level, so the
+//!   table grows a little earlier.
+//! * **A record's home is the first bucket that it can be in**, and every change to it is made
+//!   under the lock of that bucket, wherever the record is stored. So a lookup validates one
+//!   version word, and stores nothing.
+//! * **Incremental growth** ([`Resize::Incremental`]): the next level is written in parts when
+//!   buckets begin to be full, and each mutation empties one bucket of the bottom. Meanwhile
+//!   lookups search three levels. The paper's method is [`Resize::Blocking`].
+//! * **Growth is committed by single stores** to the root (see `levels`), and records are cleared
+//!   below only when they are durable above. A crash can leave two copies of a record, but never
+//!   none; the next thread that changes the record drops one (see `recover`).
+//! * **Fingerprints** in the first line of each bucket show most lookups that a key is not in it.
+//! * **Keys with equal hashes** are refused beyond what four buckets hold, instead of growing the
+//!   table without limit.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -46,37 +54,38 @@ use crate::hash::FOUND_LATE;
 use crate::hash::fresh::Fresh;
 use crate::hash::lock_wait::LockWait;
 use crate::hash::root;
-use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 
 mod bucket;
 mod check;
 pub mod layout;
 mod levels;
+mod placement;
 mod recover;
 mod resize;
-mod room;
 #[cfg(test)]
 mod tests;
 mod walk;
 
-use bucket::{Locking, Locks, Probe, Record, Spot, find, meta_of, try_lock};
+use bucket::{KeyHashes, Locking, Locks, Probe, Record, find, meta_of, try_lock};
 use layout::{LINE_SLOTS, Root, Version};
-use levels::{LARGEST, Levels, SMALLEST, Site, View, first_of};
+use levels::{LARGEST, Levels, SMALLEST, Site, View, first_index};
+use placement::SlotSearch;
 use resize::Growth;
-use room::MakeRoom;
-use walk::{KeptOut, Walks};
+use walk::{WalkBlock, Walks};
 
-/// Shape of a new index.
+/// The configuration of a new index.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The top level begins with `2^top_level` buckets of 128 bytes, the bottom with half as many. 2 to 40.
+    /// The binary logarithm of the initial number of buckets in the top level, 2 to 40. Buckets
+    /// have 128 bytes; the bottom level has half as many.
     pub top_level: u32,
     /// How the table grows.
     pub resize: Resize,
 }
 
 impl Default for Config {
-    /// 768 buckets, 96 KiB.
+    /// 768 buckets: 96 KiB.
     fn default() -> Self {
         Config { top_level: 9, resize: Resize::Incremental }
     }
@@ -85,90 +94,93 @@ impl Default for Config {
 /// How the table grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
-    /// Mutations empty the bottom level bucket by bucket: bounded work for each.
+    /// Mutations empty the bottom level bucket by bucket, with bounded work for each mutation.
     Incremental,
-    /// The one that finds no room empties it at once, and all others wait: as in the paper.
+    /// The mutation that finds no free slot empties the whole bottom level while all others wait,
+    /// as in the paper.
     Blocking,
 }
 
-/// Level hashing over keys `K` in medium `M`, using `N` slots of each bucket; levels are allocated in chunks of
-/// `2^C` buckets.
+/// Level hashing over keys `K` in medium `M`, with `N` slots in each bucket. Levels are allocated
+/// in chunks of `2^C` buckets.
 ///
-/// See the [module](self). The default is for use; [`Tiny`] is for tests.
+/// See the [module](self). The default parameters are for production use; [`Tiny`] is for tests.
 pub struct Level<K: Key, M: Medium, const N: usize = { layout::SLOTS_MAX }, const C: u32 = 13> {
     pool: Arc<Pool<M>>,
     levels: Levels<M, C>,
     root: u64,
     resize: Resize,
-    /// What every operation needs of the pool, close at hand.
+    /// A reference to the pool's region, which every operation needs, to save an indirection.
     region: Arc<Region<M>>,
     generation: u64,
     seed: u64,
-    /// Locks for recovering buckets.
+    /// Locks for the recovery of buckets.
     recovering: Box<[Mutex<()>]>,
     growth: Mutex<Growth>,
     /// The next bucket of the lowest level to be emptied.
     cursor: AtomicU64,
     /// Buckets of the lowest level that still have to be emptied.
+    /// Buckets of the lowest level that still have to be emptied.
     undrained: AtomicU64,
-    /// There was no space for a further level: it is not prepared ahead of need.
-    cramped: AtomicBool,
+    /// `true` if there was no space for a further level: then it is not prepared in advance.
+    no_space_ahead: AtomicBool,
     walks: Walks,
     resizes: AtomicU64,
     recovered: AtomicU64,
     keys: PhantomData<fn(K) -> K>,
 }
 
-/// Buckets and levels so small that a handful of keys makes every structural change happen.
+/// Buckets and levels that are so small that a few keys cause every structural change.
 pub type Tiny<K, M> = Level<K, M, 4, 2>;
 
-/// Keys looked up together in [`Index::get_many`].
-const BATCH: usize = 16;
+/// The number of keys that are looked up together in [`Index::get_many`]: half of the usual number,
+/// because two lines or more are prefetched for each key in each level.
+const LOOKUP_BATCH: usize = BATCH_KEYS / 2;
 
-/// The levels in which the records of a key can be, and its home among them.
+/// The levels in which the records of a key can be, and the key's home.
 #[derive(Clone, Copy)]
-struct Reach<'a> {
+struct LevelRange<'a> {
     high: u32,
     low: u32,
     home: Site<'a>,
 }
 
-/// Where a record sits.
-struct Place<'a> {
+/// A record that was found.
+struct FoundRecord<'a> {
     site: Site<'a>,
     slot: usize,
     word: u64,
 }
 
-/// What a look without locks found.
-enum Look<'a> {
+/// The result of a search without locks.
+enum SearchResult<'a> {
     Found(u64),
     Absent,
-    /// Something changed meanwhile: look again.
-    Again(Site<'a>),
-    /// The bucket was not recovered since the region was opened.
+    /// Something changed meanwhile: search again.
+    Retry(Site<'a>),
+    /// The bucket has not been recovered since the region was opened.
     Stale(Site<'a>),
 }
 
-/// What came of one attempt at a mutation.
+/// The result of one attempt at a mutation.
 enum Attempt<'a> {
-    /// It is done; and whether it had to move a record.
+    /// The mutation is done. The flag is `true` if it had to move a record.
     Done(Change, bool),
-    /// Release everything, wait for this, and try again.
-    Busy(InTheWay<'a>),
+    /// Release all locks, wait for this, and try again.
+    Busy(Blocker<'a>),
     /// The table must grow.
     Full,
 }
 
-/// What an operation has to wait for, without a lock.
-enum InTheWay<'a> {
-    /// A bucket that another thread holds, or that was given up.
+/// What an operation has to wait for while it holds no lock.
+enum Blocker<'a> {
+    /// A bucket that another thread has locked, or whose level is given up.
     Bucket(Site<'a>),
-    /// A walk that copies the records around this spot, which must not move until that is done.
-    Walk(Spot),
+    /// A walk that copies the records with such hashes, which must not move until it is done.
+    Walk(KeyHashes),
 }
 
-/// A mutation: of which key, and under which guard.
+/// A mutation: its key, and the guard under which it runs.
 struct Operation<'a, 'k, K: Key> {
     probe: &'a Probe<'k, K>,
     mode: MutateMode,
@@ -178,7 +190,7 @@ struct Operation<'a, 'k, K: Key> {
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     const GEOMETRY_IS_POSSIBLE: () = assert!(N >= 1 && N <= layout::SLOTS_MAX && C >= 1 && C <= 13);
 
-    /// First word of the root: "LEVEL", key format, geometry.
+    /// Returns the first word of the root: "LEVEL", key format, geometry.
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let region = u64::from(levels::region_bits(u32::MAX, C));
@@ -191,7 +203,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         self.region.medium()
     }
 
-    /// The pool underneath.
+    /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.pool
     }
@@ -206,7 +218,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             growth: Mutex::new(Growth::default()),
             cursor: AtomicU64::new(0),
             undrained: AtomicU64::new(view.steps()),
-            cramped: AtomicBool::new(false),
+            no_space_ahead: AtomicBool::new(false),
             walks: Walks::default(),
             resizes: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
@@ -218,33 +230,37 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
     }
 
-    /// Waits for what is in the way. Where that is a walk, the next one is kept out while the result lives, so that the
-    /// caller gets on however many walks there are.
+    /// Waits for a blocker. If that is a walk, further walks are blocked while the result lives, so
+    /// that the caller makes progress however many walks there are.
     #[cold]
-    fn wait_out(&self, what: InTheWay<'_>, patience: &mut LockWait) -> Result<Option<KeptOut<'_>>> {
+    fn wait_for_blocker(
+        &self,
+        what: Blocker<'_>,
+        patience: &mut LockWait,
+    ) -> Result<Option<WalkBlock<'_>>> {
         match what {
-            InTheWay::Bucket(site) => self.wait_with(site, patience).map(|()| None),
-            InTheWay::Walk(spot) => {
-                let kept_out = self.walks.keep_out(spot);
-                self.region.ensure_sound().map(|()| Some(kept_out))
+            Blocker::Bucket(site) => self.wait_for_bucket(site, patience).map(|()| None),
+            Blocker::Walk(hashes) => {
+                let walk_block = self.walks.block_walks(hashes);
+                self.region.ensure_sound().map(|()| Some(walk_block))
             }
         }
     }
 
-    /// Waits for a bucket that another thread holds, or has given up.
+    /// Waits for a bucket that another thread has locked, or whose level is given up.
     #[cold]
-    fn wait_with(&self, site: Site<'_>, patience: &mut LockWait) -> Result<()> {
+    fn wait_for_bucket(&self, site: Site<'_>, patience: &mut LockWait) -> Result<()> {
         patience.wait_at(&self.region, self.medium().offset_of(site.bucket))
     }
 
-    /// The record in a slot of a bucket that is locked, or whose home is.
+    /// Returns the record in a slot. Its bucket or its home is locked.
     fn record_at(&self, site: Site<'_>, slot: usize) -> Record {
         let (m, cells) = (self.medium(), bucket::slot_of(site.bucket, slot));
         let (slot_key, word) = (m.load(&cells.key), m.load(&cells.word));
-        Record { slot_key, word, spot: Spot::of(K::slot_hash(slot_key, self.seed)) }
+        Record { slot_key, word, hashes: KeyHashes::of(K::slot_hash(slot_key, self.seed)) }
     }
 
-    /// The records of a bucket that is locked.
+    /// Returns the records of a locked bucket.
     fn records_of(&self, site: Site<'_>) -> impl Iterator<Item = (usize, Record)> {
         let taken = meta_of(self.medium(), site.bucket).taken();
         (0..N)
@@ -252,65 +268,66 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             .map(move |slot| (slot, self.record_at(site, slot)))
     }
 
-    /// Looks for a key without a lock or a store.
+    /// Searches for a key, without a lock or a store.
     #[inline(always)]
-    fn look(&self, probe: &Probe<'_, K>) -> Result<Look<'_>> {
+    fn search(&self, probe: &Probe<'_, K>) -> Result<SearchResult<'_>> {
         let view = self.levels.view();
-        let [home, second] = self.levels.pair(view.level, probe.spot)?;
-        let [third, fourth] = self.levels.pair(view.lowest(), probe.spot)?;
-        // All at once: one miss takes as long as four.
+        let [home, second] = self.levels.pair(view.level, probe.hashes)?;
+        let [third, fourth] = self.levels.pair(view.lowest(), probe.hashes)?;
+        // All four together: the misses overlap.
         [second, third, fourth].into_iter().for_each(Site::prefetch);
         let version = Version(self.medium().load(&home.bucket.version));
         if version.is_home(self.generation) {
-            // A key that is at home here cannot be in a level above.
-            return Ok(self.look_into(&[home, second, third, fourth], version, probe));
+            // The records of a key whose home is here cannot be in a level above.
+            return Ok(self.search_buckets(&[home, second, third, fourth], version, probe));
         }
-        self.look_above(view, home, version, probe)
+        self.search_above(view, home, version, probe)
     }
 
-    /// Goes on where the first bucket is not the key's home, or cannot be used.
+    /// Continues a search if the first bucket is not the key's home, or cannot be used.
     #[cold]
-    fn look_above<'a>(
+    fn search_above<'a>(
         &'a self,
         view: View,
         first: Site<'a>,
         version: Version,
         probe: &Probe<'_, K>,
-    ) -> Result<Look<'a>> {
+    ) -> Result<SearchResult<'a>> {
         if !version.is_of(self.generation) {
-            return Ok(Look::Stale(first));
+            return Ok(SearchResult::Stale(first));
         }
-        if !version.is_handed() || !view.growing {
-            // Locked, or the view is of yesterday.
-            return Ok(Look::Again(first));
+        if !version.is_promoted() || !view.growing {
+            // Locked, or the view is outdated.
+            return Ok(SearchResult::Retry(first));
         }
-        let above = self.levels.pair(view.level + 1, probe.spot)?;
-        let middle = self.levels.pair(view.level, probe.spot)?;
-        let below = self.levels.pair(view.lowest(), probe.spot)?;
+        let above = self.levels.pair(view.level + 1, probe.hashes)?;
+        let middle = self.levels.pair(view.level, probe.hashes)?;
+        let below = self.levels.pair(view.lowest(), probe.hashes)?;
         let version = Version(self.medium().load(&above[0].bucket.version));
         Ok(if version.is_home(self.generation) {
             let sites = [above[0], above[1], middle[0], middle[1], below[0], below[1]];
-            self.look_into(&sites, version, probe)
+            self.search_buckets(&sites, version, probe)
         } else if version.is_of(self.generation) {
-            Look::Again(above[0])
+            SearchResult::Retry(above[0])
         } else {
-            Look::Stale(above[0])
+            SearchResult::Stale(above[0])
         })
     }
 
-    /// Looks into all buckets where a key can be; the first of them is its home, whose version word has been read.
+    /// Searches all buckets in which a key can be. The first is its home, whose version word has
+    /// been read.
     #[inline(always)]
-    fn look_into<'a>(
+    fn search_buckets<'a>(
         &'a self,
         sites: &[Site<'a>],
         version: Version,
         probe: &Probe<'_, K>,
-    ) -> Look<'a> {
+    ) -> SearchResult<'a> {
         let m = self.medium();
         let mut found = None;
         for &site in sites {
             if !Version(m.load(&site.bucket.version)).is_of(self.generation) {
-                return Look::Stale(site);
+                return SearchResult::Stale(site);
             }
             found = find(m, site.bucket, probe);
             if found.is_some() {
@@ -318,18 +335,19 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             }
         }
         match found {
-            // Checked after a miss too: a record may have moved behind the search.
-            _ if !self.is_unchanged(sites[0], version) => Look::Again(sites[0]),
-            Some((_, word)) => Look::Found(word),
-            None => Look::Absent,
+            // Also checked if nothing was found: a record may have moved to a bucket that was
+            // searched already.
+            _ if !self.is_unchanged(sites[0], version) => SearchResult::Retry(sites[0]),
+            Some((_, word)) => SearchResult::Found(word),
+            None => SearchResult::Absent,
         }
     }
 
-    /// Whether nothing has changed with the records that are at home here since this version word was read.
+    /// Returns `true` if no record with this home has changed since the version word was read.
     #[inline(always)]
     fn is_unchanged(&self, home: Site<'_>, version: Version) -> bool {
-        // Acquire: everything read above is read before the version is read again. Whoever changes a record
-        // locks its home first, so an unchanged version means that nothing changed.
+        // Acquire: everything above is read before the version is read again. A thread that changes
+        // a record locks its home first, so an unchanged version means that nothing has changed.
         fence(Ordering::Acquire);
         self.medium().load_relaxed(&home.bucket.version) == version.0
     }
@@ -339,60 +357,64 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if self.resize == Resize::Blocking && self.levels.view().growing {
             self.finish_growth(guard)?;
         }
-        match self.look(probe)? {
-            Look::Found(word) => Ok(Some(word)),
-            Look::Absent => Ok(None),
-            Look::Again(_) | Look::Stale(_) => self.lookup_again(probe),
+        match self.search(probe)? {
+            SearchResult::Found(word) => Ok(Some(word)),
+            SearchResult::Absent => Ok(None),
+            SearchResult::Retry(_) | SearchResult::Stale(_) => self.lookup_slow(probe),
         }
     }
 
-    /// The same with every case: buckets that are locked or stale, levels that come and go meanwhile.
+    /// Looks a key up in all cases: with buckets that are locked or stale, and levels that are
+    /// added or removed meanwhile.
     #[cold]
-    fn lookup_again(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+    fn lookup_slow(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let mut patience = LockWait::default();
         loop {
-            match self.look(probe)? {
-                Look::Found(word) => return Ok(Some(word)),
-                Look::Absent => return Ok(None),
-                Look::Again(site) => self.wait_with(site, &mut patience)?,
-                Look::Stale(site) => self.recover(site)?,
+            match self.search(probe)? {
+                SearchResult::Found(word) => return Ok(Some(word)),
+                SearchResult::Absent => return Ok(None),
+                SearchResult::Retry(site) => self.wait_for_bucket(site, &mut patience)?,
+                SearchResult::Stale(site) => self.recover(site)?,
             }
         }
     }
 
-    /// Locks the home of the records at this spot. Where that is in the level above, makes sure that everybody
-    /// knows. `None`, with the bucket in the way, if it cannot be had now; then the view may be of yesterday.
+    /// Locks the home of the records with these hashes. If that is in the level above, marks the
+    /// bucket below accordingly. Returns the bucket that another thread holds if the home cannot be
+    /// locked now; then the view may be outdated.
     #[inline(always)]
     fn lock_home<'a>(
         &'a self,
         view: View,
-        spot: Spot,
+        hashes: KeyHashes,
         locks: &mut Locks<'a>,
-    ) -> Result<std::result::Result<Reach<'a>, Site<'a>>> {
-        let mut home = self.levels.site(view.level, first_of::<C>(spot, view.level))?;
+    ) -> Result<std::result::Result<LevelRange<'a>, Site<'a>>> {
+        let mut home = self.levels.site(view.level, first_index::<C>(hashes, view.level))?;
         let mut high = view.level;
         if view.growing {
-            if !self.hand_over(home)? {
+            if !self.promote_home(home)? {
                 return Ok(Err(home));
             }
             high = view.level + 1;
-            home = self.levels.site(high, first_of::<C>(spot, high))?;
+            home = self.levels.site(high, first_index::<C>(hashes, high))?;
         }
-        let held = self.take(home, locks)?;
-        let is_home = held && locks.of(home.bucket).is_some_and(|held| !held.version.is_handed());
-        Ok(if is_home { Ok(Reach { high, low: view.lowest(), home }) } else { Err(home) })
+        let locked = self.lock_bucket(home, locks)?;
+        let is_home =
+            locked && locks.of(home.bucket).is_some_and(|locked| !locked.version.is_promoted());
+        Ok(if is_home { Ok(LevelRange { high, low: view.lowest(), home }) } else { Err(home) })
     }
 
-    /// Locks a bucket beside others, recovering it if need be; `false` if another thread holds it.
+    /// Adds the lock of a bucket to `locks`, and recovers the bucket if necessary. Returns `false`
+    /// if another thread holds it.
     #[inline(always)]
-    fn take<'a>(&self, site: Site<'a>, locks: &mut Locks<'a>) -> Result<bool> {
+    fn lock_bucket<'a>(&self, site: Site<'a>, locks: &mut Locks<'a>) -> Result<bool> {
         if locks.of(site.bucket).is_some() {
             return Ok(true);
         }
         loop {
             match try_lock(self.medium(), site.bucket, self.generation) {
-                Locking::Held(held) => {
-                    locks.add(held);
+                Locking::Locked(locked) => {
+                    locks.add(locked);
                     return Ok(true);
                 }
                 Locking::Busy => return Ok(false),
@@ -401,18 +423,18 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
     }
 
-    /// Looks for a key whose home is locked, and recovers the buckets where it can be.
+    /// Searches for a key whose home is locked, and recovers the buckets in which it can be.
     #[inline(always)]
-    fn find_held<'a>(
+    fn find_locked<'a>(
         &'a self,
-        reach: Reach<'a>,
+        range: LevelRange<'a>,
         probe: &Probe<'_, K>,
-    ) -> Result<Option<Place<'a>>> {
-        for level in (reach.low..=reach.high).rev() {
-            for site in self.levels.pair(level, probe.spot)? {
-                self.ensure_fresh(site)?;
+    ) -> Result<Option<FoundRecord<'a>>> {
+        for level in (range.low..=range.high).rev() {
+            for site in self.levels.pair(level, probe.hashes)? {
+                self.ensure_recovered(site)?;
                 if let Some((slot, word)) = find(self.medium(), site.bucket, probe) {
-                    return Ok(Some(Place { site, slot, word }));
+                    return Ok(Some(FoundRecord { site, slot, word }));
                 }
             }
         }
@@ -441,7 +463,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let guard = operation.guard;
-        let (mut patience, mut kept_out) = (LockWait::default(), None);
+        let (mut patience, mut walk_block) = (LockWait::default(), None);
         if self.levels.view().growing {
             self.help(guard)?;
         }
@@ -449,8 +471,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let mut locks = Locks::new();
             let attempt = self.attempt(&operation, &mut locks, decide);
             locks.release(self.medium());
-            // Before anything is waited for.
-            drop(kept_out.take());
+            // Before this thread waits for anything.
+            drop(walk_block.take());
             match attempt? {
                 Attempt::Done(change, moved) => {
                     if moved {
@@ -458,13 +480,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     }
                     return Ok(change);
                 }
-                Attempt::Busy(what) => kept_out = self.wait_out(what, &mut patience)?,
-                Attempt::Full => self.make_larger(guard)?,
+                Attempt::Busy(what) => walk_block = self.wait_for_blocker(what, &mut patience)?,
+                Attempt::Full => self.grow(guard)?,
             }
         }
     }
 
-    /// One attempt at a mutation, as the levels are now. The caller releases the locks.
+    /// Makes one attempt at a mutation, in the current levels. The caller releases the locks.
     fn attempt<'a>(
         &'a self,
         operation: &Operation<'_, '_, K>,
@@ -472,66 +494,66 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Attempt<'a>> {
         let (m, probe, view) = (self.medium(), operation.probe, self.levels.view());
-        // Before the lock is asked for: a locked instruction lets nothing after it begin early.
-        self.levels.prefetch(view, probe.spot)?;
-        let reach = match self.lock_home(view, probe.spot, locks)? {
-            Ok(reach) => reach,
-            Err(site) => return Ok(Attempt::Busy(InTheWay::Bucket(site))),
+        // Before the lock is taken: a locked instruction delays the loads after it.
+        self.levels.prefetch(view, probe.hashes)?;
+        let range = match self.lock_home(view, probe.hashes, locks)? {
+            Ok(range) => range,
+            Err(site) => return Ok(Attempt::Busy(Blocker::Bucket(site))),
         };
-        if let Some(place) = self.find_held(reach, probe)? {
-            if let Some(busy) = self.drop_copies(reach, &place, locks)? {
-                return Ok(Attempt::Busy(InTheWay::Bucket(busy)));
+        if let Some(found) = self.find_locked(range, probe)? {
+            if let Some(busy) = self.drop_copies(range, &found, locks)? {
+                return Ok(Attempt::Busy(Blocker::Bucket(busy)));
             }
-            // Removing changes the bucket's tokens, which its lock protects.
-            if !self.take(place.site, locks)? {
-                return Ok(Attempt::Busy(InTheWay::Bucket(place.site)));
+            // Removing changes the bucket's tokens, which the bucket's own lock protects.
+            if !self.lock_bucket(found.site, locks)? {
+                return Ok(Attempt::Busy(Blocker::Bucket(found.site)));
             }
-            return Ok(Attempt::Done(self.change(place, locks, decide), false));
+            return Ok(Attempt::Done(self.change(found, locks, decide), false));
         }
         if operation.mode == MutateMode::ExistingOnly {
             return Ok(Attempt::Done(Change::default(), false));
         }
-        match self.make_room(reach, probe.spot, locks)? {
-            MakeRoom::Room(room) => {
+        match self.find_slot(range, probe.hashes, locks)? {
+            SlotSearch::Found(free) => {
                 let Action::Put(word) = decide(None) else {
                     return Ok(Attempt::Done(Change::default(), false));
                 };
                 locks.changed = true;
-                let record = Record { slot_key: probe.slot_key, word, spot: probe.spot };
-                let moved = room.victim.is_some();
-                room::place(m, room, record);
+                let record = Record { slot_key: probe.slot_key, word, hashes: probe.hashes };
+                let moved = free.victim.is_some();
+                placement::store_record(m, free, record);
                 Ok(Attempt::Done(Change { old: None, new: Some(word) }, moved))
             }
-            MakeRoom::Busy(what) => Ok(Attempt::Busy(what)),
-            MakeRoom::Full => Ok(Attempt::Full),
+            SlotSearch::Busy(what) => Ok(Attempt::Busy(what)),
+            SlotSearch::Full => Ok(Attempt::Full),
         }
     }
 
-    /// Does what `decide` says about a record whose home and bucket are locked.
+    /// Carries out what `decide` returns for a record whose home and bucket are locked.
     fn change(
         &self,
-        place: Place<'_>,
+        found: FoundRecord<'_>,
         locks: &mut Locks<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Change {
-        let (m, old) = (self.medium(), Some(place.word));
+        let (m, old) = (self.medium(), Some(found.word));
         match decide(old) {
             Action::Keep => Change { old, new: old },
             Action::Put(word) => {
                 locks.changed = true;
-                bucket::overwrite(m, place.site.bucket, place.slot, word);
+                bucket::overwrite(m, found.site.bucket, found.slot, word);
                 Change { old, new: Some(word) }
             }
             Action::Remove => {
                 locks.changed = true;
-                bucket::erase(m, place.site.bucket, place.slot);
+                bucket::erase(m, found.site.bucket, found.slot);
                 m.fence();
                 Change { old, new: None }
             }
         }
     }
 
-    /// Looks up to [`BATCH`] keys up with their cache misses overlapped.
+    /// Looks up at most [`LOOKUP_BATCH`] keys with overlapping cache misses.
     fn lookup_batch(
         &self,
         keys: &[K::Ref<'_>],
@@ -539,14 +561,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         guard: &Guard<'_>,
     ) -> Result<()> {
         let view = self.levels.view();
-        let mut probes = [const { None }; BATCH];
+        let mut probes = [const { None }; LOOKUP_BATCH];
         for (&key, probe) in keys.iter().zip(&mut probes) {
-            let spot = probe.insert(Probe::<K>::new(key, self.seed)).spot;
-            self.levels.prefetch(view, spot)?;
+            let hashes = probe.insert(Probe::<K>::new(key, self.seed)).hashes;
+            self.levels.prefetch(view, hashes)?;
         }
         let probes = probes[..keys.len()].iter().flatten();
         for probe in probes.clone() {
-            self.prefetch_match(view, probe.spot)?;
+            self.prefetch_match(view, probe.hashes)?;
         }
         for (probe, out) in probes.zip(out) {
             *out = self.lookup(probe, guard)?;
@@ -554,14 +576,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         Ok(())
     }
 
-    /// Fetches what a look will read after the first lines of all buckets: a slot that matches, if it is in a second
-    /// line.
+    /// Prefetches what a lookup reads after the first lines of all buckets: a matching slot in a
+    /// second line.
     #[inline(always)]
-    fn prefetch_match(&self, view: View, spot: Spot) -> Result<()> {
+    fn prefetch_match(&self, view: View, hashes: KeyHashes) -> Result<()> {
         for level in [view.level, view.lowest()] {
-            for site in self.levels.pair(level, spot)? {
+            for site in self.levels.pair(level, hashes)? {
                 let meta = meta_of(self.medium(), site.bucket);
-                let matching = bucket::matching_slots(meta, spot.fingerprint);
+                let matching = bucket::matching_slots(meta, hashes.fingerprint);
                 if matching >> LINE_SLOTS != 0 {
                     prefetch(std::ptr::from_ref(&site.bucket.tokens).cast());
                 }
@@ -586,7 +608,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N
     ) -> Result<()> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
         let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+        for (keys, out) in keys.chunks(LOOKUP_BATCH).zip(out.chunks_mut(LOOKUP_BATCH)) {
             self.lookup_batch(keys, out, guard)?;
         }
         Ok(())
@@ -630,9 +652,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N
 }
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
-    /// Calls `each` with the offset and size of every block but the root.
+    /// Calls `each` with the offset and the size of every block except the root.
     fn each_block(&self, each: impl FnMut(u64, u64)) {
-        // A level that is given up meanwhile must stay what it is while we look at it.
+        // The guard keeps a level that is given up meanwhile unchanged.
         let _guard = self.pool.pin();
         self.levels.blocks(each);
     }
@@ -651,7 +673,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
             return Err(ErrorKind::Config(what).into());
         }
         let m = pool.medium();
-        // Nothing below is reachable until the root cell names it, so an error or a crash forgets it all.
+        // Nothing below is reachable until the root cell names it, so an error or a crash discards
+        // it all.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(size_of::<Root>() as u64)?;
         let header = m.at::<Root>(block).expect("just allocated");
@@ -676,21 +699,24 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         let m = pool.medium();
         let header = m
             .at::<Root>(block)
-            .ok_or_else(|| Error::damaged(block, "the index's root ends outside"))?;
-        // Whoever stored it may have died before it was durable, and which levels there are decides where records go,
-        // and which blocks are free.
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
+        // The process that stored the root may have died before it was durable, and the levels
+        // decide where records are stored and which blocks are free.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
         let resize = match m.load(&header.resize) {
             0 => Resize::Incremental,
             1 => Resize::Blocking,
-            other => return Err(Error::damaged(block, format!("impossible resizing {other:#x}"))),
+            other => {
+                return Err(Error::damaged(block, format!("impossible resize mode {other:#x}")));
+            }
         };
         let levels = Levels::open(pool.clone(), block)?;
         let everything = pool.region().must_recover_all();
         let index = Self::assemble(pool, block, resize, levels);
         if everything {
-            // Stamps of an earlier opener could be taken for ours: make none be.
+            // Generations of an earlier opener could equal the current one: makes all buckets
+            // stale.
             index.make_all_stale()?;
         }
         Ok(index)
@@ -705,7 +731,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         })
     }
 
-    /// The unit is what one region of the lowest level covers: 768 buckets, or 1,792 while the table grows.
+    /// A unit is what one region of the lowest level covers: 768 buckets, or 1,792 while the table
+    /// grows.
     fn scan(
         &self,
         from: u64,

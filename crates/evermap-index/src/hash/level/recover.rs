@@ -1,36 +1,38 @@
-//! Recovery, one bucket and one record at a time, when they are first touched.
+//! Recovery, one bucket and one record at a time, when they are first used.
 //!
-//! Every opener begins with all buckets stale: their version words carry the number of an earlier one. The first
-//! to meet a stale bucket makes its fingerprints, and its copy of the tokens, from what persists; and makes that durable,
-//! because a process that died may have only stored it.
+//! All buckets are stale when an index is opened: their version words contain an earlier
+//! generation. The first thread that reaches a stale bucket rebuilds its fingerprints and its copy
+//! of the tokens from what is persistent, and makes that durable, because a process that died may
+//! have only stored it.
 //!
-//! A crash in the middle of a movement leaves the record in both places, with the same word. To lookups that makes
-//! no difference. Whoever changes or moves a record looks for copies first, under the lock of the record's home,
-//! and drops all but the first: until the sweep, which passes every record, has found that there are none.
+//! A crash during a movement can leave the record in both buckets, with the same word. For lookups
+//! that makes no difference. A thread that changes or moves a record looks for duplicates first,
+//! under the lock of the record's home, and drops all but the first. The sweep passes every record;
+//! after it there are no duplicates.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
 
 use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, slot_of};
 use super::layout::{Meta, Version};
-use super::levels::{Site, first_of, second_of};
-use super::{Level, Place, Reach};
+use super::levels::{Site, first_index, second_index};
+use super::{FoundRecord, Level, LevelRange};
 use crate::Key;
 use crate::hash::FOUND_LATE;
 use crate::hash::lock_wait::LockWait;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
-    /// Recovers a bucket if nobody has.
+    /// Recovers a bucket if it has not been recovered.
     #[inline(always)]
-    pub(super) fn ensure_fresh(&self, site: Site<'_>) -> Result<()> {
+    pub(super) fn ensure_recovered(&self, site: Site<'_>) -> Result<()> {
         let version = Version(self.medium().load(&site.bucket.version));
         if version.is_of(self.generation) { Ok(()) } else { self.recover(site) }
     }
 
-    /// Recovers a stale bucket, or waits until someone else has. Takes no other lock.
+    /// Recovers a stale bucket, or waits until another thread has. Takes no other lock.
     ///
     /// # Errors
-    /// `Damaged` if what leads here is damaged; nothing is changed then.
+    /// `Damaged` if what leads to the bucket is damaged; then nothing is changed.
     #[cold]
     pub(super) fn recover(&self, site: Site<'_>) -> Result<()> {
         self.region.ensure_sound()?;
@@ -45,64 +47,72 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         self.rebuild(site);
         let fresh = Version::fresh(self.generation);
         let view = self.levels.view();
-        // Nobody has had a home here since the region was opened, so it can be handed over at once. After a crash it
-        // has to be: records may be in the level above already.
-        let hands_over = view.growing && site.level == view.level;
-        let version = if hands_over { fresh.handed() } else { fresh };
-        // The version comes last: until then everyone waits for us.
+        // No thread has used this bucket as a home since the region was opened, so homes can be
+        // promoted immediately. After a crash they must be: records may be in the level above
+        // already.
+        let promotes = view.growing && site.level == view.level;
+        let version = if promotes { fresh.promoted() } else { fresh };
+        // The version is stored last: until then other threads wait.
         m.store_transient(&site.bucket.version, version.0);
         self.count_recovered();
         Ok(())
     }
 
-    /// Makes what is not flushed from what is.
+    /// Rebuilds what is not flushed from what is.
     fn rebuild(&self, site: Site<'_>) {
         let (m, bucket) = (self.medium(), site.bucket);
         let tokens = persistent_tokens(m, bucket);
         let valid = (0..N).filter(|slot| tokens >> slot & 1 == 1);
         let (mut meta, mut strays) = (Meta::default(), false);
         for slot in valid {
-            let spot = self.record_at(site, slot).spot;
-            if self.belongs(site, spot) {
-                meta = meta.with(slot, spot.fingerprint);
+            let hashes = self.record_at(site, slot).hashes;
+            if self.belongs(site, hashes) {
+                meta = meta.with(slot, hashes.fingerprint);
             } else {
                 strays = true;
             }
         }
         if strays || tokens >> N != 0 {
-            // Damage: nobody would find what is in these slots, and everybody would stumble over it.
+            // Damage: these records could not be found, and would violate the invariants of later
+            // operations.
             m.store(&bucket.meta, meta.0);
             m.store(&bucket.tokens, u64::from(meta.taken()) >> super::layout::LINE_SLOTS);
         } else {
             m.store_transient(&bucket.meta, meta.0);
         }
-        // Whoever stored what is here may have died before it was durable: nobody relies on it earlier.
+        // The process that stored this may have died before it was durable. It is used only
+        // afterwards.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(bucket);
     }
 
-    /// Whether a record at this spot can be in this bucket.
-    pub(super) fn belongs(&self, site: Site<'_>, spot: super::bucket::Spot) -> bool {
-        [first_of::<C>(spot, site.level), second_of::<C>(spot, site.level)].contains(&site.index)
+    /// Returns `true` if a record with these hashes can be in this bucket.
+    pub(super) fn belongs(&self, site: Site<'_>, hashes: super::bucket::KeyHashes) -> bool {
+        [first_index::<C>(hashes, site.level), second_index::<C>(hashes, site.level)]
+            .contains(&site.index)
     }
 
-    /// Whether a crash may have left copies that nobody has dropped.
+    /// Returns `true` if a crash may have left duplicates that are not dropped yet.
     #[inline(always)]
     fn may_have_copies(&self) -> bool {
         !self.pool.is_swept()
     }
 
-    /// The slots in reach that hold this record.
-    fn copies<'a>(&'a self, reach: Reach<'a>, record: Record) -> Result<Vec<(Site<'a>, usize)>> {
+    /// Returns the slots in these levels that hold this record.
+    fn copies<'a>(
+        &'a self,
+        range: LevelRange<'a>,
+        record: Record,
+    ) -> Result<Vec<(Site<'a>, usize)>> {
         let m = self.medium();
         let mut copies = Vec::new();
-        for level in (reach.low..=reach.high).rev() {
-            for site in self.levels.pair(level, record.spot)? {
-                self.ensure_fresh(site)?;
+        for level in (range.low..=range.high).rev() {
+            for site in self.levels.pair(level, record.hashes)? {
+                self.ensure_recovered(site)?;
                 let taken = meta_of(m, site.bucket).taken();
                 copies.extend((0..N).filter(|slot| taken >> slot & 1 == 1).filter_map(|slot| {
                     let cells = slot_of(site.bucket, slot);
-                    // Records of keys with equal hashes differ in their words; copies do not.
+                    // Records of keys with equal hashes differ in their words; duplicates do not.
                     let same = m.load(&cells.key) == record.slot_key
                         && (!K::WORDS_ARE_RECORDS || m.load(&cells.word) == record.word);
                     same.then_some((site, slot))
@@ -112,10 +122,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         Ok(copies)
     }
 
-    /// Whether a record, whose home is locked, is in another bucket than this one too.
+    /// Returns `true` if a record, whose home is locked, is also in another bucket than this one.
     pub(super) fn has_copy(
         &self,
-        reach: Reach<'_>,
+        range: LevelRange<'_>,
         record: Record,
         site: Site<'_>,
     ) -> Result<bool> {
@@ -123,39 +133,40 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(false);
         }
         let elsewhere = |other: &Site<'_>| !std::ptr::eq(other.bucket, site.bucket);
-        Ok(self.copies(reach, record)?.iter().any(|(other, _)| elsewhere(other)))
+        Ok(self.copies(range, record)?.iter().any(|(other, _)| elsewhere(other)))
     }
 
-    /// Drops what copies of a record a crash has left, but for the one at `place`, which is the first. The record's
-    /// home is locked. Answers the bucket in the way, if one is locked by another thread.
+    /// Drops the duplicates of a record that a crash has left, all but the first. The record's home
+    /// is locked. Returns the blocking bucket if another thread holds the lock of one.
     #[inline(always)]
     pub(super) fn drop_copies<'a>(
         &'a self,
-        reach: Reach<'a>,
-        place: &Place<'a>,
+        range: LevelRange<'a>,
+        found: &FoundRecord<'a>,
         locks: &mut Locks<'a>,
     ) -> Result<Option<Site<'a>>> {
         if !self.may_have_copies() {
             return Ok(None);
         }
-        let record = self.record_at(place.site, place.slot);
-        self.drop_copies_of(reach, record, locks)
+        let record = self.record_at(found.site, found.slot);
+        self.drop_copies_of(range, record, locks)
     }
 
-    /// The same for the first of a record's copies, wherever that is.
+    /// Does the same as [`drop_copies`](Self::drop_copies) for a record that was read before.
     #[cold]
     pub(super) fn drop_copies_of<'a>(
         &'a self,
-        reach: Reach<'a>,
+        range: LevelRange<'a>,
         record: Record,
         locks: &mut Locks<'a>,
     ) -> Result<Option<Site<'a>>> {
-        for (site, slot) in self.copies(reach, record)?.into_iter().skip(1) {
-            if !self.take(site, locks)? {
+        for (site, slot) in self.copies(range, record)?.into_iter().skip(1) {
+            if !self.lock_bucket(site, locks)? {
                 return Ok(Some(site));
             }
             erase(self.medium(), site.bucket, slot);
-            // Durable before anyone changes the record: what changed it would not change the copy.
+            // Durable before the record is changed, because the change does not affect the
+            // duplicate.
             self.medium().note(Note::Harmless(
                 "needed by other threads: `a_copy_that_is_dropped_is_gone_for_good`",
             ));
@@ -165,7 +176,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         Ok(None)
     }
 
-    /// Makes sure that a record which a walk has met is there only once.
+    /// Ensures that a record that a walk has reached is stored only once.
     pub(super) fn make_unique(&self, record: Record) -> Result<()> {
         if !self.may_have_copies() {
             return Ok(());
@@ -173,14 +184,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let mut patience = LockWait::default();
         loop {
             let mut locks = Locks::new();
-            let busy = match self.lock_home(self.levels.view(), record.spot, &mut locks) {
-                Ok(Ok(reach)) => self.drop_copies_of(reach, record, &mut locks),
+            let busy = match self.lock_home(self.levels.view(), record.hashes, &mut locks) {
+                Ok(Ok(range)) => self.drop_copies_of(range, record, &mut locks),
                 Ok(Err(site)) => Ok(Some(site)),
                 Err(error) => Err(error),
             };
             locks.release(self.medium());
             match busy? {
-                Some(site) => self.wait_with(site, &mut patience)?,
+                Some(site) => self.wait_for_bucket(site, &mut patience)?,
                 None => return Ok(()),
             }
         }

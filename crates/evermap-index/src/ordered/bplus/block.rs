@@ -1,13 +1,13 @@
-//! Blocks of key bytes, for keys that do not fit into their slot.
+//! Blocks of key bytes, for keys that do not fit into a slot.
 //!
 //! ```text
-//! byte 0  skip    bytes of the key that the block does not hold, because the node's prefix implies them
-//! byte 4  length  bytes that it does hold
-//! byte 8  those bytes
+//! byte 0  skip    bytes of the key before those in the block: the node's prefix implies them
+//! byte 4  length  number of bytes in the block
+//! byte 8  the bytes
 //! ```
 //!
-//! A block never changes. It is named by one slot of the tree at a time, and freed a grace period after the last slot
-//! that named it has changed.
+//! A block never changes. One slot of the tree names it at a time, and it is freed a grace period
+//! after the last slot that named it was changed.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::marker::PhantomData;
@@ -15,31 +15,31 @@ use std::ptr::NonNull;
 
 use evermap_pm::{Error, Result};
 
-/// The beginning of a block. Its bytes follow.
+/// The header of a block. The bytes of the key follow.
 #[repr(C)]
 pub(super) struct Header {
     skip: u32,
     length: u32,
 }
 
-// A pointer to a block has a clear lowest bit, which tells it from what a slot holds otherwise.
+// A pointer to a block has a clear lowest bit, which distinguishes it from an inline tail.
 const _: () = assert!(align_of::<Header>() >= 2);
 
-/// A block that is there for as long as `'g`.
+/// A block that is not freed during `'g`.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'g> {
     header: NonNull<Header>,
     life: PhantomData<&'g Header>,
 }
 
-// SAFETY: it is a shared reference to memory that never changes.
+// SAFETY: it is a shared reference to immutable memory.
 unsafe impl Send for Block<'_> {}
 
 impl<'g> Block<'g> {
     /// # Safety
     /// 1. `header` came from [`OwnedBlock::as_ptr`].
     /// 2. The block is not freed during `'g`.
-    /// 3. Its making happened before this.
+    /// 3. The creation of the block happens before this call.
     pub(super) unsafe fn from_ptr(header: NonNull<Header>) -> Self {
         Block { header, life: PhantomData }
     }
@@ -49,42 +49,42 @@ impl<'g> Block<'g> {
     }
 
     fn header(self) -> &'g Header {
-        // SAFETY: initialised by `OwnedBlock::new`, alive during `'g` and never written again (promises of
-        // `from_ptr`).
+        // SAFETY: initialised by `OwnedBlock::new`, not freed during `'g`, and never written again
+        // (promised to `from_ptr`).
         unsafe { self.header.as_ref() }
     }
 
-    /// Bytes of the key before those that the block holds.
+    /// Returns the number of bytes of the key before those in the block.
     #[inline]
     pub(super) fn skip(self) -> usize {
         self.header().skip as usize
     }
 
-    /// The bytes of the key from [`skip`](Self::skip) on.
+    /// Returns the bytes of the key from [`skip`](Self::skip) on.
     #[inline]
     pub(super) fn bytes(self) -> &'g [u8] {
-        // SAFETY: `OwnedBlock::new` allocated and initialised so many bytes behind the header; the pointer is the
-        // allocation's own, so it may reach them. Alive and unchanged as in `header`.
+        // SAFETY: `OwnedBlock::new` allocated and initialised `length` bytes after the header. The
+        // pointer has the provenance of the whole allocation. Valid and unchanged as in `header`.
         unsafe {
             let first = self.header.add(1).cast::<u8>();
             std::slice::from_raw_parts(first.as_ptr(), self.header().length as usize)
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the bytes of memory that the block takes.
     pub(super) fn size(self) -> usize {
         size_of::<Header>() + self.bytes().len()
     }
 }
 
-/// A block that no slot names yet. Freed when dropped.
+/// A block that is not published. Freed when dropped.
 pub(super) struct OwnedBlock(NonNull<Header>);
 
-// SAFETY: it is memory that nobody else knows.
+// SAFETY: it owns memory that no other thread knows.
 unsafe impl Send for OwnedBlock {}
 
 impl OwnedBlock {
-    /// A block with the bytes of a key from `skip` on.
+    /// Creates a block with the bytes of a key from `skip` on.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -92,10 +92,11 @@ impl OwnedBlock {
         let layout = layout(bytes.len());
         let fit = |number: usize| u32::try_from(number).expect("keys are short");
         let header = Header { skip: fit(skip), length: fit(bytes.len()) };
-        // SAFETY: the layout is never of size zero.
+        // SAFETY: the size is not zero.
         let block = NonNull::new(unsafe { alloc(layout) }.cast::<Header>());
         let block = block.ok_or_else(|| no_memory(layout.size()))?;
-        // SAFETY: just allocated, with room for the header and the bytes, aligned for the header.
+        // SAFETY: just allocated, large enough for the header and the bytes, and aligned for the
+        // header.
         unsafe {
             block.write(header);
             block
@@ -107,23 +108,23 @@ impl OwnedBlock {
     }
 
     pub(super) fn get(&self) -> Block<'_> {
-        // SAFETY: 1. and 3. made by `new`. 2. freed by drop only, which the borrow excludes.
+        // SAFETY: 1. and 3. created by `new`. 2. freed only by drop, which the borrow excludes.
         unsafe { Block::from_ptr(self.0) }
     }
 
-    /// Leaves it to the slot that names it now.
-    pub(super) fn give_away(self) {
-        // Who takes it back knows its address only.
+    /// Passes the ownership to the slot that names the block now.
+    pub(super) fn publish(self) {
+        // `reclaim` knows only the address.
         self.0.as_ptr().expose_provenance();
         std::mem::forget(self);
     }
 
-    /// Takes back what was [given away](Self::give_away).
+    /// Takes back the ownership of a [published](Self::publish) block.
     ///
     /// # Safety
-    /// 1. A block at `address` was given away and not taken back since.
-    /// 2. Nobody uses it any more, nor will.
-    pub(super) unsafe fn take_back(address: usize) -> Self {
+    /// 1. A block at `address` was published and has not been reclaimed since.
+    /// 2. It is not used by others now or later.
+    pub(super) unsafe fn reclaim(address: usize) -> Self {
         let header = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
         OwnedBlock(header.expect("no block is at address 0"))
     }
@@ -132,7 +133,7 @@ impl OwnedBlock {
 impl Drop for OwnedBlock {
     fn drop(&mut self) {
         let layout = layout(self.get().bytes().len());
-        // SAFETY: allocated by `new` with the same layout, and nobody else knows it.
+        // SAFETY: allocated by `new` with the same layout, and owned by this value.
         unsafe { dealloc(self.0.as_ptr().cast(), layout) };
     }
 }
@@ -142,7 +143,7 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(size, align_of::<Header>()).expect("keys are short")
 }
 
-/// The system has no `bytes` bytes more.
+/// Creates the error for an allocation of `bytes` bytes that the system refused.
 #[cold]
 pub(super) fn no_memory(bytes: usize) -> Error {
     Error::no_space("memory of the process", bytes as u64)

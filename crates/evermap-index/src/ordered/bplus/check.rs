@@ -1,4 +1,4 @@
-//! What must hold for a tree that nobody changes.
+//! The invariants of a tree, checked without concurrent mutations.
 
 use evermap_pm::Guard;
 
@@ -18,7 +18,7 @@ struct Walk<'g, const N: usize> {
 }
 
 impl<const N: usize> BPlus<N> {
-    /// [`OrderedIndex::check`](crate::ordered::OrderedIndex::check).
+    /// Implements [`OrderedIndex::check`](crate::ordered::OrderedIndex::check).
     pub(super) fn violations(&self) -> Vec<String> {
         let guard = &self.epoch.pin();
         let mut walk = Walk { guard, found: Vec::new(), pairs: 0, leaves: 0, inner: 0, bytes: 0 };
@@ -31,7 +31,7 @@ impl<const N: usize> BPlus<N> {
         ] {
             let counted = self.tally.sum(count);
             if counted != due {
-                walk.found.push(format!("{counted} {what} are counted, there are {due}"));
+                walk.found.push(format!("{counted} {what} are counted, but there are {due}"));
             }
         }
         walk.found
@@ -49,13 +49,17 @@ impl<const N: usize> Walk<'_, N> {
         }
         let range = node.range();
         if (range.low(), range.high()) != (low, high) {
-            wrong(format!("made for {:?} to {:?}, led to by {high:?}", range.low(), range.high()));
+            wrong(format!(
+                "serves {:?} to {:?}, but its parent ends it at {high:?}",
+                range.low(),
+                range.high()
+            ));
         }
         if !root && high.is_some() && node.is_sparse() {
             wrong(format!("only {} of {N} slots are in use", keys.len()));
         }
         if !node.is_permuted() {
-            wrong("two slots have the same place".into());
+            wrong("two slots have the same rest".into());
         }
         if !node.is_leaf() && keys.len() < 2 {
             wrong(format!("{} children", keys.len()));
@@ -68,7 +72,7 @@ impl<const N: usize> Walk<'_, N> {
             wrong(format!("{key:?} is not below {high:?}"));
         }
         if !node.is_leaf() && keys.first().is_none_or(|first| first != low) {
-            wrong("the first child does not begin where the node does".into());
+            wrong("the first child does not begin at the node's low key".into());
         }
         self.bytes += node.size() as u64;
         self.slots(node, &keys);
@@ -78,21 +82,20 @@ impl<const N: usize> Walk<'_, N> {
     fn keys(&self, node: &Node<N>) -> Vec<Vec<u8>> {
         let key = |at| {
             let mut key = Vec::new();
-            node.spell(at, &mut key, self.guard);
+            node.append_key(at, &mut key, self.guard);
             key
         };
         (0..node.count()).map(key).collect()
     }
 
-    /// How keys are held.
+    /// Checks how the slots hold their keys.
     fn slots(&mut self, node: &Node<N>, keys: &[Vec<u8>]) {
         let prefix = node.prefix();
         for at in 0..N {
             let (head, tail) = node.slot(at, self.guard);
             let Some(key) = keys.get(at) else {
                 if tail != Tail::EMPTY || node.word(at) != 0 {
-                    self.found
-                        .push(format!("level {}: an unused slot names something", node.level));
+                    self.found.push(format!("level {}: an unused slot is not cleared", node.level));
                 }
                 continue;
             };
@@ -106,7 +109,7 @@ impl<const N: usize> Walk<'_, N> {
                 _ => false,
             };
             if head != probe.head(prefix) || !held {
-                self.found.push(format!("level {}: {key:?} is not held as it should", node.level));
+                self.found.push(format!("level {}: {key:?} is held in the wrong form", node.level));
             }
         }
     }

@@ -1,16 +1,17 @@
-//! How a slot holds a key, and how a key that is searched compares with it.
+//! How a slot holds a key, and how it is compared with a key that is searched.
 //!
-//! A node serves keys that all begin with the same bytes, its *prefix*, which its slots leave out. Of what is left of
-//! a key, its *rest*, the first 8 bytes are the slot's *head*; they decide most comparisons. The *tail* is a second
-//! word:
+//! All keys that a node serves begin with the same bytes, the node's *prefix*, which its slots
+//! leave out. The remaining bytes of a key are its *rest*. The first 8 bytes of the rest are the
+//! slot's *head*, which decides most comparisons. The *tail* is a second word:
 //!
 //! ```text
 //! rest of up to 15 bytes   bytes 8 to 14 of the rest | 2 x length + 1
-//! longer                   the address of a block that holds the rest, or more of the key: even
+//! longer rest              the address of a block that holds the rest, or more of the key: even
 //! ```
 //!
-//! Bytes are padded with zeros and read as big-endian numbers. So two rests that both fit compare as (head, tail) do:
-//! where all 15 bytes are equal, one rest is the other and some zeros, and the shorter comes first.
+//! Bytes are padded with zeros and read as big-endian numbers. So two rests of up to 15 bytes
+//! compare as (head, tail) do: if all 15 bytes are equal, one rest is the other followed by zeros,
+//! and the shorter comes first.
 
 use std::cmp::Ordering;
 use std::marker::PhantomData;
@@ -24,18 +25,18 @@ use evermap_pm::{Guard, Result};
 use super::block::{Block, Header, OwnedBlock};
 use super::step;
 
-/// Longest rest that needs no block, bytes.
+/// The length of the longest rest that needs no block, bytes.
 pub(super) const INLINE_MAX: usize = 15;
-/// Bytes in a head.
+/// The number of bytes in a head.
 const HEAD: usize = 8;
 
 const _: () =
     assert!(usize::BITS == 64, "tails hold 7 bytes and a length where others hold an address");
 
-/// A key that is searched.
+/// A key that is searched for.
 pub(super) struct Probe<'k> {
     pub(super) key: &'k [u8],
-    /// The last 8 bytes as a number; of a shorter key all of it, padded with zeros.
+    /// The last 8 bytes as a number. Of a shorter key, all of it, padded with zeros.
     edge: u64,
 }
 
@@ -49,7 +50,7 @@ impl<'k> Probe<'k> {
         Probe { key, edge }
     }
 
-    /// The 8 bytes from `at` on as a number, padded with zeros.
+    /// Returns the 8 bytes from `at` on as a number, padded with zeros.
     #[inline(always)]
     fn number(&self, at: usize) -> u64 {
         let length = self.key.len();
@@ -58,25 +59,26 @@ impl<'k> Probe<'k> {
         } else if at >= length {
             0
         } else {
-            // `at` is among the last 8 bytes: as many of those go as lie before it.
+            // `at` is among the last 8 bytes: shifts out those before it.
             self.edge << (8 * (at - length.saturating_sub(HEAD)))
         }
     }
 
-    /// The head of a slot for this key in a node with such a prefix.
+    /// Returns the head of a slot for this key in a node with a prefix of this length.
     #[inline(always)]
     pub(super) fn head(&self, prefix: usize) -> u64 {
         self.number(prefix)
     }
 
-    /// The tail of a slot for this key in a node with such a prefix, if it needs no block.
+    /// Returns the tail of a slot for this key in a node with a prefix of this length, or `None` if
+    /// it needs a block.
     #[inline(always)]
     pub(super) fn inline_tail(&self, prefix: usize) -> Option<Tail<'static>> {
         let rest = self.key.len().saturating_sub(prefix);
         (rest <= INLINE_MAX).then(|| Tail::inline(self.number(prefix + HEAD), rest))
     }
 
-    /// What a new slot needs to hold this key.
+    /// Returns a tail for a new slot with this key.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -87,20 +89,20 @@ impl<'k> Probe<'k> {
         }
     }
 
-    /// How the key in a slot with an equal head compares with this one. Both begin with the prefix.
+    /// Compares the key in a slot whose head is equal with this key. Both begin with the prefix.
     #[inline]
     pub(super) fn compare_tail(&self, head: u64, tail: Tail<'_>, prefix: usize) -> Ordering {
-        let mut room = [0; INLINE_MAX];
-        let theirs = tail.rest(head, prefix, &mut room);
+        let mut buffer = [0; INLINE_MAX];
+        let theirs = tail.rest(head, prefix, &mut buffer);
         let ours = self.key.get(prefix..).unwrap_or_default();
-        // The heads, with their padding, are equal.
+        // The heads are equal including their padding.
         let beyond = |rest: &[u8]| rest.len().min(HEAD);
         let rests = theirs[beyond(theirs)..].cmp(&ours[beyond(ours)..]);
         rests.then(theirs.len().cmp(&ours.len()))
     }
 }
 
-/// Up to 7 bytes as a big-endian number, padded with zeros.
+/// Returns up to 7 bytes as a big-endian number, padded with zeros.
 #[inline]
 fn padded(bytes: &[u8]) -> u64 {
     let mut number = [0; 8];
@@ -108,7 +110,7 @@ fn padded(bytes: &[u8]) -> u64 {
     u64::from_be_bytes(number)
 }
 
-/// The second word of a slot. What it names is there during `'g`.
+/// The second word of a slot. A block that it names is not freed during `'g`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tail<'g> {
     word: *mut Header,
@@ -116,7 +118,7 @@ pub(super) struct Tail<'g> {
 }
 
 impl<'g> Tail<'g> {
-    /// Of an empty rest; also what a slot holds that is not in use.
+    /// The tail of an empty rest, and of a slot that is not in use.
     pub(super) const EMPTY: Tail<'static> = Tail::inline(0, 0);
 
     #[inline(always)]
@@ -129,9 +131,10 @@ impl<'g> Tail<'g> {
         Tail { word: block.as_ptr(), life: PhantomData }
     }
 
-    /// The head and the tail of the same key behind a prefix that is `by` bytes longer, if neither needs a block.
+    /// Returns the head and the tail of the same key after a prefix that is `by` bytes longer, or
+    /// `None` if the key is in a block.
     #[inline(always)]
-    pub(super) fn behind(self, head: u64, by: usize) -> Option<(u64, Tail<'static>)> {
+    pub(super) fn skip_prefix(self, head: u64, by: usize) -> Option<(u64, Tail<'static>)> {
         let word = self.word.addr() as u64;
         if word & 1 == 0 {
             return None;
@@ -148,12 +151,12 @@ impl<'g> Tail<'g> {
             return None;
         }
         let header = NonNull::new(self.word)?;
-        // SAFETY: an even tail was made by `of_block` from a block that is there during `'g`, in this thread or in
-        // one that published it with the release that `TailCell::load` acquired.
+        // SAFETY: an even tail was made by `of_block` from a block that is not freed during `'g`,
+        // either by this thread or by one whose release store `TailCell::load` has acquired.
         Some(unsafe { Block::from_ptr(header) })
     }
 
-    /// Asks for the block, if there is one.
+    /// Prefetches the block, if there is one.
     #[inline(always)]
     pub(super) fn prefetch(self) {
         if self.word.addr() & 1 == 0 {
@@ -161,29 +164,29 @@ impl<'g> Tail<'g> {
         }
     }
 
-    /// What is left of the key behind the prefix. `room` is for a rest that has no memory of its own.
+    /// Returns the rest of the key. A rest that is in the slot itself is written to `buffer`.
     #[inline]
     pub(super) fn rest<'r>(
         self,
         head: u64,
         prefix: usize,
-        room: &'r mut [u8; INLINE_MAX],
+        buffer: &'r mut [u8; INLINE_MAX],
     ) -> &'r [u8]
     where
         'g: 'r,
     {
         if let Some(block) = self.block() {
-            // The prefix of its node covers what a block leaves out.
+            // What the block leaves out is part of the node's prefix.
             return block.bytes().get(prefix.wrapping_sub(block.skip())..).unwrap_or_default();
         }
         let word = self.word.addr() as u64;
-        room[..HEAD].copy_from_slice(&head.to_be_bytes());
-        room[HEAD..].copy_from_slice(&word.to_be_bytes()[..INLINE_MAX - HEAD]);
-        &room[..(word as usize & 0xff) >> 1]
+        buffer[..HEAD].copy_from_slice(&head.to_be_bytes());
+        buffer[HEAD..].copy_from_slice(&word.to_be_bytes()[..INLINE_MAX - HEAD]);
+        &buffer[..(word as usize & 0xff) >> 1]
     }
 }
 
-/// A tail and the block that it names, which nobody else knows yet.
+/// A tail for a new slot, and the block that it names, which is not published.
 pub(super) enum NewTail {
     Inline(Tail<'static>),
     Block(OwnedBlock),
@@ -201,7 +204,7 @@ impl NewTail {
         }
     }
 
-    /// Bytes of memory beside the slot.
+    /// Returns the bytes of memory in addition to the slot.
     pub(super) fn size(&self) -> usize {
         match self {
             NewTail::Inline(_) => 0,
@@ -209,16 +212,16 @@ impl NewTail {
         }
     }
 
-    /// Leaves the block to the slot that names it now.
+    /// Passes the ownership of the block to the slot that names it now.
     #[inline(always)]
-    pub(super) fn give_away(self) {
+    pub(super) fn publish(self) {
         if let NewTail::Block(block) = self {
-            block.give_away();
+            block.publish();
         }
     }
 }
 
-/// A tail that other threads may read and write.
+/// A tail that several threads may read and write.
 pub(super) struct TailCell(AtomicPtr<Header>);
 
 impl TailCell {
@@ -226,11 +229,12 @@ impl TailCell {
         TailCell(AtomicPtr::new(Tail::EMPTY.word))
     }
 
-    /// The guard is one of the tree's own domain: what was named when it began is not freed while it lives.
+    /// Loads the tail. The guard is of the tree's own domain, so what is named during its life is
+    /// not freed before it ends.
     #[inline(always)]
     pub(super) fn load<'g>(&self, _guard: &'g Guard<'_>) -> Tail<'g> {
         step();
-        // Acquire: the block that it may name is complete.
+        // Acquire: pairs with `store`, so that a block that is named is initialised.
         Tail { word: self.0.load(Acquire), life: PhantomData }
     }
 
@@ -260,7 +264,7 @@ mod tests {
         keys
     }
 
-    /// Every two keys, with every prefix that they share.
+    /// Compares every two keys, with several prefixes that they share.
     #[test]
     fn slots_compare_as_keys_do() {
         let keys = keys();
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_gives_its_key_back() {
+    fn a_slot_returns_its_key() {
         for key in keys() {
             for prefix in 0..=key.len() {
                 let probe = Probe::new(&key);
@@ -295,7 +299,7 @@ mod tests {
         }
     }
 
-    /// The words for a longer prefix follow from those for a shorter one.
+    /// The words for a longer prefix can be computed from those for a shorter one.
     #[test]
     fn a_longer_prefix_shifts() {
         for key in keys() {
@@ -303,7 +307,7 @@ mod tests {
             for prefix in 0..=key.len() {
                 let tail = probe.tail(prefix).unwrap();
                 for longer in prefix..=key.len() {
-                    let behind = tail.get().behind(probe.head(prefix), longer - prefix);
+                    let behind = tail.get().skip_prefix(probe.head(prefix), longer - prefix);
                     assert_eq!(behind.is_some(), tail.size() == 0);
                     let due = (probe.head(longer), probe.inline_tail(longer));
                     assert!(behind.is_none_or(|(head, tail)| (head, Some(tail)) == due));
@@ -312,9 +316,9 @@ mod tests {
         }
     }
 
-    /// A block serves nodes whose prefix is longer than when it was made.
+    /// A block can be used in nodes whose prefix is longer than when it was made.
     #[test]
-    fn a_block_outlives_a_split() {
+    fn a_block_is_kept_by_a_split() {
         let key: Vec<u8> = (0..60).collect();
         let probe = Probe::new(&key);
         let tail = probe.tail(5).unwrap();

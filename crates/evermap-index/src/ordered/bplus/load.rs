@@ -1,10 +1,12 @@
-//! A tree from many pairs at once: divided into parts, sorted in parallel, and built from the leaves up without a lock.
+//! Bulk loading: pairs are divided into parts, sorted in parallel, and built into a tree from the
+//! leaves up, without locks.
 //!
-//! 1. Runs are cut into stretches of about equal size. Samples of all give the keys at which parts begin, so many that what
-//!    a part has fits into the cache; and each pair of a stretch that is not sorted is [dealt](deal) to its part. Who reads pairs in
-//!    no order can deal them out at once, by a sample of the first.
-//! 2. A part sorts what it has of each stretch, merges them, and makes leaves of them.
-//! 3. Level upon level is built above the leaves, until one node is left.
+//! 1. Runs are cut into chunks of about equal size. Samples of all chunks choose the keys at which
+//!    the parts begin; there are enough parts that the pairs of one part fit into the cache. Each
+//!    pair of a chunk that is not sorted is copied to its [part](partition). A caller that reads
+//!    pairs in no order can partition them directly, by a sample of the first ones.
+//! 2. A part sorts its pairs of each chunk, merges them, and builds leaves from them.
+//! 3. Levels are built above the leaves until a single node is left.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,33 +25,33 @@ use super::tally::Count;
 use super::{BPlus, Config};
 use crate::ordered::Run;
 
-mod deal;
+mod partition;
 mod source;
 
-pub use deal::{Division, Hand};
+pub use partition::{PartitionBuffers, Partitioner};
 use source::{Input, Source};
 
-/// Takes pairs in order and makes leaves of them.
+/// Builds leaves from pairs that arrive in order.
 struct Leaves<'b, 'r, const N: usize> {
     done: Vec<Draft<'static, N>>,
-    /// The leaf before `pairs`, which is full, and where it begins.
+    /// The pairs of the leaf before `pairs`, which is full and begins at `low`.
     full: Vec<(&'r [u8], u64)>,
     low: Vec<u8>,
     pairs: Vec<(&'r [u8], u64)>,
     supplies: &'b Supplies<N>,
 }
 
-/// What the threads of a load take nodes from.
+/// The memory that the threads of a load take nodes from.
 struct Supplies<const N: usize> {
     nodes: Arc<Arena<Node<N>>>,
-    /// Bytes taken so far, of so many.
+    /// Bytes taken so far, of at most `most`.
     taken: AtomicU64,
     most: u64,
 }
 
 impl<const N: usize> Supplies<N> {
     fn take(&self, bytes: usize) -> Result<()> {
-        // Relaxed: a number.
+        // Relaxed: only the sum matters.
         let taken = self.taken.fetch_add(bytes as u64, Relaxed) + bytes as u64;
         if taken > self.most {
             Err(super::tally::refusal(self.most, taken - self.most))
@@ -70,7 +72,7 @@ impl<'b, 'r, const N: usize> Leaves<'b, 'r, N> {
         }
     }
 
-    /// Adds a pair whose key is not less than those before. Of equal keys the last counts.
+    /// Adds a pair whose key is not less than those before it. Of equal keys, the last one counts.
     fn push(&mut self, key: &'r [u8], word: u64) -> Result<()> {
         match self.pairs.last_mut().or(self.full.last_mut()) {
             Some((last, old)) if *last == key => {
@@ -86,7 +88,8 @@ impl<'b, 'r, const N: usize> Leaves<'b, 'r, N> {
         Ok(())
     }
 
-    /// Makes a leaf of the full pairs, and the current ones the full; goes on with `next`.
+    /// Builds a leaf from the full pairs, makes the current pairs the full ones, and continues with
+    /// `next`.
     fn flush(&mut self, next: Vec<(&'r [u8], u64)>) -> Result<()> {
         let full = std::mem::replace(&mut self.full, std::mem::replace(&mut self.pairs, next));
         if !full.is_empty() {
@@ -105,7 +108,7 @@ impl<'b, 'r, const N: usize> Leaves<'b, 'r, N> {
         Ok(())
     }
 
-    /// Makes leaves of what is left, evenly filled, and answers all.
+    /// Builds evenly filled leaves from the remaining pairs, and returns all leaves.
     fn finish(mut self, high: Option<&[u8]>) -> Result<Vec<Draft<'static, N>>> {
         let mut rest = std::mem::take(&mut self.full);
         rest.append(&mut self.pairs);
@@ -120,7 +123,8 @@ impl<'b, 'r, const N: usize> Leaves<'b, 'r, N> {
     }
 }
 
-/// The shortest key that is above all of some pairs and not above the next.
+/// Returns the shortest key that is greater than all keys of `pairs` and not greater than the first
+/// of `next`.
 fn separator(pairs: &[(&[u8], u64)], next: &[(&[u8], u64)]) -> Vec<u8> {
     match (pairs.last(), next.first()) {
         (Some((last, _)), Some((first, _))) => first[..shared(last, first) + 1].to_vec(),
@@ -129,49 +133,52 @@ fn separator(pairs: &[(&[u8], u64)], next: &[(&[u8], u64)]) -> Vec<u8> {
 }
 
 impl<const N: usize> BPlus<N> {
-    /// Slots in use of a node that is loaded, but for the last ones: insertions shall find room.
+    /// The number of slots in use of a node that is loaded. The others are left for insertions. The
+    /// last nodes of a level may have fewer.
     const FILL: usize = N * 9 / 10;
 
-    /// An index of the pairs of many runs, in any order, built by so many threads. Of equal keys the last counts: that
-    /// in a later run, or later in its run.
+    /// Creates an index of the pairs of many runs, which may be in any order, with `threads`
+    /// threads. Of equal keys, the last one counts: the one in a later run, or later in its run.
     ///
-    /// O(n log n), O(n) where runs are sorted; where they are not, it takes their size once more beside them and
-    /// the tree.
+    /// O(n log n), or O(n) if the runs are sorted. If they are not, loading takes their size once
+    /// more, in addition to them and the tree.
     ///
     /// # Errors
     /// `NoSpace`, `KeyTooLong`.
     pub fn load(config: Config, runs: &[Run], threads: usize) -> Result<Self> {
-        let (input, division) = Input::new(runs, threads.max(1))?;
-        Self::load_parts(config, &input, &division, threads)
+        let (input, partitioner) = Input::new(runs, threads.max(1))?;
+        Self::load_parts(config, &input, &partitioner, threads)
     }
 
-    /// An index of pairs that were dealt out to parts, built by so many threads. Of equal keys the last counts: that in
-    /// a later hand, or pushed later.
+    /// Creates an index of pairs that were partitioned by `partitioner`, with `threads` threads. Of
+    /// equal keys, the last one counts: the one in later buffers, or pushed later to the same
+    /// buffers.
     ///
-    /// O(n log n). Pairs take their size and 12 bytes each beside the tree.
+    /// O(n log n). The pairs take their size and 12 bytes each in addition to the tree.
     ///
     /// # Errors
     /// `NoSpace`.
     ///
     /// # Panics
-    /// If a hand is of another division.
-    pub fn load_dealt(
+    /// If one of the buffers belongs to another partitioner.
+    pub fn load_partitioned(
         config: Config,
-        division: &Division,
-        hands: Vec<Hand<'_>>,
+        partitioner: &Partitioner,
+        buffers: Vec<PartitionBuffers<'_>>,
         threads: usize,
     ) -> Result<Self> {
-        assert!(hands.iter().all(|hand| hand.is_of(division)), "a hand of another division");
-        Self::load_parts(config, &Input::dealt(hands), division, threads)
+        let matching = buffers.iter().all(|buffers| buffers.is_of(partitioner));
+        assert!(matching, "buffers of another partitioner");
+        Self::load_parts(config, &Input::partitioned(buffers), partitioner, threads)
     }
 
     fn load_parts(
         config: Config,
         input: &Input<'_>,
-        division: &Division,
+        partitioner: &Partitioner,
         threads: usize,
     ) -> Result<Self> {
-        let starts = division.starts();
+        let starts = partitioner.starts();
         let tree = Self::bare(config)?;
         let (nodes, most) = (tree.nodes.clone(), config.bytes_max);
         let supplies = Supplies { nodes, taken: AtomicU64::new(0), most };
@@ -186,13 +193,13 @@ impl<const N: usize> BPlus<N> {
         }
         tree.build(leaves, &supplies)?;
         let guard = tree.epoch.pin();
-        // Parts of few different keys have one leaf that is sparse.
-        starts.iter().for_each(|start| tree.mend(&Probe::new(start), 0, &guard));
+        // The only leaf of a part with few distinct keys is sparse.
+        starts.iter().for_each(|start| tree.rebalance(&Probe::new(start), 0, &guard));
         drop(guard);
         Ok(tree)
     }
 
-    /// Builds the levels above the leaves, and makes it all the tree.
+    /// Builds the levels above the leaves, and makes the topmost node the root of the tree.
     fn build(&self, leaves: Vec<Draft<'static, N>>, supplies: &Supplies<N>) -> Result<()> {
         let mut done: Vec<Draft<'static, N>> = Vec::new();
         let mut level = leaves;
@@ -203,16 +210,16 @@ impl<const N: usize> BPlus<N> {
         }
         let guard = self.epoch.pin();
         for draft in done {
-            self.settle(draft, &guard);
+            self.publish(draft, &guard);
         }
         let root = level.pop().expect("there is a leaf at least");
-        let root = self.settle(root, &guard);
-        self.plant(root);
+        let root = self.publish(root, &guard);
+        self.set_root(root);
         Ok(())
     }
 
-    /// Publishes a node, and counts its pairs.
-    fn settle<'g>(
+    /// Publishes a node and counts its pairs.
+    fn publish<'g>(
         &self,
         draft: Draft<'static, N>,
         guard: &'g evermap_pm::Guard<'_>,
@@ -224,7 +231,7 @@ impl<const N: usize> BPlus<N> {
     }
 }
 
-/// The nodes above some, each with about as many children.
+/// Builds the level above `nodes`, whose nodes have about equally many children.
 fn above<const N: usize>(
     nodes: &[Draft<'static, N>],
     supplies: &Supplies<N>,
@@ -246,7 +253,7 @@ fn above<const N: usize>(
     Ok(above)
 }
 
-/// The leaves for the pairs of a part, whose keys are not below `low` and below `high`.
+/// Builds the leaves for the pairs of a part, whose keys are at least `low` and less than `high`.
 fn merge<const N: usize>(
     sources: &[Source<'_>],
     low: &[u8],
@@ -254,7 +261,8 @@ fn merge<const N: usize>(
     supplies: &Supplies<N>,
 ) -> Result<Vec<Draft<'static, N>>> {
     let mut leaves = Leaves::new(low, supplies);
-    // The least key first; of equal ones that of the earlier source, so that the later is the last to be pushed.
+    // The least key comes first; among equal keys that of the earlier source, so that the later one
+    // is pushed last.
     let first = |(number, source): (usize, &'_ Source<'_>)| (source.len() > 0).then_some(number);
     let begin = |number: usize| Reverse((sources[number].pair(0).0, number, 0));
     let mut next: BinaryHeap<_> = sources.iter().enumerate().filter_map(first).map(begin).collect();

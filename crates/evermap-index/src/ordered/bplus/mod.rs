@@ -1,13 +1,13 @@
 //! A B+tree in ordinary memory with optimistic lock coupling.
 //!
-//! The ordered side of the store: a hash index answers who knows the key, this one who asks what comes next. It does
-//! not persist; after a restart it is [loaded](BPlus::load) anew.
+//! The store keeps it beside a hash index: the hash index serves lookups, the tree serves scans in
+//! key order. The tree is not persistent; it is [loaded](BPlus::load) again after a restart.
 //!
 //! ```text
 //! node, N slots     version | count, level | range: low key, high key, length of the prefix
-//!                   N places       where each slot has its rest
-//!                   N heads        8 bytes each of the keys behind the prefix
-//!                   N rests        (tail, word or child), wherever there was room
+//!                   N places       which rest belongs to each slot
+//!                   N heads        8 bytes of each key after the prefix
+//!                   N rests        (tail, word or child), in any order
 //!
 //!   root   [ ""      | "d"     | "m"     ]           each child with the least key that it serves
 //!             |         |         |
@@ -15,9 +15,10 @@
 //!             1   2      3         4     5   6
 //! ```
 //!
-//! Readers store nothing: a node's version proves what they read. What a node serves never changes; nodes
-//! that are split or merged are replaced, and freed when nobody can see them any more. So a leaf needs
-//! no link to the next: who goes on from its upper end by a new descent misses nothing, in either direction.
+//! Readers store nothing: a node's version validates what they read. The range of keys that a node
+//! serves never changes. Nodes that are split or merged are replaced, and freed after a grace
+//! period. So a leaf needs no link to its neighbour: a scan that continues from the end of a leaf
+//! by a new descent misses nothing, in either direction.
 
 use std::ops::Bound;
 use std::ptr;
@@ -28,7 +29,7 @@ use evermap_pm::{Domain, Result};
 
 use self::arena::Arena;
 use self::key::Tail;
-pub use self::load::{Division, Hand};
+pub use self::load::{PartitionBuffers, Partitioner};
 use self::node::{Content, KeyRange, Node, OwnedNode};
 use self::reclaim::{free_all, reclaimer};
 use self::restructure::Draft;
@@ -49,23 +50,25 @@ mod tally;
 mod tree;
 mod version;
 
-/// Where a test may hold up a thread: before it reads or writes what others may be writing or reading.
+/// A point at which a test can delay a thread: before it reads or writes what other threads may
+/// write or read concurrently.
 #[inline(always)]
 fn step() {
     #[cfg(any(test, feature = "testkit"))]
-    crate::testkit::crowd::step();
+    crate::testkit::delays::step();
 }
 
 /// Limits of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most bytes that nodes and keys may take. Insertions beyond it are answered `NoSpace`; a few more may be
-    /// taken by threads that insert at the same moment, and by what awaits its grace period.
+    /// The largest number of bytes that nodes and keys may take. Insertions beyond it return
+    /// `NoSpace`. Threads that insert at the same moment, and memory that waits for its grace
+    /// period, may exceed it slightly.
     pub bytes_max: u64,
 }
 
 impl Default for Config {
-    /// As much as the system gives.
+    /// No limit but the memory of the system.
     fn default() -> Self {
         Config { bytes_max: u64::MAX }
     }
@@ -73,7 +76,8 @@ impl Default for Config {
 
 /// A volatile ordered index of nodes with `N` slots. See the [module](self).
 pub struct BPlus<const N: usize = 40> {
-    /// Stands above the root and names it in its only slot. Its version is the lock of that slot.
+    /// The node above the root, which it names in its only slot. Its version is the lock of that
+    /// slot.
     anchor: OwnedNode<N>,
     nodes: Arc<Arena<Node<N>>>,
     epoch: Domain,
@@ -81,10 +85,10 @@ pub struct BPlus<const N: usize = 40> {
 }
 
 impl<const N: usize> BPlus<N> {
-    /// Fewer slots could not be split and merged as described.
+    /// Splitting and merging need at least 4 slots; positions of slots are bytes.
     const LEGAL: () = assert!(N >= 4 && N <= 256, "a node has 4 to 256 slots");
 
-    /// An empty index without limits.
+    /// Creates an empty index without limits.
     ///
     /// # Panics
     /// If there is no memory for two nodes.
@@ -92,7 +96,7 @@ impl<const N: usize> BPlus<N> {
         Self::with_config(Config::default()).expect("memory for two nodes")
     }
 
-    /// An empty index.
+    /// Creates an empty index.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -101,12 +105,12 @@ impl<const N: usize> BPlus<N> {
         let root = Draft::new(&tree.nodes, 0, &[], None)?;
         tree.tally.allow(root.size())?;
         let guard = tree.epoch.pin();
-        tree.plant(root.publish(&tree, &mut Vec::new(), &guard));
+        tree.set_root(root.publish(&tree, &mut Vec::new(), &guard));
         drop(guard);
         Ok(tree)
     }
 
-    /// A tree without a root.
+    /// Creates a tree without a root.
     fn bare(config: Config) -> Result<Self> {
         let () = Self::LEGAL;
         let nodes = Arc::new(Arena::new());
@@ -118,23 +122,24 @@ impl<const N: usize> BPlus<N> {
         })
     }
 
-    /// Binds each key to its word unless it is bound already, or unbinds it where there is no word; in this order, each
-    /// by itself. As so many [inserts](OrderedIndex::insert) and [removes](OrderedIndex::remove), but with the cache
-    /// misses of the ways down overlapped.
+    /// Binds each key that has a word unless the key is bound already, and removes each key that
+    /// has none, in order. Equivalent to as many [inserts](OrderedIndex::insert) and
+    /// [removes](OrderedIndex::remove), but with the cache misses of the descents overlapped.
     ///
     /// # Errors
-    /// As there; keys before the one that met it are changed.
+    /// The errors of those operations. Keys before the one that failed have been changed.
     pub fn set_many(&self, pairs: &[(&[u8], Option<u64>)]) -> Result<()> {
-        pairs.chunks(tree::TOGETHER).try_for_each(|pairs| self.set_together(pairs))
+        pairs.chunks(tree::SET_BATCH).try_for_each(|pairs| self.set_batch(pairs))
     }
 
-    /// What awaits its grace period, and what holds it up. [`stats`](OrderedIndex::stats) does not count those bytes.
+    /// Returns what waits for its grace period, and which thread delays it.
+    /// [`stats`](OrderedIndex::stats) does not count these bytes.
     pub fn reclamation(&self) -> EpochStats {
         self.epoch.stats()
     }
 
-    /// Gives a bare tree a root.
-    fn plant(&self, root: &Node<N>) {
+    /// Sets the root of a tree that has none.
+    fn set_root(&self, root: &Node<N>) {
         self.anchor.insert(0, 0, Tail::EMPTY, Content::Child(root));
     }
 }
@@ -151,12 +156,13 @@ impl<const N: usize> Drop for BPlus<N> {
             let guard = self.epoch.pin();
             if let Some(root) = self.anchor.child(0, &guard).map(|root| ptr::from_ref(root).addr())
             {
-                // SAFETY: 1. the root was published and is not retired, for the anchor names it, and so on downwards.
-                // 2. nobody else has the tree. 3. it is.
+                // SAFETY: 1. the anchor names the root, so the root was published and is not
+                // retired; the same holds for all nodes below. 2. the tree is dropped, so no other
+                // thread uses it. 3. the guard is of this domain.
                 unsafe { free_all(&self.nodes, root, &guard) };
             }
         }
-        // What is retired already.
+        // Frees what is retired already.
         self.epoch.drain();
     }
 }
@@ -186,7 +192,7 @@ impl<const N: usize> OrderedIndex for BPlus<N> {
         self.tally.sum(Count::Pairs)
     }
 
-    /// O(1). `segments` are nodes, `capacity` counts the slots of leaves.
+    /// O(1). `segments` is the number of nodes, `capacity` the number of slots in leaves.
     fn stats(&self) -> Stats {
         let leaves = self.tally.sum(Count::Leaves);
         Stats {

@@ -1,7 +1,7 @@
-//! A node: the range of keys that it serves, and its slots.
+//! Nodes: the range of keys that a node serves, and its slots.
 //!
-//! What a node serves never changes. When a range has to, other nodes are made and take its place, so nothing in a
-//! node but its slots, their count and its version is ever written again once others know it.
+//! The range of a node never changes; if a range has to change, other nodes replace the node. So
+//! after publication only the slots, their count and the version of a node are written.
 
 use std::cmp::Ordering;
 use std::mem::{ManuallyDrop, offset_of};
@@ -21,26 +21,26 @@ use super::key::{INLINE_MAX, Probe, Tail, TailCell};
 use super::step;
 use super::version::Version;
 
-/// A node with slots for `N` pairs of a key and a word, in order. In a leaf, words are the tree's. Elsewhere they are
-/// children, each with the least key that it serves.
+/// A node with slots for `N` pairs of a key and a word, in order. In a leaf, words are those of the
+/// tree's pairs. In other nodes they are children, each with the least key that it serves.
 ///
-/// Who inserts a slot moves the heads and places of those behind it, and leaves their rests where they are: that is two
-/// or three lines of the cache that change, and not ten.
+/// Inserting a slot moves the heads and places of the slots after it, and leaves their rests where
+/// they are: so two or three cache lines change instead of ten.
 #[repr(C)]
 pub(super) struct Node<const N: usize> {
     pub(super) version: Version,
     count: AtomicU32,
-    /// Levels below this one.
+    /// The height above the leaves.
     pub(super) level: u32,
     range: KeyRange,
-    /// Where each slot has its rest. A permutation of all places, whenever nobody has the lock: slots that are not in use
-    /// have the free ones.
+    /// The index of each slot's rest. While the node is not locked, these are a permutation of all
+    /// indexes: slots that are not in use have those of the free rests.
     places: [AtomicU8; N],
     heads: [AtomicU64; N],
     rests: [Rest<N>; N],
 }
 
-/// What belongs to a head: one line of the cache has both.
+/// The rest of a slot: its tail and its word, which are always in one cache line.
 #[repr(align(16))]
 struct Rest<const N: usize> {
     tail: TailCell,
@@ -54,15 +54,18 @@ impl<const N: usize> Rest<N> {
     }
 }
 
-/// The keys that a node serves: from `low` on to below `high`.
+/// The range of keys that a node serves: from `low` up to and excluding `high`.
 pub(super) struct KeyRange {
-    /// Both, one behind the other. Where there is no high key, nothing is behind the low one: a high key is never empty.
+    /// The low key followed by the high key. A high key is never empty, so nothing follows the low
+    /// key if there is no upper end.
     bytes: Box<[u8]>,
     low_length: u32,
     prefix: u32,
 }
 
 impl KeyRange {
+    /// Creates a range.
+    ///
     /// # Errors
     /// `NoSpace`.
     pub(super) fn new(low: &[u8], high: Option<&[u8]>) -> Result<Self> {
@@ -74,7 +77,7 @@ impl KeyRange {
         Ok(KeyRange {
             bytes: bytes.into_boxed_slice(),
             low_length: low.len() as u32,
-            // Every key between two begins as both do.
+            // Every key of the range begins with the bytes that both ends share.
             prefix: high.map_or(0, |high| shared(low, high)) as u32,
         })
     }
@@ -83,32 +86,32 @@ impl KeyRange {
         &self.bytes[..self.low_length as usize]
     }
 
-    /// The first key beyond, if there is one.
+    /// Returns the first key beyond the range, or `None` if there is no upper end.
     pub(super) fn high(&self) -> Option<&[u8]> {
         let high = &self.bytes[self.low_length as usize..];
         (!high.is_empty()).then_some(high)
     }
 
-    /// Bytes that all keys of the range begin with.
+    /// Returns the number of bytes that all keys of the range begin with.
     #[inline(always)]
     pub(super) fn prefix(&self) -> usize {
         self.prefix as usize
     }
 }
 
-/// How many bytes two keys have in common at their beginning.
+/// Returns the length of the longest common prefix of two keys.
 pub(super) fn shared(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
-/// Where a key is, or would be inserted.
+/// The position of a key, or the position at which it would be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spot {
+pub(super) struct Position {
     pub(super) at: usize,
     pub(super) exists: bool,
 }
 
-/// What a descent looks for.
+/// The target of a descent.
 #[derive(Clone, Copy)]
 pub(super) enum Target<'k> {
     /// The node that serves this key.
@@ -121,12 +124,12 @@ pub(super) enum Target<'k> {
     Last,
 }
 
-/// What goes with a key.
+/// The content of a slot beside the key.
 #[derive(Clone, Copy)]
 pub(super) enum Content<'c, const N: usize> {
-    /// In a leaf.
+    /// The word of a pair, in a leaf.
     Word(u64),
-    /// Elsewhere.
+    /// A child, in any other node.
     Child(&'c Node<N>),
 }
 
@@ -135,67 +138,71 @@ impl<const N: usize> Content<'_, N> {
         match self {
             Content::Word(word) if leaf => ptr::without_provenance_mut(word as usize),
             Content::Child(child) if !leaf => ptr::from_ref(child).cast_mut(),
-            // A word that is taken for a child would be followed.
+            // A word in a node that is no leaf would be followed as an address.
             _ => unreachable!("words are for leaves, children for others"),
         }
     }
 }
 
-/// A node that no other names yet. Freed when dropped, and what its slots name is not.
+/// A node that is not published. Freed when dropped; what its slots name is not.
 pub(super) struct OwnedNode<const N: usize> {
     node: NonNull<Node<N>>,
-    home: Arc<Arena<Node<N>>>,
+    arena: Arc<Arena<Node<N>>>,
 }
 
-// SAFETY: it is memory that nobody else knows; the node's own fields are atomics, numbers and a box.
+// SAFETY: it owns memory that no other thread knows; the fields of a node are atomics, numbers and
+// a box.
 unsafe impl<const N: usize> Send for OwnedNode<N> {}
-// SAFETY: as shared references to nodes, which is what it gives.
+// SAFETY: it gives only shared references to a node, which is `Sync`.
 unsafe impl<const N: usize> Sync for OwnedNode<N> {}
 
 impl<const N: usize> OwnedNode<N> {
-    /// A node without pairs.
+    /// Creates a node without pairs.
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(super) fn new(home: &Arc<Arena<Node<N>>>, level: u32, range: KeyRange) -> Result<Self> {
-        let node = home.take()?;
-        let room = node.as_ptr();
-        // SAFETY: given to us for a value of this type, all fields of which are written here, where they shall be: it is
+    pub(super) fn new(arena: &Arc<Arena<Node<N>>>, level: u32, range: KeyRange) -> Result<Self> {
+        let node = arena.allocate()?;
+        let place = node.as_ptr();
+        // SAFETY: allocated for a value of this type. All fields are initialised here, in place
+        // because the node is large.
         // large.
         unsafe {
-            (&raw mut (*room).version).write(Version::new());
-            (&raw mut (*room).count).write(AtomicU32::new(0));
-            (&raw mut (*room).level).write(level);
-            (&raw mut (*room).range).write(range);
-            (&raw mut (*room).places).write(std::array::from_fn(|at| AtomicU8::new(at as u8)));
-            (&raw mut (*room).heads).write([const { AtomicU64::new(0) }; N]);
-            (&raw mut (*room).rests).write([const { Rest::free() }; N]);
+            (&raw mut (*place).version).write(Version::new());
+            (&raw mut (*place).count).write(AtomicU32::new(0));
+            (&raw mut (*place).level).write(level);
+            (&raw mut (*place).range).write(range);
+            (&raw mut (*place).places).write(std::array::from_fn(|at| AtomicU8::new(at as u8)));
+            (&raw mut (*place).heads).write([const { AtomicU64::new(0) }; N]);
+            (&raw mut (*place).rests).write([const { Rest::free() }; N]);
         }
-        Ok(OwnedNode { node, home: home.clone() })
+        Ok(OwnedNode { node, arena: arena.clone() })
     }
 
-    /// Leaves it to the node that names it now. It is there for as long as the guard, which is one of the tree's
-    /// domain, and until it is retired.
+    /// Passes the ownership to the node that names this one now. The node is valid for the life of
+    /// the guard, which is of the tree's domain, even if it is retired meanwhile.
     pub(super) fn publish<'g>(self, _guard: &'g Guard<'_>) -> &'g Node<N> {
-        // Who takes it back knows its address only.
+        // `reclaim` knows only the address.
         self.node.as_ptr().expose_provenance();
         let node = self.node;
-        // All of it but what dropping does to the node.
+        // Drops the reference to the arena, but not the node.
         let mut owned = ManuallyDrop::new(self);
-        // SAFETY: it is not used again.
-        unsafe { ptr::drop_in_place(&mut owned.home) };
-        // SAFETY: initialised by `new`; freed after it was retired only, and so not before the guard ends.
+        // SAFETY: the field is not used again.
+        unsafe { ptr::drop_in_place(&mut owned.arena) };
+        // SAFETY: initialised by `new`, and freed only after it was retired, so not before the
+        // guard ends.
         unsafe { node.as_ref() }
     }
 
-    /// Takes back what was [published](Self::publish).
+    /// Takes back the ownership of a [published](Self::publish) node.
     ///
     /// # Safety
-    /// 1. A node of this type and home at `address` was published and not taken back since.
-    /// 2. Nobody uses it any more, nor will.
-    pub(super) unsafe fn take_back(home: &Arc<Arena<Node<N>>>, address: usize) -> Self {
+    /// 1. A node of this type and arena at `address` was published and has not been reclaimed
+    ///    since.
+    /// 2. It is not used by others now or later.
+    pub(super) unsafe fn reclaim(arena: &Arc<Arena<Node<N>>>, address: usize) -> Self {
         let node = NonNull::new(with_exposed_provenance_mut(address));
-        OwnedNode { node: node.expect("no node is at address 0"), home: home.clone() }
+        OwnedNode { node: node.expect("no node is at address 0"), arena: arena.clone() }
     }
 }
 
@@ -204,23 +211,23 @@ impl<const N: usize> Deref for OwnedNode<N> {
 
     #[inline(always)]
     fn deref(&self) -> &Node<N> {
-        // SAFETY: initialised by `new`, and freed by drop only.
+        // SAFETY: initialised by `new`, and freed only by drop.
         unsafe { self.node.as_ref() }
     }
 }
 
 impl<const N: usize> Drop for OwnedNode<N> {
     fn drop(&mut self) {
-        // SAFETY: initialised by `new` in room of this arena, and nobody else knows it.
+        // SAFETY: initialised by `new` in memory of this arena, and owned by this value.
         unsafe {
             self.node.drop_in_place();
-            self.home.give_back(self.node);
+            self.arena.free(self.node);
         }
     }
 }
 
 impl<const N: usize> Node<N> {
-    /// Bytes of memory, blocks not counted.
+    /// Returns the bytes of memory that the node takes, without blocks.
     pub(super) fn size(&self) -> usize {
         size_of::<Self>() + self.range.bytes.len()
     }
@@ -239,11 +246,11 @@ impl<const N: usize> Node<N> {
         self.level == 0
     }
 
-    /// Slots in use, at most `N`.
+    /// Returns the number of slots in use, at most `N`.
     #[inline(always)]
     pub(super) fn count(&self) -> usize {
         step();
-        // Relaxed: what a count goes with is proved by the version.
+        // Relaxed: the version proves that the count belongs to the slots.
         self.count.load(Relaxed) as usize
     }
 
@@ -252,13 +259,13 @@ impl<const N: usize> Node<N> {
         self.count.store(count as u32, Relaxed);
     }
 
-    /// Asks for the lines that a search reads first.
+    /// Prefetches the lines that a search reads first.
     #[inline(always)]
     pub(super) fn prefetch_heads(node: *const Self) {
         Self::prefetch_lines(node, offset_of!(Self, rests));
     }
 
-    /// Asks for all lines.
+    /// Prefetches all lines.
     #[inline(always)]
     pub(super) fn prefetch(node: *const Self) {
         Self::prefetch_lines(node, size_of::<Self>());
@@ -271,7 +278,7 @@ impl<const N: usize> Node<N> {
         }
     }
 
-    /// Asks for what the next slot that is inserted will change beside the heads.
+    /// Prefetches the rest that the next insertion will write.
     #[inline(always)]
     pub(super) fn prefetch_free(&self) {
         if let Some(place) = self.places.get(self.count()) {
@@ -279,18 +286,18 @@ impl<const N: usize> Node<N> {
         }
     }
 
-    /// The address of the child in a slot, whatever it is by now. For prefetching.
+    /// Returns the possibly outdated address of the child in a slot, for prefetching only.
     #[inline(always)]
-    pub(super) fn hint(&self, at: usize) -> *const Self {
-        // Relaxed: it is not followed.
+    pub(super) fn child_hint(&self, at: usize) -> *const Self {
+        // Relaxed: the address is not dereferenced.
         if at < N { self.rest(at).word.load(Relaxed) } else { ptr::null() }
     }
 
-    /// Where a slot has its rest.
+    /// Returns the index of a slot's rest.
     #[inline(always)]
     fn place(&self, at: usize) -> u8 {
         step();
-        // Relaxed: a number below `N`, which the version proves to be the right one.
+        // Relaxed: any value is below `N`, and the version proves that it is the right one.
         self.places[at].load(Relaxed)
     }
 
@@ -304,7 +311,7 @@ impl<const N: usize> Node<N> {
         &self.rests[self.place(at) as usize]
     }
 
-    /// Whether each place is some slot's.
+    /// Returns `true` if each rest belongs to exactly one slot.
     pub(super) fn is_permuted(&self) -> bool {
         let places: std::collections::BTreeSet<u8> = (0..N).map(|at| self.place(at)).collect();
         places.len() == N
@@ -313,7 +320,7 @@ impl<const N: usize> Node<N> {
     #[inline(always)]
     fn head(&self, at: usize) -> u64 {
         step();
-        // Relaxed: a number, which the version proves.
+        // Relaxed: the version proves the value.
         self.heads[at].load(Relaxed)
     }
 
@@ -322,15 +329,15 @@ impl<const N: usize> Node<N> {
         self.rest(at).tail.load(guard)
     }
 
-    /// The word of a leaf's slot.
+    /// Returns the word of a leaf's slot.
     #[inline(always)]
     pub(super) fn word(&self, at: usize) -> u64 {
         step();
-        // Acquire: whoever gets a word sees what was done before it was put.
+        // Acquire: a thread that reads a word sees what was done before it was stored.
         self.rest(at).word.load(Acquire).addr() as u64
     }
 
-    /// Replaces what goes with the key in a slot, under the lock.
+    /// Replaces the content of a slot. The node is locked.
     #[inline(always)]
     pub(super) fn set_content(&self, at: usize, content: Content<'_, N>) {
         self.put(at, content.raw(self.is_leaf()));
@@ -339,57 +346,58 @@ impl<const N: usize> Node<N> {
     #[inline(always)]
     fn put(&self, at: usize, word: *mut Node<N>) {
         step();
-        // Release: a node is complete for whoever finds it here.
+        // Release: a thread that finds a node here sees it initialised.
         self.rest(at).word.store(word, Release);
     }
 
-    /// The child in a slot. Nothing in a leaf, and in a slot that was in use just now.
+    /// Returns the child in a slot. Returns `None` in a leaf, and if the slot has been removed.
     #[inline(always)]
     pub(super) fn child<'g>(&self, at: usize, _guard: &'g Guard<'_>) -> Option<&'g Node<N>> {
         if self.is_leaf() {
             return None;
         }
         step();
-        // Acquire: the child is complete.
+        // Acquire: pairs with the release in `put`, so that the child is initialised.
         let child = self.rest(at).word.load(Acquire);
-        // SAFETY: in a node that is no leaf, words are null or name nodes, which were complete when they were put. One
-        // that is retired is named by no node that is not retired itself. So it was reachable when this guard of the
-        // tree's domain began, or later, and is not freed while the guard lives.
+        // SAFETY: in a node that is no leaf, words are null or name nodes, which were initialised
+        // before. A retired node is named only by retired nodes. So the child was reachable when
+        // this guard of the tree's domain began, or later, and is not freed while the guard lives.
         unsafe { child.as_ref() }
     }
 
-    /// Finds a key that begins with the prefix. Under a version or the lock: otherwise the answer is any place.
+    /// Searches for a key that begins with the prefix. Without the lock, the result counts only if
+    /// the version is validated afterwards.
     #[inline(always)]
-    pub(super) fn search(&self, probe: &Probe<'_>, guard: &Guard<'_>) -> Spot {
+    pub(super) fn search(&self, probe: &Probe<'_>, guard: &Guard<'_>) -> Position {
         let (prefix, count) = (self.prefix(), self.count());
         let head = probe.head(prefix);
         let at = self.lower_bound(count, head);
         if at >= count || self.head(at) != head {
-            return Spot { at, exists: false };
+            return Position { at, exists: false };
         }
-        // Most often the only slot with this head.
+        // In most cases this is the only slot with this head.
         if let Some(tail) = probe.inline_tail(prefix)
             && self.tail(at, guard) == tail
         {
-            return Spot { at, exists: true };
+            return Position { at, exists: true };
         }
         self.search_equal(probe, head, at, count, guard)
     }
 
-    /// The first slot with at least this head, of `count`.
+    /// Returns the first of `count` slots whose head is not less than `head`.
     #[inline(always)]
     fn lower_bound(&self, count: usize, head: u64) -> usize {
         let (mut at, mut size) = (0, count);
         while size > 1 {
             let half = size / 2;
-            // A conditional move: which way it goes is not to be guessed.
+            // A conditional move, because a branch could not be predicted.
             at = if self.head(at + half - 1) < head { at + half } else { at };
             size -= half;
         }
         at + usize::from(size == 1 && self.head(at) < head)
     }
 
-    /// Finds a key among slots with its head, of which the first is at `low`.
+    /// Searches among the slots with the head `head`, the first of which is at `low`.
     #[cold]
     #[inline(never)]
     fn search_equal(
@@ -399,26 +407,27 @@ impl<const N: usize> Node<N> {
         mut low: usize,
         count: usize,
         guard: &Guard<'_>,
-    ) -> Spot {
+    ) -> Position {
         let mut high = head.checked_add(1).map_or(count, |next| self.lower_bound(count, next));
         while low < high {
             let middle = low.midpoint(high);
             match probe.compare_tail(head, self.tail(middle, guard), self.prefix()) {
                 Ordering::Less => low = middle + 1,
-                Ordering::Equal => return Spot { at: middle, exists: true },
+                Ordering::Equal => return Position { at: middle, exists: true },
                 Ordering::Greater => high = middle,
             }
         }
-        Spot { at: low, exists: false }
+        Position { at: low, exists: false }
     }
 
-    /// The slot whose child serves what is looked for. As [`search`](Self::search).
+    /// Returns the slot whose child serves the target. See [`search`](Self::search) for the
+    /// validity.
     #[inline(always)]
     pub(super) fn child_at(&self, target: Target<'_>, guard: &Guard<'_>) -> usize {
         match target {
             Target::At(probe) => {
-                let Spot { at, exists } = self.search(probe, guard);
-                // The first child serves what is below the second one's keys.
+                let Position { at, exists } = self.search(probe, guard);
+                // A child serves the keys up to the next child's least key.
                 if exists { at } else { at.saturating_sub(1) }
             }
             Target::Below(probe) => self.search(probe, guard).at.saturating_sub(1),
@@ -427,26 +436,26 @@ impl<const N: usize> Node<N> {
         }
     }
 
-    /// Appends the key in a slot to `bytes`. As [`search`](Self::search).
-    pub(super) fn spell(&self, at: usize, bytes: &mut Vec<u8>, guard: &Guard<'_>) {
-        let mut room = [0; INLINE_MAX];
-        bytes.extend_from_slice(&self.range.bytes[..self.prefix()]);
-        bytes.extend_from_slice(self.tail(at, guard).rest(self.head(at), self.prefix(), &mut room));
+    /// Appends the key in a slot to `bytes`. See [`search`](Self::search) for the validity.
+    pub(super) fn append_key(&self, at: usize, bytes: &mut Vec<u8>, guard: &Guard<'_>) {
+        let (mut buffer, prefix) = ([0; INLINE_MAX], self.prefix());
+        bytes.extend_from_slice(&self.range.bytes[..prefix]);
+        bytes.extend_from_slice(self.tail(at, guard).rest(self.head(at), prefix, &mut buffer));
     }
 
-    /// A slot as it is, for a node with the same prefix.
+    /// Returns the head and the tail of a slot.
     pub(super) fn slot<'g>(&self, at: usize, guard: &'g Guard<'_>) -> (u64, Tail<'g>) {
         (self.head(at), self.tail(at, guard))
     }
 
-    /// Replaces the key in a slot. Under the lock, or before others know the node.
+    /// Replaces the key in a slot. The node is locked or not published.
     pub(super) fn set_key(&self, at: usize, head: u64, tail: Tail<'_>) {
         step();
         self.heads[at].store(head, Relaxed);
         self.rest(at).tail.store(tail);
     }
 
-    /// Inserts a slot, under the lock or before others know the node. There is room.
+    /// Inserts a slot. The node is locked or not published, and not full.
     pub(super) fn insert(&self, at: usize, head: u64, tail: Tail<'_>, content: Content<'_, N>) {
         self.insert_raw(at, head, tail, content.raw(self.is_leaf()));
     }
@@ -463,29 +472,30 @@ impl<const N: usize> Node<N> {
         self.set_count(count + 1);
     }
 
-    /// Appends a copy of another node's word or child to a node that others do not know yet, with a key of its own.
+    /// Appends a copy of another node's word or child, with a new encoding of its key. This node is
+    /// not published.
     pub(super) fn append_from(&self, from: &Node<N>, at: usize, head: u64, tail: Tail<'_>) {
-        assert_eq!(self.level, from.level, "words stay words, and children children");
+        assert_eq!(self.level, from.level, "contents are of different kinds");
         let word = from.rest(at).word.load(Relaxed);
         self.insert_raw(self.count(), head, tail, word);
     }
 
-    /// Appends copies of another node's slots to a node that others do not know yet, as many as follow from what
-    /// they are there: all where both nodes have the same prefix; those without a block where the other's is shorter.
-    /// Answers how many.
+    /// Appends copies of another node's slots, until a slot has to be encoded again, and returns
+    /// the number of copies. All slots can be copied if both nodes have the same prefix, and those
+    /// without a block if the other's prefix is shorter. This node is not published.
     pub(super) fn append_all(
         &self,
         from: &Node<N>,
         slots: Range<usize>,
         guard: &Guard<'_>,
     ) -> usize {
-        assert_eq!(self.level, from.level, "words stay words, and children children");
+        assert_eq!(self.level, from.level, "contents are of different kinds");
         let Some(by) = self.prefix().checked_sub(from.prefix()) else { return 0 };
         let (start, mut count) = (self.count(), self.count());
         for at in slots {
             let (head, tail) = from.slot(at, guard);
             let Some((head, tail)) =
-                (if by == 0 { Some((head, tail)) } else { tail.behind(head, by) })
+                (if by == 0 { Some((head, tail)) } else { tail.skip_prefix(head, by) })
             else {
                 break;
             };
@@ -499,14 +509,14 @@ impl<const N: usize> Node<N> {
         count - start
     }
 
-    /// Removes a slot, under the lock.
+    /// Removes a slot. The node is locked.
     pub(super) fn remove(&self, at: usize) {
         let (last, free) = (self.count() - 1, self.place(at));
         let (heads, places) = (&self.heads[at..=last], &self.places[at..=last]);
         heads.windows(2).for_each(|pair| copy_head(&pair[1], &pair[0]));
         places.windows(2).for_each(|pair| copy_place(&pair[1], &pair[0]));
         self.set_place(last, free);
-        // No slot may go on naming what is retired, not even one that is out of use.
+        // No slot may name what is retired, not even one that is not in use.
         self.set_key(last, 0, Tail::EMPTY);
         self.put(last, ptr::null_mut());
         self.set_count(last);
@@ -516,7 +526,7 @@ impl<const N: usize> Node<N> {
 #[inline(always)]
 fn copy_head(from: &AtomicU64, to: &AtomicU64) {
     step();
-    // Relaxed: under the lock, what we load was stored by us or by who had the lock before.
+    // Relaxed: the lock is held, so the value was stored by this thread or by an earlier holder.
     to.store(from.load(Relaxed), Relaxed);
 }
 

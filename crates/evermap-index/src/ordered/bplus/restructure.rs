@@ -1,14 +1,14 @@
-//! Splitting full nodes, and mending sparse ones.
+//! Splitting full nodes, and rebalancing sparse ones.
 //!
-//! Nodes are not rebuilt: new ones take their place. Both changes go up the tree:
+//! Nodes are not rebuilt in place; new nodes replace them. Both operations proceed upwards:
 //!
-//! 1. Lock the node, and make its successors, which nobody else sees.
-//! 2. Lock its parent, which has the node among its children for as long as neither is obsolete.
-//! 3. Put the successors into the parent's slots, and let go of the parent.
-//! 4. Give the node up as obsolete, so that whoever still reads it begins again, and retire it.
+//! 1. Lock the node, and build its replacements, which no other thread sees yet.
+//! 2. Lock its parent. The node is among the parent's children as long as neither is obsolete.
+//! 3. Store the replacements in the parent's slots, and unlock the parent.
+//! 4. Make the node obsolete, so that threads that still read it start again, and retire it.
 //!
-//! A thread that holds a lock waits for that of a parent only, so there is no circle. A neighbour's lock is taken if
-//! it is free, and not waited for. Whatever can fail comes before step 3.
+//! A thread that holds a lock waits only for the lock of a parent, so there is no deadlock. A
+//! neighbour's lock is taken only if it is free. Everything that can fail is done before step 3.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,31 +25,31 @@ use super::tally::Count;
 use super::tree::{ANCHOR, Attempts};
 use super::version::{Locked, Restart};
 
-/// A node in the making.
+/// A node that is being built.
 pub(super) struct Draft<'g, const N: usize> {
     pub(super) node: OwnedNode<N>,
-    /// Blocks that its slots name and no others.
+    /// Blocks that only its slots name.
     fresh: Vec<OwnedBlock>,
-    /// Blocks that slots it took over name and its own do not.
+    /// Blocks of slots that were copied into it, and that its own slots do not name.
     dropped: Vec<Block<'g>>,
 }
 
 impl<'g, const N: usize> Draft<'g, N> {
-    /// A node of this level, for the keys from `low` on to below `high`.
+    /// Creates an empty node of this level, for the keys from `low` up to and excluding `high`.
     ///
     /// # Errors
     /// `NoSpace`.
     pub(super) fn new(
-        home: &Arc<Arena<Node<N>>>,
+        arena: &Arc<Arena<Node<N>>>,
         level: u32,
         low: &[u8],
         high: Option<&[u8]>,
     ) -> Result<Self> {
-        let node = OwnedNode::new(home, level, KeyRange::new(low, high)?)?;
+        let node = OwnedNode::new(arena, level, KeyRange::new(low, high)?)?;
         Ok(Draft { node, fresh: Vec::new(), dropped: Vec::new() })
     }
 
-    /// Appends a key and what goes with it. There is room.
+    /// Appends a key and its content. There must be a free slot.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -61,7 +61,7 @@ impl<'g, const N: usize> Draft<'g, N> {
         Ok(())
     }
 
-    /// Appends slots of a node that is locked.
+    /// Appends slots of a locked node.
     fn take(&mut self, from: &Node<N>, slots: Range<usize>, guard: &'g Guard<'_>) -> Result<()> {
         let (mut key, mut at) = (Vec::new(), slots.start);
         while at < slots.end {
@@ -69,10 +69,10 @@ impl<'g, const N: usize> Draft<'g, N> {
             if at == slots.end {
                 break;
             }
-            // A slot that has to be written in another way.
+            // The prefix differs too much for this slot: it is encoded again.
             let tail = from.tail(at, guard);
             key.clear();
-            from.spell(at, &mut key, guard);
+            from.append_key(at, &mut key, guard);
             let probe = Probe::new(&key);
             let (head, new) = (probe.head(self.node.prefix()), self.fit(&probe, tail)?);
             self.node.append_from(from, at, head, new.as_ref().map_or(tail, NewTail::get));
@@ -82,7 +82,8 @@ impl<'g, const N: usize> Draft<'g, N> {
         Ok(())
     }
 
-    /// What holds the key here that `tail` holds elsewhere; nothing where that can go on doing so.
+    /// Returns a new tail for a key that `tail` holds in another node, or `None` if `tail` can be
+    /// used here too.
     fn fit(&mut self, probe: &Probe<'_>, tail: Tail<'g>) -> Result<Option<NewTail>> {
         let prefix = self.node.prefix();
         let Some(block) = tail.block() else { return Ok(Some(probe.tail(prefix)?)) };
@@ -100,13 +101,13 @@ impl<'g, const N: usize> Draft<'g, N> {
         }
     }
 
-    /// Bytes that it adds.
+    /// Returns the bytes that publishing it adds to the tree.
     pub(super) fn size(&self) -> usize {
         self.node.size() + self.fresh.iter().map(|block| block.get().size()).sum::<usize>()
     }
 
-    /// Makes it a node that others may see. The blocks that it does not take over go to `dropped`, to be retired when no
-    /// current node names them.
+    /// Publishes the node. The blocks that it does not take over are added to `dropped`; they are
+    /// to be retired when no current node names them.
     pub(super) fn publish<'n>(
         self,
         tree: &BPlus<N>,
@@ -115,7 +116,7 @@ impl<'g, const N: usize> Draft<'g, N> {
     ) -> &'n Node<N> {
         tree.tally.add(Count::Bytes, self.size());
         tree.tally.add(kind(&self.node), 1);
-        self.fresh.into_iter().for_each(OwnedBlock::give_away);
+        self.fresh.into_iter().for_each(OwnedBlock::publish);
         dropped.extend(self.dropped);
         self.node.publish(guard)
     }
@@ -125,55 +126,56 @@ fn kind<const N: usize>(node: &Node<N>) -> Count {
     if node.is_leaf() { Count::Leaves } else { Count::Inner }
 }
 
-/// Two nodes that take the place of one or two, and the first key of the second.
+/// Two nodes that replace one node or two neighbours, and the first key of the second.
 struct Halves<'g, const N: usize> {
     left: Draft<'g, N>,
     right: Draft<'g, N>,
     separator: Vec<u8>,
 }
 
-/// Why a node was not split or mended.
-enum Hindrance {
-    /// Others were in the way.
+/// The reason why a node was not split or rebalanced.
+enum RestructureError {
+    /// Another thread interfered.
     Restart,
-    /// The parent must be split or mended before.
+    /// The parent must be split or rebalanced first.
     Parent,
     Error(Error),
 }
 
-impl From<Restart> for Hindrance {
+impl From<Restart> for RestructureError {
     fn from(_: Restart) -> Self {
-        Hindrance::Restart
+        RestructureError::Restart
     }
 }
 
-impl From<Error> for Hindrance {
+impl From<Error> for RestructureError {
     fn from(error: Error) -> Self {
-        Hindrance::Error(error)
+        RestructureError::Error(error)
     }
 }
 
-/// How a node was mended.
-enum Mended {
-    /// The nodes above are as they were, or need no look.
-    Below,
-    /// Its parent has one child less.
+/// The result of rebalancing a node.
+enum Rebalanced {
+    /// The levels above are unchanged, or need no rebalancing.
+    Done,
+    /// The parent has one child less, and may have become sparse.
     Merged,
 }
 
 impl<const N: usize> Node<N> {
-    /// Most slots in use of a node that two were merged into: insertions shall not split it at once.
+    /// The largest number of slots in use of a merged node. More would let insertions split it
+    /// again immediately.
     const MERGED: usize = N / 4 * 3;
 
-    /// Whether it should have a neighbour's slots too.
+    /// Returns `true` if it should be merged with a neighbour, or filled from it.
     pub(super) fn is_sparse(&self) -> bool {
-        // One child alone has no neighbour.
+        // An only child has no neighbour.
         self.count() < (N / 4).max(if self.is_leaf() { 1 } else { 2 })
     }
 }
 
 impl<const N: usize> BPlus<N> {
-    /// Makes room in the node of a level that serves a key.
+    /// Splits the node of a level that serves a key.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -183,16 +185,21 @@ impl<const N: usize> BPlus<N> {
         loop {
             match self.try_split(probe, level, guard) {
                 Ok(()) => return Ok(()),
-                Err(Hindrance::Restart) => attempts.again(),
-                Err(Hindrance::Parent) => self.split(probe, level + 1, guard)?,
-                Err(Hindrance::Error(error)) => return Err(error),
+                Err(RestructureError::Restart) => attempts.retry(),
+                Err(RestructureError::Parent) => self.split(probe, level + 1, guard)?,
+                Err(RestructureError::Error(error)) => return Err(error),
             }
         }
     }
 
-    fn try_split(&self, probe: &Probe<'_>, level: u32, guard: &Guard<'_>) -> Result<(), Hindrance> {
+    fn try_split(
+        &self,
+        probe: &Probe<'_>,
+        level: u32,
+        guard: &Guard<'_>,
+    ) -> Result<(), RestructureError> {
         let Some(path) = self.descend(Target::At(probe), level, guard)? else {
-            // The tree is lower now.
+            // The tree has become lower meanwhile.
             return Ok(());
         };
         let (node, parent) = (path.node, path.parent);
@@ -200,7 +207,7 @@ impl<const N: usize> BPlus<N> {
         if node.count() < N {
             return Ok(());
         }
-        let halves = self.halves(&[node], cut(node, probe, guard), guard)?;
+        let halves = self.halves(&[node], split_position(node, probe, guard), guard)?;
         let parent_locked = parent.version.lock()?;
         let dropped = if parent.level == ANCHOR {
             self.grow(node.level + 1, halves, parent_locked, guard)?
@@ -209,12 +216,13 @@ impl<const N: usize> BPlus<N> {
         };
         locked.obsolete();
         self.tally.add(Count::Splits, 1);
-        // SAFETY: the node was found in the tree and is obsolete only now: its successors have its place.
+        // SAFETY: the node was in the tree and has just become obsolete; its replacements are in
+        // its place.
         unsafe { self.retire(&[node], &dropped, guard) };
         Ok(())
     }
 
-    /// Puts a new root above the halves of the old one.
+    /// Adds a new root above the halves of the old one.
     fn grow<'g>(
         &self,
         level: u32,
@@ -231,12 +239,12 @@ impl<const N: usize> BPlus<N> {
         left.publish(self, &mut dropped, guard);
         right.publish(self, &mut dropped, guard);
         let root = root.publish(self, &mut dropped, guard);
-        anchor_locked.changing();
+        anchor_locked.mark_changed();
         self.anchor.set_content(0, Content::Child(root));
         Ok(dropped)
     }
 
-    /// Puts the halves of a child into its place.
+    /// Replaces a child by its halves.
     fn put_halves<'g>(
         &self,
         parent: &Node<N>,
@@ -244,9 +252,9 @@ impl<const N: usize> BPlus<N> {
         probe: &Probe<'_>,
         halves: Halves<'g, N>,
         guard: &'g Guard<'_>,
-    ) -> Result<Vec<Block<'g>>, Hindrance> {
+    ) -> Result<Vec<Block<'g>>, RestructureError> {
         if parent.count() == N {
-            return Err(Hindrance::Parent);
+            return Err(RestructureError::Parent);
         }
         let Halves { left, right, separator } = halves;
         let separator = Probe::new(&separator);
@@ -256,17 +264,17 @@ impl<const N: usize> BPlus<N> {
         let left = left.publish(self, &mut dropped, guard);
         let right = right.publish(self, &mut dropped, guard);
         let at = parent.child_at(Target::At(probe), guard);
-        parent_locked.changing();
+        parent_locked.mark_changed();
         parent.set_content(at, Content::Child(left));
         let head = separator.head(parent.prefix());
         parent.insert(at + 1, head, tail.get(), Content::Child(right));
         self.tally.add(Count::Bytes, tail.size());
-        tail.give_away();
+        tail.publish();
         Ok(dropped)
     }
 
-    /// Distributes the slots of one node or two neighbours, which are locked: the first `cut` to one, the rest to
-    /// another.
+    /// Distributes the slots of one locked node or two locked neighbours: the first `cut` slots to
+    /// one node, the rest to another.
     fn halves<'g>(
         &self,
         nodes: &[&Node<N>],
@@ -288,50 +296,51 @@ impl<const N: usize> BPlus<N> {
         Ok(Halves { left, right, separator })
     }
 
-    /// Merges the node of a level that serves a key with a neighbour, or fills it from there, if it is sparse; and so on
-    /// with its parent. Where there is no memory for that it stays sparse, which costs nothing but room.
+    /// Rebalances the node of a level that serves a key, if it is sparse: merges it with a
+    /// neighbour, or fills it from there. Then does the same with its parent if necessary. If there
+    /// is no memory for that the node stays sparse, which only costs space.
     #[cold]
-    pub(super) fn mend(&self, probe: &Probe<'_>, level: u32, guard: &Guard<'_>) {
-        // Nothing that was asked for depends on it.
-        let _ = self.mend_from(probe, level, guard);
+    pub(super) fn rebalance(&self, probe: &Probe<'_>, level: u32, guard: &Guard<'_>) {
+        // The operation that made the node sparse does not depend on this.
+        let _ = self.rebalance_from(probe, level, guard);
     }
 
-    fn mend_from(&self, probe: &Probe<'_>, mut level: u32, guard: &Guard<'_>) -> Result<()> {
+    fn rebalance_from(&self, probe: &Probe<'_>, mut level: u32, guard: &Guard<'_>) -> Result<()> {
         let mut attempts = Attempts::new();
         loop {
-            match self.try_mend(probe, level, guard) {
-                Ok(Mended::Below) => return Ok(()),
-                Ok(Mended::Merged) => level += 1,
-                Err(Hindrance::Restart) => attempts.again(),
-                Err(Hindrance::Parent) => self.mend_from(probe, level + 1, guard)?,
-                Err(Hindrance::Error(error)) => return Err(error),
+            match self.try_rebalance(probe, level, guard) {
+                Ok(Rebalanced::Done) => return Ok(()),
+                Ok(Rebalanced::Merged) => level += 1,
+                Err(RestructureError::Restart) => attempts.retry(),
+                Err(RestructureError::Parent) => self.rebalance_from(probe, level + 1, guard)?,
+                Err(RestructureError::Error(error)) => return Err(error),
             }
         }
     }
 
-    fn try_mend(
+    fn try_rebalance(
         &self,
         probe: &Probe<'_>,
         level: u32,
         guard: &Guard<'_>,
-    ) -> Result<Mended, Hindrance> {
+    ) -> Result<Rebalanced, RestructureError> {
         let Some(path) = self.descend(Target::At(probe), level, guard)? else {
-            return Ok(Mended::Below);
+            return Ok(Rebalanced::Done);
         };
         let (node, parent) = (path.node, path.parent);
         if !node.is_sparse() {
-            return Ok(Mended::Below);
+            return Ok(Rebalanced::Done);
         }
         let locked = node.version.lock()?;
         if parent.level == ANCHOR {
             return self.lower(node, locked, guard);
         }
         if !node.is_sparse() {
-            return Ok(Mended::Below);
+            return Ok(Rebalanced::Done);
         }
         let parent_locked = parent.version.lock()?;
         if parent.count() < 2 {
-            return Err(Hindrance::Parent);
+            return Err(RestructureError::Parent);
         }
         let at = parent.child_at(Target::At(probe), guard);
         let pair = if at + 1 < parent.count() { at } else { at - 1 };
@@ -339,16 +348,18 @@ impl<const N: usize> BPlus<N> {
         let (left, right) = (child(pair), child(pair + 1));
         let neighbour = if pair == at { right } else { left };
         let neighbour_locked = neighbour.version.try_lock()?;
-        let (mended, dropped) = self.join(parent, parent_locked, pair, [left, right], guard)?;
+        let (rebalanced, dropped) = self.join(parent, parent_locked, pair, [left, right], guard)?;
         locked.obsolete();
         neighbour_locked.obsolete();
         self.tally.add(Count::Merges, 1);
-        // SAFETY: both were in the tree and are obsolete only now: their successors have their places.
+        // SAFETY: both were in the tree and have just become obsolete; their replacements are in
+        // their places.
         unsafe { self.retire(&[left, right], &dropped, guard) };
-        Ok(mended)
+        Ok(rebalanced)
     }
 
-    /// Puts one node, or two equally full ones, into the places `pair` and the next of a parent. All are locked.
+    /// Replaces the children at `pair` and `pair + 1` of a parent by one node, or by two equally
+    /// full ones. All are locked.
     fn join<'g>(
         &self,
         parent: &Node<N>,
@@ -356,7 +367,7 @@ impl<const N: usize> BPlus<N> {
         pair: usize,
         nodes: [&Node<N>; 2],
         guard: &'g Guard<'_>,
-    ) -> Result<(Mended, Vec<Block<'g>>)> {
+    ) -> Result<(Rebalanced, Vec<Block<'g>>)> {
         let (total, [left, right]) = (nodes[0].count() + nodes[1].count(), nodes);
         let mut dropped = Vec::from_iter(parent.tail(pair + 1, guard).block());
         if total <= Node::<N>::MERGED {
@@ -365,77 +376,81 @@ impl<const N: usize> BPlus<N> {
             merged.take(left, 0..left.count(), guard)?;
             merged.take(right, 0..right.count(), guard)?;
             let merged = merged.publish(self, &mut dropped, guard);
-            parent_locked.changing();
+            parent_locked.mark_changed();
             parent.set_content(pair, Content::Child(merged));
             parent.remove(pair + 1);
-            return Ok((Mended::Merged, dropped));
+            return Ok((Rebalanced::Merged, dropped));
         }
         let Halves { left, right, separator } = self.halves(&nodes, total / 2, guard)?;
         let separator = Probe::new(&separator);
         let tail = separator.tail(parent.prefix())?;
         let left = left.publish(self, &mut dropped, guard);
         let right = right.publish(self, &mut dropped, guard);
-        parent_locked.changing();
+        parent_locked.mark_changed();
         parent.set_content(pair, Content::Child(left));
         parent.set_key(pair + 1, separator.head(parent.prefix()), tail.get());
         parent.set_content(pair + 1, Content::Child(right));
         self.tally.add(Count::Bytes, tail.size());
-        tail.give_away();
-        Ok((Mended::Below, dropped))
+        tail.publish();
+        Ok((Rebalanced::Done, dropped))
     }
 
-    /// Makes the only child of the root the root.
+    /// Makes the only child of the root the new root.
     fn lower(
         &self,
         root: &Node<N>,
         locked: Locked<'_>,
         guard: &Guard<'_>,
-    ) -> Result<Mended, Hindrance> {
-        // A root may be sparse otherwise.
+    ) -> Result<Rebalanced, RestructureError> {
+        // Otherwise a root may be sparse.
         if root.is_leaf() || root.count() > 1 {
-            return Ok(Mended::Below);
+            return Ok(Rebalanced::Done);
         }
         let mut anchor_locked = self.anchor.version.lock()?;
         let child = root.child(0, guard).expect("a slot in use of a locked node");
-        anchor_locked.changing();
+        anchor_locked.mark_changed();
         self.anchor.set_content(0, Content::Child(child));
         drop(anchor_locked);
         locked.obsolete();
-        // SAFETY: the anchor named it and does not now. Its only key is the empty one, which has no block.
+        // SAFETY: the anchor named it and does not any more. Its only key is the empty key, which
+        // has no block.
         unsafe { self.retire(&[root], &[], guard) };
-        Ok(Mended::Below)
+        Ok(Rebalanced::Done)
     }
 
-    /// Gives up nodes and blocks.
+    /// Retires nodes and blocks.
     ///
     /// # Safety
-    /// 1. The nodes are obsolete, were in the tree, and no current node names them.
-    /// 2. The blocks were named by them or by a slot of their parent, and no current node names them.
-    /// 3. The guard is one of this tree's domain.
+    /// 1. The nodes were in the tree and are obsolete, and no current node names them.
+    /// 2. The blocks were named by them or by a slot of their parent, and no current node names
+    ///    them.
+    /// 3. The guard is of this tree's domain.
     unsafe fn retire(&self, nodes: &[&Node<N>], blocks: &[Block<'_>], guard: &Guard<'_>) {
         for &node in nodes {
             self.tally.subtract(Count::Bytes, node.size());
             self.tally.subtract(kind(node), 1);
-            // SAFETY: 1. what is in the tree was published; it was made obsolete once. 2. and 3. promised.
+            // SAFETY: 1. nodes in the tree were published, and become obsolete only once. 2. and 3.
+            // are promised by the caller.
             unsafe { retire_node(node, guard) };
         }
         for &block in blocks {
             self.tally.subtract(Count::Bytes, block.size());
-            // SAFETY: 1. what slots name was given away; one slot named it, and is gone. 2. and 3. promised.
+            // SAFETY: 1. a block that a slot names was published; the one slot that named it is
+            // gone. 2. and 3. are promised by the caller.
             unsafe { retire_block(block, guard) };
         }
     }
 }
 
-/// How many slots of a full node go to its first half.
-fn cut<const N: usize>(node: &Node<N>, probe: &Probe<'_>, guard: &Guard<'_>) -> usize {
-    // Where keys only grow, nothing is ever added to the first half again: it is left nearly full.
+/// Returns the number of slots of a full node that go to its first half.
+fn split_position<const N: usize>(node: &Node<N>, probe: &Probe<'_>, guard: &Guard<'_>) -> usize {
+    // If keys only grow, nothing is added to the first half any more: it is left nearly full.
     let appending = node.range().high().is_none() && node.search(probe, guard).at == N;
     if appending { N - (N / 8).max(2) } else { N / 2 }
 }
 
-/// A key above slot `cut - 1` of some neighbouring nodes and not above slot `cut`: short in leaves, where there is a
-/// choice.
+/// Returns a key that is greater than the key in slot `cut - 1` of some neighbouring nodes and not
+/// greater than the one in slot `cut`. In leaves, where any such key will do, it is the shortest.
 fn separator<const N: usize>(nodes: &[&Node<N>], cut: usize, guard: &Guard<'_>) -> Vec<u8> {
     let mut first = key_at(nodes, cut, guard);
     if nodes[0].is_leaf() {
@@ -445,12 +460,12 @@ fn separator<const N: usize>(nodes: &[&Node<N>], cut: usize, guard: &Guard<'_>) 
     first
 }
 
-/// The key in slot `at` of some neighbouring nodes.
+/// Returns the key in slot `at` of some neighbouring nodes.
 fn key_at<const N: usize>(nodes: &[&Node<N>], mut at: usize, guard: &Guard<'_>) -> Vec<u8> {
     let mut key = Vec::new();
     for node in nodes {
         if at < node.count() {
-            node.spell(at, &mut key, guard);
+            node.append_key(at, &mut key, guard);
             break;
         }
         at -= node.count();

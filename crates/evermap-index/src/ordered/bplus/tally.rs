@@ -1,4 +1,4 @@
-//! Counts that every thread adds to.
+//! Counters that every thread updates.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use evermap_pm::epoch::thread_ordinal;
 use evermap_pm::{Error, Result};
 
-/// Places of one count, so that threads seldom share one.
+/// The number of copies of each counter, so that threads seldom share one.
 const SHARDS: usize = 16;
 
-/// What is counted.
+/// The things that are counted.
 #[derive(Clone, Copy)]
 pub(super) enum Count {
     Pairs,
@@ -26,10 +26,10 @@ const COUNTS: usize = Count::Merges as usize + 1;
 #[derive(Default)]
 struct Shard([AtomicU64; COUNTS]);
 
-/// See the [module](self).
+/// Sharded counters. See the [module](self).
 pub(super) struct Tally {
     shards: Box<[Shard]>,
-    /// Most bytes.
+    /// The largest number of bytes that the tree may take.
     limit: u64,
 }
 
@@ -43,7 +43,8 @@ impl Tally {
         &self.shards[thread_ordinal() % SHARDS].0[count as usize]
     }
 
-    // Relaxed everywhere: a sum is exact only when nobody counts, and then whoever knows that has synchronised.
+    // Relaxed everywhere: a sum is exact only without concurrent updates, and a caller that knows
+    // of none has synchronised with the updating threads.
 
     #[inline]
     pub(super) fn add(&self, count: Count, much: usize) {
@@ -52,21 +53,22 @@ impl Tally {
 
     #[inline]
     pub(super) fn subtract(&self, count: Count, much: usize) {
-        // One shard may pass below zero: only the sum counts.
+        // A single shard may wrap below zero; only the sum matters.
         self.cell(count).fetch_sub(much as u64, Relaxed);
     }
 
-    /// The sum; at least 0, where subtractions overtook their additions.
+    /// Returns the sum of all shards, or 0 if subtractions are seen before their additions.
     pub(super) fn sum(&self, count: Count) -> u64 {
         let cells = self.shards.iter().map(|shard| shard.0[count as usize].load(Relaxed));
         let sum = cells.fold(0, u64::wrapping_add);
         if sum as i64 >= 0 { sum } else { 0 }
     }
 
-    /// Asks whether `bytes` more are allowed. Threads that ask at the same time may all be told so.
+    /// Checks that `bytes` more may be taken. Threads that call this at the same time may all be
+    /// allowed the same bytes.
     ///
     /// # Errors
-    /// `NoSpace`.
+    /// `NoSpace` if the limit would be exceeded.
     #[inline]
     pub(super) fn allow(&self, bytes: usize) -> Result<()> {
         if self.limit == u64::MAX || bytes == 0 {
@@ -77,6 +79,7 @@ impl Tally {
     }
 }
 
+/// Creates the error for a limit that is exceeded by `missing` bytes.
 #[cold]
 pub(super) fn refusal(limit: u64, missing: u64) -> Error {
     Error::no_space(format!("the ordered index may take {limit} bytes"), missing)

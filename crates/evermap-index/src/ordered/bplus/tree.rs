@@ -1,8 +1,9 @@
-//! How a key is found, and a pair changed.
+//! Lookups, and changes of one pair.
 //!
-//! A descent reads in each node which child serves the key, and asks the node's version whether that was true, before
-//! it looks at the child. A child serves the same keys for as long as it is not obsolete, so whoever was led to it is
-//! right there, whatever happened to its parent meanwhile. Nothing is locked on the way down; a change locks its leaf.
+//! A descent reads in each node which child serves the key, and validates the node's version before
+//! it reads the child. A child serves the same range of keys until it becomes obsolete, so a
+//! descent that reached it is right there, whatever has happened to its parent meanwhile. No node
+//! is locked on the way down; a change locks its leaf.
 
 use std::ops::Bound;
 
@@ -19,16 +20,16 @@ use crate::ordered::{Direction, Page};
 use crate::record::KEY_MAX;
 use crate::{Action, Change, MutateMode};
 
-/// Level of the anchor: above all others.
+/// The level of the anchor, which is above all others.
 pub(super) const ANCHOR: u32 = u32::MAX;
 
-/// Ways down that are gone together.
-pub(super) const TOGETHER: usize = 16;
+/// The number of keys whose descents are interleaved.
+pub(super) const SET_BATCH: usize = 16;
 
-/// Attempts without a lock before one is taken even for reading.
+/// The number of attempts without a lock. After them, readers take the lock too.
 const ATTEMPTS: u32 = 8;
 
-/// Attempts of one operation.
+/// The attempts of one operation.
 pub(super) struct Attempts {
     backoff: Backoff,
     made: u32,
@@ -39,58 +40,59 @@ impl Attempts {
         Attempts { backoff: Backoff::new(), made: 0 }
     }
 
-    /// Waits for whoever was in the way.
+    /// Waits a little before the next attempt.
     #[cold]
-    pub(super) fn again(&mut self) {
+    pub(super) fn retry(&mut self) {
         self.made = self.backoff.wait();
     }
 
-    /// Whether others have been in the way too often.
+    /// Returns `true` if other threads have interfered too often.
     #[inline(always)]
     fn exhausted(&self) -> bool {
         self.made >= ATTEMPTS
     }
 }
 
-/// Where a descent led.
+/// The result of a descent.
 pub(super) struct Path<'g, const N: usize> {
     pub(super) parent: &'g Node<N>,
-    /// The slot of the parent that led to the node.
+    /// The slot of the parent that names the node.
     pub(super) at: usize,
     pub(super) node: &'g Node<N>,
-    /// The version of the node before anything else of it was read.
+    /// The version of the node before anything else in it was read.
     pub(super) seen: Seen,
 }
 
-/// What became of an attempt to change a pair.
+/// The result of an attempt to change a pair.
 enum Outcome {
-    Done(Change),
-    /// A pair was removed, and its leaf has few left.
+    WriterDone(Change),
+    /// A pair was removed, and the leaf has become sparse.
     Sparse(Change),
-    /// The leaf has no room for another pair.
+    /// The leaf has no free slot for another pair.
     Full,
 }
 
-/// Why an attempt has changed nothing.
-enum Obstacle {
+/// The reason why an attempt has changed nothing.
+enum ChangeError {
     Restart,
     Error(evermap_pm::Error),
 }
 
-impl From<Restart> for Obstacle {
+impl From<Restart> for ChangeError {
     fn from(_: Restart) -> Self {
-        Obstacle::Restart
+        ChangeError::Restart
     }
 }
 
-impl From<evermap_pm::Error> for Obstacle {
+impl From<evermap_pm::Error> for ChangeError {
     fn from(error: evermap_pm::Error) -> Self {
-        Obstacle::Error(error)
+        ChangeError::Error(error)
     }
 }
 
 impl<const N: usize> BPlus<N> {
-    /// The node of a level that serves what is looked for, if the tree is so high.
+    /// Descends to the node of a level that serves the target. Returns `None` if the tree is not
+    /// that high.
     #[inline(always)]
     pub(super) fn descend<'g>(
         &'g self,
@@ -111,7 +113,7 @@ impl<const N: usize> BPlus<N> {
             if let Some(child) = child {
                 Node::prefetch_heads(child);
             }
-            // Only now is it known that this child serves the key, and is a child at all.
+            // Only the validation proves that the child serves the key, or is a child at all.
             node.version.validate(seen)?;
             parent = node;
             node = child.ok_or(Restart)?;
@@ -123,18 +125,18 @@ impl<const N: usize> BPlus<N> {
         self.anchor.child(0, guard).expect("the anchor always names a root")
     }
 
-    /// [`set_many`](BPlus::set_many) of [`TOGETHER`] keys at most.
-    pub(super) fn set_together(&self, pairs: &[(&[u8], Option<u64>)]) -> Result<()> {
+    /// Implements [`set_many`](BPlus::set_many) for at most [`SET_BATCH`] keys.
+    pub(super) fn set_batch(&self, pairs: &[(&[u8], Option<u64>)]) -> Result<()> {
         let guard = self.epoch.pin();
         let root = self.root(&guard);
-        let probes: [Probe<'_>; TOGETHER] =
+        let probes: [Probe<'_>; SET_BATCH] =
             std::array::from_fn(|at| Probe::new(pairs.get(at).map_or(&[], |pair| pair.0)));
-        // Nothing for a way that was lost because somebody changed a node on it.
-        let mut nodes = [Some(root); TOGETHER];
+        // `None` if the descent was invalidated because a node on it was changed.
+        let mut nodes = [Some(root); SET_BATCH];
         let nodes = &mut nodes[..pairs.len()];
         for _ in 0..root.level {
             for (node, probe) in nodes.iter_mut().zip(&probes) {
-                *node = node.and_then(|node| self.child_together(node, probe, &guard).ok());
+                *node = node.and_then(|node| self.next_child(node, probe, &guard).ok());
             }
         }
         nodes.iter().flatten().for_each(|leaf| leaf.prefetch_free());
@@ -144,9 +146,9 @@ impl<const N: usize> BPlus<N> {
         Ok(())
     }
 
-    /// One step of [`descend`](Self::descend).
+    /// Performs one step of [`descend`](Self::descend).
     #[inline(always)]
-    fn child_together<'g>(
+    fn next_child<'g>(
         &self,
         node: &'g Node<N>,
         probe: &Probe<'_>,
@@ -161,7 +163,8 @@ impl<const N: usize> BPlus<N> {
         child.ok_or(Restart)
     }
 
-    /// Binds a key, or unbinds it, in the leaf to which a way has led, or by a way of its own.
+    /// Binds or removes a key in the leaf that an interleaved descent has reached, or else by a new
+    /// descent.
     #[inline(always)]
     fn set(
         &self,
@@ -177,29 +180,30 @@ impl<const N: usize> BPlus<N> {
             (None, Some(word)) => Action::Put(word),
             _ => Action::Keep,
         };
-        // Where it led served the key then, and serves it still unless it is obsolete, which its version tells.
+        // The leaf served the key during the descent, and still does unless it is obsolete, which
+        // its version shows.
         let outcome = match leaf.map(|leaf| (leaf, leaf.version.read())) {
             Some((leaf, Ok(seen))) if key.len() <= KEY_MAX => {
                 self.change_leaf(leaf, seen, probe, mode, &mut decide, false, guard)
             }
-            _ => Err(Obstacle::Restart),
+            _ => Err(ChangeError::Restart),
         };
         match outcome {
-            Ok(Outcome::Done(_)) => Ok(()),
+            Ok(Outcome::WriterDone(_)) => Ok(()),
             Ok(Outcome::Sparse(_)) => {
-                self.mend(probe, 0, guard);
+                self.rebalance(probe, 0, guard);
                 Ok(())
             }
             Ok(Outcome::Full) => {
                 self.split(probe, 0, guard)?;
                 self.change(key, mode, &mut decide).map(drop)
             }
-            Err(Obstacle::Restart) => self.change(key, mode, &mut decide).map(drop),
-            Err(Obstacle::Error(error)) => Err(error),
+            Err(ChangeError::Restart) => self.change(key, mode, &mut decide).map(drop),
+            Err(ChangeError::Error(error)) => Err(error),
         }
     }
 
-    /// [`OrderedIndex::get`](crate::ordered::OrderedIndex::get).
+    /// Implements [`OrderedIndex::get`](crate::ordered::OrderedIndex::get).
     #[inline]
     pub(super) fn get_word(&self, key: &[u8]) -> Option<u64> {
         let probe = Probe::new(key);
@@ -208,7 +212,7 @@ impl<const N: usize> BPlus<N> {
         loop {
             match self.try_get(&probe, &attempts, &guard) {
                 Ok(word) => return word,
-                Err(Restart) => attempts.again(),
+                Err(Restart) => attempts.retry(),
             }
         }
     }
@@ -222,15 +226,15 @@ impl<const N: usize> BPlus<N> {
     ) -> Result<Option<u64>, Restart> {
         let Path { node, seen, .. } = self.descend(Target::At(probe), 0, guard)?.ok_or(Restart)?;
         let locked = if attempts.exhausted() { Some(node.version.lock()?) } else { None };
-        let spot = node.search(probe, guard);
-        let word = spot.exists.then(|| node.word(spot.at));
+        let position = node.search(probe, guard);
+        let word = position.exists.then(|| node.word(position.at));
         if locked.is_none() {
             node.version.validate(seen)?;
         }
         Ok(word)
     }
 
-    /// [`OrderedIndex::mutate`](crate::ordered::OrderedIndex::mutate).
+    /// Implements [`OrderedIndex::mutate`](crate::ordered::OrderedIndex::mutate).
     pub(super) fn change(
         &self,
         key: &[u8],
@@ -250,19 +254,19 @@ impl<const N: usize> BPlus<N> {
         let mut attempts = Attempts::new();
         loop {
             match self.try_change(&probe, mode, decide, &attempts, &guard) {
-                Ok(Outcome::Done(change)) => return Ok(change),
+                Ok(Outcome::WriterDone(change)) => return Ok(change),
                 Ok(Outcome::Sparse(change)) => {
-                    self.mend(&probe, 0, &guard);
+                    self.rebalance(&probe, 0, &guard);
                     return Ok(change);
                 }
                 Ok(Outcome::Full) => self.split(&probe, 0, &guard)?,
-                Err(Obstacle::Restart) => attempts.again(),
-                Err(Obstacle::Error(error)) => return Err(error),
+                Err(ChangeError::Restart) => attempts.retry(),
+                Err(ChangeError::Error(error)) => return Err(error),
             }
         }
     }
 
-    /// One attempt. `decide` is called only in one that succeeds.
+    /// Makes one attempt. `decide` is called only if the attempt succeeds.
     fn try_change(
         &self,
         probe: &Probe<'_>,
@@ -270,16 +274,16 @@ impl<const N: usize> BPlus<N> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
         attempts: &Attempts,
         guard: &Guard<'_>,
-    ) -> Result<Outcome, Obstacle> {
+    ) -> Result<Outcome, ChangeError> {
         let path = self.descend(Target::At(probe), 0, guard)?.ok_or(Restart)?;
         let (leaf, seen) = (path.node, path.seen);
         self.change_leaf(leaf, seen, probe, mode, decide, attempts.exhausted(), guard)
     }
 
-    /// The same in the leaf that served the key at `seen`, or some time before. `patient`: under its lock from the
-    /// beginning.
+    /// Changes a pair in a leaf that served the key at `seen` or before. If `lock_first` is set,
+    /// the leaf is locked before it is searched.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)] // all that a way down ends with
+    #[allow(clippy::too_many_arguments)] // everything that a descent results in
     fn change_leaf(
         &self,
         leaf: &Node<N>,
@@ -287,20 +291,20 @@ impl<const N: usize> BPlus<N> {
         probe: &Probe<'_>,
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
-        patient: bool,
+        lock_first: bool,
         guard: &Guard<'_>,
-    ) -> Result<Outcome, Obstacle> {
-        let early = if patient { Some(leaf.version.lock()?) } else { None };
-        let spot = leaf.search(probe, guard);
+    ) -> Result<Outcome, ChangeError> {
+        let early = if lock_first { Some(leaf.version.lock()?) } else { None };
+        let position = leaf.search(probe, guard);
         let full = leaf.count() == N;
         if early.is_none() {
             leaf.version.validate(seen)?;
         }
-        let new = match (spot.exists, mode) {
+        let new = match (position.exists, mode) {
             (true, _) => None,
-            (false, MutateMode::ExistingOnly) => return Ok(Outcome::Done(Change::default())),
+            (false, MutateMode::ExistingOnly) => return Ok(Outcome::WriterDone(Change::default())),
             (false, MutateMode::MayInsert) if full => return Ok(Outcome::Full),
-            // Whatever can fail comes before the decision.
+            // Everything that can fail is done before the decision.
             (false, MutateMode::MayInsert) => {
                 let tail = probe.tail(leaf.prefix())?;
                 self.tally.allow(tail.size())?;
@@ -309,37 +313,38 @@ impl<const N: usize> BPlus<N> {
         };
         let mut locked = match early {
             Some(locked) => locked,
-            // Where the key is, or is not, was true at `seen`; so it still is.
+            // The position of the key was right at `seen`, and `upgrade` fails if it has changed.
             None => leaf.version.upgrade(seen)?,
         };
-        let old = spot.exists.then(|| leaf.word(spot.at));
+        let old = position.exists.then(|| leaf.word(position.at));
         let new_word = match (decide(old), new) {
             (Action::Keep, _) | (Action::Remove, Some(_)) => old,
             (Action::Put(word), None) => {
-                locked.changing();
-                leaf.set_content(spot.at, Content::Word(word));
+                locked.mark_changed();
+                leaf.set_content(position.at, Content::Word(word));
                 Some(word)
             }
             (Action::Put(word), Some(tail)) => {
-                locked.changing();
+                locked.mark_changed();
                 let head = probe.head(leaf.prefix());
-                leaf.insert(spot.at, head, tail.get(), Content::Word(word));
+                leaf.insert(position.at, head, tail.get(), Content::Word(word));
                 self.tally.add(Count::Pairs, 1);
                 if tail.size() > 0 {
                     self.tally.add(Count::Bytes, tail.size());
                 }
-                tail.give_away();
+                tail.publish();
                 Some(word)
             }
             (Action::Remove, None) => {
-                locked.changing();
-                let block = leaf.tail(spot.at, guard).block();
-                leaf.remove(spot.at);
+                locked.mark_changed();
+                let block = leaf.tail(position.at, guard).block();
+                leaf.remove(position.at);
                 self.tally.subtract(Count::Pairs, 1);
                 if let Some(block) = block {
                     self.tally.subtract(Count::Bytes, block.size());
-                    // SAFETY: 1. blocks that slots name were given away; each is named by one slot, and we have
-                    // just removed this one. 2. so no node names it but such as were replaced. 3. callers pin it.
+                    // SAFETY: 1. blocks that slots name were published; one slot names each, and
+                    // this one has just been removed. 2. so only replaced nodes name it. 3. the
+                    // callers' guard is of this domain.
                     unsafe { retire_block(block, guard) };
                 }
                 None
@@ -347,20 +352,20 @@ impl<const N: usize> BPlus<N> {
         };
         let change = Change { old, new: new_word };
         let sparse = change.removed() && leaf.is_sparse();
-        Ok(if sparse { Outcome::Sparse(change) } else { Outcome::Done(change) })
+        Ok(if sparse { Outcome::Sparse(change) } else { Outcome::WriterDone(change) })
     }
 
-    /// [`OrderedIndex::page`](crate::ordered::OrderedIndex::page): one leaf.
+    /// Implements [`OrderedIndex::page`](crate::ordered::OrderedIndex::page): reads one leaf.
     pub(super) fn read_page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) {
         if direction == Direction::Descending && from == Bound::Excluded(&[]) {
-            // No key is below the empty one.
+            // No key is less than the empty key.
             return page.clear();
         }
         let from = from.map(Probe::new);
         let guard = self.epoch.pin();
         let mut attempts = Attempts::new();
         while let Err(Restart) = self.try_page(from.as_ref(), direction, page, &attempts, &guard) {
-            attempts.again();
+            attempts.retry();
         }
     }
 
@@ -382,30 +387,30 @@ impl<const N: usize> BPlus<N> {
         let path = self.descend(target, 0, guard)?.ok_or(Restart)?;
         let (leaf, seen) = (path.node, path.seen);
         Node::prefetch(leaf);
-        // Most likely what is asked for next.
-        Node::prefetch(path.parent.hint(match direction {
+        // The neighbour is most likely the next page.
+        Node::prefetch(path.parent.child_hint(match direction {
             Direction::Ascending => path.at + 1,
             Direction::Descending => path.at.wrapping_sub(1),
         }));
         let locked = if attempts.exhausted() { Some(leaf.version.lock()?) } else { None };
         let count = leaf.count();
         let at = |probe| leaf.search(probe, guard).at;
-        let behind = |probe| {
-            let spot = leaf.search(probe, guard);
-            spot.at + usize::from(spot.exists)
+        let after = |probe| {
+            let position = leaf.search(probe, guard);
+            position.at + usize::from(position.exists)
         };
         let slots = match (direction, from) {
             (_, Bound::Unbounded) => 0..count,
             (Direction::Ascending, Bound::Included(probe)) => at(probe)..count,
-            (Direction::Ascending, Bound::Excluded(probe)) => behind(probe)..count,
-            (Direction::Descending, Bound::Included(probe)) => 0..behind(probe),
+            (Direction::Ascending, Bound::Excluded(probe)) => after(probe)..count,
+            (Direction::Descending, Bound::Included(probe)) => 0..after(probe),
             (Direction::Descending, Bound::Excluded(probe)) => 0..at(probe),
         };
         page.pairs.reserve(slots.len());
-        // All blocks at once, not one after the other.
+        // Fetches all blocks together rather than one after the other.
         slots.clone().for_each(|at| leaf.tail(at, guard).prefetch());
         for at in slots {
-            page.pairs.push_with(leaf.word(at), |bytes| leaf.spell(at, bytes, guard));
+            page.pairs.push_with(leaf.word(at), |bytes| leaf.append_key(at, bytes, guard));
         }
         if locked.is_none() {
             leaf.version.validate(seen)?;
@@ -413,11 +418,11 @@ impl<const N: usize> BPlus<N> {
         let (low, high) = (leaf.range().low(), leaf.range().high());
         let edge = match direction {
             Direction::Ascending => high,
-            // Nothing is below the empty key.
+            // No key is less than the empty key.
             Direction::Descending => Some(low).filter(|low| !low.is_empty()),
         };
         if let Some(edge) = edge {
-            page.go_on_at(edge);
+            page.continue_at(edge);
         }
         Ok(())
     }
@@ -429,15 +434,15 @@ mod tests {
 
     use super::*;
     use crate::ordered::OrderedIndex;
-    use crate::testkit::concurrent::{Done, threads};
-    use crate::testkit::crowd::Operation;
+    use crate::testkit::concurrent::{WriterDone, threads};
+    use crate::testkit::delays::Operation;
 
     const STABLE: [u64; 3] = [20, 40, 60];
 
-    /// Operations that have been in others' way too often work under the lock of a leaf in which others insert and
-    /// remove all the time.
+    /// Operations that have failed too often work under the lock of a leaf in which other threads
+    /// insert and remove all the time.
     #[test]
-    fn patience_is_rewarded() {
+    fn operations_with_too_many_attempts_take_the_lock() {
         let tree = &BPlus::<40>::new();
         for key in STABLE {
             assert!(tree.insert(&key.to_be_bytes(), key).unwrap().inserted());
@@ -445,14 +450,14 @@ mod tests {
         let writing = AtomicUsize::new(2);
         threads(4, |thread| {
             if thread < 2 {
-                let _done = Done(&writing);
-                return pass_through(tree, thread as u64);
+                let _done = WriterDone(&writing);
+                return insert_and_remove(tree, thread as u64);
             }
             let exhausted = Attempts { backoff: Backoff::new(), made: ATTEMPTS };
-            // Relaxed: it need only end.
+            // Relaxed: the loop need only end at some time.
             while writing.load(std::sync::atomic::Ordering::Relaxed) > 0 {
                 let _operation = Operation::begin();
-                read_patiently(tree, &exhausted)?;
+                read_under_the_lock(tree, &exhausted)?;
             }
             Ok(())
         })
@@ -461,7 +466,7 @@ mod tests {
         assert_eq!(tree.check(), Vec::<String>::new());
     }
 
-    fn pass_through(tree: &BPlus<40>, thread: u64) -> Result<(), String> {
+    fn insert_and_remove(tree: &BPlus<40>, thread: u64) -> Result<(), String> {
         for round in 0..20_000 {
             let _operation = Operation::begin();
             let key = (round * 7 % 30 * 2 + thread + 1).to_be_bytes();
@@ -477,7 +482,7 @@ mod tests {
         Ok(())
     }
 
-    fn read_patiently(tree: &BPlus<40>, exhausted: &Attempts) -> Result<(), String> {
+    fn read_under_the_lock(tree: &BPlus<40>, exhausted: &Attempts) -> Result<(), String> {
         let guard = tree.epoch.pin();
         for stable in STABLE {
             let key = stable.to_be_bytes();
@@ -488,8 +493,8 @@ mod tests {
                 _ => {}
             }
             match tree.try_change(&probe, MutateMode::MayInsert, keep, exhausted, &guard) {
-                Ok(Outcome::Done(change)) if change.old == Some(stable) => {}
-                Err(Obstacle::Restart) => {}
+                Ok(Outcome::WriterDone(change)) if change.old == Some(stable) => {}
+                Err(ChangeError::Restart) => {}
                 _ => return Err("a change found something else".into()),
             }
         }

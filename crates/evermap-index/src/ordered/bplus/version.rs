@@ -1,13 +1,14 @@
-//! The version of a node: a lock for those who change it, proof for those who only read it.
+//! The version of a node: a lock for writers, and a validation for readers.
 //!
-//! A reader remembers the version, reads what it likes, and then asks whether the version is still the same. If it
-//! is, nothing has changed meanwhile; if not, nothing that was read counts. A writer takes the version as a lock, and
-//! gives it back one higher. A node that was replaced keeps its lock for ever, as *obsolete*.
+//! A reader remembers the version, reads the node, and then validates that the version is
+//! unchanged. If it is, nothing has changed meanwhile; if not, what was read is discarded. A writer
+//! locks the version, and releases it incremented. A node that was replaced stays locked for ever,
+//! as *obsolete*.
 //!
 //! ```text
-//! bit 0      obsolete   another node serves its keys now
+//! bit 0      obsolete   other nodes serve its keys now
 //! bit 1      locked
-//! bit 2..64  count of changes
+//! bit 2..64  number of changes
 //! ```
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -21,14 +22,14 @@ const OBSOLETE: u64 = 1;
 const LOCKED: u64 = 2;
 const ONE: u64 = 4;
 
-/// See the [module](self).
+/// The version of a node. See the [module](self).
 pub(super) struct Version(AtomicU64);
 
 /// A version at which a node was neither locked nor obsolete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Seen(u64);
 
-/// What was read does not count: begin again at the root.
+/// The node has changed: discard what was read, and start again at the root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Restart;
 
@@ -37,7 +38,7 @@ impl Version {
         Version(AtomicU64::new(0))
     }
 
-    /// The version to validate with later. Waits while the node is locked.
+    /// Returns the version to validate with later. Waits while the node is locked.
     #[inline(always)]
     pub(super) fn read(&self) -> Result<Seen, Restart> {
         step();
@@ -59,24 +60,25 @@ impl Version {
         }
     }
 
-    /// Says that nothing has changed since `seen`.
+    /// Checks that nothing has changed since `seen`.
     #[inline(always)]
     pub(super) fn validate(&self, seen: Seen) -> Result<(), Restart> {
         step();
-        // Acquire: pairs with the release fence of a writer one of whose stores we may have read, so that its lock
-        // is seen by the load below.
+        // Acquire: pairs with the release fence of a writer, so that if we have read one of its
+        // stores, the load below sees its lock.
         fence(Acquire);
         if self.0.load(Relaxed) == seen.0 { Ok(()) } else { Err(Restart) }
     }
 
-    /// Takes the lock, provided that nothing has changed since `seen`.
+    /// Takes the lock if nothing has changed since `seen`.
     #[inline(always)]
     pub(super) fn upgrade(&self, seen: Seen) -> Result<Locked<'_>, Restart> {
         step();
-        // Acquire: we see what the last writer left.
+        // Acquire: the stores of the last holder are visible.
         match self.0.compare_exchange(seen.0, seen.0 | LOCKED, Acquire, Relaxed) {
             Ok(_) => {
-                // Release: whoever reads one of our stores sees the lock too, if it looks after an acquire fence.
+                // Release: a reader that sees one of our stores also sees the lock, if it validates
+                // after an acquire fence.
                 fence(Release);
                 Ok(Locked { version: self, end: seen.0 })
             }
@@ -84,14 +86,14 @@ impl Version {
         }
     }
 
-    /// Takes the lock if nobody has it.
+    /// Takes the lock if it is free.
     pub(super) fn try_lock(&self) -> Result<Locked<'_>, Restart> {
         step();
         let word = self.0.load(Relaxed);
         if word & (LOCKED | OBSOLETE) == 0 { self.upgrade(Seen(word)) } else { Err(Restart) }
     }
 
-    /// Takes the lock, however long that takes. An obsolete node has none.
+    /// Takes the lock, and waits for it if necessary. Fails if the node is obsolete.
     pub(super) fn lock(&self) -> Result<Locked<'_>, Restart> {
         loop {
             if let Ok(locked) = self.upgrade(self.read()?) {
@@ -101,23 +103,24 @@ impl Version {
     }
 }
 
-/// The lock of a node; given back at the end of its life.
+/// The lock of a node, which is released when this is dropped.
 pub(super) struct Locked<'v> {
     version: &'v Version,
-    /// What the version becomes.
+    /// The version after the release.
     end: u64,
 }
 
 impl Locked<'_> {
-    /// To be called before the first change: readers of these moments are told.
+    /// Records that the node is changed, so that readers fail to validate. Called before the first
+    /// change.
     #[inline(always)]
-    pub(super) fn changing(&mut self) {
+    pub(super) fn mark_changed(&mut self) {
         self.end = self.end.wrapping_add(ONE);
     }
 
-    /// Gives the node up for ever: others serve its keys.
+    /// Makes the node obsolete: other nodes serve its keys.
     pub(super) fn obsolete(mut self) {
-        self.changing();
+        self.mark_changed();
         self.end |= OBSOLETE;
     }
 }
@@ -126,7 +129,7 @@ impl Drop for Locked<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         step();
-        // Release: whoever sees this version sees our changes.
+        // Release: a thread that sees this version sees our changes.
         self.version.0.store(self.end, Release);
     }
 }
@@ -136,22 +139,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_noticed_and_a_look_is_not() {
+    fn a_change_invalidates_and_a_lock_alone_does_not() {
         let version = Version::new();
         let seen = version.read().unwrap();
         drop(version.lock().unwrap());
         assert_eq!(version.validate(seen), Ok(()), "a lock without a change");
         let mut locked = version.upgrade(seen).unwrap();
-        assert_eq!(version.validate(seen), Err(Restart), "under the lock nothing can be trusted");
+        assert_eq!(version.validate(seen), Err(Restart), "a locked node is never valid");
         assert!(version.try_lock().is_err());
-        locked.changing();
+        locked.mark_changed();
         drop(locked);
         assert_eq!(version.validate(seen), Err(Restart));
-        assert!(version.upgrade(seen).is_err(), "a lock is not taken over a change");
+        assert!(version.upgrade(seen).is_err(), "the lock is not taken if the node has changed");
     }
 
     #[test]
-    fn what_is_obsolete_stays_so() {
+    fn an_obsolete_node_stays_obsolete() {
         let version = Version::new();
         let seen = version.read().unwrap();
         version.upgrade(seen).unwrap().obsolete();

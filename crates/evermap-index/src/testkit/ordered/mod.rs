@@ -1,86 +1,91 @@
-//! The battery for ordered indexes.
+//! The conformance kit for ordered indexes.
 //!
 //! ```
 //! use evermap_index::testkit::ordered::reference::MakeLockedTree;
 //! evermap_index::ordered_conformance!(locked_tree, MakeLockedTree);
 //! ```
 //!
-//! | part | what it asks |
+//! | part | what it checks |
 //! |---|---|
-//! | [`ranges`](model::ranges) | does the index answer as an ordered map of the standard library does, over byte strings that are hard to order, and show every range in both directions? |
-//! | [`scans`](scans::scans) | does every scan beside writers show, in order and once, what was there throughout, and nothing that was absent throughout? |
-//! | [`words`], [`histories`], [`storm`], [`growth`] | the [parts](super) for all indexes, with numbers and with words for keys |
+//! | [`ranges`](model::ranges) | results and scans against an ordered map |
+//! | [`scans`](scans::scans) | scans that run concurrently with writers |
+//! | [`words`], [`histories`], [`storm`], [`growth`] | the [parts](super) for all indexes |
+//!
+//! `ranges` uses byte strings that are hard to order, and scans every range in both directions.
+//! `scans` checks that every scan shows what is present throughout, in order and once, and nothing
+//! that is absent throughout. The parts for all indexes run with numbers and with words as keys.
 
 use crate::ordered::OrderedIndex;
 use evermap_pm::Result;
 
 use super::{Config, Failure, concurrent};
-use spelled::{MakeSpelled, Spelling};
+use encoded::{Encoding, MakeEncoded};
 
+pub mod encoded;
 pub mod model;
 pub mod reference;
 pub mod scans;
-pub mod spelled;
 
 #[cfg(test)]
 mod planted_tests;
 
-/// How to make an ordered index for the kit.
+/// How to create an ordered index for the kit.
 pub trait OrderedSubject: Sync {
-    /// The index.
+    /// The type of the index.
     type Index: OrderedIndex;
 
-    /// An empty index, of a geometry so small that a few dozen keys make it split, merge or whatever it does.
+    /// Creates an empty index that is so small that a few dozen keys cause every structural change.
     ///
     /// # Errors
-    /// Whatever prevents it; the test fails then.
+    /// Any error that prevents it; the test fails then.
     fn fresh(&self) -> Result<Self::Index>;
 }
 
-/// Runs a part for all indexes with every spelling.
-fn spelled<'s, S: OrderedSubject>(
+/// Runs a part for all indexes with every encoding of keys.
+fn encoded<'s, S: OrderedSubject>(
     subject: &'s S,
-    part: impl Fn(&MakeSpelled<'s, S>) -> Result<(), Failure>,
+    part: impl Fn(&MakeEncoded<'s, S>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     Failure::any(
-        [Spelling::Numbers, Spelling::Words]
-            .map(|spelling| part(&MakeSpelled { subject, spelling })),
+        [Encoding::Numbers, Encoding::Words]
+            .map(|encoding| part(&MakeEncoded { subject, encoding })),
     )
 }
 
-/// [`model`](super::model::model).
+/// Runs the part [`model`](super::model::model).
 ///
 /// # Errors
-/// As there.
+/// See there.
 pub fn words<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    spelled(subject, |made| super::model::model::<u64, _>(made, config))
+    encoded(subject, |made| super::model::model::<u64, _>(made, config))
 }
 
-/// [`histories`](concurrent::histories).
+/// Runs the part [`histories`](concurrent::histories).
 ///
 /// # Errors
-/// As there.
+/// See there.
 pub fn histories<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    spelled(subject, |made| concurrent::histories::<u64, _>(made, config))
+    encoded(subject, |made| concurrent::histories::<u64, _>(made, config))
 }
 
-/// [`storm`](concurrent::storm).
+/// Runs the part [`storm`](concurrent::storm).
 ///
 /// # Errors
-/// As there.
+/// See there.
 pub fn storm<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    spelled(subject, |made| concurrent::storm::<u64, _>(made, config))
+    encoded(subject, |made| concurrent::storm::<u64, _>(made, config))
 }
 
-/// [`growth`](concurrent::growth).
+/// Runs the part [`growth`](concurrent::growth).
 ///
 /// # Errors
-/// As there.
+/// See there.
 pub fn growth<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    spelled(subject, |made| concurrent::growth::<u64, _>(made, config))
+    encoded(subject, |made| concurrent::growth::<u64, _>(made, config))
 }
 
-/// Declares a module of tests, one for each part of the [battery](self): `ordered_conformance!(name, subject)`.
+/// Declares a module of tests, one for each part of the [kit](self): `ordered_conformance!(name,
+/// subject)`.
 #[macro_export]
 macro_rules! ordered_conformance {
     ($name:ident, $subject:expr) => {
@@ -89,8 +94,8 @@ macro_rules! ordered_conformance {
             #[allow(unused_imports)]
             use super::*;
             $crate::ordered_conformance!(@parts $subject, {
-                ranges => model::ranges, scans => scans::scans, words => words, histories => histories,
-                storm => storm, growth => growth
+                ranges => model::ranges, scans => scans::scans, words => words,
+                histories => histories, storm => storm, growth => growth
             });
         }
     };

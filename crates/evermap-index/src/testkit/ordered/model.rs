@@ -1,4 +1,4 @@
-//! Sequences of operations on byte strings against an ordered map of the standard library.
+//! Sequences of operations on byte strings, compared with an ordered map of the standard library.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,28 +6,28 @@ use std::ops::{Bound, RangeBounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::OrderedSubject;
-use super::spelled::Spelling;
+use super::encoded::Encoding;
 use crate::ordered::{Cursor, Direction, OrderedIndex};
-use crate::testkit::call::{Call, Told, Verb};
-use crate::testkit::model::{choose, differs, panicked, report};
+use crate::testkit::call::{Call, InWords, Verb};
+use crate::testkit::model::{choose, mismatch, panicked, report};
 use crate::testkit::{Config, Failure, Universe, chance};
 use crate::{Action, Change};
 use evermap_pm::Result;
 use evermap_pm::sim::rng::Rng;
 
-/// Runs random sequences over byte strings that are hard to order: growth, churn and shrinkage in turn, with walks
-/// over ranges in both directions, some of them left and resumed.
+/// Runs random sequences over byte strings that are hard to order: growth, churn and shrinkage in
+/// turn, with scans of ranges in both directions, some of which are interrupted and resumed.
 ///
 /// # Errors
-/// The shortest failing sequence that was found, as lines of code. Keys are numbered as they are ordered.
+/// The shortest failing sequence that was found, as code. Keys are numbered in their order.
 pub fn ranges<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
     for (name, keys) in key_sets() {
-        let places = (0..keys.len() as u64).collect();
-        let universe = Universe { name, keys: places, hostile: false };
+        let indexes = (0..keys.len() as u64).collect();
+        let universe = Universe { name, keys: indexes, hostile: false };
         for round in 0..config.scale {
             let seed = config.seed_of(round);
             let steps = generate(&mut Rng::new(seed), &universe, &keys);
-            let fails = |steps: &[Step]| run(subject, &keys, steps).err();
+            let fails = |steps: &[ScanStep]| run(subject, &keys, steps).err();
             if let Some(first) = fails(&steps) {
                 let text = report(&steps, first, fails);
                 return Err(Failure::new::<[u8]>("ranges", name, seed, text));
@@ -37,24 +37,29 @@ pub fn ranges<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Fai
     Ok(())
 }
 
-/// Sets of keys, each sorted.
+/// Returns sets of keys, each of which is sorted.
 pub fn key_sets() -> Vec<(&'static str, Vec<Vec<u8>>)> {
-    let spelled = |spelling: Spelling, count| (0..count).map(|n| spelling.spell(n)).collect();
+    let encoded = |encoding: Encoding, count| (0..count).map(|n| encoding.encode(n)).collect();
     let bits = (0..64).flat_map(|bit| [1u64 << bit, !(1 << bit), (1 << bit) - 1, u64::MAX]);
     let mut sets: Vec<(&str, Vec<Vec<u8>>)> = vec![
-        ("counting", spelled(Spelling::Numbers, 1500)),
+        ("counting", encoded(Encoding::Numbers, 1500)),
         ("single bits", bits.map(|n| n.to_be_bytes().to_vec()).collect()),
-        ("words", spelled(Spelling::Words, 1000)),
+        ("words", encoded(Encoding::Words, 1000)),
         ("strings of three letters", strings(&[0, 1, 0xff], 5)),
         ("one letter", (0..200).map(|length| vec![0; length]).collect()),
-        ("behind a long prefix", strings(b"\0a", 6).iter().map(|end| behind(300, end)).collect()),
         (
-            "lengths about 8 and 15",
-            (0..40).flat_map(|n| [behind(n, b"\x01"), behind(n, b"x")]).collect(),
+            "a long common prefix",
+            strings(b"\0a", 6).iter().map(|end| with_prefix(300, end)).collect(),
+        ),
+        (
+            "lengths of about 8 and 15",
+            (0..40).flat_map(|n| [with_prefix(n, b"\x01"), with_prefix(n, b"x")]).collect(),
         ),
         (
             "longest",
-            (0..12).flat_map(|n| [behind(65_535 - n, b"1"), behind(65_535, &[n as u8])]).collect(),
+            (0..12)
+                .flat_map(|n| [with_prefix(65_535 - n, b"1"), with_prefix(65_535, &[n as u8])])
+                .collect(),
         ),
     ];
     for (_, keys) in &mut sets {
@@ -64,13 +69,13 @@ pub fn key_sets() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     sets
 }
 
-fn behind(length: usize, end: &[u8]) -> Vec<u8> {
+fn with_prefix(length: usize, end: &[u8]) -> Vec<u8> {
     let mut key = vec![b'p'; length];
     key.extend_from_slice(end);
     key
 }
 
-/// All strings of up to `length` of these letters.
+/// Returns all strings of up to `length` of these letters.
 fn strings(letters: &[u8], length: usize) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = vec![Vec::new()];
     let mut start = 0;
@@ -90,9 +95,10 @@ type Edge = Bound<Vec<u8>>;
 
 /// One line of a sequence.
 #[derive(Clone, Debug)]
-enum Step {
+enum ScanStep {
     Call(Call),
-    /// Over a range, up to `most` pairs; a new cursor goes on after every `resumed` pairs.
+    /// A scan of a range that shows up to `most` pairs. A new cursor continues after every
+    /// `resumed` pairs.
     Walk {
         from: Edge,
         to: Edge,
@@ -101,29 +107,29 @@ enum Step {
         most: usize,
     },
     Prefix(Vec<u8>, Direction),
-    /// Everything, and an audit.
+    /// A comparison of the whole contents, and an audit.
     Compare,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for ScanStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Call(call) => write!(f, "{call};"),
-            Step::Walk { from, to, direction, resumed, most } => write!(
+            ScanStep::Call(call) => write!(f, "{call};"),
+            ScanStep::Walk { from, to, direction, resumed, most } => write!(
                 f,
                 "walk({:?}, {:?}, {direction:?}, resumed after {resumed}, {most} at most);",
                 from.as_ref().map(|key| Short(key)),
                 to.as_ref().map(|key| Short(key)),
             ),
-            Step::Prefix(prefix, direction) => {
+            ScanStep::Prefix(prefix, direction) => {
                 write!(f, "prefix({:?}, {direction:?});", Short(prefix))
             }
-            Step::Compare => f.write_str("compare();"),
+            ScanStep::Compare => f.write_str("compare();"),
         }
     }
 }
 
-/// A key for people to read.
+/// A key in readable form.
 pub(super) struct Short<'k>(pub(super) &'k [u8]);
 
 impl fmt::Debug for Short<'_> {
@@ -141,15 +147,15 @@ impl fmt::Debug for Short<'_> {
     }
 }
 
-/// A percentage of verbs that may add keys, and steps for each key.
+/// The percentage of verbs that may add keys, and the number of steps for each key.
 const PHASES: [(u64, f64); 3] = [(85, 2.5), (45, 0.5), (8, 3.5)];
-/// How often all phases are gone through.
+/// The number of repetitions of all phases.
 const CYCLES: usize = 2;
 
-fn generate(random: &mut Rng, universe: &Universe, keys: &[Vec<u8>]) -> Vec<Step> {
+fn generate(random: &mut Rng, universe: &Universe, keys: &[Vec<u8>]) -> Vec<ScanStep> {
     let mut model: BTreeMap<u64, u64> = BTreeMap::new();
-    // An empty index has none of the keys, not even the empty one.
-    let mut steps = vec![Step::Compare];
+    // An empty index contains none of the keys, not even the empty one.
+    let mut steps = vec![ScanStep::Compare];
     let mut words = 0;
     let mut word = |random: &mut Rng| {
         words += 1;
@@ -159,7 +165,7 @@ fn generate(random: &mut Rng, universe: &Universe, keys: &[Vec<u8>]) -> Vec<Step
         let count = (200.max((keys.len() as f64 * steps_per_key) as usize)).min(6000);
         for at in 0..count {
             if at % (count / 4) == count / 8 {
-                steps.push(Step::Compare);
+                steps.push(ScanStep::Compare);
             }
             if chance(random, 4) {
                 steps.push(walk(random, keys));
@@ -171,19 +177,19 @@ fn generate(random: &mut Rng, universe: &Universe, keys: &[Vec<u8>]) -> Vec<Step
                 Some(word) => model.insert(key, word),
                 None => model.remove(&key),
             };
-            steps.push(Step::Call(call));
+            steps.push(ScanStep::Call(call));
         }
     }
-    steps.push(Step::Compare);
+    steps.push(ScanStep::Compare);
     steps
 }
 
-fn walk(random: &mut Rng, keys: &[Vec<u8>]) -> Step {
+fn walk(random: &mut Rng, keys: &[Vec<u8>]) -> ScanStep {
     let direction = *random.pick(&[Direction::Ascending, Direction::Descending]);
     if chance(random, 20) {
         let mut prefix = near(random, keys);
         prefix.truncate(random.below(prefix.len() as u64 + 1) as usize);
-        return Step::Prefix(prefix, direction);
+        return ScanStep::Prefix(prefix, direction);
     }
     let mut edge = || match random.below(5) {
         0 => Bound::Unbounded,
@@ -192,10 +198,10 @@ fn walk(random: &mut Rng, keys: &[Vec<u8>]) -> Step {
     };
     let (from, to) = (edge(), edge());
     let resumed = *random.pick(&[1, 2, 7, 1000, 1000]);
-    Step::Walk { from, to, direction, resumed, most: *random.pick(&[1, 10, 10, 100, 5000]) }
+    ScanStep::Walk { from, to, direction, resumed, most: *random.pick(&[1, 10, 10, 100, 5000]) }
 }
 
-/// A key, or one between it and its neighbours.
+/// Returns a key, or a string between a key and its neighbours.
 fn near(random: &mut Rng, keys: &[Vec<u8>]) -> Vec<u8> {
     let mut key = random.pick(keys).clone();
     match random.below(6) {
@@ -207,19 +213,19 @@ fn near(random: &mut Rng, keys: &[Vec<u8>]) -> Vec<u8> {
     key
 }
 
-/// Runs a sequence on a fresh index. Answers which step failed, and how.
+/// Runs a sequence on a new index. Returns the step that failed, and why.
 fn run<S: OrderedSubject>(
     subject: &S,
     keys: &[Vec<u8>],
-    steps: &[Step],
+    steps: &[ScanStep],
 ) -> Result<(), (usize, String)> {
     let mut at = 0;
-    // A panic is a failure like others: it must name its sequence too.
+    // A panic is a failure like others: its report needs the sequence too.
     let result = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
         let index = subject.fresh().map_err(|error| format!("cannot be made: {error}"))?;
-        let mut world = World { index: &index, keys, model: BTreeMap::new() };
+        let mut state = State { index: &index, keys, model: BTreeMap::new() };
         for step in steps {
-            world.step(step)?;
+            state.step(step)?;
             at += 1;
         }
         Ok(())
@@ -230,8 +236,8 @@ fn run<S: OrderedSubject>(
     }
 }
 
-/// The index and what it must hold.
-struct World<'w> {
+/// The index and its expected contents.
+struct State<'w> {
     index: &'w dyn OrderedIndex,
     keys: &'w [Vec<u8>],
     model: BTreeMap<Vec<u8>, u64>,
@@ -240,41 +246,41 @@ struct World<'w> {
 /// Pairs in the order in which they were shown.
 type Pairs = Vec<(Vec<u8>, u64)>;
 
-impl World<'_> {
-    fn step(&mut self, step: &Step) -> Result<(), String> {
+impl State<'_> {
+    fn step(&mut self, step: &ScanStep) -> Result<(), String> {
         match step {
-            Step::Call(call) => self.call(call),
-            Step::Walk { from, to, direction, resumed, most } => {
+            ScanStep::Call(call) => self.call(call),
+            ScanStep::Walk { from, to, direction, resumed, most } => {
                 let (from, to) = (from.as_ref(), to.as_ref());
                 let range = (from.map(Vec::as_slice), to.map(Vec::as_slice));
-                let due = self.due(|key| range.contains(key), *direction, *most);
-                self.expect(self.shown(range, *direction, *resumed, *most)?, due)
+                let expected = self.expected(|key| range.contains(key), *direction, *most);
+                self.expect(self.shown(range, *direction, *resumed, *most)?, expected)
             }
-            Step::Prefix(prefix, direction) => {
-                let due = self.due(|key| key.starts_with(prefix), *direction, usize::MAX);
+            ScanStep::Prefix(prefix, direction) => {
+                let expected = self.expected(|key| key.starts_with(prefix), *direction, usize::MAX);
                 let mut cursor = Cursor::with_prefix(self.index, prefix, *direction);
-                self.expect(collect(&mut cursor, usize::MAX)?, due)
+                self.expect(collect(&mut cursor, usize::MAX)?, expected)
             }
-            Step::Compare => self.compare(),
+            ScanStep::Compare => self.compare(),
         }
     }
 
     fn call(&mut self, call: &Call) -> Result<(), String> {
         let key = &self.keys[call.key as usize];
-        let due = call.verb.apply(self.model.get(key).copied());
-        let change = carry_out(self.index, key, call.verb)?;
-        if change != due {
-            return Err(differs(Told(change), Told(due)));
+        let expected = call.verb.apply(self.model.get(key).copied());
+        let change = apply(self.index, key, call.verb)?;
+        if change != expected {
+            return Err(mismatch(InWords(change), InWords(expected)));
         }
-        match due.new {
+        match expected.new {
             Some(word) => self.model.insert(key.clone(), word),
             None => self.model.remove(key),
         };
         Ok(())
     }
 
-    /// Pairs that a walk must show.
-    fn due(&self, inside: impl Fn(&[u8]) -> bool, direction: Direction, most: usize) -> Pairs {
+    /// Returns the pairs that a scan must show.
+    fn expected(&self, inside: impl Fn(&[u8]) -> bool, direction: Direction, most: usize) -> Pairs {
         let pairs = self.model.iter().filter(|(key, _)| inside(key));
         let pairs = pairs.map(|(key, &word)| (key.clone(), word));
         match direction {
@@ -309,34 +315,38 @@ impl World<'_> {
         }
     }
 
-    fn expect(&self, shown: Pairs, due: Pairs) -> Result<(), String> {
-        if shown == due {
+    fn expect(&self, shown: Pairs, expected: Pairs) -> Result<(), String> {
+        if shown == expected {
             return Ok(());
         }
-        let at = shown.iter().zip(&due).take_while(|(shown, due)| shown == due).count();
-        let told = |pairs: &Pairs| match pairs.get(at) {
+        let at =
+            shown.iter().zip(&expected).take_while(|(shown, expected)| shown == expected).count();
+        let describe = |pairs: &Pairs| match pairs.get(at) {
             Some((key, word)) => format!("{:?} with word {word}", Short(key)),
             None => "the end".into(),
         };
-        Err(format!("pair {at} shown is {}, must be {}", told(&shown), told(&due)))
+        Err(format!("pair {at} shown is {}, must be {}", describe(&shown), describe(&expected)))
     }
 
     fn compare(&self) -> Result<(), String> {
         for direction in [Direction::Ascending, Direction::Descending] {
             let mut cursor = Cursor::new(self.index, .., direction);
             let shown = collect(&mut cursor, usize::MAX)?;
-            self.expect(shown, self.due(|_| true, direction, usize::MAX))?;
+            self.expect(shown, self.expected(|_| true, direction, usize::MAX))?;
         }
         for (at, key) in self.keys.iter().enumerate() {
             let found = self.index.get(key).map_err(|error| error.to_string())?;
-            let due = self.model.get(key).copied();
-            if found != due {
-                return Err(format!("get({at}): {}", differs(Told(found), Told(due))));
+            let expected = self.model.get(key).copied();
+            if found != expected {
+                return Err(format!("get({at}): {}", mismatch(InWords(found), InWords(expected))));
             }
         }
-        let (len, due) = (self.index.len(), self.model.len() as u64);
-        if len != due || self.index.stats().len != due || self.index.is_empty() != (due == 0) {
-            return Err(format!("len: {}", differs(len, due)));
+        let (len, expected) = (self.index.len(), self.model.len() as u64);
+        if len != expected
+            || self.index.stats().len != expected
+            || self.index.is_empty() != (expected == 0)
+        {
+            return Err(format!("len: {}", mismatch(len, expected)));
         }
         match self.index.check() {
             found if found.is_empty() => Ok(()),
@@ -345,7 +355,7 @@ impl World<'_> {
     }
 }
 
-/// Up to `most` pairs of a cursor.
+/// Returns up to `most` pairs of a cursor.
 fn collect(cursor: &mut Cursor<'_>, most: usize) -> Result<Pairs, String> {
     let mut pairs = Pairs::new();
     while pairs.len() < most {
@@ -357,8 +367,8 @@ fn collect(cursor: &mut Cursor<'_>, most: usize) -> Result<Pairs, String> {
     Ok(pairs)
 }
 
-/// What an operation answers. A get answers as a change that changes nothing.
-fn carry_out(index: &dyn OrderedIndex, key: &[u8], verb: Verb) -> Result<Change, String> {
+/// Executes an operation. The result of a get is a change that changes nothing.
+fn apply(index: &dyn OrderedIndex, key: &[u8], verb: Verb) -> Result<Change, String> {
     let change = match verb {
         Verb::Get => index.get(key).map(|word| Change { old: word, new: word }),
         Verb::Insert(word) => index.insert(key, word),
@@ -381,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_of_keys_are_what_they_say() {
+    fn sets_of_keys_are_sorted_and_include_the_extremes() {
         for (name, keys) in key_sets() {
             assert!(keys.len() >= 20 && keys.is_sorted_by(|a, b| a < b), "{name}: {}", keys.len());
         }

@@ -1,4 +1,5 @@
-//! The battery is tested by what it finds: each mistake here must be caught, by the part that is there for it.
+//! Tests of the kit: each mistake that is planted here must be found by the part that is meant for
+//! it.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -32,33 +33,33 @@ enum Mistake {
     RemoveForgets,
     CountsWrong,
     CheckFindsSomething,
-    /// Goes on at the place, in number, where the key was when the scan went on.
+    /// Continues at the rank that the key had when the scan continued.
     GoesOnByRank,
     ShowsThePast,
     ShowsAnotherKeysWord,
 }
 
-/// [`LockedTree`], and a mistake.
+/// A [`LockedTree`] with a mistake.
 struct Mistaken {
     inner: LockedTree,
     mistake: Mistake,
     calls: AtomicU64,
-    /// The pairs as they were some changes ago.
+    /// The pairs before some changes.
     past: Mutex<BTreeMap<Vec<u8>, u64>>,
 }
 
 impl Mistaken {
-    /// Whether this is the mistake, and it is time to make it.
+    /// Returns `true` if `mistake` is planted, in every `every`th call.
     fn errs(&self, mistake: Mistake, every: u64) -> bool {
         self.mistake == mistake && self.calls.fetch_add(1, SeqCst) % every == every - 1
     }
 
-    /// The key under which `key` is kept.
+    /// Returns the key under which `key` is stored.
     fn kept<'k>(&self, key: &'k [u8]) -> &'k [u8] {
         match self.mistake {
             Mistake::TrailingZerosAreNothing => {
                 let end = key.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-                // Numbers may end in zeros: only what is longer is cut.
+                // Numbers may end in zeros: only longer keys are cut.
                 &key[..end.max(key.len().min(8))]
             }
             Mistake::LongKeysAreCutOff => &key[..key.len().min(1000)],
@@ -105,7 +106,7 @@ impl OrderedIndex for Mistaken {
             _ => (from, direction),
         };
         if self.mistake == Mistake::ShowsThePast {
-            // Not in one thread: what is past there is plain to see.
+            // Only several threads see this as a mistake of concurrency.
             let past = LockedTree(evermap_pm::sync::RwLock::new(self.past.lock().unwrap().clone()));
             return past.page(from, direction, page);
         }
@@ -132,13 +133,13 @@ impl OrderedIndex for Mistaken {
                 Direction::Ascending => last,
                 Direction::Descending => page.pairs.key(0).iter().copied().chain([0]).collect(),
             };
-            page.go_on_at(&edge);
+            page.continue_at(&edge);
         }
         if self.errs(Mistake::GoesRoundInACircle, 10)
             && let Bound::Included(key) | Bound::Excluded(key) = from
         {
             page.clear();
-            page.go_on_at(key);
+            page.continue_at(key);
         }
         if self.errs(Mistake::ShowsAnotherKeysWord, 30) && page.pairs.len() > 1 {
             let pairs: Vec<_> = page.pairs.iter().map(|(key, word)| (key.to_vec(), word)).collect();
@@ -177,7 +178,7 @@ impl Mistaken {
         let mut rest = map.iter().skip(rank.unwrap_or(map.len()));
         rest.by_ref().take(3).for_each(|(key, &word)| page.pairs.push(key, word));
         if let Some((next, _)) = rest.next() {
-            page.go_on_at(next);
+            page.continue_at(next);
         }
         Ok(())
     }
@@ -198,7 +199,7 @@ impl OrderedSubject for Mistake {
 
 type Part = fn(&Mistake, &Config) -> std::result::Result<(), Failure>;
 
-/// The report of `part`, which finds the mistake with one of a few seeds.
+/// Returns the report of `part`, which must find the mistake with one of a few seeds.
 fn must_find(part: Part, mistake: Mistake) -> String {
     let found = (0..5).find_map(|run| {
         let config = Config { seed: 1000 + run, ..Config::default() };
@@ -218,7 +219,7 @@ fn ranges_find_what_one_thread_can_see() {
         (Mistake::PageEndsTheScan, "shown is the end"),
         (Mistake::PageForgetsItsLastPair, "pair"),
         (Mistake::PageIsShownAgain, "pair"),
-        (Mistake::GoesRoundInACircle, "in a circle"),
+        (Mistake::GoesRoundInACircle, "does not advance"),
         (Mistake::EmptyKeyIsNoKey, "get(0)"),
         (Mistake::RemoveForgets, ""),
         (Mistake::CountsWrong, "len"),

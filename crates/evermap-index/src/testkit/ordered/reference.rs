@@ -1,4 +1,4 @@
-//! An ordered index that is obviously right, for testing the kit itself.
+//! An ordered index that is obviously correct, for testing the kit itself.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -15,7 +15,7 @@ use crate::{Action, Change, MutateMode, Stats};
 #[derive(Default)]
 pub struct LockedTree(pub(super) RwLock<BTreeMap<Vec<u8>, u64>>);
 
-/// Pairs in a page: few, so that pages end in many places.
+/// The number of pairs in a page: small, so that pages end in many places.
 pub(super) const PAGE: usize = 3;
 
 impl OrderedIndex for LockedTree {
@@ -57,7 +57,7 @@ impl OrderedIndex for LockedTree {
                 let mut rest = map.range::<[u8], _>((from, Bound::Unbounded));
                 rest.by_ref().take(PAGE).for_each(|(key, &word)| page.pairs.push(key, word));
                 if let Some((next, _)) = rest.next() {
-                    page.go_on_at(next);
+                    page.continue_at(next);
                 }
             }
             Direction::Descending => {
@@ -66,7 +66,7 @@ impl OrderedIndex for LockedTree {
                 pairs.reverse();
                 pairs.iter().for_each(|(key, word)| page.pairs.push(key, **word));
                 if rest.next().is_some() {
-                    page.go_on_at(pairs[0].0);
+                    page.continue_at(pairs[0].0);
                 }
             }
         }
@@ -86,7 +86,7 @@ impl OrderedIndex for LockedTree {
     }
 }
 
-/// Makes [`LockedTree`]s.
+/// Creates [`LockedTree`]s.
 pub struct MakeLockedTree;
 
 impl OrderedSubject for MakeLockedTree {

@@ -1,4 +1,4 @@
-//! Scans beside writers.
+//! Scans that run concurrently with writers.
 
 use std::collections::HashMap;
 use std::ops::{Bound, RangeBounds};
@@ -7,64 +7,65 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use super::OrderedSubject;
+use super::encoded::Encoding;
 use super::model::Short;
-use super::spelled::Spelling;
 use crate::ordered::{Cursor, Direction, OrderedIndex};
-use crate::testkit::concurrent::{Done, thread_seed, threads};
-use crate::testkit::crowd::Operation;
+use crate::testkit::concurrent::{WriterDone, thread_seed, threads};
+use crate::testkit::delays::Operation;
 use crate::testkit::{Config, Failure, chance};
 use evermap_pm::Result;
 use evermap_pm::sim::rng::Rng;
 
-/// Lets some threads insert and remove keys in waves, so that the index splits and merges, while others scan ranges in
-/// both directions, some of them with cursors that are left and resumed. Every key has a phase that its writer
-/// announces, so a scan knows what it must show, may show, and must not show.
+/// Lets some threads insert and remove keys in waves, so that the index splits and merges, while
+/// others scan ranges in both directions, some of them with cursors that are abandoned and resumed.
+/// The writer of a key announces the key's phase, so a scan can determine what it must, may and
+/// must not show.
 ///
 /// # Errors
-/// A scan that is out of order, misses or repeats a key, or shows one that was not there.
+/// A scan that is out of order, misses or repeats a key, or shows one that was absent.
 pub fn scans<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    for round in 0..12 * config.scale {
-        let spelling = [Spelling::Numbers, Spelling::Words][round % 2];
+    for round in 0..config.rounds(6, 12) {
+        let encoding = [Encoding::Numbers, Encoding::Words][round % 2];
         let count = [40, 300, 900][round / 2 % 3];
         let seed = config.seed_of(round);
         let fail = |what: String| Failure::new::<[u8]>("scans", "waves", seed, what);
         let index = subject.fresh().map_err(|error| fail(error.to_string()))?;
-        let ground = Ground::new(&index, spelling, count);
-        ground.fight(config, seed).map_err(fail)?;
+        let scanned = Scanned::new(&index, encoding, count);
+        scanned.run(config, seed).map_err(fail)?;
     }
     Ok(())
 }
 
-/// In which phase a key is, modulo 4. Others are between them.
+/// The phases of a key, modulo 4. The odd phases are the changes between them.
 const ABSENT: u64 = 0;
 const PRESENT: u64 = 2;
 
-/// Bits of a word below the place of its key.
+/// The number of bits of a word below the index of its key.
 const NONCE_BITS: u32 = 32;
 
-/// An index, the keys that come and go, and where they are.
-struct Ground<'i> {
+/// An index, the keys that are inserted and removed, and their phases.
+struct Scanned<'i> {
     index: &'i dyn OrderedIndex,
     keys: Vec<Vec<u8>>,
     phases: Vec<AtomicU64>,
 }
 
-impl<'i> Ground<'i> {
-    fn new(index: &'i dyn OrderedIndex, spelling: Spelling, count: u64) -> Self {
-        // Not evenly spread, so that prefixes differ in length.
-        let mut keys: Vec<_> = (0..count).map(|n| spelling.spell(n * n * n)).collect();
+impl<'i> Scanned<'i> {
+    fn new(index: &'i dyn OrderedIndex, encoding: Encoding, count: u64) -> Self {
+        // Not evenly distributed, so that prefixes differ in length.
+        let mut keys: Vec<_> = (0..count).map(|n| encoding.encode(n * n * n)).collect();
         keys.sort();
         let phases = keys.iter().map(|_| AtomicU64::new(ABSENT)).collect();
-        Ground { index, keys, phases }
+        Scanned { index, keys, phases }
     }
 
-    /// Every seventh key stays.
+    /// Returns `true` if the key is stable. Every seventh key is.
     fn stays(at: usize) -> bool {
         at.is_multiple_of(7)
     }
 
-    fn fight(&self, config: &Config, seed: u64) -> Result<(), String> {
-        let (stable, passing): (Vec<_>, Vec<_>) =
+    fn run(&self, config: &Config, seed: u64) -> Result<(), String> {
+        let (stable, transient): (Vec<_>, Vec<_>) =
             (0..self.keys.len()).partition(|&at| Self::stays(at));
         stable.iter().try_for_each(|&at| self.insert(at))?;
         let writers = config.threads.div_ceil(2);
@@ -72,9 +73,9 @@ impl<'i> Ground<'i> {
         threads(config.threads.max(2), |thread| {
             let random = &mut Rng::new(thread_seed(seed, thread));
             if thread < writers {
-                let _done = Done(&writing);
-                let own: Vec<_> = passing.iter().skip(thread).step_by(writers).copied().collect();
-                self.make_waves(own, random)
+                let _done = WriterDone(&writing);
+                let own: Vec<_> = transient.iter().skip(thread).step_by(writers).copied().collect();
+                self.write_waves(own, random)
             } else {
                 self.scan_while(&writing, random)
             }
@@ -93,14 +94,14 @@ impl<'i> Ground<'i> {
         self.phases.iter().filter(|phase| phase.load(SeqCst) % 4 == PRESENT).count() as u64
     }
 
-    /// Inserts and removes keys that no other thread changes, in waves of one order or another.
-    fn make_waves(&self, mut own: Vec<usize>, random: &mut Rng) -> Result<(), String> {
+    /// Inserts and removes keys that no other thread changes, in waves of different orders.
+    fn write_waves(&self, mut own: Vec<usize>, random: &mut Rng) -> Result<(), String> {
         const WAVES: u64 = 6;
         for wave in 0..WAVES {
-            disorder(&mut own, random);
+            reorder(&mut own, random);
             own.iter().try_for_each(|&at| self.insert(at))?;
-            disorder(&mut own, random);
-            // A part stays for the time of a wave, and in the end.
+            reorder(&mut own, random);
+            // Some keys stay until the next wave, or at the end.
             let kept = random.below(own.len() as u64 / 4 + 1) as usize;
             let gone = &own[kept..];
             gone.iter().try_for_each(|&at| self.remove(at))?;
@@ -117,7 +118,7 @@ impl<'i> Ground<'i> {
 
     fn insert(&self, at: usize) -> Result<(), String> {
         let _operation = Operation::begin();
-        // SeqCst, here and where it is loaded: the announcement is in the order of real time.
+        // SeqCst, here and in the loads: the announcements are ordered in real time.
         let phase = self.phases[at].fetch_add(1, SeqCst);
         let word = Self::word(at, phase);
         let change = self.index.insert(&self.keys[at], word);
@@ -145,10 +146,10 @@ impl<'i> Ground<'i> {
         self.index.get(&self.keys[at]).map_err(|error| format!("get: {error}"))
     }
 
-    /// Scans until nobody writes any more.
+    /// Scans until all writers have finished.
     fn scan_while(&self, writing: &AtomicUsize, random: &mut Rng) -> Result<(), String> {
         loop {
-            // Acquire: pairs with `Done`, so that the last scans see the final state.
+            // Acquire: pairs with `WriterDone`, so that the last scans see the final state.
             let last = writing.load(Acquire) == 0;
             for _ in 0..8 {
                 self.scan(random)?;
@@ -159,7 +160,7 @@ impl<'i> Ground<'i> {
         }
     }
 
-    /// One scan, and whether it can be explained.
+    /// Scans a random range once, and checks the result.
     fn scan(&self, random: &mut Rng) -> Result<(), String> {
         let direction = *random.pick(&[Direction::Ascending, Direction::Descending]);
         let edge = |random: &mut Rng| match random.below(4) {
@@ -172,7 +173,7 @@ impl<'i> Ground<'i> {
         let before: Vec<u64> = self.phases.iter().map(|phase| phase.load(SeqCst)).collect();
         let shown = self.shown(range, direction, random)?;
         let after: Vec<u64> = self.phases.iter().map(|phase| phase.load(SeqCst)).collect();
-        let tell = |at: usize, what: &str| {
+        let fail = |at: usize, what: &str| {
             let key = Short(&self.keys[at]);
             Err(format!(
                 "{direction:?} scan of {range:?}: {what} {key:?}, phases {} to {}",
@@ -190,28 +191,29 @@ impl<'i> Ground<'i> {
                 Direction::Descending => last > at,
             });
             if !on {
-                return tell(at, "out of order, or twice:");
+                return fail(at, "out of order, or twice:");
             }
             if !range.contains(&key[..]) {
-                return tell(at, "beyond the range:");
+                return fail(at, "beyond the range:");
             }
             last = Some(at);
             words.insert(at, word);
         }
         for (at, key) in self.keys.iter().enumerate() {
-            let still = before[at] == after[at];
+            let unchanged = before[at] == after[at];
             match (words.get(&at), before[at] % 4) {
-                (None, PRESENT) if still && range.contains(&key[..]) => {
-                    return tell(at, "misses");
+                (None, PRESENT) if unchanged && range.contains(&key[..]) => {
+                    return fail(at, "misses");
                 }
-                (Some(_), ABSENT) if still => return tell(at, "shows the absent"),
-                // The word tells the key and the phase in which it was inserted.
+                (Some(_), ABSENT) if unchanged => return fail(at, "shows the absent"),
+                // The word contains the key and the phase in which it was inserted.
                 (Some(&word), _) => {
                     let (place, phase) = (word >> NONCE_BITS, word & ((1 << NONCE_BITS) - 1));
-                    // What was there before the scan was inserted at most three phases before.
+                    // A pair that was present before the scan was inserted at most three phases
+                    // before.
                     let current = phase + 3 >= before[at] && phase <= after[at];
                     if place != at as u64 || !current {
-                        return tell(at, &format!("shows a wrong word ({place}, {phase}) for"));
+                        return fail(at, &format!("shows a wrong word ({place}, {phase}) for"));
                     }
                 }
                 _ => {}
@@ -220,7 +222,7 @@ impl<'i> Ground<'i> {
         Ok(())
     }
 
-    /// What a scan shows.
+    /// Returns the pairs that a scan shows.
     fn shown(
         &self,
         range: (Bound<&[u8]>, Bound<&[u8]>),
@@ -251,8 +253,8 @@ impl<'i> Ground<'i> {
     }
 }
 
-/// Brings places into one of the orders that hurt: up, down, at random.
-fn disorder(places: &mut [usize], random: &mut Rng) {
+/// Sorts indexes in ascending, descending or random order.
+fn reorder(places: &mut [usize], random: &mut Rng) {
     match random.below(4) {
         0 => places.sort_unstable(),
         1 => places.sort_unstable_by_key(|&place| std::cmp::Reverse(place)),

@@ -20,7 +20,7 @@ use crate::hash::dash::layout::{Bucket, Header, Segment, Version};
 use crate::hash::hash_prefix::HashPrefix;
 use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 use crate::testkit::hooked::{Hook, Hooked};
-use crate::testkit::{Coarse, beside_lookers};
+use crate::testkit::{Coarse, beside_readers};
 use crate::{Index, Persistent, Visitor};
 
 const CAPACITY: u64 = 512 << 10;
@@ -250,7 +250,7 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
         }
         passing.iter().copied().for_each(insert);
     };
-    beside_lookers(300, change, || {
+    beside_readers(300, change, || {
         for &key in &kept {
             assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
         }

@@ -1,4 +1,4 @@
-//! An ordered index as an index of numbers, so that what is asked of all indexes can be asked of it.
+//! An ordered index as an index of numbers, so that the kit's parts for all indexes can use it.
 
 use evermap_pm::{Domain, Guard, Result};
 
@@ -7,20 +7,20 @@ use crate::ordered::{Cursor, Direction, OrderedIndex};
 use crate::testkit::{Instance, Subject};
 use crate::{Action, Change, Index, MutateMode, Stats};
 
-/// How a number becomes a key.
+/// The encoding of numbers as keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spelling {
-    /// As 8 bytes, in the order of numbers.
+pub enum Encoding {
+    /// 8 bytes, ordered like the numbers.
     Numbers,
-    /// As words of 12 to 66 bytes, many of which begin alike.
+    /// Words of 12 to 66 bytes, many of which have common prefixes.
     Words,
 }
 
-impl Spelling {
-    /// The key of a number.
-    pub fn spell(self, number: u64) -> Vec<u8> {
+impl Encoding {
+    /// Returns the key of a number.
+    pub fn encode(self, number: u64) -> Vec<u8> {
         let mut key = Vec::new();
-        if self == Spelling::Words {
+        if self == Encoding::Words {
             let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
             key.extend(b"key/");
             key.resize(4 + (mixed % 7) as usize * 9, b'a' + (mixed / 7 % 2) as u8);
@@ -29,41 +29,41 @@ impl Spelling {
         key
     }
 
-    /// The number of a key.
+    /// Returns the number of a key.
     ///
     /// # Panics
-    /// If the key was not spelled.
+    /// If the key is shorter than 8 bytes.
     pub fn number(self, key: &[u8]) -> u64 {
-        u64::from_be_bytes(*key.last_chunk().expect("a spelled key ends in its number"))
+        u64::from_be_bytes(*key.last_chunk().expect("a encoded key ends in its number"))
     }
 }
 
-/// Makes [`Spelled`] indexes.
-pub struct MakeSpelled<'s, S> {
-    /// What makes the ordered indexes.
+/// Creates [`EncodedIndex`]es.
+pub struct MakeEncoded<'s, S> {
+    /// Creates the ordered indexes.
     pub subject: &'s S,
-    /// How keys are spelled.
-    pub spelling: Spelling,
+    /// The encoding of keys.
+    pub encoding: Encoding,
 }
 
-/// An ordered index whose keys are spelled.
-pub struct Spelled<I> {
+/// An ordered index with encoded keys.
+pub struct EncodedIndex<I> {
     index: I,
-    spelling: Spelling,
-    /// For the guards that are asked for and not needed.
+    encoding: Encoding,
+    /// The domain of the guards, which the index does not need.
     domain: Domain,
 }
 
-impl<S: OrderedSubject> Subject<u64> for MakeSpelled<'_, S> {
-    type Instance = Spelled<S::Index>;
+impl<S: OrderedSubject> Subject<u64> for MakeEncoded<'_, S> {
+    type Instance = EncodedIndex<S::Index>;
 
     fn fresh(&self) -> Result<Self::Instance> {
         let domain = Domain::new(Box::new(|_| ()));
-        Ok(Spelled { index: self.subject.fresh()?, spelling: self.spelling, domain })
+        Ok(EncodedIndex { index: self.subject.fresh()?, encoding: self.encoding, domain })
     }
 }
 
-impl<I: OrderedIndex> Instance<u64> for Spelled<I> {
+impl<I: OrderedIndex> Instance<u64> for EncodedIndex<I> {
     fn index(&self) -> &dyn Index<u64> {
         self
     }
@@ -77,9 +77,9 @@ impl<I: OrderedIndex> Instance<u64> for Spelled<I> {
     }
 }
 
-impl<I: OrderedIndex> Index<u64> for Spelled<I> {
+impl<I: OrderedIndex> Index<u64> for EncodedIndex<I> {
     fn get(&self, key: u64, _guard: &Guard<'_>) -> Result<Option<u64>> {
-        self.index.get(&self.spelling.spell(key))
+        self.index.get(&self.encoding.encode(key))
     }
 
     fn mutate(
@@ -89,19 +89,19 @@ impl<I: OrderedIndex> Index<u64> for Spelled<I> {
         _guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.index.mutate(&self.spelling.spell(key), mode, decide)
+        self.index.mutate(&self.encoding.encode(key), mode, decide)
     }
 
     fn insert(&self, key: u64, word: u64, _guard: &Guard<'_>) -> Result<Change> {
-        self.index.insert(&self.spelling.spell(key), word)
+        self.index.insert(&self.encoding.encode(key), word)
     }
 
     fn update(&self, key: u64, word: u64, _guard: &Guard<'_>) -> Result<Change> {
-        self.index.update(&self.spelling.spell(key), word)
+        self.index.update(&self.encoding.encode(key), word)
     }
 
     fn upsert(&self, key: u64, word: u64, _guard: &Guard<'_>) -> Result<Change> {
-        self.index.upsert(&self.spelling.spell(key), word)
+        self.index.upsert(&self.encoding.encode(key), word)
     }
 
     fn compare_exchange(
@@ -111,21 +111,21 @@ impl<I: OrderedIndex> Index<u64> for Spelled<I> {
         new: u64,
         _guard: &Guard<'_>,
     ) -> Result<Change> {
-        self.index.compare_exchange(&self.spelling.spell(key), expected, new)
+        self.index.compare_exchange(&self.encoding.encode(key), expected, new)
     }
 
     fn remove(&self, key: u64, _guard: &Guard<'_>) -> Result<Change> {
-        self.index.remove(&self.spelling.spell(key))
+        self.index.remove(&self.encoding.encode(key))
     }
 
     fn remove_if(&self, key: u64, expected: u64, _guard: &Guard<'_>) -> Result<Change> {
-        self.index.remove_if(&self.spelling.spell(key), expected)
+        self.index.remove_if(&self.encoding.encode(key), expected)
     }
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         let mut cursor = Cursor::new(&self.index, .., Direction::Ascending);
         while let Some((key, word)) = cursor.next()? {
-            if !each(self.spelling.number(key), word) {
+            if !each(self.encoding.number(key), word) {
                 break;
             }
         }

@@ -1,5 +1,5 @@
-//! Pairs in no order, dealt out to parts as they come: ranges of keys with so few pairs that a part can be sorted in the
-//! cache.
+//! Partitioning of unsorted pairs as they arrive, into ranges of keys that are small enough to be
+//! sorted in the cache.
 
 use std::ops::Range;
 
@@ -10,13 +10,17 @@ use crate::ordered::bplus::key::Probe;
 use crate::ordered::bplus::node::shared;
 use crate::record::KEY_MAX;
 
-/// Pairs of a part, about: with all that sorting them takes they are half a megabyte, if keys are short.
-const PART: usize = 1 << 13;
-/// Most parts: so many ends of pieces can be written in turn before they drive each other out of the cache.
+/// The approximate number of pairs in a part. With short keys, they take half a megabyte including
+/// what sorting needs.
+const PAIRS_PER_PART: usize = 1 << 13;
+/// The largest number of parts. The ends of this many buffers can be written alternately before
+/// they evict each other from the cache.
 const PARTS_MAX: usize = 1 << 10;
-/// Samples for each part.
-const SAMPLES: usize = 32;
+/// The number of samples for each part.
+const SAMPLES_PER_PART: usize = 32;
 
+/// Checks that a key is not too long.
+///
 /// # Errors
 /// `KeyTooLong`.
 pub(super) fn check_length(key: &[u8]) -> Result<()> {
@@ -26,44 +30,45 @@ pub(super) fn check_length(key: &[u8]) -> Result<()> {
     }
 }
 
-/// At which keys the parts of a load begin.
+/// The keys at which the parts of a load begin.
 ///
 /// ```
 /// use evermap_index::BPlus;
-/// use evermap_index::ordered::{OrderedIndex, Run, bplus::{Config, Division}};
+/// use evermap_index::ordered::{OrderedIndex, Run, bplus::{Config, Partitioner}};
 ///
 /// let mut sample = Run::new();
 /// sample.push(b"mouse", 1);
-/// let division = Division::by_sample(&sample, 2);
-/// let mut hand = division.hand(2);
-/// hand.push(b"rat", 2)?;
-/// hand.push(b"cat", 3)?;
-/// let tree: BPlus = BPlus::load_dealt(Config::default(), &division, vec![hand], 1)?;
+/// let partitioner = Partitioner::from_sample(&sample, 2);
+/// let mut buffers = partitioner.buffers(2);
+/// buffers.push(b"rat", 2)?;
+/// buffers.push(b"cat", 3)?;
+/// let tree: BPlus = BPlus::load_partitioned(Config::default(), &partitioner, vec![buffers], 1)?;
 /// assert_eq!(tree.get(b"rat")?, Some(2));
 /// # Ok::<(), evermap_pm::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Division {
-    /// Ascending; the first is the empty key.
+pub struct Partitioner {
+    /// The keys in ascending order. The first is the empty key.
     starts: Vec<Vec<u8>>,
-    /// What all others begin with.
+    /// The bytes that all other keys begin with.
     prefix: Vec<u8>,
-    /// Their 8 bytes behind that, as numbers: they decide most comparisons.
+    /// The 8 bytes of each of those keys after the prefix, as numbers. They decide most
+    /// comparisons.
     heads: Vec<u64>,
 }
 
-impl Division {
-    /// Divides about so many pairs, whose keys are distributed as those of the sample are. Where they are not, or where
-    /// there are more, a part will be long to sort.
-    pub fn by_sample(sample: &Run, pairs: usize) -> Self {
+impl Partitioner {
+    /// Creates a partition of about `pairs` pairs whose keys are distributed like those of the
+    /// sample. If they are not, or if there are more pairs, some parts take longer to sort.
+    pub fn from_sample(sample: &Run, pairs: usize) -> Self {
         Self::new(&[(sample, 0..sample.len())], pairs)
     }
 
-    /// Divides so many pairs by samples from places of runs.
+    /// Creates a partition of `pairs` pairs, by samples from the given ranges of runs.
     pub(super) fn new(places: &[(&Run, Range<usize>)], pairs: usize) -> Self {
-        let parts = (pairs / PART).clamp(1, PARTS_MAX);
+        let parts = (pairs / PAIRS_PER_PART).clamp(1, PARTS_MAX);
         let total: usize = places.iter().map(|(_, places)| places.len()).sum();
-        let apart = (total / (parts * SAMPLES)).max(1);
+        let apart = (total / (parts * SAMPLES_PER_PART)).max(1);
         let mut samples: Vec<&[u8]> = Vec::new();
         for (run, places) in places {
             samples.extend(sample(run, places.clone(), apart));
@@ -78,28 +83,32 @@ impl Division {
         let prefix = starts[1..].iter().map(|start| shared(first, start)).min().unwrap_or(0);
         let heads = starts[1..].iter().map(|start| Probe::new(start).head(prefix)).collect();
         let prefix = first[..prefix].to_vec();
-        Division { starts: starts.into_iter().map(<[u8]>::to_vec).collect(), prefix, heads }
+        Partitioner { starts: starts.into_iter().map(<[u8]>::to_vec).collect(), prefix, heads }
     }
 
-    /// The keys at which parts begin, of which the first is the empty one.
+    /// Returns the keys at which the parts begin. The first is the empty key.
     pub(super) fn starts(&self) -> &[Vec<u8>] {
         &self.starts
     }
 
-    /// An empty hand for about so many pairs. If there are more, or keys are longer than 16 bytes, it grows.
-    pub fn hand(&self, pairs: usize) -> Hand<'_> {
+    /// Creates empty buffers for about `pairs` pairs. They grow if there are more pairs, or if keys
+    /// are longer than 16 bytes.
+    pub fn buffers(&self, pairs: usize) -> PartitionBuffers<'_> {
         let parts = self.starts.len();
-        // Parts differ in size; and a number that is far too high must not take memory for it.
-        let room = (pairs / parts).min(PART) * 5 / 4 * (HEADER + 16);
-        let piece = || Piece { bytes: Vec::with_capacity(room) };
-        Hand { division: self, pieces: std::iter::repeat_with(piece).take(parts).collect() }
+        // Parts differ in size, and a number that is far too high must not reserve memory for it.
+        let bytes = (pairs / parts).min(PAIRS_PER_PART) * 5 / 4 * (HEADER + 16);
+        let buffer = || PairBuffer { bytes: Vec::with_capacity(bytes) };
+        PartitionBuffers {
+            partitioner: self,
+            parts: std::iter::repeat_with(buffer).take(parts).collect(),
+        }
     }
 
-    /// The part that a key belongs to.
+    /// Returns the part that a key belongs to.
     #[inline]
     fn part_of(&self, key: &[u8]) -> usize {
-        // An empty vector has an address where nothing is. A processor that compares no bytes there, by loads that a mask
-        // forbids, takes 100 ns to find that this is no fault.
+        // The pointer of an empty vector dangles. Some processors take 100 ns for a comparison of
+        // no bytes there: a load with an empty mask looks like a fault at first.
         if !self.prefix.is_empty() && !key.starts_with(&self.prefix) {
             return if key < &self.prefix[..] { 0 } else { self.heads.len() };
         }
@@ -114,50 +123,51 @@ impl Division {
     }
 }
 
-/// Some keys, `apart` pairs from each other on average, and not always at the same distance: what was written in turns
-/// would be met at the same turn each time.
+/// Returns keys that are `apart` pairs from each other on average. The distances vary, because a
+/// fixed distance could fall in step with a pattern in the order of the pairs.
 fn sample(run: &Run, places: Range<usize>, apart: usize) -> impl Iterator<Item = &[u8]> {
     let within = move |at: usize| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % apart;
     let sampled = places.clone().step_by(apart).map(move |at| at + within(at));
     sampled.filter(move |&place| place < places.end).map(|place| run.key(place))
 }
 
-/// What one thread has dealt out to the parts of a [division](Division).
+/// The pairs that one thread has assigned to the parts of a [`Partitioner`].
 #[derive(Debug)]
-pub struct Hand<'d> {
-    division: &'d Division,
-    pub(super) pieces: Vec<Piece>,
+pub struct PartitionBuffers<'d> {
+    partitioner: &'d Partitioner,
+    pub(super) parts: Vec<PairBuffer>,
 }
 
-impl Hand<'_> {
-    /// Deals a pair out. O(log parts).
+impl PartitionBuffers<'_> {
+    /// Adds a pair to the buffer of its part. O(log parts).
     ///
     /// # Errors
     /// `KeyTooLong`.
     #[inline]
     pub fn push(&mut self, key: &[u8], word: u64) -> Result<()> {
         check_length(key)?;
-        self.pieces[self.division.part_of(key)].push(key, word);
+        self.parts[self.partitioner.part_of(key)].push(key, word);
         Ok(())
     }
 
-    /// Whether it was dealt out among these parts.
-    pub(super) fn is_of(&self, division: &Division) -> bool {
-        std::ptr::eq(self.division, division)
+    /// Returns `true` if these buffers belong to `partitioner`.
+    pub(super) fn is_of(&self, partitioner: &Partitioner) -> bool {
+        std::ptr::eq(self.partitioner, partitioner)
     }
 }
 
-/// Bytes before a key: its word and its length.
+/// Bytes before a key: the word and the length of the key.
 const HEADER: usize = 12;
 
-/// Pairs of one part, in one stream of bytes: whoever deals out writes a single line, mostly.
+/// The pairs of one part, in one stream of bytes, so that adding a pair mostly writes a single
+/// cache line.
 #[derive(Debug, Default)]
-pub(super) struct Piece {
-    /// For each pair: the word, 8 bytes; the length of the key, 4; the key.
+pub(super) struct PairBuffer {
+    /// For each pair: the word, 8 bytes; the length of the key, 4 bytes; the key.
     bytes: Vec<u8>,
 }
 
-impl Piece {
+impl PairBuffer {
     #[inline]
     fn push(&mut self, key: &[u8], word: u64) {
         let mut header = [0; HEADER];
@@ -168,7 +178,7 @@ impl Piece {
         self.bytes.extend_from_slice(key);
     }
 
-    /// The pair that begins at a byte.
+    /// Returns the pair that begins at byte `start`.
     #[inline]
     pub(super) fn pair(&self, start: usize) -> (&[u8], u64) {
         let (header, rest) =
@@ -178,7 +188,7 @@ impl Piece {
         (&rest[..length as usize], u64::from_le_bytes(*word))
     }
 
-    /// Where pairs begin.
+    /// Returns the bytes at which pairs begin.
     pub(super) fn starts(&self) -> impl Iterator<Item = usize> {
         let mut next = 0;
         std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! States that crashes leave now and then, made by hand: what the tests of several indexes need for that.
+//! States that crashes seldom leave, constructed: helpers for the tests of several indexes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,32 +15,32 @@ pub(crate) trait Number: for<'a> Key<Ref<'a> = u64> {}
 
 impl<K: for<'a> Key<Ref<'a> = u64>> Number for K {}
 
-/// An empty index, in memory of so many bytes that does not record yet.
+/// Creates an empty index in a medium of `capacity` bytes that does not record yet.
 pub(crate) fn created<I: Persistent<Sim>>(
     capacity: u64,
     config: I::Config,
 ) -> (Sim, Arc<Pool<Sim>>, I) {
     let sim = Sim::new(capacity).unwrap();
     sim.pause();
-    let shape = RegionConfig { extent_size: 4096, capacity, seed: Some(1) };
-    let pool = Pool::create(sim.clone(), &shape, Identity::default()).unwrap();
+    let region = RegionConfig { extent_size: 4096, capacity, seed: Some(1) };
+    let pool = Pool::create(sim.clone(), &region, Identity::default()).unwrap();
     let index = I::create(pool.clone(), pool.root(0), config).unwrap();
     (sim, pool, index)
 }
 
-/// What is there after the process has died.
+/// Opens the index as the next process does after this one has died.
 pub(crate) fn reopened<I: Persistent<Sim>>(sim: &Sim) -> (Arc<Pool<Sim>>, I) {
     let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
     let index = I::open(pool.clone(), pool.root(0)).unwrap();
     (pool, index)
 }
 
-/// The word at an offset in an image.
+/// Returns the word at an offset in an image.
 pub(crate) fn word_in(image: &Image<'_>, at: u64) -> u64 {
     u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap())
 }
 
-/// Records `work`, as an operation.
+/// Records `work` as an operation.
 pub(crate) fn record(sim: &Sim, work: impl FnOnce()) {
     sim.checkpoint();
     as_operation(sim, work);
@@ -52,7 +52,7 @@ fn as_operation(sim: &Sim, work: impl FnOnce()) {
     sim.note(Note::End(0));
 }
 
-/// The process dies, and the next one looks a key up, which is recorded.
+/// Lets the process die, and the next one look up a key, which is recorded.
 pub(crate) fn look_up_after_death<K: Number, I: Index<K> + Persistent<Sim>>(
     sim: &Sim,
     open: (Arc<Pool<Sim>>, I),
@@ -65,8 +65,9 @@ pub(crate) fn look_up_after_death<K: Number, I: Index<K> + Persistent<Sim>>(
     found
 }
 
-/// A process dies that has stored the words at these offsets, with nothing of that durable. Once another has answered
-/// that a key is there, they are.
+/// Checks that words are durable once a key is served: a process has died that has stored the words
+/// at these offsets, none of them durable. When the next process has returned the key, all of them
+/// must be.
 pub(crate) fn is_durable_once_served<K: Number, I: Index<K> + Persistent<Sim>>(
     sim: &Sim,
     open: (Arc<Pool<Sim>>, I),
@@ -86,7 +87,8 @@ pub(crate) fn is_durable_once_served<K: Number, I: Index<K> + Persistent<Sim>>(
     });
 }
 
-/// Calls `check` with every image that a crash can leave; once the recorded work is done, or at any time.
+/// Calls `check` with every image that a crash can leave: after the recorded work if `done` is set,
+/// or at any time.
 pub(crate) fn for_each_image(sim: &Sim, done: bool, check: impl Fn(&Image<'_>)) {
     let mut images = 0;
     sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
@@ -99,7 +101,8 @@ pub(crate) fn for_each_image(sim: &Sim, done: bool, check: impl Fn(&Image<'_>)) 
     assert!(images > 0);
 }
 
-/// Whatever a crash loses after the recorded work, these words are as they are now, in the bits of `mask`.
+/// Checks that these words keep their current values in the bits of `mask`, whatever a crash after
+/// the recorded work loses.
 pub(crate) fn are_kept<'w>(sim: &Sim, words: impl IntoIterator<Item = &'w PmU64>, mask: u64) {
     let now: Vec<(u64, u64)> =
         words.into_iter().map(|word| (sim.offset_of(word), sim.load(word))).collect();
@@ -108,6 +111,7 @@ pub(crate) fn are_kept<'w>(sim: &Sim, words: impl IntoIterator<Item = &'w PmU64>
     });
 }
 
+/// Checks that a word keeps its current value, whatever a crash after the recorded work loses.
 pub(crate) fn is_kept(sim: &Sim, word: &PmU64) {
     are_kept(sim, [word], !0);
 }
