@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use evermap::{Evermap, IndexKind, Options, Summary};
 use evermap_server::server::{ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX};
-use evermap_server::{Config, Port, Server};
+use evermap_server::{BoundPort, Config, Server};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
@@ -92,7 +92,8 @@ impl Arguments {
         let took = began.elapsed();
         let file = path.as_deref().and_then(ServedFile::opened);
         let port = port.map_or_else(|| take_port_of_predecessor(self.listen), Ok)?;
-        let server = Server::start_on(port, Arc::new(map.clone()), config).map_err(port_failed)?;
+        let server =
+            Server::start_on_port(port, Arc::new(map.clone()), config).map_err(port_failed)?;
         // Nobody may be listening, and the server goes on without.
         let _ = writeln!(io::stdout(), "{}", ready(&map.summary(), server.local_addr(), took));
         std::thread::scope(|scope| {
@@ -189,12 +190,12 @@ const PORT_PAUSE: Duration = Duration::from_millis(2);
 ///
 /// Returns nothing if the port is in use and the store is too: both may belong to a server that is
 /// dying, for which opening the store waits.
-fn take_port(address: SocketAddr, path: Option<&Path>) -> Result<Option<Port>, Failure> {
+fn take_port(address: SocketAddr, path: Option<&Path>) -> Result<Option<BoundPort>, Failure> {
     // A process that dies lets go of its file a moment before it lets go of its port.
     const MOMENT: Duration = Duration::from_millis(500);
     let began = Instant::now();
     loop {
-        match Port::take(address) {
+        match BoundPort::bind(address) {
             Ok(port) => return Ok(Some(port)),
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                 return Err(port_failed(error));
@@ -207,11 +208,11 @@ fn take_port(address: SocketAddr, path: Option<&Path>) -> Result<Option<Port>, F
 }
 
 /// Takes the port of a server that is gone or going: the store was opened after it.
-fn take_port_of_predecessor(address: SocketAddr) -> Result<Port, Failure> {
+fn take_port_of_predecessor(address: SocketAddr) -> Result<BoundPort, Failure> {
     const WAIT: Duration = Duration::from_secs(5);
     let began = Instant::now();
     loop {
-        match Port::take(address) {
+        match BoundPort::bind(address) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < WAIT => {
                 std::thread::sleep(PORT_PAUSE);
             }
@@ -285,7 +286,7 @@ fn raise_descriptor_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < needed) {
         let current = limit.maximum.map_or(needed, |maximum| maximum.min(needed));
-        // Refused, the server pauses accepting while there are none, as it says in `stats`.
+        // Rejected, the server accept_pauses accepting while there are none, as it says in `stats`.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
     }
 }

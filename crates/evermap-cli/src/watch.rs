@@ -16,7 +16,7 @@ const IN_PLACE: &str = "evermap_file_in_place";
 /// Watches until `stop` is closed.
 pub(crate) fn watch(server: &Server, mut file: Option<ServedFile>, stop: &Receiver<()>) {
     if file.is_some() {
-        server.note(IN_PLACE, 1);
+        server.set_stat(IN_PLACE, 1);
     }
     let mut memory = SpareMemory::default();
     while stop.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
@@ -67,7 +67,7 @@ impl ServedFile {
         }
         if self.in_place != lost.is_none() {
             self.in_place = lost.is_none();
-            server.note(IN_PLACE, u8::from(self.in_place));
+            server.set_stat(IN_PLACE, u8::from(self.in_place));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The store as a cache.
+//! The implementation of [`Cache`] for the store.
 //!
-//! Every operation of [`Cache`] is one operation of the store, so each is atomic and durable as that one is.
-//! Nothing is evicted: a full store refuses what would not fit.
+//! Every method is one operation of the store, and as atomic and durable as that operation. Nothing
+//! is evicted: a full store rejects items that do not fit.
 
 use std::fmt::Display;
 
@@ -9,33 +9,37 @@ use evermap::{Edit, Error, Evermap, Meta, Outcome};
 use evermap_pm::ErrorKind;
 
 use crate::cache::{
-    Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome, apply_delta,
+    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome, apply_delta,
 };
 
 impl Cache for Evermap {
     fn get_many(
         &self,
         keys: &[&[u8]],
-        hit: &mut dyn FnMut(usize, Item<'_>) -> bool,
+        hit: &mut dyn FnMut(usize, Item<'_>) -> Hit,
     ) -> Result<(), CacheError> {
-        let mut failed = None;
-        (**self).get_many(keys, |i, found| match found {
-            Ok(item) => show(&item, |item| hit(i, item)),
-            Err(error) => {
-                failed = Some(error);
-                false
+        let mut result = Ok(());
+        (**self).get_many(keys, |i, found| {
+            let found = found.map_err(CacheError::from);
+            match found.and_then(|item| with_item(&item, |item| hit(i, item))) {
+                Ok(next) => next.is_continue(),
+                Err(error) => {
+                    result = Err(error);
+                    false
+                }
             }
         })?;
-        failed.map_or(Ok(()), |error| Err(error.into()))
+        result
     }
 
     fn get_and_touch(
         &self,
         key: &[u8],
         expiry: u32,
-        hit: &mut dyn FnMut(Item<'_>),
+        hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError> {
-        Ok((**self).get_and_touch(key, expiry, |item| show(&item, hit))?.is_some())
+        let hit = (**self).get_and_touch(key, expiry, |item| with_item(&item, hit))?;
+        Ok(hit.transpose()?.is_some())
     }
 
     fn store(
@@ -70,7 +74,8 @@ impl Cache for Evermap {
     ) -> Result<StoreOutcome, CacheError> {
         let mut too_large = false;
         let outcome = self.modify(key, |item| {
-            // Asked again where another thread was faster, so the answer of before means nothing.
+            // The closure is called again if another thread changes the item in between. Only the
+            // last call counts.
             too_large = false;
             let Some(item) = item else { return Edit::Keep };
             if item.value.len() + data.len() > value_max {
@@ -90,25 +95,25 @@ impl Cache for Evermap {
     }
 
     fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError> {
-        let mut answer = Arithmetic::NotFound;
+        let mut result = Arithmetic::NotFound;
         let _ = self.modify(key, |item| {
             let Some(item) = item else {
-                answer = Arithmetic::NotFound;
+                result = Arithmetic::NotFound;
                 return Edit::Keep;
             };
             let mut value = Vec::new();
             match apply_delta(item.value, delta, up, &mut value) {
                 Some(number) => {
-                    answer = Arithmetic::Value(number);
+                    result = Arithmetic::Value(number);
                     Edit::Value(value)
                 }
                 None => {
-                    answer = Arithmetic::NonNumeric;
+                    result = Arithmetic::NonNumeric;
                     Edit::Keep
                 }
             }
         })?;
-        Ok(answer)
+        Ok(result)
     }
 
     fn delete(&self, key: &[u8]) -> Result<bool, CacheError> {
@@ -123,7 +128,7 @@ impl Cache for Evermap {
         Ok((**self).flush_all(at)?)
     }
 
-    /// Under memcached's names where it has them; `limit_maxbytes` is 0 where there is no limit.
+    /// The names are memcached's where it has them. `limit_maxbytes` is 0 if there is no limit.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         let summary = self.summary();
         each("curr_items", &summary.records.value);
@@ -147,9 +152,9 @@ impl Cache for Evermap {
     }
 }
 
-/// Shows a record of the store as an item of the cache.
-fn show<R>(item: &evermap::Item<'_>, show: impl FnOnce(Item<'_>) -> R) -> R {
-    show(Item { flags: item.flags, cas: item.cas, value: &item.value })
+/// Calls `f` with a record of the store as an item of the cache.
+fn with_item<R>(item: &evermap::Item<'_>, f: impl FnOnce(Item<'_>) -> R) -> R {
+    f(Item { flags: item.flags, cas: item.cas, value: &item.value })
 }
 
 impl From<Error> for CacheError {

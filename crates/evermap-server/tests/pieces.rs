@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Talk;
+use common::TestSession;
 use evermap_server::stats::Count;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -109,17 +109,17 @@ proptest! {
 
     #[test]
     fn pieces_do_not_show(bytes in conversation(), cuts in vec(any::<prop::sample::Index>(), 0..20)) {
-        let mut whole = Talk::new(1000, usize::MAX / 2);
+        let mut whole = TestSession::new(1000, usize::MAX / 2);
         let expected = whole.send(&bytes);
 
-        let mut bytewise = Talk::new(1000, 100);
+        let mut bytewise = TestSession::new(1000, 100);
         prop_assert_eq!(&bytewise.send_in_pieces(&bytes, 1), &expected);
         prop_assert_eq!(bytewise.is_closed(), whole.is_closed());
 
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.extend([0, bytes.len()]);
         cuts.sort_unstable();
-        let mut cut = Talk::new(1000, 1);
+        let mut cut = TestSession::new(1000, 1);
         let replies: Vec<u8> =
             cuts.windows(2).flat_map(|cuts| cut.send(&bytes[cuts[0]..cuts[1]])).collect();
         prop_assert_eq!(&replies, &expected);
@@ -138,7 +138,7 @@ proptest! {
     ) {
         let block = [&before[..], b"\r\nflush_all\r\nset canary 0 0 1\r\ny\r\ndelete canary\r\n"].concat();
         let line = line.replace("LEN", &block.len().to_string());
-        let mut talk = Talk::new(1000, 1 << 16);
+        let mut talk = TestSession::new(1000, 1 << 16);
         talk.send(b"set canary 0 0 1\r\nx\r\n");
         let sent = [line.as_bytes(), end.as_bytes(), &block, b"\r\n"].concat();
         talk.send_in_pieces(&sent, piece);

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use common::hooked::Hooked;
+use common::hooked_cache::HookedCache;
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{Config, ModelCache, Server};
 
@@ -302,9 +302,11 @@ fn bomb(keys: &[&[u8]]) {
 #[test]
 fn a_panic_takes_only_the_clients_of_its_worker() {
     let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
-    let server =
-        Server::start(Arc::new(Hooked { cache: ModelCache::new(0), before_get: bomb }), config)
-            .unwrap();
+    let server = Server::start(
+        Arc::new(HookedCache { cache: ModelCache::new(0), before_get: bomb }),
+        config,
+    )
+    .unwrap();
     // Clients are dealt in turn: the first and the third have the same worker.
     let mut clients: Vec<_> = (0..4).map(|_| connect(&server)).collect();
     for client in &mut clients {

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::{NOW, Talk};
+use common::{NOW, TestSession};
 use evermap::{Clock, Evermap, Options};
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{CacheError, Config, ModelCache, Server};
@@ -127,7 +127,7 @@ impl<F: FnMut(&[u8]) -> Vec<u8>> Client<F> {
     }
 }
 
-fn ask<C: Cache>(talk: &mut Talk<C>, request: &[u8]) -> Vec<u8> {
+fn ask<C: Cache>(talk: &mut TestSession<C>, request: &[u8]) -> Vec<u8> {
     let reply = talk.send(request);
     assert!(!talk.is_closed());
     reply
@@ -140,8 +140,8 @@ proptest! {
     fn the_store_replies_as_the_model_does(steps in vec(step(), 1..120)) {
         let clock = Clock::manual(NOW);
         let map = Evermap::open("", Options::volatile().capacity(4 << 30).clock(clock.clone())).unwrap();
-        let model = std::cell::RefCell::new(Talk::new(ITEM_SIZE_MAX, 2000));
-        let store = std::cell::RefCell::new(Talk::with(map, ITEM_SIZE_MAX, 2000));
+        let model = std::cell::RefCell::new(TestSession::new(ITEM_SIZE_MAX, 2000));
+        let store = std::cell::RefCell::new(TestSession::with(map, ITEM_SIZE_MAX, 2000));
         let mut at_model = Client::new(|request| ask(&mut model.borrow_mut(), request));
         let mut at_store = Client::new(|request| ask(&mut store.borrow_mut(), request));
         for step in &steps {
@@ -216,7 +216,7 @@ fn the_store_replies_as_the_model_does_over_sockets() {
 #[test]
 fn a_full_store_says_so_and_drops_what_was_to_be_replaced() {
     let map = Evermap::open("", Options::volatile().capacity(4 << 30).max_bytes(100_000)).unwrap();
-    let mut talk = Talk::with(map, 1 << 20, 1 << 20);
+    let mut talk = TestSession::with(map, 1 << 20, 1 << 20);
     let set = |key: &str, len: usize| {
         [format!("set {key} 0 0 {len}\r\n").as_bytes(), &vec![b'x'; len], b"\r\n"].concat()
     };
@@ -261,7 +261,7 @@ fn changes_of_one_item_by_many_clients_are_atomic() {
         for client in 0..CLIENTS {
             let map = &map;
             scope.spawn(move || {
-                let mut talk = Talk::with(map.clone(), 1 << 20, 1 << 20);
+                let mut talk = TestSession::with(map.clone(), 1 << 20, 1 << 20);
                 for _ in 0..ROUNDS {
                     let reply = ask(&mut talk, b"incr number 1\r\n");
                     assert!(reply[0].is_ascii_digit(), "{}", reply.escape_ascii());

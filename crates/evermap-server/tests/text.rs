@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{NOW, Talk};
+use common::{NOW, TestSession};
 use evermap_server::CacheError;
-use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Share};
+use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Reservation};
 use evermap_server::stats::Count;
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
@@ -20,7 +20,7 @@ fn lines(text: &str) -> Vec<u8> {
 /// What a fresh server replies to some lines, with `$F` and `$D` for complaints about the format.
 #[track_caller]
 fn check(request: &str, reply: &str) {
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     let (request, reply) =
         (lines(request), lines(&reply.replace("$F", BAD_FORMAT).replace("$D", BAD_DELETE)));
     let replied = talk.send(&request);
@@ -33,7 +33,7 @@ fn check(request: &str, reply: &str) {
 /// What a line that says `request` makes a fresh server do: say nothing and close.
 #[track_caller]
 fn check_closes(request: &str) {
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     assert_eq!(talk.send(&lines(request)), b"", "{request}");
     assert!(talk.is_closed(), "{request}");
     assert_eq!(talk.held_bytes(), 0);
@@ -309,7 +309,7 @@ fn the_data_of_a_refused_command_is_not_run() {
         "append a",
         "prepend a 0 0 -9 noreply",
     ] {
-        let mut talk = Talk::default();
+        let mut talk = TestSession::default();
         talk.send(b"set b 0 0 1\r\nx\r\n");
         assert_eq!(
             talk.send(&lines(&format!("{line}|flush_all|get b"))),
@@ -321,7 +321,7 @@ fn the_data_of_a_refused_command_is_not_run() {
         assert_eq!(talk.counters.get(Count::CmdFlush), 0, "{line}");
     }
     for line in ["ms", "ms a", "ms a S9", "ms a -1"] {
-        let mut talk = Talk::default();
+        let mut talk = TestSession::default();
         assert_eq!(talk.send(&lines(&format!("{line}|flush_all"))), lines("ERROR"), "{line}");
         assert!(talk.is_closed() && talk.counters.get(Count::CmdFlush) == 0, "{line}");
     }
@@ -330,7 +330,7 @@ fn the_data_of_a_refused_command_is_not_run() {
 /// A client that speaks the binary protocol learns at once that this server does not.
 #[test]
 fn packets_of_the_binary_protocol_are_not_read_as_lines() {
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     assert_eq!(talk.send(b"get a\r\n"), lines("END"));
     assert_eq!(talk.send(b"\x80\x01\0\x01\x08\0\0\0\nflush_all\r\n"), b"");
     assert!(talk.is_closed());
@@ -339,7 +339,7 @@ fn packets_of_the_binary_protocol_are_not_read_as_lines() {
 
 #[test]
 fn line_feeds_alone_end_lines_but_not_data() {
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     assert_eq!(
         talk.send(b"set a 0 0 1\nx\r\nget a\nfoo\n\n"),
         lines("STORED|VALUE a 0 1|x|END|ERROR|ERROR")
@@ -378,7 +378,7 @@ fn exptimes() {
         ("9223372036854775807", Some(u32::MAX - NOW)),
     ] {
         for storing in ["set a 0 E 1|x", "set a 0 0 1|x|touch a E", "set a 0 0 1|x|gat E a"] {
-            let mut talk = Talk::default();
+            let mut talk = TestSession::default();
             talk.send(&lines(&storing.replace('E', exptime)));
             let mut alive = |now| {
                 talk.cache.set_now(now);
@@ -398,7 +398,7 @@ fn exptimes() {
 
 #[test]
 fn a_delayed_flush_spares_what_comes_later() {
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     talk.send(b"set a 0 0 1\r\nx\r\nflush_all 10\r\n");
     talk.cache.set_now(NOW + 9);
     assert_eq!(talk.send(b"get a\r\n"), lines("VALUE a 0 1|x|END"));
@@ -408,7 +408,7 @@ fn a_delayed_flush_spares_what_comes_later() {
 
 #[test]
 fn a_too_large_item_is_swallowed_and_only_set_deletes_the_old_one() {
-    let mut talk = Talk::new(1024, 1 << 16);
+    let mut talk = TestSession::new(1024, 1 << 16);
     let value = "v".repeat(1024 - 50 - 1);
     let fits = format!("set a 0 0 {}|{value}", value.len());
     let too_large = format!("C a 0 0 {}|{value}v|get b", value.len() + 1);
@@ -448,7 +448,7 @@ fn failures_of_the_store_are_told() {
         ),
         (CacheError::Other("a\r\nSTORED\r\nb".into()), "a  STORED  b"),
     ] {
-        let mut talk = Talk::default();
+        let mut talk = TestSession::default();
         talk.cache.fail_with(Some(error));
         let reply = [&*format!("SERVER_ERROR {text}"); 8].join("|");
         assert_eq!(talk.send(&lines(all)), lines(&reply));
@@ -460,7 +460,7 @@ fn failures_of_the_store_are_told() {
 
 #[test]
 fn out_of_memory_deletes_what_was_to_be_replaced() {
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     talk.cache.limit_bytes(100);
     talk.send(b"set a 0 0 1\r\nx\r\nset b 0 0 1\r\nx\r\n");
     let large = "v".repeat(200);
@@ -474,7 +474,7 @@ fn out_of_memory_deletes_what_was_to_be_replaced() {
 #[test]
 fn a_failing_lookup_voids_the_rest_of_its_line_only() {
     // 100 keys: the first batch fails in the middle of the line.
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     talk.cache.fail_with(Some(CacheError::ReadOnly));
     let keys = " k".repeat(100);
     let error = "SERVER_ERROR the store is read-only";
@@ -490,7 +490,7 @@ fn a_failing_lookup_voids_the_rest_of_its_line_only() {
 fn too_long_lines_are_refused_and_key_lists_may_be_longer() {
     let too_long = lines("CLIENT_ERROR line too long");
     for piece in [usize::MAX, 1000] {
-        let mut talk = Talk::default();
+        let mut talk = TestSession::default();
         let line = [&vec![b'a'; LINE_MAX][..], b"\n"].concat();
         assert_eq!(talk.send_in_pieces(&line, piece), lines("ERROR"));
         let line = [&vec![b'a'; LINE_MAX + 1][..], b"\n"].concat();
@@ -507,14 +507,14 @@ fn too_long_lines_are_refused_and_key_lists_may_be_longer() {
                 }
             });
             line.push(b'\n');
-            let mut talk = Talk::default();
+            let mut talk = TestSession::default();
             assert_eq!(talk.send_in_pieces(&line, piece), lines("END"), "{command}");
             line.insert(command.len(), b' ');
             assert_eq!(talk.send_in_pieces(&line, piece), too_long, "{command}");
             assert!(talk.is_closed());
         }
         // Too many spaces in front of it, and it is no key list.
-        let mut talk = Talk::default();
+        let mut talk = TestSession::default();
         let line = [" ".repeat(101), "get".into(), " k".repeat(LINE_MAX), "\n".into()].concat();
         assert_eq!(talk.send_in_pieces(line.as_bytes(), piece), too_long);
     }
@@ -522,7 +522,7 @@ fn too_long_lines_are_refused_and_key_lists_may_be_longer() {
 
 #[test]
 fn consecutive_gets_share_lookups() {
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     talk.send(b"set a 0 0 1\r\nx\r\n");
     let lookups = talk.cache.lookups();
     let replies = talk.send(&b"get a\r\ngets b a\r\n".repeat(100));
@@ -536,14 +536,14 @@ fn consecutive_gets_share_lookups() {
 /// The first batch ends the first command and so fills the replies; keys of the second are still waiting.
 #[test]
 fn full_replies_do_not_lose_gathered_keys() {
-    let mut talk = Talk::new(1024, 1);
+    let mut talk = TestSession::new(1024, 1);
     let requests = format!("get a|get{}|get a", " a".repeat(100));
     assert_eq!(talk.send(&lines(&requests)), lines("END|END|END"));
 }
 
 #[test]
 fn lookups_are_counted_by_key() {
-    let mut talk = Talk::new(1024, 50);
+    let mut talk = TestSession::new(1024, 50);
     talk.send(b"set a 0 0 9\r\n123456789\r\n");
     talk.send(b"get a b a\r\nget c\r\ngat 0 a b\r\ngets a\r\ntouch a 0\r\ntouch b 0\r\n");
     assert!(talk.resumed > 0, "the limit was meant to be reached");
@@ -577,7 +577,7 @@ fn lookups_are_counted_by_key() {
 
 #[test]
 fn a_large_value_takes_memory_only_as_it_arrives() {
-    let mut talk = Talk::new(64 << 20, 1 << 16);
+    let mut talk = TestSession::new(64 << 20, 1 << 16);
     let len = 60 << 20;
     assert_eq!(talk.send(&lines(&format!("set a 0 0 {len}"))), b"");
     assert!(talk.held_bytes() < 1024);
@@ -597,9 +597,9 @@ fn unfinished_requests_keep_to_their_budget() {
     let no_memory = lines("SERVER_ERROR out of memory storing object");
     // Another client has most of the budget.
     let budget = Budget::new(LIMIT);
-    let mut other = Share::of(&budget);
-    assert!(other.grow_to(LIMIT - 100_000));
-    let mut talk = Talk::default();
+    let mut other = Reservation::of(&budget);
+    assert!(other.try_grow_to(LIMIT - 100_000));
+    let mut talk = TestSession::default();
     talk.uploads = budget.clone();
     talk.send(b"set a 0 0 3\r\nold\r\n");
 
@@ -636,7 +636,7 @@ fn unfinished_requests_keep_to_their_budget() {
 
     // Whatever ends a conversation gives everything back.
     drop(other);
-    let mut talk = Talk::default();
+    let mut talk = TestSession::default();
     talk.uploads = budget.clone();
     talk.send(b"set a 0 0 500000\r\n");
     talk.send(&[b'v'; 300_000]);
@@ -648,7 +648,7 @@ fn unfinished_requests_keep_to_their_budget() {
 /// One small request can ask for any amount of replies; what waits for room stays small.
 #[test]
 fn replies_never_exceed_the_limit_by_more_than_a_value() {
-    let mut talk = Talk::new(1 << 20, 10_000);
+    let mut talk = TestSession::new(1 << 20, 10_000);
     let value = "v".repeat(100_000);
     talk.send(&lines(&format!("set a 0 0 100000|{value}")));
     let hit = lines(&format!("VALUE a 0 100000|{value}"));

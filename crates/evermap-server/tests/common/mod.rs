@@ -1,7 +1,7 @@
 //! A client without sockets: a session over a cache, with every bound checked on the way.
 #![allow(dead_code)] // each test binary uses a part
 
-pub(crate) mod hooked;
+pub(crate) mod hooked_cache;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use evermap_server::{Cache, ModelCache};
 pub(crate) const NOW: u32 = 1_800_000_000;
 
 /// One conversation.
-pub(crate) struct Talk<C = ModelCache> {
+pub(crate) struct TestSession<C = ModelCache> {
     pub(crate) cache: C,
     /// The time, as the session sees it.
     pub(crate) now: u32,
@@ -31,23 +31,23 @@ pub(crate) struct Talk<C = ModelCache> {
     pub(crate) resumed: usize,
 }
 
-impl Default for Talk {
+impl Default for TestSession {
     fn default() -> Self {
-        Talk::new(1 << 20, 1 << 16)
+        TestSession::new(1 << 20, 1 << 16)
     }
 }
 
-impl Talk {
+impl TestSession {
     /// A conversation with these limits, bytes.
     pub(crate) fn new(item_size_max: usize, output_limit: usize) -> Self {
-        Talk::with(ModelCache::new(NOW), item_size_max, output_limit)
+        TestSession::with(ModelCache::new(NOW), item_size_max, output_limit)
     }
 }
 
-impl<C: Cache> Talk<C> {
+impl<C: Cache> TestSession<C> {
     /// A conversation about what is in `cache`.
     pub(crate) fn with(cache: C, item_size_max: usize, output_limit: usize) -> Self {
-        Talk {
+        TestSession {
             cache,
             now: NOW,
             counters: Counters::default(),
@@ -67,7 +67,7 @@ impl<C: Cache> Talk<C> {
         if self.is_closed() {
             return replies;
         }
-        let Talk { cache, counters, uploads, session, .. } = self;
+        let TestSession { cache, counters, uploads, session, .. } = self;
         let context = Context {
             cache,
             counters,

@@ -1,10 +1,10 @@
-//! Clients of all manners at once, each of which checks every byte that it gets.
+//! Clients of all behaviors at once, each of which checks every byte that it gets.
 //!
 //! A value names its key and its generation from the first byte to the last, so a byte that belongs
 //! to another key, version or client is seen. `EVERMAP_TORTURE` is the number of requests, for one
 //! worker and again for two; without it there are few, for the tests of every day.
 
-mod manners;
+mod behaviors;
 mod script;
 mod values;
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use evermap::{Evermap, Options};
 use evermap_server::{Config, Server};
 
-use manners::{Client, MANNERS};
+use behaviors::{Client, MANNERS};
 use values::Values;
 
 const CLIENTS: usize = 64;

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use common::hooked::Hooked;
+use common::hooked_cache::HookedCache;
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{Config, ModelCache, Server};
 use rustix::net::sockopt::set_socket_linger;
@@ -76,7 +76,7 @@ impl Held {
             item_size_max: 8 << 20,
             ..Config::default()
         };
-        let server = Server::start(Arc::new(Hooked { cache, before_get }), config).unwrap();
+        let server = Server::start(Arc::new(HookedCache { cache, before_get }), config).unwrap();
         Held { server, arrived, pass }
     }
 

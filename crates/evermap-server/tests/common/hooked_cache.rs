@@ -6,7 +6,7 @@ use evermap_server::ModelCache;
 use evermap_server::cache::{Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome};
 
 /// A model cache with a hook.
-pub(crate) struct Hooked<F> {
+pub(crate) struct HookedCache<F> {
     pub(crate) cache: ModelCache,
     /// Called with the keys before they are looked up.
     pub(crate) before_get: F,
@@ -14,7 +14,7 @@ pub(crate) struct Hooked<F> {
 
 type Result<T> = std::result::Result<T, CacheError>;
 
-impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for Hooked<F> {
+impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for HookedCache<F> {
     fn get_many(&self, keys: &[&[u8]], hit: &mut dyn FnMut(usize, Item<'_>) -> bool) -> Result<()> {
         (self.before_get)(keys);
         self.cache.get_many(keys, hit)
