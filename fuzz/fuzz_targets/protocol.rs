@@ -1,8 +1,8 @@
-//! A client that sends anything, in pieces of any size.
+//! A client that sends any bytes, in pieces of any size.
 //!
-//! The first bytes choose the limits and the sizes of the pieces, the rest is what the client sends. The
-//! session must not panic and must keep its bounds (which `TestSession` checks after each step), and how the bytes
-//! were cut must not show in the replies.
+//! The first bytes choose the limits and the sizes of the pieces, the rest is what the client
+//! sends. The session must not panic and must respect its bounds (which `TestSession` checks), and
+//! the replies must not depend on the sizes of the pieces.
 //!
 //! ```text
 //! cargo +nightly fuzz run protocol -- -max_total_time=60 -dict=fuzz/protocol.dict

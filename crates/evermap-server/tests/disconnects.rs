@@ -1,7 +1,7 @@
-//! What was meant for a client that has left reaches nobody else.
+//! Replies to a client that has disconnected never reach another client.
 //!
-//! The worker is held in the middle of a lookup while a client sends its requests and leaves. So
-//! the worker reads them when their sender is gone, and fails where it sends the replies.
+//! A worker is blocked in the middle of a lookup while a client sends its requests and disconnects.
+//! So the worker reads them when the client is gone, and fails when it sends the replies.
 
 mod common;
 
@@ -17,24 +17,25 @@ use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{Config, ModelCache, Server};
 use rustix::net::sockopt::set_socket_linger;
 
-/// How a client leaves.
+/// How a client disconnects.
 #[derive(Clone, Copy, Debug)]
-enum Departure {
-    /// Without a word to the kernel either: whatever is under way is void.
+enum Disconnect {
+    /// It resets the connection, which drops all bytes in transit.
     Reset,
-    /// As a process ends: what has arrived unread makes the kernel reset the connection.
+    /// It closes the socket as a process that ends does: the kernel resets the connection if unread
+    /// bytes have arrived.
     Close,
-    /// Says that it sends no more, and reads no more either.
+    /// It shuts down its sending side, and reads only after the other clients were checked.
     HalfClose,
 }
 
-impl Departure {
-    /// What is left of the connection.
-    fn leave(self, stream: TcpStream) -> Option<TcpStream> {
+impl Disconnect {
+    /// Disconnects. Returns the stream if it can still be read.
+    fn apply(self, stream: TcpStream) -> Option<TcpStream> {
         match self {
-            Departure::Reset => set_socket_linger(&stream, Some(Duration::ZERO)).unwrap(),
-            Departure::Close => {}
-            Departure::HalfClose => {
+            Disconnect::Reset => set_socket_linger(&stream, Some(Duration::ZERO)).unwrap(),
+            Disconnect::Close => {}
+            Disconnect::HalfClose => {
                 stream.shutdown(Shutdown::Write).unwrap();
                 return Some(stream);
             }
@@ -43,23 +44,23 @@ impl Departure {
     }
 }
 
-/// A server whose workers can be held up, one for each client that asks for the key `gate`.
-struct Held {
+/// A server that blocks a worker when a client asks for the key `gate`.
+struct GatedServer {
     server: Server,
-    /// Tells when a worker has arrived at the gate.
-    arrived: Receiver<()>,
-    /// Lets one worker pass.
-    pass: Sender<()>,
+    /// Receives a message when a worker blocks at the gate.
+    blocked: Receiver<()>,
+    /// Unblocks one worker.
+    unblock: Sender<()>,
 }
 
-const SECRET: &[u8] = b"secret of a client that has left";
+const SECRET: &[u8] = b"secret of a client that is gone!";
 const LARGE: usize = 4 << 20;
 
-impl Held {
-    fn serve(threads: usize) -> Held {
-        let (arrive, arrived) = channel();
-        let (pass, passed) = channel();
-        let gate = Mutex::new((arrive, passed));
+impl GatedServer {
+    fn serve(threads: usize) -> GatedServer {
+        let (block, blocked) = channel();
+        let (unblock, unblocked) = channel();
+        let gate = Mutex::new((block, unblocked));
         let before_get = move |keys: &[&[u8]]| {
             if keys.contains(&&b"gate"[..]) {
                 let gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,10 +78,10 @@ impl Held {
             ..Config::default()
         };
         let server = Server::start(Arc::new(HookedCache { cache, before_get }), config).unwrap();
-        Held { server, arrived, pass }
+        GatedServer { server, blocked, unblock }
     }
 
-    /// A client that its worker knows already.
+    /// Connects a client and waits until its worker serves it.
     fn client(&self) -> TcpStream {
         let mut stream = TcpStream::connect(self.server.local_addr()).unwrap();
         ask(&mut stream, b"get nothing\r\n", b"END\r\n");
@@ -101,41 +102,40 @@ fn expect(stream: &mut TcpStream, reply: &[u8]) {
     assert!(read == reply, "{} for {}", read.escape_ascii(), reply.escape_ascii());
 }
 
-/// A reply that comes once the gate is open, and nothing with it.
+/// Checks that the other clients receive only their own replies when a client disconnects.
 #[track_caller]
-fn check_after(requests: &[u8], departure: Departure, threads: usize) {
-    let held = Held::serve(threads);
-    // Connections are dealt in turn, so each of the first clients has a worker of its own, and so
-    // on.
-    let mut staying: Vec<_> = (0..threads).map(|_| held.client()).collect();
-    let leaving: Vec<_> = (0..threads).map(|_| held.client()).collect();
-    let mut watching: Vec<_> = (0..threads).map(|_| held.client()).collect();
+fn check_disconnect(requests: &[u8], disconnect: Disconnect, threads: usize) {
+    let gated = GatedServer::serve(threads);
+    // Connections are assigned in turn, so the clients of each group have different workers.
+    let mut staying: Vec<_> = (0..threads).map(|_| gated.client()).collect();
+    let disconnecting: Vec<_> = (0..threads).map(|_| gated.client()).collect();
+    let mut watching: Vec<_> = (0..threads).map(|_| gated.client()).collect();
 
-    // One worker after the other: a client of it is at the gate, and another one leaves meanwhile.
-    let mut remains = Vec::new();
-    for (at, mut leaving) in leaving.into_iter().enumerate() {
+    // For one worker after the other: a client blocks it at the gate, and another one disconnects.
+    let mut half_closed = Vec::new();
+    for (at, mut disconnecting) in disconnecting.into_iter().enumerate() {
         staying[at].write_all(b"get gate\r\n").unwrap();
-        held.arrived.recv().unwrap();
-        leaving.set_nonblocking(true).unwrap();
-        // As much of it as the sockets take: the worker does not read.
-        let _ = leaving.write(requests).unwrap();
-        leaving.set_nonblocking(false).unwrap();
-        remains.extend(departure.leave(leaving));
-        held.pass.send(()).unwrap();
+        gated.blocked.recv().unwrap();
+        disconnecting.set_nonblocking(true).unwrap();
+        // Writes as much as the sockets take, because the worker does not read.
+        let _ = disconnecting.write(requests).unwrap();
+        disconnecting.set_nonblocking(false).unwrap();
+        half_closed.extend(disconnect.apply(disconnecting));
+        gated.unblock.send(()).unwrap();
         expect(&mut staying[at], b"END\r\n");
     }
-    // The second round finds the workers done with those who left, whatever order they chose
-    // before.
+    // In the second round the workers have processed the disconnects, in whatever order they
+    // handled the events.
     for _ in 0..2 {
         for client in staying.iter_mut().chain(&mut watching) {
             ask(client, b"get mine\r\n", b"END\r\n");
             ask(client, b"set mine 0 0 1\r\nx\r\ndelete mine\r\n", b"STORED\r\nDELETED\r\n");
         }
     }
-    let mut newcomer = held.client();
+    let mut newcomer = gated.client();
     ask(&mut newcomer, b"get mine\r\n", b"END\r\n");
-    // One that only said that it sends no more still gets what it asked for, and then the end.
-    for mut stream in remains {
+    // A client that only shut down its sending side receives its replies, and then the end.
+    for mut stream in half_closed {
         let mut replies = Vec::new();
         stream.read_to_end(&mut replies).unwrap();
         let secret = [b"VALUE secret 0 32\r\n", SECRET, b"\r\nEND\r\n"].concat();
@@ -143,43 +143,43 @@ fn check_after(requests: &[u8], departure: Departure, threads: usize) {
         let mut left = &replies[..];
         while !left.is_empty() {
             let reply = if left.starts_with(&secret[..9]) { &secret } else { &large };
-            left = left.strip_prefix(&reply[..]).expect("replies to this client, whole");
+            left = left.strip_prefix(&reply[..]).expect("complete replies to this client");
         }
     }
 }
 
-fn check_all_departures(requests: &[u8]) {
-    for departure in [Departure::Reset, Departure::Close, Departure::HalfClose] {
+fn check_all_disconnects(requests: &[u8]) {
+    for disconnect in [Disconnect::Reset, Disconnect::Close, Disconnect::HalfClose] {
         for threads in [1, 2] {
-            check_after(requests, departure, threads);
+            check_disconnect(requests, disconnect, threads);
         }
     }
 }
 
 #[test]
 fn a_single_reply() {
-    check_all_departures(b"get secret\r\n");
+    check_all_disconnects(b"get secret\r\n");
 }
 
 #[test]
 fn a_pipeline() {
-    check_all_departures(&b"get secret\r\n".repeat(30));
+    check_all_disconnects(&b"get secret\r\n".repeat(30));
 }
 
-/// More than one read: the first replies are sent to a socket that then turns out to be closed.
+/// Needs more than one read: the first replies go to a socket that then turns out to be closed.
 #[test]
 fn a_pipeline_of_many_reads() {
-    check_all_departures(&b"get secret\r\n".repeat(30_000));
+    check_all_disconnects(&b"get secret\r\n".repeat(30_000));
 }
 
-/// The socket takes a part of the replies; the rest waits, and the client leaves.
+/// The socket takes a part of the replies, and the client disconnects before it reads the rest.
 #[test]
 fn large_values() {
-    check_all_departures(&b"get large\r\nget secret\r\n".repeat(4));
+    check_all_disconnects(&b"get large\r\nget secret\r\n".repeat(4));
 }
 
-/// A value of which a part has arrived.
+/// The client disconnects when a part of a value has arrived.
 #[test]
 fn an_unfinished_upload() {
-    check_all_departures(&[b"set mine 0 0 4000000\r\n", &vec![b's'; 100_000][..]].concat());
+    check_all_disconnects(&[b"set mine 0 0 4000000\r\n", &vec![b's'; 100_000][..]].concat());
 }

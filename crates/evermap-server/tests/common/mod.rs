@@ -1,4 +1,4 @@
-//! A client without sockets: a session over a cache, with every bound checked on the way.
+//! A session without sockets, whose memory bounds are checked after every step.
 #![allow(dead_code)] // each test binary uses a part
 
 pub(crate) mod hooked_cache;
@@ -10,24 +10,24 @@ use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Sessio
 use evermap_server::stats::Counters;
 use evermap_server::{Cache, ModelCache};
 
-/// The clock of the model cache and of the sessions, seconds since 1970.
+/// The time of the model cache and of the sessions, in seconds since 1970.
 pub(crate) const NOW: u32 = 1_800_000_000;
 
-/// One conversation.
+/// A session over a cache.
 pub(crate) struct TestSession<C = ModelCache> {
     pub(crate) cache: C,
-    /// The time, as the session sees it.
+    /// The time that the session gets from its context.
     pub(crate) now: u32,
     pub(crate) counters: Counters,
-    /// What unfinished requests may hold.
+    /// The budget of unfinished requests.
     pub(crate) uploads: Arc<Budget>,
     item_size_max: usize,
     output_limit: usize,
     session: Session,
     next: Next,
-    /// Most bytes that the session has held.
+    /// The maximum number of bytes that the session has held.
     pub(crate) held_max: usize,
-    /// Times that the session waited for room.
+    /// The number of times that the reply buffer was full.
     pub(crate) resumed: usize,
 }
 
@@ -38,14 +38,14 @@ impl Default for TestSession {
 }
 
 impl TestSession {
-    /// A conversation with these limits, bytes.
+    /// Creates a session over a model cache with these limits, in bytes.
     pub(crate) fn new(item_size_max: usize, output_limit: usize) -> Self {
         TestSession::with(ModelCache::new(NOW), item_size_max, output_limit)
     }
 }
 
 impl<C: Cache> TestSession<C> {
-    /// A conversation about what is in `cache`.
+    /// Creates a session over `cache`.
     pub(crate) fn with(cache: C, item_size_max: usize, output_limit: usize) -> Self {
         TestSession {
             cache,
@@ -61,7 +61,7 @@ impl<C: Cache> TestSession<C> {
         }
     }
 
-    /// Sends one piece; answers the replies to it.
+    /// Sends one piece and returns the replies to it.
     pub(crate) fn send(&mut self, piece: &[u8]) -> Vec<u8> {
         let (mut replies, mut out) = (Vec::new(), Vec::new());
         if self.is_closed() {
@@ -79,9 +79,10 @@ impl<C: Cache> TestSession<C> {
         };
         self.next = session.receive(piece, &context, &mut out);
         loop {
-            // At most one value beyond the limit, and the lines of one batch of keys.
+            // The replies may exceed the limit by one value and the lines of one batch of keys.
             assert!(out.len() < self.output_limit + self.item_size_max + 4096, "{}", out.len());
-            // A piece that waits for room, or what has arrived of a line or value; a growing buffer may double.
+            // The session may hold a piece that waits for space, or the part of a line or value
+            // that has arrived. A growing buffer may double.
             let arrived = KEY_LIST_MAX.max(self.item_size_max) + piece.len();
             assert!(session.held_bytes() <= 2 * arrived, "{}", session.held_bytes());
             self.held_max = self.held_max.max(session.held_bytes());
@@ -94,7 +95,7 @@ impl<C: Cache> TestSession<C> {
         }
     }
 
-    /// Sends `bytes` cut at every multiple of `piece`; answers all replies.
+    /// Sends `bytes` in pieces of `piece` bytes and returns all replies.
     pub(crate) fn send_in_pieces(&mut self, bytes: &[u8], piece: usize) -> Vec<u8> {
         bytes.chunks(piece).flat_map(|piece| self.send(piece)).collect()
     }
@@ -108,7 +109,7 @@ impl<C: Cache> TestSession<C> {
     }
 }
 
-/// A server about which there is little to tell.
+/// A host with one statistic and one setting.
 struct FixedHost;
 
 impl Host for FixedHost {
