@@ -135,12 +135,17 @@ fn ask<C: Cache>(session: &mut TestSession<C>, request: &[u8]) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn the_store_replies_as_the_model_does(steps in vec(step(), 1..120)) {
         let clock = Clock::manual(NOW);
-        let map = Evermap::open("", Options::volatile().capacity(4 << 30).clock(clock.clone())).unwrap();
+        let options = Options::volatile().capacity(4 << 30).clock(clock.clone());
+        let map = Evermap::open("", options).unwrap();
         let model = std::cell::RefCell::new(TestSession::new(ITEM_SIZE_MAX, 2000));
         let store = std::cell::RefCell::new(TestSession::with(map, ITEM_SIZE_MAX, 2000));
         let mut at_model = Client::new(|request| ask(&mut model.borrow_mut(), request));

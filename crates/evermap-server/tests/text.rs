@@ -218,7 +218,8 @@ fn malformed_lines() {
         ("incr|incr a", "$F|$F"),
         (
             "incr a x|decr a -1",
-            "CLIENT_ERROR invalid numeric delta argument|CLIENT_ERROR invalid numeric delta argument",
+            "CLIENT_ERROR invalid numeric delta argument|\
+            CLIENT_ERROR invalid numeric delta argument",
         ),
         ("incr a 18446744073709551616", "CLIENT_ERROR invalid numeric delta argument"),
         ("incr a x noreply", ""),

@@ -11,8 +11,8 @@ use crate::common::Said;
 fn alone() -> (TempDir, Command) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let program = directory.path().join("evermap");
-    // No copy: a file that is still open for writing, in a child that another test has just forked, cannot be
-    // executed.
+    // No copy: a file that is still open for writing, in a child that another test has just forked,
+    // cannot be executed.
     std::fs::hard_link(env!("CARGO_BIN_EXE_evermap"), &program).unwrap();
     let mut command = Command::new(program);
     command.env("PATH", directory.path().join("nothing")).arg("lab");

@@ -167,7 +167,8 @@ fn what_was_acknowledged_survives_kills() {
                 let value = value(key, round);
                 sent[key] = Some(round);
                 let set = format!("set key-{key} 0 0 {}\r\n{value}\r\n", value.len());
-                // The kill may end the connection before the batch is written; replies before it still count.
+                // The kill may end the connection before the batch is written; replies before it
+                // still count.
                 if client.try_send(&set).is_err() {
                     break;
                 }
@@ -210,7 +211,8 @@ fn signals_stop_it_in_order() {
     assert_eq!(figures, ["1", "true", "true", "3"]);
 }
 
-/// A client that does not read its replies holds up the stop for two seconds, unless somebody insists.
+/// A client that does not read its replies holds up the stop for two seconds, unless somebody
+/// insists.
 #[test]
 fn a_second_signal_stops_it_at_once() {
     let dir = tempfile::tempdir().unwrap();
