@@ -60,6 +60,7 @@ impl Mailbox {
         }
     }
 
+    /// Removes and returns the queued connections.
     fn take(&self) -> Vec<(TcpStream, ConnectionPermit)> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.as_mut().map(std::mem::take).unwrap_or_default()
@@ -67,9 +68,11 @@ impl Mailbox {
 
     /// Closes the queued connections and all that are delivered later.
     fn close(&self) {
-        // The mailbox with the highest load is chosen only if there is no other.
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        *queue = None;
+        // The mailbox with the highest load is chosen only if there is no other. This is stored
+        // under the lock, because a delivery at the same time would make the counter wrap to 0.
         self.load.store(usize::MAX, Relaxed);
-        *self.queue.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
