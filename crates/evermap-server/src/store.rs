@@ -4,12 +4,13 @@
 //! is evicted: a full store rejects items that do not fit.
 
 use std::fmt::Display;
+use std::ops::ControlFlow;
 
-use evermap::{Edit, Error, Evermap, Meta, Outcome};
+use evermap::{Edit, Error, Evermap, Meta, Outcome, UnreadRecord};
 use evermap_pm::ErrorKind;
 
 use crate::cache::{
-    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome, apply_delta,
+    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome, Value, apply_delta,
 };
 
 impl Cache for Evermap {
@@ -19,15 +20,14 @@ impl Cache for Evermap {
         hit: &mut dyn FnMut(usize, Item<'_>) -> Hit,
     ) -> Result<(), CacheError> {
         let mut result = Ok(());
-        (**self).get_many(keys, |i, found| {
-            let found = found.map_err(CacheError::from);
-            match found.and_then(|item| with_item(&item, |item| hit(i, item))) {
-                Ok(next) => next.is_continue(),
-                Err(error) => {
-                    result = Err(error);
-                    false
-                }
-            }
+        self.find_many(keys, |i, record| {
+            let hit = record.map_err(CacheError::from).and_then(|record| {
+                hit(i, Item { flags: record.flags(), cas: record.cas(), value: &record })
+            });
+            hit.unwrap_or_else(|error| {
+                result = Err(error);
+                ControlFlow::Break(())
+            })
         })?;
         result
     }
@@ -149,6 +149,16 @@ impl Cache for Evermap {
             each("evermap_ordered_keys_read", &ordered.keys_read);
             each("evermap_ordered_notices_waiting", &ordered.notices_waiting);
         }
+    }
+}
+
+impl Value for UnreadRecord<'_> {
+    fn len(&self) -> usize {
+        self.value_len()
+    }
+
+    fn append_to(&self, out: &mut Vec<u8>) -> Result<(), CacheError> {
+        Ok(UnreadRecord::append_to(self, out)?)
     }
 }
 

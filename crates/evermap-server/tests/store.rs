@@ -257,6 +257,32 @@ fn errors_of_the_store_are_errors_of_the_cache() {
     assert_eq!(Cache::delete(&map, b"a"), Err(closed));
 }
 
+/// The first command has a damaged value between two intact ones, so its reply is the error alone. The
+/// commands that share its lookup are not affected.
+#[test]
+fn a_damaged_value_fails_only_its_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("map");
+    let map = Evermap::open(&path, Options::new()).unwrap();
+    for (key, value) in [("a", "1"), ("b", "this value gets damaged"), ("c", "3")] {
+        map.put(key.as_bytes(), value.as_bytes()).unwrap();
+    }
+    map.close().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let value = b"gets damaged";
+    let at = bytes.windows(value.len()).position(|window| window == value).unwrap();
+    bytes[at] = b'G';
+    std::fs::write(&path, bytes).unwrap();
+
+    let map = Evermap::open(&path, Options::new()).unwrap();
+    let mut session = TestSession::with(map, 1 << 20, 1 << 20);
+    let replies = ask(&mut session, b"get a b c\r\nget c\r\nget a x\r\n");
+    let replies = String::from_utf8(replies).unwrap();
+    let (error, rest) = replies.split_once("\r\n").unwrap();
+    assert!(error.starts_with("SERVER_ERROR ") && error.contains("checksum"), "{error}");
+    assert_eq!(rest, "VALUE c 0 1\r\n3\r\nEND\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
+}
+
 /// Each client changes one number and one list. No change may be lost.
 #[test]
 fn changes_of_one_item_by_many_clients_are_atomic() {

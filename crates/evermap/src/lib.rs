@@ -79,6 +79,7 @@ pub use maintenance::summary::Summary;
 pub use map::catalog::{MAP_NAME_MAX, MapOptions};
 pub use map::handle::Store;
 pub use ops::atomic::counter;
+pub use ops::find_many::UnreadRecord;
 pub use ops::read::{Entry, Iter, Reader};
 pub use ops::scan::{KeyRange, Scan};
 pub use options::{Durability, Options};

@@ -10,7 +10,8 @@ use crate::number;
 ///
 /// # Errors
 ///
-/// If the value is damaged. Then `out` has the line without the value, and the caller truncates it.
+/// If the value is damaged, or there is no memory for the reply. `out` may have a part of the line
+/// then, which the caller removes.
 pub(super) fn value(
     key: &[u8],
     item: &Item<'_>,
@@ -20,7 +21,9 @@ pub(super) fn value(
     // An upper bound of the length of the words, numbers and line ends around key and value.
     const FRAME_MAX: usize = 64;
     let len = item.value.len();
-    out.reserve(key.len() + len + FRAME_MAX);
+    // The length is not verified yet, so this must not end the process if there is no memory.
+    out.try_reserve(len.saturating_add(key.len() + FRAME_MAX))
+        .map_err(|_| CacheError::Other("out of memory for a reply".into()))?;
     out.extend_from_slice(b"VALUE ");
     out.extend_from_slice(key);
     out.push(b' ');

@@ -67,32 +67,42 @@ impl<C: Cache> TestSession<C> {
         if self.is_closed() {
             return replies;
         }
-        let TestSession { cache, counters, uploads, session, .. } = self;
-        let context = Context {
-            cache,
-            counters,
-            uploads,
-            host: &FixedHost,
-            now: self.now,
-            item_size_max: self.item_size_max,
-            output_limit: self.output_limit,
-        };
-        self.next = session.receive(piece, &context, &mut out);
+        self.receive(piece, &mut out);
         loop {
             // The replies may exceed the limit by one value and the lines of one batch of keys.
             assert!(out.len() < self.output_limit + self.item_size_max + 4096, "{}", out.len());
             // The session may hold a piece that waits for space, or the part of a line or value
             // that has arrived. A growing buffer may double.
             let arrived = KEY_LIST_MAX.max(self.item_size_max) + piece.len();
-            assert!(session.held_bytes() <= 2 * arrived, "{}", session.held_bytes());
-            self.held_max = self.held_max.max(session.held_bytes());
+            assert!(self.held_bytes() <= 2 * arrived, "{}", self.held_bytes());
+            self.held_max = self.held_max.max(self.held_bytes());
             replies.append(&mut out);
             if self.next != Next::Resume {
                 return replies;
             }
             self.resumed += 1;
+            let (session, context) = self.parts();
             self.next = session.resume(&context, &mut out);
         }
+    }
+
+    /// Sends one piece. Appends the replies to `out`, until it is full.
+    pub(crate) fn receive(&mut self, piece: &[u8], out: &mut Vec<u8>) {
+        let (session, context) = self.parts();
+        self.next = session.receive(piece, &context, out);
+    }
+
+    fn parts(&mut self) -> (&mut Session, Context<'_>) {
+        let context = Context {
+            cache: &self.cache,
+            counters: &self.counters,
+            uploads: &self.uploads,
+            host: &FixedHost,
+            now: self.now,
+            item_size_max: self.item_size_max,
+            output_limit: self.output_limit,
+        };
+        (&mut self.session, context)
     }
 
     /// Sends `bytes` in pieces of `piece` bytes and returns all replies.

@@ -160,7 +160,8 @@ impl<'v> Script<'v> {
             4 => (format!("set {long} 0 0 {len}"), BAD_FORMAT),
             5 => (format!("ms {victim} {len} T0"), "ERROR"),
             _ => {
-                return self.ask_without_reply(&format!("set {victim} x 0 {len} noreply\r\n{data}"));
+                return self
+                    .ask_without_reply(&format!("set {victim} x 0 {len} noreply\r\n{data}"));
             }
         };
         self.line(&format!("{line}\r\n{data}"), reply);

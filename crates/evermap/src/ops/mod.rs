@@ -1,6 +1,7 @@
 //! The operations on a map.
 
 pub(crate) mod atomic;
+pub(crate) mod find_many;
 pub(crate) mod pages;
 pub(crate) mod read;
 pub(crate) mod reentry;
