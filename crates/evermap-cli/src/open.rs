@@ -12,6 +12,7 @@ use crate::failure::Failure;
 #[derive(clap::Args)]
 pub(crate) struct StoreArguments {
     /// File of the store
+    #[arg(value_name = "STORE")]
     pub(crate) path: PathBuf,
     #[command(flatten)]
     suspect: SuspectArguments,

@@ -31,8 +31,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// A copy needs memory. So if a get of a large value allocates less than two times its length, there
-/// is no buffer besides the reply.
+/// A copy needs memory. So if a get of a large value allocates less than two times its length,
+/// there is no buffer besides the reply.
 #[test]
 fn a_get_copies_the_value_into_the_reply_only() {
     const LEN: usize = 1 << 20;

@@ -257,8 +257,8 @@ fn errors_of_the_store_are_errors_of_the_cache() {
     assert_eq!(Cache::delete(&map, b"a"), Err(closed));
 }
 
-/// The first command has a damaged value between two intact ones, so its reply is the error alone. The
-/// commands that share its lookup are not affected.
+/// The first command has a damaged value between two intact ones, so its reply is the error alone.
+/// The commands that share its lookup are not affected.
 #[test]
 fn a_damaged_value_fails_only_its_command() {
     let dir = tempfile::tempdir().unwrap();

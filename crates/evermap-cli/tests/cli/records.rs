@@ -250,8 +250,7 @@ fn a_reader_that_closes_the_output_early_is_not_an_error() {
 fn a_damaged_record_is_reported_and_others_can_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
-    run_with_input("load", &store, &[], b"good\tintact\nbad\tthis value gets damaged\n")
-        .success();
+    run_with_input("load", &store, &[], b"good\tintact\nbad\tthis value gets damaged\n").success();
     assert_eq!(run_on("check", &store, &[]).code, 0);
     assert_eq!(json(run_on("check", &store, &["--json", "--deep"]))["sound"], true);
 
