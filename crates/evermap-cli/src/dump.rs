@@ -1,13 +1,14 @@
 //! `evermap dump`
 
 use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use evermap::Item;
 
 use crate::failure::Failure;
 use crate::format::Format;
-use crate::open::MapArguments;
+use crate::open::{MapArguments, close};
 use crate::{NEGATIVE, SUCCESS};
 
 /// Write all records to standard output, one per line
@@ -30,7 +31,7 @@ impl Dump {
         let iterated = map.for_each(|item| output.write(item));
         let result = output.finish();
         // Close the store properly even if the output could not be written.
-        map.close()?;
+        close(&map)?;
         iterated?;
         result
     }
@@ -51,9 +52,9 @@ impl Output {
         Output { format, out, line: Vec::new(), written: Ok(()), damaged: 0 }
     }
 
-    /// Writes a record as a line, or reports that it is damaged. Returns `false` if the output
+    /// Writes a record as a line, or reports that it is damaged. Returns `Break` if the output
     /// cannot be written any more.
-    pub(crate) fn write(&mut self, item: evermap::Result<Item<'_>>) -> bool {
+    pub(crate) fn write(&mut self, item: evermap::Result<Item<'_>>) -> ControlFlow<()> {
         match item {
             Ok(item) => {
                 self.line.clear();
@@ -65,7 +66,7 @@ impl Output {
                 let _ = writeln!(io::stderr(), "evermap: {error}");
             }
         }
-        self.written.is_ok()
+        if self.written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
     /// Writes what is left in the buffer. Returns the exit code for what was written: 1 if a record

@@ -39,7 +39,7 @@ fn name_options(error: &evermap::Error) -> String {
 impl From<evermap::Error> for Failure {
     fn from(error: evermap::Error) -> Self {
         match error {
-            evermap::Error::NotFound { path } => Failure::Other(format!(
+            evermap::Error::NotFound { path: Some(path) } => Failure::Other(format!(
                 "{}: there is no store; `evermap put`, `load` or `serve` creates one",
                 path.display()
             )),

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use evermap::{Error, Evermap, IndexKind};
+use evermap::{Error, IndexKind, Map};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressStyle};
 
 use crate::failure::Failure;
 use crate::format::{Format, Line, Lines, Record};
-use crate::open::{MapArguments, index_kind, parse_size};
+use crate::open::{MapArguments, close, index_kind, parse_size};
 use crate::{NEGATIVE, SUCCESS};
 
 /// The maximum number of bad lines that are reported individually.
@@ -69,7 +69,7 @@ impl Load {
         let loaded = loader.run(format, self.skip_bad);
         let (summary, bad) = (loader.summary(), loader.bad);
         // Close the store properly even after an error, to keep the loaded records.
-        map.close()?;
+        close(&map)?;
         loaded?;
         let _ = writeln!(io::stderr(), "{summary}");
         Ok(if bad == 0 { SUCCESS } else { NEGATIVE })
@@ -102,7 +102,7 @@ enum LoadError {
 
 /// Stores the lines of an input.
 struct Loader<'a> {
-    map: &'a Evermap,
+    map: &'a Map,
     lines: Lines<BufReader<ProgressBarIter<Box<dyn Read>>>>,
     /// The name of the input.
     name: String,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use evermap::{Evermap, IndexKind, Options, Summary};
+use evermap::{Evermap, IndexKind, Options, Stat};
 use evermap_server::server::{ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX};
 use evermap_server::{BoundPort, Config, Server};
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -94,15 +94,15 @@ impl Arguments {
         raise_descriptor_limit(&config);
         let port = bind_port(self.listen, path.as_deref())?;
         let began = Instant::now();
-        let map = self.open(path.as_deref())?;
+        let db = self.open(path.as_deref())?;
         let duration = began.elapsed();
         let file = path.as_deref().and_then(ServedFile::opened);
         let port = port.map_or_else(|| bind_port_after_predecessor(self.listen), Ok)?;
         let server =
-            Server::start_on_port(port, Arc::new(map.clone()), config).map_err(port_error)?;
+            Server::start_on_port(port, Arc::new(db.default_map()), config).map_err(port_error)?;
         // The server runs even if standard output is closed.
         let _ =
-            writeln!(io::stdout(), "{}", ready_line(&map.summary(), server.local_addr(), duration));
+            writeln!(io::stdout(), "{}", ready_line(&db.stat(), server.local_addr(), duration));
         std::thread::scope(|scope| {
             let (stop, stopped) = channel();
             let server = &server;
@@ -115,7 +115,7 @@ impl Arguments {
             server.join();
         });
         drop(server);
-        Ok(map.close()?)
+        Ok(db.close()?)
     }
 
     fn config(&self) -> Result<Config, Failure> {
@@ -156,7 +156,7 @@ impl Arguments {
         }
         Ok(match path {
             Some(path) => Evermap::open(path, options)?,
-            None => Evermap::open("", options.durability(evermap::Durability::Volatile))?,
+            None => Evermap::in_memory(options)?,
         })
     }
 }
@@ -251,7 +251,7 @@ fn is_locked(path: &Path) -> bool {
 }
 
 /// Returns the line that reports that the server accepts connections.
-fn ready_line(store: &Summary, address: SocketAddr, duration: Duration) -> String {
+fn ready_line(store: &Stat, address: SocketAddr, duration: Duration) -> String {
     let duration = duration.as_secs_f64() * 1e3;
     let Some(path) = &store.path else {
         return format!("ready on {address}: new store in memory, lost at exit");

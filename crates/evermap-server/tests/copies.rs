@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 #[test]
 fn a_get_copies_the_value_into_the_reply_only() {
     const LEN: usize = 1 << 20;
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     map.put(b"key", &vec![b'v'; LEN]).unwrap();
     let mut session = TestSession::with(map, 2 * LEN, 2 * LEN);
     for request in [&b"get key\r\n"[..], b"gets key\r\n"] {

@@ -143,9 +143,9 @@ proptest! {
 
     #[test]
     fn the_store_replies_as_the_model_does(steps in vec(step(), 1..120)) {
-        let clock = Clock::manual(NOW);
-        let options = Options::volatile().capacity(4 << 30).clock(clock.clone());
-        let map = Evermap::open("", options).unwrap();
+        let clock = Clock::manual(u64::from(NOW));
+        let options = Options::new().capacity(4 << 30).clock(clock.clone());
+        let map = Evermap::in_memory(options).unwrap().default_map();
         let model = std::cell::RefCell::new(TestSession::new(ITEM_SIZE_MAX, 2000));
         let store = std::cell::RefCell::new(TestSession::with(map, ITEM_SIZE_MAX, 2000));
         let mut at_model = Client::new(|request| ask(&mut model.borrow_mut(), request));
@@ -154,7 +154,7 @@ proptest! {
             if let Step::Wait(seconds) = step {
                 let now = model.borrow().now + seconds;
                 model.borrow().cache.set_now(now);
-                clock.set(now);
+                clock.set(u64::from(now));
                 model.borrow_mut().now = now;
                 store.borrow_mut().now = now;
             }
@@ -183,7 +183,7 @@ fn the_store_replies_as_the_model_does_over_sockets() {
     use proptest::test_runner::TestRunner;
 
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let config = Config {
         listen: ([127, 0, 0, 1], 0).into(),
         threads: 2,
@@ -221,7 +221,8 @@ fn the_store_replies_as_the_model_does_over_sockets() {
 
 #[test]
 fn a_full_store_rejects_items_and_deletes_the_ones_they_should_replace() {
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30).max_bytes(100_000)).unwrap();
+    let options = Options::new().capacity(4 << 30).max_bytes(100_000);
+    let map = Evermap::in_memory(options).unwrap().default_map();
     let mut session = TestSession::with(map, 1 << 20, 1 << 20);
     let set = |key: &str, len: usize| {
         [format!("set {key} 0 0 {len}\r\n").as_bytes(), &vec![b'x'; len], b"\r\n"].concat()
@@ -242,13 +243,13 @@ fn a_full_store_rejects_items_and_deletes_the_ones_they_should_replace() {
 
 #[test]
 fn errors_of_the_store_are_errors_of_the_cache() {
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let other = map.clone();
     assert_eq!(
         Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
         Err(CacheError::TooLarge)
     );
-    other.close().unwrap();
+    other.db().clone().close().unwrap();
     let closed = CacheError::Other("the store was closed".into());
     assert_eq!(
         Cache::get_many(&map, &[b"a"], &mut |_, _| Ok(ControlFlow::Continue(()))),
@@ -263,18 +264,19 @@ fn errors_of_the_store_are_errors_of_the_cache() {
 fn a_damaged_value_fails_only_its_command() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("map");
-    let map = Evermap::open(&path, Options::new()).unwrap();
+    let map = Evermap::open(&path, Options::new()).unwrap().default_map();
     for (key, value) in [("a", "1"), ("b", "this value gets damaged"), ("c", "3")] {
         map.put(key.as_bytes(), value.as_bytes()).unwrap();
     }
-    map.close().unwrap();
+    map.db().clone().close().unwrap();
+    drop(map);
     let mut bytes = std::fs::read(&path).unwrap();
     let value = b"gets damaged";
     let at = bytes.windows(value.len()).position(|window| window == value).unwrap();
     bytes[at] = b'G';
     std::fs::write(&path, bytes).unwrap();
 
-    let map = Evermap::open(&path, Options::new()).unwrap();
+    let map = Evermap::open(&path, Options::new()).unwrap().default_map();
     let mut session = TestSession::with(map, 1 << 20, 1 << 20);
     let replies = ask(&mut session, b"get a b c\r\nget c\r\nget a x\r\n");
     let replies = String::from_utf8(replies).unwrap();
@@ -288,7 +290,7 @@ fn a_damaged_value_fails_only_its_command() {
 fn changes_of_one_item_by_many_clients_are_atomic() {
     const CLIENTS: usize = 4;
     const ROUNDS: usize = 500;
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     for (key, value) in [("number", "0"), ("list", "")] {
         map.put(key.as_bytes(), value.as_bytes()).unwrap();
     }

@@ -8,12 +8,12 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::ops::read::BATCH;
-use crate::record::Record;
-use crate::{Result, Store};
+use crate::record::{Record, decode_expiry};
+use crate::{Item, Map, Result};
 
-/// A record that a lookup has found, and whose value has not been read: see [`Store::find_many`].
+/// A record that a lookup has found, and whose value has not been read: see [`Map::find_many`].
 pub struct UnreadRecord<'r, M: Medium = Mapped> {
-    store: &'r Store<M>,
+    map: &'r Map<M>,
     key: &'r [u8],
     record: Record<'r, M>,
     expires_at: u32,
@@ -35,9 +35,9 @@ impl<M: Medium> UnreadRecord<'_, M> {
         self.record.cas()
     }
 
-    /// Returns the time at which the record expires, in seconds since 1970, or 0 if it does not.
-    pub fn expires_at(&self) -> u32 {
-        self.expires_at
+    /// Returns the time at which the record expires, in seconds since 1970, or `None` if it does not.
+    pub fn expires_at(&self) -> Option<u64> {
+        decode_expiry(self.expires_at)
     }
 
     /// Appends the value to `out` and verifies the copy. O(length), with one copy.
@@ -47,13 +47,22 @@ impl<M: Medium> UnreadRecord<'_, M> {
     /// # Errors
     /// [`Error::Damaged`](crate::Error::Damaged) if the checksum does not match. `out` is unchanged
     /// then.
+    #[inline]
     pub fn append_to(&self, out: &mut Vec<u8>) -> Result<()> {
-        self.store.copy(self.key, &self.record, out)
+        self.map.copy(self.key, &self.record, out)
+    }
+
+    /// Copies the value to `value`, which is cleared first, and returns the record with it.
+    #[inline]
+    pub(crate) fn read<'v>(&'v self, value: &'v mut Vec<u8>) -> Result<Item<'v>> {
+        value.clear();
+        self.append_to(value)?;
+        Ok(self.record.item(self.key, value, self.expires_at))
     }
 }
 
-impl<M: Medium> Store<M> {
-    /// Looks up several keys with their cache misses overlapped, as [`get_many`](Store::get_many)
+impl<M: Medium> Map<M> {
+    /// Looks up several keys with their cache misses overlapped, as [`get_many`](Map::get_many)
     /// does, and leaves it to `each` whether and where to copy the values.
     ///
     /// Calls `each` with the position in `keys` and the record for each key that is present, in the
@@ -62,7 +71,7 @@ impl<M: Medium> Store<M> {
     ///
     /// ```
     /// use std::ops::ControlFlow;
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"a", b"1")?;
     /// map.put(b"c", b"3")?;
     /// let mut reply = Vec::new();
@@ -77,7 +86,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]; damaged records are reported to `each` instead.
+    /// See [`Map`]; damaged records are reported to `each` instead.
     pub fn find_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -106,7 +115,7 @@ impl<M: Medium> Store<M> {
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut words = [None; BATCH];
-        self.map.index.get_many(keys, &mut words[..keys.len()], guard)?;
+        self.inner.index.get_many(keys, &mut words[..keys.len()], guard)?;
         for word in words.iter().flatten() {
             self.prefetch(*word);
         }
@@ -115,7 +124,7 @@ impl<M: Medium> Store<M> {
             let found = self.readable(*key, word, guard).transpose();
             let found = found.map(|found| {
                 let (record, expires_at) = found?;
-                Ok(UnreadRecord { store: self, key: key.bytes, record, expires_at })
+                Ok(UnreadRecord { map: self, key: key.bytes, record, expires_at })
             });
             if let Some(found) = found
                 && each(at, found).is_break()
