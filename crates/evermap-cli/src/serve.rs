@@ -101,8 +101,7 @@ impl Arguments {
         let server =
             Server::start_on_port(port, Arc::new(db.default_map()), config).map_err(port_error)?;
         // The server runs even if standard output is closed.
-        let _ =
-            writeln!(io::stdout(), "{}", ready_line(&db.stat(), server.local_addr(), duration));
+        let _ = writeln!(io::stdout(), "{}", ready_line(&db.stat(), server.local_addr(), duration));
         std::thread::scope(|scope| {
             let (stop, stopped) = channel();
             let server = &server;

@@ -8,6 +8,10 @@
 use std::fmt::Display;
 use std::ops::ControlFlow;
 
+/// The maximum number of keys that the protocols pass to [`Cache::get_many`]: the number that the
+/// store looks up together.
+pub use evermap::BATCH_KEYS;
+
 /// A collection of items that the protocols operate on.
 ///
 /// Keys are 1 to 250 bytes; values are any bytes. Times are absolute, in seconds since 1970. An
@@ -91,7 +95,7 @@ pub trait Cache: Send + Sync + 'static {
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display));
 }
 
-/// What a callback of [`Cache::get_many`] returns: whether to go on, or the error that ends the
+/// What a callback of [`Cache::get_many`] returns: whether to continue, or the error that ends the
 /// lookup.
 pub type Hit = Result<ControlFlow<()>, CacheError>;
 

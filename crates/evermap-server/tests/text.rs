@@ -4,6 +4,7 @@ mod common;
 
 use common::{NOW, TestSession};
 use evermap_server::CacheError;
+use evermap_server::cache::BATCH_KEYS;
 use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Reservation};
 use evermap_server::stats::Count;
 
@@ -535,7 +536,7 @@ fn consecutive_gets_share_lookups() {
     let lookups = session.cache.lookups();
     let replies = session.send(&b"get a\r\ngets b a\r\n".repeat(100));
     assert_eq!(replies, lines("VALUE a 0 1|x|END|VALUE a 0 1 1|x|END").repeat(100));
-    assert_eq!(session.cache.lookups() - lookups, 300u64.div_ceil(32));
+    assert_eq!(session.cache.lookups() - lookups, 300u64.div_ceil(BATCH_KEYS as u64));
     // Another command ends the batch, so the order of execution is kept.
     let replies = session.send(b"get a\r\ndelete a\r\nget a\r\n");
     assert_eq!(replies, lines("VALUE a 0 1|x|END|DELETED|END"));

@@ -79,7 +79,7 @@ pub use map::catalog::{MAP_NAME_MAX, MapOptions};
 pub use map::handle::Map;
 pub use ops::atomic::counter;
 pub use ops::find_many::UnreadRecord;
-pub use ops::read::{Entry, Iter, Keys, Reader};
+pub use ops::read::{BATCH_KEYS, Entry, Iter, Keys, Reader};
 pub use ops::scan::{KeyRange, Scan};
 pub use options::{Durability, Options};
 pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};

@@ -7,7 +7,7 @@ use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
-use crate::ops::read::BATCH;
+use crate::ops::read::BATCH_KEYS;
 use crate::record::{Record, decode_expiry};
 use crate::{Item, Map, Result};
 
@@ -35,7 +35,8 @@ impl<M: Medium> UnreadRecord<'_, M> {
         self.record.cas()
     }
 
-    /// Returns the time at which the record expires, in seconds since 1970, or `None` if it does not.
+    /// Returns the time at which the record expires, in seconds since 1970, or `None` if it does
+    /// not.
     pub fn expires_at(&self) -> Option<u64> {
         decode_expiry(self.expires_at)
     }
@@ -93,12 +94,13 @@ impl<M: Medium> Map<M> {
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<()> {
         let guard = self.enter()?;
-        for (batch, keys) in keys.chunks(BATCH).enumerate() {
-            let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH];
+        for (batch, keys) in keys.chunks(BATCH_KEYS).enumerate() {
+            let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH_KEYS];
             for (slot, key) in refs.iter_mut().zip(keys) {
                 *slot = self.key(key.as_ref())?;
             }
-            let each = |at, found: Result<UnreadRecord<'_, M>>| each(batch * BATCH + at, found);
+            let each =
+                |at, found: Result<UnreadRecord<'_, M>>| each(batch * BATCH_KEYS + at, found);
             if self.find_batch(&refs[..keys.len()], &guard, each)?.is_break() {
                 break;
             }
@@ -106,7 +108,7 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// Looks up at most [`BATCH`] keys. Returns what `each` returned last.
+    /// Looks up at most [`BATCH_KEYS`] keys. Returns what `each` returned last.
     #[inline]
     pub(crate) fn find_batch(
         &self,
@@ -114,7 +116,7 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        let mut words = [None; BATCH];
+        let mut words = [None; BATCH_KEYS];
         self.inner.index.get_many(keys, &mut words[..keys.len()], guard)?;
         for word in words.iter().flatten() {
             self.prefetch(*word);

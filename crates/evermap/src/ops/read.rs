@@ -19,8 +19,10 @@ use crate::ops::pages::Pages;
 use crate::record::{Record, decode_expiry};
 use crate::{Error, Item, Map, Result};
 
-/// Keys that are looked up together by `get_many`.
-pub(crate) const BATCH: usize = 32;
+/// The number of keys that [`Map::get_many`] and [`Map::find_many`] look up together.
+///
+/// Callers that divide a longer list of keys should use chunks of this size.
+pub const BATCH_KEYS: usize = 32;
 /// Records that a walk fetches ahead.
 pub(crate) const RECORDS_AHEAD: usize = 8;
 
@@ -143,7 +145,7 @@ impl<M: Medium> Map<M> {
         })
     }
 
-    /// [`get_many`](Map::get_many) of [`BATCH`] keys at most, with room for a value. Returns what `each`
+    /// [`get_many`](Map::get_many) of [`BATCH_KEYS`] keys at most, with room for a value. Returns what `each`
     /// returned last.
     #[inline]
     pub(crate) fn get_batch(

@@ -2,18 +2,14 @@
 
 use std::ops::{ControlFlow, Range};
 
-use crate::cache::CacheError;
+use crate::cache::{BATCH_KEYS, CacheError};
 use crate::protocol::{Context, reply};
 use crate::stats::Count;
 
-/// The maximum number of keys in one lookup: more than the number of cache misses that a core can
-/// overlap, and few enough that the records stay in the cache until they are copied.
-const KEYS_MAX: usize = 32;
-
-/// The collected keys, each with its context.
+/// At most [`BATCH_KEYS`] keys, each with its context.
 pub(super) struct Batch<'a> {
-    keys: [&'a [u8]; KEYS_MAX],
-    contexts: [KeyContext; KEYS_MAX],
+    keys: [&'a [u8]; BATCH_KEYS],
+    contexts: [KeyContext; BATCH_KEYS],
     len: usize,
 }
 
@@ -42,11 +38,11 @@ pub(super) enum BatchOutcome {
 
 impl<'a> Batch<'a> {
     pub(super) fn new() -> Self {
-        Batch { keys: [&[]; KEYS_MAX], contexts: [KeyContext::default(); KEYS_MAX], len: 0 }
+        Batch { keys: [&[]; BATCH_KEYS], contexts: [KeyContext::default(); BATCH_KEYS], len: 0 }
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.len == KEYS_MAX
+        self.len == BATCH_KEYS
     }
 
     /// Adds a key.
