@@ -8,7 +8,7 @@ use evermap::Item;
 
 use crate::failure::Failure;
 use crate::format::Format;
-use crate::open::{MapArguments, close};
+use crate::open::MapArguments;
 use crate::{NEGATIVE, SUCCESS};
 
 /// Write all records to standard output, one per line
@@ -31,7 +31,7 @@ impl Dump {
         let iterated = map.for_each(|item| output.write(item));
         let result = output.finish();
         // Close the store properly even if the output could not be written.
-        close(&map)?;
+        map.into_db().close()?;
         iterated?;
         result
     }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use evermap::IndexKind;
 
 use crate::failure::Failure;
-use crate::open::{MapArguments, close};
+use crate::open::MapArguments;
 use crate::{NEGATIVE, SUCCESS};
 
 /// Write the value of a key to standard output
@@ -27,7 +27,7 @@ impl Get {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open()?;
         let value = map.get(self.key.as_bytes())?;
-        close(&map)?;
+        map.into_db().close()?;
         let Some(mut value) = value else { return Ok(NEGATIVE) };
         let mut out = io::stdout();
         if out.is_terminal() {
@@ -61,7 +61,7 @@ impl Put {
         };
         let map = self.store.open_or_create(IndexKind::default())?;
         map.put(self.key.as_bytes(), &value)?;
-        close(&map)?;
+        map.into_db().close()?;
         Ok(SUCCESS)
     }
 }
@@ -94,7 +94,7 @@ impl Del {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open()?;
         let removed = map.remove(self.key.as_bytes())?;
-        close(&map)?;
+        map.into_db().close()?;
         Ok(if removed { SUCCESS } else { NEGATIVE })
     }
 }

@@ -8,7 +8,7 @@ use evermap::{CheckReport, OrderedStat, SpaceStat, Stat};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::open::{MapArguments, StoreArguments, close};
+use crate::open::{MapArguments, StoreArguments};
 use crate::{NEGATIVE, SUCCESS};
 
 /// Print the statistics of a store
@@ -33,7 +33,7 @@ impl StatCommand {
             map.build_ordered(1)?;
         }
         let (stat, space) = (map.stat(), map.space()?);
-        close(&map)?;
+        map.into_db().close()?;
         match self.json {
             true => print_line(&stat_as_json(&stat, &space))?,
             false => print_line(&format!("{stat}{space}").trim_end())?,

@@ -11,7 +11,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressSt
 
 use crate::failure::Failure;
 use crate::format::{Format, Line, Lines, Record};
-use crate::open::{MapArguments, close, index_kind, parse_size};
+use crate::open::{MapArguments, index_kind, parse_size};
 use crate::{NEGATIVE, SUCCESS};
 
 /// The maximum number of bad lines that are reported individually.
@@ -69,7 +69,7 @@ impl Load {
         let loaded = loader.run(format, self.skip_bad);
         let (summary, bad) = (loader.summary(), loader.bad);
         // Close the store properly even after an error, to keep the loaded records.
-        close(&map)?;
+        map.into_db().close()?;
         loaded?;
         let _ = writeln!(io::stderr(), "{summary}");
         Ok(if bad == 0 { SUCCESS } else { NEGATIVE })

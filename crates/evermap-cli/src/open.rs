@@ -95,11 +95,6 @@ impl MapArguments {
     }
 }
 
-/// Closes the store of a map.
-pub(crate) fn close(map: &Map) -> Result<(), Failure> {
-    Ok(map.db().clone().close()?)
-}
-
 /// Parses a number of bytes, with an optional unit that is a power of 1024.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     const UNITS: [(char, u32); 4] = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];

@@ -10,7 +10,7 @@ use evermap::KeyRange;
 use crate::dump::Output;
 use crate::failure::Failure;
 use crate::format::Format;
-use crate::open::{MapArguments, close};
+use crate::open::MapArguments;
 
 /// Write the records of a range of keys to standard output, in key order
 ///
@@ -50,7 +50,7 @@ impl Scan {
         });
         let result = output.finish();
         // Close the store properly even if the output could not be written.
-        close(&map)?;
+        map.into_db().close()?;
         scanned?;
         result
     }

@@ -249,7 +249,7 @@ fn errors_of_the_store_are_errors_of_the_cache() {
         Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
         Err(CacheError::TooLarge)
     );
-    other.db().clone().close().unwrap();
+    other.into_db().close().unwrap();
     let closed = CacheError::Other("the store was closed".into());
     assert_eq!(
         Cache::get_many(&map, &[b"a"], &mut |_, _| Ok(ControlFlow::Continue(()))),
@@ -268,8 +268,7 @@ fn a_damaged_value_fails_only_its_command() {
     for (key, value) in [("a", "1"), ("b", "this value gets damaged"), ("c", "3")] {
         map.put(key.as_bytes(), value.as_bytes()).unwrap();
     }
-    map.db().clone().close().unwrap();
-    drop(map);
+    map.into_db().close().unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     let value = b"gets damaged";
     let at = bytes.windows(value.len()).position(|window| window == value).unwrap();

@@ -37,8 +37,7 @@ fn a_damaged_value_is_reported_when_it_is_copied() {
     let map = Evermap::open(&path, Options::new()).unwrap().default_map();
     map.put(b"good", b"intact").unwrap();
     map.put(b"bad", b"this value gets damaged").unwrap();
-    map.db().clone().close().unwrap();
-    drop(map);
+    map.into_db().close().unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     let value = b"gets damaged";
     let at = bytes.windows(value.len()).position(|window| window == value).unwrap();
