@@ -49,7 +49,7 @@ impl Meta {
 
     /// Sets when the record expires, in seconds since 1970, or that it never does. Storing a record
     /// fails with [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate) if that is later than
-    /// [`EXPIRY_MAX`].
+    /// [`EXPIRY_MAX`](crate::EXPIRY_MAX).
     #[must_use]
     pub fn with_expiry(mut self, expires_at: impl Into<Option<u64>>) -> Self {
         self.expires_at = expires_at.into();

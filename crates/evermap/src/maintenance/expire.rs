@@ -1,27 +1,30 @@
 //! Removing what is expired or flushed.
 //!
-//! Such records count as absent immediately; what remains to be done is to reclaim their space. There are two ways to find
-//! them:
+//! Such records count as absent immediately; what remains to be done is to reclaim their space.
+//! There are two ways to find them:
 //!
-//! * Each map keeps, in ordinary memory, the hashes of keys with the times at which they are *due* to be examined: for
-//!   every record that expires there is one that is not later than its expiry. So what has expired is found without
-//!   examining anything else.
-//! * A *walk* through all records finds what was flushed, and what expires without being in the list: after opening,
-//!   because the times are not kept in the file.
+//! * Each map keeps, in ordinary memory, the hashes of keys with the times at which they are *due*
+//!   to be examined: for every record that expires there is one that is not later than its expiry.
+//!   So what has expired is found without examining anything else.
+//! * A *walk* through all records finds what was flushed, and what expires without being in the
+//!   list: after opening, because the times are not kept in the file.
 //!
-//! Either asks, under the lock of each key that seems dead, whether the record that is there *then* is dead: so it cannot
-//! remove a newer record. If that record is live, the key becomes due again at its expiry.
+//! Either asks, under the lock of each key that seems dead, whether the record that is there *then*
+//! is dead: so it cannot remove a newer record. If that record is live, the key becomes due again
+//! at its expiry.
 //!
 //! # Why nothing is forgotten
 //!
-//! A change that binds a key to a record makes the key due at the expiry of that record, after the record is there,
-//! unless the record that it replaced expires as well and no later: then the key is due already, or a thread that has
-//! taken it out of the list is about to examine it, will find the new record, and makes it due again. Nothing but such an
-//! examination takes a key out of the list, and a walk, which empties the list first and then examines every key that was
-//! there throughout. A thread that stops before it has examined a key puts it back, or notes that a walk is owed.
+//! A change that binds a key to a record makes the key due at the expiry of that record, after the
+//! record is there, unless the record that it replaced expires as well and no later: then the key
+//! is due already, or a thread that has taken it out of the list is about to examine it, will find
+//! the new record, and makes it due again. Nothing but such an examination takes a key out of the
+//! list, and a walk, which empties the list first and then examines every key that was there
+//! throughout. A thread that stops before it has examined a key puts it back, or notes that a walk
+//! is owed.
 //!
-//! What damage hides from an examination waits for a walk, and so does one of two keys that share all 64 bits of their
-//! hash.
+//! What damage hides from an examination waits for a walk, and so does one of two keys that share
+//! all 64 bits of their hash.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -44,7 +47,8 @@ use crate::{Error, Evermap, Map, Result};
 const SHARDS: usize = 8;
 /// Keys that are examined together.
 const TOGETHER: usize = 32;
-/// The number of keys that may be due beyond two for each record. If there are more, most are of records that are gone.
+/// The number of keys that may be due beyond two for each record. If there are more, most are of
+/// records that are gone.
 const SPARE: u64 = 1 << 16;
 /// The capacity of a queue is not reduced below this number of keys.
 const KEPT: usize = 1 << 10;
@@ -115,7 +119,9 @@ impl Expiries {
         }
     }
 
-    /// Returns `true` if `len` keys in one shard are far more than there are records: because keys were removed again and again before they expired. A walk finds out anew, after at least as many changes as there are records.
+    /// Returns `true` if `len` keys in one shard are far more than there are records: because keys
+    /// were removed again and again before they expired. A walk finds out anew, after at least as
+    /// many changes as there are records.
     fn is_too_long(len: u64, counters: &Counters) -> bool {
         let (totals, exact) = counters.totals();
         exact && len * SHARDS as u64 > 2 * totals.records + SPARE
@@ -161,7 +167,8 @@ impl Expiries {
     fn begin_walk(&self) {
         // Acquire: see `owe_walk`. This walk may miss what is owed from here on.
         self.walk.swap(WALKING, AcqRel);
-        // The walk sees all records that these keys are of, so none is forgotten; keys of records that are gone are dropped.
+        // The walk sees all records that these keys are of, so none is forgotten; keys of records
+        // that are gone are dropped.
         self.shards.iter().for_each(|shard| *shard.lock() = Queue::new());
     }
 
@@ -190,7 +197,10 @@ impl Drop for DueKeys<'_> {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Removes the records of all maps in the file that are expired or flushed. Returns their number. Other operations may go on meanwhile; a sweep, a compaction or a check has to end first, so the calling thread must not hold a [`Reader`](crate::Reader). O(n): examines every record, where [`purge_if_due`](Evermap::purge_if_due) does so only if it has to.
+    /// Removes the records of all maps in the file that are expired or flushed. Returns their
+    /// number. Other operations may go on meanwhile; a sweep, a compaction or a check has to end
+    /// first, so the calling thread must not hold a [`Reader`](crate::Reader). O(n): examines every
+    /// record, where [`purge_if_due`](Evermap::purge_if_due) does so only if it has to.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -210,7 +220,9 @@ impl<M: Medium> Evermap<M> {
         self.walk_maps(&sweeping)
     }
 
-    /// Removes the records of all maps in the file that have expired, and, if a walk is owed, what it finds. Returns their number. Without a walk the cost is proportional to what has expired. On a file, a thread in the background does this about every second.
+    /// Removes the records of all maps in the file that have expired, and, if a walk is owed, what
+    /// it finds. Returns their number. Without a walk the cost is proportional to what has expired.
+    /// On a file, a thread in the background does this about every second.
     ///
     /// ```
     /// use evermap::{Clock, Evermap, Meta, Options};
@@ -265,7 +277,8 @@ impl<M: Medium> Evermap<M> {
         Ok(purged)
     }
 
-    /// Lets the time go back to that of the clock, if it was held at `held` and everything that had expired by then is removed.
+    /// Lets the time go back to that of the clock, if it was held at `held` and everything that had
+    /// expired by then is removed.
     fn release_time(&self, held: Option<u32>) {
         if let Some(held) =
             held.filter(|_| !self.is_walk_due() && !self.file.maintenance.is_stopping())
@@ -302,7 +315,8 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// Removes what is known to have expired in this map: up to `most` records, or few more. Returns their number.
+    /// Removes what is known to have expired in this map: up to `most` records, or few more.
+    /// Returns their number.
     pub(crate) fn remove_expired(&self, most: u64) -> Result<u64> {
         let (expiries, counters) = (&self.inner.expiries, &self.inner.counters);
         if expiries.first().is_none_or(|first| first > self.db.file.clock.now()) {
@@ -310,7 +324,8 @@ impl<M: Medium> Map<M> {
         }
         let mut purged = 0;
         while purged < most && !self.db.file.maintenance.is_stopping() {
-            // A few at a time, so that a mutation that lacks space waits for those only, and they are reused soon.
+            // A few at a time, so that a mutation that lacks space waits for those only, and they
+            // are reused soon.
             let (_examining, guard) = (expiries.examining(), self.enter()?);
             let keys = expiries.take(self.db.file.clock.now());
             let mut due_keys = DueKeys { expiries, counters, keys };
@@ -345,7 +360,8 @@ impl<M: Medium> Map<M> {
         Ok(purged)
     }
 
-    /// Removes the record of a key if it is dead; `word` is what the key was bound to a moment ago. Returns `true` if it did. The key of a live record becomes due at its expiry.
+    /// Removes the record of a key if it is dead; `word` is what the key was bound to a moment ago.
+    /// Returns `true` if it did. The key of a live record becomes due at its expiry.
     fn examine_one(&self, hash: u64, word: u64, mark: u64, guard: &Guard<'_>) -> Result<bool> {
         let Ok(record) = Record::at(self.db.file.pool.medium(), word) else { return Ok(false) };
         match self.is_dead(&record, mark) {
@@ -383,7 +399,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Makes a key due whose record, which expired at `before`, was replaced by one that expires at `now`.
+    /// Makes a key due whose record, which expired at `before`, was replaced by one that expires at
+    /// `now`.
     #[inline]
     pub(crate) fn expect_instead(&self, hash: u64, before: Option<u32>, now: Option<u32>) {
         // It is due already if the record before expires no later: see the module.
@@ -392,7 +409,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Walks through this map, and adds the number of records that it removes to `purged`. Returns `true` if it came to the end.
+    /// Walks through this map, and adds the number of records that it removes to `purged`. Returns
+    /// `true` if it came to the end.
     fn walk(&self, purged: &mut u64) -> Result<bool> {
         let mut walk = Walk::new(self);
         let mut pairs = Vec::new();

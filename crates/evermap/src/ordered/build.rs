@@ -1,12 +1,14 @@
 //! Building the tree from the hash index, while everything else goes on.
 //!
-//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Otherwise threads walk over the hash
-//!    index and [read the keys](super::bulk_read). Meanwhile notices are kept.
+//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Otherwise
+//!    threads walk over the hash index and [read the keys](super::bulk_read). Meanwhile notices are
+//!    kept.
 //! 2. The keys are sorted and become the tree, which others see from now on.
 //! 3. The kept notices are worked on like any others.
 //!
-//! A walk shows every key that is bound throughout. A key that comes or goes meanwhile leaves a notice, and is looked
-//! up in step 3. Where so many came that they were dropped, the whole tree is compared with the whole hash index.
+//! A walk shows every key that is bound throughout. A key that comes or goes meanwhile leaves a
+//! notice, and is looked up in step 3. Where so many came that they were dropped, the whole tree is
+//! compared with the whole hash index.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -21,7 +23,8 @@ use super::{NoticeShard, Ordered, OrderedState, TOGETHER};
 use crate::ops::read::Walk;
 use crate::{Error, Map, Result};
 
-/// Threads to build with unless somebody says otherwise: half of the cores, for others have to do there too.
+/// Threads to build with unless somebody says otherwise: half of the cores, for others have to do
+/// there too.
 pub(crate) fn default_threads() -> usize {
     cores().div_ceil(2)
 }
@@ -50,12 +53,14 @@ impl<M: Medium> Map<M> {
         self.inner.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
     }
 
-    /// Builds the [ordered index](crate::Options::ordered) with so many threads, the calling one among them, unless
-    /// that is done; waits where others are at it. Other operations may go on meanwhile.
+    /// Builds the [ordered index](crate::Options::ordered) with so many threads, the calling one
+    /// among them, unless that is done; waits where others are at it. Other operations may go on
+    /// meanwhile.
     ///
-    /// O(n log n); some hundred nanoseconds a key and thread. It needs about 70 bytes of ordinary memory for each key
-    /// of 16 bytes while it builds, and leaves a tree of about 40. [`Evermap`](crate::Evermap) calls it in the
-    /// background as soon as it is opened; for a bare `Store`, the first scan does if nobody else has.
+    /// O(n log n); some hundred nanoseconds a key and thread. It needs about 70 bytes of ordinary
+    /// memory for each key of 16 bytes while it builds, and leaves a tree of about 40.
+    /// [`Evermap`](crate::Evermap) calls it in the background as soon as it is opened; for a bare
+    /// `Store`, the first scan does if nobody else has.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -69,8 +74,8 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Storage`] with `Forked` or
-    /// `Poisoned`.
+    /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Storage`]
+    /// with `Forked` or `Poisoned`.
     pub fn build_ordered(&self, threads: usize) -> Result<()> {
         let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
         self.db.file.pool.region().ensure_writable()?;
@@ -113,8 +118,8 @@ impl<M: Medium> Map<M> {
             None => self.tree_of_index(ordered, threads.max(1))?,
         };
         self.publish_tree(ordered, tree)?;
-        // Whoever checks the file must not see it go, and whoever sweeps may be waiting for a reader of this thread: then
-        // the next stop frees it.
+        // Whoever checks the file must not see it go, and whoever sweeps may be waiting for a
+        // reader of this thread: then the next stop frees it.
         if let Some(_sweeping) = self.db.file.maintenance.try_sweeping() {
             self.forget_saved();
         }
@@ -136,8 +141,8 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// Shows `differs` each key that only the hash index has, and each that only the tree has, and says whether it is
-    /// the tree.
+    /// Shows `differs` each key that only the hash index has, and each that only the tree has, and
+    /// says whether it is the tree.
     fn compare(
         &self,
         ordered: &Ordered,

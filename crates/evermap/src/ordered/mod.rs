@@ -1,19 +1,22 @@
 //! The ordered index: a tree of keys in ordinary memory beside the hash index.
 //!
-//! The tree holds exactly the keys that the hash index binds, and with each its hash; nothing of where the record is.
-//! So replacing a record never touches it. When a key comes or goes, the writer posts a [notice](notices) once the hash
-//! index is changed and the key no longer locked. Whoever works on the notice looks the key up in the hash index and
-//! makes the tree agree. So it does not matter in which order notices are worked on, nor whether twice: the last look
-//! comes after the last change, and the tree is left as that look found things. Only where it is [certain](notices) that a
-//! key which was bound is not unbound by an earlier notice, nobody looks.
+//! The tree holds exactly the keys that the hash index binds, and with each its hash; nothing of
+//! where the record is. So replacing a record never touches it. When a key comes or goes, the
+//! writer posts a [notice](notices) once the hash index is changed and the key no longer locked.
+//! Whoever works on the notice looks the key up in the hash index and makes the tree agree. So it
+//! does not matter in which order notices are worked on, nor whether twice: the last look comes
+//! after the last change, and the tree is left as that look found things. Only where it is
+//! [certain](notices) that a key which was bound is not unbound by an earlier notice, nobody looks.
 //!
-//! That needs one thing: a look and the change of the tree that follows from it must not be torn apart by another
-//! look at the same key. A [shard](notices) sees to that, with a lock that is held around both. Nobody who
-//! holds it waits for the lock of a key, except as every reader of the hash index may have to wait for a moment; and
-//! nobody posts or works on notices while he holds the lock of a key.
+//! That needs one thing: a look and the change of the tree that follows from it must not be torn
+//! apart by another look at the same key. A [shard](notices) sees to that, with a lock that is held
+//! around both. Nobody who holds it waits for the lock of a key, except as every reader of the hash
+//! index may have to wait for a moment; and nobody posts or works on notices while he holds the
+//! lock of a key.
 //!
-//! A scan sees every change that was acknowledged before it began: it notes the ticket of the last notice of each shard,
-//! and waits until those are worked on, or works on them itself. Writers go on meanwhile.
+//! A scan sees every change that was acknowledged before it began: it notes the ticket of the last
+//! notice of each shard, and waits until those are worked on, or works on them itself. Writers go
+//! on meanwhile.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -47,8 +50,9 @@ pub use stat::{OrderedStat, OrderedState};
 const SHARDS: usize = 16;
 /// Keys that are looked up together.
 const TOGETHER: usize = 32;
-/// Full batches in a shard that make writers work on them even if threads in the background are there for that. So many
-/// that bursts are soon over, and so few that a scan has no long wait for them.
+/// Full batches in a shard that make writers work on them even if threads in the background are
+/// there for that. So many that bursts are soon over, and so few that a scan has no long wait for
+/// them.
 const BACKLOG: usize = 16;
 
 /// Who tells the ordered index that keys came or went.
@@ -57,14 +61,15 @@ const BACKLOG: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OrderedUpdates {
-    /// Writers, before they return. Scans find nothing left to do; each new key costs the way down the tree.
+    /// Writers, before they return. Scans find nothing left to do; each new key costs the way down
+    /// the tree.
     Sync,
-    /// Writers, 64 notices at a time, so that the cache misses of all of them overlap; scans, what they need of the
-    /// rest.
+    /// Writers, 64 notices at a time, so that the cache misses of all of them overlap; scans, what
+    /// they need of the rest.
     Batched,
-    /// Threads in the background, as many as it takes, half of the cores at most; writers and scans help where these do
-    /// not keep up. They work for the default map of an [`Evermap`](crate::Evermap). Other maps, and a bare `Store`, do as
-    /// with `Batched`.
+    /// Threads in the background, as many as it takes, half of the cores at most; writers and scans
+    /// help where these do not keep up. They work for the default map of an
+    /// [`Evermap`](crate::Evermap). Other maps, and a bare `Store`, do as with `Batched`.
     #[default]
     Background,
 }
@@ -92,8 +97,8 @@ pub(crate) struct Ordered {
 impl Drop for Ordered {
     fn drop(&mut self) {
         if self.fork.is_child() {
-            // Other threads may have been changing it when the process was forked, and here they never finish: nobody
-            // can tell which nodes it has.
+            // Other threads may have been changing it when the process was forked, and here they
+            // never finish: nobody can tell which nodes it has.
             std::mem::forget(self.tree.take());
         }
     }
@@ -165,8 +170,8 @@ impl<M: Medium> Map<M> {
         self.inner.ordered.as_ref().map_or(0, |ordered| ordered.shard(key.hash).unbindings())
     }
 
-    /// Says that the index binds `key` now and did not before, or the other way round. Every writer says so before its
-    /// change is acknowledged, holding no lock.
+    /// Says that the index binds `key` now and did not before, or the other way round. Every writer
+    /// says so before its change is acknowledged, holding no lock.
     #[inline]
     pub(crate) fn notice(&self, key: BytesRef<'_>, event: KeyEvent, guard: &Guard<'_>) {
         if let Some(ordered) = &self.inner.ordered {
@@ -289,7 +294,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// The tree with all that ever happened, if it is complete. For a caller that has ended all operations.
+    /// The tree with all that ever happened, if it is complete. For a caller that has ended all
+    /// operations.
     fn settled_tree(&self) -> Option<&BPlus> {
         let ordered = self.inner.ordered.as_ref().filter(|ordered| ordered.is_ready())?;
         let tree = ordered.tree.get()?;
@@ -325,7 +331,8 @@ mod tests {
     use super::*;
     use crate::{Evermap, Options};
 
-    /// A writer binds a key and is held up; another one unbinds it and says so; then the first says what it has done.
+    /// A writer binds a key and is held up; another one unbinds it and says so; then the first says
+    /// what it has done.
     #[test]
     fn a_removal_may_overtake_the_notice_of_an_insertion() {
         let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();

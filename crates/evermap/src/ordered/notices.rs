@@ -1,11 +1,12 @@
 //! OrderedUpdates: which keys came or went, until somebody has told the tree.
 //!
-//! A notice says *look this key up again*. It is posted after the hash index was changed and before the
-//! change is acknowledged, by a writer that holds no lock. OrderedUpdates of one key go to one *shard*, and at any time at
-//! most one thread works on the notices of a shard.
+//! A notice says *look this key up again*. It is posted after the hash index was changed and before
+//! the change is acknowledged, by a writer that holds no lock. OrderedUpdates of one key go to one
+//! *shard*, and at any time at most one thread works on the notices of a shard.
 //!
-//! A notice that a key was bound is *certain*, so that nobody need look, where no key of its shard was reported unbound
-//! since before it was bound. For then whoever unbinds it again reports that later, and the tree is told of it later.
+//! A notice that a key was bound is *certain*, so that nobody need look, where no key of its shard
+//! was reported unbound since before it was bound. For then whoever unbinds it again reports that
+//! later, and the tree is told of it later.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -29,8 +30,8 @@ const KEPT_BYTES: usize = 4 << 20;
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KeyEvent {
-    /// The key was bound, and was not before, by a change that began when its shard had heard of [so
-    /// many](NoticeShard::unbindings) keys that were unbound.
+    /// The key was bound, and was not before, by a change that began when its shard had heard of
+    /// [so many](NoticeShard::unbindings) keys that were unbound.
     Bound { since: u64 },
     /// It was unbound.
     Unbound,
@@ -106,8 +107,9 @@ pub(super) enum Posted {
 }
 
 impl NoticeShard {
-    /// Posts a notice. `has_tree` says whether there is a tree to tell; it is asked while nobody else posts, so that
-    /// whoever makes it true finds all notices in the queue that were posted before.
+    /// Posts a notice. `has_tree` says whether there is a tree to tell; it is asked while nobody
+    /// else posts, so that whoever makes it true finds all notices in the queue that were posted
+    /// before.
     pub(super) fn post(
         &self,
         key: BytesRef<'_>,
@@ -127,8 +129,8 @@ impl NoticeShard {
         if completed {
             queue.complete();
         }
-        // Release: whoever sees the ticket finds the notice in the queue. Under the lock, so that a notice cannot be
-        // applied before it counts as posted.
+        // Release: whoever sees the ticket finds the notice in the queue. Under the lock, so that a
+        // notice cannot be applied before it counts as posted.
         let posted = self.posted.fetch_add(1, Release) + 1;
         if completed && !has_tree && self.is_too_much(&queue, posted) {
             queue.drop_all();
@@ -138,8 +140,8 @@ impl NoticeShard {
         Posted::Waiting { batches: queue.full.len(), completed }
     }
 
-    /// Whether a notice that is being posted is certain. Under the lock of the queue, so that a notice of a key that was
-    /// unbound meanwhile either comes later or is seen here.
+    /// Whether a notice that is being posted is certain. Under the lock of the queue, so that a
+    /// notice of a key that was unbound meanwhile either comes later or is seen here.
     fn is_certain(&self, event: KeyEvent) -> bool {
         match event {
             KeyEvent::Bound { since } => self.unbindings.load(Relaxed) == since,
@@ -153,7 +155,8 @@ impl NoticeShard {
 
     /// How many notices of keys that were unbound were posted so far.
     ///
-    /// Relaxed: what counts is that none is seen here that comes from a later change of the key, and none can be.
+    /// Relaxed: what counts is that none is seen here that comes from a later change of the key,
+    /// and none can be.
     #[inline]
     pub(super) fn unbindings(&self) -> u64 {
         self.unbindings.load(Relaxed)
@@ -174,7 +177,8 @@ impl NoticeShard {
         self.working.try_lock().ok()
     }
 
-    /// The oldest notices. The caller works on this shard, and says when they are [applied](Self::applied).
+    /// The oldest notices. The caller works on this shard, and says when they are
+    /// [applied](Self::applied).
     pub(super) fn take(&self) -> Option<NoticeBatch> {
         let mut queue = self.queue();
         if let Some(batch) = queue.full.pop_front() {

@@ -51,7 +51,8 @@ pub struct OrderedStat {
     pub keys_read: u64,
     /// Whether those were the keys that the last orderly stop had saved, in order.
     pub from_saved: bool,
-    /// Records, or parts of the hash index, that could not be read when it was built: scans do not show them.
+    /// Records, or parts of the hash index, that could not be read when it was built: scans do not
+    /// show them.
     pub unreadable: u64,
     /// OrderedUpdates of keys that came or went, since opening, of which it was told.
     pub notices: u64,

@@ -1,8 +1,9 @@
 //! Threads in the background that work on notices, and how many of them there should be.
 //!
-//! HiKV gives each thread one of two tasks, so that those that serve requests and those that keep the tree up to date
-//! take equally long for their parts of an average write. Here the time of the first is measured from the outside: the
-//! threads that do not work on notices are taken to serve all the time.
+//! HiKV gives each thread one of two tasks, so that those that serve requests and those that keep
+//! the tree up to date take equally long for their parts of an average write. Here the time of the
+//! first is measured from the outside: the threads that do not work on notices are taken to serve
+//! all the time.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -18,9 +19,11 @@ use crate::Map;
 
 /// How often the number of working threads is thought over.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Shortest and longest pause of a thread that finds nothing to do. After that it sleeps until it is woken.
+/// Shortest and longest pause of a thread that finds nothing to do. After that it sleeps until it
+/// is woken.
 const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
-/// Longest sleep: a call to wake may be missed, and nobody wakes threads that are not wanted until now.
+/// Longest sleep: a call to wake may be missed, and nobody wakes threads that are not wanted until
+/// now.
 const SLEEP: Duration = Duration::from_secs(1);
 
 /// What an average write costs, and what is read beside it: in any unit of time.
@@ -38,11 +41,11 @@ struct Costs {
     notice: f64,
 }
 
-/// How many of `threads`, two at least, should work on notices: so many that these take as long for one as the others
-/// for a write and the reads beside it.
+/// How many of `threads`, two at least, should work on notices: so many that these take as long for
+/// one as the others for a write and the reads beside it.
 ///
-/// After "HiKV: A Hybrid Index Key-Value Store for DRAM-NVM Memory Systems" (USENIX ATC 2017), section 3.4, solved for
-/// the number.
+/// After "HiKV: A Hybrid Index Key-Value Store for DRAM-NVM Memory Systems" (USENIX ATC 2017),
+/// section 3.4, solved for the number.
 fn backends(threads: usize, costs: Costs) -> usize {
     let serving = costs.gets * costs.get + costs.scans * costs.scan + costs.write;
     let share = threads as f64 * costs.notice / (serving + costs.notice);
@@ -77,7 +80,8 @@ impl WorkerPool {
         }
     }
 
-    /// Most threads that may ever work: half of the cores, for writers help where that is too little.
+    /// Most threads that may ever work: half of the cores, for writers help where that is too
+    /// little.
     fn size(&self) -> usize {
         self.cores / 2
     }
@@ -105,7 +109,8 @@ impl WorkerPool {
         sleepers.drain(..).for_each(|thread| thread.unpark());
     }
 
-    /// Sleeps for a while, or until there is something to do if this thread is one of those that should work.
+    /// Sleeps for a while, or until there is something to do if this thread is one of those that
+    /// should work.
     fn sleep(&self, wanted: bool) {
         if wanted {
             let mut sleepers = self.sleepers.lock().expect("no panics while held");
@@ -136,7 +141,8 @@ impl WorkerPool {
 }
 
 impl<M: Medium> Map<M> {
-    /// How many threads shall [work on notices](Self::work_on_notices), if any. From now on they are relied on.
+    /// How many threads shall [work on notices](Self::work_on_notices), if any. From now on they
+    /// are relied on.
     pub(crate) fn notice_workers(&self) -> usize {
         match &self.inner.ordered {
             Some(ordered) if ordered.updates == OrderedUpdates::Background => {
@@ -223,7 +229,8 @@ mod tests {
     #[test]
     fn a_crew_grows_where_notices_take_long() {
         let workers = WorkerPool { cores: 16, ..WorkerPool::new() };
-        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. OrderedUpdates take as long.
+        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. OrderedUpdates
+        // take as long.
         workers.busy_nanos.store(1_500_000_000, Relaxed);
         workers.notices.store(10_000, Relaxed);
         workers.think(WINDOW);

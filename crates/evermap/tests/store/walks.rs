@@ -36,17 +36,15 @@ fn killed(options: &Options, records: u64) -> (Kept, Map<Kept>) {
     (memory, store)
 }
 
-/// Interrupts the next walk once it has shown some records: iterators begin, half of them end, and records are added; `then`
-/// is called before the walk goes on.
-fn disturb(
-    memory: &Kept,
+/// Returns what is to interrupt a walk: iterators begin, half of them end, and records are added; then `then` is called.
+fn disturbance(
     store: &Map<Kept>,
     added: std::ops::Range<u64>,
     then: impl FnOnce() + Send + 'static,
-) {
+) -> impl FnOnce() + Send + 'static {
     let store = store.clone();
-    memory.at_next_prefetch(move || {
-        // Of another thread, as all that goes on beside a walk.
+    move || {
+        // In another thread, like everything that goes on beside a walk.
         let others = std::thread::spawn(move || {
             let mut iterators: Vec<_> = (0..ITERATORS).map(|_| store.iter()).collect();
             iterators.iter_mut().for_each(|iterator| drop(iterator.next().unwrap().unwrap()));
@@ -55,14 +53,14 @@ fn disturb(
         });
         others.join().unwrap();
         then();
-    });
+    }
 }
 
 #[test]
 fn a_sweep_frees_nothing_that_is_in_use() {
     for &kind in IndexKind::ALL {
         let (memory, store) = killed(&options(kind), THERE);
-        disturb(&memory, &store, THERE..THERE + ADDED, || ());
+        memory.at_next_read_ahead(disturbance(&store, THERE..THERE + ADDED, || ()));
         store.db().recover().unwrap();
         // All that the sweep has freed is used again.
         put(&store, THERE + ADDED..3 * (THERE + ADDED));
@@ -80,7 +78,7 @@ fn an_order_that_is_built_has_every_key() {
     for kind in [IndexKind::default(), IndexKind::Level] {
         let (memory, store) = killed(&options(kind).ordered(true), THERE_IN_ORDER);
         store.db().recover().unwrap();
-        disturb(&memory, &store, THERE_IN_ORDER..ALL, || ());
+        memory.at_next_prefetch(disturbance(&store, THERE_IN_ORDER..ALL, || ()));
         store.build_ordered(1).unwrap();
         let shown = store.scan(..).unwrap().map(|pair| pair.unwrap().0);
         let mut due: Vec<_> = (0..ALL).map(|number| key(number).to_vec()).collect();
@@ -97,7 +95,8 @@ fn a_purge_removes_all_that_has_expired() {
         let store = memory.open(&options(kind).clock(clock.clone())).unwrap();
         let meta = crate::common::meta(0, 1_060);
         (0..THERE).for_each(|number| store.put_with(&key(number), b"", meta).map(drop).unwrap());
-        disturb(&memory, &store, THERE..THERE + ADDED, move || clock.set(1_060));
+        memory
+            .at_next_prefetch(disturbance(&store, THERE..THERE + ADDED, move || clock.set(1_060)));
         assert_eq!(store.db().purge().unwrap(), THERE, "{kind}");
     }
 }

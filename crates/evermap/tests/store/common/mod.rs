@@ -74,6 +74,7 @@ pub(crate) struct Kept {
     fences: Arc<AtomicU64>,
     at_fence: Arc<Mutex<Option<Interruption>>>,
     at_prefetch: Arc<Mutex<Option<Interruption>>>,
+    at_read_ahead: Arc<Mutex<Option<Interruption>>>,
     fails_after_changes: Arc<AtomicBool>,
 }
 
@@ -88,6 +89,7 @@ impl Kept {
             fences: Arc::default(),
             at_fence: Arc::default(),
             at_prefetch: Arc::default(),
+            at_read_ahead: Arc::default(),
             fails_after_changes: Arc::default(),
         }
     }
@@ -126,6 +128,12 @@ impl Kept {
     /// Calls `interruption` when the next record is prefetched: in the middle of a walk that has shown some.
     pub(crate) fn at_next_prefetch(&self, interruption: impl FnOnce() + Send + 'static) {
         *self.at_prefetch.lock().unwrap() = Some(Box::new(interruption));
+    }
+
+    /// Calls `interruption` when a sweep next reads a part of an index ahead: after it has listed the maps, and before it
+    /// visits them.
+    pub(crate) fn at_next_read_ahead(&self, interruption: impl FnOnce() + Send + 'static) {
+        *self.at_read_ahead.lock().unwrap() = Some(Box::new(interruption));
     }
 
     /// Whether an index is to say, after each change that it has made, that it is damaged.
@@ -189,6 +197,12 @@ unsafe impl Medium for Kept {
         let interruption = self.at_fence.lock().unwrap().take();
         interruption.into_iter().for_each(|interrupt| interrupt());
         self.memory.fence();
+    }
+
+    fn read_ahead(&self, range: Range<u64>) {
+        let interruption = self.at_read_ahead.lock().unwrap().take();
+        interruption.into_iter().for_each(|interrupt| interrupt());
+        self.memory.read_ahead(range);
     }
 
     fn prefetch(&self, offset: u64) {
