@@ -1,4 +1,4 @@
-//! `evermap stat` and `evermap check`: what there is to know about a store.
+//! `evermap stat` and `evermap check`: the state of a store.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::open::{MapArguments, StoreArguments};
-use crate::{DONE, NO};
+use crate::{NEGATIVE, SUCCESS};
 
-/// Tell the state of a store in figures
+/// Print the statistics of a store
 ///
-/// Looks at the whole index, but at no record, unless the ordered index is asked for.
+/// Reads the whole index. Reads records only if the ordered index is requested.
 #[derive(clap::Args)]
 pub(crate) struct StatCommand {
     #[command(flatten)]
     store: MapArguments,
-    /// As a JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
-    /// Build the ordered index, and tell of it too
+    /// Build the ordered index and include its statistics
     #[arg(long)]
     ordered: bool,
 }
@@ -35,24 +35,24 @@ impl StatCommand {
         let (stat, space) = (map.stat(), map.space()?);
         map.into_db().close()?;
         match self.json {
-            true => say(&stat_as_json(&stat, &space))?,
-            false => say(&format!("{stat}{space}").trim_end())?,
+            true => print_line(&stat_as_json(&stat, &space))?,
+            false => print_line(&format!("{stat}{space}").trim_end())?,
         }
-        Ok(DONE)
+        Ok(SUCCESS)
     }
 }
 
-/// Look at everything in a store, in all its maps, and tell what is wrong
+/// Check the consistency of a store with all its maps, and print the problems found
 ///
-/// Changes nothing that is stored. Answers 1 if anything is wrong.
+/// Does not change any record. The exit code is 1 if there are problems.
 #[derive(clap::Args)]
 pub(crate) struct Check {
     #[command(flatten)]
     store: StoreArguments,
-    /// Read every record too, and verify its checksum
+    /// Also read every record and verify its checksum
     #[arg(long)]
     deep: bool,
-    /// As a JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -63,15 +63,15 @@ impl Check {
         let report = db.check(self.deep)?;
         db.close()?;
         match self.json {
-            true => say(&report_as_json(&report))?,
-            false => say(&report)?,
+            true => print_line(&report_as_json(&report))?,
+            false => print_line(&report)?,
         }
-        Ok(if report.is_sound() { DONE } else { NO })
+        Ok(if report.is_sound() { SUCCESS } else { NEGATIVE })
     }
 }
 
 /// Writes a line to standard output.
-pub(crate) fn say(text: &dyn Display) -> Result<(), Failure> {
+pub(crate) fn print_line(text: &dyn Display) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
 }

@@ -1,44 +1,44 @@
-//! The store as a cache.
+//! The implementation of [`Cache`] for the store.
 //!
-//! Every operation of [`Cache`] is one operation of the store, so each is atomic and durable as that one is.
-//! Nothing is evicted: a full store refuses what would not fit.
+//! Every method is one operation of the store, and as atomic and durable as that operation. Nothing
+//! is evicted: a full store rejects items that do not fit.
 
 use std::fmt::Display;
 use std::ops::ControlFlow;
 
-use evermap::{Edit, Error, ErrorKind, Map, Meta, Outcome};
+use evermap::{Edit, Error, ErrorKind, Map, Meta, Outcome, UnreadRecord};
 
 use crate::cache::{
-    Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome, apply_delta,
+    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome, Value, apply_delta,
 };
 
 impl Cache for Map {
     fn get_many(
         &self,
         keys: &[&[u8]],
-        hit: &mut dyn FnMut(usize, Item<'_>) -> bool,
+        hit: &mut dyn FnMut(usize, Item<'_>) -> Hit,
     ) -> Result<(), CacheError> {
-        let mut failed = None;
-        Map::get_many(self, keys, |i, found| match found {
-            Ok(item) => match show(&item, |item| hit(i, item)) {
-                true => ControlFlow::Continue(()),
-                false => ControlFlow::Break(()),
-            },
-            Err(error) => {
-                failed = Some(error);
+        let mut result = Ok(());
+        self.find_many(keys, |i, record| {
+            let hit = record.map_err(CacheError::from).and_then(|record| {
+                hit(i, Item { flags: record.flags(), cas: record.cas(), value: &record })
+            });
+            hit.unwrap_or_else(|error| {
+                result = Err(error);
                 ControlFlow::Break(())
-            }
+            })
         })?;
-        failed.map_or(Ok(()), |error| Err(error.into()))
+        result
     }
 
     fn get_and_touch(
         &self,
         key: &[u8],
         expiry: u32,
-        hit: &mut dyn FnMut(Item<'_>),
+        hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError> {
-        Ok(Map::get_and_touch(self, key, expiry_of(expiry), |item| show(&item, hit))?.is_some())
+        let hit = Map::get_and_touch(self, key, expiry_of(expiry), |item| with_item(&item, hit))?;
+        Ok(hit.transpose()?.is_some())
     }
 
     fn store(
@@ -76,7 +76,8 @@ impl Cache for Map {
     ) -> Result<StoreOutcome, CacheError> {
         let mut outcome = Ok(StoreOutcome::NotStored);
         self.modify(key, |item| {
-            // Called again if another thread was faster, so what an earlier call decided means nothing.
+            // The closure is called again if another thread changes the item in between. Only the
+            // last call counts.
             outcome = Ok(StoreOutcome::NotStored);
             let Some(item) = item else { return Edit::Keep };
             if item.value.len() + data.len() > value_max {
@@ -93,25 +94,25 @@ impl Cache for Map {
     }
 
     fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError> {
-        let mut answer = Arithmetic::NotFound;
+        let mut result = Arithmetic::NotFound;
         self.modify(key, |item| {
             let Some(item) = item else {
-                answer = Arithmetic::NotFound;
+                result = Arithmetic::NotFound;
                 return Edit::Keep;
             };
             let mut value = Vec::new();
             match apply_delta(item.value, delta, up, &mut value) {
                 Some(number) => {
-                    answer = Arithmetic::Value(number);
+                    result = Arithmetic::Value(number);
                     Edit::Value(value)
                 }
                 None => {
-                    answer = Arithmetic::NonNumeric;
+                    result = Arithmetic::NonNumeric;
                     Edit::Keep
                 }
             }
         })?;
-        Ok(answer)
+        Ok(result)
     }
 
     fn delete(&self, key: &[u8]) -> Result<bool, CacheError> {
@@ -126,7 +127,7 @@ impl Cache for Map {
         Ok(Map::flush_all(self, at.map(u64::from))?)
     }
 
-    /// Under memcached's names where it has them; `limit_maxbytes` is 0 where there is no limit.
+    /// The names are memcached's where it has them. `limit_maxbytes` is 0 if there is no limit.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         let stat = self.stat();
         each("curr_items", &stat.records.value);
@@ -150,14 +151,24 @@ impl Cache for Map {
     }
 }
 
-/// When a record expires, given what the protocol says: 0 is never.
+impl Value for UnreadRecord<'_> {
+    fn len(&self) -> usize {
+        self.value_len()
+    }
+
+    fn append_to(&self, out: &mut Vec<u8>) -> Result<(), CacheError> {
+        Ok(UnreadRecord::append_to(self, out)?)
+    }
+}
+
+/// Converts an expiry of the protocol, where 0 means never, to one of the store.
 fn expiry_of(expiry: u32) -> Option<u64> {
     (expiry != 0).then_some(u64::from(expiry))
 }
 
-/// Shows a record of the store as an item of the cache.
-fn show<R>(item: &evermap::Item<'_>, show: impl FnOnce(Item<'_>) -> R) -> R {
-    show(Item { flags: item.flags, cas: item.cas, value: &item.value })
+/// Calls `f` with a record of the store as an item of the cache.
+fn with_item<R>(item: &evermap::Item<'_>, f: impl FnOnce(Item<'_>) -> R) -> R {
+    f(Item { flags: item.flags, cas: item.cas, value: &item.value })
 }
 
 impl From<Error> for CacheError {

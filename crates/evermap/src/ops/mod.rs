@@ -2,6 +2,7 @@
 
 pub(crate) mod atomic;
 pub(crate) mod commit;
+pub(crate) mod find_many;
 pub(crate) mod pages;
 pub(crate) mod read;
 pub(crate) mod reentry;

@@ -19,8 +19,10 @@ use crate::ops::pages::Pages;
 use crate::record::{Record, decode_expiry};
 use crate::{Error, Item, Map, Result};
 
-/// Keys that are looked up together by `get_many`.
-pub(crate) const BATCH: usize = 32;
+/// The number of keys that [`Map::get_many`] and [`Map::find_many`] look up together.
+///
+/// Callers that divide a longer list of keys should use chunks of this size.
+pub const BATCH_KEYS: usize = 32;
 /// Records that a walk prefetches ahead.
 pub(crate) const RECORDS_AHEAD: usize = 8;
 
@@ -137,23 +139,14 @@ impl<M: Medium> Map<M> {
         keys: &[K],
         mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let guard = self.enter()?;
         let mut value = Vec::new();
-        for (batch, keys) in keys.chunks(BATCH).enumerate() {
-            let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH];
-            for (slot, key) in refs.iter_mut().zip(keys) {
-                *slot = self.key(key.as_ref())?;
-            }
-            let refs = &refs[..keys.len()];
-            let each = |at, item: Result<Item<'_>>| each(batch * BATCH + at, item);
-            if self.get_batch(refs, &mut value, &guard, each)?.is_break() {
-                break;
-            }
-        }
-        Ok(())
+        self.find_many(keys, |at, found| match found {
+            Ok(found) => each(at, found.read(&mut value)),
+            Err(error) => each(at, Err(error)),
+        })
     }
 
-    /// Looks up to [`BATCH`] keys up as [`get_many`](Map::get_many) does, with a buffer for a
+    /// Looks up to [`BATCH_KEYS`] keys up as [`get_many`](Map::get_many) does, with a buffer for a
     /// value. Returns what `each` returned last.
     #[inline]
     pub(crate) fn get_batch(
@@ -163,20 +156,10 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
         mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        let mut words = [None; BATCH];
-        self.inner.index.get_many(keys, &mut words[..keys.len()], guard)?;
-        for word in words.iter().flatten() {
-            self.prefetch(*word);
-        }
-        for (at, (key, word)) in keys.iter().zip(words).enumerate() {
-            let found = word.map_or(Ok(None), |word| self.readable(*key, word, guard));
-            if let Some(shown) = self.shown(key.bytes, found, value).transpose()
-                && each(at, shown).is_break()
-            {
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-        Ok(ControlFlow::Continue(()))
+        self.find_batch(keys, guard, |at, found| match found {
+            Ok(found) => each(at, found.read(value)),
+            Err(error) => each(at, Err(error)),
+        })
     }
 
     /// Returns the item of a record that was found for `key`, with its value copied to `value`.

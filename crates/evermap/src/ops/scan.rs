@@ -13,7 +13,7 @@ use evermap_index::{BPlus, Guard};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
-use crate::ops::read::BATCH;
+use crate::ops::read::BATCH_KEYS;
 use crate::{Error, Item, Map, Result};
 
 /// Bytes of values after which an iterator copies no more of them ahead.
@@ -346,7 +346,7 @@ impl<'s, M: Medium> Scan<'s, M> {
             self.map.db.file.pool.region().ensure_writable()?;
             self.keys.clear();
             self.at = 0;
-            let wanted = BATCH.min(usize::try_from(self.limit).unwrap_or(BATCH));
+            let wanted = BATCH_KEYS.min(usize::try_from(self.limit).unwrap_or(BATCH_KEYS));
             while self.keys.len() < wanted
                 && let Some((key, hash)) = self.cursor.next()?
             {
@@ -364,7 +364,7 @@ impl<'s, M: Medium> Scan<'s, M> {
     ) -> Result<()> {
         let guard = self.map.enter()?;
         let places = self.at..self.keys.len();
-        let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH];
+        let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH_KEYS];
         for (key, at) in refs.iter_mut().zip(places.clone()) {
             *key = BytesRef { bytes: self.keys.key(at), hash: self.keys.word(at) };
         }

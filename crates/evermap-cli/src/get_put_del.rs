@@ -1,4 +1,4 @@
-//! `evermap get`, `put` and `del`: one record at a time.
+//! `evermap get`, `put` and `del`: commands on one key.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Read, Write};
@@ -9,12 +9,12 @@ use evermap::IndexKind;
 
 use crate::failure::Failure;
 use crate::open::MapArguments;
-use crate::{DONE, NO};
+use crate::{NEGATIVE, SUCCESS};
 
 /// Write the value of a key to standard output
 ///
-/// Exactly the bytes of the value, with a line end after them only on a terminal. Answers 1 if there is no
-/// such key.
+/// Writes exactly the bytes of the value, followed by a line end only on a terminal. The exit code
+/// is 1 if there is no such key.
 #[derive(clap::Args)]
 pub(crate) struct Get {
     #[command(flatten)]
@@ -28,32 +28,33 @@ impl Get {
         let map = self.store.open()?;
         let value = map.get(self.key.as_bytes())?;
         map.into_db().close()?;
-        let Some(mut value) = value else { return Ok(NO) };
+        let Some(mut value) = value else { return Ok(NEGATIVE) };
         let mut out = io::stdout();
         if out.is_terminal() {
             value.push(b'\n');
         }
         out.write_all(&value).and_then(|()| out.flush()).map_err(Failure::Output)?;
-        Ok(DONE)
+        Ok(SUCCESS)
     }
 }
 
-/// Bind a key to a value
+/// Store a value under a key
 ///
-/// Makes the store if there is none.
+/// Creates the store if there is none. Replaces the value if the key exists.
 #[derive(clap::Args)]
 pub(crate) struct Put {
     #[command(flatten)]
     store: MapArguments,
     /// Key, taken byte by byte
     key: OsString,
-    /// Value, taken byte by byte; from standard input if missing or `-`
+    /// Value, taken byte by byte; read from standard input if missing or `-`
     value: Option<OsString>,
 }
 
 impl Put {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        // Before the store is opened, so that nobody is locked out while we wait for the value.
+        // Read the value before opening the store, so that other processes can use the store while
+        // this one waits for input.
         let value = match &self.value {
             Some(value) if value != "-" => value.as_bytes().to_vec(),
             _ => read_input()?,
@@ -61,26 +62,26 @@ impl Put {
         let map = self.store.open_or_create(IndexKind::default())?;
         map.put(self.key.as_bytes(), &value)?;
         map.into_db().close()?;
-        Ok(DONE)
+        Ok(SUCCESS)
     }
 }
 
-/// Standard input, as far as it may be a value.
+/// Reads a value from standard input.
 fn read_input() -> Result<Vec<u8>, Failure> {
     let mut value = Vec::new();
-    // One byte more, so that a value that is too long is refused rather than cut off.
-    let most = evermap::VALUE_MAX as u64 + 1;
+    // One byte more than the maximum, so that a longer value is rejected and not truncated.
+    let limit = evermap::VALUE_MAX as u64 + 1;
     io::stdin()
         .lock()
-        .take(most)
+        .take(limit)
         .read_to_end(&mut value)
         .map_err(|source| Failure::Io { what: "standard input".into(), source })?;
     Ok(value)
 }
 
-/// Remove a key
+/// Remove a key and its value
 ///
-/// Answers 1 if there is no such key.
+/// The exit code is 1 if there is no such key.
 #[derive(clap::Args)]
 pub(crate) struct Del {
     #[command(flatten)]
@@ -94,6 +95,6 @@ impl Del {
         let map = self.store.open()?;
         let removed = map.remove(self.key.as_bytes())?;
         map.into_db().close()?;
-        Ok(if removed { DONE } else { NO })
+        Ok(if removed { SUCCESS } else { NEGATIVE })
     }
 }

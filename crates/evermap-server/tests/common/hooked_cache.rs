@@ -1,21 +1,23 @@
-//! A cache that calls a test before each lookup.
+//! A cache that calls a function of the test before each lookup.
 
 use std::fmt::Display;
 
 use evermap_server::ModelCache;
-use evermap_server::cache::{Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome};
+use evermap_server::cache::{
+    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome,
+};
 
 /// A model cache with a hook.
-pub(crate) struct Hooked<F> {
+pub(crate) struct HookedCache<F> {
     pub(crate) cache: ModelCache,
-    /// Called with the keys before they are looked up.
+    /// Called with the keys before each lookup.
     pub(crate) before_get: F,
 }
 
 type Result<T> = std::result::Result<T, CacheError>;
 
-impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for Hooked<F> {
-    fn get_many(&self, keys: &[&[u8]], hit: &mut dyn FnMut(usize, Item<'_>) -> bool) -> Result<()> {
+impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for HookedCache<F> {
+    fn get_many(&self, keys: &[&[u8]], hit: &mut dyn FnMut(usize, Item<'_>) -> Hit) -> Result<()> {
         (self.before_get)(keys);
         self.cache.get_many(keys, hit)
     }
@@ -24,7 +26,7 @@ impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for Hooked<F> {
         &self,
         key: &[u8],
         expiry: u32,
-        hit: &mut dyn FnMut(Item<'_>),
+        hit: &mut dyn FnMut(Item<'_>) -> Result<()>,
     ) -> Result<bool> {
         self.cache.get_and_touch(key, expiry, hit)
     }

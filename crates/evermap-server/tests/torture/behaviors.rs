@@ -1,4 +1,4 @@
-//! How clients behave.
+//! The behaviors of the clients.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -7,56 +7,56 @@ use std::time::Duration;
 
 use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 
-use crate::Tally;
+use crate::Totals;
 use crate::script::{Replies, Reply, Script};
 use crate::values::{LARGE, Random, SHARED, Values, shared};
 
 /// What a client does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Manner {
-    /// Sends pipelines, reads the replies, and says `quit`.
+pub(crate) enum Behavior {
+    /// Sends pipelines, reads the replies, and sends `quit`.
     Quits,
-    /// The same, and closes.
+    /// Sends pipelines, reads the replies, and closes the connection.
     Closes,
-    /// Sends a pipeline, says that it sends no more, and reads to the end.
+    /// Sends a pipeline, shuts down its sending side, and reads to the end.
     HalfCloses,
-    /// Sends a pipeline and resets the connection, having read some of the replies or none.
+    /// Sends a pipeline, reads some of the replies or none, and resets the connection.
     Resets,
-    /// Sends a pipeline and closes, having read some of the replies or none.
+    /// Sends a pipeline, reads some of the replies or none, and closes the connection.
     LeavesUnread,
-    /// Asks for large values and takes them in small bites.
+    /// Requests large values and reads them in small pieces.
     ReadsSlowly,
-    /// Asks for many large values and leaves in the middle of one.
+    /// Requests several large values and disconnects in the middle of one.
     LeavesInAValue,
     /// Stores large values.
     Uploads,
-    /// Announces a large value, sends a part of it, and closes or resets.
+    /// Announces a large value, sends a part of it, and disconnects.
     LeavesInAnUpload,
     /// Sends a pipeline a few bytes at a time.
     SendsSlowly,
-    /// Sends what is no protocol at all.
-    Babbles,
+    /// Sends random bytes.
+    SendsGarbage,
 }
 
-pub(crate) const MANNERS: [Manner; 11] = [
-    Manner::Quits,
-    Manner::Closes,
-    Manner::HalfCloses,
-    Manner::Resets,
-    Manner::LeavesUnread,
-    Manner::ReadsSlowly,
-    Manner::LeavesInAValue,
-    Manner::Uploads,
-    Manner::LeavesInAnUpload,
-    Manner::SendsSlowly,
-    Manner::Babbles,
+pub(crate) const BEHAVIORS: [Behavior; 11] = [
+    Behavior::Quits,
+    Behavior::Closes,
+    Behavior::HalfCloses,
+    Behavior::Resets,
+    Behavior::LeavesUnread,
+    Behavior::ReadsSlowly,
+    Behavior::LeavesInAValue,
+    Behavior::Uploads,
+    Behavior::LeavesInAnUpload,
+    Behavior::SendsSlowly,
+    Behavior::SendsGarbage,
 ];
 
 pub(crate) struct Client<'t> {
     number: usize,
     address: SocketAddr,
     values: &'t Values,
-    tally: &'t Tally,
+    totals: &'t Totals,
     random: Random,
     connections: usize,
 }
@@ -66,34 +66,35 @@ impl<'t> Client<'t> {
         number: usize,
         address: SocketAddr,
         values: &'t Values,
-        tally: &'t Tally,
+        totals: &'t Totals,
     ) -> Self {
         let random = Random::new(number);
-        Client { number, address, values, tally, random, connections: 0 }
+        Client { number, address, values, totals, random, connections: 0 }
     }
 
-    /// One connection from its beginning to its end.
+    /// Opens a connection, behaves in a random way, and closes it.
     pub(crate) fn connect_and_behave(&mut self) {
         let random = &mut self.random;
-        // Small requests are the most of what servers get, and large values would take all the
-        // time.
-        let manner = match random.below(16) {
+        // Favours the behaviors with small requests, because large values would take all the time.
+        let behavior = match random.below(16) {
             few @ 0..11 => few,
             _ => random.below(5),
         };
-        self.tally.connections[manner].fetch_add(1, Relaxed);
-        match MANNERS[manner] {
-            manner @ (Manner::Quits | Manner::Closes) => self.converse(manner == Manner::Quits),
-            Manner::HalfCloses => self.half_close(),
-            manner @ (Manner::Resets | Manner::LeavesUnread) => {
-                self.leave_unread(manner == Manner::Resets);
+        self.totals.connections[behavior].fetch_add(1, Relaxed);
+        match BEHAVIORS[behavior] {
+            behavior @ (Behavior::Quits | Behavior::Closes) => {
+                self.converse(behavior == Behavior::Quits)
             }
-            Manner::ReadsSlowly => self.read_slowly(),
-            Manner::LeavesInAValue => self.leave_in_a_value(),
-            Manner::Uploads => self.upload(),
-            Manner::LeavesInAnUpload => self.leave_in_an_upload(),
-            Manner::SendsSlowly => self.send_slowly(),
-            Manner::Babbles => self.babble(),
+            Behavior::HalfCloses => self.half_close(),
+            behavior @ (Behavior::Resets | Behavior::LeavesUnread) => {
+                self.leave_unread(behavior == Behavior::Resets);
+            }
+            Behavior::ReadsSlowly => self.read_slowly(),
+            Behavior::LeavesInAValue => self.leave_in_a_value(),
+            Behavior::Uploads => self.upload(),
+            Behavior::LeavesInAnUpload => self.leave_in_an_upload(),
+            Behavior::SendsSlowly => self.send_slowly(),
+            Behavior::SendsGarbage => self.send_garbage(),
         }
     }
 
@@ -103,7 +104,7 @@ impl<'t> Client<'t> {
         let stream = loop {
             match TcpStream::connect(self.address) {
                 Ok(stream) => break stream,
-                // The ports of connections that are just over may not be used again at once.
+                // The system does not reuse the ports of recently closed connections immediately.
                 Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -111,25 +112,25 @@ impl<'t> Client<'t> {
             }
         };
         stream.set_nodelay(true).unwrap();
-        // Long enough for the busiest machine: only a reply that never comes ends it.
+        // Long enough for a busy machine: it expires only if a reply never arrives.
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        (Replies::of(stream), script)
+        (Replies::new(stream), script)
     }
 
-    /// A pipeline of small requests.
-    fn pipeline(&mut self, script: &mut Script<'_>, most: usize) {
-        for _ in 0..1 + self.random.below(most) {
+    /// Adds a pipeline of 1 to `max` small requests to the script.
+    fn pipeline(&mut self, script: &mut Script<'_>, max: usize) {
+        for _ in 0..1 + self.random.below(max) {
             script.add_small(&mut self.random);
         }
     }
 
-    /// Counts what is being sent.
+    /// Counts the requests of a script.
     fn sent(&self, script: &Script<'_>) {
-        self.tally.requests.fetch_add(script.requests, Relaxed);
+        self.totals.requests.fetch_add(script.requests, Relaxed);
     }
 
     fn checked(&self, replies: &Replies) {
-        self.tally.checked.fetch_add(replies.checked, Relaxed);
+        self.totals.checked.fetch_add(replies.checked, Relaxed);
     }
 
     /// Sends the script, reads the replies, and clears it.
@@ -143,8 +144,8 @@ impl<'t> Client<'t> {
     fn converse(&mut self, quit: bool) {
         let (mut replies, mut script) = self.connect();
         for _ in 0..1 + self.random.below(20) {
-            let most = if self.random.one_in(10) { 100 } else { 20 };
-            self.pipeline(&mut script, most);
+            let max = if self.random.one_in(10) { 100 } else { 20 };
+            self.pipeline(&mut script, max);
             self.exchange(&mut replies, &mut script);
         }
         if quit {
@@ -157,7 +158,7 @@ impl<'t> Client<'t> {
     fn half_close(&mut self) {
         let (mut replies, mut script) = self.connect();
         self.pipeline(&mut script, 60);
-        // Something that is never finished.
+        // An unfinished request.
         script.bytes.extend_from_slice(
             [&b"get shared-0"[..], b"set shared-0 0 0 5\r\nabc"][self.random.below(2)],
         );
@@ -189,7 +190,7 @@ impl<'t> Client<'t> {
 
     fn read_slowly(&mut self) {
         let (mut replies, mut script) = self.connect();
-        // So that the server has to wait.
+        // A small buffer, so that the server has to wait.
         set_socket_recv_buffer_size(replies.stream(), 64 << 10).unwrap();
         script.get_large(&mut self.random);
         self.pipeline(&mut script, 40);
@@ -259,7 +260,7 @@ impl<'t> Client<'t> {
         self.checked(&replies);
     }
 
-    fn babble(&mut self) {
+    fn send_garbage(&mut self) {
         let (mut replies, mut script) = self.connect();
         let mut bytes: Vec<u8> =
             (0..self.random.below(4000)).map(|_| self.random.below(256) as u8).collect();
@@ -272,12 +273,12 @@ impl<'t> Client<'t> {
         // The server may close before it has read everything, which resets the connection.
         let _ = replies.stream().write_all(&bytes);
         let _ = replies.stream().shutdown(Shutdown::Write);
-        let mut said = Vec::new();
-        let _ = replies.stream().read_to_end(&mut said);
-        for line in said.split(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\r")) {
+        let mut received = Vec::new();
+        let _ = replies.stream().read_to_end(&mut received);
+        for line in received.split(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\r")) {
             assert!(
                 line.starts_with(b"ERROR") || line.starts_with(b"CLIENT_ERROR"),
-                "to somebody who asked nothing: {}",
+                "unexpected reply to garbage: {}",
                 line.escape_ascii()
             );
         }
@@ -301,7 +302,7 @@ impl<'t> Client<'t> {
         }
     }
 
-    /// One line of `stats`.
+    /// Requests one statistic.
     pub(crate) fn stat(&mut self, name: &str) -> u64 {
         let (mut replies, _) = self.connect();
         replies.stream().write_all(b"stats\r\n").unwrap();
@@ -318,7 +319,7 @@ impl<'t> Client<'t> {
     }
 }
 
-/// Makes the end of the stream a reset.
+/// Makes the drop of the stream reset the connection.
 fn reset_at_drop(stream: &TcpStream) {
     set_socket_linger(stream, Some(Duration::ZERO)).unwrap();
 }
