@@ -4,9 +4,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::LabError;
-use crate::output::{Output, Record};
-use crate::reference::Reference;
+use crate::baselines::tables::reference::Reference;
 use crate::report::Report;
+use crate::report::{Output, Record};
 use crate::subject::{
     Counts, Entry, Factory, Found, Guards, Measured, Setup, Size, Subject, Table, Work,
 };
@@ -143,9 +143,12 @@ impl Table for Faulty {
 
 /// A registry's line for a table with this fault.
 pub(crate) fn faulty(fault: Fault) -> Entry {
-    fn build<const FAULT: usize>(_: &Setup) -> Result<Box<dyn Subject>, LabError> {
+    fn build<const FAULT: usize>(
+        name: &'static str,
+        _: &Setup,
+    ) -> Result<Box<dyn Subject>, LabError> {
         let table = Faulty::new(FAULTS[FAULT].0);
-        Ok(Box::new(Measured { name: "faulty", table, guards: Guards::PerOperation }))
+        Ok(Box::new(Measured { name, table, guards: Guards::PerOperation }))
     }
     const FAULTS: [(Fault, Factory); 9] = [
         (Fault::None, build::<0>),
@@ -158,8 +161,8 @@ pub(crate) fn faulty(fault: Fault) -> Entry {
         (Fault::Miscounts, build::<7>),
         (Fault::Fails, build::<8>),
     ];
-    let (_, build) = FAULTS.into_iter().find(|known| known.0 == fault).expect("listed above");
-    Entry { name: "faulty", about: "for tests", rival: false, build }
+    let (_, factory) = FAULTS.into_iter().find(|known| known.0 == fault).expect("listed above");
+    Entry { name: "faulty", about: "for tests", rival: false, factory }
 }
 
 /// One thread's work of a phase on a table of words, one key at a time.

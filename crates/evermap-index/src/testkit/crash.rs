@@ -22,6 +22,7 @@ use evermap_pm::sim::{self, CrashPoint, ImageConfig, Model, Nested, Report, Sim,
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Medium, PmU64};
 
+use super::erased::Erased;
 use super::keys::{Numbered, Plain};
 use super::persistence::{PoolInstance, PoolSubject, ROOT};
 use super::{Instance, chance};
@@ -985,48 +986,65 @@ fn config(workload: Workload, model: Model) -> sim::Config {
     }
 }
 
+/// A campaign on `crashed`, whose type it forgets.
+fn on<S>(
+    name: &'static str,
+    crashed: S,
+    config: sim::Config,
+    first_seed: u64,
+) -> On<Erased<Call, History>>
+where
+    S: sim::Subject<Call = Call, History = History, Live: 'static> + Send + Sync + 'static,
+{
+    On::new(name, Erased::new(crashed), config, first_seed)
+}
+
+/// The same as a trial. Not generic, so that campaigns are compiled with this crate.
+fn boxed(campaign: On<Erased<Call, History>>) -> Box<dyn Trial> {
+    Box::new(campaign)
+}
+
 /// All campaigns on the index that `subject` makes.
 pub fn battery<P>(name: &str, planted: &'static [&'static str], subject: P) -> Battery
 where
     P: PoolSubject<u64> + PoolSubject<Plain> + PoolSubject<Bytes> + Send + 'static,
 {
     let subject = Arc::new(subject);
-    let on = |name, workload, model, seed| -> Box<dyn Trial> {
+    let numbers = |name, workload, model, seed| {
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload);
-        Box::new(On::new(name, crashed, config(workload, model), seed))
+        boxed(on(name, crashed, config(workload, model), seed))
     };
-    let page = |name, granule| -> Box<dyn Trial> {
+    let page = |name, granule| {
         let (workload, model) = (Workload::FEW_KEYS, Model::PageCache { granule });
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload).restarting();
-        Box::new(On::new(name, crashed, config(workload, model), 500))
+        boxed(on(name, crashed, config(workload, model), 500))
     };
     let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
-    let skewed = On::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
+    let skewed = on("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
     let one_sided = Crashed::<Plain, _>::new(subject.clone(), Workload::ONE_SIDED);
-    let one_sided = On::new("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
+    let one_sided = on("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
     let used = Crashed::<Plain, _>::new(subject.clone(), Workload::USED);
-    let used = On::new("used-space", used, config(Workload::USED, Model::Adr), 600);
+    let used = on("used-space", used, config(Workload::USED, Model::Adr), 600);
     let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
-    let bytes = On::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
+    let bytes = on("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
     let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
-    let parallel = On::new("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
+    let parallel = on("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
     let together = Crashed::<Bytes, _>::new(subject.clone(), Workload::PARALLEL);
-    let together =
-        On::new("parallel-byte-keys", together, config(Workload::PARALLEL, Model::Adr), 2000);
+    let together = on("parallel-byte-keys", together, config(Workload::PARALLEL, Model::Adr), 2000);
     let crowded = Crashed::<u64, _>::new(subject.clone(), Workload::CROWDED);
-    let crowded = On::new("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
+    let crowded = on("crowded", crowded, config(Workload::CROWDED, Model::Adr), 3000);
     let trials = vec![
-        on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
-        Box::new(one_sided),
-        on("reopening", Workload::REOPENING, Model::Adr, 100),
-        on("growing", Workload::GROWING, Model::Adr, 0),
-        Box::new(skewed),
-        Box::new(used),
-        Box::new(bytes),
-        Box::new(parallel.in_parallel(25)),
-        Box::new(together.in_parallel(25)),
-        Box::new(crowded.in_parallel(400)),
-        on("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
+        numbers("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
+        boxed(one_sided),
+        numbers("reopening", Workload::REOPENING, Model::Adr, 100),
+        numbers("growing", Workload::GROWING, Model::Adr, 0),
+        boxed(skewed),
+        boxed(used),
+        boxed(bytes),
+        boxed(parallel.in_parallel(25)),
+        boxed(together.in_parallel(25)),
+        boxed(crowded.in_parallel(400)),
+        numbers("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
         page("page-cache", 4096),
         page("torn-pages", 512),
     ];
@@ -1043,15 +1061,15 @@ where
     let workload = Workload { universe: 32, capacity: 64 << 10, ..Workload::FEW_KEYS };
     let config = sim::Config { max_images, ..config(workload, Model::Adr) };
     let flat = sim::Config { nested: Nested { depth: 0, ..config.nested }, ..config };
-    let on = |name, care, config| -> Box<dyn Trial> {
+    let asking = |name, care, config| {
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload).asking(care);
-        Box::new(On::new(name, crashed, config, 300))
+        boxed(on(name, crashed, config, 300))
     };
     let trials = vec![
-        on("lookups and check", Care::Lookups, flat),
-        on("and a probe", Care::Probe, flat),
-        on("and a sweep", Care::Everything, flat),
-        on("and nested crashes", Care::Everything, config),
+        asking("lookups and check", Care::Lookups, flat),
+        asking("and a probe", Care::Probe, flat),
+        asking("and a sweep", Care::Everything, flat),
+        asking("and nested crashes", Care::Everything, config),
     ];
     Battery { name: name.to_owned(), trials, planted: &[] }
 }

@@ -43,6 +43,7 @@ pub mod counters;
 pub mod crash;
 pub(crate) mod crowd;
 pub mod damage;
+mod erased;
 pub mod hooked;
 pub mod keys;
 pub mod linearizability;

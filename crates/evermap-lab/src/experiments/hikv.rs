@@ -1,15 +1,16 @@
 //! HiKV's design beside its variants and beside Evermap's store: the ablations of its paper.
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::compare::Driven;
-use crate::drive::{Config, Plan, drive};
-use crate::output::Output;
+use crate::driver::results::DriveReport;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{bars, grids, mark, notes_of_all, speed};
+use crate::report::Output;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
 use crate::subject::MediumKind;
-use crate::tables::{bars, grids, mark, notes_of_all, speed};
-use crate::workload::{Blend, Distribution, Lengths, Mix, Phase, Shape, Zipf};
+use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Phase, Zipf};
 
 pub(super) const HIKV: Experiment = Experiment {
     name: "hikv",
@@ -59,11 +60,11 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
         usual.extend(["evermap", "evermap-ordered"]);
     }
     let config = settings.config("hikv", &usual, scale);
-    let shape = Shape {
+    let lengths = KeyValueLengths {
         keys: settings.key_bytes.unwrap_or(Lengths::Fixed(16)),
         values: settings.value_bytes.unwrap_or(Lengths::Fixed(256)),
     };
-    let config = Config { medium, shape: Some(shape), limits: false, ..config };
+    let config = Config { medium, lengths: Some(lengths), limits: false, ..config };
     let phases = vec![Phase::Insert, Phase::Positive, Phase::Update, Phase::Delete];
     let changes = drive(&Config { plan: Plan::Phases(phases), ..config.clone() }, out)?;
     let scans = scans(&config, out)?;
@@ -98,7 +99,7 @@ fn company(threads: usize) -> String {
 }
 
 /// Scans of those that have an order. Nothing if none has.
-fn scans(config: &Config, out: &mut dyn Output) -> Result<Option<Driven>, LabError> {
+fn scans(config: &Config, out: &mut dyn Output) -> Result<Option<DriveReport>, LabError> {
     let indexes = super::ycsb::ordered(config)?;
     if indexes.is_empty() {
         return Ok(None);
@@ -114,7 +115,7 @@ fn sweep(
     settings: &Settings,
     config: &Config,
     out: &mut dyn Output,
-) -> Result<Vec<(u64, Driven)>, LabError> {
+) -> Result<Vec<(u64, DriveReport)>, LabError> {
     let base = Config {
         indexes: settings.indexes(&SWEPT),
         medium: MediumKind::Emulated,
@@ -139,7 +140,7 @@ struct Mean {
 
 impl Mean {
     /// Of an operation of `index` in `phase`.
-    fn of(driven: &Driven, index: &str, phase: &str, threads: usize) -> Option<Self> {
+    fn of(driven: &DriveReport, index: &str, phase: &str, threads: usize) -> Option<Self> {
         let record = &driven.subject(index)?.phase(phase)?.summary;
         Some(Mean { ns: 1e3 * threads as f64 / record.mops?, void: record.void })
     }
@@ -150,7 +151,7 @@ impl Mean {
     }
 }
 
-fn sweep_tables(sweep: &[(u64, Driven)], threads: usize) -> (Grid, Plot) {
+fn sweep_tables(sweep: &[(u64, DriveReport)], threads: usize) -> (Grid, Plot) {
     let columns: Vec<_> = DELAYS.iter().map(|delay| format!("{delay} ns")).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
     let mut grid = Grid::new("Mean time of a Put, ns, by what a persist takes", &columns);
@@ -178,7 +179,7 @@ fn sweep_tables(sweep: &[(u64, Driven)], threads: usize) -> (Grid, Plot) {
     (grid, plot)
 }
 
-fn scan_table(scans: &Driven) -> Grid {
+fn scan_table(scans: &DriveReport) -> Grid {
     let title = "Scans of 1 to 100 pairs";
     let columns = ["million scans/s", "median, ns", "99th percentile, ns"];
     let mut grid = Grid::new(title, &columns);
@@ -194,9 +195,9 @@ fn scan_table(scans: &Driven) -> Grid {
 
 /// What the paper says of the same things.
 fn figures(
-    changes: &Driven,
-    scans: Option<&Driven>,
-    sweep: &[(u64, Driven)],
+    changes: &DriveReport,
+    scans: Option<&DriveReport>,
+    sweep: &[(u64, DriveReport)],
     threads: usize,
 ) -> Vec<Figure> {
     let persists = |index: &str, paper: &str| {

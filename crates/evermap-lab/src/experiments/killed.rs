@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use super::Settings;
 use crate::LabError;
-use crate::drive::Task;
-use crate::indexed::nameless;
+use crate::driver::task::Task;
+use crate::driver::workers::Workers;
 use crate::machine;
-use crate::output::Record;
-use crate::subject::{Entry, File, MediumKind, Setup, Subject, Survives, subject};
-use crate::workers::Workers;
-use crate::workload::{Act, Lengths, Part, Phase, Shape, Speller, Workload, word};
+use crate::registry::subject;
+use crate::report::Record;
+use crate::subject::unique_path;
+use crate::subject::{Entry, File, MediumKind, Setup, Subject, Survives};
+use crate::workload::{Act, KeyValueLengths, Lengths, Part, Phase, Speller, Workload, word};
 
 /// What a child says when the table is filled, or open.
 const FILLED: &str = "filled";
@@ -28,7 +29,7 @@ const ANSWERED: &str = "answered";
 
 /// What a child process does before it goes on inserting until it is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Errand {
+pub enum Job {
     /// Fills a new table.
     Fill,
     /// The same, then binds every key to something else; says how much space that takes.
@@ -39,13 +40,13 @@ pub enum Errand {
 
 /// A table, and what is to be done with it in a process of its own.
 #[derive(Clone, Debug)]
-pub struct Mission {
+pub struct ChildJob {
     /// Its name.
     pub index: String,
     /// Where it is.
     pub medium: MediumKind,
     /// Lengths of keys and values, unless these are words.
-    pub shape: Option<Shape>,
+    pub lengths: Option<KeyValueLengths>,
     /// Keys that it is filled with.
     pub keys: u64,
     /// What they follow from.
@@ -53,27 +54,27 @@ pub struct Mission {
     /// Its file or directory.
     pub file: PathBuf,
     /// What to do.
-    pub errand: Errand,
+    pub job: Job,
 }
 
 /// What a child has said.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Said {
+pub(super) enum ChildLine {
     /// Bytes on disk, and what the process has allocated since before there was a table.
     Space { disk: f64, dram: f64 },
     /// Seconds from before the opening to the first answer; to the end of the first scan, where there are scans.
     Answered { get: f64, scan: Option<f64> },
 }
 
-impl Said {
+impl ChildLine {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split(' ');
         let what = words.next()?;
         let first = words.next()?.parse().ok()?;
         let second: Option<f64> = words.next().and_then(|word| word.parse().ok());
         match what {
-            SPACE => Some(Said::Space { disk: first, dram: second? }),
-            ANSWERED => Some(Said::Answered { get: first, scan: second }),
+            SPACE => Some(ChildLine::Space { disk: first, dram: second? }),
+            ANSWERED => Some(ChildLine::Answered { get: first, scan: second }),
             _ => None,
         }
     }
@@ -84,14 +85,14 @@ pub(super) struct Plan {
     program: PathBuf,
     pub(super) medium: MediumKind,
     pub(super) location: PathBuf,
-    pub(super) shape: Option<Shape>,
+    pub(super) lengths: Option<KeyValueLengths>,
     pub(super) seed: u64,
 }
 
 impl Plan {
     pub(super) fn new(
         settings: &Settings,
-        shape: Option<Shape>,
+        lengths: Option<KeyValueLengths>,
         keys: u64,
     ) -> Result<Self, LabError> {
         let program = settings.program.clone().ok_or_else(|| {
@@ -106,54 +107,54 @@ impl Plan {
             ));
         }
         let location = settings.location.clone();
-        let setup = Setup::new(medium, location, settings.pages(), keys, shape)?;
+        let setup = Setup::new(medium, location, settings.pages(), keys, lengths)?;
         Ok(Plan {
             program,
             medium,
             location: setup.location,
-            shape,
+            lengths,
             seed: settings.seed.unwrap_or(1),
         })
     }
 
     /// A place for a table that nobody else finds.
     pub(super) fn place(&self) -> Remains {
-        Remains(nameless(&self.location))
+        Remains(unique_path(&self.location))
     }
 
     /// Fills a table in a process of its own, and kills that.
     pub(super) fn leave_behind(&self, entry: &Entry, keys: u64) -> Result<Remains, LabError> {
         let remains = self.place();
-        self.send(entry, keys, &remains, Errand::Fill)?;
+        self.send(entry, keys, &remains, Job::Fill)?;
         Ok(remains)
     }
 
-    /// Has a process do `errand`, and kills it while it goes on inserting. Answers what it has said.
+    /// Has a process do `job`, and kills it while it goes on inserting. Answers what it has said.
     pub(super) fn send(
         &self,
         entry: &Entry,
         keys: u64,
         remains: &Remains,
-        errand: Errand,
-    ) -> Result<Vec<Said>, LabError> {
+        job: Job,
+    ) -> Result<Vec<ChildLine>, LabError> {
         let mut command = Command::new(&self.program);
         command.args(["fill", "--index", entry.name, "--medium", self.medium.name()]);
         command.args(["--keys", &keys.to_string(), "--seed", &self.seed.to_string()]);
         command.arg("--file").arg(&remains.0);
-        if let Some(shape) = self.shape {
-            command.args(["--key-bytes", &shape.keys.to_string()]);
-            command.args(["--value-bytes", &shape.values.to_string()]);
+        if let Some(lengths) = self.lengths {
+            command.args(["--key-bytes", &lengths.keys.to_string()]);
+            command.args(["--value-bytes", &lengths.values.to_string()]);
         }
-        match errand {
-            Errand::Fill => {}
-            Errand::Overwrite => drop(command.arg("--overwrite")),
-            Errand::Open(times) => drop(command.args(["--open", &times.to_string()])),
+        match job {
+            Job::Fill => {}
+            Job::Overwrite => drop(command.arg("--overwrite")),
+            Job::Open(times) => drop(command.args(["--open", &times.to_string()])),
         }
         let failed = |action| {
             let path = Some(self.program.clone());
             move |source| LabError::Io { action, path, source }
         };
-        let mut child = Dying(
+        let mut child = KilledChild(
             command
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
@@ -168,7 +169,7 @@ impl Plan {
                 std::thread::sleep(Duration::from_millis(5));
                 return Ok(said);
             }
-            said.extend(Said::parse(&line));
+            said.extend(ChildLine::parse(&line));
         }
         // What went wrong is on standard error already.
         Err(LabError::NotFilled { index: entry.name })
@@ -181,7 +182,9 @@ impl Plan {
         keys: u64,
         phase: &str,
     ) -> Record {
-        let lengths = |of: fn(Shape) -> Lengths| self.shape.map(|shape| of(shape).to_string());
+        let text = |of: fn(KeyValueLengths) -> Lengths| {
+            self.lengths.map(|lengths| of(lengths).to_string())
+        };
         Record {
             experiment,
             index: entry.name.to_owned(),
@@ -191,8 +194,8 @@ impl Plan {
             threads: 1,
             keys,
             phase: phase.to_owned(),
-            key_bytes: lengths(|shape| shape.keys),
-            value_bytes: lengths(|shape| shape.values),
+            key_bytes: text(|lengths| lengths.keys),
+            value_bytes: text(|lengths| lengths.values),
             seed: self.seed,
             ..Record::default()
         }
@@ -207,15 +210,15 @@ impl Plan {
     ) -> Result<Box<dyn Subject>, LabError> {
         let location = Some(self.location.clone());
         let pages = evermap_pm::medium::Pages::Base;
-        let setup = Setup::new(self.medium, location, pages, keys, self.shape)?;
-        (entry.build)(&Setup { file: File::Existing(remains.0.clone()), ..setup })
+        let setup = Setup::new(self.medium, location, pages, keys, self.lengths)?;
+        entry.build(&Setup { file: File::Existing(remains.0.clone()), ..setup })
     }
 }
 
 /// A child that is killed at the end of its use, and waited for.
-struct Dying(Child);
+struct KilledChild(Child);
 
-impl Drop for Dying {
+impl Drop for KilledChild {
     fn drop(&mut self) {
         // It may have ended by itself; either way it is gone afterwards.
         let _ = self.0.kill();
@@ -237,30 +240,30 @@ impl Drop for Remains {
     }
 }
 
-/// What a child process does: its errand, then it says so, and goes on inserting keys that nobody will ask for until it
+/// What a child process does: its job, then it says so, and goes on inserting keys that nobody will ask for until it
 /// is killed, or until its standard input ends.
 ///
 /// # Errors
 /// `UnknownIndex`, `Config`, and those of the table.
-pub fn fill(mission: &Mission) -> Result<(), LabError> {
-    let Mission { medium, shape, keys, seed, errand, ref file, .. } = *mission;
-    let entry = subject(&mission.index)?;
+pub fn run_child(child: &ChildJob) -> Result<(), LabError> {
+    let ChildJob { medium, lengths, keys, seed, job, ref file, .. } = *child;
+    let entry = subject(&child.index)?;
     let location = file.parent().map(Path::to_owned);
-    let setup = Setup::new(medium, location, evermap_pm::medium::Pages::Base, keys, shape)?;
+    let setup = Setup::new(medium, location, evermap_pm::medium::Pages::Base, keys, lengths)?;
     let workers = Workers::start(1)?;
     let workload = Workload { keys, threads: 1, seed };
     let build = |file: File| -> Result<Arc<dyn Subject>, LabError> {
-        Ok(Arc::from((entry.build)(&Setup { file, ..setup.clone() })?))
+        Ok(Arc::from(entry.build(&Setup { file, ..setup.clone() })?))
     };
-    let (table, stray) = match errand {
-        Errand::Fill => {
+    let (table, stray) = match job {
+        Job::Fill => {
             let table = build(File::New(file.clone()))?;
             all_keys(&workers, &table, Task::of(Phase::Insert, workload), workload)?;
             (table, !seed)
         }
-        Errand::Overwrite => {
+        Job::Overwrite => {
             // The keys have their memory before the table's is measured.
-            let spelled = shape.map(Speller::new);
+            let spelled = lengths.map(Speller::new);
             workers.each(move |thread, stream| {
                 stream.fill(&workload, Phase::Insert, thread);
                 spelled.iter().for_each(|speller| stream.spell(speller));
@@ -281,10 +284,10 @@ pub fn fill(mission: &Mission) -> Result<(), LabError> {
             }
             (table, !seed)
         }
-        Errand::Open(times) => {
+        Job::Open(times) => {
             let open = || build(File::Existing(file.clone()));
             let Answered { table, get, scan } =
-                answer(&workers, workload, shape, entry.name, open)?;
+                answer(&workers, workload, lengths, entry.name, open)?;
             let scan = scan.map_or(String::new(), |seconds| format!(" {seconds}"));
             say(&format!("{ANSWERED} {get}{scan}"))?;
             // Other keys than those of the children before.
@@ -338,12 +341,12 @@ struct Answered {
 fn answer(
     workers: &Workers,
     workload: Workload,
-    shape: Option<Shape>,
+    lengths: Option<KeyValueLengths>,
     index: &'static str,
     open: impl FnOnce() -> Result<Arc<dyn Subject>, LabError>,
 ) -> Result<Answered, LabError> {
     let part = Part { name: "scan", act: Act::Scan(1), ops: 1, threads: 1, after: 0 };
-    let speller = shape.map(Speller::new);
+    let speller = lengths.map(Speller::new);
     workers.each(move |thread, stream| {
         stream.fill_part(&workload, &part, thread);
         speller.iter().for_each(|speller| stream.spell(speller));
@@ -376,13 +379,16 @@ mod tests {
 
     #[test]
     fn what_children_say_is_understood() {
-        let space = Said::Space { disk: 4096.0, dram: 12.0 };
-        assert_eq!(Said::parse("space 4096 12"), Some(space));
-        let scans = Said::Answered { get: 0.5, scan: Some(1.25) };
-        assert_eq!(Said::parse("answered 0.5 1.25"), Some(scans));
-        assert_eq!(Said::parse("answered 0.5"), Some(Said::Answered { get: 0.5, scan: None }));
+        let space = ChildLine::Space { disk: 4096.0, dram: 12.0 };
+        assert_eq!(ChildLine::parse("space 4096 12"), Some(space));
+        let scans = ChildLine::Answered { get: 0.5, scan: Some(1.25) };
+        assert_eq!(ChildLine::parse("answered 0.5 1.25"), Some(scans));
+        assert_eq!(
+            ChildLine::parse("answered 0.5"),
+            Some(ChildLine::Answered { get: 0.5, scan: None })
+        );
         for other in ["", "space 1", "space x y", "answered", "hello 1 2"] {
-            assert_eq!(Said::parse(other), None, "{other}");
+            assert_eq!(ChildLine::parse(other), None, "{other}");
         }
     }
 }

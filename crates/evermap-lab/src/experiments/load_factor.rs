@@ -9,9 +9,10 @@ use evermap_pm::medium::Pages;
 
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::output::{Output, Record};
+use crate::registry::subject;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
-use crate::subject::{Entry, MediumKind, Setup, Work, subject};
+use crate::report::{Output, Record};
+use crate::subject::{Entry, MediumKind, Setup, Work};
 use crate::workload::{Phase, Stream, Workload, Writer};
 
 pub(super) const LOAD_FACTOR: Experiment = Experiment {
@@ -173,7 +174,7 @@ fn grow(entry: &Entry, config: &Config, out: &mut dyn Output) -> Result<Grown, L
         )));
     }
     let setup = Setup::new(config.medium, config.location.clone(), Pages::Base, to, None)?;
-    let table = (entry.build)(&setup)?;
+    let table = entry.build(&setup)?;
     let mut stream = Stream::default();
     stream.fill(&Workload { keys: to, threads: 1, seed }, Phase::Insert, 0);
     if let Some(speller) = table.speller() {

@@ -1,11 +1,11 @@
 //! The experiments, by name.
 
 use crate::LabError;
-use crate::compare::Driven;
-use crate::output::Output;
+use crate::driver::{self, Config, DriveReport};
+use crate::registry::{subjects, subjects_called};
+use crate::report::Output;
 use crate::report::{Figure, Report};
-use crate::subject::subjects;
-use crate::tables::times;
+use tables::times;
 
 mod hikv;
 pub mod killed;
@@ -15,6 +15,7 @@ mod segment;
 mod settings;
 mod stores;
 mod sweeps;
+mod tables;
 mod words;
 mod ycsb;
 
@@ -90,6 +91,15 @@ pub fn experiment(name: &str) -> Result<Experiment, LabError> {
     })
 }
 
+/// Measures the subjects that `config` names.
+///
+/// # Errors
+///
+/// `UnknownIndex`, and as [`driver::drive`].
+pub fn drive(config: &Config, out: &mut dyn Output) -> Result<DriveReport, LabError> {
+    driver::drive(&subjects_called(&config.indexes)?, config, out)
+}
+
 /// Those of `names` that can be measured in this program.
 fn those_there_are(names: &[&str]) -> Vec<String> {
     let all = subjects();
@@ -98,7 +108,7 @@ fn those_there_are(names: &[&str]) -> Vec<String> {
 }
 
 /// A ratio that a paper reports, and the one found here.
-fn ratio_figure(driven: &Driven, of: &str, to: &str, phase: &str, paper: &str) -> Figure {
+fn ratio_figure(driven: &DriveReport, of: &str, to: &str, phase: &str, paper: &str) -> Figure {
     Figure {
         what: format!("{phase}: {of} / {to}"),
         paper: paper.to_owned(),

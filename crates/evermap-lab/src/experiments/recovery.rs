@@ -10,13 +10,15 @@ use super::settings::Scale;
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::drive::Task;
-use crate::interval::median;
+use crate::driver::task::Task;
+use crate::driver::workers::Workers;
 use crate::machine;
-use crate::output::{Output, Record};
-use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series, cell};
-use crate::subject::{Entry, Subject, subject};
-use crate::workers::Workers;
+use crate::registry::subject;
+use crate::report::interval::median;
+use crate::report::model::cell;
+use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
+use crate::report::{Output, Record};
+use crate::subject::{Entry, Subject};
 use crate::workload::{Phase, Speller, Workload, word};
 
 /// Operations between two looks at the clock.
@@ -57,7 +59,7 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let config = settings.config("recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, settings.shape(), config.keys)?;
+    let plan = Plan::new(settings, settings.lengths(), config.keys)?;
     let sizes: Vec<_> = sizes(config.keys).into_iter().rev().take(3).rev().collect();
     let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
@@ -165,7 +167,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
     let usual = ["dash-eh", "dash-lh", "evermap"];
     let config = settings.config("after-recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, settings.shape(), config.keys)?;
+    let plan = Plan::new(settings, settings.lengths(), config.keys)?;
     let most = settings.threads.unwrap_or_else(Settings::processors);
     let mut crews = vec![1, most];
     crews.dedup();
@@ -288,7 +290,7 @@ fn look_up(
     workload: Workload,
 ) -> Result<Course, LabError> {
     let workers = Workers::start(workload.threads)?;
-    let speller = plan.shape.map(Speller::new);
+    let speller = plan.lengths.map(Speller::new);
     workers.each(move |thread, stream| {
         stream.fill(&workload, Phase::Positive, thread);
         speller.iter().for_each(|speller| stream.spell(speller));
@@ -296,7 +298,7 @@ fn look_up(
     })?;
     let begin = Instant::now();
     let table: Arc<dyn Subject> = Arc::from(plan.open(entry, workload.keys, remains)?);
-    let respell = table.speller().filter(|_| plan.shape.is_none());
+    let respell = table.speller().filter(|_| plan.lengths.is_none());
     table.get(workload.key(0))?;
     let first_answer = begin.elapsed().as_secs_f64();
     let race = workers.race(move |thread, stream| {

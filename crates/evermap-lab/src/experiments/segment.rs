@@ -3,16 +3,17 @@
 use evermap_index::hash::dash;
 use evermap_index::{DashEh, Index, Persistent};
 use evermap_pm::Pool;
-use evermap_pm::medium::{Dram, Medium, Pages};
+use evermap_pm::medium::{FlushKind, Mapped, Medium, Pages};
 use evermap_pm::region::{Identity, RegionConfig};
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::drive::{Config, Plan, drive};
-use crate::output::Output;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{bars, notes};
+use crate::report::Output;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
-use crate::tables::{bars, notes};
 use crate::workload::Phase;
 use crate::workload::bytes::draw;
 
@@ -87,7 +88,7 @@ fn segment_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
     let driven_config = speed(settings);
     let driven = drive(&driven_config, out)?;
     let mut tables = vec![grid];
-    tables.extend(crate::tables::grids(&driven));
+    tables.extend(crate::experiments::tables::grids(&driven));
     let mut notes = notes(&driven);
     notes.insert(
         0,
@@ -134,7 +135,8 @@ type Fill = fn(u64) -> evermap_pm::Result<f64>;
 
 /// Fills one real segment of `B` buckets and `S` stash buckets until it is split.
 fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
-    let medium = Dram::reserve(64 << 20, Pages::Base)?;
+    // The medium that the indexes are compiled for anyway.
+    let medium = Mapped::anonymous(64 << 20, Pages::Base, FlushKind::Process)?;
     let config =
         RegionConfig { capacity: medium.capacity(), seed: Some(seed), ..Default::default() };
     let pool = Pool::create(medium, &config, Identity::default())?;

@@ -7,9 +7,9 @@ use evermap_pm::medium::Pages;
 
 use super::Experiment;
 use crate::LabError;
-use crate::drive::{Config, Plan};
+use crate::driver::{Config, Plan};
 use crate::subject::MediumKind;
-use crate::workload::{Distribution, Lengths, Mix, Phase, Shape};
+use crate::workload::{Distribution, KeyValueLengths, Lengths, Mix, Phase};
 
 /// A setting that not every experiment takes, by its name on command lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,10 +166,10 @@ impl Settings {
     }
 
     /// Lengths of keys and values; nothing unless one of them was asked for.
-    pub(super) fn shape(&self) -> Option<Shape> {
+    pub(super) fn lengths(&self) -> Option<KeyValueLengths> {
         self.key_bytes.or(self.value_bytes)?;
-        let usual = Shape::default();
-        Some(Shape {
+        let usual = KeyValueLengths::default();
+        Some(KeyValueLengths {
             keys: self.key_bytes.unwrap_or(usual.keys),
             values: self.value_bytes.unwrap_or(usual.values),
         })
@@ -206,7 +206,7 @@ impl Settings {
             rounds: self.rounds.unwrap_or(if quick { scale.quick_rounds } else { scale.rounds }),
             plan: Plan::Phases(self.phases.clone().unwrap_or_else(|| Phase::ALL.to_vec())),
             batch: self.batch.unwrap_or(config.batch),
-            shape: self.shape(),
+            lengths: self.lengths(),
             presize: self.presize,
             patience: self.patience(),
             retries: self.retries.unwrap_or(if quick { 0 } else { config.retries }),
@@ -226,9 +226,9 @@ impl Settings {
 
 /// The keys, threads and other circumstances of a drive, in words.
 pub(super) fn circumstances(config: &Config) -> String {
-    let keys_and_values = match config.shape {
+    let keys_and_values = match config.lengths {
         None => "keys and values of 8 bytes".to_owned(),
-        Some(shape) => format!("keys of {} bytes, values of {}", shape.keys, shape.values),
+        Some(lengths) => format!("keys of {} bytes, values of {}", lengths.keys, lengths.values),
     };
     let threads = if config.threads == 1 { "thread" } else { "threads" };
     let emulated = match config.medium {

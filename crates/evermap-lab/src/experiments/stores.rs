@@ -1,19 +1,22 @@
 //! Evermap's store beside other projects', at equal durability: what an acknowledged change survives is the death of the
 //! process.
 
-use super::killed::{Errand, Plan as Kill, Said};
+use super::drive;
+use super::killed::{ChildLine, Job, Plan as Kill};
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::compare::{Driven, PhaseReport, SubjectReport};
-use crate::drive::{Config, Plan, drive};
-use crate::interval::median;
+use crate::driver::results::{DriveReport, PhaseReport, SubjectReport};
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{PLACES, bars, grids, notes_of_all, times};
 use crate::machine;
-use crate::output::{Output, Record};
-use crate::report::{Grid, Marks, Plot, Point, Report, Row, Series, cell};
-use crate::subject::{MediumKind, Setup, subject};
-use crate::tables::{PLACES, bars, grids, notes_of_all, times};
-use crate::workload::{Act, Lengths, Part, Shape};
+use crate::registry::subject;
+use crate::report::interval::median;
+use crate::report::model::cell;
+use crate::report::{Grid, Marks, Plot, Point, Report, Row, Series};
+use crate::report::{Output, Record};
+use crate::subject::{MediumKind, Setup};
+use crate::workload::{Act, KeyValueLengths, Lengths, Part};
 
 pub(super) const STORES: Experiment = Experiment {
     name: "stores",
@@ -55,14 +58,14 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     let scale = Scale { keys: 5_000_000, rounds: 7, quick_keys: 20_000, quick_rounds: 1 };
     let usual = [&OURS[..], &THEIRS].concat();
     let config = settings.config("stores", &usual, scale);
-    let shape = Shape {
+    let lengths = KeyValueLengths {
         keys: settings.key_bytes.unwrap_or(Lengths::Fixed(16)),
         values: settings.value_bytes.unwrap_or(Lengths::Fixed(256)),
     };
     let most = settings.threads.unwrap_or(2);
     let base = Config {
         medium: MediumKind::Process,
-        shape: Some(shape),
+        lengths: Some(lengths),
         threads: most,
         counts: false,
         limits: false,
@@ -151,7 +154,7 @@ fn those_that_open(
             ));
             continue;
         }
-        match (subject(&name)?.build)(&setup) {
+        match subject(&name)?.build(&setup) {
             Ok(_) => there.push(name),
             Err(error) => notes.push(format!("{name} is missing: {error}")),
         }
@@ -187,7 +190,7 @@ fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabErro
 }
 
 /// What was measured with so many threads. What a store takes is measured in a process of its own.
-fn crew(driven: &Driven, threads: usize) -> Driven {
+fn crew(driven: &DriveReport, threads: usize) -> DriveReport {
     let spaceless = |phase: &PhaseReport| PhaseReport {
         summary: Record {
             load_factor: None,
@@ -201,7 +204,7 @@ fn crew(driven: &Driven, threads: usize) -> Driven {
         let phases = subject.phases.iter().filter(|phase| phase.summary.threads == threads);
         SubjectReport { phases: phases.map(spaceless).collect(), ..subject.clone() }
     };
-    Driven { subjects: driven.subjects.iter().map(of).collect(), limits: None }
+    DriveReport { subjects: driven.subjects.iter().map(of).collect(), limits: None }
 }
 
 fn plural(what: &str, count: usize) -> String {
@@ -211,7 +214,7 @@ fn plural(what: &str, count: usize) -> String {
 const MISSED: &str = "missed";
 
 /// What this project aims at, and what came of it.
-fn goals_of(crew: &Driven, title: &str) -> Vec<Row> {
+fn goals_of(crew: &DriveReport, title: &str) -> Vec<Row> {
     let fastest = |phase: &str| {
         let speed = |subject: &&SubjectReport| {
             subject.phase(phase).and_then(|phase| phase.summary.mops).unwrap_or(0.0)
@@ -238,7 +241,7 @@ fn goals_of(crew: &Driven, title: &str) -> Vec<Row> {
 }
 
 /// What a pair of a scan takes.
-fn pairs(drives: &[(u64, Driven)]) -> Grid {
+fn pairs(drives: &[(u64, DriveReport)]) -> Grid {
     let mut grid =
         Grid::new(format!("A pair of {PAIRS} that are scanned, ns, all threads together"), &[]);
     let Some((_, first)) = drives.first() else { return grid };
@@ -283,24 +286,24 @@ fn kill(
     let mut fates = Vec::new();
     out.begin((sizes.len() * config.indexes.len()) as u64);
     for &keys in sizes {
-        let plan = Kill::new(settings, config.shape, keys)?;
+        let plan = Kill::new(settings, config.lengths, keys)?;
         for name in &config.indexes {
             let entry = subject(name)?;
             out.step(&format!("stores: {name}, {keys} keys, killed"));
             let mut fate =
                 Fate { index: entry.name, space: Vec::new(), gets: Vec::new(), scans: Vec::new() };
             let remains = plan.place();
-            let mut said = plan.send(&entry, keys, &remains, Errand::Overwrite)?;
+            let mut said = plan.send(&entry, keys, &remains, Job::Overwrite)?;
             for times in 0..config.rounds as u64 {
                 machine::wait_for_quiet(config.foreign_limit, config.patience);
-                said.extend(plan.send(&entry, keys, &remains, Errand::Open(times))?);
+                said.extend(plan.send(&entry, keys, &remains, Job::Open(times))?);
             }
             for said in said {
                 match said {
-                    Said::Space { disk, dram } => {
+                    ChildLine::Space { disk, dram } => {
                         fate.space.push((disk / keys as f64, dram / keys as f64));
                     }
-                    Said::Answered { get, scan } => {
+                    ChildLine::Answered { get, scan } => {
                         fate.gets.push(get * 1e3);
                         fate.scans.extend(scan.map(|seconds| seconds * 1e3));
                     }
@@ -403,7 +406,7 @@ mod tests {
             measured("lmdb-process", true, 1.0),
             measured("fjall-process", true, 2.0),
         ];
-        let goals = goals_of(&Driven { subjects, limits: None }, "here");
+        let goals = goals_of(&DriveReport { subjects, limits: None }, "here");
         let cells = |of: &str, phase: &str| {
             let name = format!("here: {phase}, {of} / ");
             let found = goals.iter().find(|row| row.0.starts_with(&name)).unwrap();

@@ -1,14 +1,16 @@
 //! Experiments that vary the medium, or look at nothing but space.
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::drive::{Config, Plan, drive};
-use crate::output::Output;
-use crate::report::{Grid, Marks, Plot, Point, Report, Series, cell};
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{notes_of_all, point, speed};
+use crate::report::Output;
+use crate::report::model::cell;
+use crate::report::{Grid, Marks, Plot, Point, Report, Series};
 use crate::subject::MediumKind;
-use crate::tables::{notes_of_all, point, speed};
 use crate::workload::Phase;
 
 /// Nanoseconds of a persist.

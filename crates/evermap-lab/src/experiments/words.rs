@@ -1,15 +1,16 @@
 //! Experiments in which tables go through the phases: alone, with more threads, more keys, longer keys, and without
 //! one of the ideas of Dash.
 
+use super::drive;
 use super::settings::{DRIVEN, Scale, circumstances};
 use super::{Experiment, Settings, ratio_figure};
 use crate::LabError;
-use crate::compare::Driven;
-use crate::drive::{Config, Plan, drive};
-use crate::output::{Output, Record};
+use crate::driver::results::DriveReport;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{bars, grids, notes, notes_of_all, point, speed};
 use crate::report::{Figure, Grid, Marks, Plot, Report, Series};
-use crate::tables::{bars, grids, notes, notes_of_all, point, speed};
-use crate::workload::{Phase, Shape};
+use crate::report::{Output, Record};
+use crate::workload::{KeyValueLengths, Phase};
 
 /// Ours, and what others in memory do with the same keys.
 const USUAL: &[&str] =
@@ -45,7 +46,7 @@ fn micro(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> 
 }
 
 /// What the paper says about Dash-EH beside CCEH and beside Level hashing, for each phase.
-fn against_rivals(driven: &Driven, claims: &[(&str, &str, &str)]) -> Vec<Figure> {
+fn against_rivals(driven: &DriveReport, claims: &[(&str, &str, &str)]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (phase, cceh, level) in claims {
         let rivals = CCEHS.map(|to| (to, cceh)).into_iter().chain(LEVELS.map(|to| (to, level)));
@@ -57,7 +58,7 @@ fn against_rivals(driven: &Driven, claims: &[(&str, &str, &str)]) -> Vec<Figure>
 }
 
 /// Tables, bars and notes of a drive.
-fn report(config: &Config, driven: &Driven, title: &str) -> Report {
+fn report(config: &Config, driven: &DriveReport, title: &str) -> Report {
     Report {
         experiment: config.experiment,
         title: title.to_owned(),
@@ -81,7 +82,7 @@ fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     let ours = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let usual = [&ours[..], &[CCEHS[0], LEVELS[0]]].concat();
     let mut config = settings.config("variable-keys", &usual, scale);
-    config.shape = config.shape.or(Some(Shape::default()));
+    config.lengths = config.lengths.or(Some(KeyValueLengths::default()));
     let driven = drive(&config, out)?;
     let claims = [
         ("insert", "2.0", "3.7"),
@@ -104,7 +105,7 @@ fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
 struct Sweep {
     name: &'static str,
     log: bool,
-    drives: Vec<(f64, Driven)>,
+    drives: Vec<(f64, DriveReport)>,
 }
 
 impl Sweep {
@@ -325,7 +326,7 @@ fn ablate(
     };
     one(&fixed, "keys of 8 bytes", Some(ablation.fixed))?;
     let variable = Config {
-        shape: settings.shape().or(Some(Shape::default())),
+        lengths: settings.lengths().or(Some(KeyValueLengths::default())),
         keys: fixed.keys / 2,
         ..fixed.clone()
     };

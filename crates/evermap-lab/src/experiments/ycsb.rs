@@ -1,15 +1,17 @@
 //! YCSB, and RECIPE's variants of it: words in tables, and byte strings in stores.
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::compare::Driven;
-use crate::drive::{Config, Plan, drive};
-use crate::output::{Output, Record};
+use crate::driver::results::DriveReport;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{notes, point, speed};
+use crate::registry::subject;
 use crate::report::{Grid, Marks, Plot, Report, Series};
-use crate::subject::{MediumKind, Setup, subject};
-use crate::tables::{notes, point, speed};
-use crate::workload::{Blend, Lengths, Mix, Shape, Zipf};
+use crate::report::{Output, Record};
+use crate::subject::{MediumKind, Setup};
+use crate::workload::{Blend, KeyValueLengths, Lengths, Mix, Zipf};
 
 pub(super) const YCSB: Experiment = Experiment {
     name: "ycsb",
@@ -83,8 +85,9 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let mut stores = settings.config("ycsb", STORES, scale);
     // They are files, and so is Evermap's beside them.
     stores.medium = settings.medium.unwrap_or(MediumKind::Process);
-    if stores.shape.is_none() {
-        stores.shape = Some(Shape { keys: Lengths::Fixed(16), values: Lengths::Fixed(100) });
+    if stores.lengths.is_none() {
+        stores.lengths =
+            Some(KeyValueLengths { keys: Lengths::Fixed(16), values: Lengths::Fixed(100) });
     }
     section(&mut report, settings, stores, "stores of byte strings: ", out)?;
     Ok(report)
@@ -104,7 +107,7 @@ fn section(
     if ordered.is_empty() && mixes.iter().all(Mix::scans) {
         return Err(LabError::Unordered { index: "every index that was named" });
     }
-    let mut drives: Vec<(Mix, Driven)> = Vec::new();
+    let mut drives: Vec<(Mix, DriveReport)> = Vec::new();
     for mix in mixes {
         let indexes = if mix.scans() { ordered.clone() } else { config.indexes.clone() };
         if indexes.is_empty() {
@@ -141,14 +144,14 @@ pub(super) fn ordered(config: &Config) -> Result<Vec<String>, LabError> {
     let setup = Setup { keys: 1, ..config.check(config.indexes.len())? };
     let mut ordered = Vec::new();
     for name in &config.indexes {
-        if (subject(name)?.build)(&setup)?.is_ordered() {
+        if subject(name)?.build(&setup)?.is_ordered() {
             ordered.push(name.clone());
         }
     }
     Ok(ordered)
 }
 
-fn tabulate(indexes: &[String], drives: &[(Mix, Driven)], title: &str) -> (Vec<Grid>, Plot) {
+fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (Vec<Grid>, Plot) {
     let names: Vec<_> = drives.iter().map(|(mix, _)| mix.name).collect();
     let with_place = ["survives", "flush"].iter().chain(&names).copied().collect::<Vec<_>>();
     let upper = |text: &str| format!("{title}{text}");

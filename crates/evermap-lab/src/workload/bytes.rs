@@ -105,28 +105,28 @@ impl FromStr for Lengths {
 
 /// How long keys and values are, where they are byte strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct KeyValueLengths {
     /// Of keys.
     pub keys: Lengths,
     /// Of values.
     pub values: Lengths,
 }
 
-impl Shape {
+impl KeyValueLengths {
     /// Most bytes of a key and its value together.
     pub fn most_bytes(self) -> u64 {
         u64::from(self.keys.bounds().1) + u64::from(self.values.bounds().1)
     }
 }
 
-impl Default for Shape {
+impl Default for KeyValueLengths {
     /// Those of the literature on persistent memory: keys of 16 bytes, values of 8.
     fn default() -> Self {
-        Shape { keys: Lengths::Fixed(16), values: Lengths::Fixed(8) }
+        KeyValueLengths { keys: Lengths::Fixed(16), values: Lengths::Fixed(8) }
     }
 }
 
-/// Writes and reads byte keys and values of one shape.
+/// Writes and reads byte keys and values of one lengths.
 #[derive(Clone, Debug)]
 pub struct Speller {
     keys: [u32; QUANTILES],
@@ -134,9 +134,9 @@ pub struct Speller {
 }
 
 impl Speller {
-    /// For keys and values of this shape.
-    pub fn new(shape: Shape) -> Self {
-        Speller { keys: shape.keys.quantiles(), values: shape.values.quantiles() }
+    /// For keys and values of this lengths.
+    pub fn new(lengths: KeyValueLengths) -> Self {
+        Speller { keys: lengths.keys.quantiles(), values: lengths.values.quantiles() }
     }
 
     /// Appends the byte key of `key`. Byte keys sort as their keys do.
@@ -265,11 +265,11 @@ impl<'a> SpelledPart<'a> {
 }
 
 /// Mean bytes of a key and of its value.
-pub fn mean_bytes(shape: Shape) -> f64 {
+pub fn mean_bytes(lengths: KeyValueLengths) -> f64 {
     let mean = |lengths: Lengths| {
         lengths.quantiles().iter().map(|&bytes| f64::from(bytes)).sum::<f64>() / QUANTILES as f64
     };
-    mean(shape.keys) + mean(shape.values)
+    mean(lengths.keys) + mean(lengths.values)
 }
 
 /// A number for each draw of a generator.
@@ -281,8 +281,8 @@ pub(crate) fn draw(seed: u64, of: u64, place: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn shape(keys: &str, values: &str) -> Shape {
-        Shape { keys: keys.parse().unwrap(), values: values.parse().unwrap() }
+    fn lengths(keys: &str, values: &str) -> KeyValueLengths {
+        KeyValueLengths { keys: keys.parse().unwrap(), values: values.parse().unwrap() }
     }
 
     #[test]
@@ -302,8 +302,8 @@ mod tests {
 
     #[test]
     fn keys_and_values_go_both_ways() {
-        for shape in [shape("8", "8"), shape("16", "100"), shape("8-40", "zipfian:8-900")] {
-            let speller = Speller::new(shape);
+        for both in [lengths("8", "8"), lengths("16", "100"), lengths("8-40", "zipfian:8-900")] {
+            let speller = Speller::new(both);
             for i in 0..2000 {
                 let (key, version) = (random(1, i), i % 7);
                 let (mut name, mut value) = (Vec::new(), Vec::new());
@@ -311,7 +311,7 @@ mod tests {
                 speller.append_value(key, version, &mut value);
                 assert_eq!(speller.key_of(&name), Some(key));
                 assert_eq!(speller.word_of(key, &value), Some(word(key, version)));
-                let (least, most) = shape.values.bounds();
+                let (least, most) = both.values.bounds();
                 assert!((least as usize..=most as usize).contains(&value.len()));
                 // What is cut off, torn or another key's is none.
                 assert_eq!(speller.word_of(key, &value[..value.len() - 1]), None);
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn byte_keys_sort_as_their_keys() {
-        let speller = Speller::new(shape("8-64", "8"));
+        let speller = Speller::new(lengths("8-64", "8"));
         let mut keys: Vec<_> = (0..500).map(|i| random(9, i)).collect();
         let spell = |&key: &u64| {
             let mut name = Vec::new();
@@ -342,21 +342,21 @@ mod tests {
 
     #[test]
     fn lengths_follow_their_distribution() {
-        let count = |lengths: &str, below: u32| {
-            let speller = Speller::new(shape("8", lengths));
+        let count = |values: &str, below: u32| {
+            let speller = Speller::new(lengths("8", values));
             let long = |i| speller.values[quantile(random(5, i), 2)];
             (0..10_000).filter(|&i| long(i) < below).count()
         };
         assert!((4500..5500).contains(&count("8-107", 58)));
         // By Zipf's law of 100 ranks half of the weight is on the first eight.
         assert!((4300..5700).contains(&count("zipfian:8-107", 16)));
-        assert_eq!(mean_bytes(shape("16", "8")), 24.0);
-        assert!((mean_bytes(shape("16", "8-107")) - (16.0 + 57.5)).abs() < 1.0);
+        assert_eq!(mean_bytes(lengths("16", "8")), 24.0);
+        assert!((mean_bytes(lengths("16", "8-107")) - (16.0 + 57.5)).abs() < 1.0);
     }
 
     #[test]
     fn spelled_keys_are_found_by_place() {
-        let speller = Speller::new(shape("8-40", "8"));
+        let speller = Speller::new(lengths("8-40", "8"));
         let keys: Vec<_> = (0..100).map(|i| random(2, i)).collect();
         let mut spelled = Spelled::default();
         spelled.fill(&speller, &keys);

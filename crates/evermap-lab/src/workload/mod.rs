@@ -20,7 +20,7 @@ pub mod mix;
 pub mod part;
 pub mod zipf;
 
-pub use bytes::{Lengths, Shape, Speller};
+pub use bytes::{KeyValueLengths, Lengths, Speller};
 pub use mix::{Blend, Distribution, Kind, Mix, Op, Writer};
 pub use part::{Act, Part};
 pub use zipf::Zipf;

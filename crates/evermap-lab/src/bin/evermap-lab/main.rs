@@ -10,12 +10,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use evermap_lab::experiments::killed::{Errand, Mission, fill};
-use evermap_lab::html::Html;
-use evermap_lab::output::{JsonLines, Terminal};
+use evermap_lab::experiments::killed::{ChildJob, Job, run_child};
+use evermap_lab::report::changes;
+use evermap_lab::report::html::Html;
+use evermap_lab::report::{JsonLines, Terminal};
 use evermap_lab::subject::MediumKind;
-use evermap_lab::workload::{Distribution, Lengths, Mix, Phase, Shape};
-use evermap_lab::{EXPERIMENTS, Output, Settings, changes, experiment, plugin, subjects};
+use evermap_lab::workload::bytes::KeyValueLengths;
+use evermap_lab::workload::{Distribution, Lengths, Mix, Phase};
+use evermap_lab::{EXPERIMENTS, Output, Settings, experiment, load_plugin, subjects};
 
 use crash::Crash;
 use failure::Failure;
@@ -120,7 +122,7 @@ impl Plugins {
         for path in &self.plugins {
             // SAFETY: whoever names a library asks for its code to be run; that it keeps the promises of the header is
             // theirs to see to.
-            unsafe { plugin::load(path) }?;
+            unsafe { load_plugin(path) }?;
         }
         Ok(())
     }
@@ -376,15 +378,17 @@ struct Fill {
 
 impl Fill {
     fn run(self) -> Result<(), Failure> {
-        let shape =
-            self.key_bytes.zip(self.value_bytes).map(|(keys, values)| Shape { keys, values });
-        let errand = match self.open {
-            Some(times) => Errand::Open(times),
-            None if self.overwrite => Errand::Overwrite,
-            None => Errand::Fill,
+        let lengths = self
+            .key_bytes
+            .zip(self.value_bytes)
+            .map(|(keys, values)| KeyValueLengths { keys, values });
+        let job = match self.open {
+            Some(times) => Job::Open(times),
+            None if self.overwrite => Job::Overwrite,
+            None => Job::Fill,
         };
         let Fill { index, medium, keys, seed, file, .. } = self;
-        fill(&Mission { index, medium, shape, keys, seed, file, errand })?;
+        run_child(&ChildJob { index, medium, lengths, keys, seed, file, job })?;
         Ok(())
     }
 }
