@@ -19,61 +19,67 @@ const THREADS_MAX: usize = 256;
 /// The name of the step before [`Plan::Parts`].
 pub const LOAD: &str = "load";
 
-/// What is done to each table, after its keys were inserted.
+/// What is done to each table after its keys were inserted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
-    /// These phases, in the order of [`Phase::ALL`]. `Insert` always runs, and is reported if it is among them.
+    /// These phases, in the order of [`Phase::ALL`]. `Insert` always runs, and is reported if it is
+    /// one of them.
     Phases(Vec<Phase>),
     /// A mix of operations. The insertion before it is not reported.
     Blend(Blend),
-    /// These parts in this order, scans where there is an order, on a table that all threads have filled in batches; that is reported as [`LOAD`].
+    /// These parts in this order, on a table that all threads have filled in batches, which is
+    /// reported as [`LOAD`]. Scans are skipped for tables that keep no order.
     Parts(Vec<Part>),
 }
 
 /// What to measure, and how.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Name of the experiment in records.
+    /// The name of the experiment in records.
     pub experiment: &'static str,
-    /// Names of tables; see [`subjects`](crate::registry::subjects).
+    /// The names of tables; see [`subjects`](crate::registry::subjects).
     pub indexes: Vec<String>,
-    /// Keys that are inserted. Every phase has as many operations.
+    /// The number of keys that are inserted. Every phase has as many operations.
     pub keys: u64,
-    /// Threads that share the operations.
+    /// The number of threads that share the operations.
     pub threads: usize,
-    /// What all keys and orders follow from.
+    /// The seed of all keys and orders.
     pub seed: u64,
-    /// Where indexes that can persist live.
+    /// Where persistent indexes are stored.
     pub medium: MediumKind,
     /// The directory for their files; see [`Setup::new`].
     pub location: Option<PathBuf>,
-    /// Page size to ask for. Files have the pages that their file system gives.
+    /// The requested page size. Files have the pages that their file system provides.
     pub pages: Pages,
-    /// On the emulated medium, nanoseconds that a fence after a flush takes at least.
+    /// On the emulated medium, the least duration of a fence after a flush, in nanoseconds.
     pub persist_ns: u64,
-    /// On the emulated medium, nanoseconds that a line from outside a small cache takes. 0: as it is.
+    /// On the emulated medium, the duration of a read of a line that is not in its small cache, in
+    /// nanoseconds. 0 adds no delay.
     pub read_ns: u64,
-    /// How often every table is measured. Fewer than five cannot give an interval of 90 %.
+    /// The number of times that every table is measured. Fewer than five cannot give an interval of
+    /// 90 %.
     pub rounds: usize,
-    /// What is done to them.
+    /// What is done to the tables.
     pub plan: Plan,
-    /// Keys in one call of `get_many`.
+    /// The number of keys in one call of `get_many`.
     pub batch: usize,
-    /// Nothing for keys and values of one word; otherwise how long they are.
+    /// Lengths of keys and values; `None` for keys and values of one word.
     pub lengths: Option<KeyValueLengths>,
-    /// Whether tables begin at their final size, where they can.
+    /// Whether tables start at their final size, if they can.
     pub presize: bool,
-    /// Processors that others may keep busy before a phase is void. Infinite: nothing is void.
+    /// The number of processors that other programs may keep busy before a phase is void. If
+    /// infinite, nothing is void.
     pub foreign_limit: f64,
-    /// How long to wait before each run for others to leave the machine.
+    /// How long to wait before each run until other programs leave the processors.
     pub patience: Duration,
-    /// How often a round with a void phase is repeated before its figures are taken as they are, marked.
+    /// The number of times that a round with a void phase is repeated. After that its figures are
+    /// used, marked.
     pub retries: usize,
     /// Whether to measure latencies.
     pub latency: bool,
-    /// Whether to count flushes, fences and lines, where the medium can.
+    /// Whether to count flushes, fences and lines, if the medium can.
     pub counts: bool,
-    /// Whether to measure the machine's own limits in the same rounds.
+    /// Whether to measure the limits of the machine in the same rounds.
     pub limits: bool,
 }
 
@@ -106,7 +112,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Finds what is impossible, and what a factory must know.
+    /// Checks the settings, and returns what a factory needs.
     pub(crate) fn check(&self, subjects: usize) -> Result<Setup, LabError> {
         let steps = match &self.plan {
             Plan::Phases(phases) => phases.len() as u64,

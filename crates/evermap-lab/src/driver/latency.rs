@@ -1,4 +1,5 @@
-//! Latencies of single operations, from a pass of their own: reading the clock costs more than some operations.
+//! Latencies of single operations, from a separate pass, because reading the clock costs more than
+//! some operations.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +10,19 @@ use crate::report::Record;
 use crate::subject::{Subject, Work};
 use crate::workload::Phase;
 
-/// One operation of this many is timed: reading the clock twice would slow all of them.
+/// One of this many operations is timed, because reading the clock twice would slow down all of
+/// them.
 const SAMPLE_EVERY: usize = 16;
 
-/// Latencies of one phase, nanoseconds.
+/// Latencies of one phase, in nanoseconds.
 pub(crate) struct Latency {
     all: Histogram<u64>,
-    /// Whether others used the machine too much meanwhile.
+    /// Whether other programs used the machine too much at the same time.
     pub(crate) void: bool,
 }
 
 impl Latency {
-    /// Of all threads together.
+    /// Merges the latencies of all threads.
     pub(crate) fn of(threads: Vec<Histogram<u64>>) -> Self {
         let mut all = histogram();
         for one in threads {
@@ -29,7 +31,7 @@ impl Latency {
         Latency { all, void: false }
     }
 
-    /// Enters them, if there are any.
+    /// Stores the quantiles in `record`, if there are any.
     pub(crate) fn write(&self, record: &mut Record) {
         record.void |= self.void;
         if self.all.is_empty() {
@@ -42,7 +44,7 @@ impl Latency {
     }
 }
 
-/// From 1 ns to 100 s, three digits.
+/// Returns an empty histogram from 1 ns to 100 s with three digits.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("valid bounds")
 }
@@ -70,7 +72,7 @@ pub(crate) fn sample(
     Ok(histogram)
 }
 
-/// What reading the clock twice costs, which is subtracted from every latency.
+/// Returns the cost of reading the clock twice, which is subtracted from every latency.
 pub(crate) fn clock_cost() -> Duration {
     let mut costs: Vec<_> = (0..1001).map(|_| Instant::now().elapsed()).collect();
     costs.sort();

@@ -1,9 +1,10 @@
 //! What the machine itself can do, as a yardstick for tables.
 //!
-//! Measured beside the tables, on as much memory as a compact table of as many keys takes, and on pages of
-//! the kind asked for. A look-up that misses the cache once cannot be faster than a dependent load; a batch of
-//! them cannot pass more lines in a second than independent, prefetched reads do; an insertion that
-//! is durable on return waits for at least one ordered persist.
+//! The limits are measured beside the tables, on as much memory as a compact table of as many keys
+//! takes, and on pages of the requested kind. A look-up that misses the cache once cannot be faster
+//! than a dependent load. A batch of look-ups cannot read more lines in a second than independent,
+//! prefetched reads do. An insertion that is durable on return waits for at least one ordered
+//! persist.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -18,32 +19,33 @@ use crate::report::Record;
 use crate::report::interval::median;
 use crate::workload::{Permutation, Phase};
 
-/// How far ahead lines are prefetched in the measurements of independent reads. 0 leaves it to the processor.
+/// How many lines ahead the measurements of independent reads prefetch. 0 leaves it to the
+/// processor.
 pub const DISTANCES: [usize; 5] = [0, 8, 16, 32, 64];
 /// Bytes of a compact table for one key.
 const BYTES_PER_KEY: u64 = 32;
-/// Fewer bytes would measure caches.
+/// With fewer bytes, caches would be measured.
 const BYTES_MIN: u64 = 64 << 20;
-/// Loads in the measurement of the dependent chain: each waits for the one before.
+/// The number of loads in the dependent chain: each waits for the one before.
 const CHAIN_LOADS: u64 = 1_000_000;
-/// Stores in the measurement of persists.
+/// The number of stores in the measurement of persists.
 const PERSISTS: usize = 250_000;
 
 /// The machine's limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Bytes that were accessed at random.
+    /// The number of bytes that were accessed at random.
     pub bytes: u64,
-    /// Page size that these bytes really had.
+    /// The page size that these bytes really had.
     pub page_size: Option<u64>,
-    /// Nanoseconds of one load whose address the load before it gave.
+    /// Nanoseconds of one load whose address is the result of the load before it.
     pub dependent_load_ns: f64,
     /// Independent random reads of lines.
     pub independent: Vec<Independent>,
-    /// Nanoseconds from a store to its being ordered in memory: store, write the line back, fence. Nothing
-    /// where the processor cannot write lines back.
+    /// Nanoseconds of an ordered persist: store, write the line back, fence. `None` if the
+    /// processor cannot write lines back.
     pub persist_ns: Option<f64>,
-    /// Processors that others kept busy meanwhile, on average.
+    /// The average number of processors that other programs kept busy at the same time.
     pub foreign_cpu: Option<f64>,
     /// Whether that was too much for the figures to be trusted.
     pub void: bool,
@@ -52,17 +54,17 @@ pub struct Limits {
 /// Independent random reads of lines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Independent {
-    /// Threads that read, each all of the memory.
+    /// The number of threads that read, each all of the memory.
     pub threads: usize,
-    /// How many lines ahead each prefetches, one of [`DISTANCES`].
+    /// How many lines ahead each thread prefetches, one of [`DISTANCES`].
     pub distance: usize,
-    /// Million lines a second, over all threads.
+    /// Million lines per second, over all threads.
     pub mlines: f64,
 }
 
 impl Limits {
-    /// The medians of those measurements that are not void; of all, and void, where all are. Nothing where
-    /// there are none.
+    /// Returns the medians of those measurements that are not void, or of all of them, marked void,
+    /// if all are. Returns `None` if there are none.
     pub fn median(all: &[Limits]) -> Option<Limits> {
         let void = all.iter().all(|limits| limits.void);
         let used: Vec<_> = all.iter().filter(|limits| void || !limits.void).collect();
@@ -85,14 +87,16 @@ impl Limits {
         })
     }
 
-    /// The most random lines that `threads` threads have read, million a second, at the best distance.
+    /// Returns the most random lines that `threads` threads have read, in million per second, at
+    /// the best distance.
     pub fn mlines(&self, threads: usize) -> Option<f64> {
         let measured = self.independent.iter().filter(|one| one.threads == threads);
         measured.map(|one| one.mlines).max_by(f64::total_cmp)
     }
 
-    /// What share of a limit a phase reaches, 0 to 1: `get_many` of the lines that can be read, mutations that
-    /// flush of one ordered persist each. Nothing for phases that no single limit governs.
+    /// Returns the share of a limit that a phase reaches, 0 to 1: for `get_many` of the lines that
+    /// can be read, for mutations that flush of one ordered persist each. Returns `None` for phases
+    /// that no single limit governs.
     pub fn share(&self, figures: &Record) -> Option<f64> {
         let mops = figures.mops?;
         match figures.phase.parse().ok()? {
@@ -104,7 +108,7 @@ impl Limits {
         }
     }
 
-    /// The limits as records of an index called `machine`.
+    /// Returns the limits as records of an index called `machine`.
     pub fn records(&self, keys: u64, seed: u64) -> Vec<Record> {
         let record = |phase: String, threads, mops| Record {
             experiment: "limits",
@@ -133,8 +137,8 @@ impl Limits {
 struct Lines {
     memory: Dram,
     count: usize,
-    /// A random order of all lines, and again its beginning for as long as the farthest prefetch. The first word
-    /// of each line holds the number of the next in it.
+    /// A random order of all lines, followed by its beginning again, as long as the farthest
+    /// prefetch. The first word of each line holds the number of the next one in this order.
     order: Vec<u32>,
 }
 
@@ -155,13 +159,13 @@ impl Lines {
         Ok(lines)
     }
 
-    /// The first word of a line.
+    /// Returns the first word of a line.
     #[inline(always)]
     fn word(&self, line: u32) -> &PmU64 {
         self.memory.at(u64::from(line) * LINE).expect("grown to hold every line")
     }
 
-    /// Follows the chain for so many loads; answers where it ends.
+    /// Follows the chain for this number of loads and returns the last line.
     fn chain(&self, loads: u64) -> u32 {
         let mut line = self.order[0];
         for _ in 0..loads {
@@ -170,7 +174,7 @@ impl Lines {
         line
     }
 
-    /// Reads all lines, beginning at a part of the way that depends on `thread`; answers a sum of them.
+    /// Reads all lines, starting at a place that depends on `thread`, and returns their sum.
     fn read(&self, distance: usize, thread: usize, threads: usize) -> u64 {
         let start = self.count / threads * thread;
         let mut sum = 0u64;
@@ -186,11 +190,11 @@ impl Lines {
         sum
     }
 
-    /// Stores to random lines, each time waiting until the line is written back.
+    /// Stores to random lines, and waits each time until the line is written back.
     fn persist(&self, stores: usize) {
         let lines = self.order[..self.count].iter();
         for (value, &line) in lines.cycle().take(stores).enumerate() {
-            // The second word: the first is a link of the chain.
+            // The second word, because the first is a link of the chain.
             let word: &PmU64 =
                 self.memory.at(u64::from(line) * LINE + 8).expect("in a line of ours");
             self.memory.store(word, value as u64);
@@ -200,7 +204,7 @@ impl Lines {
     }
 }
 
-/// Measures the limits again and again, on memory that it has set up once.
+/// Measures the limits repeatedly, on memory that is set up once.
 pub(crate) struct Probe {
     lines: Arc<Lines>,
     one: Workers,
@@ -208,9 +212,10 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Takes as much memory as a compact table of `keys` keys.
+    /// Allocates as much memory as a compact table of `keys` keys takes.
     ///
     /// # Errors
+    ///
     /// `Index` or `Io` if the system refuses memory or a thread.
     pub(crate) fn new(keys: u64, pages: Pages) -> Result<Self, LabError> {
         let bytes = keys.saturating_mul(BYTES_PER_KEY).max(BYTES_MIN);
@@ -221,9 +226,11 @@ impl Probe {
         Ok(Probe { lines, one: Workers::start(1)?, page_size })
     }
 
-    /// Measures with one thread and with `workers`. Void if others kept more than `foreign_limit` processors busy.
+    /// Measures with one thread and with `workers`. The result is void if other programs kept more
+    /// than `foreign_limit` processors busy.
     ///
     /// # Errors
+    ///
     /// `Panicked`.
     pub(crate) fn measure(
         &self,
@@ -292,7 +299,7 @@ mod tests {
         let stored = |line| lines.memory.load(lines.memory.at(line * LINE + 8).unwrap());
         let mut values: Vec<_> = (0..100).map(stored).collect();
         values.sort();
-        // The last store to each line: half of them in the third time round, half in the second.
+        // The last store to each line: half of them in the third lap, half in the second.
         assert_eq!(values, (150..250).collect::<Vec<_>>());
     }
 

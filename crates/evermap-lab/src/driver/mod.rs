@@ -1,14 +1,14 @@
 //! The driver: takes tables through phases, and measures.
 //!
-//! Machines are noisy, so figures are only compared within a run: the tables take turns, a ratio is taken within each
-//! round, and its median and a distribution-free interval are reported. Each round has an order of its own, because
-//! a table runs in the memory that the one before it has left.
-//! Threads are pinned. What everybody else on the machine used meanwhile is measured, and a phase that was
-//! disturbed is void and repeated. Every answer of a table is checked while the clock runs, and the whole
-//! content afterwards.
+//! Machines are noisy, so figures are only compared within a run: the tables take turns, a ratio is
+//! taken within each round, and its median and a distribution-free interval are reported. Each
+//! round has a different order, because a table runs in the memory that the one before it has
+//! freed. Threads are pinned. The processor time that other programs use is measured, and a phase
+//! that was disturbed is void and repeated. Every answer of a table is checked while the clock
+//! runs, and the whole content afterwards.
 //!
-//! Latencies and counters come from passes of their own, since reading a clock or counting lines costs more
-//! than some operations.
+//! Latencies and counters come from separate passes, because reading a clock or counting lines
+//! costs more than some operations.
 
 use evermap_pm::sim::rng::Rng;
 
@@ -44,9 +44,10 @@ use run::{Footprint, Run};
 use step::Step;
 use workers::Workers;
 
-/// What most tables take for a key while they grow.
+/// Bytes that most tables take for a key while they grow.
 const WARM_BYTES: u64 = 64;
-/// Foreign processor time is known in scheduler ticks, so a shorter phase is judged by its whole round.
+/// Phases shorter than this many seconds are judged by their whole round, because the processor
+/// time of other programs is only known in scheduler ticks.
 const JUDGED_ALONE: f64 = 0.25;
 
 /// Measures `entries`, which need not be registered. The names in `config` are not used.
@@ -104,7 +105,7 @@ impl Driver<'_> {
         Ok(DriveReport { subjects, limits })
     }
 
-    /// Says what comes next.
+    /// Announces what comes next.
     fn announce(&self, entry: &Entry, what: &str, out: &mut dyn Output) {
         let mix = match &self.config.plan {
             Plan::Blend(blend) => format!("{}, ", blend.mix.name),
@@ -114,7 +115,7 @@ impl Driver<'_> {
         out.step(&format!("{}: {mix}{}, {what}", self.config.experiment, entry.name));
     }
 
-    /// Measures one table once, again where that was disturbed, and keeps the best of each phase.
+    /// Measures one table once, repeats that if it was disturbed, and keeps the best of each phase.
     fn round(&self, table: &mut Rounds, round: usize) -> Result<(), LabError> {
         let mut best = self.throughput(&table.entry)?;
         for _ in 0..self.config.retries {
@@ -133,7 +134,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// One run through all phases at full speed.
+    /// Runs all phases once at full speed.
     fn throughput(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         machine::trim();
         machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
@@ -150,7 +151,8 @@ impl Driver<'_> {
             let (subject, task) = (run.subject.clone(), run.task(step));
             let race =
                 self.workers.race(move |thread, stream| subject.run(task.on(stream, thread)))?;
-            // Some stores walk all keys to tell their size, so they are not asked after each of many small parts.
+            // Some stores walk all keys to compute their size, so they are not asked after each of
+            // many small parts.
             if step.phase.resizes() && step.part.is_none() {
                 footprint = Footprint::of(run)?;
             }
@@ -175,7 +177,7 @@ impl Driver<'_> {
         foreign_share.is_some_and(|share| share > self.config.foreign_limit)
     }
 
-    /// The passes that are run once, and the medians.
+    /// Runs the passes that are run once, and summarises the rounds.
     fn conclude(&self, table: Rounds, out: &mut dyn Output) -> Result<SubjectReport, LabError> {
         let Rounds { entry, mut repeated, rounds } = table;
         let latencies = if self.config.latency {
@@ -208,7 +210,8 @@ impl Driver<'_> {
         Ok(SubjectReport { name: entry.name, rival: entry.rival, repeated, phases })
     }
 
-    /// Repeats the latency pass while others use the machine, as often as a round; tells how often.
+    /// Repeats the latency pass while other programs use the machine, as often as a round. Returns
+    /// the number of repetitions too.
     fn undisturbed_latencies(&self, entry: &Entry) -> Result<(Vec<Latency>, usize), LabError> {
         let mut again = 0;
         loop {
@@ -220,7 +223,7 @@ impl Driver<'_> {
         }
     }
 
-    /// One run through all phases that times single operations.
+    /// Runs all phases once and times single operations.
     fn latencies(&self, entry: &Entry) -> Result<Vec<Latency>, LabError> {
         let clock = clock_cost();
         machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
@@ -253,7 +256,7 @@ impl Driver<'_> {
         Ok(latencies)
     }
 
-    /// One run through all phases with a counting medium. Empty where the table has none.
+    /// Runs all phases once on a counting medium. Returns an empty list if the table has none.
     fn counts(&self, entry: &Entry) -> Result<Vec<Counts>, LabError> {
         let mut run = Run::new(self, entry, true)?;
         let mut counts = Vec::new();
@@ -299,17 +302,17 @@ impl Driver<'_> {
     }
 }
 
-/// In which order so many tables run in a round.
+/// Returns the order in which the tables run in a round.
 fn turns(tables: usize, seed: u64, round: usize) -> Vec<usize> {
     let mut turns: Vec<_> = (0..tables).collect();
-    // The first in the order that was asked for.
+    // The first round has the requested order.
     if round > 0 {
         Rng::new(seed.wrapping_add(round as u64)).shuffle(&mut turns);
     }
     turns
 }
 
-/// The rounds of one table so far; in each, a record for every reported step.
+/// The rounds of one table so far. Each has a record for every reported step.
 struct Rounds {
     entry: Entry,
     repeated: usize,
@@ -322,7 +325,8 @@ impl Rounds {
     }
 }
 
-/// Processors that others kept busy in each phase. Short phases are given the share of all phases together.
+/// Returns the number of processors that other programs kept busy in each phase. Short phases get
+/// the share of all phases together.
 fn foreign_shares(phases: &[CpuUse]) -> Vec<Option<f64>> {
     let mut total = CpuUse { foreign: Some(0.0), ..CpuUse::default() };
     phases.iter().for_each(|used| total += *used);

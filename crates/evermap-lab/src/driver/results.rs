@@ -1,13 +1,14 @@
-//! What rounds say together: medians of one table, ratios between tables.
+//! The results of a drive: medians of one table, ratios between tables.
 
 use crate::driver::limits::Limits;
 use crate::report::Record;
 use crate::report::interval::{Interval, median, median_interval, quantile};
 
-/// Probability with which intervals should hold the true median.
+/// The probability with which intervals should hold the true median.
 const CONFIDENCE: f64 = 0.9;
-/// Share of the rounds that neighbours are taken to leave alone. Where one shares the core or the memory, an operation takes up to
-/// half as long again; in how many rounds, and so where the median is, is the neighbour's affair.
+/// The share of the rounds that are assumed to be undisturbed. A program that shares the core or
+/// the memory makes an operation up to half as long again. The number of such rounds, and therefore
+/// the median, depends on that program.
 const UNDISTURBED: f64 = 0.05;
 
 /// Everything that was measured in one drive.
@@ -15,38 +16,39 @@ const UNDISTURBED: f64 = 0.05;
 pub struct DriveReport {
     /// The tables, in the order of the configuration.
     pub subjects: Vec<SubjectReport>,
-    /// The machine's own limits, if asked for: medians over the rounds.
+    /// The limits of the machine, if they were measured: medians over the rounds.
     pub limits: Option<Limits>,
 }
 
-/// What was measured of one table.
+/// The measurements of one table.
 #[derive(Clone, Debug)]
 pub struct SubjectReport {
-    /// Its name.
+    /// The name of the table.
     pub name: &'static str,
-    /// Whether it is somebody else's.
+    /// Whether it is another project's.
     pub rival: bool,
-    /// Rounds that were repeated because others used the machine.
+    /// The number of rounds that were repeated because other programs used the machine.
     pub repeated: usize,
     /// The phases, in the order in which they ran.
     pub phases: Vec<PhaseReport>,
 }
 
 impl SubjectReport {
-    /// The phase of that name.
+    /// Returns the phase called `name`.
     pub fn phase(&self, name: &str) -> Option<&PhaseReport> {
         self.phases.iter().find(|phase| phase.name == name)
     }
 }
 
-/// What was measured of one table in one phase.
+/// The measurements of one table in one phase.
 #[derive(Clone, Debug)]
 pub struct PhaseReport {
-    /// Name of the phase or mix.
+    /// The name of the phase or mix.
     pub name: &'static str,
-    /// Medians over the rounds that are not void (over all where all are), with latencies and counters.
+    /// Medians over the rounds that are not void (over all if all are), with latencies and
+    /// counters.
     pub summary: Record,
-    /// Each round's figures.
+    /// The figures of each round.
     pub rounds: Vec<Record>,
 }
 
@@ -57,32 +59,32 @@ pub struct Ratio {
     pub of: &'static str,
     /// What it is compared with.
     pub to: &'static str,
-    /// Name of the phase or mix.
+    /// The name of the phase or mix.
     pub phase: &'static str,
-    /// Median over the rounds of the ratio of operations per second.
+    /// The median over the rounds of the ratio of operations per second.
     pub median: f64,
-    /// Where the true median lies.
+    /// The interval that holds the true median.
     pub interval: Interval,
-    /// Rounds it stands on.
+    /// The number of rounds that it is computed from.
     pub rounds: usize,
-    /// Whether these rounds were disturbed, for want of others.
+    /// Whether these rounds were disturbed, because all were.
     pub void: bool,
 }
 
 impl DriveReport {
-    /// The table of that name.
+    /// Returns the table called `name`.
     pub fn subject(&self, name: &str) -> Option<&SubjectReport> {
         self.subjects.iter().find(|subject| subject.name == name)
     }
 
-    /// How much faster `of` is than `to` in `phase`; nothing where either was not measured.
+    /// Returns how much faster `of` is than `to` in `phase`, or `None` if either was not measured.
     pub fn ratio(&self, of: &str, to: &str, phase: &str) -> Option<Ratio> {
         let (of, to) = (self.subject(of)?, self.subject(to)?);
         ratio(of.name, to.name, of.phase(phase)?, to.phase(phase)?)
     }
 
-    /// Our tables against the rivals, phase by phase; where there are only some of one kind, the first against the
-    /// others.
+    /// Returns the ratios of our tables to the rivals, phase by phase. If there are only tables of
+    /// one kind, the first is compared to the others.
     pub fn ratios(&self) -> Vec<Ratio> {
         let own: Vec<_> = self.subjects.iter().filter(|subject| !subject.rival).collect();
         let rivals: Vec<_> = self.subjects.iter().filter(|subject| subject.rival).collect();
@@ -102,7 +104,8 @@ impl DriveReport {
     }
 }
 
-/// Medians over the rounds that are not void; over all, and void, where all are.
+/// Returns the medians over the rounds that are not void, or over all of them, marked void, if all
+/// are.
 pub(crate) fn summary(rounds: &[Record]) -> Record {
     let clean: Vec<_> = rounds.iter().filter(|record| !record.void).collect();
     let used = if clean.is_empty() { rounds.iter().collect() } else { clean };
@@ -130,7 +133,7 @@ pub(crate) fn summary(rounds: &[Record]) -> Record {
     }
 }
 
-/// The ratio of two tables, taken within rounds.
+/// Returns the ratio of two tables, taken within rounds.
 fn ratio(
     of: &'static str,
     to: &'static str,

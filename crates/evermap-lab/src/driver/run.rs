@@ -21,9 +21,9 @@ pub(super) struct Run<'a> {
     pub(super) name: &'static str,
     pub(super) subject: Arc<dyn Subject>,
     pub(super) speller: Option<Arc<Speller>>,
-    /// What was resident before the table was built.
+    /// The resident memory before the table was built.
     pub(super) before: Option<Resident>,
-    /// Which words the keys are bound to.
+    /// The version of the words that the keys are bound to.
     pub(super) version: u64,
     pub(super) mixed: bool,
     pub(super) deleted: bool,
@@ -36,7 +36,7 @@ impl<'a> Run<'a> {
         counted: bool,
     ) -> Result<Self, LabError> {
         let setup = Setup { counted, ..driver.setup.clone() };
-        // The threads' streams must have their memory before the table's is measured.
+        // The threads' streams must be allocated before the memory of the table is measured.
         let (workload, first) = (driver.workload, driver.steps[0]);
         let spelled = setup.lengths.map(Speller::new);
         driver.workers.each(move |thread, stream| {
@@ -52,7 +52,7 @@ impl<'a> Run<'a> {
         Ok(Run { driver, name, subject, speller, before, version, mixed, deleted })
     }
 
-    /// Calls `each` with every step, its keys written out beforehand.
+    /// Calls `each` with every step, whose keys are written beforehand.
     pub(super) fn steps(
         &mut self,
         mut each: impl FnMut(&Self, &Step) -> Result<(), LabError>,
@@ -64,7 +64,7 @@ impl<'a> Run<'a> {
             })?;
             each(self, step)?;
             match step.phase {
-                // What each key is bound to is known without that.
+                // Parts are verified without this.
                 _ if step.part.is_some() => {}
                 Phase::Update => self.version += 1,
                 Phase::Mixed => self.mixed = true,
@@ -75,7 +75,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Whether the table can do this at all: among tables with an order there may be some without.
+    /// Returns `true` if the table supports the step: tables without an order cannot scan.
     pub(super) fn can(&self, step: &Step) -> bool {
         let scans = step.part.is_some_and(|part| matches!(part.act, Act::Scan(_)));
         !scans || self.subject.is_ordered()
@@ -95,7 +95,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Has every thread write out keys, also as byte strings where the table wants those.
+    /// Makes every thread write its keys, also as byte strings if the table takes those.
     pub(super) fn each<R: Send + 'static>(
         &self,
         fill: impl Fn(&mut Stream, &Workload, usize) -> R + Send + Sync + 'static,
@@ -109,7 +109,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Space that a table takes.
+/// The space that a table takes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Footprint {
     size: Size,
@@ -117,7 +117,8 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    /// What a table cannot tell about its memory is taken from the growth of the process since it was built.
+    /// Measures a table. If it does not report its memory, the growth of the process since it was
+    /// built is used.
     pub(super) fn of(run: &Run<'_>) -> Result<Self, LabError> {
         let mut size = run.subject.size()?;
         let growth = machine::growth(run.before);

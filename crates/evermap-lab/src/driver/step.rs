@@ -4,18 +4,18 @@ use crate::workload::mix::Blend;
 use crate::workload::part::Part;
 use crate::workload::{Phase, Stream, Workload};
 
-/// A part of a plan.
+/// A step of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Step {
     pub(super) name: &'static str,
     pub(super) phase: Phase,
-    /// Where the operations come from a mix.
+    /// The mix that the operations come from, if they come from one.
     pub(super) blend: Option<Blend>,
-    /// Where they are on some of the keys.
+    /// The part of the keys, if the step does not use all of them.
     pub(super) part: Option<Part>,
-    /// Whether anybody wants to know.
+    /// Whether the step is reported.
     pub(super) reported: bool,
-    /// Whether a store may do them in batches.
+    /// Whether a store may do the operations in batches.
     pub(super) bulk: bool,
 }
 
@@ -25,12 +25,12 @@ impl Step {
         of_part.or(self.blend.map(|blend| blend.ops)).unwrap_or(keys)
     }
 
-    /// The threads that share them are not always all.
+    /// Returns the workload for the threads of this step, which are not always all.
     pub(super) fn workload(&self, workload: Workload) -> Workload {
         self.part.map_or(workload, |part| part.workload(&workload))
     }
 
-    /// Writes out what `thread` does.
+    /// Writes the operations of `thread`.
     pub(super) fn fill(&self, stream: &mut Stream, workload: &Workload, thread: usize) {
         match (&self.blend, &self.part) {
             (Some(blend), _) => stream.fill_mix(workload, blend, thread),

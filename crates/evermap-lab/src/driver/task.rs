@@ -4,7 +4,7 @@ use crate::subject::work::Work;
 use crate::workload::mix::{Blend, Writer};
 use crate::workload::{Phase, Stream, Workload};
 
-/// [`Work`] without the keys, which each thread has in its stream.
+/// [`Work`] without the keys, which are in the stream of each thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Task {
     pub(super) name: &'static str,
@@ -19,23 +19,23 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Plain look-ups or insertions, without a mix.
+    /// Creates a task of look-ups or insertions, without a mix.
     pub(crate) fn of(phase: Phase, workload: Workload) -> Self {
         let name = phase.name();
         Task { name, phase, blend: None, workload, version: 0, batch: 1, bulk: false, most: 0 }
     }
 
-    /// In batches that need not be durable one by one.
+    /// Allows batches whose operations are not durable one by one.
     pub(crate) fn in_bulk(self) -> Self {
         Task { bulk: true, ..self }
     }
 
-    /// On keys of which some are one version further.
+    /// Expects that some of the keys are one version ahead.
     pub(crate) fn beside_updates(self) -> Self {
         Task { most: 1, ..self }
     }
 
-    /// On keys that are in this version.
+    /// Expects the keys in this version.
     pub(crate) fn at(self, version: u64) -> Self {
         Task { version, ..self }
     }

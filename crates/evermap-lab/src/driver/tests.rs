@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Small, and without any judgement of the machine.
+/// A small configuration that does not judge the machine.
 fn config(threads: usize) -> Config {
     Config {
         keys: 10_000,
@@ -32,7 +32,7 @@ fn run(fault: Fault, config: &Config) -> Result<(DriveReport, Kept), LabError> {
     Ok((report, kept))
 }
 
-/// All but other projects' stores, which have tests of their own: syncing takes its time.
+/// All but other projects' stores, which have separate tests, because syncing is slow.
 fn indexes() -> Vec<String> {
     let names = subjects().into_iter().map(|entry| entry.name);
     #[cfg(feature = "stores")]
@@ -87,7 +87,7 @@ fn a_wrong_answer_fails_the_run_in_the_phase_where_it_shows() {
     }
 }
 
-/// Where no phase looks, the look at the whole content afterwards does.
+/// Where no phase detects the fault, the check of the whole content does.
 #[test]
 fn a_wrong_table_fails_the_run_whatever_the_phases() {
     let alone = |phase| Config { plan: Plan::Phases(vec![phase]), ..config(1) };
@@ -134,7 +134,8 @@ fn space_is_reported_as_it_is_after_the_phase() {
         let record = &report.subjects[0].phases[at].summary;
         (record.load_factor.unwrap(), record.pm_bytes.unwrap())
     };
-    // 10,000 pairs in 16,384 places, 12,000 after the mixed phase, and the 2,000 it added after deletion.
+    // 10,000 pairs in 16,384 places, 12,000 after the mixed phase, and the 2,000 it added after
+    // deletion.
     assert_eq!(of(0), (10_000.0 / 16_384.0, 16 * 16_384));
     assert_eq!(of(4), of(0));
     assert_eq!(of(5), (12_000.0 / 16_384.0, 16 * 16_384));
@@ -177,7 +178,8 @@ fn tables_take_turns() {
     assert_eq!(kept.steps, kept.stepped.len() as u64);
 }
 
-/// Nothing can be quieter than this limit wants, so every attempt is void, and there are not too many.
+/// No machine is quiet enough for this limit, so every attempt is void, and the number of attempts
+/// is bounded.
 #[test]
 fn disturbed_rounds_are_repeated_and_then_marked() {
     static BUILT: AtomicUsize = AtomicUsize::new(0);
@@ -207,7 +209,7 @@ fn disturbed_rounds_are_repeated_and_then_marked() {
 fn short_phases_are_judged_together() {
     let used = |seconds, foreign| CpuUse { seconds, own: 0.0, foreign };
     let long = [used(1.0, Some(0.5)), used(0.1, Some(0.1)), used(0.9, Some(0.0))];
-    // The second took ten ticks, which says little of itself: 0.6 s of 2 s together.
+    // The second took ten ticks, too few to be judged alone: 0.6 s of 2 s together.
     assert_eq!(foreign_shares(&long), [Some(0.5), Some(0.3), Some(0.0)]);
     assert_eq!(foreign_shares(&[used(1.0, None), used(0.1, Some(0.0))]), [None, None]);
     assert_eq!(foreign_shares(&[]), []);
@@ -315,7 +317,7 @@ fn every_table_passes_all_parts() {
         for (phase, part) in phases.iter().zip(&parts) {
             assert_eq!((phase.name, phase.summary.ops), (part.name, 500));
             assert_eq!(phase.summary.threads, part.threads);
-            // What has no order is not asked to scan, and has no figures for that.
+            // Tables without an order are not asked to scan, and have no figures for scans.
             let asked = scanned || part.name != "scan";
             assert_eq!(phase.summary.mops.is_some_and(|mops| mops > 0.0), asked);
             assert_eq!(phase.summary.p50_ns.is_some(), asked);
@@ -324,7 +326,7 @@ fn every_table_passes_all_parts() {
     assert!(ordered.contains(&"bplus") && !ordered.contains(&"dash-eh"), "{ordered:?}");
 }
 
-/// Whether it shows in a part, or when all parts are over.
+/// The fault shows in a part, or when all parts are over.
 #[test]
 fn a_wrong_answer_fails_parts() {
     // A fault strikes one key in a thousand.
@@ -353,7 +355,8 @@ fn what_has_no_order_cannot_scan() {
     assert!(matches!(error, Err(LabError::Unordered { index: "faulty" })));
 }
 
-/// A lost update shows at the next read of the same thread, or at the end; whatever the keys' popularity.
+/// A lost update shows at the next read of the same thread, or at the end, whatever the
+/// distribution of the keys.
 #[test]
 fn a_wrong_answer_fails_a_mix() {
     let faults = [

@@ -28,7 +28,7 @@ impl Run<'_> {
         }
     }
 
-    /// After phases every key is bound to one word. Answers how many keys were added.
+    /// After phases every key is bound to one word. Returns the number of keys that were added.
     fn verify_phases(&self) -> Result<u64, LabError> {
         let originals = if self.deleted { Phase::Negative } else { Phase::Positive };
         self.look_up(originals, |stream, workload, thread| {
@@ -40,7 +40,8 @@ impl Run<'_> {
         Ok(if self.mixed { self.driver.workload.added() } else { 0 })
     }
 
-    /// After parts, what they wrote is there, and what they found absent still is. Answers how many keys were added.
+    /// After parts, keys that were written have their new words, and absent keys are still absent.
+    /// Returns the number of keys that were added.
     fn verify_parts(&self, parts: &[Part]) -> Result<u64, LabError> {
         let mut added = 0;
         for &part in parts {
@@ -79,8 +80,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// After a mix a key may be bound to the last write of any thread, and to nothing else. Answers how many keys
-    /// were added.
+    /// After a mix a key may be bound to the last write of any thread, and to nothing else. Returns
+    /// the number of keys that were added.
     fn verify_blend(&self, blend: Blend) -> Result<u64, LabError> {
         let writes = self.each(move |stream, workload, thread| {
             stream.fill_mix(workload, &blend, thread);

@@ -1,7 +1,8 @@
-//! The threads that operate on tables: started once, pinned, kept for a whole experiment.
+//! The threads that operate on tables. They are started once, pinned, and kept for a whole
+//! experiment.
 //!
-//! Allocators and reclamation schemes keep state for each thread, so fresh threads in every phase would
-//! measure their arrival.
+//! Allocators and reclamation schemes keep state for each thread, so new threads in every phase
+//! would measure how they are set up.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier};
@@ -14,26 +15,28 @@ use crate::workload::Stream;
 
 type Job = Box<dyn FnOnce(&mut Stream) + Send>;
 
-/// A fixed set of threads, each with a [`Stream`] of its own.
+/// A fixed set of threads, each with its own [`Stream`].
 pub(crate) struct Workers {
     lanes: Vec<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What came of a [`race`](Workers::race).
+/// The result of a [`race`](Workers::race).
 pub(crate) struct Race<R> {
-    /// Every thread's result.
+    /// The result of every thread.
     pub(crate) results: Vec<R>,
-    /// From the first thread's start to the last one's end.
+    /// Seconds from the start of the first thread to the end of the last one.
     pub(crate) seconds: f64,
-    /// Processor time meanwhile.
+    /// Processor time used in between.
     pub(crate) used: CpuUse,
 }
 
 impl Workers {
-    /// Starts `count` threads. Each is tied to one processor; they share processors where there are too few.
+    /// Starts `count` threads. Each is pinned to one processor; they share processors if there are
+    /// too few.
     ///
     /// # Errors
+    ///
     /// `Io` if the system refuses a thread.
     pub(crate) fn start(count: usize) -> Result<Self, LabError> {
         let processors = machine::processors();
@@ -59,14 +62,15 @@ impl Workers {
         Ok(workers)
     }
 
-    /// How many there are.
+    /// Returns the number of threads.
     pub(crate) fn count(&self) -> usize {
         self.lanes.len()
     }
 
-    /// Has every thread do `job` with its number, and waits for all.
+    /// Calls `job` with its number in every thread, and waits for all.
     ///
     /// # Errors
+    ///
     /// `Panicked`, or the first error of a job.
     pub(crate) fn each<R: Send + 'static>(
         &self,
@@ -75,10 +79,11 @@ impl Workers {
         collect(self.launch(job)?)
     }
 
-    /// As [`each`](Workers::each), but all begin at the same moment, and time is taken.
+    /// As [`each`](Workers::each), but all threads start at the same moment, and time is measured.
     ///
     /// # Errors
-    /// As there.
+    ///
+    /// As [`each`](Workers::each).
     pub(crate) fn race<R: Send + 'static>(
         &self,
         job: impl Fn(usize, &mut Stream) -> Result<R, LabError> + Send + Sync + 'static,
@@ -119,7 +124,8 @@ impl Workers {
             let job = job.clone();
             let work = move |stream: &mut Stream| {
                 let result = job(number, stream);
-                // What the job holds must be gone when the result arrives: tables are dropped by the caller.
+                // The job must release what it holds before the result arrives, because the caller
+                // drops the tables.
                 drop(job);
                 let _ = reply.send(result);
             };
@@ -131,7 +137,8 @@ impl Workers {
 }
 
 fn collect<R>(pending: Vec<Receiver<Result<R, LabError>>>) -> Result<Vec<R>, LabError> {
-    // All are waited for before the first error is returned, so that no thread is still at work then.
+    // All results are waited for before the first error is returned, so that no thread is working
+    // any more.
     let results: Vec<_> =
         pending.into_iter().map(|one| one.recv().unwrap_or(Err(LabError::Panicked))).collect();
     results.into_iter().collect()

@@ -1,8 +1,8 @@
 //! Keys and values as byte strings.
 //!
-//! Both follow from the 64-bit key of the workload. A byte key begins with it; a value begins with the
-//! [`word`] that the key would be bound to in a table of words, and goes on with words that follow
-//! from that one, so that a value which is torn, cut off, or another key's is recognised.
+//! Both follow from the 64-bit key of the workload. A byte key starts with it. A value starts with
+//! the [`word`] that the key would be bound to in a table of words, followed by words that follow
+//! from that one, so that a value which is torn, cut off, or another key's is detected.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,26 +10,26 @@ use std::str::FromStr;
 use super::{GOLDEN, Zipf, random, splitmix, word};
 use crate::LabError;
 
-/// Bytes that a key or a value begins with and cannot do without.
+/// The least number of bytes of a key or a value.
 const LEAD: u32 = 8;
-/// Longest value, bytes.
+/// The length of the longest value, in bytes.
 const LENGTH_MAX: u32 = 1 << 20;
-/// Lengths that a distribution is reduced to.
+/// The number of lengths that a distribution is reduced to.
 const QUANTILES: usize = 256;
 
-/// How long keys or values are, in bytes.
+/// The lengths of keys or values, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// All the same.
+    /// All equal.
     Fixed(u32),
-    /// Every length between these, equally often.
+    /// Uniform between these two.
     Uniform(u32, u32),
-    /// Every length between these, the shortest most often: by Zipf's law with the skew of YCSB.
+    /// Between these two, the shortest most often: by Zipf's law with the skew of YCSB.
     Zipfian(u32, u32),
 }
 
 impl Lengths {
-    /// Least and greatest.
+    /// Returns the least and the greatest length.
     pub fn bounds(self) -> (u32, u32) {
         match self {
             Lengths::Fixed(bytes) => (bytes, bytes),
@@ -48,7 +48,7 @@ impl Lengths {
         Ok(self)
     }
 
-    /// The lengths at evenly spread points of the distribution.
+    /// Returns the lengths at evenly spaced points of the distribution.
     fn quantiles(self) -> [u32; QUANTILES] {
         let (least, most) = self.bounds();
         let zipf = Zipf::new(Zipf::YCSB);
@@ -103,30 +103,30 @@ impl FromStr for Lengths {
     }
 }
 
-/// How long keys and values are, where they are byte strings.
+/// The lengths of keys and values that are byte strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueLengths {
-    /// Of keys.
+    /// Lengths of keys.
     pub keys: Lengths,
-    /// Of values.
+    /// Lengths of values.
     pub values: Lengths,
 }
 
 impl KeyValueLengths {
-    /// Most bytes of a key and its value together.
+    /// Returns the greatest length of a key and its value together, in bytes.
     pub fn most_bytes(self) -> u64 {
         u64::from(self.keys.bounds().1) + u64::from(self.values.bounds().1)
     }
 }
 
 impl Default for KeyValueLengths {
-    /// Those of the literature on persistent memory: keys of 16 bytes, values of 8.
+    /// Returns the lengths of the literature on persistent memory: keys of 16 bytes, values of 8.
     fn default() -> Self {
         KeyValueLengths { keys: Lengths::Fixed(16), values: Lengths::Fixed(8) }
     }
 }
 
-/// Writes and reads byte keys and values of one lengths.
+/// Writes and reads byte keys and values of given lengths.
 #[derive(Clone, Debug)]
 pub struct Speller {
     keys: [u32; QUANTILES],
@@ -134,7 +134,7 @@ pub struct Speller {
 }
 
 impl Speller {
-    /// For keys and values of this lengths.
+    /// Creates a speller for keys and values of these lengths.
     pub fn new(lengths: KeyValueLengths) -> Self {
         Speller { keys: lengths.keys.quantiles(), values: lengths.values.quantiles() }
     }
@@ -147,7 +147,7 @@ impl Speller {
         append_words(splitmix(key), bytes, out);
     }
 
-    /// The key of a byte key; nothing where it is no such.
+    /// Returns the key that `bytes` stand for, or `None` if they are no byte key.
     pub fn key_of(&self, bytes: &[u8]) -> Option<u64> {
         let key = u64::from_be_bytes(bytes.get(..8)?.try_into().ok()?);
         let rest = &bytes[8..];
@@ -161,7 +161,7 @@ impl Speller {
         append_words(word(key, version), self.values[quantile(key, 2)] as usize, out);
     }
 
-    /// The word that a value of `key` stands for; nothing where it is no value of that key.
+    /// Returns the word that a value of `key` stands for, or `None` if it is no value of that key.
     #[inline]
     pub fn word_of(&self, key: u64, value: &[u8]) -> Option<u64> {
         let first = u64::from_le_bytes(value.get(..8)?.try_into().ok()?);
@@ -170,7 +170,7 @@ impl Speller {
     }
 }
 
-/// Which length a key has. `of` keeps the lengths of keys and values apart.
+/// Returns the quantile of the length of a key. `of` distinguishes the lengths of keys and values.
 #[inline]
 fn quantile(key: u64, of: u64) -> usize {
     (key.wrapping_mul(GOLDEN + 2 * of) >> 56) as usize
@@ -191,7 +191,7 @@ fn append_words(first: u64, bytes: usize, out: &mut Vec<u8>) {
     rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
 }
 
-/// Whether `bytes` are what [`append_words`] writes.
+/// Returns `true` if `bytes` are what [`append_words`] writes.
 #[inline]
 fn are_words(first: u64, bytes: &[u8]) -> bool {
     let mut word = first;
@@ -205,7 +205,7 @@ fn are_words(first: u64, bytes: &[u8]) -> bool {
     wrong == 0 && *rest == word.to_le_bytes()[..rest.len()]
 }
 
-/// Byte keys, one after the other.
+/// Byte keys, stored one after the other.
 #[derive(Default)]
 pub struct Spelled {
     bytes: Vec<u8>,
@@ -213,12 +213,12 @@ pub struct Spelled {
 }
 
 impl Spelled {
-    /// None.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Spelled { bytes: Vec::new(), ends: Vec::new() }
     }
 
-    /// Spells `keys`.
+    /// Replaces the contents with the byte keys of `keys`.
     pub fn fill(&mut self, speller: &Speller, keys: &[u64]) {
         self.clear();
         for &key in keys {
@@ -227,19 +227,19 @@ impl Spelled {
         }
     }
 
-    /// Forgets all.
+    /// Removes all keys.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub fn all(&self) -> SpelledPart<'_> {
         SpelledPart { all: self, first: 0 }
     }
 }
 
-/// Byte keys from one on.
+/// Byte keys starting at one of them.
 #[derive(Clone, Copy)]
 pub struct SpelledPart<'a> {
     all: &'a Spelled,
@@ -247,14 +247,15 @@ pub struct SpelledPart<'a> {
 }
 
 impl<'a> SpelledPart<'a> {
-    /// Without the first `count`.
+    /// Returns the part without the first `count` keys.
     pub fn after(self, count: usize) -> Self {
         SpelledPart { first: self.first + count, ..self }
     }
 
-    /// The byte key at `place`.
+    /// Returns the byte key at `place`.
     ///
     /// # Panics
+    ///
     /// If there is none.
     #[inline(always)]
     pub fn at(self, place: usize) -> &'a [u8] {
@@ -264,7 +265,7 @@ impl<'a> SpelledPart<'a> {
     }
 }
 
-/// Mean bytes of a key and of its value.
+/// Returns the mean length of a key and its value together.
 pub fn mean_bytes(lengths: KeyValueLengths) -> f64 {
     let mean = |lengths: Lengths| {
         lengths.quantiles().iter().map(|&bytes| f64::from(bytes)).sum::<f64>() / QUANTILES as f64
@@ -272,7 +273,7 @@ pub fn mean_bytes(lengths: KeyValueLengths) -> f64 {
     mean(lengths.keys) + mean(lengths.values)
 }
 
-/// A number for each draw of a generator.
+/// Returns the number at `place` of the sequence `of`.
 pub(crate) fn draw(seed: u64, of: u64, place: u64) -> u64 {
     random(seed ^ splitmix(of), place)
 }
@@ -313,7 +314,7 @@ mod tests {
                 assert_eq!(speller.word_of(key, &value), Some(word(key, version)));
                 let (least, most) = both.values.bounds();
                 assert!((least as usize..=most as usize).contains(&value.len()));
-                // What is cut off, torn or another key's is none.
+                // A value that is cut off, torn or another key's is not accepted.
                 assert_eq!(speller.word_of(key, &value[..value.len() - 1]), None);
                 if value.len() > 8 {
                     *value.last_mut().unwrap() ^= 1;

@@ -1,8 +1,9 @@
 //! Keys, their order, and what they are bound to.
 //!
-//! Everything follows from a seed: keys are a bijection of their index, so they are distinct without a
-//! table to check them against, and every phase visits them in another permutation that is computed place
-//! by place. A thread's share is written out before the clock starts, so generation costs no measured time.
+//! Everything follows from a seed: keys are a bijection of their index, so they are distinct
+//! without a table to check them against, and every phase visits them in another permutation, which
+//! is computed place by place. The share of a thread is written before the clock starts, so
+//! generating it costs no measured time.
 //!
 //! * [`mix`]: mixes of operations on popular and less popular keys, YCSB's among them;
 //! * [`part`]: operations of one kind on some of the keys;
@@ -27,7 +28,7 @@ pub use zipf::Zipf;
 
 use bytes::Spelled;
 
-/// What is done to a table, in this order.
+/// What is done to a table. Phases run in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -41,7 +42,7 @@ pub enum Phase {
     GetMany,
     /// Every key is bound to another word.
     Update,
-    /// One operation in five inserts a new key, the others look up one that was there.
+    /// One of five operations inserts a new key, the others look up a present one.
     Mixed,
     /// Every key is removed, except those that `Mixed` added.
     Delete,
@@ -59,7 +60,7 @@ impl Phase {
         Phase::Delete,
     ];
 
-    /// The name in reports.
+    /// Returns the name used in reports.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Insert => "insert",
@@ -72,7 +73,7 @@ impl Phase {
         }
     }
 
-    /// Whether the phase changes how many pairs there are.
+    /// Returns `true` if the phase changes the number of pairs.
     pub fn resizes(self) -> bool {
         matches!(self, Phase::Insert | Phase::Mixed | Phase::Delete)
     }
@@ -95,18 +96,19 @@ impl FromStr for Phase {
     }
 }
 
-/// In `Mixed`, one operation of this many is an insert.
+/// In `Mixed`, one of this many operations is an insertion.
 pub const MIXED_GROUP: u64 = 5;
 
-/// The word that `key` is bound to: by its insertion in version 0, by its update in version 1.
+/// Returns the word that `key` is bound to: by its insertion in version 0, by its update in version
+/// 1.
 ///
-/// A bijection of the key, so that the value of another key is recognised as wrong.
+/// A bijection of the key, so that the value of another key is detected.
 #[inline(always)]
 pub fn word(key: u64, version: u64) -> u64 {
     key.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(version)
 }
 
-/// The version in which `key` is bound to `word`: a huge one where the word is another key's.
+/// Returns the version in which `key` is bound to `word`, a huge one if the word is another key's.
 #[inline(always)]
 pub fn version_of(key: u64, word: u64) -> u64 {
     word.wrapping_sub(self::word(key, 0))
@@ -122,7 +124,7 @@ fn splitmix(mut x: u64) -> u64 {
 /// Odd, with an even spread of bits: consecutive multiples of it differ everywhere.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The `index`-th of a seeded sequence of random words, without the words before it.
+/// Returns the `index`-th of a seeded sequence of random words, without computing those before it.
 pub(crate) fn random(seed: u64, index: u64) -> u64 {
     splitmix(splitmix(seed).wrapping_add(index.wrapping_mul(GOLDEN)))
 }
@@ -136,7 +138,7 @@ pub(crate) struct Permutation {
 }
 
 impl Permutation {
-    /// The order that belongs to `seed`.
+    /// Creates the order that belongs to `seed`.
     pub(crate) fn new(n: u64, seed: u64) -> Self {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
         Permutation {
@@ -147,14 +149,14 @@ impl Permutation {
         }
     }
 
-    /// What stands at `place`, which must be below `n`.
+    /// Returns the element at `place`, which must be below `n`.
     pub(crate) fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.n);
         let mut x = place;
         loop {
-            // Each step is a bijection of the smallest power of two that holds `n`: an odd multiple, a sum,
-            // and a word xored with its own high half. Results beyond `n` are followed until one is inside,
-            // which keeps it a bijection of `0..n`.
+            // Each step is a bijection of the smallest power of two that holds `n`: an odd
+            // multiple, a sum, and a word xored with its own high half. Results beyond `n` are
+            // mapped again until one is inside, which keeps it a bijection of `0..n`.
             for (factor, term) in self.rounds {
                 x = x.wrapping_mul(factor).wrapping_add(term) & self.mask;
                 x ^= x >> self.shift;
@@ -168,54 +170,55 @@ impl Permutation {
 
 /// All keys of one experiment.
 ///
-/// Key indexes `0..keys` are inserted, the next `keys` stay absent, the ones after that are added by `Mixed`.
+/// Key indexes `0..keys` are inserted, the next `keys` stay absent, and `Mixed` adds those after
+/// that.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Keys that are inserted.
+    /// The number of keys that are inserted.
     pub keys: u64,
-    /// Threads that share them.
+    /// The number of threads that share them.
     pub threads: usize,
-    /// What everything follows from.
+    /// The seed of all keys and orders.
     pub seed: u64,
 }
 
 impl Workload {
-    /// The key with this index. Different indexes give different keys.
+    /// Returns the key with this index. Different indexes give different keys.
     pub fn key(&self, index: u64) -> u64 {
         random(self.seed, index)
     }
 
-    /// Keys that `Mixed` adds.
+    /// Returns the number of keys that `Mixed` adds.
     pub fn added(&self) -> u64 {
         let groups = self.keys / MIXED_GROUP;
         groups + u64::from(self.insert_place(groups) < self.keys % MIXED_GROUP)
     }
 
-    /// Which operation of a group of `Mixed` is the insert.
+    /// Returns the place of the insertion in a group of `Mixed`.
     fn insert_place(&self, group: u64) -> u64 {
         random(self.seed ^ Phase::Mixed as u64, group) % MIXED_GROUP
     }
 
-    /// The part of `0..total` that belongs to `thread`.
+    /// Returns the part of `0..total` that belongs to `thread`.
     fn share(&self, total: u64, thread: usize) -> Range<u64> {
         let bound = |t: usize| (u128::from(total) * t as u128 / self.threads as u128) as u64;
         bound(thread)..bound(thread + 1)
     }
 }
 
-/// One thread's operations in one phase.
+/// The operations of one thread in one phase.
 #[derive(Default)]
 pub struct Stream {
     /// The keys, in order.
     pub keys: Vec<u64>,
-    /// In `Mixed`: what is done with each. Empty in other phases.
+    /// In `Mixed`, what is done with each key. Empty in other phases.
     pub ops: Vec<Op>,
-    /// The same keys as byte strings, where tables want those; see [`spell`](Stream::spell).
+    /// The same keys as byte strings, for tables that take those; see [`spell`](Stream::spell).
     pub spelled: Spelled,
 }
 
 impl Stream {
-    /// Writes out the operations of `thread` in `phase`.
+    /// Writes the operations of `thread` in `phase`.
     pub fn fill(&mut self, workload: &Workload, phase: Phase, thread: usize) {
         let share = workload.share(workload.keys, thread);
         self.clear();
@@ -239,14 +242,14 @@ impl Stream {
         }
     }
 
-    /// Writes out the share of `thread` in the keys that `Mixed` has added.
+    /// Writes the share of `thread` in the keys that `Mixed` has added.
     pub fn fill_added(&mut self, workload: &Workload, thread: usize) {
         self.clear();
         let share = workload.share(workload.added(), thread);
         self.keys.extend(share.map(|i| workload.key(2 * workload.keys + i)));
     }
 
-    /// Writes out the keys as byte strings, too.
+    /// Writes the keys as byte strings, too.
     pub fn spell(&mut self, speller: &Speller) {
         self.spelled.fill(speller, &self.keys);
     }
@@ -276,7 +279,7 @@ mod tests {
         streams(workload, phase).into_iter().flat_map(|stream| stream.keys).collect()
     }
 
-    /// Figures of two runs compare only if their keys are the same: these values must never change.
+    /// Figures of two runs compare only if their keys are equal, so these values must never change.
     #[test]
     fn golden() {
         let workload = Workload { keys: 1000, threads: 1, seed: 42 };
@@ -347,7 +350,7 @@ mod tests {
         }
     }
 
-    /// How many threads there are changes who does an operation, not which there are.
+    /// The number of threads changes which thread does an operation, not the operations.
     #[test]
     fn threads_share_one_sequence() {
         for phase in Phase::ALL {
@@ -379,7 +382,8 @@ mod tests {
         }
     }
 
-    /// Neighbours in the order must not be neighbours in memory: the step between them takes all sizes.
+    /// Neighbours in the order must not be neighbours in memory: the step between them takes all
+    /// sizes.
     #[test]
     fn permutations_scatter() {
         let n = 1 << 16;
