@@ -1,4 +1,4 @@
-//! Tables that count and tables that lie, for the tests of the driver.
+//! Correct and faulty tables that count, for the tests of the driver.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,14 +13,14 @@ use crate::subject::{
 use crate::workload::bytes::Spelled;
 use crate::workload::{Phase, Writer};
 
-/// What is wrong with a table.
+/// The fault of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
     /// Acknowledges one insertion in a thousand without doing it.
     LosesInsert,
-    /// Gets one word in a thousand wrong.
+    /// Returns one wrong word in a thousand.
     WrongWord,
     /// Finds one absent key in a thousand.
     InventsKey,
@@ -28,21 +28,22 @@ pub(crate) enum Fault {
     LosesUpdate,
     /// Acknowledges one removal in a thousand without doing it.
     KeepsRemoved,
-    /// Answers one key in a thousand of a batch with the answer of its neighbour.
+    /// Returns for one key in a thousand of a batch the result of its neighbour.
     MixesBatch,
     /// Counts one pair too many.
     Miscounts,
-    /// Is damaged at every thousandth key.
+    /// Reports damage at every thousandth key.
     Fails,
 }
 
-/// The reference with a fault, which counts what is done to it.
+/// The reference with a fault, which counts the operations.
 pub(crate) struct Faulty {
     inner: Reference,
     fault: Fault,
-    /// Guards taken.
+    /// The number of guards taken.
     pub(crate) guards: AtomicU64,
-    /// Operations: one flush, two fences, three lines read each; a line written by each insertion.
+    /// The number of operations: each counts as one flush, two fences and three lines read; each
+    /// insertion as a line written.
     ops: AtomicU64,
     inserts: AtomicU64,
 }
@@ -54,7 +55,7 @@ impl Faulty {
         Faulty { inner, fault, guards: zero(), ops: zero(), inserts: zero() }
     }
 
-    /// Whether the fault shows with this key.
+    /// Returns `true` if the fault shows with this key.
     fn strikes(&self, fault: Fault, key: u64) -> bool {
         self.fault == fault && key.is_multiple_of(1000)
     }
@@ -122,7 +123,7 @@ impl Table for Faulty {
         self.inner.remove(key, &())
     }
 
-    /// Has a place for every pair of the next power of two, and takes 16 bytes for a place.
+    /// Reports as many slots as the next power of two, with 16 bytes for each.
     fn size(&self) -> evermap_pm::Result<Size> {
         let len = self.inner.size()?.len.unwrap_or(0);
         let places = len.next_power_of_two();
@@ -141,7 +142,7 @@ impl Table for Faulty {
     }
 }
 
-/// A registry's line for a table with this fault.
+/// Returns the entry of a table with this fault.
 pub(crate) fn faulty(fault: Fault) -> Entry {
     fn build<const FAULT: usize>(
         name: &'static str,
@@ -165,7 +166,7 @@ pub(crate) fn faulty(fault: Fault) -> Entry {
     Entry { name: "faulty", about: "for tests", rival: false, factory }
 }
 
-/// One thread's work of a phase on a table of words, one key at a time.
+/// Returns the work of one thread in a phase on a table of words, one key at a time.
 pub(crate) fn work(phase: Phase, keys: &[u64]) -> Work<'_> {
     static NONE: Spelled = Spelled::new();
     Work {
@@ -181,7 +182,7 @@ pub(crate) fn work(phase: Phase, keys: &[u64]) -> Work<'_> {
     }
 }
 
-/// Keeps everything it is told.
+/// Keeps all output.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) steps: u64,

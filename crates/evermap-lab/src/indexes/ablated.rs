@@ -15,7 +15,7 @@ use crate::subject::{
     Entry, Found, Guards, Measured, MediumKind, Place, Setup, Size, Subject, Table,
 };
 
-/// Every table that lacks something.
+/// Every table that lacks an idea.
 pub(crate) const ENTRIES: [Entry; 4] = [
     Entry {
         name: "dash-eh-no-fingerprints",
@@ -46,7 +46,7 @@ pub(crate) const ENTRIES: [Entry; 4] = [
 const NO_FINGERPRINTS: u8 = 1;
 const NO_METADATA: u8 = 2;
 
-/// Keys of kind `K`, in an index that does without some of its ideas.
+/// Keys of kind `K`, in an index without some of its ideas.
 struct Lacking<K, const WHAT: u8>(PhantomData<K>);
 
 impl<K: Key, const WHAT: u8> Key for Lacking<K, WHAT> {
@@ -124,7 +124,7 @@ fn locked_reads(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, L
     Ok(Box::new(Measured { name, table, guards: builder.guards }))
 }
 
-/// An index whose look-ups are mutations that keep everything as it is.
+/// An index whose look-ups are mutations that change nothing.
 struct LockedReads<M: Medium, I>(Indexed<M, I, u64>);
 
 impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
@@ -187,7 +187,7 @@ mod tests {
         }
     }
 
-    /// What was left out is really left out: it costs lines. Counts are the same on every machine.
+    /// An idea that is left out costs lines. Counts are equal on every machine.
     #[test]
     fn what_is_left_out_costs_lines() {
         let names = ["dash-eh", ENTRIES[0].name, ENTRIES[1].name];
@@ -199,7 +199,7 @@ mod tests {
         // Every record of a bucket instead of one in 256.
         assert!(lines(names[1], "negative") > lines(names[0], "negative") + 2.0);
         assert!(lines(names[1], "positive") > lines(names[0], "positive") + 0.5);
-        // Headers of two stash buckets at least.
+        // Headers of at least two stash buckets.
         assert!(lines(names[2], "negative") > lines(names[0], "negative") + 1.5);
     }
 

@@ -21,7 +21,7 @@ use crate::subject::view::Subject;
 use crate::subject::work::Guards;
 use crate::workload::bytes::KeyValueLengths;
 
-/// Root slot of the index in its pool.
+/// The root slot of the index in its pool.
 pub(super) const ROOT: usize = 0;
 /// Address space for a key, in bytes. Memory is taken only when it is used.
 const ADDRESSES_PER_KEY: u64 = 256;

@@ -9,7 +9,7 @@ use crate::subject::{
     Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject, unique_path,
 };
 
-/// The registry's lines.
+/// The entries of the registry.
 pub(crate) const ENTRIES: [Entry; 2] = [
     Entry {
         name: "evermap",

@@ -19,7 +19,7 @@ use crate::subject::view::{Entry, Subject};
 use crate::subject::work::Guards;
 use crate::workload::bytes::KeyValueLengths;
 
-/// Every index of ours.
+/// Every index of this project.
 pub(crate) const ENTRIES: [Entry; 11] = [
     Entry {
         name: "dash-eh",
@@ -89,7 +89,7 @@ pub(crate) const ENTRIES: [Entry; 11] = [
     },
 ];
 
-/// Dash-EH with segments of other sizes, for the experiment that is about them.
+/// Dash-EH with segments of other sizes, for the experiment about segment sizes.
 pub(crate) const SEGMENTS: [Entry; 4] = [
     Entry {
         name: "dash-eh-1k",
@@ -117,17 +117,17 @@ pub(crate) const SEGMENTS: [Entry; 4] = [
     },
 ];
 
-/// An index, as a function from keys and media to types.
+/// A family of indexes: a function from keys and media to types.
 pub(crate) trait Family {
     /// The index over these keys on a medium.
     type On<K: Quotient, M: Medium>: Index<K> + Persistent<M> + 'static;
 
-    /// Builds an empty one.
+    /// Creates an empty index.
     fn create<K: Quotient, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup)
     -> Result<Self::On<K, M>>;
 }
 
-/// Dash-EH with this many stash buckets and buckets a segment.
+/// Dash-EH with this many stash buckets, and this many buckets in a segment.
 pub(crate) struct Dash<const STASHES: usize, const BUCKETS: usize = 64>;
 
 impl<const STASHES: usize, const BUCKETS: usize> Family for Dash<STASHES, BUCKETS> {
@@ -155,12 +155,13 @@ impl Family for LinearDash {
     }
 }
 
-/// Segments for all keys, if that is asked for: about two thirds full.
+/// Returns the configuration with segments for all keys, about two thirds full, if that is
+/// requested.
 fn dash_config(setup: &Setup, buckets: usize) -> dash::Config {
     dash::Config { initial_depth: initial_depth(setup, buckets as u64 * 600 / 64) }
 }
 
-/// CCEH, with lookups that lock or without.
+/// CCEH, with or without look-ups that lock.
 struct CcehOf<const PAPER: bool>;
 
 impl<const PAPER: bool> Family for CcehOf<PAPER> {
@@ -170,7 +171,7 @@ impl<const PAPER: bool> Family for CcehOf<PAPER> {
         pool: &Arc<Pool<M>>,
         setup: &Setup,
     ) -> Result<Self::On<K, M>> {
-        /// Pairs in a segment of 1024 places that is as full as usual.
+        /// Pairs in a segment of 1024 slots with the usual load.
         const PAIRS_PER_SEGMENT: u64 = 400;
         let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
         let (locking, recovery) = match PAPER {
@@ -182,14 +183,14 @@ impl<const PAPER: bool> Family for CcehOf<PAPER> {
     }
 }
 
-/// The depth at which a directory names about one segment for `pairs_per_segment` of the keys to come; 1 where the
-/// table is not to know how many.
+/// Returns the depth at which a directory names about one segment for `pairs_per_segment` of the
+/// expected keys, or 1 if the table does not start at its final size.
 fn initial_depth(setup: &Setup, pairs_per_segment: u64) -> u32 {
     let segments = if setup.presize { setup.keys / pairs_per_segment } else { 0 };
     segments.next_power_of_two().ilog2().max(1)
 }
 
-/// Level hashing, growing at once or by and by.
+/// Level hashing that resizes all at once (as in the paper) or incrementally.
 struct Levels<const BLOCKING: bool>;
 
 impl<const BLOCKING: bool> Family for Levels<BLOCKING> {
@@ -203,7 +204,7 @@ impl<const BLOCKING: bool> Family for Levels<BLOCKING> {
         const PAIRS_PER_BUCKET: u64 = 7;
         let mut config = level::Config::default();
         if BLOCKING {
-            // As in the paper's runs and the released benchmark.
+            // As in the runs of the paper and the released benchmark.
             config = level::Config { top_level: 13, resize: level::Resize::Blocking };
         }
         if setup.presize {
@@ -224,7 +225,7 @@ impl Family for Lines {
         pool: &Arc<Pool<M>>,
         setup: &Setup,
     ) -> Result<Self::On<K, M>> {
-        /// Pairs in a segment of 1024 places that is about two thirds full.
+        /// Pairs in a segment of 1024 slots that is about two thirds full.
         const PAIRS_PER_SEGMENT: u64 = 650;
         let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
         LineHash::create(pool.clone(), pool.root(ROOT), line::Config { initial_depth })
@@ -241,7 +242,8 @@ impl Family for PClht {
         pool: &Arc<Pool<M>>,
         setup: &Setup,
     ) -> Result<Self::On<K, M>> {
-        /// Pairs for each home bucket, of three places: between this and half of it, as tables are powers of two.
+        /// Pairs for each home bucket of three slots: between this number and half of it, because
+        /// the sizes of tables are powers of two.
         const PAIRS_PER_BUCKET: u64 = 2;
         let presized = setup.keys / PAIRS_PER_BUCKET;
         let default = clht::Config::default().initial_buckets;

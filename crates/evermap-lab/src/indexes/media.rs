@@ -1,8 +1,9 @@
-//! The two kinds of media that indexes are compiled for here: mapped memory as it is, and mapped memory that is
-//! counted or slowed down.
+//! The two kinds of media that indexes are compiled for here: plain mapped memory, and mapped
+//! memory that is counted or delayed.
 //!
-//! Every further kind is another copy of every index. So anonymous memory is a mapping of no file whose flushes
-//! do nothing, and what counts and what slows down share one type, which decides at each call.
+//! Every further kind would be another copy of every index. So anonymous memory is a mapping of no
+//! file whose flushes do nothing, and the counting and the delayed medium share one type, which
+//! decides at each call.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -14,22 +15,22 @@ use crate::subject::Counts;
 
 /// A medium of either kind.
 pub(crate) enum Memory {
-    /// As it is.
+    /// Plain mapped memory.
     Plain(Mapped),
-    /// Counted or slowed down.
+    /// Counted or delayed memory.
     Watched(Watched),
 }
 
-/// Mapped memory that does more at each access than access it.
+/// Mapped memory that does more at each access than the access.
 pub(crate) enum Watched {
     /// It counts lines, flushes and fences.
     Counted(Counted<Mapped>),
-    /// It has the times of another memory.
+    /// It is as slow as another kind of memory.
     Emulated(Emulated<Mapped>),
 }
 
 impl Watched {
-    /// What was counted, if anything is.
+    /// Returns what was counted, or `None` if nothing is.
     pub(crate) fn counts(&self) -> Option<Counts> {
         match self {
             Watched::Counted(medium) => Some(medium.counts().into()),
@@ -38,7 +39,7 @@ impl Watched {
     }
 }
 
-/// Does the same with whichever medium it is.
+/// Evaluates an expression for whichever medium it is.
 macro_rules! either {
     ($self:ident, $medium:ident => $call:expr) => {
         match $self {

@@ -1,4 +1,5 @@
-//! The volatile ordered index as a table of words: keys are spelled so that their order is that of the numbers.
+//! The volatile ordered index as a table of words: keys are written in big-endian order, so that
+//! they sort as the numbers do.
 
 use std::ops::Bound;
 
@@ -8,7 +9,7 @@ use evermap_pm::Result;
 
 use crate::subject::{Entry, Found, Guards, Measured, Size, Table};
 
-/// The registry's line.
+/// The entry of the registry.
 pub(crate) const ENTRY: Entry = Entry {
     name: "bplus",
     about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -23,7 +24,7 @@ pub(crate) const ENTRY: Entry = Entry {
 struct Tree(BPlus);
 
 impl Table for Tree {
-    /// The tree pins what it reads by itself.
+    /// The tree pins what it reads.
     type Guard<'a> = ();
 
     fn guard(&self) {}
@@ -60,7 +61,7 @@ impl Table for Tree {
         let mut cursor = Cursor::new(&self.0, range, Direction::Ascending);
         for _ in 0..count {
             let Some((key, word)) = cursor.next()? else { break };
-            // Every key here is one that `insert` spelled.
+            // Every key here is one that `insert` has written.
             if let Ok(key) = key.try_into() {
                 each(u64::from_be_bytes(key), word);
             }

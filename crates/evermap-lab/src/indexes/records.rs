@@ -1,5 +1,5 @@
-//! Indexes over byte strings as stores: each pair is a [record](evermap_index::record) in the heap that the index's
-//! word names.
+//! Indexes over byte strings as stores: each pair is a [record](evermap_index::record) in the heap,
+//! which the word of the index names.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::indexed::size_of;
 use crate::subject::store::{Result, Store};
 use crate::subject::{Found, Place, Size};
 
-/// Keys looked up together.
+/// The number of keys that are looked up together.
 const BATCH: usize = 32;
 
-/// An index over byte strings, with the records it names.
+/// An index over byte strings, with the records that it names.
 pub(crate) struct Recorded<M: Medium, I, K> {
     pool: Arc<Pool<M>>,
     index: I,
@@ -33,7 +33,7 @@ impl<M: Medium, I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<M,
         BytesRef::new(key, self.pool.seed())
     }
 
-    /// Writes a record and makes it durable; answers its offset.
+    /// Writes a record and makes it durable. Returns its offset.
     fn write(&self, key: &[u8], value: &[u8]) -> evermap_pm::Result<u64> {
         let (pool, m) = (&self.pool, self.pool.medium());
         let body = [key, value].concat();
@@ -41,7 +41,7 @@ impl<M: Medium, I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<M,
         let offset = pool.allocate(words * 8)?;
         let cells = m.slice::<PmU64>(offset, words).expect("just allocated");
         let lengths = key.len() as u64 | (value.len() as u64) << 32;
-        // Control, stamp and checksum are the owner's, and this one has none.
+        // Control word, CAS id and checksum belong to a store, which does not exist here.
         let header: Vec<_> =
             [0, 0, 0, lengths].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         m.write_bytes(cells, &header);
@@ -50,7 +50,7 @@ impl<M: Medium, I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<M,
         Ok(offset)
     }
 
-    /// Replaces what is in `out` by the value of the record at `offset`.
+    /// Replaces the contents of `out` with the value of the record that `word` names.
     fn read(&self, word: u64, out: &mut Vec<u8>) -> evermap_pm::Result<()> {
         let (m, offset) = (self.pool.medium(), word & OFFSET_MASK);
         let no_record = || Error::damaged(offset, "no record where the index names one");
@@ -58,7 +58,7 @@ impl<M: Medium, I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<M,
         read_value(m, offset + HEADER, m.load_relaxed(&header.lengths), out).ok_or_else(no_record)
     }
 
-    /// Gives back the record that a change has unlinked.
+    /// Retires the record that a change has unlinked.
     fn retire(&self, old: Option<u64>, guard: &Guard<'_>) {
         let pool = &self.pool;
         if let Some(offset) = old.map(|word| word & OFFSET_MASK)
@@ -135,7 +135,7 @@ where
         Ok(Recorded::remove(self, key)?)
     }
 
-    /// The index's, and the records' among the bytes.
+    /// Returns the size of the index, and adds the records to the bytes.
     fn size(&self) -> Result<Size> {
         let size = size_of::<K, M>(&self.pool, &self.index)?;
         let pm_bytes = Some(self.pool.heap_stats().allocated_bytes);
@@ -147,11 +147,12 @@ where
     }
 }
 
-/// Replaces what is in `out` by the value that follows the key in the bytes at `body`, both as long as `both` says, a
-/// word of [lengths]; nothing where they would not fit into the medium.
+/// Replaces the contents of `out` with the value that follows the key in the bytes at `body`.
+/// `both` holds the lengths of both, as a word of [lengths]. Returns `None` if they do not fit into
+/// the medium.
 pub(crate) fn read_value<M: Medium>(m: &M, body: u64, both: u64, out: &mut Vec<u8>) -> Option<()> {
     let (key, value) = lengths(both);
-    // The word in which the key ends may begin with its last bytes.
+    // The word in which the key ends may start with the last bytes of the key.
     let (skipped, rest) = (key / 8, key % 8);
     let cells = m.slice::<PmU64>(body + skipped * 8, (rest + value).div_ceil(8))?;
     out.resize((rest + value) as usize, 0);

@@ -52,7 +52,8 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
     std::fs::remove_dir(&directory).unwrap();
 }
 
-/// Counts are the same on every machine: more of them would be a regression of the index or of the counting.
+/// Counts are equal on every machine: higher ones would be a regression of the index or of the
+/// counting.
 #[test]
 fn counters_of_dash_are_in_their_bounds() {
     let config = Config { threads: 1, latency: false, ..config(MediumKind::Dram) };

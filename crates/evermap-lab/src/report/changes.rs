@@ -1,7 +1,7 @@
-//! Two runs of the same experiments beside each other: what repeated, and what changed.
+//! The comparison of two runs of the same experiments: what repeats, and what differs.
 //!
-//! Counts are properties of a program and its seed, and repeat exactly where one thread runs. Times are properties of
-//! a moment too, so that a change is worth a look where the ranges of the two runs do not even meet.
+//! Counts depend on the program and its seed, and repeat exactly if one thread runs. Times depend
+//! on the moment too, so a difference only matters if the ranges of the two runs do not overlap.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -12,7 +12,7 @@ use crate::LabError;
 use crate::report::interval::median;
 use crate::report::{Grid, Report};
 
-/// What is read of a [`Record`](crate::report::Record) that was written as JSON.
+/// The fields of a [`Record`](crate::report::Record) that are read from JSON.
 #[derive(Deserialize)]
 struct Line {
     #[serde(flatten)]
@@ -33,7 +33,7 @@ struct Line {
     load_factor: Option<f64>,
 }
 
-/// What two figures must share to be compared.
+/// What two figures must have in common to be compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 struct What {
     experiment: String,
@@ -75,7 +75,7 @@ impl Median {
         Some(Median { middle: middle?, range: low.zip(high) })
     }
 
-    /// Whether the two ranges meet; a median without one is a range of its own.
+    /// Returns `true` if the two ranges overlap; a median without a range is its own range.
     fn meets(self, other: Median) -> bool {
         let ends = |one: Median| one.range.unwrap_or((one.middle, one.middle));
         let (mine, theirs) = (ends(self), ends(other));
@@ -103,7 +103,7 @@ impl Line {
     }
 }
 
-/// The summaries among lines of JSON.
+/// Returns the summaries among lines of JSON.
 fn summaries(name: &str, lines: impl BufRead) -> Result<BTreeMap<What, Line>, LabError> {
     let mut all = BTreeMap::new();
     for (number, line) in lines.lines().enumerate() {
@@ -125,20 +125,22 @@ fn summaries(name: &str, lines: impl BufRead) -> Result<BTreeMap<What, Line>, La
     Ok(all)
 }
 
-/// By how much `new` is more than `old`, in percent.
+/// Returns by how much `new` is more than `old`, in percent.
 fn percent(old: f64, new: f64) -> f64 {
     if old == new { 0.0 } else { 100.0 * (new - old) / old.abs().max(f64::MIN_POSITIVE) }
 }
 
-/// The difference that is farthest from none.
+/// Returns the greatest difference in either direction.
 fn farthest(differences: impl Iterator<Item = f64>) -> Option<f64> {
     differences.max_by(|one, other| one.abs().total_cmp(&other.abs()))
 }
 
-/// Compares the runs that wrote `old` and `new` with `--json`; each comes with its name. `everything` shows every
-/// figure, otherwise those whose counts differ or whose ranges do not meet.
+/// Compares the runs that wrote `old` and `new` with `--json`; each comes with its name.
+/// `everything` includes every figure, otherwise only those whose counts differ or whose ranges do
+/// not overlap.
 ///
 /// # Errors
+///
 /// `Io`; `Config` for lines that no run has written, and for runs that have nothing in common.
 pub fn compare(
     (old_name, old): (&str, impl BufRead),

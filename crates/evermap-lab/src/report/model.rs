@@ -1,35 +1,35 @@
-//! What an experiment found out, before anybody decided how it looks: tables, plots, and the figures that a paper
+//! The results of an experiment, without their looks: tables, plots, and the figures that a paper
 //! reports for the same thing.
 
 use std::fmt::Write as _;
 
-/// Everything that an experiment has to say at its end.
+/// All results of an experiment.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Name of the experiment.
+    /// The name of the experiment.
     pub experiment: &'static str,
     /// One line about it.
     pub title: String,
     /// What was measured, and with which settings.
     pub about: String,
-    /// What a paper reports, and what was found here.
+    /// The figures of a paper, and those measured here.
     pub figures: Vec<Figure>,
     /// The numbers.
     pub tables: Vec<Grid>,
-    /// The numbers, drawn.
+    /// The numbers, plotted.
     pub plots: Vec<Plot>,
     /// How far the figures can be trusted, and what was left out.
     pub notes: Vec<String>,
 }
 
-/// A statement of a paper, and what was found here.
+/// A figure of a paper, and the one measured here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// What is stated.
+    /// What the figure is.
     pub what: String,
     /// The paper's figure.
     pub paper: String,
-    /// What was found here; nothing where it was not measured.
+    /// The figure measured here; `None` if it was not measured.
     pub here: Option<String>,
 }
 
@@ -38,7 +38,7 @@ pub struct Figure {
 pub struct Grid {
     /// What the numbers are, and their unit.
     pub title: String,
-    /// Names of the columns.
+    /// The names of the columns.
     pub columns: Vec<String>,
     /// Rows.
     pub rows: Vec<Row>,
@@ -50,7 +50,7 @@ pub type Row = (String, Vec<String>);
 /// How a plot shows its points.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Marks {
-    /// Points that lines join.
+    /// Points joined by lines.
     Lines,
     /// Bars side by side in groups of these names; `x` is the number of the group.
     Bars(Vec<String>),
@@ -59,13 +59,13 @@ pub enum Marks {
 /// A plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plot {
-    /// What it shows.
+    /// The title.
     pub title: String,
     /// What `x` is, and its unit.
     pub x: String,
     /// What `y` is, and its unit.
     pub y: String,
-    /// Whether `x` grows by factors.
+    /// Whether `x` has a logarithmic scale.
     pub log_x: bool,
     /// How points are shown.
     pub marks: Marks,
@@ -85,23 +85,23 @@ pub struct Series {
 /// A point of a plot.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// Across.
+    /// The horizontal coordinate.
     pub x: f64,
-    /// Up.
+    /// The vertical coordinate.
     pub y: f64,
-    /// The range that holds the true `y`, where it is known.
+    /// The range that holds the true `y`, if it is known.
     pub range: Option<(f64, f64)>,
 }
 
 impl Point {
-    /// A point without a range.
+    /// Creates a point without a range.
     pub fn new(x: f64, y: f64) -> Self {
         Point { x, y, range: None }
     }
 }
 
 impl Report {
-    /// For a terminal.
+    /// Returns the report as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = format!("\n{}: {}\n", self.experiment, self.title);
         if !self.about.is_empty() {
@@ -122,7 +122,7 @@ impl Report {
         text
     }
 
-    /// The paper's figures beside those found here; nothing where none of them was measured.
+    /// Returns the paper's figures beside those measured here, or `None` if none was measured.
     pub fn figures_table(&self) -> Option<Grid> {
         self.figures.iter().find(|figure| figure.here.is_some())?;
         let row = |figure: &Figure| {
@@ -138,7 +138,7 @@ impl Report {
 }
 
 impl Grid {
-    /// Without rows, under this title.
+    /// Creates a table without rows.
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
         Grid { title: title.into(), columns, rows: Vec::new() }
@@ -149,7 +149,7 @@ impl Grid {
         self.rows.push((name.into(), cells));
     }
 
-    /// Aligned columns under the title.
+    /// Returns the title and aligned columns.
     pub fn text(&self) -> String {
         let width = |at: usize| {
             let cells = self.rows.iter().map(|row| row.1[at].chars().count());
@@ -173,7 +173,7 @@ impl Grid {
     }
 }
 
-/// The cell of a figure that may not have been measured.
+/// Returns the cell of a figure that may not have been measured.
 pub(crate) fn cell(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
 }

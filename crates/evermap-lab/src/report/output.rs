@@ -1,4 +1,5 @@
-//! What an experiment says: a progress bar while it runs, a line of JSON for every figure, tables at the end.
+//! Where experiments write: a progress bar while they run, a line of JSON for every figure, tables
+//! at the end.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -8,32 +9,34 @@ use super::model::Report;
 use super::record::Record;
 use crate::LabError;
 
-/// Where an experiment's words go. Each method does nothing unless it is overridden.
+/// Receives the output of an experiment. The default of each method does nothing.
 pub trait Output {
-    /// The experiment begins; it has so many steps.
+    /// Starts an experiment with this number of steps.
     fn begin(&mut self, _steps: u64) {}
 
-    /// The next step begins.
+    /// Starts the next step.
     fn step(&mut self, _what: &str) {}
 
-    /// Something was measured.
+    /// Takes a measurement.
     ///
     /// # Errors
+    ///
     /// `Io`.
     fn record(&mut self, _record: &Record) -> Result<(), LabError> {
         Ok(())
     }
 
-    /// An experiment is complete.
+    /// Takes the report of a complete experiment.
     ///
     /// # Errors
+    ///
     /// `Io`.
     fn report(&mut self, _report: &Report) -> Result<(), LabError> {
         Ok(())
     }
 }
 
-/// Both of two outputs.
+/// Writes to both of two outputs.
 impl<A: Output, B: Output> Output for (A, B) {
     fn begin(&mut self, steps: u64) {
         self.0.begin(steps);
@@ -56,7 +59,7 @@ impl<A: Output, B: Output> Output for (A, B) {
     }
 }
 
-/// An output, or none.
+/// Writes to an output if there is one.
 impl<A: Output> Output for Option<A> {
     fn begin(&mut self, steps: u64) {
         if let Some(out) = self {
@@ -79,7 +82,7 @@ impl<A: Output> Output for Option<A> {
     }
 }
 
-/// Every record as a line of JSON, written at once, so that an interrupted run leaves what it had.
+/// Writes every record as a line of JSON immediately, so that an interrupted run keeps what it had.
 pub struct JsonLines<W>(pub W);
 
 impl<W: Write> Output for JsonLines<W> {
@@ -93,14 +96,14 @@ impl<W: Write> Output for JsonLines<W> {
     }
 }
 
-/// Progress on standard error where that is a terminal, and tables for people at the end.
+/// Shows progress on standard error if that is a terminal, and tables for people at the end.
 pub struct Terminal<W> {
     tables: W,
     progress: ProgressBar,
 }
 
 impl<W: Write> Terminal<W> {
-    /// Writes tables to `tables`.
+    /// Creates an output that writes tables to `tables`.
     pub fn new(tables: W) -> Self {
         Terminal { tables, progress: ProgressBar::hidden() }
     }
@@ -152,7 +155,7 @@ mod tests {
     use crate::testing::{Fault, faulty};
     use crate::workload::Phase;
 
-    /// What programs that read the lines rely on.
+    /// Programs that read the lines rely on these fields.
     const FIELDS: [&str; 41] = [
         "experiment",
         "index",
@@ -228,7 +231,7 @@ mod tests {
         let text = String::from_utf8(out.0).unwrap();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        // For each table a round and a summary of seven phases; then the machine.
+        // For each table a round and a summary of seven phases, then the machine.
         assert_eq!(lines.iter().filter(|line| line["index"] != "machine").count(), 2 * 2 * 7);
         for line in &lines {
             let fields: Vec<_> = line.as_object().unwrap().keys().map(String::as_str).collect();
@@ -255,7 +258,7 @@ mod tests {
         assert_eq!(reference["void"], false);
     }
 
-    /// A full disk must not pass for a finished run.
+    /// A full disk must not look like a finished run.
     #[test]
     fn what_cannot_be_written_is_an_error() {
         struct Full;

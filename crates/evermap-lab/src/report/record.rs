@@ -1,4 +1,4 @@
-//! One measured thing, as it is written to JSON.
+//! One measurement, as it is written to JSON.
 
 use std::path::PathBuf;
 
@@ -6,96 +6,98 @@ use serde::Serialize;
 
 use crate::subject::facts::{Counts, Place};
 
-/// One measured thing. What was not measured is nothing, and `null` in JSON.
+/// One measurement. What was not measured is `None`, and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Record {
-    /// Name of the experiment.
+    /// The name of the experiment.
     pub experiment: &'static str,
-    /// Name of the table.
+    /// The name of the table.
     pub index: String,
-    /// Name of the medium that it really was on.
+    /// The name of the medium that the table really was on.
     pub medium: String,
-    /// Threads that shared the operations.
+    /// The number of threads that shared the operations.
     pub threads: usize,
-    /// Keys that were inserted before.
+    /// The number of keys that were inserted before.
     pub keys: u64,
     /// What was done.
     pub phase: String,
-    /// The round; nothing for the summary of all rounds.
+    /// The round; `None` for the summary of all rounds.
     pub round: Option<usize>,
-    /// Operations, over all threads.
+    /// The number of operations, over all threads.
     pub ops: u64,
-    /// From the first thread's start to the last one's end.
+    /// Seconds from the start of the first thread to the end of the last one.
     pub seconds: Option<f64>,
-    /// Million operations a second, over all threads.
+    /// Million operations per second, over all threads.
     pub mops: Option<f64>,
-    /// In a summary: the range that holds the true median.
+    /// In a summary, the lower end of the range that holds the true median.
     pub mops_low: Option<f64>,
-    /// Its upper end.
+    /// The upper end of that range.
     pub mops_high: Option<f64>,
-    /// Processor time of the process for an operation, nanoseconds: helpers of the table included.
+    /// Nanoseconds of processor time of the process per operation, including helper threads of the
+    /// table.
     pub cpu_ns_per_op: Option<f64>,
-    /// In a summary: the range that holds the true median.
+    /// In a summary, the lower end of the range that holds the true median.
     pub cpu_low: Option<f64>,
-    /// Its upper end.
+    /// The upper end of that range.
     pub cpu_high: Option<f64>,
-    /// In a summary: what a twentieth of the rounds did not exceed. With enough rounds, what an operation takes while nobody else is at
-    /// the core or the memory.
+    /// In a summary, the value that a twentieth of the rounds did not exceed. With enough rounds,
+    /// this is the cost of an operation while no other program uses the core or the memory.
     pub cpu_least: Option<f64>,
-    /// Median latency, nanoseconds; for `get_many` of a batch.
+    /// Median latency in nanoseconds; for `get_many`, of a batch.
     pub p50_ns: Option<u64>,
-    /// 99th percentile of latency, nanoseconds.
+    /// 99th percentile of latency, in nanoseconds.
     pub p99_ns: Option<u64>,
-    /// 99.9th percentile of latency, nanoseconds.
+    /// 99.9th percentile of latency, in nanoseconds.
     pub p999_ns: Option<u64>,
-    /// Longest latency, nanoseconds.
+    /// Longest latency, in nanoseconds.
     pub max_ns: Option<u64>,
-    /// Lines flushed for an operation.
+    /// Flushed lines per operation.
     pub flushes_per_op: Option<f64>,
-    /// Fences for an operation.
+    /// Fences per operation.
     pub fences_per_op: Option<f64>,
-    /// Distinct lines read in an operation.
+    /// Distinct lines read per operation.
     pub lines_read_per_op: Option<f64>,
-    /// Distinct lines written in an operation.
+    /// Distinct lines written per operation.
     pub lines_written_per_op: Option<f64>,
-    /// Pairs divided by places, after the phase.
+    /// The number of pairs divided by the number of slots, after the phase.
     pub load_factor: Option<f64>,
     /// Bytes in ordinary memory, after the phase.
     pub dram_bytes: Option<u64>,
     /// Bytes in the medium, after the phase.
     pub pm_bytes: Option<u64>,
-    /// Page size that most of the table's memory really had, bytes.
+    /// The page size that most of the table's memory really had, in bytes.
     pub page_size: Option<u64>,
     /// The directory of the medium's file.
     pub location: Option<PathBuf>,
-    /// What a flush was.
+    /// The instruction or call that flushed.
     pub flush_kind: Option<String>,
     /// What an acknowledged change survives: `nothing`, `process` or `power`.
     pub survives: &'static str,
-    /// Lengths of keys, bytes.
+    /// Lengths of keys, in bytes.
     pub key_bytes: Option<String>,
-    /// Lengths of values, bytes.
+    /// Lengths of values, in bytes.
     pub value_bytes: Option<String>,
-    /// How popular the keys of a mix were.
+    /// The distribution of the keys of a mix.
     pub distribution: Option<&'static str>,
-    /// Skew of that.
+    /// The skew of that distribution.
     pub theta: Option<f64>,
-    /// On the emulated medium, nanoseconds that a persist took at least.
+    /// On the emulated medium, the least duration of a persist, in nanoseconds.
     pub persist_ns: Option<u64>,
-    /// On the emulated medium, nanoseconds that a line from outside the cache took.
+    /// On the emulated medium, the duration of a read of a line that is not in its cache, in
+    /// nanoseconds.
     pub read_ns: Option<u64>,
-    /// In a series over time: seconds since its beginning.
+    /// In a series over time, seconds since its start.
     pub at_seconds: Option<f64>,
-    /// What the keys follow from.
+    /// The seed of the keys.
     pub seed: u64,
-    /// Processors that others kept busy, on average.
+    /// The average number of processors that other programs kept busy.
     pub foreign_cpu: Option<f64>,
     /// Whether that was too much for the figures to be trusted.
     pub void: bool,
 }
 
 impl Record {
-    /// Of something that lives at `place`.
+    /// Creates a record of something that is stored at `place`.
     pub(crate) fn at(place: Place) -> Self {
         Record {
             medium: place.medium,
@@ -106,7 +108,7 @@ impl Record {
         }
     }
 
-    /// Enters wall-clock time and processor time.
+    /// Sets wall-clock time and processor time.
     pub(crate) fn time(&mut self, seconds: f64, cpu_seconds: f64) {
         let ops = self.ops as f64;
         self.seconds = Some(seconds);
@@ -114,7 +116,7 @@ impl Record {
         self.cpu_ns_per_op = Some(cpu_seconds * 1e9 / ops);
     }
 
-    /// Enters what was counted during all operations.
+    /// Sets what was counted during all operations.
     pub(crate) fn count(&mut self, counts: Counts) {
         let per_op = |count: u64| Some(count as f64 / self.ops as f64);
         self.flushes_per_op = per_op(counts.flushes);

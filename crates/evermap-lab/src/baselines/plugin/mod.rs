@@ -1,5 +1,5 @@
-//! Tables from shared libraries: whoever has written an index in C, or in anything that can speak C, measures it
-//! beside the others without changing either.
+//! Tables from shared libraries: an index in C, or in any language with a C interface, can be
+//! measured beside the others without changing either.
 //!
 //! `evermap lab run micro --plugin ./mine.so --index mine,dash-eh`. The interface is
 //! `crates/evermap-lab/plugin/evermap_lab_plugin.h`, with an example in C beside it.
@@ -14,12 +14,13 @@ use crate::LabError;
 use crate::baselines::library::Library;
 use crate::subject::{Entry, Found, Guards, Measured, Setup, Size, Subject, Table};
 
-/// Version of the interface.
+/// The version of the interface.
 const ABI: u32 = 1;
-/// Plugins that can be loaded at once.
+/// The number of plugins that can be loaded.
 const SLOTS: usize = 8;
 
-/// What a plugin's `evermap_lab_plugin` returns: `struct evermap_lab_plugin` of the header, field by field.
+/// What a plugin's `evermap_lab_plugin` returns: `struct evermap_lab_plugin` of the header, field
+/// by field.
 #[repr(C)]
 struct Interface {
     abi: u32,
@@ -57,7 +58,7 @@ struct Plugin {
     calls: Calls,
 }
 
-/// The functions that every plugin has, and those that it may leave out.
+/// The functions that every plugin has, and those that are optional.
 #[derive(Clone, Copy)]
 struct Calls {
     create: unsafe extern "C" fn(*const CSetup) -> *mut c_void,
@@ -76,7 +77,7 @@ struct Calls {
 }
 
 static LOADED: [OnceLock<Plugin>; SLOTS] = [const { OnceLock::new() }; SLOTS];
-/// Held while a plugin is entered.
+/// Held while a plugin is registered.
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Loads a plugin. Returns its name; loading a file twice has no further effect.
@@ -109,12 +110,14 @@ pub(crate) unsafe fn load(
     let entry = library
         .address(c"evermap_lab_plugin")
         .map_err(|error| refused(format!("{error}; see evermap_lab_plugin.h")))?;
-    // SAFETY: the header gives this function exactly this type, and the caller vouches for the library.
+    // SAFETY: the header gives this function exactly this type, and the caller vouches for the
+    // library.
     let entry: unsafe extern "C" fn() -> *const Interface =
         unsafe { std::mem::transmute(entry.as_ptr()) };
     // SAFETY: a function without arguments that the caller vouches for.
     let interface = unsafe { entry() };
-    // SAFETY: where it is not null, the header promises that it stays valid for good; libraries are never unloaded.
+    // SAFETY: if it is not null, the header promises that it stays valid; libraries are never
+    // unloaded.
     let interface =
         unsafe { interface.as_ref() }.ok_or_else(|| refused("it offers no interface".into()))?;
     if interface.abi != ABI {
@@ -179,25 +182,25 @@ impl Plugin {
     }
 }
 
-/// A string of the plugin's, which it keeps for good.
+/// Returns a string of the plugin, which the plugin never frees, or `None` if there is none.
 fn text(string: *const c_char) -> Option<&'static str> {
     if string.is_null() {
         return None;
     }
-    // SAFETY: the header promises a string that ends and stays.
+    // SAFETY: the header promises a terminated string that stays valid.
     unsafe { CStr::from_ptr(string) }.to_str().ok().filter(|text| !text.is_empty())
 }
 
-/// A plugin's table.
+/// The table of a plugin.
 struct Foreign {
     plugin: &'static Plugin,
     table: *mut c_void,
 }
 
-// SAFETY: the header demands that all functions but `create` and `destroy` may be called by any thread at any time, and
-// those two are called by one thread that nobody runs beside.
+// SAFETY: the header demands that all functions but `create` and `destroy` may be called by any
+// thread at any time, and those two are called while no other thread uses the table.
 unsafe impl Send for Foreign {}
-// SAFETY: the same.
+// SAFETY: as above.
 unsafe impl Sync for Foreign {}
 
 impl Foreign {
@@ -210,7 +213,8 @@ impl Foreign {
             presize: c_int::from(setup.presize),
             directory: directory.as_ptr(),
         };
-        // SAFETY: `setup` and its string live during the call, which the header says is all that `create` may use.
+        // SAFETY: `setup` and its string live during the call, and the header says that `create`
+        // may not use them afterwards.
         let table = unsafe { (plugin.calls.create)(&raw const setup) };
         if table.is_null() {
             return Err(LabError::Plugin {
@@ -221,7 +225,7 @@ impl Foreign {
         Ok(Foreign { plugin, table })
     }
 
-    /// What a function's answer means: 0 for absent, 1 for present, anything negative for a failure.
+    /// Returns `true` for present (1), `false` for absent (0), and an error for negative results.
     #[inline(always)]
     fn present(&self, answer: c_int) -> Result<bool> {
         if answer < 0 {
@@ -232,7 +236,7 @@ impl Foreign {
 
     #[cold]
     fn failed(&self, answer: c_int) -> evermap_pm::Error {
-        // SAFETY: the plugin's own function, called with what another of its functions answered.
+        // SAFETY: a function of the plugin, called with a result of another of its functions.
         let said = self.plugin.calls.error.and_then(|error| text(unsafe { error(answer) }));
         let source = std::io::Error::other(match said {
             Some(said) => format!("{said} ({answer})"),
@@ -244,13 +248,14 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: made by `create`, destroyed once, and nobody else has it any more.
+        // SAFETY: made by `create`, destroyed once, and not used by any other thread any more.
         unsafe { (self.plugin.calls.destroy)(self.table) };
     }
 }
 
-// SAFETY (all calls below): `table` was made by this plugin's `create` and is not destroyed yet; pointers are to
-// variables or slices that live during the call and have the lengths that are passed.
+// SAFETY (all calls below): `table` was made by this plugin's `create` and is not destroyed yet;
+// pointers are to variables or slices that live during the call and have the lengths that are
+// passed.
 impl Table for Foreign {
     /// A plugin protects its readers itself.
     type Guard<'a> = ();
@@ -323,7 +328,7 @@ impl Table for Foreign {
         let Ok(found) = usize::try_from(answer) else {
             return Err(self.failed(answer as c_int));
         };
-        // No more than there was room for, whatever it says.
+        // No more than fits into the buffers, whatever the plugin returns.
         keys.iter().zip(&words).take(found).for_each(|(&key, &word)| each(key, word));
         Ok(true)
     }
@@ -355,7 +360,7 @@ mod tests {
     use crate::testing::Kept;
     use std::process::Command;
 
-    /// A library in a directory of its own, which is removed at the end: what was loaded stays loaded.
+    /// A library in its own directory, which is removed at the end; what was loaded stays loaded.
     struct Compiled(PathBuf);
 
     impl Compiled {
@@ -395,10 +400,10 @@ mod tests {
     fn the_example_passes_as_any_table() {
         let compiled = compile("example", EXAMPLE);
         let library = compiled.library();
-        // SAFETY: our own example.
+        // SAFETY: the example of this crate.
         let name = unsafe { load_plugin(&library) }.unwrap();
         assert_eq!(name, "open-addressing");
-        // SAFETY: the same.
+        // SAFETY: as above.
         assert_eq!(
             unsafe { load_plugin(&library) }.unwrap(),
             name,
@@ -422,14 +427,14 @@ mod tests {
         }
     }
 
-    /// The driver's checks hold for plugins too.
+    /// The checks of the driver apply to plugins too.
     #[test]
     fn a_plugin_that_lies_fails_the_run() {
         let lying = EXAMPLE.replace("\"open-addressing\"", "\"forgetful\"").replace(
             "if (slot) *word = slot->word;",
             "if (slot) *word = slot->word + (key % 1000 == 0);",
         );
-        // SAFETY: our own example, with wrong answers.
+        // SAFETY: the example of this crate, with wrong answers.
         let name = unsafe { load_plugin(&compile("forgetful", &lying).library()) }.unwrap();
         let config = Config {
             indexes: vec![name.to_owned()],
@@ -445,7 +450,7 @@ mod tests {
             "int answer = find(shard, key, h) != NULL;",
             "int answer = key % 1000 == 0 ? -1 : find(shard, key, h) != NULL;",
         );
-        // SAFETY: our own example, with failures.
+        // SAFETY: the example of this crate, with failures.
         let name = unsafe { load_plugin(&compile("failing", &failing).library()) }.unwrap();
         let config = Config { indexes: vec![name.to_owned()], ..config };
         let error = drive(&config, &mut Kept::default()).unwrap_err().to_string();
@@ -457,7 +462,7 @@ mod tests {
 
     #[test]
     fn what_is_no_plugin_is_refused_with_the_reason() {
-        // SAFETY: our own example, changed so that nothing but its interface is looked at.
+        // SAFETY: the example of this crate, changed so that only its interface is read.
         let refused = |path: &Path| unsafe { load_plugin(path) }.unwrap_err().to_string();
         let changed = |name: &str, from: &str, to: &str| {
             let named = EXAMPLE.replace("\"open-addressing\"", &format!("\"{name}\""));

@@ -21,7 +21,7 @@ impl Fjall {
         Ok(Fjall { database, pairs, folder, survives })
     }
 
-    /// Makes what was written as durable as it is to be. Writes are handed to the system in any case.
+    /// Makes what was written as durable as required. Writes are passed to the system in any case.
     fn persist(&self) -> Result<()> {
         if self.survives == Survives::Power {
             self.database.persist(PersistMode::SyncData)?;
@@ -31,7 +31,7 @@ impl Fjall {
 }
 
 impl Store for Fjall {
-    /// Look-ups are by the newest state, without a snapshot.
+    /// Look-ups read the newest state, without a snapshot.
     type Reader<'a> = ();
 
     fn reader(&self) -> Result<()> {

@@ -20,10 +20,12 @@ impl Lmdb {
         let mut options = EnvOpenOptions::new();
         options.map_size(usize::try_from(room)?.next_multiple_of(1 << 20));
         if survives != Survives::Power {
-            // SAFETY: without syncs a crash of the system may damage the file; it is thrown away then.
+            // SAFETY: without syncs a crash of the system may damage the file, which is then
+            // discarded.
             unsafe { options.flags(EnvFlags::NO_SYNC) };
         }
-        // SAFETY: the folder is ours alone, so nobody changes or cuts off the file while it is mapped.
+        // SAFETY: no other process uses the folder, so nothing changes or truncates the file while
+        // it is mapped.
         let env = unsafe { options.open(&folder.path) }?;
         let create = env.create_databases_and_commit(env.write_txn()?, |opener, txn| {
             opener.create_database(txn, None).map(CommitOrAbort::<_, ()>::Commit)

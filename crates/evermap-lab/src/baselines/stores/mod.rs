@@ -1,8 +1,8 @@
 //! Other projects' persistent stores, to measure ours beside them.
 //!
-//! Each comes at the levels that it has, named after what a change survives once it is acknowledged: nothing, the death
-//! of the process, or power loss. Figures compare only at one level. All are given one gigabyte of cache where they
-//! have one of their own.
+//! Each store is measured at its levels of durability, named after what an acknowledged change
+//! survives: nothing, the death of the process, or power loss. Figures compare only at one level.
+//! Stores with a cache get one gigabyte.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ mod redb;
 mod rocksdb;
 mod sled;
 
-/// Bytes of a store's own cache.
+/// The size of a store's cache, in bytes.
 const CACHE_BYTES: u64 = 1 << 30;
 
 /// Every store.
@@ -86,13 +86,13 @@ pub(crate) const ENTRIES: [Entry; 10] = [
     },
 ];
 
-/// What a store is asked to be.
+/// The parameters of a store.
 struct Terms {
-    /// Its directory, which exists.
+    /// The directory, which exists.
     folder: Folder,
-    /// What its changes are to survive.
+    /// What changes must survive.
     survives: Survives,
-    /// Bytes that it may come to hold, generously.
+    /// A generous upper bound of the data, in bytes.
     room: u64,
 }
 
@@ -110,7 +110,7 @@ fn build<S: Store>(
     Ok(Box::new(Stored::new(name, store, lengths)))
 }
 
-/// A directory for a store. Gone at the end, unless it was asked for by name.
+/// The directory of a store. It is removed at the end, unless it was requested by name.
 struct Folder {
     path: PathBuf,
     stays: bool,
@@ -128,12 +128,13 @@ impl Folder {
         Ok(Folder { path, stays })
     }
 
-    /// Bytes on disk.
+    /// Returns the number of bytes on disk.
     fn bytes(&self) -> std::io::Result<u64> {
         machine::bytes_on_disk(&self.path)
     }
 
-    /// Where the store is. What lies in memory does not survive power loss, however often it is synced.
+    /// Returns where the store is. A store in memory does not survive power loss, however often it
+    /// is synced.
     fn place(&self, survives: Survives) -> Place {
         let in_memory = machine::is_in_memory(&self.path);
         Place {
@@ -148,7 +149,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if !self.stays {
-            // A directory that stays behind is a nuisance, not an error.
+            // A directory that cannot be removed is not an error.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
@@ -165,7 +166,7 @@ mod tests {
     use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
     use evermap_pm::medium::Pages;
 
-    /// Names of the stores that this machine has; RocksDB's library may be missing.
+    /// Returns the names of the stores that this machine has; RocksDB's library may be missing.
     fn names() -> Vec<String> {
         let setup = Setup::new(MediumKind::Process, None, Pages::Base, 10, None).unwrap();
         let there = |entry: &&Entry| match entry.build(&setup) {
@@ -225,7 +226,7 @@ mod tests {
         }
     }
 
-    /// What was acknowledged is there when the store is opened again.
+    /// Acknowledged pairs are present when the store is opened again.
     #[test]
     fn stores_can_be_opened_again() {
         let location = std::env::temp_dir().join(format!("lab-reopen-{}", std::process::id()));

@@ -21,7 +21,7 @@ impl Redb {
         builder.set_cache_size(usize::try_from(CACHE_BYTES)?);
         let database = builder.create(folder.path.join("redb"))?;
         let redb = Redb { database, folder, survives };
-        // Readers need a table; this first commit is durable whatever the others are.
+        // Readers need a table. This first commit is durable whatever the others are.
         redb.commit(Durability::Immediate, |_| Ok(()))?;
         Ok(redb)
     }

@@ -1,5 +1,5 @@
-//! RocksDB, through the C interface of the system's library. It is looked for when it is used, so that nothing has to
-//! be there to build this program.
+//! RocksDB, through the C interface of the system's library. The library is loaded when it is used,
+//! so that it is not needed to build this program.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +17,7 @@ type Object = *mut c_void;
 type Bytes = *const c_char;
 type Fault = *mut *mut c_char;
 
-/// Declares the functions of `rocksdb/c.h` that are used here, by the names there less `rocksdb_`.
+/// Declares the functions of `rocksdb/c.h` that are used here, without the prefix `rocksdb_`.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         struct Api {
@@ -30,7 +30,8 @@ macro_rules! functions {
                     let name = concat!("rocksdb_", stringify!($name), "\0");
                     let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("ends with zero");
                     let address = library.address(name)?.as_ptr();
-                    // SAFETY: the type is the one that RocksDB's header gives the function of this name.
+                    // SAFETY: the type is the one that RocksDB's header gives the function of this
+                    // name.
                     let $name = unsafe {
                         std::mem::transmute::<Object, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address)
                     };
@@ -87,7 +88,7 @@ fn api() -> Result<&'static Api> {
     static API: OnceLock<std::result::Result<Api, String>> = OnceLock::new();
     let load = || {
         let names = ["librocksdb.so", "librocksdb.so.7.8"];
-        // SAFETY: initialisers of the system's own library.
+        // SAFETY: the initialisers of the system's library.
         let open = |name: &&str| unsafe { Library::open(Path::new(name)) };
         let library = names.iter().map(&open).find(std::result::Result::is_ok);
         let library = library.unwrap_or_else(|| open(&names[0])).map_err(|error| {
@@ -98,9 +99,9 @@ fn api() -> Result<&'static Api> {
     API.get_or_init(load).as_ref().map_err(|why| Failure::from(why.as_str()))
 }
 
-// SAFETY (all calls of the library below): objects were made by the library and are destroyed once, in `drop` or before
-// the function returns; pointers with lengths are slices that live during the call; every fault that the library
-// allocates is freed by `checked`.
+// SAFETY (all calls of the library below): objects were made by the library and are destroyed once,
+// in `drop` or before the function returns; pointers with lengths are slices that live during the
+// call; every error that the library allocates is freed by `checked`.
 pub(super) struct RocksDb {
     api: &'static Api,
     database: NonNull<c_void>,
@@ -112,19 +113,20 @@ pub(super) struct RocksDb {
     survives: Survives,
 }
 
-// SAFETY: RocksDB allows all operations from any thread at once; the option objects are never changed.
+// SAFETY: RocksDB allows all operations from any thread at the same time; the option objects are
+// never changed.
 unsafe impl Send for RocksDb {}
-// SAFETY: the same.
+// SAFETY: as above.
 unsafe impl Sync for RocksDb {}
 
-/// Calls `call` with a place for a fault, and makes that an error.
+/// Calls `call` with a place for an error, and returns the error if there is one.
 fn checked<R>(api: &Api, call: impl FnOnce(Fault) -> R) -> Result<R> {
     let mut fault = null_mut();
     let result = call(&raw mut fault);
     if fault.is_null() {
         return Ok(result);
     }
-    // SAFETY: a string that ends, which the library allocated for us.
+    // SAFETY: a terminated string, which the library has allocated.
     let text = unsafe { CStr::from_ptr(fault) }.to_string_lossy().into_owned();
     // SAFETY: freed once, by the library that allocated it.
     unsafe { (api.free)(fault.cast()) };
@@ -135,12 +137,13 @@ fn bytes(slice: &[u8]) -> Bytes {
     slice.as_ptr().cast()
 }
 
-/// What the library lends.
+/// Returns bytes that the library lends.
 ///
 /// # Safety
+///
 /// `start` points to `len` bytes that live and do not change as long as the result is used.
 unsafe fn lent<'a>(start: Bytes, len: usize) -> &'a [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: promised by the caller.
     unsafe { std::slice::from_raw_parts(start.cast(), len) }
 }
 
@@ -149,11 +152,12 @@ impl RocksDb {
         let Terms { folder, survives, .. } = terms;
         let api = api()?;
         let path = CString::new(folder.path.as_os_str().as_bytes())?;
-        // SAFETY: see above. The table options take over the filter, and the database copies the options.
+        // SAFETY: see above. The table options take ownership of the filter, and the database
+        // copies the options.
         unsafe {
             let options = (api.options_create)();
             (api.options_set_create_if_missing)(options, 1);
-            // No compression: values are random.
+            // No compression, because values are random.
             (api.options_set_compression)(options, 0);
             (api.options_increase_parallelism)(options, 2);
             let table = (api.block_based_options_create)();
@@ -193,7 +197,7 @@ impl Drop for RocksDb {
 }
 
 impl Store for RocksDb {
-    /// Look-ups are by the newest state, without a snapshot.
+    /// Look-ups read the newest state, without a snapshot.
     type Reader<'a> = ();
 
     fn reader(&self) -> Result<()> {
@@ -267,7 +271,8 @@ impl Store for RocksDb {
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<()> {
         let (api, database) = (self.api, self.database.as_ptr());
-        // SAFETY: see above; key and value are lent until the iterator moves, which it does after `each`.
+        // SAFETY: see above; key and value are lent until the iterator moves, which happens after
+        // `each`.
         unsafe {
             let at = (api.create_iterator)(database, self.reading);
             (api.iter_seek)(at, bytes(from), from.len());
@@ -291,7 +296,7 @@ impl Store for RocksDb {
         true
     }
 
-    /// It only estimates how many keys it has.
+    /// RocksDB only estimates the number of keys.
     fn size(&self) -> Result<Size> {
         Ok(Size { pm_bytes: Some(self.folder.bytes()?), ..Size::default() })
     }

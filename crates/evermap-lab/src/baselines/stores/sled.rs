@@ -17,7 +17,7 @@ impl Sled {
         Ok(Sled { pairs, folder, survives })
     }
 
-    /// Makes what was written as durable as it is to be.
+    /// Makes what was written as durable as required.
     fn persist(&self) -> Result<()> {
         if self.survives == Survives::Power {
             self.pairs.flush()?;
@@ -27,7 +27,7 @@ impl Sled {
 }
 
 impl Store for Sled {
-    /// Look-ups take the crate's guard themselves.
+    /// Look-ups take the guard of the crate.
     type Reader<'a> = ();
 
     fn reader(&self) -> Result<()> {

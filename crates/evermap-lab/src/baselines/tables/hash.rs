@@ -1,4 +1,4 @@
-//! The hash function that every table of other authors is given: the one Evermap's own indexes use.
+//! The hash function that the tables of other authors use here: the one of Evermap's indexes.
 
 use std::hash::{BuildHasher, Hasher};
 

@@ -1,9 +1,9 @@
 //! Concurrent tables by other authors, to measure ours beside them.
 //!
-//! All hash with the function that Evermap's indexes use, so that the tables are compared and not
-//! the hashes. They are stored in ordinary memory whatever medium is asked for, on the pages that
-//! the allocator gives (with glibc, `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment
-//! makes these huge).
+//! All use the hash function of Evermap's indexes, so that the tables are compared and not the
+//! hashes. They are stored in ordinary memory whatever medium is requested, on the pages that the
+//! allocator provides (with glibc, `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment makes
+//! these huge).
 
 #[cfg(feature = "rivals")]
 mod dashmap;

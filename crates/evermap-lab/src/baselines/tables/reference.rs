@@ -1,4 +1,4 @@
-//! The simplest tables that are right: locked standard maps. The driver is tested on them.
+//! The simplest correct tables: locked standard maps. The driver is tested with them.
 
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap, btree_map};
@@ -15,7 +15,7 @@ type Map = HashMap<u64, u64, BuildFold>;
 /// A standard map behind one lock.
 pub(crate) struct Reference(Mutex<Map>);
 
-/// The registry's lines.
+/// The entries of the registry.
 pub(crate) const ENTRIES: [Entry; 2] = [
     Entry {
         name: "reference",

@@ -53,7 +53,7 @@ impl HashIndex {
 }
 
 impl Table for HashIndex {
-    /// Operations take the crate's guard themselves.
+    /// Operations take the guard of the crate.
     type Guard<'a> = ();
 
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! A report as one page that needs nothing else: no network, no script. It follows the reader's light or dark setting,
-//! and prints.
+//! A report as one page that needs nothing else: no network, no script. It follows the light or
+//! dark setting of the reader, and can be printed.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,10 +11,11 @@ use crate::report::{Grid, Marks, Plot, Report};
 
 mod plot;
 
-/// How the page looks.
+/// The style sheet.
 const STYLE: &str = include_str!("style.css");
 
-/// Writes the page anew whenever an experiment is complete, so that an interrupted run leaves what it had.
+/// Writes the page again whenever an experiment is complete, so that an interrupted run keeps what
+/// it had.
 pub struct Html {
     path: PathBuf,
     command: String,
@@ -23,9 +24,11 @@ pub struct Html {
 }
 
 impl Html {
-    /// To `path`, which is tried at once. `command` is the command line, for the reader to repeat.
+    /// Creates the page at `path` and writes it immediately. `command` is the command line that the
+    /// reader can repeat.
     ///
     /// # Errors
+    ///
     /// `Io` if the file cannot be written.
     pub fn create(path: PathBuf, command: String) -> Result<Self, LabError> {
         let html = Html { path, command, portrait: Portrait::take(), reports: Vec::new() };
@@ -35,7 +38,8 @@ impl Html {
 
     fn write(&self) -> Result<(), LabError> {
         let page = page(&self.command, &self.portrait, &self.reports);
-        // A reader sees the old page or the new one. What is no plain file is written to.
+        // A reader sees the old page or the new one. Files that are not regular are written in
+        // place.
         let beside = self.path.with_extension("html.new");
         let in_place = self.path.exists() && !self.path.is_file();
         let written = if in_place {
@@ -58,7 +62,7 @@ impl Output for Html {
     }
 }
 
-/// The whole page.
+/// Returns the whole page.
 fn page(command: &str, portrait: &Portrait, reports: &[Report]) -> String {
     let mut html = String::new();
     let _ = write!(
@@ -137,7 +141,7 @@ fn figure(plot: &Plot, html: &mut String) {
     html.push_str("</details>\n</figure>\n");
 }
 
-/// What a plot is drawn from.
+/// Returns the numbers of a plot.
 fn numbers(plot: &Plot) -> Grid {
     let mut xs: Vec<f64> =
         plot.series.iter().flat_map(|one| &one.points).map(|one| one.x).collect();
@@ -169,7 +173,7 @@ fn numbers(plot: &Plot) -> Grid {
     }
 }
 
-/// With as many digits as tell something.
+/// Returns a number with as many digits as are significant.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -200,7 +204,7 @@ fn grid(grid: &Grid, class: &str, html: &mut String) {
     html.push_str("</tbody>\n</table></div>\n");
 }
 
-/// With the characters that mean something in HTML replaced.
+/// Returns `text` with the characters that have a meaning in HTML replaced.
 fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -286,7 +290,7 @@ mod tests {
         for outside in ["src=", "@import", "url(", "<script", "<link"] {
             assert!(!html.contains(outside), "{outside}");
         }
-        // The one address is the name of a vocabulary.
+        // The only address is the name of a vocabulary.
         assert!(!html.replace("http://www.w3.org/2000/svg", "").contains("http"));
         for said in ["--html &lt;x&gt;", "a &amp; b", "row &lt;1&gt;", "not measured", "A note."] {
             assert!(html.contains(said), "{said}");

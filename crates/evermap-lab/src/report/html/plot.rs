@@ -1,4 +1,4 @@
-//! A plot as SVG. Colours are names: the page's style sheet says what they look like in light and in dark.
+//! A plot as SVG. Colours are names: the style sheet of the page defines them for light and dark.
 
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
@@ -6,21 +6,21 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::report::{Marks, Plot, Point};
 
-/// Colours that series have in turn.
+/// The number of colours that series have in turn.
 pub(super) const COLOURS: usize = 12;
-/// Size of a plot in its own units.
+/// The size of a plot in its own units.
 const SIZE: (u32, u32) = (640, 330);
-/// Between the ends of a scale that counts by factors.
+/// The ratio of greatest to least value above which a scale is logarithmic.
 const WIDE: f64 = 50.0;
-/// Share of a group that its bars fill.
+/// The share of a group that its bars fill.
 const FILLED: f64 = 0.8;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// The plot as an element of a page.
+/// Returns the plot as an element of a page.
 pub(super) fn svg(plot: &Plot) -> String {
     let mut svg = String::new();
-    // Only the writing of files can fail, and this writes to memory.
+    // Only writing files can fail, and this writes to memory.
     let drawn = draw(plot, &mut svg);
     drawn.map_or_else(|error| format!("<p>This plot could not be drawn: {error}</p>"), |()| svg)
 }
@@ -40,7 +40,7 @@ fn draw(plot: &Plot, svg: &mut String) -> Result<(), Failed> {
         },
     };
     let log_x = plot.log_x && from > 0.0;
-    // Bars and lines that differ by more than the eye can tell apart on a plain scale.
+    // Values that differ too much to be told apart on a linear scale.
     let log_y = high / low > WIDE && plot.series.len() > 1;
     let bottom = if log_y { low / 2.0 } else { 0.0 };
     match (log_x, log_y) {
@@ -59,7 +59,7 @@ fn points(plot: &Plot) -> impl Iterator<Item = &Point> {
     plot.series.iter().flat_map(|series| &series.points)
 }
 
-/// Least and greatest.
+/// Returns the least and the greatest value.
 fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |bounds, value| match bounds {
         None => Some((value, value)),
@@ -105,7 +105,7 @@ where
                     series.points.iter().map(|point| (point.x, point.y.max(bottom))).collect();
                 let thick = colour(nth).stroke_width(2);
                 chart.draw_series(LineSeries::new(line.clone(), thick)).map_err(text)?;
-                // Where points are few, each is a measurement that should be seen.
+                // If points are few, each is a measurement that should be visible.
                 if line.len() <= 40 {
                     let dots = line.iter().map(|&at| Circle::new(at, 3, colour(nth).filled()));
                     chart.draw_series(dots).map_err(text)?;
@@ -147,9 +147,10 @@ where
     Ok(())
 }
 
-/// How many numbers the axis across has: few enough that they are whole where all values are.
+/// Returns the number of labels of the horizontal axis: few enough that they are whole if all
+/// values are.
 fn labels(plot: &Plot) -> usize {
-    /// More would touch each other.
+    /// More labels would touch each other.
     const MOST: usize = 8;
     let whole = points(plot).all(|point| point.x.fract() == 0.0);
     match bounds(points(plot).map(|point| point.x)) {
@@ -158,7 +159,7 @@ fn labels(plot: &Plot) -> usize {
     }
 }
 
-/// The line from the lower to the upper end of what a point may truly be.
+/// Returns the line from the lower to the upper end of the range of a point.
 fn range(point: &Point, x: f64, bottom: f64) -> Option<[(f64, f64); 2]> {
     let (low, high) = point.range?;
     (low < high).then_some([(x, low.max(bottom)), (x, high.max(bottom))])
@@ -168,7 +169,7 @@ fn text(error: impl std::fmt::Display) -> Failed {
     error.to_string().into()
 }
 
-/// A number on an axis.
+/// Returns the label of a number on an axis.
 fn short(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         size if size >= 1e9 => (value / 1e9, "G"),
@@ -206,7 +207,7 @@ mod tests {
         assert!(bars.contains("positive"));
     }
 
-    /// Whatever was measured, there is a picture of it.
+    /// Every set of values has a picture.
     #[test]
     fn odd_plots_are_drawn_too() {
         let spread = [0.001, 1.0, 5000.0];
