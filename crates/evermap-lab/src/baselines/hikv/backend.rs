@@ -1,4 +1,4 @@
-//! Backends: threads that take from the queues what the tree is to do.
+//! Backends: threads that take from the queues what has to be done to the tree.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,45 +7,48 @@ use std::time::{Duration, Instant};
 use evermap_pm::sync::Backoff;
 
 use super::balance::{Balance, Kind, Sample, WINDOW};
-use super::crew::Crew;
 use super::hash::PARTITIONS;
-use super::queue::{Queue, Request, Room};
+use super::helpers::HelperThreads;
+use super::queue::{Queue, Request, Reservation};
 use crate::subject::store::Result;
 
-/// Queues; each has the keys of some partitions.
+/// The number of queues; each has the keys of some partitions.
 const QUEUES: usize = 8;
-/// Requests in all queues together, as in the paper.
+/// The number of requests in all queues together, as in the paper.
 const REQUESTS: usize = 4096;
 const _: () = assert!(PARTITIONS.is_multiple_of(QUEUES) && REQUESTS.is_multiple_of(QUEUES));
-/// Requests that a backend takes from one queue before it looks at the next.
+/// The number of requests that a backend takes from one queue before it looks at the next.
 const BATCH: u64 = 32;
-/// Times that a backend looks at empty queues before it sleeps. It gives its processor away in between.
+/// The number of times that a backend looks at empty queues before it sleeps. It yields its
+/// processor in between.
 const LOOKS: u32 = 1000;
-/// How long it sleeps at most. Short enough that no queue fills meanwhile unless its sender wakes somebody.
+/// The longest sleep of a backend. Short enough that no queue fills in that time unless its sender
+/// wakes a backend.
 const NAP: Duration = Duration::from_millis(1);
 
-/// How many backends there are.
+/// The number of backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
-    /// This many, always.
+    /// This number, always.
     Fixed(usize),
-    /// As the formula has it.
+    /// The number that the formula computes.
     Adaptive,
 }
 
-/// The queues, and who serves them.
+/// The queues and their backends.
 pub(super) struct Backends {
     queues: Vec<Queue>,
-    /// Backends with smaller numbers serve, the others rest.
+    /// Backends with smaller numbers serve, the others sleep.
     active: AtomicUsize,
     most: usize,
     balance: Option<Balance>,
 }
 
 impl Backends {
-    /// Empty queues.
+    /// Creates empty queues.
     pub(super) fn new(number: Number) -> Self {
-        // Adaptive: no more than there are processors, but two anywhere, so that there is something to adapt.
+        // Adaptive: no more than there are processors, but at least two, so that there is something
+        // to adapt.
         let (most, balance) = match number {
             Number::Fixed(most) => (most, None),
             Number::Adaptive => {
@@ -58,63 +61,72 @@ impl Backends {
         Backends { queues, active, most, balance }
     }
 
-    /// Threads to start, each with [`run`](Self::run).
+    /// Returns the number of threads to start, each with [`run`](Self::run).
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// Room for a request about a key of this partition. Waits while the queue is full, so nobody asks under a lock.
+    /// Reserves a place for a request about a key of this partition. Waits while the queue is full,
+    /// so the caller must hold no lock.
     ///
     /// # Errors
+    ///
     /// If a backend has failed.
     #[inline]
-    pub(super) fn room(&self, partition: usize, crew: &Crew) -> Result<Room<'_>> {
+    pub(super) fn reserve(
+        &self,
+        partition: usize,
+        helpers: &HelperThreads,
+    ) -> Result<Reservation<'_>> {
         let queue = &self.queues[partition % QUEUES];
-        match queue.room() {
-            Some(room) => Ok(room),
-            None => wait_for(crew, || queue.room()),
+        match queue.reserve() {
+            Some(reservation) => Ok(reservation),
+            None => wait_for(helpers, || queue.reserve()),
         }
     }
 
-    /// Waits until the tree shows every change whose sender has returned. Senders go on meanwhile; what they send now is
-    /// not waited for.
+    /// Waits until the tree shows every change whose sender has returned. Senders continue; their
+    /// new changes are not waited for.
     ///
     /// # Errors
+    ///
     /// If a backend has failed.
-    pub(super) fn settle(&self, crew: &Crew) -> Result<()> {
+    pub(super) fn settle(&self, helpers: &HelperThreads) -> Result<()> {
         let tickets: [u64; QUEUES] = std::array::from_fn(|at| self.queues[at].ticket());
         for (queue, ticket) in self.queues.iter().zip(tickets) {
             if !queue.is_past(ticket) {
-                wait_for(crew, || queue.is_past(ticket).then_some(()))?;
+                wait_for(helpers, || queue.is_past(ticket).then_some(()))?;
             }
         }
         Ok(())
     }
 
-    /// An operation of this kind begins: see [`Balance::begin`].
+    /// Starts an operation of this kind: see [`Balance::begin`].
     #[inline]
     pub(super) fn sample(&self, kind: Kind) -> Option<Sample<'_>> {
         self.balance.as_ref()?.begin(kind)
     }
 
-    /// What the backend of this number does until the crew's work is over; `act` does a request.
+    /// Serves as the backend with this number until the helper threads stop. `act` carries out a
+    /// request.
     ///
     /// # Errors
-    /// What `act` answers.
+    ///
+    /// The error of `act`.
     pub(super) fn run(
         &self,
         number: usize,
-        crew: &Crew,
+        helpers: &HelperThreads,
         mut act: impl FnMut(Request) -> Result<()>,
     ) -> Result<()> {
         let mut looks = 0;
-        while !crew.is_over() {
+        while !helpers.is_stopped() {
             if number == 0 {
-                self.adapt(crew);
+                self.adapt(helpers);
             }
             if number >= self.active.load(Relaxed) {
-                // Woken up when it is needed, or when all is over.
-                crew.sleep(WINDOW);
+                // It is woken up when it is needed, or to stop.
+                helpers.sleep(WINDOW);
                 continue;
             }
             if self.round(number, &mut act)? > 0 {
@@ -123,7 +135,7 @@ impl Backends {
                 looks += 1;
                 std::thread::yield_now();
             } else {
-                crew.sleep(NAP);
+                helpers.sleep(NAP);
             }
         }
         Ok(())
@@ -133,7 +145,7 @@ impl Backends {
     fn round(&self, number: usize, act: &mut impl FnMut(Request) -> Result<()>) -> Result<u64> {
         let mut done = 0;
         for at in 0..QUEUES {
-            // Each begins elsewhere, so that they seldom find one another at a queue.
+            // Each backend starts at a different queue, so that they seldom meet.
             let queue = &self.queues[(at + number * QUEUES / self.most) % QUEUES];
             if queue.is_empty() {
                 continue;
@@ -148,32 +160,32 @@ impl Backends {
         Ok(done)
     }
 
-    /// Changes the number of those who serve, if it is time.
-    fn adapt(&self, crew: &Crew) {
+    /// Changes the number of active backends, if it is time.
+    fn adapt(&self, helpers: &HelperThreads) {
         let now = self.active.load(Relaxed);
         if let Some(next) = self.balance.as_ref().and_then(|balance| balance.decide(now)) {
             self.active.store(next, Relaxed);
             if next > now {
-                crew.rouse();
+                helpers.wake_all();
             }
         }
     }
 
-    /// Bytes of the queues.
+    /// Returns the size of the queues in bytes.
     pub(super) fn dram_bytes(&self) -> u64 {
         self.queues.iter().map(Queue::bytes).sum()
     }
 }
 
-/// Waits until `look` finds something, and keeps those awake on whom that depends.
-fn wait_for<R>(crew: &Crew, mut look: impl FnMut() -> Option<R>) -> Result<R> {
+/// Waits until `look` returns something, and keeps the threads awake that this depends on.
+fn wait_for<R>(helpers: &HelperThreads, mut look: impl FnMut() -> Option<R>) -> Result<R> {
     let mut backoff = Backoff::new();
     loop {
         if let Some(found) = look() {
             return Ok(found);
         }
-        crew.ensure()?;
-        crew.rouse();
+        helpers.check()?;
+        helpers.wake_all();
         backoff.wait();
     }
 }

@@ -1,8 +1,9 @@
-//! How many backends keep pace with the threads that serve: sampled costs, and HiKV's formula.
+//! How many backends keep pace with the serving threads: sampled costs, and HiKV's formula.
 //!
-//! The formula makes both sides take the same time for the operations that come with one write: look-ups, scans and the
-//! hash index's part of the write on one side, the trees' part on the other. Threads that serve are not ours to move,
-//! they are the callers'; so what follows from the formula is the number of backends.
+//! The formula makes both sides take the same time for the operations that come with one write:
+//! look-ups, scans and the hash index's part of the write on one side, the tree's part on the
+//! other. The serving threads belong to the callers and cannot become backends here, so the formula
+//! decides the number of backends.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,49 +12,52 @@ use std::time::{Duration, Instant};
 use evermap_pm::epoch::thread_ordinal;
 use evermap_pm::sync::Mutex;
 
-/// One operation in so many is timed.
+/// One of this many operations is timed.
 const SAMPLED: u64 = 64;
-/// Threads that are counted apart.
+/// The number of threads that are counted separately.
 const SHARDS: usize = 64;
 /// How often the number of backends may change, by one.
 pub(super) const WINDOW: Duration = Duration::from_millis(50);
-/// By how much more than half a backend the formula must differ from what there is.
+/// The least difference, in backends, between the formula and the present number that leads to a
+/// change.
 const HYSTERESIS: f64 = 0.1;
-/// Weight of the last window.
+/// The weight of the last window.
 const WEIGHT: f64 = 0.5;
 
-/// What comes with one write, and what it takes, in any unit of time.
+/// The operations that come with one write, and their costs in any unit of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Costs {
-    /// Look-ups for each write.
+    /// The number of look-ups for each write.
     pub(super) gets: f64,
-    /// Scans for each write.
+    /// The number of scans for each write.
     pub(super) scans: f64,
-    /// Time of a look-up.
+    /// The time of a look-up.
     pub(super) get: f64,
-    /// Time of a scan.
+    /// The time of a scan.
     pub(super) scan: f64,
-    /// Time of a write for the thread that serves it.
+    /// The time of a write in the serving thread.
     pub(super) serve: f64,
-    /// Time of a write for a backend.
+    /// The time of a write in a backend.
     pub(super) apply: f64,
 }
 
 impl Costs {
-    /// The part of all threads' time that is the backends': as much of it as makes both sides equally fast.
+    /// Returns the share of all threads' time that belongs to the backends, so that both sides are
+    /// equally fast.
     pub(super) fn share(&self) -> f64 {
         let serving = self.gets * self.get + self.scans * self.scan + self.serve;
         self.apply / (serving + self.apply)
     }
 }
 
-/// How many of `threads` are to be backends where these take `share` of the time: at least one, and not all.
+/// Returns how many of `threads` should be backends if these take `share` of the time: at least
+/// one, and not all.
 pub(super) fn backends(threads: usize, share: f64) -> usize {
     ((threads as f64 * share).round() as usize).clamp(1, threads.saturating_sub(1).max(1))
 }
 
-/// The number of backends after `now`, where so many other threads serve: one step towards what the formula says of
-/// all of them, unless it is nearly there.
+/// Returns the next number of backends: one step from `now` towards what the formula says for
+/// `serving` other threads, or `now` if that is close enough.
 fn step(now: usize, serving: usize, share: f64, most: usize) -> usize {
     let threads = now + serving;
     let exact = threads as f64 * share;
@@ -66,18 +70,18 @@ fn step(now: usize, serving: usize, share: f64, most: usize) -> usize {
     }
 }
 
-/// Kinds of operations that are sampled apart.
+/// Kinds of operations that are sampled separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Get,
     Scan,
     Write,
-    /// A backend's part of writes.
+    /// The part of a write that a backend does.
     Apply,
 }
 const KINDS: usize = 4;
 
-/// What is known of one kind.
+/// The counters of one kind.
 #[derive(Default)]
 struct Tally {
     ops: AtomicU64,
@@ -85,7 +89,7 @@ struct Tally {
     nanos: AtomicU64,
 }
 
-/// The same, read.
+/// The counters of one kind, read.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     ops: u64,
@@ -102,13 +106,13 @@ impl Sum {
         }
     }
 
-    /// Nanoseconds of one.
+    /// Returns the nanoseconds of one operation.
     fn mean(self) -> f64 {
         self.nanos as f64 / self.timed.max(1) as f64
     }
 }
 
-/// What a thread did.
+/// The counters of a thread.
 #[derive(Default)]
 #[repr(align(128))]
 struct Shard([Tally; KINDS]);
@@ -116,12 +120,12 @@ struct Shard([Tally; KINDS]);
 /// Samples operations, and decides about backends.
 pub(super) struct Balance {
     shards: Box<[Shard]>,
-    /// The most backends there are.
+    /// The greatest number of backends.
     most: usize,
     past: Mutex<Past>,
 }
 
-/// What was known when it was last decided.
+/// The counters at the last decision.
 struct Past {
     at: Instant,
     sums: Vec<[Sum; KINDS]>,
@@ -141,7 +145,8 @@ impl Drop for Sample<'_> {
     }
 }
 
-/// Adds to a counter of one thread. Where more threads than shards share one, a lost count is no harm.
+/// Adds to a counter of one thread. If there are more threads than shards, some share one, and a
+/// lost count does no harm.
 #[inline(always)]
 fn add(counter: &AtomicU64, more: u64) -> u64 {
     let before = counter.load(Relaxed);
@@ -150,7 +155,7 @@ fn add(counter: &AtomicU64, more: u64) -> u64 {
 }
 
 impl Balance {
-    /// For up to `most` backends.
+    /// Creates a balance for up to `most` backends.
     pub(super) fn new(most: usize) -> Self {
         let past = Past { at: Instant::now(), sums: vec![Default::default(); SHARDS], share: None };
         Balance {
@@ -164,7 +169,7 @@ impl Balance {
         &self.shards[thread_ordinal() % SHARDS].0[kind as usize]
     }
 
-    /// An operation of this kind begins. It is timed while the answer lives, if it is one of those that are.
+    /// Starts an operation of this kind. It is timed until the result is dropped, if it is sampled.
     #[inline]
     pub(super) fn begin(&self, kind: Kind) -> Option<Sample<'_>> {
         let tally = self.tally(kind);
@@ -172,7 +177,7 @@ impl Balance {
         number.is_multiple_of(SAMPLED).then(|| Sample { tally, start: Instant::now() })
     }
 
-    /// A backend has done so many requests since `start`.
+    /// Counts this many requests that a backend has carried out since `start`.
     pub(super) fn applied(&self, count: u64, start: Instant) {
         let tally = self.tally(Kind::Apply);
         add(&tally.ops, count);
@@ -180,7 +185,7 @@ impl Balance {
         add(&tally.nanos, start.elapsed().as_nanos() as u64);
     }
 
-    /// How many backends there should be after `now`, if a window is over.
+    /// Returns the number of backends after `now`, or `None` if the window is not over.
     pub(super) fn decide(&self, now: usize) -> Option<usize> {
         let mut past = self.past.try_lock().ok()?;
         if past.at.elapsed() < WINDOW {
@@ -207,7 +212,7 @@ impl Balance {
         }
         let [gets, scans, writes, applied] = all;
         if writes.ops == 0 {
-            // Nothing to apply: one waits for what comes.
+            // Nothing to apply: one backend waits for requests.
             return Some(1);
         }
         if writes.timed == 0 || applied.timed == 0 {
@@ -234,8 +239,8 @@ impl Balance {
 mod tests {
     use super::*;
 
-    /// The splits of 16 threads that the paper publishes for YCSB A, B and F, which have 1, 19 and 3 look-ups for each
-    /// write.
+    /// The splits of 16 threads that the paper publishes for YCSB A, B and F, which have 1, 19 and
+    /// 3 look-ups for each write.
     #[test]
     fn the_formula_gives_the_published_splits() {
         let costs = |gets| Costs { gets, get: 0.185, serve: 0.815, apply: 1.0, ..Costs::default() };
@@ -254,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Scans are fourteen look-ups' worth in the paper; they leave less to the backends.
+    /// Scans cost as much as fourteen look-ups in the paper; they leave less to the backends.
     #[test]
     fn scans_count_by_their_cost() {
         let costs = Costs { get: 1.0, scan: 14.0, serve: 1.0, apply: 1.0, ..Costs::default() };
@@ -264,7 +269,8 @@ mod tests {
         assert_eq!(scans.share(), 1.0 / 16.0);
     }
 
-    /// With the threads that serve given, steps end where both sides keep pace: at serving * share / (1 - share).
+    /// For a given number of serving threads, steps end where both sides keep pace: at serving *
+    /// share / (1 - share).
     #[test]
     fn steps_lead_to_balance_and_stay_there() {
         for (serving, share, balanced) in [(8, 0.5, 8), (13, 3.0 / 16.0, 3), (9, 7.0 / 16.0, 7)] {
@@ -295,7 +301,8 @@ mod tests {
         let end_window = || balance.past.lock().unwrap().at -= WINDOW;
         let timed = (0..1000).filter(|_| balance.begin(Kind::Write).is_some()).count();
         assert_eq!(timed, 1000_usize.div_ceil(SAMPLED as usize));
-        // A backend that takes a second for each write is far too slow; one that takes none is not needed.
+        // A backend that takes a second for each write is far too slow; one that takes no time is
+        // not needed.
         balance.applied(1000, Instant::now() - Duration::from_secs(1000));
         end_window();
         assert_eq!(
@@ -303,7 +310,8 @@ mod tests {
             Some(1),
             "of one that serves and one backend, neither can go"
         );
-        // With four that serve, backends are added, one in a window, up to the most there are.
+        // With four serving threads, backends are added, one in a window, up to the greatest
+        // number.
         let together = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -317,7 +325,7 @@ mod tests {
         balance.applied(4, Instant::now() - Duration::from_secs(1000));
         end_window();
         assert_eq!(balance.decide(1), Some(2));
-        // Backends that need next to nothing become fewer, once the past has faded.
+        // Backends that need next to no time become fewer, once the past has faded.
         let mut now = 4;
         for _ in 0..60 {
             (0..SAMPLED).for_each(|_| drop(balance.begin(Kind::Write)));

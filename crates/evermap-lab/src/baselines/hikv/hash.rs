@@ -5,12 +5,13 @@
 //! bucket, 2 lines   next | spare | 7 x (signature, position)             position 0: a free entry
 //! ```
 //!
-//! Entries are found without a lock: signature and position are words of their own, the position is written last and
-//! cleared first, and the item itself says whose it is. Changes lock a stripe of their partition. Locks are in ordinary
-//! memory, so that they cost no writes of the medium and none survives a crash.
+//! Look-ups take no lock: signature and position are separate words, the position is written last
+//! and cleared first, and the item itself holds its key. Changes lock a stripe of their partition.
+//! Locks are in ordinary memory, so that they cost no writes of the medium and none survives a
+//! crash.
 //!
-//! A partition has as many buckets as the keys to come need. It does not split; a full bucket gets another one behind
-//! it, up to [`CHAIN_MAX`].
+//! A partition has as many buckets as the expected keys need. It does not split; a full bucket gets
+//! another one chained to it, up to [`CHAIN_MAX`].
 
 use std::sync::Arc;
 
@@ -20,21 +21,22 @@ use evermap_pm::{Error, Medium, PmU64, Pool, Result, pod};
 
 use super::item::Item;
 
-/// Partitions, as a power of two.
+/// The number of partitions, as a power of two.
 const PARTITION_BITS: u32 = 6;
-/// Partitions.
+/// The number of partitions.
 pub(super) const PARTITIONS: usize = 1 << PARTITION_BITS;
-/// Locks of a partition.
+/// The number of locks of a partition.
 const STRIPES: usize = 64;
-/// Entries of a bucket.
+/// The number of entries of a bucket.
 const ENTRIES: u64 = 7;
-/// Keys for each bucket that a table is made for: about one bucket in eight needs another behind it.
+/// Keys for each bucket that a table is created for: about one bucket in eight needs another one.
 const KEYS_PER_BUCKET: u64 = 5;
-/// Fewer keys than this are not worth a smaller table.
+/// The least number of keys that a table is created for.
 const KEYS_MIN: u64 = 2048;
-/// Most buckets behind a bucket.
+/// The greatest number of buckets chained to a bucket.
 const CHAIN_MAX: usize = 16;
-/// Buckets for chains that are zeroed together, so that chaining one needs no persist of its own.
+/// The number of chained buckets that are zeroed together, so that chaining one needs no extra
+/// persist.
 const SPARES: u64 = 64;
 
 pod! {
@@ -42,14 +44,14 @@ pod! {
     struct Entry: 16 {
         /// The hash of the key.
         signature: PmU64,
-        /// The item's position, or 0.
+        /// The position of the item, or 0.
         position: PmU64,
     }
 }
 
 pod! {
     struct Bucket: 128 {
-        /// The position of the bucket behind this one, or 0.
+        /// The position of the next bucket of the chain, or 0.
         next: PmU64,
         spare: PmU64,
         entries: [Entry; 7],
@@ -67,37 +69,38 @@ pub(super) struct Place {
     bucket: u64,
 }
 
-/// What the index holds.
+/// The contents of the index, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Census {
-    /// Keys.
+    /// The number of keys.
     pub(super) keys: u64,
-    /// Entries, taken or free.
+    /// The number of entries, used or free.
     pub(super) entries: u64,
 }
 
-/// Zeroed buckets that nobody uses yet.
+/// Zeroed buckets that are not used yet.
 #[derive(Default)]
 struct Spares {
     next: u64,
     left: u64,
 }
 
-/// The index of a pool's items.
+/// The index of the items of a pool.
 pub(super) struct Hash<M: Medium> {
     pool: Arc<Pool<M>>,
-    /// Position of the buckets, a partition's after the other's.
+    /// The position of the buckets, one partition after the other.
     buckets: u64,
-    /// Buckets of a partition, without those in chains.
+    /// The number of buckets of a partition, without chained ones.
     per_partition: u64,
     locks: Box<[Mutex<()>]>,
     spares: Mutex<Spares>,
 }
 
 impl<M: Medium> Hash<M> {
-    /// An empty index for about so many keys. O(keys).
+    /// Creates an empty index for about `keys` keys. O(keys).
     ///
     /// # Errors
+    ///
     /// `NoSpace`.
     pub(super) fn create(pool: Arc<Pool<M>>, keys: u64) -> Result<Self> {
         let per_partition = keys.max(KEYS_MIN).div_ceil(KEYS_PER_BUCKET * PARTITIONS as u64);
@@ -106,7 +109,7 @@ impl<M: Medium> Hash<M> {
         Ok(Hash { pool, buckets, per_partition, locks, spares: Mutex::default() })
     }
 
-    /// Where `key` belongs.
+    /// Returns where `key` belongs.
     #[inline]
     pub(super) fn place(&self, key: &[u8]) -> Place {
         let signature = BytesRef::new(key, self.pool.seed()).hash;
@@ -117,16 +120,17 @@ impl<M: Medium> Hash<M> {
         Place { signature, partition, bucket }
     }
 
-    /// The position of the item of `key`, whose place this is. No lock, no store.
+    /// Returns the position of the item of `key`, which belongs to `place`. No lock, no store.
     ///
     /// # Errors
+    ///
     /// `Damaged`.
     #[inline]
     pub(super) fn find(&self, place: Place, key: &[u8]) -> Result<Option<u64>> {
         Ok(self.entry(place, key)?.map(|(_, position)| position))
     }
 
-    /// The entry of `key`, and the position in it.
+    /// Returns the entry of `key`, and the position in it.
     #[inline]
     fn entry(&self, place: Place, key: &[u8]) -> Result<Option<(&Entry, u64)>> {
         for bucket in self.chain(place.partition, place.bucket) {
@@ -139,10 +143,11 @@ impl<M: Medium> Hash<M> {
         Ok(None)
     }
 
-    /// The position in `entry`, if that is the one of `key`.
+    /// Returns the position in `entry`, if that is the entry of `key`.
     ///
-    /// Both words may be changed meanwhile, and not be of one moment. That makes no wrong answer, because the item is
-    /// asked for its key; and an entry that has become another key's since is not the one of a key that stays.
+    /// Both words may change between the two loads. That causes no wrong answer, because the key in
+    /// the item is compared; and an entry that has become another key's is not the entry of a key
+    /// that stays.
     #[inline]
     fn position(&self, entry: &Entry, place: Place, key: &[u8]) -> Result<Option<u64>> {
         let m = self.pool.medium();
@@ -153,7 +158,7 @@ impl<M: Medium> Hash<M> {
         Ok((position != 0 && Item::at(m, position)?.has_key(key)).then_some(position))
     }
 
-    /// A bucket and those behind it.
+    /// Iterates over a bucket and those chained to it.
     fn chain(&self, partition: usize, bucket: u64) -> impl Iterator<Item = Result<&Bucket>> {
         let m = self.pool.medium();
         let number = partition as u64 * self.per_partition + bucket;
@@ -176,6 +181,7 @@ impl<M: Medium> Hash<M> {
     /// Locks a place for changes.
     ///
     /// # Errors
+    ///
     /// `Poisoned`.
     pub(super) fn lock(&self, place: Place) -> Result<Stripe<'_, M>> {
         let stripe = place.partition * STRIPES + place.bucket as usize % STRIPES;
@@ -183,9 +189,10 @@ impl<M: Medium> Hash<M> {
         Ok(Stripe { hash: self, place, _held: held })
     }
 
-    /// Counts. O(entries); call without concurrent changes.
+    /// Counts keys and entries. O(entries). Call without concurrent changes.
     ///
     /// # Errors
+    ///
     /// `Damaged`.
     pub(super) fn census(&self) -> Result<Census> {
         let (m, mut census) = (self.pool.medium(), Census::default());
@@ -201,15 +208,16 @@ impl<M: Medium> Hash<M> {
         Ok(census)
     }
 
-    /// Bytes of the locks.
+    /// Returns the size of the locks in bytes.
     pub(super) fn dram_bytes(&self) -> u64 {
         size_of_val(&*self.locks) as u64
     }
 
-    /// Puts a bucket behind `last`, the end of a chain of so many.
+    /// Chains a bucket to `last`, the end of a chain of `buckets` buckets.
     ///
-    /// It becomes durable with the entry that is written to it next, by the same fence: if only one of them does, an
-    /// empty bucket is chained, or an entry that nobody was told of is in none.
+    /// It becomes durable by the same fence as the entry that is written to it next. If only one of
+    /// the two does, an empty bucket is chained, or an entry that was not acknowledged is in no
+    /// chain.
     fn chain_on(&self, last: &Bucket, buckets: usize) -> Result<&Bucket> {
         let m = self.pool.medium();
         if buckets > CHAIN_MAX {
@@ -234,7 +242,7 @@ impl<M: Medium> Hash<M> {
     }
 }
 
-/// A locked place: nobody else changes its keys.
+/// A locked place: no other thread changes its keys.
 pub(super) struct Stripe<'h, M: Medium> {
     hash: &'h Hash<M>,
     place: Place,
@@ -242,10 +250,12 @@ pub(super) struct Stripe<'h, M: Medium> {
 }
 
 impl<M: Medium> Stripe<'_, M> {
-    /// Binds `key` to the item at `new`, which is durable, with one persist; answers the position of the one before.
+    /// Binds `key` to the item at `new`, which is durable, with one persist. Returns the position
+    /// of the previous item.
     ///
     /// # Errors
-    /// `NoSpace` when the chain is at its end; nothing has changed then. `Damaged`.
+    ///
+    /// `NoSpace` if the chain has its greatest length; nothing has changed then. `Damaged`.
     pub(super) fn bind(&self, key: &[u8], new: u64) -> Result<Option<u64>> {
         let (hash, place, m) = (self.hash, self.place, self.hash.pool.medium());
         let (mut free, mut last, mut buckets) = (None, None, 0);
@@ -267,16 +277,18 @@ impl<M: Medium> Stripe<'_, M> {
             Some(entry) => entry,
             None => &hash.chain_on(last.expect("a chain has a first bucket"), buckets)?.entries[0],
         };
-        // The position last, in the same line: whoever finds one finds its signature, after a crash too.
+        // The position last, in the same line: a reader that finds a position finds its signature,
+        // after a crash too.
         m.store(&entry.signature, place.signature);
         m.store(&entry.position, new);
         m.persist(entry);
         Ok(None)
     }
 
-    /// Unbinds `key` with one persist; answers the position of its item.
+    /// Removes `key` with one persist. Returns the position of its item.
     ///
     /// # Errors
+    ///
     /// `Damaged`.
     pub(super) fn unbind(&self, key: &[u8]) -> Result<Option<u64>> {
         let Some((entry, old)) = self.hash.entry(self.place, key)? else { return Ok(None) };
@@ -287,11 +299,11 @@ impl<M: Medium> Stripe<'_, M> {
     }
 }
 
-/// The position of so many buckets without entries, durably.
+/// Allocates this many buckets without entries durably. Returns their position.
 fn zeroed<M: Medium>(pool: &Pool<M>, buckets: u64) -> Result<u64> {
     let bytes = buckets * BUCKET;
     let m = pool.medium();
-    // With room to align them, so that no entry straddles a line.
+    // With space to align them, so that no entry straddles a line.
     let position = pool.allocate_part(bytes + BUCKET)?.next_multiple_of(BUCKET);
     let cells = m.slice::<PmU64>(position, bytes / 8).expect("just allocated");
     cells.iter().for_each(|cell| m.store(cell, 0));
@@ -327,7 +339,7 @@ mod tests {
         assert_eq!(zeroed(&hash.pool, 3).unwrap() % BUCKET, 0);
     }
 
-    /// Nobody has found two such keys, so the test says that these are.
+    /// No two such keys are known, so the test uses the place of one key for all.
     #[test]
     fn keys_with_equal_signatures_are_kept_apart() {
         let hash = Hash::create(pool(), 10).unwrap();
@@ -345,7 +357,7 @@ mod tests {
         assert_eq!(hash.census().unwrap().keys, 2);
     }
 
-    /// Partition and bucket come of different bits: no partition has only a few of its buckets used.
+    /// Partition and bucket come from different bits: no partition uses only a few of its buckets.
     #[test]
     fn keys_spread_over_partitions_and_buckets() {
         let hash = Hash::create(pool(), 64_000).unwrap();
@@ -362,8 +374,8 @@ mod tests {
         assert!(used.len() as u64 > hash.per_partition * PARTITIONS as u64 * 97 / 100);
     }
 
-    /// Far more keys than it was made for are kept in chains; beyond those there is an error that says why, and what
-    /// is there stays.
+    /// Far more keys than expected are kept in chains. Beyond those there is an error that explains
+    /// the reason, and the present keys stay.
     #[test]
     fn chains_are_bounded_and_their_end_is_explained() {
         let hash = Hash::create(pool(), 1).unwrap();
@@ -390,7 +402,7 @@ mod tests {
 
     type Change<'c> = &'c dyn Fn(&Stripe<'_, Counted<Dram>>, &[u8], u64) -> Option<u64>;
 
-    /// A freed entry is taken again, and chained buckets cost no persist of their own.
+    /// A freed entry is used again, and chained buckets cost no extra persist.
     #[test]
     fn changes_persist_once() {
         let hash = Hash::create(pool(), 1).unwrap();

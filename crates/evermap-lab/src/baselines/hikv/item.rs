@@ -5,23 +5,23 @@
 //! byte 8  key, then value, padded with zeros to 8 bytes
 //! ```
 //!
-//! An item never changes. It exists for others as soon as an entry of the hash index names its position, and is given
-//! back when neither that nor the tree does.
+//! An item never changes. It is visible to other threads as soon as an entry of the hash index
+//! names its position, and is retired when neither the hash index nor the tree names it.
 
 use evermap_index::record::{bytes_equal, lengths};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use crate::indexes::records::read_value;
 
-/// Bytes before the key.
+/// The number of bytes before the key.
 const HEADER: u64 = 8;
 
-/// Words that lengths, key and value take.
+/// Returns the number of words that lengths, key and value take.
 fn words(key: u64, value: u64) -> u64 {
     HEADER / 8 + (key + value).div_ceil(8)
 }
 
-/// Writes an item and makes it durable, one persist; answers its position, which is never 0.
+/// Writes an item and makes it durable with one persist. Returns its position, which is never 0.
 pub(super) fn write<M: Medium>(pool: &Pool<M>, key: &[u8], value: &[u8]) -> Result<u64> {
     let m = pool.medium();
     let (key_bytes, value_bytes) = (key.len() as u64, value.len() as u64);
@@ -34,7 +34,7 @@ pub(super) fn write<M: Medium>(pool: &Pool<M>, key: &[u8], value: &[u8]) -> Resu
     Ok(position)
 }
 
-/// An item that somebody has named.
+/// An item at a position that an index has named.
 pub(super) struct Item<'m, M> {
     medium: &'m M,
     position: u64,
@@ -43,9 +43,11 @@ pub(super) struct Item<'m, M> {
 }
 
 impl<'m, M: Medium> Item<'m, M> {
-    /// The item at `position`. Whoever asks holds a guard from before it learned the position.
+    /// Returns the item at `position`. The caller holds a guard from before it learned the
+    /// position.
     ///
     /// # Errors
+    ///
     /// `Damaged` if there can be none.
     #[inline]
     pub(super) fn at(medium: &'m M, position: u64) -> Result<Self> {
@@ -59,25 +61,25 @@ impl<'m, M: Medium> Item<'m, M> {
         found().ok_or_else(|| Error::damaged(position, "no item where an index names one"))
     }
 
-    /// Whether this is the item of `key`.
+    /// Returns `true` if this is the item of `key`.
     #[inline]
     pub(super) fn has_key(&self, key: &[u8]) -> bool {
         lengths(self.lengths).0 == key.len() as u64 && bytes_equal(self.medium, self.key, key)
     }
 
-    /// Replaces what is in `out` by the key.
+    /// Replaces the contents of `out` with the key.
     pub(super) fn read_key(&self, out: &mut Vec<u8>) {
         out.resize(lengths(self.lengths).0 as usize, 0);
         self.medium.read_bytes(self.key, out);
     }
 
-    /// Replaces what is in `out` by the value.
+    /// Replaces the contents of `out` with the value.
     pub(super) fn read_value(&self, out: &mut Vec<u8>) {
         read_value(self.medium, self.position + HEADER, self.lengths, out)
             .expect("found inside the medium, which never shrinks");
     }
 
-    /// Gives the item back once nobody can see it any more. No index names it.
+    /// Retires the item, which no index names any more.
     pub(super) fn retire(&self, pool: &Pool<M>, guard: &Guard<'_>) {
         let (key, value) = lengths(self.lengths);
         pool.retire(self.position, words(key, value) * 8, guard);

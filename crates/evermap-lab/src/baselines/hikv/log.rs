@@ -1,30 +1,30 @@
-//! The log of HiKV-wal: before anything is changed, what will be is written down and made durable.
+//! The log of HiKV-wal: a change is written to it and made durable before it is made.
 //!
 //! ```text
-//! byte  0  number     ascending in each log, so that older records are known as such
+//! byte  0  number     ascending in each log, so that older records are recognised
 //! byte  8  check      hash of key and value under the number
 //! byte 16  lengths    key length (low half) | value length or REMOVED (high half)
 //! byte 24  key, then value, padded with zeros to 8 bytes
 //! ```
 //!
-//! Each thread has a log, or shares one with few, and writes to it in a circle: a record is of no more use once the
-//! change that it announces is durable, and the log is locked until then.
+//! Each thread has a log, or shares one with few, and writes to it in a circle: a record is not
+//! needed any more once its change is durable, and the log is locked until then.
 
 use evermap_index::key::BytesRef;
 use evermap_pm::epoch::thread_ordinal;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Error, ErrorKind, Medium, PmU64, Pool, Result};
 
-/// Logs.
+/// The number of logs.
 const LOGS: usize = 16;
-/// Bytes of a log: room for the longest record.
+/// The size of a log in bytes, enough for the longest record.
 const LOG_BYTES: u64 = 2 << 20;
-/// Bytes before the key.
+/// The number of bytes before the key.
 const HEADER: usize = 24;
-/// In place of the length of a value: the key is removed.
+/// Stored instead of the length of a value if the key is removed.
 const REMOVED: u64 = u32::MAX as u64;
 
-/// Where one log goes on.
+/// Where one log continues.
 pub(super) struct Tail {
     start: u64,
     used: u64,
@@ -35,9 +35,10 @@ pub(super) struct Tail {
 pub(super) struct Log(Box<[Mutex<Tail>]>);
 
 impl Log {
-    /// Empty logs.
+    /// Creates empty logs.
     ///
     /// # Errors
+    ///
     /// `NoSpace`.
     pub(super) fn create<M: Medium>(pool: &Pool<M>) -> Result<Self> {
         let tail = |_| {
@@ -47,11 +48,12 @@ impl Log {
         Ok(Log((0..LOGS).map(tail).collect::<Result<_>>()?))
     }
 
-    /// Announces durably, with one persist, that `key` is bound to `value`, or removed. The record stays while the
-    /// answer lives.
+    /// Records durably, with one persist, that `key` is bound to `value`, or removed. The record is
+    /// not overwritten while the result is held.
     ///
     /// # Errors
-    /// `NoSpace` for what is longer than a log, `Poisoned`.
+    ///
+    /// `NoSpace` for a record longer than a log, `Poisoned`.
     pub(super) fn append<M: Medium>(
         &self,
         pool: &Pool<M>,

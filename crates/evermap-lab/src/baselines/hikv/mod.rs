@@ -1,5 +1,6 @@
-//! HiKV's design, to be measured beside Evermap's: Xia, Jiang, Xiong, Sun: "HiKV: A Hybrid Index Key-Value Store for
-//! DRAM-NVM Memory Systems", USENIX ATC 2017, and the variants that its evaluation compares.
+//! HiKV's design, to be measured beside Evermap's: Xia, Jiang, Xiong, Sun: "HiKV: A Hybrid Index
+//! Key-Value Store for DRAM-NVM Memory Systems", USENIX ATC 2017, and the variants that its
+//! evaluation compares.
 //!
 //! ```text
 //! put, get, update, remove                         scan
@@ -9,12 +10,13 @@
 //!        +------------>  items (medium)  <-----------+
 //! ```
 //!
-//! A change is durable when the hash index names the new [item](item): one persist for the item, one for the
-//! [entry](hash). The [tree](tree) learns of it later, through [queues](queue) that [backends](backend) serve. A scan
-//! waits for what was sent before it began. A tree holds positions, so every update reaches it too; whoever has
-//! updated it gives back the item that nothing names any more.
+//! A change is durable when the hash index names the new [item](item): one persist for the item,
+//! one for the [entry](hash). The [tree](tree) is updated later, through [queues](queue) that
+//! [backends](backend) serve. A scan waits for the changes that were sent before it started. A tree
+//! holds positions, so every update reaches it too. The thread that has updated the tree retires
+//! the item that nothing names any more.
 //!
-//! It is measured, not kept: there is no recovery, and a file of it cannot be opened again.
+//! The design is only measured: there is no recovery, and a file of it cannot be opened again.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -29,12 +31,12 @@ use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool};
 
 use self::backend::{Backends, Number};
 use self::balance::Kind;
-use self::crew::Crew;
 use self::hash::Hash;
+use self::helpers::HelperThreads;
 use self::item::Item;
 use self::log::Log;
 use self::parts::Parts;
-use self::queue::{Request, Room};
+use self::queue::{Request, Reservation};
 use self::tree::Tree;
 use crate::LabError;
 use crate::indexes::builder::IndexBuilder;
@@ -44,8 +46,8 @@ use crate::subject::{Counts, Entry, File, Found, Guards, Place, Setup, Size, Sub
 
 mod backend;
 mod balance;
-mod crew;
 mod hash;
+mod helpers;
 mod item;
 mod log;
 mod parts;
@@ -54,10 +56,10 @@ mod queue;
 mod tests;
 mod tree;
 
-/// How long the thread that moves ranges sleeps while they are even.
+/// How long the thread that moves ranges sleeps while they are balanced.
 const MIGRATION_NAP: Duration = Duration::from_millis(2);
 
-/// What one of them does differently.
+/// What distinguishes a variant.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
     /// The threads that update the tree; `None` if the serving thread does.
@@ -136,14 +138,14 @@ fn subject<M: Medium>(
     Ok(Box::new(Stored::new(builder.name, store, builder.setup.lengths.unwrap_or_default())))
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Core<M: Medium> {
     pool: Arc<Pool<M>>,
     hash: Hash<M>,
     tree: Tree,
     log: Option<Log>,
     backends: Option<Backends>,
-    crew: Crew,
+    helpers: HelperThreads,
 }
 
 /// The store, with its threads.
@@ -155,7 +157,7 @@ struct HiKv<M: Medium> {
 }
 
 impl<M: Medium> HiKv<M> {
-    /// An empty store for about so many keys.
+    /// Creates an empty store for about `keys` keys.
     fn create(
         variant: Variant,
         medium: M,
@@ -171,10 +173,10 @@ impl<M: Medium> HiKv<M> {
             tree: if variant.parts { Tree::Parts(Parts::new()) } else { Tree::One(BPlus::new()) },
             log: variant.log.then(|| Log::create(&pool)).transpose()?,
             backends: variant.backends.map(Backends::new),
-            crew: Crew::default(),
+            helpers: HelperThreads::default(),
             pool,
         });
-        // Threads are started once there is a store that ends them.
+        // The threads are started when there is a store that stops them.
         let mut store = HiKv { core, threads: Vec::new(), counts, place };
         for number in 0..store.core.backends.as_ref().map_or(0, Backends::most) {
             store.start(format!("hikv-{number}"), move |core| core.serve(number))?;
@@ -192,46 +194,47 @@ impl<M: Medium> HiKv<M> {
     ) -> Result<()> {
         let core = self.core.clone();
         let thread = std::thread::Builder::new().name(name);
-        self.threads.push(thread.spawn(move || core.crew.work(|| work(&core)))?);
+        self.threads.push(thread.spawn(move || core.helpers.run(|| work(&core)))?);
         Ok(())
     }
 }
 
 impl<M: Medium> Drop for HiKv<M> {
     fn drop(&mut self) {
-        self.core.crew.stop();
+        self.core.helpers.stop();
         for thread in self.threads.drain(..) {
-            // It has nothing to say that was not said to those who waited for it.
+            // Its error was already reported to the threads that waited for it.
             let _ = thread.join();
         }
     }
 }
 
 impl<M: Medium> Core<M> {
-    /// What a backend does.
+    /// Serves as a backend.
     fn serve(&self, number: usize) -> Result<()> {
         let Some(backends) = &self.backends else { return Ok(()) };
         let mut key = Vec::new();
-        backends.run(number, &self.crew, |request| {
-            // The item is there: only we give it back, below.
+        backends.run(number, &self.helpers, |request| {
+            // The item exists: only this thread retires it, below.
             let named = if request.new == 0 { request.old } else { request.new };
             Item::at(self.pool.medium(), named)?.read_key(&mut key);
             self.apply(&key, request, &self.pool.pin())
         })
     }
 
-    /// What the thread that evens out ranges does.
+    /// Balances ranges until the helper threads stop.
     fn migrate(&self) -> Result<()> {
         let Tree::Parts(parts) = &self.tree else { return Ok(()) };
-        while !self.crew.is_over() {
+        while !self.helpers.is_stopped() {
             if !parts.balance()? {
-                self.crew.sleep(MIGRATION_NAP);
+                self.helpers.sleep(MIGRATION_NAP);
             }
         }
         Ok(())
     }
 
-    /// Makes the tree agree with the hash index about `key`, and gives back the item that neither names any more.
+    /// Makes the tree agree with the hash index about `key`, and retires the item that neither
+    /// names any more.
     fn apply(&self, key: &[u8], request: Request, guard: &Guard<'_>) -> Result<()> {
         let before = self.tree.set(key, request.new)?;
         if before != request.old {
@@ -243,33 +246,35 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// Has the tree learn of a change. The stripe of the key is locked, so that changes of a key are told in order.
-    fn tell(
+    /// Propagates a change to the tree. The stripe of the key is locked, so that changes of a key
+    /// are propagated in order.
+    fn propagate(
         &self,
         key: &[u8],
         request: Request,
-        room: Option<Room<'_>>,
+        reservation: Option<Reservation<'_>>,
         guard: &Guard<'_>,
     ) -> Result<()> {
-        match room {
-            Some(room) => {
-                room.send(request);
+        match reservation {
+            Some(reservation) => {
+                reservation.send(request);
                 Ok(())
             }
             None => self.apply(key, request, guard),
         }
     }
 
-    /// Binds `key` to `value`, or unbinds it; answers whether it was bound.
+    /// Binds `key` to `value`, or removes it. Returns `true` if it was bound.
     fn change(&self, key: &[u8], value: Option<&[u8]>) -> Result<bool> {
         if key.len() > KEY_MAX {
             return Err(Error::from(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }).into());
         }
         let (pool, hash) = (&*self.pool, &self.hash);
         let place = hash.place(key);
-        // First: whoever waits for room must hold nothing.
+        // First, because a thread that waits for a reservation must hold nothing.
         let backends = self.backends.as_ref();
-        let room = backends.map(|all| all.room(place.partition, &self.crew)).transpose()?;
+        let reservation =
+            backends.map(|all| all.reserve(place.partition, &self.helpers)).transpose()?;
         // After that wait, which is no cost of a write.
         let _sample = backends.and_then(|all| all.sample(Kind::Write));
         let _record = self.log.as_ref().map(|log| log.append(pool, key, value)).transpose()?;
@@ -277,13 +282,14 @@ impl<M: Medium> Core<M> {
         let guard = pool.pin();
         let stripe = hash.lock(place)?;
         let old = match new {
-            // Nobody has heard of the item, so where it finds no entry it goes at once.
+            // No other thread knows the item, so it is freed immediately if there is no entry for
+            // it.
             Some(new) => stripe.bind(key, new).inspect_err(|_| pool.free_unpublished(new))?,
             None => stripe.unbind(key)?,
         };
         if old.is_some() || new.is_some() {
             let request = Request { old: old.unwrap_or(0), new: new.unwrap_or(0) };
-            self.tell(key, request, room, &guard)?;
+            self.propagate(key, request, reservation, &guard)?;
         }
         Ok(old.is_some())
     }
@@ -295,12 +301,13 @@ impl<M: Medium> Core<M> {
         Ok(true)
     }
 
-    /// Waits until the tree shows all changes that were acknowledged.
+    /// Waits until the tree shows all acknowledged changes.
     fn settle(&self) -> Result<()> {
-        self.backends.as_ref().map_or(Ok(()), |backends| backends.settle(&self.crew))
+        self.backends.as_ref().map_or(Ok(()), |backends| backends.settle(&self.helpers))
     }
 
-    /// The caller holds a guard, and has since before this.
+    /// Calls `each` with up to `count` pairs from `from` on. The caller has held a guard since
+    /// before this call.
     fn scan(&self, from: &[u8], count: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<()> {
         self.settle()?;
         // As in `change`.
@@ -309,7 +316,8 @@ impl<M: Medium> Core<M> {
         self.tree.collect(from, count, &mut run)?;
         for (key, position) in run.iter() {
             let item = Item::at(self.pool.medium(), position)?;
-            // Under the guard no item goes whose position the tree still held; this would notice.
+            // Under the guard no item is reused whose position the tree still held; this would
+            // detect it.
             if !item.has_key(key) {
                 return Err(Error::damaged(position, "the tree names another key's item").into());
             }
@@ -319,7 +327,7 @@ impl<M: Medium> Core<M> {
         Ok(())
     }
 
-    /// Tells the medium where an operation begins and ends, for those that count what belongs together.
+    /// Announces to the medium where an operation begins and ends, for media that count.
     #[inline(always)]
     fn operation<R>(&self, operate: impl FnOnce() -> R) -> R {
         self.pool.medium().note(Note::Begin(0));

@@ -1,11 +1,13 @@
-//! Several trees by ranges of keys, each with a lock, as HiKV-par has them; and how ranges move when sizes diverge.
+//! Several trees by ranges of keys, each with a lock, as HiKV-par has them, and how ranges move
+//! when sizes diverge.
 //!
 //! ```text
 //! part            0                1               2             3
 //! serves          "" <= key < "g"  "g" <= < "q"    "q" <=        nothing yet
 //! ```
 //!
-//! Nothing is known of the keys beforehand, so the first part begins with all of them, and parts fill from the left.
+//! The keys are not known in advance, so the first part starts with all of them, and parts fill
+//! from the left.
 
 use std::ops::Bound;
 
@@ -14,19 +16,19 @@ use evermap_index::ordered::{Cursor, Direction, OrderedIndex, Run};
 use evermap_pm::sync::{Mutex, MutexGuard, RwLock};
 use evermap_pm::{ErrorKind, Result};
 
-/// Trees.
+/// The number of trees.
 const PARTS: usize = 8;
-/// Keys that are moved under one locking.
+/// The number of keys that are moved under one locking.
 const BATCH: u64 = 256;
-/// Keys by which neighbours may differ, however few they have.
+/// The difference in keys that neighbours may have, however few they have.
 const SLACK: u64 = 1024;
 
 /// A tree and its range.
 struct Part {
     tree: BPlus,
-    /// The first key that it serves. Nothing: it serves none.
+    /// The first key that it serves; `None` if it serves none.
     least: Option<Vec<u8>>,
-    /// The first key beyond; nothing if there is no such.
+    /// The first key beyond its range; `None` if there is none.
     end: Option<Vec<u8>>,
 }
 
@@ -40,7 +42,8 @@ impl Part {
 /// Ordered trees that share the keys.
 pub(super) struct Parts {
     parts: Vec<Mutex<Part>>,
-    /// Where each part begins. Ascending; the last ones may be nothing. What a part itself says counts.
+    /// Where each part begins, ascending; the last ones may be `None`. The parts themselves are
+    /// authoritative.
     least: RwLock<Vec<Option<Vec<u8>>>>,
 }
 
@@ -69,7 +72,8 @@ impl Parts {
                 after - 1
             };
             let held = self.lock(part)?;
-            // The range may have moved before we had the lock: then the routes have, or are about to.
+            // The range may have moved before the lock was taken: then the routes have changed, or
+            // are about to.
             if held.serves(key) {
                 return Ok(held);
             }
@@ -85,8 +89,8 @@ impl Parts {
         change(&self.lock_for(key)?.tree)
     }
 
-    /// Adds up to `count` pairs in ascending order of keys to `run`, from `from` on. One part after the other is
-    /// locked; a range that moves meanwhile is met on the other side.
+    /// Adds up to `count` pairs in ascending order of keys to `run`, starting at `from`. Parts are
+    /// locked one after the other; a range that moves at the same time is found in the next one.
     pub(super) fn collect(&self, from: &[u8], count: usize, run: &mut Run) -> Result<()> {
         let mut from = from.to_vec();
         loop {
@@ -100,7 +104,8 @@ impl Parts {
         }
     }
 
-    /// Moves some keys between neighbours whose sizes differ by more than a half; answers whether there were such.
+    /// Moves some keys between neighbours whose sizes differ by more than a half. Returns `true` if
+    /// there were such.
     pub(super) fn balance(&self) -> Result<bool> {
         let mut moved = false;
         for left in 0..PARTS - 1 {
@@ -117,32 +122,33 @@ impl Parts {
                 shift(&high.tree, &low.tree, Direction::Ascending, count)?
             };
             (low.end, high.least) = (Some(edge.clone()), Some(edge.clone()));
-            // While both are locked: who finds an old route finds a part that refuses, until this is done.
+            // While both are locked: a thread that follows an old route finds a part that does not
+            // serve its key, until this is done.
             self.least.write().map_err(|_| ErrorKind::Poisoned)?[left + 1] = Some(edge);
             moved = true;
         }
         Ok(moved)
     }
 
-    /// Keys.
+    /// Returns the number of keys.
     pub(super) fn len(&self) -> Result<u64> {
         self.sum(OrderedIndex::len)
     }
 
-    /// Bytes of the trees.
+    /// Returns the size of the trees in bytes.
     pub(super) fn dram_bytes(&self) -> Result<u64> {
         self.sum(|tree| tree.stats().dram_bytes)
     }
 
     fn sum(&self, of: impl Fn(&BPlus) -> u64) -> Result<u64> {
-        // All at once, or keys that move meanwhile would be counted twice or not at all. In the same order as who moves
-        // them, so that neither waits for the other for ever.
+        // All are locked together, otherwise keys that move would be counted twice or not at all.
+        // In the same order as in `balance`, so that there is no deadlock.
         let all: Vec<_> = (0..PARTS).map(|part| self.lock(part)).collect::<Result<_>>()?;
         Ok(all.iter().map(|part| of(&part.tree)).sum())
     }
 }
 
-/// Adds up to `count` pairs of `tree` to `run`, in this direction from `from` on.
+/// Adds up to `count` pairs of `tree` to `run`, in this direction, starting at `from`.
 pub(super) fn copy(
     tree: &BPlus,
     from: Bound<&[u8]>,
@@ -162,7 +168,8 @@ pub(super) fn copy(
     Ok(())
 }
 
-/// Moves `count` pairs from one tree to the other, from this end of it; answers the first key of the upper range then.
+/// Moves `count` pairs from one tree to the other, from this end of it. Returns the new first key
+/// of the upper range.
 fn shift(from: &BPlus, to: &BPlus, direction: Direction, count: usize) -> Result<Vec<u8>> {
     let mut run = Run::new();
     copy(from, Bound::Unbounded, direction, count, &mut run)?;
@@ -172,7 +179,8 @@ fn shift(from: &BPlus, to: &BPlus, direction: Direction, count: usize) -> Result
     }
     let mut edge = run.key(run.len() - 1).to_vec();
     if direction == Direction::Ascending {
-        // The last one moved belongs to the lower range, so the upper one begins at the least key after it.
+        // The last key that was moved belongs to the lower range, so the upper one begins at the
+        // least key after it.
         edge.push(0);
     }
     Ok(edge)
@@ -194,12 +202,12 @@ mod tests {
         (0..PARTS).map(|part| parts.lock(part).unwrap().tree.len()).collect()
     }
 
-    /// Whatever was put and removed, in whatever part it is by now, is found as in one tree.
+    /// Every change is visible as in one tree, whichever part the key is in.
     #[test]
     fn parts_are_one_tree_and_sizes_converge() {
         let parts = Parts::new();
         let mut model = BTreeMap::new();
-        // First keys of a narrow range, then of all, then most of the upper ones go.
+        // First keys of a narrow range, then of all, then most of the upper ones are removed.
         for number in 0..60_000u64 {
             let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let key = if number < 30_000 { spread >> 20 } else { spread }.to_be_bytes();
@@ -253,8 +261,8 @@ mod tests {
         check(&model);
     }
 
-    /// Beside migrations, scans see each key that stays once and in order, and changes reach the part that serves
-    /// their key.
+    /// During migrations, scans see each key that stays once and in order, and changes reach the
+    /// part that serves their key.
     #[test]
     fn scans_and_changes_beside_migrations_miss_nothing() {
         const KEYS: u64 = 20_000;
@@ -297,7 +305,7 @@ mod tests {
         assert_eq!(parts.len().unwrap(), left.len() as u64);
     }
 
-    /// Keys on their way from one part to another are counted once.
+    /// Keys that move from one part to another are counted once.
     #[test]
     fn migrations_do_not_change_how_many_there_are() {
         const KEYS: u64 = 50_000;

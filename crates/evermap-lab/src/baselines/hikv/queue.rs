@@ -1,36 +1,37 @@
-//! Queues of what the hash index has done and the trees are to do.
+//! Queues of changes that the hash index has made and the trees have to make.
 //!
-//! All changes of a key go through one queue, in the order in which they were committed, because they are
-//! [sent](Room::send) while the key's stripe is locked. One thread at a time [serves](Queue::serve) a queue, whoever
-//! that is; so trees see the changes of a key in that order too.
+//! All changes of a key go through one queue, in the order in which they were committed, because
+//! they are [sent](Reservation::send) while the key's stripe is locked. One thread at a time
+//! [serves](Queue::serve) a queue, so trees see the changes of a key in that order too.
 //!
-//! A queue is bounded. Room is reserved *before* the stripe is locked: whoever waits for room holds nothing that a
-//! server of the queue, or anybody who has room already, might wait for.
+//! A queue is bounded. A place in it is reserved *before* the stripe is locked: a thread that waits
+//! for a place holds nothing that a server of the queue, or a thread with a reservation, might wait
+//! for.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use evermap_pm::sync::Mutex;
 
-/// What has happened to a key, by the positions of its items; 0 for none. The key is that of either.
+/// A change of a key, by the positions of its items; 0 for none. The key is that of either item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
-    /// Before.
+    /// The position before.
     pub(super) old: u64,
-    /// Now.
+    /// The position now.
     pub(super) new: u64,
 }
 
 /// A place in a queue.
 #[derive(Default)]
 struct Slot {
-    /// One more than the ticket of the request in it; it was written before.
+    /// One more than the ticket of the request in it; written after the request.
     filled: AtomicU64,
     old: AtomicU64,
     new: AtomicU64,
 }
 
-/// A counter on a line of its own.
+/// A counter in its own line.
 #[derive(Default)]
 #[repr(align(128))]
 struct Counter(AtomicU64);
@@ -38,21 +39,22 @@ struct Counter(AtomicU64);
 /// A bounded queue of requests, numbered by tickets from 0 on.
 pub(super) struct Queue {
     slots: Box<[Slot]>,
-    /// Requests that were sent or may yet be; at most as many as there are slots ahead of `done`.
+    /// Requests that were sent or may yet be sent; at most as many as there are slots ahead of
+    /// `done`.
     reserved: Counter,
     /// The next ticket.
     next: Counter,
     /// Requests with smaller tickets are done, and their slots free.
     done: Counter,
-    /// Held by whoever serves.
+    /// Held by the thread that serves.
     server: Mutex<()>,
 }
 
-/// The right to send one request. Given back if it is not used.
-pub(super) struct Room<'q>(&'q Queue);
+/// The right to send one request. It is released if it is not used.
+pub(super) struct Reservation<'q>(&'q Queue);
 
 impl Queue {
-    /// With this many slots.
+    /// Creates a queue with this many slots.
     pub(super) fn new(slots: usize) -> Self {
         Queue {
             slots: (0..slots).map(|_| Slot::default()).collect(),
@@ -63,52 +65,56 @@ impl Queue {
         }
     }
 
-    /// Room for a request, unless the queue is full.
+    /// Reserves a place for a request. Returns `None` if the queue is full.
     #[inline]
-    pub(super) fn room(&self) -> Option<Room<'_>> {
+    pub(super) fn reserve(&self) -> Option<Reservation<'_>> {
         let take = |reserved: u64| {
-            // Acquire: the slots of requests that are done have been read before we write them.
+            // Acquire: the slots of requests that are done have been read before they are written
+            // again.
             let waiting = reserved.saturating_sub(self.done.0.load(Acquire));
             (waiting < self.slots.len() as u64).then_some(reserved + 1)
         };
-        // AcqRel: takes over what whoever gave room back has seen of `done`.
-        self.reserved.0.fetch_update(AcqRel, Acquire, take).ok().map(|_| Room(self))
+        // AcqRel: inherits what the thread that released a reservation has seen of `done`.
+        self.reserved.0.fetch_update(AcqRel, Acquire, take).ok().map(|_| Reservation(self))
     }
 
-    /// The ticket that the next request will have: all that were sent before have smaller ones.
+    /// Returns the ticket that the next request will have: all that were sent before have smaller
+    /// ones.
     #[inline]
     pub(super) fn ticket(&self) -> u64 {
         self.next.0.load(Acquire)
     }
 
-    /// Whether all requests with smaller tickets are done.
+    /// Returns `true` if all requests with smaller tickets are done.
     #[inline]
     pub(super) fn is_past(&self, ticket: u64) -> bool {
-        // Acquire: what serving them changed is visible.
+        // Acquire: the changes made by serving them are visible.
         self.done.0.load(Acquire) >= ticket
     }
 
-    /// Whether there is nothing to do.
+    /// Returns `true` if there is nothing to do.
     pub(super) fn is_empty(&self) -> bool {
         self.is_past(self.ticket())
     }
 
-    /// Bytes of the slots.
+    /// Returns the size of the slots in bytes.
     pub(super) fn bytes(&self) -> u64 {
         size_of_val(&*self.slots) as u64
     }
 
-    /// Does up to `most` requests in order, unless another thread is at it; answers how many were done.
+    /// Serves up to `most` requests in order, unless another thread is serving. Returns the number
+    /// of requests that were done.
     ///
     /// # Errors
-    /// What `act` answers. The request at which it failed stays the first for ever.
+    ///
+    /// The error of `act`. The request at which it failed stays the first.
     pub(super) fn serve<E>(
         &self,
         most: u64,
         mut act: impl FnMut(Request) -> Result<(), E>,
     ) -> Result<u64, E> {
         let Ok(_server) = self.server.try_lock() else { return Ok(0) };
-        // Only servers write it, and they have the lock.
+        // Only the server writes it, and it has the lock.
         let first = self.done.0.load(Relaxed);
         let mut count = 0;
         while count < most {
@@ -122,32 +128,34 @@ impl Queue {
             count += 1;
         }
         if count > 0 {
-            // Release: whoever sees that they are done sees what that changed, and may write to their slots.
+            // Release: a thread that sees that they are done sees their effects, and may write to
+            // their slots.
             self.done.0.store(first + count, Release);
         }
         Ok(count)
     }
 }
 
-impl Room<'_> {
+impl Reservation<'_> {
     /// Sends a request. Never waits. Requests about one key are sent under that key's lock.
     #[inline]
     pub(super) fn send(self, request: Request) {
         let queue = self.0;
-        // Release: the ticket covers what its sender did before. At most as many tickets as slots are out of `done`'s
-        // reach, for every one was preceded by a reservation; so this one's slot is free.
+        // Release: the ticket covers what its sender did before. Every ticket was preceded by a
+        // reservation, so no more tickets than slots are ahead of `done`, and the slot of this one
+        // is free.
         let ticket = queue.next.0.fetch_add(1, AcqRel);
         let slot = &queue.slots[(ticket % queue.slots.len() as u64) as usize];
         slot.old.store(request.old, Relaxed);
         slot.new.store(request.new, Relaxed);
-        // Release: the request is there.
+        // Release: the request is written.
         slot.filled.store(ticket + 1, Release);
         // The reservation has become a ticket, which `done` will pass.
         std::mem::forget(self);
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.0.reserved.0.fetch_sub(1, AcqRel);
     }
@@ -178,10 +186,13 @@ mod tests {
         let queue = Queue::new(4);
         for lap in 0..5 {
             let first = lap * 4;
-            let rooms: Vec<_> = (0..4).map(|_| queue.room().unwrap()).collect();
-            assert!(queue.room().is_none());
-            rooms.into_iter().zip(first..).for_each(|(room, number)| room.send(request(number)));
-            assert!(queue.room().is_none() && !queue.is_empty());
+            let reservations: Vec<_> = (0..4).map(|_| queue.reserve().unwrap()).collect();
+            assert!(queue.reserve().is_none());
+            reservations
+                .into_iter()
+                .zip(first..)
+                .for_each(|(reservation, number)| reservation.send(request(number)));
+            assert!(queue.reserve().is_none() && !queue.is_empty());
             assert_eq!(queue.ticket(), first + 4);
             assert_eq!(served(&queue, 3), [first, first + 1, first + 2]);
             assert!(queue.is_past(first + 3) && !queue.is_past(first + 4));
@@ -194,21 +205,21 @@ mod tests {
     fn room_that_is_not_used_is_given_back() {
         let queue = Queue::new(2);
         for _ in 0..10 {
-            drop(queue.room().unwrap());
+            drop(queue.reserve().unwrap());
         }
-        let (first, second) = (queue.room().unwrap(), queue.room().unwrap());
+        let (first, second) = (queue.reserve().unwrap(), queue.reserve().unwrap());
         drop(first);
         second.send(request(7));
         assert_eq!(served(&queue, 9), [7]);
-        let rooms = [queue.room(), queue.room(), queue.room()];
-        assert_eq!(rooms.map(|room| room.is_some()), [true, true, false]);
+        let reservations = [queue.reserve(), queue.reserve(), queue.reserve()];
+        assert_eq!(reservations.map(|reservation| reservation.is_some()), [true, true, false]);
     }
 
     #[test]
     fn one_thread_serves_at_a_time_and_a_failure_keeps_its_request() {
         let queue = Queue::new(4);
-        queue.room().unwrap().send(request(1));
-        queue.room().unwrap().send(request(2));
+        queue.reserve().unwrap().send(request(1));
+        queue.reserve().unwrap().send(request(2));
         queue
             .serve(9, |request| {
                 assert!(served(&queue, 9).is_empty(), "another is at it");
@@ -216,12 +227,12 @@ mod tests {
                 Ok::<_, Infallible>(())
             })
             .unwrap();
-        queue.room().unwrap().send(request(3));
+        queue.reserve().unwrap().send(request(3));
         assert_eq!(queue.serve(9, |_| Err::<(), _>("no")), Err("no"));
         assert_eq!(served(&queue, 9), [3]);
     }
 
-    /// Requests of each sender arrive once and in order, whatever the laps.
+    /// Requests of each sender arrive once and in order, in all laps.
     #[test]
     fn senders_and_servers_at_once() {
         const SENDERS: u64 = 3;
@@ -234,13 +245,13 @@ mod tests {
                 let queue = &queue;
                 scope.spawn(move || {
                     for number in 0..EACH {
-                        let room = loop {
-                            match queue.room() {
-                                Some(room) => break room,
+                        let reservation = loop {
+                            match queue.reserve() {
+                                Some(reservation) => break reservation,
                                 None => std::thread::yield_now(),
                             }
                         };
-                        room.send(Request { old: sender, new: number });
+                        reservation.send(Request { old: sender, new: number });
                     }
                 });
             }

@@ -1,4 +1,4 @@
-//! Every variant beside a model, beside each other's threads, on every medium, and counted.
+//! Every variant beside a model, with concurrent threads, on every medium, and counted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -24,14 +24,14 @@ fn store(variant: Variant) -> HiKv<Mapped> {
     HiKv::create(variant, memory(), 10_000, Place::default(), |_| None).unwrap()
 }
 
-/// A key of 8 to 23 bytes, by the order of numbers.
+/// Returns a key of 8 to 23 bytes; keys sort as their numbers.
 fn key(number: u64) -> Vec<u8> {
     let mut key = number.to_be_bytes().to_vec();
     key.extend(std::iter::repeat_n(b'k', number as usize % 16));
     key
 }
 
-/// A value of which a part, or another key's, is no value of this key.
+/// Returns a value of which a part, or another key's value, is no value of this key.
 fn value(number: u64, version: u64) -> Vec<u8> {
     let words = 2 + (number ^ version) % 30;
     (0..words)
@@ -39,7 +39,7 @@ fn value(number: u64, version: u64) -> Vec<u8> {
         .collect()
 }
 
-/// The version in what should be a value of this key.
+/// Returns the version in a value of this key.
 fn version(number: u64, bytes: &[u8]) -> u64 {
     let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert_eq!(first >> 32, number, "another key's value");
@@ -68,7 +68,7 @@ fn got(store: &HiKv<Mapped>, key: &[u8]) -> Option<Vec<u8>> {
     store.get(key, &store.reader().unwrap(), &mut value).unwrap().then_some(value)
 }
 
-/// One thread: every answer and every scan is that of a standard map, at once.
+/// One thread: every answer and every scan immediately equals that of a standard map.
 #[test]
 fn every_variant_is_a_sorted_map() {
     for variant in VARIANTS {
@@ -100,15 +100,15 @@ fn every_variant_is_a_sorted_map() {
     }
 }
 
-/// Whoever has put something finds it in the scan that follows, whatever the others do; keys that stay are shown
-/// exactly once and in order; what is shown was never given back. Writers share their keys, and the queues are tiny
-/// beside what they send.
+/// A thread finds what it has put in its next scan, whatever the others do. Keys that stay are
+/// shown exactly once and in order, and no retired item is shown. Writers share their keys, and the
+/// queues are tiny beside what they send.
 #[test]
 fn scans_beside_writers_show_what_was_acknowledged() {
     const KEYS: u64 = 600;
     for variant in VARIANTS {
         let store = store(variant);
-        // Every third key stays for ever; the others are written and removed by everybody.
+        // Every third key stays; the others are written and removed by all threads.
         for number in (0..KEYS).step_by(3) {
             store.put(&key(number), &value(number, 0)).unwrap();
         }
@@ -163,7 +163,7 @@ fn scans_beside_writers_show_what_was_acknowledged() {
     }
 }
 
-/// All items that were replaced or removed go, whoever has updated the tree.
+/// All items that were replaced or removed are freed, whichever thread has updated the tree.
 #[test]
 fn space_of_replaced_items_is_used_again() {
     for variant in VARIANTS {
@@ -185,12 +185,13 @@ fn space_of_replaced_items_is_used_again() {
         for number in 0..2000 {
             store.remove(&key(number)).unwrap();
         }
-        // What is left are the hash index and the logs.
+        // What remains are the hash index and the logs.
         assert!(allocated() + 2000 * 200 <= full, "{variant:?}: {} of {full}", allocated());
     }
 }
 
-/// The paper's persists: two for a Put or an Update, one for a Delete; with a log one more each.
+/// The persists of the paper: two for a Put or an Update, one for a Delete; with a log one more
+/// each.
 #[test]
 fn persists_are_those_of_the_paper() {
     const KEYS: u64 = 4000;
@@ -207,7 +208,8 @@ fn persists_are_those_of_the_paper() {
             store.put(&key(number), &[7; 256]).unwrap();
         };
         let logged = if variant.log { KEYS } else { 0 };
-        // The heap persists where it opens an extent, and 64 chained buckets are zeroed with one persist.
+        // The heap persists when it opens an extent, and 64 chained buckets are zeroed with one
+        // persist.
         let rarely = KEYS / 100;
         let inserting = fences(&put) - logged;
         assert!((2 * KEYS..2 * KEYS + rarely).contains(&inserting), "{variant:?} {inserting}");
@@ -240,7 +242,7 @@ fn what_cannot_be_is_explained_and_changes_nothing() {
         let error = store.put(&long, b"value").unwrap_err().to_string();
         assert!(error.contains("too long"), "{error}");
         assert_eq!(got(&store, &long), None);
-        // The room that was reserved is given back: removing nothing never fills a queue.
+        // An unused reservation is released: removing absent keys never fills a queue.
         for number in 0..10_000 {
             assert_eq!(store.remove(&key(number)).unwrap(), Found::Absent);
         }
@@ -249,15 +251,15 @@ fn what_cannot_be_is_explained_and_changes_nothing() {
     }
 }
 
-/// Where nobody updates the tree any more, whoever waits is told why.
+/// If no thread updates the tree any more, threads that wait get the reason.
 #[test]
 fn a_failed_backend_fails_those_who_wait_for_it() {
     let store = store(FIXED);
     let core = &store.core;
-    // An item that was replaced, but never was: the tree is told of a past that it does not know.
+    // A change from a position that the tree never had.
     let position = item::write(&core.pool, b"key", b"value").unwrap();
-    let room = core.backends.as_ref().unwrap().room(0, &core.crew).unwrap();
-    room.send(Request { old: position, new: position });
+    let reservation = core.backends.as_ref().unwrap().reserve(0, &core.helpers).unwrap();
+    reservation.send(Request { old: position, new: position });
     let error = core.settle().unwrap_err().to_string();
     assert!(error.contains("in another order"), "{error}");
     let full = (0..).find_map(|number| store.put(&key(number), b"value").err());

@@ -1,4 +1,4 @@
-//! The ordered side: which item holds a key, by the order of keys.
+//! The ordered side: which item holds a key, in the order of keys.
 
 use std::ops::Bound;
 
@@ -18,7 +18,8 @@ pub(super) enum Tree {
 }
 
 impl Tree {
-    /// Binds `key` to the position `new`, or unbinds it where that is 0; answers the position before, or 0.
+    /// Binds `key` to the position `new`, or removes it if that is 0. Returns the position before,
+    /// or 0.
     pub(super) fn set(&self, key: &[u8], new: u64) -> Result<u64> {
         let change = |tree: &BPlus| match new {
             0 => tree.remove(key),
@@ -31,7 +32,8 @@ impl Tree {
         Ok(done.old.unwrap_or(0))
     }
 
-    /// Adds up to `count` keys from `from` on, ascending, with their positions, to an empty `run`.
+    /// Adds up to `count` keys starting at `from`, ascending, with their positions, to an empty
+    /// `run`.
     pub(super) fn collect(&self, from: &[u8], count: usize, run: &mut Run) -> Result<()> {
         match self {
             Tree::One(tree) => copy(tree, Bound::Included(from), Direction::Ascending, count, run),
@@ -39,7 +41,7 @@ impl Tree {
         }
     }
 
-    /// Keys.
+    /// Returns the number of keys.
     pub(super) fn len(&self) -> Result<u64> {
         match self {
             Tree::One(tree) => Ok(tree.len()),
@@ -47,7 +49,7 @@ impl Tree {
         }
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub(super) fn dram_bytes(&self) -> Result<u64> {
         match self {
             Tree::One(tree) => Ok(tree.stats().dram_bytes),
