@@ -32,7 +32,7 @@ pub(super) const HIKV: Experiment = Experiment {
     run: hikv,
 };
 
-/// The variants, and where they can be put, Evermap's store.
+/// The variants. Evermap's store is added on media that it supports.
 const VARIANTS: [&str; 5] = ["hikv", "hikv-1-1", "hikv-sync", "hikv-par", "hikv-wal"];
 /// What the sweep compares: the design, and what each of its ideas is measured against.
 const SWEPT: [&str; 4] = ["hikv", "hikv-sync", "hikv-par", "hikv-wal"];
@@ -55,7 +55,7 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 1_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 1 };
     let medium = settings.medium.unwrap_or(MediumKind::Process);
     let mut usual = VARIANTS.to_vec();
-    // It flushes nothing, so it is to be had on no other medium.
+    // The store flushes nothing, so it supports no other medium.
     if matches!(medium, MediumKind::Dram | MediumKind::Process) {
         usual.extend(["evermap", "evermap-ordered"]);
     }
@@ -87,7 +87,7 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     })
 }
 
-/// Who shares the processors: without that the figures cannot be read.
+/// Describes how threads share the processors, without which the figures cannot be interpreted.
 fn company(threads: usize) -> String {
     format!(
         "{} processors for {threads} serving {}, the backends (all but hikv-sync) and the thread that moves ranges \
@@ -98,19 +98,19 @@ fn company(threads: usize) -> String {
     )
 }
 
-/// Scans of those that have an order. Nothing if none has.
+/// Measures scans of the stores that keep an order. Returns `None` if none does.
 fn scans(config: &Config, out: &mut dyn Output) -> Result<Option<DriveReport>, LabError> {
     let indexes = super::ycsb::ordered(config)?;
     if indexes.is_empty() {
         return Ok(None);
     }
-    // A scan is worth many look-ups.
+    // A scan costs as much as many look-ups.
     let ops = (config.keys / 10).max(1);
     let blend = Blend { mix: SCANS, keys: SCANS.keys, theta: Zipf::YCSB, ops };
     drive(&Config { indexes, plan: Plan::Blend(blend), ..config.clone() }, out).map(Some)
 }
 
-/// Puts of the variants on memory of several speeds.
+/// Measures puts of the variants on memory of several speeds.
 fn sweep(
     settings: &Settings,
     config: &Config,
@@ -130,22 +130,22 @@ fn sweep(
         .collect()
 }
 
-/// A mean time, ns.
+/// A mean time, in nanoseconds.
 #[derive(Clone, Copy)]
 struct Mean {
     ns: f64,
-    /// Whether others disturbed it.
+    /// Whether other programs disturbed it.
     void: bool,
 }
 
 impl Mean {
-    /// Of an operation of `index` in `phase`.
+    /// Returns the mean time of an operation of `index` in `phase`.
     fn of(driven: &DriveReport, index: &str, phase: &str, threads: usize) -> Option<Self> {
         let record = &driven.subject(index)?.phase(phase)?.summary;
         Some(Mean { ns: 1e3 * threads as f64 / record.mops?, void: record.void })
     }
 
-    /// A figure that follows from this one and another, marked if one of them was disturbed.
+    /// Formats a figure computed from this mean and another, marked if one of them was disturbed.
     fn with(self, other: Mean, figure: impl Fn(f64, f64) -> f64) -> String {
         format!("{:.1}{}", figure(self.ns, other.ns), mark(self.void || other.void))
     }
@@ -193,7 +193,7 @@ fn scan_table(scans: &DriveReport) -> Grid {
     grid
 }
 
-/// What the paper says of the same things.
+/// Returns the figures of the paper beside those measured here.
 fn figures(
     changes: &DriveReport,
     scans: Option<&DriveReport>,
@@ -248,7 +248,7 @@ fn figures(
     ]
 }
 
-/// By how many percent `own` is less than `other`.
+/// Returns by how many percent `own` is less than `other`.
 fn reduction(own: f64, other: f64) -> f64 {
     100.0 * (1.0 - own / other)
 }
@@ -264,7 +264,8 @@ mod tests {
         assert_eq!(reduction(150.0, 100.0), -50.0);
     }
 
-    /// Everything is measured, and what does not depend on the machine is what the paper counts.
+    /// Everything is measured, and the counts, which do not depend on the machine, are those of the
+    /// paper.
     #[test]
     fn the_ablations_are_reported() {
         let settings = Settings {

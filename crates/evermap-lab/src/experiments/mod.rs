@@ -28,7 +28,7 @@ pub struct Experiment {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
-    /// Settings that mean something to it, besides those of all.
+    /// Options that apply to it, besides those that apply to all.
     pub takes: &'static [Setting],
     run: fn(&Settings, &mut dyn Output) -> Result<Report, LabError>,
 }
@@ -54,19 +54,22 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 impl Experiment {
-    /// Runs it; `out` learns everything at once.
+    /// Runs the experiment. `out` receives everything immediately.
     ///
     /// # Errors
-    /// `Config` for settings that are impossible or mean nothing to it, and those of what it measures.
+    ///
+    /// `Config` for settings that are impossible or do not apply to it, and those of what it
+    /// measures.
     pub fn run(&self, settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
         settings.check(self)?;
         self.run_as_far_as_it_applies(settings, out)
     }
 
-    /// As [`run`](Experiment::run), but passes over settings that mean nothing to it.
+    /// As [`run`](Experiment::run), but ignores settings that do not apply to it.
     ///
     /// # Errors
-    /// As there.
+    ///
+    /// As [`run`](Experiment::run).
     pub fn run_as_far_as_it_applies(
         &self,
         settings: &Settings,
@@ -78,10 +81,11 @@ impl Experiment {
     }
 }
 
-/// The experiment of that name.
+/// Returns the experiment called `name`.
 ///
 /// # Errors
-/// `UnknownExperiment`, with the names there are.
+///
+/// `UnknownExperiment`, with the names that are known.
 pub fn experiment(name: &str) -> Result<Experiment, LabError> {
     EXPERIMENTS.iter().find(|one| one.name == name).copied().ok_or_else(|| {
         LabError::UnknownExperiment {
@@ -100,14 +104,14 @@ pub fn drive(config: &Config, out: &mut dyn Output) -> Result<DriveReport, LabEr
     driver::drive(&subjects_called(&config.indexes)?, config, out)
 }
 
-/// Those of `names` that can be measured in this program.
+/// Returns those of `names` that can be measured in this program.
 fn those_there_are(names: &[&str]) -> Vec<String> {
     let all = subjects();
     let known = |name: &&str| all.iter().any(|entry| entry.name == *name);
     names.iter().copied().filter(known).map(str::to_owned).collect()
 }
 
-/// A ratio that a paper reports, and the one found here.
+/// Returns a ratio that a paper reports, and the one measured here.
 fn ratio_figure(driven: &DriveReport, of: &str, to: &str, phase: &str, paper: &str) -> Figure {
     Figure {
         what: format!("{phase}: {of} / {to}"),

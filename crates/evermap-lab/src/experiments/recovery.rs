@@ -1,11 +1,12 @@
 //! How soon a killed table answers again, and how fast it is then.
 //!
-//! A child process is killed while it inserts; this process opens what is left. See [`killed`](super::killed).
+//! A child process is killed while it inserts; this process opens what is left. See
+//! [`killed`](super::killed).
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::killed::{Plan, Remains, all_keys};
+use super::killed::{KillPlan, LeftFile, all_keys};
 use super::settings::Scale;
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
@@ -21,9 +22,9 @@ use crate::report::{Output, Record};
 use crate::subject::{Entry, Subject};
 use crate::workload::{Phase, Speller, Workload, word};
 
-/// Operations between two looks at the clock.
+/// The number of operations between two readings of the clock.
 const CHUNK: usize = 256;
-/// Points of a series over time.
+/// The number of points of a series over time.
 const WINDOWS: f64 = 60.0;
 
 pub(super) const RECOVERY: Experiment = Experiment {
@@ -59,7 +60,7 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let config = settings.config("recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, settings.lengths(), config.keys)?;
+    let plan = KillPlan::new(settings, settings.lengths(), config.keys)?;
     let sizes: Vec<_> = sizes(config.keys).into_iter().rev().take(3).rev().collect();
     let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
@@ -73,9 +74,9 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
             for (&keys, times) in sizes.iter().zip(times) {
                 let name = entry.name;
                 out.step(&format!("recovery: {name}, {keys} keys, round {}", round + 1));
-                let remains = plan.leave_behind(entry, keys)?;
+                let left = plan.fill_and_kill(entry, keys)?;
                 machine::wait_for_quiet(config.foreign_limit, config.patience);
-                let seconds = open_once(&plan, entry, keys, &remains, round == 0)?;
+                let seconds = open_once(&plan, entry, keys, &left, round == 0)?;
                 times.push(seconds * 1e3);
                 out.record(&Record {
                     round: Some(round),
@@ -133,18 +134,18 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     })
 }
 
-/// Seconds until the first right answer.
+/// Returns the seconds until the first right answer.
 fn open_once(
-    plan: &Plan,
+    plan: &KillPlan,
     entry: &Entry,
     keys: u64,
-    remains: &Remains,
+    left: &LeftFile,
     verify: bool,
 ) -> Result<f64, LabError> {
     let workload = Workload { keys, threads: 1, seed: plan.seed };
     let key = workload.key(keys / 2);
     let begin = Instant::now();
-    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, keys, remains)?);
+    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, keys, left)?);
     let bound = table.get(key)?;
     let seconds = begin.elapsed().as_secs_f64();
     if bound != Some(word(key, 0)) {
@@ -167,7 +168,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
     let usual = ["dash-eh", "dash-lh", "evermap"];
     let config = settings.config("after-recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, settings.lengths(), config.keys)?;
+    let plan = KillPlan::new(settings, settings.lengths(), config.keys)?;
     let most = settings.threads.unwrap_or_else(Settings::processors);
     let mut crews = vec![1, most];
     crews.dedup();
@@ -179,10 +180,10 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         let entry = subject(name)?;
         for &threads in &crews {
             out.step(&format!("after-recovery: {name}, {threads} threads"));
-            let remains = plan.leave_behind(&entry, config.keys)?;
+            let left = plan.fill_and_kill(&entry, config.keys)?;
             machine::wait_for_quiet(config.foreign_limit, config.patience);
             let workload = Workload { keys: config.keys, threads, seed: plan.seed };
-            let course = look_up(&plan, &entry, &remains, workload)?;
+            let course = look_up(&plan, &entry, &left, workload)?;
             let label = format!("{name}, {threads} threads");
             for point in &course.points {
                 out.record(&Record {
@@ -247,14 +248,15 @@ struct Course {
 }
 
 impl Course {
-    /// From the moments, in seconds since the beginning, at which so many operations each were through.
+    /// Creates a course from the moments, in seconds since the start, at which `CHUNK` operations
+    /// each were done.
     fn new(first_answer: f64, mut moments: Vec<f64>) -> Self {
         moments.sort_by(f64::total_cmp);
         let end = moments.last().copied().unwrap_or(0.0);
         let window = ((end - first_answer) / WINDOWS).max(1e-6);
         let mut points = Vec::new();
         let mut from = 0;
-        // The last window is not whole.
+        // The last window is incomplete.
         for nth in 1..WINDOWS as usize {
             let until = moments.partition_point(|&at| at < first_answer + nth as f64 * window);
             let mops = ((until - from) * CHUNK) as f64 / window / 1e6;
@@ -264,7 +266,7 @@ impl Course {
         Course { first_answer, points }
     }
 
-    /// Mean of the last quarter.
+    /// Returns the mean of the last quarter.
     fn normal(&self) -> f64 {
         let last = &self.points[self.points.len() * 3 / 4..];
         last.iter().map(|point| point.y).sum::<f64>() / last.len().max(1) as f64
@@ -282,11 +284,11 @@ impl Course {
     }
 }
 
-/// Opens what is left and looks every key up, twice.
+/// Opens what is left and looks up every key twice.
 fn look_up(
-    plan: &Plan,
+    plan: &KillPlan,
     entry: &Entry,
-    remains: &Remains,
+    left: &LeftFile,
     workload: Workload,
 ) -> Result<Course, LabError> {
     let workers = Workers::start(workload.threads)?;
@@ -297,12 +299,12 @@ fn look_up(
         Ok(())
     })?;
     let begin = Instant::now();
-    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, workload.keys, remains)?);
+    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, workload.keys, left)?);
     let respell = table.speller().filter(|_| plan.lengths.is_none());
     table.get(workload.key(0))?;
     let first_answer = begin.elapsed().as_secs_f64();
     let race = workers.race(move |thread, stream| {
-        // A store spells its keys whatever was asked for.
+        // A store takes byte strings whatever was requested.
         respell.iter().for_each(|speller| stream.spell(speller));
         let work = Task::of(Phase::Positive, workload).on(stream, thread);
         let mut moments = Vec::new();
@@ -348,7 +350,7 @@ mod tests {
         let program = Some("/bin/true".into());
         let dram = Settings { program, medium: Some(MediumKind::Dram), ..settings };
         assert!(error(&dram).contains("gone with its process"));
-        // A program that does something else is no child of ours.
+        // A program that does something else is no child.
         let wrong = Settings { medium: None, ..dram };
         assert!(error(&wrong).contains("ended before it had filled"), "{}", error(&wrong));
     }

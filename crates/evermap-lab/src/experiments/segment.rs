@@ -1,4 +1,4 @@
-//! How full one segment gets, by its size and by what is done for it.
+//! How full one segment gets, by its size and by the technique.
 
 use evermap_index::hash::dash;
 use evermap_index::{DashEh, Index, Persistent};
@@ -17,7 +17,7 @@ use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
 use crate::workload::Phase;
 use crate::workload::bytes::draw;
 
-/// Slots of a bucket.
+/// The number of slots of a bucket.
 const SLOTS: usize = 14;
 /// Sizes of segments, in buckets of 256 bytes: 1 to 128 KiB.
 const BUCKETS: [usize; 8] = [4, 8, 16, 32, 64, 128, 256, 512];
@@ -119,7 +119,7 @@ fn add(grid: &mut Grid, lines: &mut Vec<Series>, name: &str, full: &[f64]) {
     lines.push(Series { name: name.into(), points });
 }
 
-/// How fast the real thing is with segments of 1 to 16 KiB.
+/// Returns how to measure the speed of the index with segments of 1 to 16 KiB.
 fn speed(settings: &Settings) -> Config {
     let usual = ["dash-eh-1k", "dash-eh-2k", "dash-eh-4k", "dash-eh-8k", "dash-eh"];
     let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 1_000_000, quick_rounds: 3 };
@@ -133,7 +133,7 @@ fn speed(settings: &Settings) -> Config {
 
 type Fill = fn(u64) -> evermap_pm::Result<f64>;
 
-/// Fills one real segment of `B` buckets and `S` stash buckets until it is split.
+/// Fills one segment of `B` buckets and `S` stash buckets until it is split. Returns its load.
 fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
     // The medium that the indexes are compiled for anyway.
     let medium = Mapped::anonymous(64 << 20, Pages::Base, FlushKind::Process)?;
@@ -144,7 +144,7 @@ fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
     let index = DashEh::<u64, _, B, S>::create(pool.clone(), pool.root(0), config)?;
     let guard = pool.pin();
     let capacity = index.stats(&guard)?.capacity;
-    // More records than places force a split.
+    // More records than slots force a split.
     for records in 0..=capacity {
         index.insert(draw(seed, 13, records), 0, &guard)?;
         if index.stats(&guard)?.splits > 0 {
@@ -154,14 +154,14 @@ fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
     Ok(1.0)
 }
 
-/// What is done to fit a record in, each with those before it.
+/// What is done to fit a record in. Each technique includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Technique {
     /// Nothing but the home bucket.
     Bucketized,
-    /// Then the next one.
+    /// Then the next bucket.
     Probing,
-    /// The emptier of the two; if both are full, a record of one of them moves over.
+    /// The emptier of the two; if both are full, a record of one of them is displaced.
     Balanced,
     /// If that fails, two stash buckets.
     Stash,
@@ -180,11 +180,13 @@ impl Technique {
         }
     }
 
-    /// Fills a segment of so many buckets with random records until one does not fit; answers how full it is then.
+    /// Fills a segment of this many buckets with random records until one does not fit. Returns its
+    /// load.
     fn fill(self, buckets: usize, seed: u64) -> f64 {
         let stash = if self >= Technique::Stash { 2 * SLOTS } else { 0 };
         let places = buckets * SLOTS + stash;
-        // Records of each bucket that are at home, and that belong to the bucket before.
+        // Records of each bucket that are in their home bucket, and that belong to the bucket
+        // before.
         let (mut native, mut guest) = (vec![0usize; buckets], vec![0usize; buckets]);
         let mut stashed = 0;
         for records in 0..places {
@@ -203,12 +205,12 @@ impl Technique {
             } else if !full(home) {
                 native[home] += 1;
             } else if self >= Technique::Balanced && native[next] > 0 && !full(after) {
-                // A record that is at home in the next bucket moves on, and leaves its slot.
+                // A record whose home is the next bucket is displaced, and frees its slot.
                 native[next] -= 1;
                 guest[after] += 1;
                 guest[next] += 1;
             } else if self >= Technique::Balanced && guest[home] > 0 && !full(before) {
-                // A guest of the home bucket goes home.
+                // A record of the bucket before returns to its home.
                 guest[home] -= 1;
                 native[before] += 1;
                 native[home] += 1;
@@ -230,7 +232,7 @@ mod tests {
         (0..50).map(|seed| technique.fill(buckets, seed)).sum::<f64>() / 50.0
     }
 
-    /// Each technique fits more in, and more so the larger the segment is; all as the paper draws it.
+    /// Each technique fits more in, and the more so the larger the segment is, as in the paper.
     #[test]
     fn techniques_add_up() {
         for buckets in BUCKETS {
@@ -243,7 +245,7 @@ mod tests {
         assert!(mean(Technique::Stash, 64) > 0.9);
     }
 
-    /// The real segment fits as much in as the model of all techniques, or more.
+    /// A segment of the index fits as much in as the model of all techniques, or more.
     #[test]
     fn the_model_and_the_index_agree() {
         let built: f64 = (0..20).map(|seed| fill::<64, 2>(seed).unwrap()).sum::<f64>() / 20.0;

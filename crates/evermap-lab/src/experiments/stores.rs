@@ -1,8 +1,8 @@
-//! Evermap's store beside other projects', at equal durability: what an acknowledged change survives is the death of the
-//! process.
+//! Evermap's store beside other projects', at equal durability: acknowledged changes survive the
+//! death of the process.
 
 use super::drive;
-use super::killed::{ChildLine, Job, Plan as Kill};
+use super::killed::{ChildLine, Job, KillPlan};
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
@@ -34,11 +34,12 @@ pub(super) const STORES: Experiment = Experiment {
     run: stores,
 };
 
-/// Ours.
+/// Evermap's stores.
 const OURS: [&str; 2] = ["evermap", "evermap-ordered"];
-/// Theirs, at the weakest level at which what was acknowledged survives the death of the process.
+/// Other projects' stores, at the weakest level at which acknowledged changes survive the death of
+/// the process.
 const THEIRS: [&str; 4] = ["lmdb-process", "redb-power", "fjall-process", "rocksdb-process"];
-/// Whose scans ours are to be as fast as.
+/// The store whose scans are the goal of Evermap's.
 const SCANNER: &str = "lmdb-process";
 
 const INSERT: &str = "insert";
@@ -47,11 +48,11 @@ const MISS: &str = "get absent";
 const SCAN: &str = "scan of 100";
 const OVERWRITE: &str = "overwrite";
 
-/// Pairs of a scan.
+/// The number of pairs of a scan.
 const PAIRS: u16 = 100;
-/// How many look-ups there are for one insertion, or one overwriting.
+/// The number of look-ups for one insertion or one overwrite.
 const READS: u64 = 4;
-/// How many of them there are for one scan.
+/// The number of insertions for one scan.
 const WRITES_PER_SCAN: u64 = 10;
 
 fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
@@ -100,7 +101,7 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
                     let title = format!("{title}: {}", grid.title);
                     report.tables.push(Grid { title, ..grid });
                 } else if report.tables.iter().all(|table| table.title != PLACES) {
-                    // They are in the same places throughout.
+                    // The places do not change.
                     report.tables.push(grid);
                 }
             }
@@ -137,7 +138,8 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     Ok(report)
 }
 
-/// The stores to measure, and what is to be said of those that are missing. Whoever names one wants it.
+/// Returns the stores to measure, and notes about the missing ones. A store that the user names is
+/// required.
 fn those_that_open(
     settings: &Settings,
     config: &Config,
@@ -162,7 +164,7 @@ fn those_that_open(
     Ok((there, notes))
 }
 
-/// What is measured of a store that was filled: by one thread, then by all.
+/// Returns what is measured of a filled store: by one thread, then by all.
 fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabError> {
     // Each of the kinds has half of the keys.
     let most = Part::most_ops(keys) / crews.len() as u64;
@@ -189,7 +191,8 @@ fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabErro
     Ok(Plan::Parts(parts))
 }
 
-/// What was measured with so many threads. What a store takes is measured in a process of its own.
+/// Returns what was measured with this number of threads. The space that a store takes is measured
+/// in a child process.
 fn crew(driven: &DriveReport, threads: usize) -> DriveReport {
     let spaceless = |phase: &PhaseReport| PhaseReport {
         summary: Record {
@@ -213,7 +216,7 @@ fn plural(what: &str, count: usize) -> String {
 
 const MISSED: &str = "missed";
 
-/// What this project aims at, and what came of it.
+/// Returns the goals of this project, and what was measured.
 fn goals_of(crew: &DriveReport, title: &str) -> Vec<Row> {
     let fastest = |phase: &str| {
         let speed = |subject: &&SubjectReport| {
@@ -240,7 +243,7 @@ fn goals_of(crew: &DriveReport, title: &str) -> Vec<Row> {
     rows
 }
 
-/// What a pair of a scan takes.
+/// Returns the time of one pair of a scan.
 fn pairs(drives: &[(u64, DriveReport)]) -> Grid {
     let mut grid =
         Grid::new(format!("A pair of {PAIRS} that are scanned, ns, all threads together"), &[]);
@@ -264,19 +267,20 @@ fn pairs(drives: &[(u64, DriveReport)]) -> Grid {
     grid
 }
 
-/// What became of a store in processes that were killed.
+/// The measurements of a store in processes that were killed.
 struct Fate {
     index: &'static str,
-    /// Bytes of a record on disk and in memory: when it was loaded, and when every record was overwritten.
+    /// Bytes of a record on disk and in memory: after loading, and after every record was
+    /// overwritten.
     space: Vec<(f64, f64)>,
-    /// Milliseconds to the first answers.
+    /// Milliseconds to the first look-ups.
     gets: Vec<f64>,
     /// Milliseconds to the end of the first scans.
     scans: Vec<f64>,
 }
 
-/// Fills every store in a process that is killed while it inserts, then opens it again and again in others that fare
-/// no better.
+/// Fills every store in a process that is killed while it inserts, then opens it several times in
+/// others that are killed too.
 fn kill(
     settings: &Settings,
     config: &Config,
@@ -286,24 +290,24 @@ fn kill(
     let mut fates = Vec::new();
     out.begin((sizes.len() * config.indexes.len()) as u64);
     for &keys in sizes {
-        let plan = Kill::new(settings, config.lengths, keys)?;
+        let plan = KillPlan::new(settings, config.lengths, keys)?;
         for name in &config.indexes {
             let entry = subject(name)?;
             out.step(&format!("stores: {name}, {keys} keys, killed"));
             let mut fate =
                 Fate { index: entry.name, space: Vec::new(), gets: Vec::new(), scans: Vec::new() };
-            let remains = plan.place();
-            let mut said = plan.send(&entry, keys, &remains, Job::Overwrite)?;
+            let left = plan.place();
+            let mut said = plan.run_and_kill(&entry, keys, &left, Job::Overwrite)?;
             for times in 0..config.rounds as u64 {
                 machine::wait_for_quiet(config.foreign_limit, config.patience);
-                said.extend(plan.send(&entry, keys, &remains, Job::Open(times))?);
+                said.extend(plan.run_and_kill(&entry, keys, &left, Job::Open(times))?);
             }
             for said in said {
                 match said {
                     ChildLine::Space { disk, dram } => {
                         fate.space.push((disk / keys as f64, dram / keys as f64));
                     }
-                    ChildLine::Answered { get, scan } => {
+                    ChildLine::FirstAnswers { get, scan } => {
                         fate.gets.push(get * 1e3);
                         fate.scans.extend(scan.map(|seconds| seconds * 1e3));
                     }
@@ -424,7 +428,7 @@ mod tests {
         assert_eq!(goals.len(), 9);
     }
 
-    /// Everything but what needs a process of its own; with and without the others.
+    /// Everything that needs no child process, with and without the others.
     #[test]
     fn stores_are_compared() {
         let settings = Settings {
@@ -446,7 +450,7 @@ mod tests {
             let table = report.tables.iter().find(|table| table.title.starts_with(title)).unwrap();
             assert_eq!(table.rows.len(), 2 + others, "{table:?}");
             let scan = table.columns.iter().position(|column| column == SCAN).unwrap();
-            // What has no order is not asked to scan.
+            // Tables without an order are not asked to scan.
             assert_eq!(table.rows.iter().filter(|row| row.1[scan] == "-").count(), 1);
         }
         assert_eq!(report.tables[0].title.contains("Goals"), others > 0);

@@ -1,4 +1,4 @@
-//! Experiments that vary the medium, or look at nothing but space.
+//! Experiments that vary the medium, or measure only space.
 
 use super::drive;
 use super::settings::{Scale, circumstances};
@@ -44,7 +44,7 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     };
     let mut drives = Vec::new();
     for persist_ns in DELAYS {
-        // What is counted does not depend on the delay.
+        // The counts do not depend on the delay.
         let config = Config { persist_ns, counts: persist_ns == DELAYS[0], ..base.clone() };
         drives.push((persist_ns, drive(&config, out)?));
     }
@@ -105,7 +105,8 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     })
 }
 
-/// By how many nanoseconds an operation gets slower for each that a persist does, between 600 and 1400 ns.
+/// Returns by how many nanoseconds an operation gets slower for each nanosecond of a persist,
+/// between 600 and 1400 ns.
 fn slope(points: &[Point], threads: usize) -> Option<f64> {
     let at = |delay: f64| points.iter().find(|point| point.x == delay);
     let (low, high) = (at(600.0)?, at(1400.0)?);
@@ -147,7 +148,7 @@ fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         latency: false,
         counts: false,
         limits: false,
-        // Others do not change what a table takes.
+        // Other programs do not change the space that a table takes.
         foreign_limit: f64::INFINITY,
         ..settings.config("memory", &usual, scale)
     };

@@ -5,10 +5,10 @@ use crate::driver::results::{DriveReport, PhaseReport, Ratio, SubjectReport};
 use crate::report::Record;
 use crate::report::{Grid, Marks, Plot, Point, Row, Series};
 
-/// One table for throughput, latency, counters and space each, then the ratios. Nothing for what was not
-/// measured of anybody.
+/// Returns tables for throughput, latency, counters and space, then the ratios. Tables without any
+/// figure are left out.
 ///
-/// Figures marked `*` are from rounds that were disturbed, for want of others.
+/// Figures marked `*` are from disturbed rounds, if there were no others.
 pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
     let Some(first) = driven.subjects.first() else {
         return Vec::new();
@@ -78,22 +78,22 @@ pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
     grids
 }
 
-/// Two decimals, or four where that would be too few.
+/// Formats a throughput with two decimals, or four if it is small.
 fn mops(figure: f64) -> String {
     if figure < 0.1 { format!("{figure:.4}") } else { format!("{figure:.2}") }
 }
 
-/// A throughput, marked where it was disturbed.
+/// Returns a throughput, marked if it was disturbed.
 pub(crate) fn speed(record: &Record) -> Option<String> {
     Some(format!("{}{}", mops(record.mops?), mark(record.void)))
 }
 
-/// What a disturbed figure is marked with.
+/// Returns the mark of a disturbed figure.
 pub(crate) fn mark(void: bool) -> &'static str {
     if void { "*" } else { "" }
 }
 
-/// A subject's cells; nothing where it has none.
+/// Returns the cells of a subject, or `None` if it has none.
 fn row(subject: &SubjectReport, cell: &dyn Fn(&PhaseReport) -> Option<String>) -> Option<Row> {
     let cells: Vec<_> = subject.phases.iter().map(cell).collect();
     cells.iter().any(Option::is_some).then(|| {
@@ -102,10 +102,10 @@ fn row(subject: &SubjectReport, cell: &dyn Fn(&PhaseReport) -> Option<String>) -
     })
 }
 
-/// Title of the table of places.
+/// The title of the table of places.
 pub(crate) const PLACES: &str = "Where they were";
 
-/// Where each table really was: figures of different places do not compare.
+/// Returns where each table really was: figures of different places do not compare.
 fn places(driven: &DriveReport) -> Option<Grid> {
     let columns = ["medium", "a change survives", "a flush is", "page, KiB", "directory"];
     let mut grid = Grid::new(PLACES, &columns);
@@ -141,7 +141,7 @@ fn ratio_grid(ratios: &[Ratio], columns: &[String]) -> Option<Grid> {
     }
     let least = ratios.iter().map(|ratio| ratio.interval.coverage).min_by(f64::total_cmp)?;
     let title = match (100.0 * least).round() {
-        // One round says nothing about the next.
+        // One round tells nothing about the next.
         0.0 => "Times as fast, in one round".to_owned(),
         percent => format!(
             "Times as fast: median, and the range that holds the true one with at least {percent} %"
@@ -150,14 +150,14 @@ fn ratio_grid(ratios: &[Ratio], columns: &[String]) -> Option<Grid> {
     Some(Grid { title, columns: columns.to_vec(), rows })
 }
 
-/// A ratio with its range, if there is one.
+/// Formats a ratio with its range, if there is one.
 pub(crate) fn times(ratio: &Ratio) -> String {
     let (low, high) = (ratio.interval.low, ratio.interval.high);
     let range = if ratio.rounds > 1 { format!(" {low:.2}-{high:.2}") } else { String::new() };
     format!("{:.2}{range}{}", ratio.median, mark(ratio.void))
 }
 
-/// The notes of several drives, each once.
+/// Returns the notes of several drives, each once.
 pub(crate) fn notes_of_all<'d>(drives: impl Iterator<Item = &'d DriveReport>) -> Vec<String> {
     let mut all = Vec::new();
     for note in drives.flat_map(notes) {
@@ -168,7 +168,7 @@ pub(crate) fn notes_of_all<'d>(drives: impl Iterator<Item = &'d DriveReport>) ->
     all
 }
 
-/// The machine's limits, and how far the figures can be trusted.
+/// Returns the limits of the machine, and how far the figures can be trusted.
 pub(crate) fn notes(driven: &DriveReport) -> Vec<String> {
     let mut notes: Vec<_> = driven.limits.iter().flat_map(machine).collect();
     for subject in &driven.subjects {
@@ -203,12 +203,12 @@ fn machine(limits: &Limits) -> Vec<String> {
     [first].into_iter().chain(lines).collect()
 }
 
-/// The point of a summary's throughput.
+/// Returns the point of a summary's throughput.
 pub(crate) fn point(x: f64, record: &Record) -> Option<Point> {
     Some(Point { x, y: record.mops?, range: record.mops_low.zip(record.mops_high) })
 }
 
-/// Throughput of every table in every phase, as bars.
+/// Returns the throughput of every table in every phase, as bars.
 pub(crate) fn bars(driven: &DriveReport, title: &str) -> Plot {
     let groups = driven.subjects.first().map(|first| &first.phases[..]).unwrap_or(&[]);
     let series = driven.subjects.iter().map(|subject| {

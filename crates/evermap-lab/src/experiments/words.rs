@@ -1,5 +1,5 @@
-//! Experiments in which tables go through the phases: alone, with more threads, more keys, longer keys, and without
-//! one of the ideas of Dash.
+//! Experiments in which tables go through the phases: alone, with more threads, more keys, longer
+//! keys, and without one of the ideas of Dash.
 
 use super::drive;
 use super::settings::{DRIVEN, Scale, circumstances};
@@ -12,10 +12,10 @@ use crate::report::{Figure, Grid, Marks, Plot, Report, Series};
 use crate::report::{Output, Record};
 use crate::workload::{KeyValueLengths, Phase};
 
-/// Ours, and what others in memory do with the same keys.
+/// Evermap's indexes, and other tables in memory, with the same keys.
 const USUAL: &[&str] =
     &["dash-eh", "dash-lh", "cceh", "level", "p-clht", "papaya", "dashmap", "scc-hashmap"];
-/// CCEH and Level hashing as they are built here, and closer to what the paper measured.
+/// CCEH and Level hashing as the paper measured them, and as they are built here.
 const CCEHS: [&str; 2] = ["cceh-paper", "cceh"];
 const LEVELS: [&str; 2] = ["level-paper", "level"];
 
@@ -45,7 +45,7 @@ fn micro(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> 
     })
 }
 
-/// What the paper says about Dash-EH beside CCEH and beside Level hashing, for each phase.
+/// Returns what the paper reports about Dash-EH beside CCEH and Level hashing, for each phase.
 fn against_rivals(driven: &DriveReport, claims: &[(&str, &str, &str)]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (phase, cceh, level) in claims {
@@ -57,7 +57,7 @@ fn against_rivals(driven: &DriveReport, claims: &[(&str, &str, &str)]) -> Vec<Fi
     figures
 }
 
-/// Tables, bars and notes of a drive.
+/// Returns tables, bars and notes of a drive.
 fn report(config: &Config, driven: &DriveReport, title: &str) -> Report {
     Report {
         experiment: config.experiment,
@@ -101,7 +101,7 @@ fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     Ok(Report { figures, notes, ..report })
 }
 
-/// A sweep's drives, each with the value that was varied.
+/// The drives of a sweep, each with the value that was varied.
 struct Sweep {
     name: &'static str,
     log: bool,
@@ -109,7 +109,7 @@ struct Sweep {
 }
 
 impl Sweep {
-    /// One plot for each phase: throughput of every table over what was varied.
+    /// Returns one plot for each phase: throughput of every table over the value that was varied.
     fn plots(&self) -> Vec<Plot> {
         let Some((_, first)) = self.drives.first() else { return Vec::new() };
         let phases = first.subjects.first().map(|subject| &subject.phases[..]).unwrap_or(&[]);
@@ -144,7 +144,7 @@ impl Sweep {
         })
     }
 
-    /// The same as tables: a row for each table, a column for each value.
+    /// Returns the plots as tables: a row for each table, a column for each value.
     fn tables(&self) -> Vec<Grid> {
         let columns: Vec<_> = self.drives.iter().map(|(x, _)| x.to_string()).collect();
         let columns: Vec<_> = columns.iter().map(String::as_str).collect();
@@ -262,8 +262,8 @@ fn dataset_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
     })
 }
 
-/// Up to five sizes that end at `most`, each a third of the next: by powers of two, tables that double would be
-/// equally full at all of them.
+/// Returns up to five sizes that end at `most`, each a third of the next. With powers of two,
+/// tables that double would be equally full at all of them.
 pub(super) fn sizes(most: u64) -> Vec<u64> {
     let thirds = (0..5).map(|step| most / 3u64.pow(step));
     let mut sizes: Vec<_> = thirds.filter(|&size| size > 0).collect();
@@ -275,7 +275,7 @@ pub(super) fn sizes(most: u64) -> Vec<u64> {
 struct Ablation {
     name: &'static str,
     title: &'static str,
-    /// With it, and without.
+    /// With the idea, and without.
     pairs: &'static [(&'static str, &'static str)],
     /// What the paper reports for the first pair, by phase.
     fixed: [&'static str; 4],

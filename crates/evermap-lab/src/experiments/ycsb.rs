@@ -93,7 +93,7 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     Ok(report)
 }
 
-/// All mixes on one set of tables.
+/// Measures all mixes on one set of tables.
 fn section(
     report: &mut Report,
     settings: &Settings,
@@ -139,7 +139,7 @@ fn section(
     Ok(())
 }
 
-/// The tables of `config` that keep their keys in order.
+/// Returns the tables of `config` that keep their keys in order.
 pub(super) fn ordered(config: &Config) -> Result<Vec<String>, LabError> {
     let setup = Setup { keys: 1, ..config.check(config.indexes.len())? };
     let mut ordered = Vec::new();

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-/// What a command said, and how it ended.
+/// The output of a command, and its exit code.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -12,14 +12,14 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// Asserts success without complaints; returns the output.
+    /// Asserts success without messages; returns the output.
     #[track_caller]
     pub(crate) fn well(self) -> Vec<u8> {
         assert_eq!(self.code, 0, "{}", self.err);
         self.out
     }
 
-    /// Asserts a failure that says `why`, and nothing on standard output.
+    /// Asserts a failure whose message contains `why`, and no output.
     #[track_caller]
     pub(crate) fn failed(self, why: &str) {
         assert_eq!(self.code, 2, "{self:?}");
