@@ -221,7 +221,7 @@ impl fmt::Display for CrashReport {
         }
         if self.mutants > 0 {
             let changing = self.mutants - self.unchanged.len() as u64;
-            row("mistakes", format!("{} of {changing} noticed", self.killed))?;
+            row("mutants", format!("{} of {changing} detected", self.killed))?;
             for (oracle, times) in &self.killed_by {
                 row("", format!("{times} by {oracle}"))?;
             }
@@ -230,7 +230,7 @@ impl fmt::Display for CrashReport {
             }
             for Survivor { mutant, explanation } in &self.survivors {
                 let why = explanation.as_deref().unwrap_or("unexplained");
-                row("  not noticed", format!("{mutant}: {why}"))?;
+                row("  not detected", format!("{mutant}: {why}"))?;
             }
         }
         writeln!(f)
@@ -247,7 +247,7 @@ pub fn run_crash(
     progress: &dyn Progress,
 ) -> Result<Vec<CrashReport>, LabError> {
     if config.seeds == 0 || config.threads == 0 {
-        return Err(LabError::Config("at least one seed and one thread".into()));
+        return Err(LabError::Config("there must be at least one seed and one thread".into()));
     }
     let chosen: Vec<&Crashable> = if config.indexes.is_empty() {
         CRASHABLE.iter().collect()

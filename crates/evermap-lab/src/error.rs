@@ -36,7 +36,7 @@ pub enum LabError {
     },
     /// A child process that was to be killed ended before.
     #[error(
-        "the process that fills {index} ended before it had filled it; it says why on standard error"
+        "the process that fills {index} ended before it was done; see its message on standard error"
     )]
     NotFilled {
         /// The table.
@@ -47,7 +47,8 @@ pub enum LabError {
     Config(String),
     /// A table lost, invented or changed a value. None of its figures means anything.
     #[error(
-        "{index} gave a wrong answer in {phase}: key {key:#018x} should be {expected}, but it was {found}"
+        "{index} gave a wrong answer in {phase}: key {key:#018x} should be {expected}, \
+         but it was {found}"
     )]
     WrongAnswer {
         /// The table.
@@ -63,7 +64,8 @@ pub enum LabError {
     },
     /// At the end of a mix a key was bound to a word that no thread wrote last.
     #[error(
-        "{index} lost or invented a change in {phase}: in the end key {key:#018x} was {found}, which no thread wrote last"
+        "{index} lost or invented a change in {phase}: at the end key {key:#018x} was {found}, \
+         which no thread wrote last"
     )]
     WrongEnd {
         /// The table.
@@ -114,7 +116,7 @@ pub enum LabError {
     #[error("a thread panicked in the middle of the experiment")]
     Panicked,
     /// The system refused something.
-    #[error("{action}{}: {source}", path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
+    #[error("{action}{}: {source}", after_space(path))]
     Io {
         /// What was being done.
         action: &'static str,
@@ -124,6 +126,11 @@ pub enum LabError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// Returns the path after a space, or nothing if there is none.
+fn after_space(path: &Option<PathBuf>) -> String {
+    path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default()
 }
 
 impl LabError {

@@ -138,7 +138,7 @@ impl Config {
             && !(0.0..=10.0).contains(&blend.theta)
         {
             return Err(LabError::Config(format!(
-                "a skew of {} is impossible: it lies between 0 (uniform) and 10",
+                "a skew of {} is impossible: it must be between 0 (uniform) and 10",
                 blend.theta
             )));
         }
@@ -147,7 +147,8 @@ impl Config {
             let threads = 1..=self.threads;
             if let Some(part) = parts.iter().find(|part| part.after + part.ops > most) {
                 return Err(LabError::Config(format!(
-                    "{} keys are too few for so many operations: at most {most} of a kind ({})",
+                    "{} keys are too few for this number of operations: at most {most} of a \
+                     kind ({})",
                     self.keys, part.name
                 )));
             }

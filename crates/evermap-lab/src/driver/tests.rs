@@ -231,7 +231,7 @@ fn impossible_settings_are_explained() {
     );
     let parts =
         |keys, threads| message(Config { keys, plan: Plan::Parts(parts(500)), ..config(threads) });
-    assert!(parts(1999, 2).contains("1999 keys are too few for so many operations"));
+    assert!(parts(1999, 2).contains("1999 keys are too few for this number of operations"));
     assert!(parts(2000, 1).contains("more threads than there are"));
     let nowhere = Some("/no/such/place".into());
     let lost = Config { medium: MediumKind::Process, location: nowhere, ..base() };

@@ -14,7 +14,7 @@ use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Phase,
 
 pub(super) const HIKV: Experiment = Experiment {
     name: "hikv",
-    about: "HiKV's design and its variants: put, get, update, remove and scan; puts on memory of several speeds",
+    about: "HiKV's design and its variants: all operations, and puts on memory of several speeds",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
@@ -90,9 +90,10 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
 /// Describes how threads share the processors, without which the figures cannot be interpreted.
 fn company(threads: usize) -> String {
     format!(
-        "{} processors for {threads} serving {}, the backends (all but hikv-sync) and the thread that moves ranges \
-         (hikv-par). In the paper 16 threads had 16 cores. Where they share processors, work that is handed to another \
-         thread still delays its sender, so asynchronous updates save less than there, or nothing.",
+        "{} processors for {threads} serving {}, the backends (all but hikv-sync) and the thread \
+         that moves ranges (hikv-par). In the paper 16 threads had 16 cores. If threads share \
+         processors, work that is passed to another thread still delays its sender, so \
+         asynchronous updates save less than in the paper, or nothing.",
         Settings::processors(),
         if threads == 1 { "thread" } else { "threads" },
     )

@@ -101,13 +101,13 @@ impl KillPlan {
     ) -> Result<Self, LabError> {
         let program = settings.program.clone().ok_or_else(|| {
             LabError::Config(
-                "this experiment kills a process, and was not told which program to start".into(),
+                "this experiment kills a process, but no program to start is configured".into(),
             )
         })?;
         let medium = settings.medium.unwrap_or(MediumKind::Process);
         if medium == MediumKind::Dram {
             return Err(LabError::Config(
-                "what is in anonymous memory is gone with its process; take another medium".into(),
+                "anonymous memory does not survive its process; take another medium".into(),
             ));
         }
         let location = settings.location.clone();

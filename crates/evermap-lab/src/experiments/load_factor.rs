@@ -169,8 +169,8 @@ fn grow(entry: &Entry, config: &Config, out: &mut dyn Output) -> Result<Grown, L
     let Config { from, to, samples, seed, .. } = *config;
     if from == 0 || from > to || samples == 0 {
         return Err(LabError::Config(format!(
-            "{samples} samples between {from} and {to} keys are impossible: there must be at least one, \
-             and the first size must be above zero and not above the second"
+            "{samples} samples between {from} and {to} keys are impossible: there must be at least \
+             one, and the first size must be above zero and not above the second"
         )));
     }
     let setup = Setup::new(config.medium, config.location.clone(), Pages::Base, to, None)?;

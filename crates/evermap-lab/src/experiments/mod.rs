@@ -143,6 +143,6 @@ mod tests {
         let settings = Settings { batch: Some(8), ..Settings::default() };
         let error = experiment("memory").unwrap().run(&settings, &mut Kept::default());
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("`--batch` means nothing to memory; it takes --index"), "{error}");
+        assert!(error.contains("`--batch` does not apply to memory; it takes --index"), "{error}");
     }
 }

@@ -117,10 +117,10 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     };
     Ok(Report {
         experiment: "recovery",
-        title: "how soon a killed table answers".into(),
+        title: "how soon a killed table can be used again".into(),
         about: format!(
-            "a process is killed while it inserts; {} rounds, medium {}, in {}. At the first round all keys are \
-             looked up afterwards: none may be missing",
+            "a process is killed while it inserts; {} rounds, medium {}, in {}. After the first \
+             round all keys are looked up: none may be missing",
             config.rounds,
             plan.medium.name(),
             plan.location.display()
@@ -236,7 +236,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         tables: vec![grid],
         plots: vec![plot],
         notes: vec![
-            "The first access to each page of the file costs a fault, besides what the table recovers.".into(),
+            "The first access to each page of the file costs a fault, besides the recovery.".into(),
         ],
     })
 }
@@ -346,10 +346,10 @@ mod tests {
             recovery.run(settings, &mut Kept::default()).unwrap_err().to_string()
         };
         let settings = Settings { quick: true, ..Settings::default() };
-        assert!(error(&settings).contains("was not told which program"));
+        assert!(error(&settings).contains("no program to start is configured"));
         let program = Some("/bin/true".into());
         let dram = Settings { program, medium: Some(MediumKind::Dram), ..settings };
-        assert!(error(&dram).contains("gone with its process"));
+        assert!(error(&dram).contains("does not survive its process"));
         // A program that does something else is no child.
         let wrong = Settings { medium: None, ..dram };
         assert!(error(&wrong).contains("ended before it had filled"), "{}", error(&wrong));

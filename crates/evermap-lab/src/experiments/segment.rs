@@ -24,7 +24,7 @@ const BUCKETS: [usize; 8] = [4, 8, 16, 32, 64, 128, 256, 512];
 
 pub(super) const SEGMENT_SIZE: Experiment = Experiment {
     name: "segment-size",
-    about: "how full one segment gets by size and technique, and how fast Dash-EH is with each size",
+    about: "how full one segment gets by size and technique, and the speed of each size",
     takes: &[
         Setting::KEYS,
         Setting::THREADS,
@@ -92,7 +92,7 @@ fn segment_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
     let mut notes = notes(&driven);
     notes.insert(
         0,
-        "All rows but the last are a model: records are counted into buckets of 14 by their hashes, nothing else."
+        "All rows but the last are a model: it only counts records into buckets of 14 by hash."
             .into(),
     );
     Ok(Report {

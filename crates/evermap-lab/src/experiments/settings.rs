@@ -153,7 +153,7 @@ impl Settings {
                 let takes: Vec<_> =
                     experiment.takes.iter().map(|one| format!("--{}", one.0)).collect();
                 Err(LabError::Config(format!(
-                    "`--{}` means nothing to {}; it takes {}",
+                    "`--{}` does not apply to {}; it takes {}",
                     stray.0,
                     experiment.name,
                     takes.join(", ")

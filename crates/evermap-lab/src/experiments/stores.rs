@@ -20,7 +20,7 @@ use crate::workload::{Act, KeyValueLengths, Lengths, Part};
 
 pub(super) const STORES: Experiment = Experiment {
     name: "stores",
-    about: "Evermap's store beside LMDB, redb, fjall and RocksDB: writes, reads, scans, space, opening after a kill",
+    about: "Evermap's store beside LMDB, redb, fjall and RocksDB: speed, space, kills",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
@@ -128,8 +128,8 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     }
     if base.indexes.iter().any(|name| name == "redb-power") {
         notes.push(
-            "redb-power: redb has no commit that survives a kill but one that is synced; in a directory in memory \
-             syncing costs next to nothing"
+            "redb-power: the only commits of redb that survive a kill are synced; in a \
+             directory in memory syncing costs next to nothing"
                 .into(),
         );
     }

@@ -192,7 +192,8 @@ fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         tables: vec![grid],
         plots: vec![plot],
         notes: vec![
-            "Tables that cannot tell are measured by the growth of the process: small ones seem to take nothing."
+            "Tables that report no bytes are measured by the growth of the process, which small \
+             ones may not change."
                 .into(),
         ],
     })

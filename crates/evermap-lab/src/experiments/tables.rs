@@ -179,7 +179,8 @@ pub(crate) fn notes(driven: &DriveReport) -> Vec<String> {
     let mut phases = driven.subjects.iter().flat_map(|subject| &subject.phases);
     let void = driven.limits.as_ref().is_some_and(|limits| limits.void);
     if void || phases.any(|phase| phase.summary.void) {
-        let warning = "* others used the processors in every attempt: do not trust this figure";
+        let warning =
+            "* other programs used the processors in every attempt: do not trust this figure";
         notes.push(warning.to_owned());
     }
     notes

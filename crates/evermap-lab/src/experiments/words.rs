@@ -94,8 +94,8 @@ fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     let report = report(&config, &driven, "keys that are byte strings");
     let mut notes = report.notes.clone();
     notes.push(
-        "An insertion allocates a record for key and value and makes it durable; in the paper the caller has done \
-         that beforehand."
+        "An insertion allocates a record for key and value and makes it durable; in the paper the \
+         caller has done that before."
             .into(),
     );
     Ok(Report { figures, notes, ..report })

@@ -15,7 +15,7 @@ use crate::workload::{Blend, KeyValueLengths, Lengths, Mix, Zipf};
 
 pub(super) const YCSB: Experiment = Experiment {
     name: "ycsb",
-    about: "YCSB's mixes A to F and RECIPE's variants, on tables of words and on stores of byte strings",
+    about: "YCSB's mixes A to F and RECIPE's variants, on tables of words and stores of bytes",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
@@ -66,8 +66,8 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let mut report = Report {
         experiment: "ycsb",
         title: "mixes of operations on popular and less popular keys".into(),
-        about: "Every table is filled before each mix; every read is checked against what its own thread wrote, and \
-                at the end every key against what all threads wrote."
+        about: "Every table is filled before each mix; every read is checked against what its \
+                thread wrote, and at the end every key against what all threads wrote."
             .into(),
         ..Report::default()
     };

@@ -37,7 +37,7 @@ pub(crate) const ENTRIES: [Entry; 4] = [
     },
     Entry {
         name: "dash-eh-locked-reads",
-        about: "Dash-EH whose look-ups take the bucket's lock, as changes do",
+        about: "Dash-EH whose look-ups take the lock of the bucket, as changes do",
         rival: false,
         factory: |name, setup| locked_reads(name, setup),
     },

@@ -65,13 +65,13 @@ pub(crate) const ENTRIES: [Entry; 11] = [
     },
     Entry {
         name: "level-paper",
-        about: "Level hashing as in its paper: everybody waits while the bottom level is emptied",
+        about: "Level hashing as in its paper: operations wait while a level is emptied",
         rival: false,
         factory: |name, setup| build::<Levels<true>>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: "line-hash",
-        about: "Line hash: extendible hashing, buckets of one line filled with records; a guard for each operation",
+        about: "Line hash: extendible hashing, buckets of one line; a guard for each operation",
         rival: false,
         factory: |name, setup| build::<Lines>(name, Guards::PerOperation, setup),
     },

@@ -47,7 +47,8 @@ pub(crate) fn size_of<K: Key, M: Medium>(pool: &Pool<M>, index: &impl Index<K>) 
     })
 }
 
-// No closures: the compiler would make each of them a separate function, which no user's loop calls.
+// No closures: the compiler would make each of them a separate function, which no user's loop
+// calls.
 impl<M: Medium, I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = u64>> Table for Indexed<M, I, K> {
     type Guard<'a> = Guard<'a>;
 

@@ -184,12 +184,13 @@ pub fn compare(
         let within = cpus.iter().filter(|&&cpu| cpu <= 2.0).count();
         let most = farthest(cpus.iter().copied()).unwrap_or(0.0);
         notes.push(format!(
-            "Processor time of an operation (what a twentieth of the rounds did not exceed): {within} of {} within 2 %, half of \
-             them within {middle:.1} %, all within {most:.1} %.",
+            "Processor time of an operation (what a twentieth of the rounds did not exceed): \
+             {within} of {} within 2 %, half of them within {middle:.1} %, all within \
+             {most:.1} %.",
             cpus.len()
         ));
     }
-    notes.push(format!("Ranges: {apart} of {common} do not meet."));
+    notes.push(format!("Ranges: {apart} of {common} do not overlap."));
     let tables = if grid.rows.is_empty() { Vec::new() } else { vec![grid] };
     Ok(Report {
         experiment: "compare",
@@ -248,7 +249,7 @@ mod tests {
         );
         assert!(short.contains("1 of 2 within 2 %"), "{short}");
         assert!(short.contains("all within 20.0 %"), "{short}");
-        assert!(short.contains("Ranges: 1 of 2 do not meet"), "{short}");
+        assert!(short.contains("Ranges: 1 of 2 do not overlap"), "{short}");
         assert!(short.contains("delete") && !short.contains("some, insert"), "{short}");
         assert!(text(&old, &new, true).contains("some, insert"));
         assert!(!text(&old, &old, false).contains("From the old run"));

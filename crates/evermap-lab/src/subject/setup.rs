@@ -140,7 +140,7 @@ impl Setup {
         match self.lengths {
             None => Ok(()),
             Some(_) => Err(LabError::Config(format!(
-                "{index} takes keys and values of 8 bytes and no others; leave out the lengths"
+                "{index} only takes keys and values of 8 bytes; leave out the lengths"
             ))),
         }
     }

@@ -41,8 +41,8 @@ impl Lengths {
         let (least, most) = self.bounds();
         if least < LEAD || most > LENGTH_MAX || least > most {
             return Err(LabError::Config(format!(
-                "lengths of {self} bytes are impossible: they lie between {LEAD} and {LENGTH_MAX} bytes, \
-                 the shortest first"
+                "lengths of {self} bytes are impossible: they must be between {LEAD} and \
+                 {LENGTH_MAX}, the shortest first"
             )));
         }
         Ok(self)
@@ -297,7 +297,7 @@ mod tests {
         }
         for text in ["7", "0-16", "64-8", "9999999"] {
             let error = text.parse::<Lengths>().unwrap_err().to_string();
-            assert!(error.contains("impossible: they lie between 8 and"), "{error}");
+            assert!(error.contains("impossible: they must be between 8 and"), "{error}");
         }
     }
 

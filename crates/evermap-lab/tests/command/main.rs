@@ -103,11 +103,11 @@ fn what_cannot_be_measured_is_named() {
     assert!(said.code == 2 && said.err.contains("known are: dram, process"), "{}", said.err);
     run(["run", "mikro"]).failed("unknown experiment `mikro`; known are: micro");
     run(["run", "micro", "--keys", "9999999999999"]).failed("take fewer keys");
-    run(["run", "recovery", "--batch", "9"]).failed("`--batch` means nothing to recovery");
+    run(["run", "recovery", "--batch", "9"]).failed("`--batch` does not apply to recovery");
     run(["run", "ycsb", "--workloads", "e", "--index", "dash-eh", "--keys", "9"])
         .failed("keeps its keys in no order");
     run(["run", "micro", "--index", "papaya", "--key-bytes", "16", "--keys", "9"])
-        .failed("papaya takes keys and values of 8 bytes");
+        .failed("papaya only takes keys and values of 8 bytes");
     run(["run", "micro", "--plugin", "/no/such.so"]).failed("load /no/such.so: No such file");
     let said = run(["run", "ycsb", "--value-bytes", "3"]);
     assert!(said.code == 2 && said.err.contains("between 8 and"), "{}", said.err);

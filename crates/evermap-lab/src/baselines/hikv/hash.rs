@@ -1,8 +1,8 @@
 //! The partitioned hash index: which item holds a key.
 //!
 //! ```text
-//! hash of the key   | partition | bucket of the partition ...        |   all 64 bits: the signature
-//! bucket, 2 lines   next | spare | 7 x (signature, position)             position 0: a free entry
+//! hash of the key   | partition | bucket of the partition ...      |   all 64 bits: the signature
+//! bucket, 2 lines   next | spare | 7 x (signature, position)           position 0: a free entry
 //! ```
 //!
 //! Look-ups take no lock: signature and position are separate words, the position is written last
@@ -224,7 +224,8 @@ impl<M: Medium> Hash<M> {
             let keys = self.per_partition * PARTITIONS as u64 * KEYS_PER_BUCKET;
             return Err(Error::no_space(
                 format!(
-                    "the hash index was made for {keys} keys, does not grow, and has a bucket with {CHAIN_MAX} behind it"
+                    "the hash index was made for {keys} keys and does not grow; a bucket has \
+                     {CHAIN_MAX} others chained to it"
                 ),
                 BUCKET,
             ));

@@ -80,13 +80,13 @@ const WAL: Variant = Variant { log: true, ..HIKV };
 pub(crate) const ENTRIES: [Entry; 5] = [
     Entry {
         name: "hikv",
-        about: "HiKV's design: a partitioned hash index in the medium, a B+tree updated by backend threads",
+        about: "HiKV's design: a hash index in the medium, a B+tree updated by backend threads",
         rival: true,
         factory: |name, setup| build(name, HIKV, setup),
     },
     Entry {
         name: "hikv-1-1",
-        about: "HiKV with one backend thread, whatever there is to do",
+        about: "HiKV with one backend thread, whatever the load",
         rival: true,
         factory: |name, setup| build(name, FIXED, setup),
     },
@@ -117,7 +117,7 @@ fn build(
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
     if setup.file != File::Nameless {
         return Err(LabError::Config(format!(
-            "{name} does not recover, so it cannot be put into a file that stays"
+            "{name} does not recover, so its file cannot be kept; leave out the file"
         )));
     }
     let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
@@ -238,7 +238,7 @@ impl<M: Medium> Core<M> {
     fn apply(&self, key: &[u8], request: Request, guard: &Guard<'_>) -> Result<()> {
         let before = self.tree.set(key, request.new)?;
         if before != request.old {
-            return Err("the tree was told of the changes of a key in another order".into());
+            return Err("the changes of a key reached the tree in another order".into());
         }
         if before != 0 {
             Item::at(self.pool.medium(), before)?.retire(&self.pool, guard);

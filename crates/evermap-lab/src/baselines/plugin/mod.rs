@@ -122,7 +122,7 @@ pub(crate) unsafe fn load(
         unsafe { interface.as_ref() }.ok_or_else(|| refused("it offers no interface".into()))?;
     if interface.abi != ABI {
         return Err(refused(format!(
-            "it speaks version {} of the interface, and this program version {ABI}",
+            "it has version {} of the interface, and this program has version {ABI}",
             interface.abi
         )));
     }
@@ -240,7 +240,7 @@ impl Foreign {
         let said = self.plugin.calls.error.and_then(|error| text(unsafe { error(answer) }));
         let source = std::io::Error::other(match said {
             Some(said) => format!("{said} ({answer})"),
-            None => format!("answer {answer}"),
+            None => format!("result {answer}"),
         });
         ErrorKind::Io { action: "an operation", path: self.plugin.path.to_owned(), source }.into()
     }

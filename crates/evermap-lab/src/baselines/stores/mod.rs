@@ -38,7 +38,7 @@ pub(crate) const ENTRIES: [Entry; 10] = [
     },
     Entry {
         name: "redb-nothing",
-        about: "redb: a copy-on-write B+tree; a kill takes it back to the last durable commit",
+        about: "redb: a copy-on-write B+tree; a kill undoes all since the last durable commit",
         rival: true,
         factory: |name, setup| build(name, Survives::Nothing, redb::Redb::open, setup),
     },
@@ -50,7 +50,7 @@ pub(crate) const ENTRIES: [Entry; 10] = [
     },
     Entry {
         name: "fjall-process",
-        about: "fjall: an LSM-tree; every write is handed to the system",
+        about: "fjall: an LSM-tree; writes are passed to the system",
         rival: true,
         factory: |name, setup| build(name, Survives::Process, fjall::Fjall::open, setup),
     },
@@ -62,7 +62,7 @@ pub(crate) const ENTRIES: [Entry; 10] = [
     },
     Entry {
         name: "rocksdb-process",
-        about: "RocksDB (the system's librocksdb): an LSM-tree; every write is handed to the system",
+        about: "RocksDB (the system's librocksdb): an LSM-tree; writes are passed to the system",
         rival: true,
         factory: |name, setup| build(name, Survives::Process, rocksdb::RocksDb::open, setup),
     },

@@ -8,7 +8,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
 use super::{CACHE_BYTES, Folder, Terms};
-use crate::baselines::library::Library;
+use crate::baselines::library::{Library, NotLoaded};
 use crate::error::Failure;
 use crate::subject::store::{Result, Store};
 use crate::subject::{Found, Place, Size, Survives};
@@ -25,7 +25,7 @@ macro_rules! functions {
         }
 
         impl Api {
-            fn find(library: Library) -> std::result::Result<Self, crate::baselines::library::NotLoaded> {
+            fn find(library: Library) -> std::result::Result<Self, NotLoaded> {
                 $(
                     let name = concat!("rocksdb_", stringify!($name), "\0");
                     let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("ends with zero");
@@ -33,7 +33,10 @@ macro_rules! functions {
                     // SAFETY: the type is the one that RocksDB's header gives the function of this
                     // name.
                     let $name = unsafe {
-                        std::mem::transmute::<Object, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address)
+                        std::mem::transmute::<
+                            Object,
+                            unsafe extern "C" fn($($argument),*) $(-> $result)?,
+                        >(address)
                     };
                 )*
                 Ok(Api { $($name,)* })

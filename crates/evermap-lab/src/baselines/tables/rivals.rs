@@ -11,7 +11,7 @@ use crate::subject::work::Guards;
 pub(crate) const ENTRIES: [Entry; 6] = [
     Entry {
         name: "papaya",
-        about: "papaya: lock-free, nodes on the heap, hyaline reclamation; a guard for each operation",
+        about: "papaya: lock-free, nodes on the heap, hyaline reclamation; a guard an operation",
         rival: true,
         factory: |name, setup| papaya::build(name, Guards::PerOperation, setup),
     },
