@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::baselines::{hikv, plugin, tables};
 use crate::error::LabError;
-use crate::indexes::{ablated, evermap, families, ordered};
+use crate::indexes::{ablated, entries, evermap, ordered};
 use crate::subject::view::Entry;
 
 #[cfg(feature = "stores")]
@@ -15,9 +15,9 @@ const STORES: &[Entry] = &[];
 /// Returns every subject that can be measured.
 pub fn subjects() -> Vec<Entry> {
     let lists: [&[Entry]; 10] = [
-        &families::ENTRIES,
+        &entries::ENTRIES,
         &ablated::ENTRIES,
-        &families::SEGMENTS,
+        &entries::SEGMENTS,
         &evermap::ENTRIES,
         &[ordered::ENTRY],
         &hikv::ENTRIES,

@@ -1,7 +1,8 @@
 //! A run of operations before the threads' keys are known.
 
 use crate::subject::work::Work;
-use crate::workload::mix::{Blend, Writer};
+use crate::workload::mix::Blend;
+use crate::workload::op::Writer;
 use crate::workload::{Phase, Stream, Workload};
 
 /// [`Work`] without the keys, which are in the stream of each thread.

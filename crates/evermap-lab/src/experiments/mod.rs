@@ -2,7 +2,7 @@
 
 use crate::LabError;
 use crate::driver::{self, Config, DriveReport};
-use crate::registry::{subjects, subjects_called};
+use crate::registry::subjects_called;
 use crate::report::Output;
 use crate::report::{Figure, Report};
 use tables::times;
@@ -61,7 +61,7 @@ impl Experiment {
     /// `Config` for settings that are impossible or do not apply to it, and those of what it
     /// measures.
     pub fn run(&self, settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-        settings.check(self)?;
+        settings.check(self.name, self.takes)?;
         self.run_as_far_as_it_applies(settings, out)
     }
 
@@ -102,13 +102,6 @@ pub fn experiment(name: &str) -> Result<Experiment, LabError> {
 /// `UnknownIndex`, and as [`driver::drive`].
 pub fn drive(config: &Config, out: &mut dyn Output) -> Result<DriveReport, LabError> {
     driver::drive(&subjects_called(&config.indexes)?, config, out)
-}
-
-/// Returns those of `names` that can be measured in this program.
-fn those_there_are(names: &[&str]) -> Vec<String> {
-    let all = subjects();
-    let known = |name: &&str| all.iter().any(|entry| entry.name == *name);
-    names.iter().copied().filter(known).map(str::to_owned).collect()
 }
 
 /// Returns a ratio that a paper reports, and the one measured here.

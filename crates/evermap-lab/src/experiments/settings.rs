@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use evermap_pm::medium::Pages;
 
-use super::Experiment;
 use crate::LabError;
 use crate::driver::{Config, Plan};
+use crate::registry::subjects;
 use crate::subject::MediumKind;
 use crate::workload::{Distribution, KeyValueLengths, Lengths, Mix, Phase};
 
@@ -146,16 +146,15 @@ impl Settings {
 
     /// Refuses an option that does not apply to `experiment`, because the user expects it to change
     /// something.
-    pub(super) fn check(&self, experiment: &Experiment) -> Result<(), LabError> {
-        match self.given().iter().find(|given| !experiment.takes.contains(given)) {
+    pub(super) fn check(&self, experiment: &str, takes: &[Setting]) -> Result<(), LabError> {
+        match self.given().iter().find(|given| !takes.contains(given)) {
             None => Ok(()),
             Some(stray) => {
-                let takes: Vec<_> =
-                    experiment.takes.iter().map(|one| format!("--{}", one.0)).collect();
+                let takes: Vec<_> = takes.iter().map(|one| format!("--{}", one.0)).collect();
                 Err(LabError::Config(format!(
                     "`--{}` does not apply to {}; it takes {}",
                     stray.0,
-                    experiment.name,
+                    experiment,
                     takes.join(", ")
                 )))
             }
@@ -165,7 +164,7 @@ impl Settings {
     /// Returns the tables to measure: the requested ones, or those of `usual` that this program
     /// has.
     pub(super) fn indexes(&self, usual: &[&str]) -> Vec<String> {
-        self.indexes.clone().unwrap_or_else(|| super::those_there_are(usual))
+        self.indexes.clone().unwrap_or_else(|| registered(usual))
     }
 
     /// Returns the lengths of keys and values, or `None` if neither was requested.
@@ -248,4 +247,11 @@ pub(super) fn circumstances(config: &Config) -> String {
         config.medium.name(),
         config.seed,
     )
+}
+
+/// Returns those of `names` that can be measured in this program.
+fn registered(names: &[&str]) -> Vec<String> {
+    let all = subjects();
+    let known = |name: &&str| all.iter().any(|entry| entry.name == *name);
+    names.iter().copied().filter(known).map(str::to_owned).collect()
 }

@@ -8,7 +8,7 @@ use evermap_pm::medium::Mapped;
 use evermap_pm::{Guard, Medium};
 
 use super::builder::IndexBuilder;
-use super::families::Dash;
+use super::family::Dash;
 use super::indexed::Indexed;
 use crate::LabError;
 use crate::subject::{

@@ -9,7 +9,7 @@ use evermap_pm::medium::{Counted, Emulated, FlushKind, Mapped, MappedOptions, li
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::{Error, Medium, Pool};
 
-use super::families::Family;
+use super::family::{Family, ROOT};
 use super::indexed::Indexed;
 use super::media::{Memory, Watched};
 use super::records::Recorded;
@@ -21,8 +21,6 @@ use crate::subject::view::Subject;
 use crate::subject::work::Guards;
 use crate::workload::bytes::KeyValueLengths;
 
-/// The root slot of the index in its pool.
-pub(super) const ROOT: usize = 0;
 /// Address space for a key, in bytes. Memory is taken only when it is used.
 const ADDRESSES_PER_KEY: u64 = 256;
 /// Address space for an empty index, in bytes.

@@ -1,6 +1,6 @@
 //! Evermap's own indexes, and its store, as subjects.
 //!
-//! * [`families`]: every index, and how one of its family is created;
+//! * [`entries`], [`family`]: every index, and how one of its family is created;
 //! * [`ablated`]: Dash-EH without one of its ideas;
 //! * [`ordered`]: the volatile ordered index;
 //! * [`evermap`]: the store;
@@ -9,8 +9,9 @@
 
 pub(crate) mod ablated;
 pub(crate) mod builder;
+pub(crate) mod entries;
 pub(crate) mod evermap;
-pub(crate) mod families;
+mod family;
 mod indexed;
 pub(crate) mod media;
 pub(crate) mod ordered;

@@ -1,6 +1,6 @@
 //! Every index on every medium, and what the counters say about Dash.
 
-use super::families::ENTRIES;
+use super::entries::ENTRIES;
 use crate::driver::Config;
 use crate::experiments::drive;
 use crate::subject::facts::MediumKind;

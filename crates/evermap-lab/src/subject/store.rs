@@ -10,7 +10,7 @@ use super::work::{Expected, ScanCheck, Work};
 use crate::LabError;
 use crate::error::{Failure, Found};
 use crate::workload::bytes::{KeyValueLengths, Speller};
-use crate::workload::mix::{Kind, Op};
+use crate::workload::op::{Kind, Op};
 use crate::workload::{Phase, version_of, word};
 
 /// The result of a store's operation.

@@ -13,7 +13,7 @@ use super::view::Subject;
 use super::work::{Expected, Guards, ScanCheck, Work};
 use crate::LabError;
 use crate::error::Found;
-use crate::workload::mix::{Kind, Op};
+use crate::workload::op::{Kind, Op};
 use crate::workload::{Phase, version_of, word};
 
 /// A concurrent table from `u64` to `u64`, called as its author intends.

@@ -3,7 +3,7 @@
 use crate::LabError;
 use crate::error::Found;
 use crate::workload::bytes::SpelledPart;
-use crate::workload::mix::{Op, Writer};
+use crate::workload::op::{Op, Writer};
 use crate::workload::{Phase, version_of, word};
 
 /// How long a guard is kept. Guards cost each table a different amount, so figures compare only at

@@ -7,7 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{GOLDEN, Zipf, random, splitmix, word};
+use super::keys::{GOLDEN, random, splitmix, word};
+use super::zipf::Zipf;
 use crate::LabError;
 
 /// The least number of bytes of a key or a value.

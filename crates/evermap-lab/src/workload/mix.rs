@@ -10,8 +10,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::bytes::draw;
+use super::keys::Workload;
+use super::op::{Kind, Op, Writer};
+use super::stream::Stream;
 use super::zipf::{Zipf, scrambled};
-use super::{Stream, Workload};
 use crate::LabError;
 
 /// Which keys are popular.
@@ -62,31 +64,6 @@ impl FromStr for Distribution {
             LabError::Config(format!("unknown distribution `{name}`; known are: {known}"))
         })
     }
-}
-
-/// What an operation of a mix does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Looks up a key.
-    Read,
-    /// Binds a present key to something new.
-    Update,
-    /// Binds a new key.
-    Insert,
-    /// Looks up a key and then binds it to something new.
-    ReadModifyWrite,
-    /// Reads this many pairs in the order of keys, starting at a key.
-    Scan(u16),
-}
-
-/// One operation of a mix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Op {
-    /// What it does.
-    pub kind: Kind,
-    /// One more than the place of the last operation of the same thread that wrote to the key; 0 if
-    /// there is none.
-    pub own: u32,
 }
 
 /// The shares of operations, in percent.
@@ -260,40 +237,6 @@ impl Blend {
         let longest = self.ops.div_ceil(workload.threads as u64);
         let most = if self.mix.updates() { longest * workload.threads as u64 } else { 0 };
         Writer { thread, threads: workload.threads, first: 0, most }
-    }
-}
-
-/// Which thread wrote a version in a mix, and with which operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Writer {
-    /// The number of the thread.
-    pub thread: usize,
-    /// The number of threads.
-    pub threads: usize,
-    /// The place of the first operation among the thread's.
-    pub first: usize,
-    /// The highest version that any thread writes, relative to the version of all keys.
-    pub most: u64,
-}
-
-impl Writer {
-    /// Returns the version that the operation at `place - 1` writes, relative to the version of all
-    /// keys; 0 for 0.
-    #[inline(always)]
-    pub fn version(&self, place: u64) -> u64 {
-        if place == 0 { 0 } else { (place - 1) * self.threads as u64 + self.thread as u64 + 1 }
-    }
-
-    /// Returns `true` if a read may find the version that is `beyond` that of all keys, if the
-    /// thread itself last wrote with the operation at `own - 1`.
-    #[inline(always)]
-    pub fn may_find(&self, beyond: u64, own: u32) -> bool {
-        if beyond == self.version(u64::from(own)) {
-            return true;
-        }
-        // Not the version before this thread wrote, nor an earlier one of this thread.
-        let writer = (beyond.wrapping_sub(1) % self.threads as u64) as usize;
-        beyond != 0 && writer != self.thread && beyond <= self.most
     }
 }
 

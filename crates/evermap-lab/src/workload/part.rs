@@ -5,7 +5,9 @@
 //! No key is written twice, and no written key is looked up, so what every key is bound to is known
 //! whatever the order of the parts.
 
-use super::{Kind, Op, Permutation, Phase, Stream, Workload};
+use super::keys::{Permutation, Phase, Workload};
+use super::op::{Kind, Op};
+use super::stream::Stream;
 
 /// What is done in a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

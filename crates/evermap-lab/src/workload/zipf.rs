@@ -95,7 +95,7 @@ fn fnv(word: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::random;
+    use crate::workload::keys::random;
 
     /// Every rank is drawn as often as the law says, within what chance allows: tabulated ranks,
     /// the first beyond them, and the tail in bands.

@@ -23,6 +23,18 @@ fn the_list_has_experiments_indexes_and_mixes() {
     }
 }
 
+/// In a debug build, showing the help of a command also checks that its arguments do not contradict
+/// each other.
+#[test]
+fn every_command_explains_itself() {
+    for command in ["list", "run", "compare", "fill", "crash"] {
+        let help = String::from_utf8(run([command, "--help"]).well()).unwrap();
+        assert!(help.contains(&format!("Usage: evermap-lab {command}")), "{help}");
+    }
+    let help = String::from_utf8(run(["--help"]).well()).unwrap();
+    assert!(help.contains("Usage: evermap-lab <COMMAND>"), "{help}");
+}
+
 #[test]
 fn micro_says_everything_in_json() {
     let dir = tempfile::tempdir().unwrap();

@@ -396,11 +396,3 @@ impl Fill {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_arguments_do_not_contradict_each_other() {
-        <super::Arguments as clap::CommandFactory>::command().debug_assert();
-    }
-}
