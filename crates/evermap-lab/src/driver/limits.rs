@@ -251,12 +251,12 @@ impl Probe {
             Some(race.seconds * 1e9 / PERSISTS as f64)
         };
         let mut independent = Vec::new();
-        let crews = [Some(&self.one), Some(workers).filter(|workers| workers.count() > 1)];
-        for crew in crews.into_iter().flatten() {
-            let threads = crew.count();
+        let groups = [Some(&self.one), Some(workers).filter(|workers| workers.count() > 1)];
+        for group in groups.into_iter().flatten() {
+            let threads = group.count();
             for distance in DISTANCES {
                 let lines = self.lines.clone();
-                let race = crew
+                let race = group
                     .race(move |thread, _| Ok(black_box(lines.read(distance, thread, threads))))?;
                 let mlines = (self.lines.count * threads) as f64 / race.seconds / 1e6;
                 independent.push(Independent { threads, distance, mlines });

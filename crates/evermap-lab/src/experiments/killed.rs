@@ -166,15 +166,15 @@ impl KillPlan {
                 .spawn()
                 .map_err(failed("start"))?,
         );
-        let mut said = Vec::new();
+        let mut measured = Vec::new();
         for line in BufReader::new(child.0.stdout.take().expect("piped")).lines() {
-            let line = line.map_err(failed("read what it says from"))?;
+            let line = line.map_err(failed("read the output of"))?;
             if line == FILLED {
                 // So that it is killed in the middle of an insertion.
                 std::thread::sleep(Duration::from_millis(5));
-                return Ok(said);
+                return Ok(measured);
             }
-            said.extend(ChildLine::parse(&line));
+            measured.extend(ChildLine::parse(&line));
         }
         // The child has written the reason to standard error.
         Err(LabError::NotFilled { index: entry.name })
@@ -261,7 +261,7 @@ pub fn run_child(child: &ChildJob) -> Result<(), LabError> {
     let build = |file: File| -> Result<Arc<dyn Subject>, LabError> {
         Ok(Arc::from(entry.build(&Setup { file, ..setup.clone() })?))
     };
-    let (table, stray) = match job {
+    let (table, unused_seed) = match job {
         Job::Fill => {
             let table = build(File::New(file.clone()))?;
             all_keys(&workers, &table, Task::of(Phase::Insert, workload), workload)?;
@@ -286,7 +286,7 @@ pub fn run_child(child: &ChildJob) -> Result<(), LabError> {
                 };
                 let disk = machine::bytes_on_disk(file).map_err(failed)?;
                 let dram = machine::anonymous().unwrap_or(0).saturating_sub(before);
-                say(&format!("{SPACE} {disk} {dram}"))?;
+                write_line(&format!("{SPACE} {disk} {dram}"))?;
             }
             (table, !seed)
         }
@@ -295,17 +295,17 @@ pub fn run_child(child: &ChildJob) -> Result<(), LabError> {
             let FirstAnswers { table, get, scan } =
                 answer(&workers, workload, lengths, entry.name, open)?;
             let scan = scan.map_or(String::new(), |seconds| format!(" {seconds}"));
-            say(&format!("{ANSWERED} {get}{scan}"))?;
+            write_line(&format!("{ANSWERED} {get}{scan}"))?;
             // Other keys than those of earlier children.
             (table, (!seed).wrapping_sub(times << 32))
         }
     };
-    say(FILLED)?;
+    write_line(FILLED)?;
     // If the parent dies first, this process is not killed.
     let parent = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()));
     // Keys that are never looked up, a few at a time, and a bounded number.
     for nth in 0..64 {
-        let workload = Workload { keys: 256, threads: 1, seed: stray.wrapping_sub(nth) };
+        let workload = Workload { keys: 256, threads: 1, seed: unused_seed.wrapping_sub(nth) };
         all_keys(&workers, &table, Task::of(Phase::Insert, workload), workload)?;
     }
     let _ = parent.join();
@@ -313,10 +313,14 @@ pub fn run_child(child: &ChildJob) -> Result<(), LabError> {
 }
 
 /// Writes a line to the parent.
-fn say(line: &str) -> Result<(), LabError> {
+fn write_line(line: &str) -> Result<(), LabError> {
     let mut out = std::io::stdout();
-    let said = writeln!(out, "{line}").and_then(|()| out.flush());
-    said.map_err(|source| LabError::Io { action: "write to standard output", path: None, source })
+    let written = writeln!(out, "{line}").and_then(|()| out.flush());
+    written.map_err(|source| LabError::Io {
+        action: "write to standard output",
+        path: None,
+        source,
+    })
 }
 
 /// Inserts, updates or looks up all keys of `workload`, in batches if the table has some.
@@ -385,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_children_say_is_understood() {
+    fn the_lines_of_children_are_parsed() {
         let space = ChildLine::Space { disk: 4096.0, dram: 12.0 };
         assert_eq!(ChildLine::parse("space 4096 12"), Some(space));
         let scans = ChildLine::FirstAnswers { get: 0.5, scan: Some(1.25) };

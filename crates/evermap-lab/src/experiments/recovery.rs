@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_killed_is_said() {
+    fn impossible_recoveries_are_explained() {
         let recovery = experiment("recovery").unwrap();
         let error = |settings: &Settings| {
             recovery.run(settings, &mut Kept::default()).unwrap_err().to_string()

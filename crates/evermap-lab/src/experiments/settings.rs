@@ -149,11 +149,11 @@ impl Settings {
     pub(super) fn check(&self, experiment: &str, takes: &[Setting]) -> Result<(), LabError> {
         match self.given().iter().find(|given| !takes.contains(given)) {
             None => Ok(()),
-            Some(stray) => {
+            Some(given) => {
                 let takes: Vec<_> = takes.iter().map(|one| format!("--{}", one.0)).collect();
                 Err(LabError::Config(format!(
                     "`--{}` does not apply to {}; it takes {}",
-                    stray.0,
+                    given.0,
                     experiment,
                     takes.join(", ")
                 )))

@@ -74,8 +74,8 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     };
     let (indexes, mut notes) = those_that_open(settings, &base)?;
     let base = Config { indexes, ..base };
-    let mut crews = vec![1, most];
-    crews.dedup();
+    let mut thread_counts = vec![1, most];
+    thread_counts.dedup();
     let sizes = match settings.keys {
         None if !settings.quick => vec![1_000_000, base.keys],
         _ => vec![base.keys],
@@ -89,14 +89,14 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     let mut goals = Grid::new("Goals, missed ones first", &["goal", "here", ""]);
     let mut drives = Vec::new();
     for &keys in &sizes {
-        let plan = plan(settings, keys, &crews)?;
+        let plan = plan(settings, keys, &thread_counts)?;
         let config = Config { keys, plan, ..base.clone() };
         let driven = drive(&config, out)?;
-        for &threads in &crews {
-            let crew = crew(&driven, threads);
+        for &threads in &thread_counts {
+            let with_threads = with_threads(&driven, threads);
             let title = format!("{keys} records, {threads} {}", plural("thread", threads));
-            goals.rows.extend(goals_of(&crew, &title));
-            for grid in grids(&crew) {
+            goals.rows.extend(goals_of(&with_threads, &title));
+            for grid in grids(&with_threads) {
                 if grid.title != PLACES {
                     let title = format!("{title}: {}", grid.title);
                     report.tables.push(Grid { title, ..grid });
@@ -105,7 +105,7 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
                     report.tables.push(grid);
                 }
             }
-            report.plots.push(bars(&crew, &format!("Throughput: {title}")));
+            report.plots.push(bars(&with_threads, &format!("Throughput: {title}")));
         }
         drives.push((keys, driven));
     }
@@ -120,8 +120,8 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
             notes.push("space and opening were not measured: there is no program to kill".into())
         }
         Some(_) => {
-            let fates = kill(settings, &base, &sizes, out)?;
-            let (tables, plots) = tabulate(&fates, &sizes);
+            let results = kill(settings, &base, &sizes, out)?;
+            let (tables, plots) = tabulate(&results, &sizes);
             report.tables.extend(tables);
             report.plots.extend(plots);
         }
@@ -165,9 +165,9 @@ fn those_that_open(
 }
 
 /// Returns what is measured of a filled store: by one thread, then by all.
-fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabError> {
+fn plan(settings: &Settings, keys: u64, thread_counts: &[usize]) -> Result<Plan, LabError> {
     // Each of the kinds has half of the keys.
-    let most = Part::most_ops(keys) / crews.len() as u64;
+    let most = Part::most_ops(keys) / thread_counts.len() as u64;
     let usual = if settings.quick { 2000 } else { 100_000 };
     let writes = settings.ops.unwrap_or(usual.min(most));
     if writes > most {
@@ -178,7 +178,7 @@ fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabErro
     let reads = (READS * writes).min(most);
     let scans = writes.div_ceil(WRITES_PER_SCAN);
     let mut parts = Vec::new();
-    for (nth, &threads) in crews.iter().enumerate() {
+    for (nth, &threads) in thread_counts.iter().enumerate() {
         let part = |name, act, ops| Part { name, act, ops, threads, after: nth as u64 * ops };
         parts.extend([
             part(INSERT, Act::Insert, writes),
@@ -193,7 +193,7 @@ fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabErro
 
 /// Returns what was measured with this number of threads. The space that a store takes is measured
 /// in a child process.
-fn crew(driven: &DriveReport, threads: usize) -> DriveReport {
+fn with_threads(driven: &DriveReport, threads: usize) -> DriveReport {
     let spaceless = |phase: &PhaseReport| PhaseReport {
         summary: Record {
             load_factor: None,
@@ -217,17 +217,17 @@ fn plural(what: &str, count: usize) -> String {
 const MISSED: &str = "missed";
 
 /// Returns the goals of this project, and what was measured.
-fn goals_of(crew: &DriveReport, title: &str) -> Vec<Row> {
+fn goals_of(with_threads: &DriveReport, title: &str) -> Vec<Row> {
     let fastest = |phase: &str| {
         let speed = |subject: &&SubjectReport| {
             subject.phase(phase).and_then(|phase| phase.summary.mops).unwrap_or(0.0)
         };
-        let rivals = crew.subjects.iter().filter(|subject| subject.rival);
+        let rivals = with_threads.subjects.iter().filter(|subject| subject.rival);
         rivals.max_by(|one, other| speed(one).total_cmp(&speed(other))).map(|best| best.name)
     };
     let mut rows = Vec::new();
     let mut goal = |of: &str, to: Option<&str>, phase: &str, factor: f64| {
-        let Some(ratio) = to.and_then(|to| crew.ratio(of, to, phase)) else { return };
+        let Some(ratio) = to.and_then(|to| with_threads.ratio(of, to, phase)) else { return };
         let reached = if ratio.median >= factor { "reached" } else { MISSED };
         rows.push((
             format!("{title}: {phase}, {of} / {}", ratio.to),
@@ -268,7 +268,7 @@ fn pairs(drives: &[(u64, DriveReport)]) -> Grid {
 }
 
 /// The measurements of a store in processes that were killed.
-struct Fate {
+struct KillResults {
     index: &'static str,
     /// Bytes of a record on disk and in memory: after loading, and after every record was
     /// overwritten.
@@ -286,35 +286,39 @@ fn kill(
     config: &Config,
     sizes: &[u64],
     out: &mut dyn Output,
-) -> Result<Vec<Fate>, LabError> {
-    let mut fates = Vec::new();
+) -> Result<Vec<KillResults>, LabError> {
+    let mut results = Vec::new();
     out.begin((sizes.len() * config.indexes.len()) as u64);
     for &keys in sizes {
         let plan = KillPlan::new(settings, config.lengths, keys)?;
         for name in &config.indexes {
             let entry = subject(name)?;
             out.step(&format!("stores: {name}, {keys} keys, killed"));
-            let mut fate =
-                Fate { index: entry.name, space: Vec::new(), gets: Vec::new(), scans: Vec::new() };
+            let mut result = KillResults {
+                index: entry.name,
+                space: Vec::new(),
+                gets: Vec::new(),
+                scans: Vec::new(),
+            };
             let left = plan.place();
-            let mut said = plan.run_and_kill(&entry, keys, &left, Job::Overwrite)?;
+            let mut measured = plan.run_and_kill(&entry, keys, &left, Job::Overwrite)?;
             for times in 0..config.rounds as u64 {
                 machine::wait_for_quiet(config.foreign_limit, config.patience);
-                said.extend(plan.run_and_kill(&entry, keys, &left, Job::Open(times))?);
+                measured.extend(plan.run_and_kill(&entry, keys, &left, Job::Open(times))?);
             }
-            for said in said {
-                match said {
+            for line in measured {
+                match line {
                     ChildLine::Space { disk, dram } => {
-                        fate.space.push((disk / keys as f64, dram / keys as f64));
+                        result.space.push((disk / keys as f64, dram / keys as f64));
                     }
                     ChildLine::FirstAnswers { get, scan } => {
-                        fate.gets.push(get * 1e3);
-                        fate.scans.extend(scan.map(|seconds| seconds * 1e3));
+                        result.gets.push(get * 1e3);
+                        result.scans.extend(scan.map(|seconds| seconds * 1e3));
                     }
                 }
             }
             let record = |phase| plan.record("stores", &entry, keys, phase);
-            for (phase, &(disk, dram)) in ["loaded", "overwritten"].into_iter().zip(&fate.space) {
+            for (phase, &(disk, dram)) in ["loaded", "overwritten"].into_iter().zip(&result.space) {
                 let bytes = |each: f64| Some((each * keys as f64) as u64);
                 out.record(&Record {
                     dram_bytes: bytes(dram),
@@ -322,7 +326,7 @@ fn kill(
                     ..record(phase)
                 })?;
             }
-            for (phase, all) in [("open", &fate.gets), ("open and scan", &fate.scans)] {
+            for (phase, all) in [("open", &result.gets), ("open and scan", &result.scans)] {
                 for (round, ms) in all.iter().enumerate() {
                     out.record(&Record {
                         round: Some(round),
@@ -332,13 +336,13 @@ fn kill(
                     })?;
                 }
             }
-            fates.push(fate);
+            results.push(result);
         }
     }
-    Ok(fates)
+    Ok(results)
 }
 
-fn tabulate(fates: &[Fate], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
+fn tabulate(results: &[KillResults], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
     let mut space = Grid::new("Bytes of a record", &[]);
     let mut open = Grid::new("Milliseconds from opening, after a kill; medians", &[]);
     let mut opening = Plot {
@@ -362,28 +366,29 @@ fn tabulate(fates: &[Fate], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
             open.columns.push(format!("{keys} records: {what}"));
         }
     }
-    let mut names: Vec<_> = fates.iter().map(|fate| fate.index).collect();
+    let mut names: Vec<_> = results.iter().map(|result| result.index).collect();
     names.dedup();
-    names.truncate(fates.len() / sizes.len().max(1));
+    names.truncate(results.len() / sizes.len().max(1));
     for name in names {
-        let own = || fates.iter().filter(|fate| fate.index == name);
-        let bytes = |fate: &Fate| {
-            let of = |at: usize| fate.space.get(at).copied().unzip();
+        let own = || results.iter().filter(|result| result.index == name);
+        let bytes = |result: &KillResults| {
+            let of = |at: usize| result.space.get(at).copied().unzip();
             let ((loaded, small), (overwritten, large)) = (of(0), of(1));
             [loaded, overwritten, small, large].map(|bytes| cell(bytes, 0))
         };
         space.push(name, own().flat_map(bytes).collect());
-        let soon = |fate: &Fate| [&fate.gets, &fate.scans].map(|ms| cell(median(ms), 2));
+        let soon =
+            |result: &KillResults| [&result.gets, &result.scans].map(|ms| cell(median(ms), 2));
         open.push(name, own().flat_map(soon).collect());
-        let series = |figure: &dyn Fn(&Fate) -> Option<f64>| Series {
+        let series = |figure: &dyn Fn(&KillResults) -> Option<f64>| Series {
             name: name.to_owned(),
             points: own()
                 .enumerate()
-                .filter_map(|(at, fate)| Some(Point::new(at as f64, figure(fate)?)))
+                .filter_map(|(at, result)| Some(Point::new(at as f64, figure(result)?)))
                 .collect(),
         };
-        opening.series.push(series(&|fate| median(&fate.gets)));
-        disk.series.push(series(&|fate| Some(fate.space.get(1)?.0)));
+        opening.series.push(series(&|result| median(&result.gets)));
+        disk.series.push(series(&|result| Some(result.space.get(1)?.0)));
     }
     (vec![space, open], vec![opening, disk])
 }
@@ -469,19 +474,19 @@ mod tests {
 
     #[test]
     fn space_and_openings_are_tabulated() {
-        let fate = |index, ms: f64, scans| Fate {
+        let result = |index, ms: f64, scans| KillResults {
             index,
             space: vec![(300.0, 10.0), (400.0, 11.0)],
             gets: vec![ms, ms + 2.0, ms + 1.0],
             scans,
         };
-        let fates = [
-            fate("a", 1.0, vec![]),
-            fate("b", 2.0, vec![5.0]),
-            fate("a", 3.0, vec![]),
-            fate("b", 4.0, vec![7.0]),
+        let results = [
+            result("a", 1.0, vec![]),
+            result("b", 2.0, vec![5.0]),
+            result("a", 3.0, vec![]),
+            result("b", 4.0, vec![7.0]),
         ];
-        let (tables, plots) = tabulate(&fates, &[10, 20]);
+        let (tables, plots) = tabulate(&results, &[10, 20]);
         let row = |at: usize, name: &str| {
             let row = tables[at].rows.iter().find(|row| row.0 == name).unwrap();
             row.1.join(" ")

@@ -404,11 +404,8 @@ mod tests {
         let name = unsafe { load_plugin(&library) }.unwrap();
         assert_eq!(name, "open-addressing");
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { load_plugin(&library) }.unwrap(),
-            name,
-            "loading it again does nothing"
-        );
+        let again = unsafe { load_plugin(&library) }.unwrap();
+        assert_eq!(again, name, "loading it again does nothing");
         for (threads, presize) in [(1, false), (3, true)] {
             let config = Config {
                 indexes: vec![name.to_owned()],
