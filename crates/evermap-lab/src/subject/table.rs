@@ -3,8 +3,9 @@
 //! A table implements [`Table`], with its own kind of guard. [`Measured`] turns it into a
 //! [`Subject`]: it decides how long a guard is kept, runs slices of operations, and checks every
 //! answer. The look-up, the fastest operation, is compiled into its loop, because a call would
-//! cost as much as part of it. Every other operation is compiled once for each type of table and
-//! called, because each further copy costs seconds of compile time for every table.
+//! cost as much as part of it, and once more for all other uses: each further copy costs seconds
+//! of compile time for every table. The operations that change Evermap's indexes are functions of
+//! the index, which the loops call.
 
 use evermap_pm::Result;
 
@@ -155,21 +156,10 @@ impl<T: Table> Measured<T> {
         Ok(())
     }
 
-    // Operations of the table, each compiled once.
-
+    /// Looks up one key outside of [`get_all`](Self::get_all).
     #[inline(never)]
     fn get_one(&self, key: u64, guard: &T::Guard<'_>) -> Result<Option<u64>> {
         self.table.get(key, guard)
-    }
-
-    #[inline(never)]
-    fn insert_one(&self, key: u64, word: u64, guard: &T::Guard<'_>) -> Result<Found> {
-        self.table.insert(key, word, guard)
-    }
-
-    #[inline(never)]
-    fn update_one(&self, key: u64, word: u64, guard: &T::Guard<'_>) -> Result<Found> {
-        self.table.update(key, word, guard)
     }
 
     /// Looks up every key. The look-up is compiled into this loop, once for absent and present
@@ -182,19 +172,17 @@ impl<T: Table> Measured<T> {
     fn insert_all(&self, work: &Work<'_>) -> Result<(), LabError> {
         let version = work.version;
         self.each(work, Expected::Absent, |key, guard| {
-            self.insert_one(key, word(key, version), guard)
+            self.table.insert(key, word(key, version), guard)
         })
     }
 
     fn update_all(&self, work: &Work<'_>) -> Result<(), LabError> {
         let version = work.version;
         self.each(work, Expected::Bound(version), |key, guard| {
-            self.update_one(key, word(key, version + 1), guard)
+            self.table.update(key, word(key, version + 1), guard)
         })
     }
 
-    /// Removes every key. Nothing else removes keys, so the removal is compiled into this loop.
-    #[inline(never)]
     fn remove_all(&self, work: &Work<'_>) -> Result<(), LabError> {
         self.each(work, Expected::Bound(work.version), |key, guard| self.table.remove(key, guard))
     }
@@ -245,7 +233,7 @@ impl<T: Table> Measured<T> {
         let failed = |error| self.failed(error);
         match op.kind {
             Kind::Insert => {
-                match self.insert_one(key, word(key, work.version), guard).map_err(failed)? {
+                match self.table.insert(key, word(key, work.version), guard).map_err(failed)? {
                     Found::Absent | Found::Unsaid => Ok(()),
                     found => Err(self.wrong(work, key, None, found)),
                 }
@@ -258,7 +246,7 @@ impl<T: Table> Measured<T> {
                 }
                 if op.kind != Kind::Read {
                     let bound = word(key, work.version + work.writes(place));
-                    let found = self.update_one(key, bound, guard).map_err(failed)?;
+                    let found = self.table.update(key, bound, guard).map_err(failed)?;
                     self.check_in_mix(work, key, op, found)?;
                 }
                 Ok(())

@@ -81,6 +81,7 @@ pub(super) struct Locks<'a> {
 }
 
 impl Locks<'_> {
+    #[inline]
     pub(super) fn release<M: Medium>(self, m: &M, changed: bool) {
         for held in [self.stash, self.next].into_iter().flatten() {
             if changed { held.release_changed(m) } else { held.release(m) }
