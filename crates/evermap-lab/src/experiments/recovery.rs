@@ -352,6 +352,6 @@ mod tests {
         assert!(error(&dram).contains("does not survive its process"));
         // A program that does something else is no child.
         let wrong = Settings { medium: None, ..dram };
-        assert!(error(&wrong).contains("ended before it had filled"), "{}", error(&wrong));
+        assert!(error(&wrong).contains("ended before it was done"), "{}", error(&wrong));
     }
 }

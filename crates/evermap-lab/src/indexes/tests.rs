@@ -4,14 +4,14 @@ use super::entries::ENTRIES;
 use crate::driver::Config;
 use crate::experiments::drive;
 use crate::subject::facts::MediumKind;
-use crate::testing::Kept;
+use crate::testing::{Kept, by_tier};
 use crate::workload::Phase;
 use crate::workload::bytes::KeyValueLengths;
 
-fn config(medium: MediumKind) -> Config {
+fn config(medium: MediumKind, keys: u64) -> Config {
     Config {
         indexes: ENTRIES.map(|entry| entry.name.to_owned()).to_vec(),
-        keys: 10_000,
+        keys,
         threads: 2,
         rounds: 1,
         medium,
@@ -29,7 +29,7 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
     std::fs::create_dir(&directory).unwrap();
     for medium in MediumKind::ALL {
         for lengths in [None, Some(KeyValueLengths::default())] {
-            let mut config = Config { lengths, ..config(medium) };
+            let mut config = Config { lengths, ..config(medium, by_tier(2000, 10_000)) };
             config.location = Some(directory.clone());
             if lengths.is_some() {
                 config.indexes = vec!["dash-eh".into()];
@@ -56,7 +56,7 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
 /// counting.
 #[test]
 fn counters_of_dash_are_in_their_bounds() {
-    let config = Config { threads: 1, latency: false, ..config(MediumKind::Dram) };
+    let config = Config { threads: 1, latency: false, ..config(MediumKind::Dram, 10_000) };
     let driven = drive(&config, &mut Kept::default()).unwrap();
     for phase in &driven.subjects[0].phases {
         let record = &phase.summary;

@@ -266,8 +266,13 @@ mod page {
         (number(16), number(20), png.len())
     }
 
+    /// Only in the full tier: it needs a browser.
     #[test]
     fn a_browser_shows_it_in_light_in_dark_and_on_paper() {
+        match std::env::var_os("EVERMAP_TEST_TIER") {
+            None => return,
+            Some(tier) => assert_eq!(tier, "full", "the tier is `full`, or not set"),
+        }
         let dir = tempfile::tempdir().unwrap();
         let page = dir.path().join("page.html");
         let what = ["run", "micro", "dataset-size", "--index", "dash-eh", "--html"];

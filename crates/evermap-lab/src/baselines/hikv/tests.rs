@@ -11,8 +11,8 @@ use super::*;
 use crate::driver::{Config, Plan};
 use crate::experiments::drive;
 use crate::subject::MediumKind;
-use crate::testing::Kept;
-use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
+use crate::testing::{Kept, mixes};
+use crate::workload::{Blend, KeyValueLengths, Phase, Zipf};
 
 const VARIANTS: [Variant; 5] = [HIKV, FIXED, SYNC, PAR, WAL];
 
@@ -310,7 +310,7 @@ fn variants_pass_all_phases_on_every_medium_and_leave_no_file() {
 
 #[test]
 fn variants_pass_every_mix() {
-    for mix in Mix::ALL {
+    for mix in mixes() {
         let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 1500 };
         drive(&config(MediumKind::Dram, Plan::Blend(blend)), &mut Kept::default()).unwrap();
     }
