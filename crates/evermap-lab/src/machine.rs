@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_by_hand() {
+    fn dates_follow_the_calendar() {
         assert_eq!(date(0), "1970-01-01 00:00");
         assert_eq!(date(951_782_399), "2000-02-28 23:59");
         assert_eq!(date(951_782_400), "2000-02-29 00:00");

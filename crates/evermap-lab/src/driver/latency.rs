@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_by_hand() {
+    fn quantiles_are_those_of_all_threads() {
         let mut one = histogram();
         let mut other = histogram();
         (1..=600).for_each(|ns| one.saturating_record(ns));

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_by_hand() {
+    fn shares_are_relative_to_the_limit_of_the_phase() {
         let one = |threads, distance, mlines| Independent { threads, distance, mlines };
         let limits = Limits {
             bytes: 0,

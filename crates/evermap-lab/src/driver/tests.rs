@@ -245,7 +245,7 @@ fn impossible_settings_are_explained() {
 }
 
 #[test]
-fn unknown_names_are_answered_with_the_known_ones() {
+fn errors_about_unknown_names_list_the_known_ones() {
     let config = Config { indexes: vec!["refernce".into()], ..config(1) };
     let error = drive_by_name(&config, &mut Kept::default()).unwrap_err().to_string();
     assert!(error.starts_with("unknown index `refernce`; known are: "), "{error}");

@@ -260,7 +260,7 @@ mod tests {
     use crate::testing::Kept;
 
     #[test]
-    fn reductions_by_hand() {
+    fn reductions_are_in_percent() {
         assert_eq!(reduction(50.0, 100.0), 50.0);
         assert_eq!(reduction(150.0, 100.0), -50.0);
     }

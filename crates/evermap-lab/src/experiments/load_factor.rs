@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn spread_by_hand() {
+    fn spread_of_some_values() {
         assert_eq!(Spread::of(&[]), None);
         assert_eq!(Spread::of(&[3.0, 1.0, 5.0]), Some(Spread { min: 1.0, mean: 3.0, max: 5.0 }));
     }

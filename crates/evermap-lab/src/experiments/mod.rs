@@ -119,7 +119,7 @@ mod tests {
     use crate::testing::Kept;
 
     #[test]
-    fn names_are_unique_and_unknown_ones_are_answered_with_the_known() {
+    fn names_are_unique_and_errors_list_the_known_ones() {
         for one in EXPERIMENTS {
             assert_eq!(experiment(one.name).unwrap().about, one.about);
             assert_eq!(EXPERIMENTS.iter().filter(|other| other.name == one.name).count(), 1);

@@ -1,4 +1,4 @@
-//! How soon a killed table answers again, and how fast it is then.
+//! How soon a killed table can be used again, and how fast it is then.
 //!
 //! A child process is killed while it inserts; this process opens what is left. See
 //! [`killed`](super::killed).
@@ -328,7 +328,7 @@ mod tests {
     use crate::testing::Kept;
 
     #[test]
-    fn a_course_by_hand() {
+    fn a_course_shows_when_throughput_is_normal() {
         // A chunk every millisecond in the first second, then one every tenth of that.
         let slow = (0..1000).map(|ms| 0.01 + f64::from(ms) / 1e3);
         let fast = (0..20_000).map(|tenth| 1.01 + f64::from(tenth) / 1e4);

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slopes_by_hand() {
+    fn slopes_count_persists_of_an_operation() {
         // Two persists an operation, and 100 ns besides.
         let point = |delay: f64| Point::new(delay, 1e3 / (100.0 + 2.0 * delay));
         let points = [point(0.0), point(600.0), point(1400.0)];

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_by_hand() {
+    fn intervals_have_their_exact_coverage() {
         let count = |n: u32| (1..=n).rev().map(f64::from).collect::<Vec<_>>();
         let exact = |n, low, high, coverage| {
             assert_eq!(

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_said() {
+    fn figures_that_were_not_measured_are_marked() {
         let figure = |here: Option<&str>| Figure {
             what: "speed".into(),
             paper: "1.9".into(),

@@ -61,7 +61,7 @@ pub enum Survives {
     Nothing,
     /// The death of the process.
     Process,
-    /// Power loss, if the disk does what it is told.
+    /// Power loss, if the disk carries out its flushes.
     Power,
 }
 

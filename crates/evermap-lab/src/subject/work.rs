@@ -104,7 +104,7 @@ impl Work<'_> {
     }
 }
 
-/// Checks the pairs of a scan: keys ascend, and each is bound to a word of its own.
+/// Checks the pairs of a scan: keys ascend, and each is bound to its own word.
 pub(crate) struct ScanCheck<'w> {
     work: &'w Work<'w>,
     last: Option<u64>,

@@ -442,7 +442,7 @@ mod tests {
         assert!(!me.may_find(me.version(6), 5), "we have not written that yet");
         for own in [0, 5] {
             assert!(me.may_find(other.version(9), own));
-            assert!(!me.may_find(u64::MAX, own) && !me.may_find(301, own), "nobody wrote that");
+            assert!(!me.may_find(u64::MAX, own) && !me.may_find(301, own), "no thread wrote that");
         }
         let alone = Writer { thread: 0, threads: 1, first: 0, most: 300 };
         assert!(alone.may_find(7, 7) && !alone.may_find(6, 7) && !alone.may_find(8, 7));
