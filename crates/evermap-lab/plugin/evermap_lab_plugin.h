@@ -1,25 +1,28 @@
-/* An index of your own in `evermap lab`.
+/* A plugin for `evermap lab`: an index in C, or in any language with a C interface.
  *
- * Write the functions below in C, or in anything that can speak C, build a shared library, and measure it beside the
- * others, by the same driver, with every answer checked:
+ * Write the functions below, build a shared library, and measure it beside the other indexes, with
+ * the same driver, and with every answer checked:
  *
  *     cc -O2 -shared -fPIC -o mine.so mine.c
  *     evermap lab run micro --plugin ./mine.so --index mine,dash-eh,papaya
  *
- * `open_addressing.c` beside this file is a complete example.
+ * `open_addressing.c` in this directory is a complete example.
  *
- * What the laboratory does: it calls `create`, has several threads call the other functions at once, and calls
- * `destroy` when none of them runs any more. It may do that many times in one process. The library is never unloaded.
+ * The laboratory calls `create`, calls the other functions from several threads concurrently, and
+ * calls `destroy` when no other call is running. It may do that many times in one process. The
+ * library is never unloaded.
  *
- * What you promise:
- *   - `insert`, `get`, `update`, `remove`, `get_many` and `scan` may be called by any number of threads at once, and
- *     each operation on one key takes effect at some moment between its call and its return;
- *   - nothing unwinds or longjmps out of your functions;
- *   - strings and the structure itself stay valid and unchanged for ever;
- *   - nothing is written behind the places that are handed to you.
+ * The plugin must guarantee that
+ *   - `insert`, `get`, `update`, `remove`, `get_many` and `scan` may be called by any number of
+ *     threads concurrently, and each operation on one key takes effect at some moment between its
+ *     call and its return;
+ *   - no function unwinds or longjmps to its caller;
+ *   - the strings and the structure stay valid and unchanged until the process ends;
+ *   - nothing is written outside of the buffers that are passed.
  *
- * Answers of type `int`: 0 for "the key was absent", 1 for "the key was present", negative for a failure, which ends
- * the experiment with what `error` says about it. Any 64-bit value may be a key or a word, 0 and all ones too.
+ * Functions that return `int` return 0 if the key was absent, 1 if the key was present, and a
+ * negative number for a failure, which ends the experiment with the message that `error` returns.
+ * Any 64-bit value may be a key or a word, including 0 and all ones.
  */
 #ifndef EVERMAP_LAB_PLUGIN_H
 #define EVERMAP_LAB_PLUGIN_H
@@ -31,22 +34,22 @@
 extern "C" {
 #endif
 
-/* Version of this interface. A plugin of another version is refused. */
+/* The version of this interface. A plugin of another version is refused. */
 #define EVERMAP_LAB_ABI 1u
 
-/* What a table is asked to be. Valid during `create` only. */
+/* The parameters of a table. Only valid during `create`. */
 struct evermap_lab_setup {
-    uint64_t keys;         /* most keys that it will hold, roughly: mixes and the like add some more */
-    int presize;           /* not 0: begin at the final size, if you can */
-    const char *directory; /* where files belong, if you make any; remove them in `destroy` */
+    uint64_t keys;         /* about the largest number of keys; mixes add some more */
+    int presize;           /* if not 0, start at the final size if possible */
+    const char *directory; /* for files, if there are any; remove them in `destroy` */
 };
 
 struct evermap_lab_plugin {
     uint32_t abi;      /* EVERMAP_LAB_ABI */
-    const char *name;  /* for `--index` and reports; no other index may have it */
+    const char *name;  /* for `--index` and reports; must be unique */
     const char *about; /* one line, or NULL */
 
-    /* Required. `create` answers NULL if it cannot. */
+    /* Required. `create` returns NULL if it fails. */
     void *(*create)(const struct evermap_lab_setup *setup);
     void (*destroy)(void *table);
 
@@ -54,30 +57,31 @@ struct evermap_lab_plugin {
     int (*insert)(void *table, uint64_t key, uint64_t word);
     /* Stores the word of `key` in `*word` if it is present. */
     int (*get)(void *table, uint64_t key, uint64_t *word);
-    /* Binds `key` to `word` if it is present, and stores the word that it was bound to before in `*old`. */
+    /* Binds `key` to `word` if it is present, and stores the previous word in `*old`. */
     int (*update)(void *table, uint64_t key, uint64_t word, uint64_t *old);
-    /* Unbinds `key`, and stores the word that it was bound to in `*old`. */
+    /* Removes `key`, and stores the word that it was bound to in `*old`. */
     int (*remove)(void *table, uint64_t key, uint64_t *old);
 
-    /* Optional: NULL if you do not have it. */
+    /* Optional: may be NULL. */
 
-    /* Looks up `count` keys: `found[i]` becomes 0 or 1, and `words[i]` the word where it is 1. Answers 0, or negative
-     * for a failure. Without it, `get` is called one by one. */
-    int (*get_many)(void *table, const uint64_t *keys, uint64_t *words, uint8_t *found, size_t count);
-    /* Stores up to `count` pairs in ascending order of their keys, from `from` on. Answers how many, or negative for a
-     * failure. Only for tables that keep an order. */
+    /* Looks up `count` keys. Sets `found[i]` to 0 or 1, and if it is 1, `words[i]` to the word.
+     * Returns 0, or a negative number for a failure. If NULL, `get` is called for each key. */
+    int (*get_many)(void *table, const uint64_t *keys, uint64_t *words, uint8_t *found,
+                    size_t count);
+    /* Stores up to `count` pairs in ascending order of their keys, starting at `from`. Returns
+     * their number, or a negative number for a failure. Only for tables that keep an order. */
     ptrdiff_t (*scan)(void *table, uint64_t from, uint64_t *keys, uint64_t *words, size_t count);
-    /* Pairs now. Called when nothing else runs, and compared with what must be there. */
+    /* Returns the number of pairs. Called while no other call is running, and checked. */
     uint64_t (*len)(void *table);
-    /* Bytes that the table takes. */
+    /* Returns the size of the table in bytes. */
     uint64_t (*bytes)(void *table);
-    /* Pairs divided by places, 0 to 1. */
+    /* Returns the number of pairs divided by the number of slots, 0 to 1. */
     double (*load_factor)(void *table);
-    /* What a negative answer means, in words. */
+    /* Describes a negative result. */
     const char *(*error)(int answer);
 };
 
-/* The one symbol that the laboratory looks for. */
+/* The only symbol that the laboratory looks up. */
 const struct evermap_lab_plugin *evermap_lab_plugin(void);
 
 #ifdef __cplusplus

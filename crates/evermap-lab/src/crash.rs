@@ -1,8 +1,8 @@
-//! Crash campaigns on everything that persists, by name.
+//! Crash campaigns on everything persistent, by name.
 //!
-//! Each structure is crashed by all campaigns of its battery: one thread and several, power loss in persistent memory,
-//! death of the process, power loss above the page cache. Then mistakes are made in it, one at a time, which a
-//! campaign must notice.
+//! Each structure is crashed by all campaigns of its battery: one thread and several, power loss in
+//! persistent memory, death of the process, power loss above the page cache. Then mutants of it are
+//! made, one at a time, which a campaign must detect.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,9 +25,9 @@ use crate::LabError;
 
 /// A structure that can be crashed.
 pub struct Crashable {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// One line about it.
     pub about: &'static str,
     battery: fn() -> Battery,
     costs: fn(u64) -> Battery,
@@ -76,45 +76,45 @@ pub const CRASHABLE: [Crashable; 6] = [
 /// What to crash, and how much.
 #[derive(Clone, Debug)]
 pub struct CrashConfig {
-    /// Names of structures; all if there is none.
+    /// The names of structures; all if there are none.
     pub indexes: Vec<String>,
-    /// Seeds of each campaign; campaigns of parallel threads take 25 or more for one.
+    /// The number of seeds of each campaign; campaigns of parallel threads take 25 or more for one.
     pub seeds: u64,
-    /// Seeds to leave out before these: for campaigns that run in pieces.
+    /// The number of seeds to skip before these, for campaigns that run in pieces.
     pub skip: u64,
-    /// Whether to make mistakes.
+    /// Whether to test mutants.
     pub mutants: bool,
-    /// Whether to measure what it costs to ask more of a recovered structure.
+    /// Whether to measure the cost of each kind of check of a recovered structure.
     pub rates: bool,
-    /// Threads that share the work.
+    /// The number of threads that share the work.
     pub threads: usize,
 }
 
-/// Who wants to know how far it is.
-pub trait Watch: Sync {
-    /// So many more steps are to be done.
+/// Receives the progress of campaigns.
+pub trait Progress: Sync {
+    /// Adds this number of steps.
     fn more(&self, _steps: u64) {}
 
-    /// A step is done; this is what is next, or came of it.
+    /// Ends a step; `what` describes the next one, or the result.
     fn done(&self, _what: &str) {}
 }
 
 /// A violation, in short.
 #[derive(Clone, Debug, Serialize)]
-pub struct Found {
-    /// By which rule.
+pub struct Finding {
+    /// The rule that was violated.
     pub oracle: &'static str,
-    /// What was wrong.
+    /// What is wrong.
     pub message: String,
-    /// The whole story.
+    /// All details.
     pub story: String,
     /// What `cargo test` replays, if it is put into a folder of replays.
     pub replay: String,
 }
 
-impl From<&Violation> for Found {
+impl From<&Violation> for Finding {
     fn from(violation: &Violation) -> Self {
-        Found {
+        Finding {
             oracle: violation.oracle,
             message: violation.message.clone(),
             story: violation.story.clone(),
@@ -123,76 +123,76 @@ impl From<&Violation> for Found {
     }
 }
 
-/// A mistake that no campaign noticed.
+/// A mutant that no campaign detected.
 #[derive(Clone, Debug, Serialize)]
 pub struct Survivor {
-    /// The mistake.
+    /// The mutant.
     pub mutant: String,
     /// Why it makes no difference, if that is known.
     pub explanation: Option<String>,
 }
 
-/// How many images are verified in a second of a processor.
+/// The number of images that are verified per second of a processor.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rate {
-    /// What was asked of a recovered structure, besides what is asked in the rows above.
+    /// What is checked of a recovered structure, besides what the rows above check.
     pub asked: String,
-    /// Images, in pools of 64 KiB.
+    /// The number of images, in pools of 64 KiB.
     pub images: u64,
     /// Seconds of one processor.
     pub seconds: f64,
 }
 
-/// What came of crashing one structure.
+/// The results of crashing one structure.
 #[derive(Clone, Debug, Serialize)]
 pub struct CrashReport {
     /// Always `crash`.
     pub experiment: &'static str,
-    /// Name of the structure.
+    /// The name of the structure.
     pub index: &'static str,
-    /// Workloads.
+    /// The number of workloads.
     pub seeds: u64,
-    /// Operations in them.
+    /// The number of operations in them.
     pub operations: u64,
-    /// Points at which they were crashed.
+    /// The number of points at which they were crashed.
     pub crash_points: u64,
-    /// How many of these were enumerated exhaustively, 0 to 1.
+    /// The share of these points that were enumerated exhaustively, 0 to 1.
     pub exhaustive: f64,
-    /// Images recovered and verified, nested ones included.
+    /// The number of images that were recovered and verified, including nested ones.
     pub images: u64,
-    /// Images of crashes of recoveries.
+    /// The number of images of crashes of recoveries.
     pub nested_images: u64,
-    /// Pairs of stores of which the later one was there and the earlier one lost.
+    /// The number of pairs of stores of which the later one was kept and the earlier one lost.
     pub pairs_tried: u64,
-    /// All pairs of stores for which that is possible.
+    /// The number of pairs of stores for which that is possible.
     pub pairs: u64,
     /// Structure changes in the workloads, by name.
     pub work: BTreeMap<&'static str, u64>,
-    /// What recovery did, by name: after the first crash, and after a nested one.
+    /// Actions of recovery, by name: after the first crash, and after a nested one.
     pub recovery: BTreeMap<&'static str, [u64; 2]>,
-    /// Orders in which threads ran.
+    /// The number of orders in which threads ran.
     pub schedules: u64,
-    /// The rules by which images were judged.
+    /// The rules that images were checked by.
     pub oracles: Vec<&'static str>,
-    /// Images after which something was wrong.
+    /// The number of images with a violation.
     pub violations: u64,
-    /// What was wrong, each kind once.
-    pub found: Vec<Found>,
-    /// Mistakes that were made.
+    /// The violations, one of each kind.
+    pub found: Vec<Finding>,
+    /// The number of mutants.
     pub mutants: u64,
-    /// Mistakes that were noticed.
+    /// The number of detected mutants.
     pub killed: u64,
-    /// How many were noticed by each rule.
+    /// The number of mutants detected by each rule.
     pub killed_by: BTreeMap<&'static str, u64>,
-    /// Mistakes that leave no recording with another crash.
+    /// Mutants that change no recording with another crash.
     pub unchanged: Vec<String>,
-    /// Mistakes that were not noticed.
+    /// Mutants that were not detected.
     pub survivors: Vec<Survivor>,
     /// Seconds for the campaigns, over all threads together.
     pub seconds: f64,
-    /// Seconds for the mistakes, over all threads together.
+    /// Seconds for the mutants, over all threads together.
     pub mutant_seconds: f64,
-    /// What it costs to ask more, where that was measured.
+    /// The cost of each kind of check, if it was measured.
     pub rates: Vec<Rate>,
 }
 
@@ -221,7 +221,7 @@ impl fmt::Display for CrashReport {
         }
         if self.mutants > 0 {
             let changing = self.mutants - self.unchanged.len() as u64;
-            row("mistakes", format!("{} of {changing} noticed", self.killed))?;
+            row("mutants", format!("{} of {changing} detected", self.killed))?;
             for (oracle, times) in &self.killed_by {
                 row("", format!("{times} by {oracle}"))?;
             }
@@ -230,20 +230,24 @@ impl fmt::Display for CrashReport {
             }
             for Survivor { mutant, explanation } in &self.survivors {
                 let why = explanation.as_deref().unwrap_or("unexplained");
-                row("  not noticed", format!("{mutant}: {why}"))?;
+                row("  not detected", format!("{mutant}: {why}"))?;
             }
         }
         writeln!(f)
     }
 }
 
-/// Crashes what `config` says.
+/// Crashes the structures that `config` names.
 ///
 /// # Errors
+///
 /// `UnknownIndex`, `Config`.
-pub fn run_crash(config: &CrashConfig, watch: &dyn Watch) -> Result<Vec<CrashReport>, LabError> {
+pub fn run_crash(
+    config: &CrashConfig,
+    progress: &dyn Progress,
+) -> Result<Vec<CrashReport>, LabError> {
     if config.seeds == 0 || config.threads == 0 {
-        return Err(LabError::Config("at least one seed and one thread".into()));
+        return Err(LabError::Config("there must be at least one seed and one thread".into()));
     }
     let chosen: Vec<&Crashable> = if config.indexes.is_empty() {
         CRASHABLE.iter().collect()
@@ -251,7 +255,7 @@ pub fn run_crash(config: &CrashConfig, watch: &dyn Watch) -> Result<Vec<CrashRep
         config.indexes.iter().map(|name| find(name)).collect::<Result<_, _>>()?
     };
     keep_panics_quiet();
-    Ok(chosen.into_iter().map(|crashable| crash(crashable, config, watch)).collect())
+    Ok(chosen.into_iter().map(|crashable| crash(crashable, config, progress)).collect())
 }
 
 fn find(name: &str) -> Result<&'static Crashable, LabError> {
@@ -262,17 +266,17 @@ fn find(name: &str) -> Result<&'static Crashable, LabError> {
         .ok_or_else(|| LabError::UnknownIndex { name: name.to_owned(), known: known() })
 }
 
-fn crash(crashable: &Crashable, config: &CrashConfig, watch: &dyn Watch) -> CrashReport {
+fn crash(crashable: &Crashable, config: &CrashConfig, progress: &dyn Progress) -> CrashReport {
     let battery = &(crashable.battery)();
     let trials = &battery.trials;
-    watch.more(trials.len() as u64);
+    progress.more(trials.len() as u64);
     let reports = parallel(config.threads, trials.len(), |at| {
         let trial = &*trials[at];
         let start = Instant::now();
         let each = trial.seeds_for_one();
         let seeds = config.skip * each..(config.skip + config.seeds) * each;
         let report = battery.run(trial, seeds);
-        watch.done(&format!("{}: {} images", battery.name_of(trial), report.images));
+        progress.done(&format!("{}: {} images", battery.name_of(trial), report.images));
         (report, start.elapsed().as_secs_f64())
     });
     let seconds = reports.iter().map(|(_, seconds)| seconds).sum();
@@ -280,29 +284,29 @@ fn crash(crashable: &Crashable, config: &CrashConfig, watch: &dyn Watch) -> Cras
     reports.into_iter().for_each(|(report, _)| all.merge(report));
     let mut report = summary(crashable.name, &all, seconds);
     if config.mutants && all.is_clean() {
-        make_mistakes(battery, config, watch, &all, &mut report);
+        test_mutants(battery, config, progress, &all, &mut report);
     }
     if config.rates {
-        measure_rates(&(crashable.costs)(RATED_IMAGES), watch, &mut report);
+        measure_rates(&(crashable.costs)(RATED_IMAGES), progress, &mut report);
     }
     report
 }
 
-/// Images of each seed that rates are measured with.
+/// The number of images of each seed that rates are measured with.
 const RATED_IMAGES: u64 = 20_000;
 
-/// One campaign after the other, by the time that this thread was given.
-fn measure_rates(costs: &Battery, watch: &dyn Watch, report: &mut CrashReport) {
-    watch.more(costs.trials.len() as u64);
+/// Runs one campaign after the other, and measures the processor time of this thread.
+fn measure_rates(costs: &Battery, progress: &dyn Progress, report: &mut CrashReport) {
+    progress.more(costs.trials.len() as u64);
     for trial in &costs.trials {
         let start = clock_gettime(ClockId::ThreadCPUTime);
         let found = costs.run(&**trial, 0..2);
         let end = clock_gettime(ClockId::ThreadCPUTime);
         let seconds =
             (end.tv_sec - start.tv_sec) as f64 + (end.tv_nsec - start.tv_nsec) as f64 / 1e9;
-        watch.done(&format!("{}: {} images", costs.name_of(&**trial), found.images));
+        progress.done(&format!("{}: {} images", costs.name_of(&**trial), found.images));
         report.violations += found.failed_images;
-        report.found.extend(found.violations.iter().map(Found::from));
+        report.found.extend(found.violations.iter().map(Finding::from));
         report.rates.push(Rate { asked: trial.name().to_owned(), images: found.images, seconds });
     }
 }
@@ -325,7 +329,7 @@ fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
         schedules: all.schedules.iter().filter(|&&order| order != 0).count() as u64,
         oracles: oracle::ALL.to_vec(),
         violations: all.failed_images,
-        found: all.violations.iter().map(Found::from).collect(),
+        found: all.violations.iter().map(Finding::from).collect(),
         mutants: 0,
         killed: 0,
         killed_by: BTreeMap::new(),
@@ -337,24 +341,24 @@ fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
     }
 }
 
-/// What notices a mistake that campaigns do not.
-fn elsewhere(mistake: &str) -> Option<&'static str> {
+/// Returns the test that detects a mutant which campaigns do not.
+fn detected_elsewhere(mistake: &str) -> Option<&'static str> {
     let known = dash::NOTICED_ELSEWHERE.iter().find(|(name, _)| *name == mistake);
     known.map(|(_, test)| *test)
 }
 
-fn make_mistakes(
+fn test_mutants(
     battery: &Battery,
     config: &CrashConfig,
-    watch: &dyn Watch,
+    progress: &dyn Progress,
     all: &Report,
     report: &mut CrashReport,
 ) {
-    // The campaigns were clean; with fewer seeds they are too.
+    // The campaigns were clean, so they are clean with fewer seeds too.
     let Ok(mutants) = battery.mutants(config.seeds.min(2)) else { return };
     let planted = battery.planted.iter().map(|&name| Mutation::Planted(name));
     let mutations: Vec<Mutation> = mutants.mutations().into_iter().chain(planted).collect();
-    watch.more(mutations.len() as u64);
+    progress.more(mutations.len() as u64);
     let fates = parallel(config.threads, mutations.len(), |at| {
         let start = Instant::now();
         let (fate, trial) = match mutations[at] {
@@ -362,7 +366,7 @@ fn make_mistakes(
             mutation => mutants.fate(mutation),
         };
         let by = trial.map_or(String::new(), |trial| format!(" ({trial})"));
-        watch.done(&format!("{}: {fate}{by}", mutations[at]));
+        progress.done(&format!("{}: {fate}{by}", mutations[at]));
         (fate, start.elapsed().as_secs_f64())
     });
     report.mutants = mutations.len() as u64;
@@ -376,7 +380,7 @@ fn make_mistakes(
             Fate::NoChange => report.unchanged.push(mutation.to_string()),
             Fate::Survived(_) => {
                 let explanation = match mutation {
-                    Mutation::Planted(name) => elsewhere(name),
+                    Mutation::Planted(name) => detected_elsewhere(name),
                     _ => mutation.site().and_then(|site| all.harmless.get(&site)).copied(),
                 };
                 let explanation = explanation.map(ToString::to_string);

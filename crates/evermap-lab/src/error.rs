@@ -1,42 +1,42 @@
-//! What can go wrong in an experiment.
+//! The errors of experiments.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why an operation of somebody's table or store failed.
+/// The reason why an operation of a table or store failed.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why an experiment did not finish.
+/// The reason why an experiment did not finish.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabError {
     /// There is no index of that name.
     #[error("unknown index `{name}`; known are: {}", known.join(", "))]
     UnknownIndex {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// Every name there is.
+        /// Every known name.
         known: Vec<&'static str>,
     },
     /// There is no experiment of that name.
     #[error("unknown experiment `{name}`; known are: {}, and all", known.join(", "))]
     UnknownExperiment {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// Every name there is.
+        /// Every known name.
         known: Vec<&'static str>,
     },
-    /// A shared library is no plugin that can be used.
+    /// A shared library is no usable plugin.
     #[error("plugin {}: {why}", path.display())]
     Plugin {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A process that was to be killed ended by itself.
+    /// A child process that was to be killed ended before.
     #[error(
-        "the process that fills {index} ended before it had filled it; it says why on standard error"
+        "the process that fills {index} ended before it was done; see its message on standard error"
     )]
     NotFilled {
         /// The table.
@@ -45,34 +45,36 @@ pub enum LabError {
     /// A setting is impossible.
     #[error("configuration: {0}")]
     Config(String),
-    /// A table lost, invented or changed a value. No figure of it means anything.
+    /// A table lost, invented or changed a value. None of its figures means anything.
     #[error(
-        "{index} gave a wrong answer in {phase}: key {key:#018x} should be {expected}, but it was {found}"
+        "{index} gave a wrong answer in {phase}: key {key:#018x} should be {expected}, \
+         but it was {found}"
     )]
     WrongAnswer {
         /// The table.
         index: &'static str,
-        /// What was being done.
+        /// The phase or mix.
         phase: &'static str,
         /// The key.
         key: u64,
         /// What the key was bound to.
         expected: Found,
-        /// What the table said.
+        /// What the table returned.
         found: Found,
     },
-    /// At the end of a mix of operations a key was bound to what no thread wrote last.
+    /// At the end of a mix a key was bound to a word that no thread wrote last.
     #[error(
-        "{index} lost or invented a change in {phase}: in the end key {key:#018x} was {found}, which no thread wrote last"
+        "{index} lost or invented a change in {phase}: at the end key {key:#018x} was {found}, \
+         which no thread wrote last"
     )]
     WrongEnd {
         /// The table.
         index: &'static str,
-        /// What had been done.
+        /// The mix.
         phase: &'static str,
         /// The key.
         key: u64,
-        /// What the table said.
+        /// What the table returned.
         found: Found,
     },
     /// A table holds more or fewer pairs than were put into it.
@@ -80,9 +82,9 @@ pub enum LabError {
     WrongLength {
         /// The table.
         index: &'static str,
-        /// How many there are.
+        /// The right number of pairs.
         expected: u64,
-        /// How many the table says.
+        /// The number of pairs that the table reports.
         found: u64,
     },
     /// An operation of the table failed.
@@ -94,7 +96,7 @@ pub enum LabError {
         #[source]
         source: Failure,
     },
-    /// The experiment is about an order that the table does not have.
+    /// The experiment needs an order that the table does not keep.
     #[error(
         "{index} keeps its keys in no order, so it cannot scan; leave out workloads with scans"
     )]
@@ -102,7 +104,7 @@ pub enum LabError {
         /// The table.
         index: &'static str,
     },
-    /// The table cannot tell what the experiment is about.
+    /// The table does not report what the experiment measures.
     #[error("{index} does not report {what}, which this experiment measures")]
     Unreported {
         /// The table.
@@ -114,7 +116,7 @@ pub enum LabError {
     #[error("a thread panicked in the middle of the experiment")]
     Panicked,
     /// The system refused something.
-    #[error("{action}{}: {source}", path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
+    #[error("{action}{}: {source}", after_space(path))]
     Io {
         /// What was being done.
         action: &'static str,
@@ -126,37 +128,42 @@ pub enum LabError {
     },
 }
 
+/// Returns the path after a space, or nothing if there is none.
+fn after_space(path: &Option<PathBuf>) -> String {
+    path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default()
+}
+
 impl LabError {
-    /// An operation of `index` that failed.
+    /// Creates the error of a failed operation of `index`.
     #[cold]
     pub fn index(index: &'static str, source: impl Into<Failure>) -> Self {
         LabError::Index { index, source: source.into() }
     }
 }
 
-/// What a table said, or should have said, that a key was bound to.
+/// What a table reported, or should have reported, for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing.
+    /// The key is absent.
     Absent,
-    /// Something; the table does not say what.
+    /// The key is present; the table does not report its word.
     Present,
-    /// This word.
+    /// The key is bound to this word.
     Word(u64),
-    /// Bytes that are no value of the key.
+    /// The key is bound to bytes that are no value of it.
     Garbled,
-    /// The table does not say whether there was anything.
+    /// The table does not report whether the key was present.
     Unsaid,
 }
 
 impl Found {
-    /// Whether this answer is right where `truth` is what the key was bound to.
+    /// Returns `true` if this answer is right for a key that is bound to `expected`.
     #[inline(always)]
-    pub fn agrees(self, truth: Option<u64>) -> bool {
+    pub fn agrees(self, expected: Option<u64>) -> bool {
         match self {
-            Found::Absent => truth.is_none(),
-            Found::Present => truth.is_some(),
-            Found::Word(word) => truth == Some(word),
+            Found::Absent => expected.is_none(),
+            Found::Present => expected.is_some(),
+            Found::Word(word) => expected == Some(word),
             Found::Garbled => false,
             Found::Unsaid => true,
         }

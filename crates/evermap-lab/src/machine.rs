@@ -1,4 +1,4 @@
-//! What the system knows about this process and about everybody else on the machine.
+//! What the system reports about this process and about the whole machine.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,8 @@ use evermap_pm::medium::{Dram, Medium, Pages};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processors that this process may use, in order. Empty where the system does not tell.
+/// Returns the processors that this process may use, in order, or an empty list if the system does
+/// not report them.
 pub(crate) fn processors() -> Vec<usize> {
     let Ok(allowed) = sched_getaffinity(None) else {
         return Vec::new();
@@ -18,30 +19,30 @@ pub(crate) fn processors() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()
 }
 
-/// Ties the calling thread to one processor. A refusal only costs precision, so it is not an error.
+/// Pins the calling thread to one processor. A failure only costs precision, so it is not an error.
 pub(crate) fn pin(processor: usize) {
     let mut only = CpuSet::new();
     only.set(processor);
     let _ = sched_setaffinity(None, &only);
 }
 
-/// Processor time used by this process and by the whole machine, at one moment.
+/// The processor time used by this process and by the whole machine, at one moment.
 pub(crate) struct CpuClock {
     at: Instant,
     own: Duration,
-    /// Everybody's, in steps of a scheduler tick, time stolen by the hypervisor included. Nothing where
-    /// the system does not tell.
+    /// The time of all processes in steps of a scheduler tick, including time stolen by the
+    /// hypervisor. `None` if the system does not report it.
     all: Option<Duration>,
 }
 
-/// Processor time used between two moments.
+/// The processor time used between two moments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CpuUse {
     /// Wall-clock seconds.
     pub(crate) seconds: f64,
     /// Processor seconds of this process.
     pub(crate) own: f64,
-    /// Processor seconds of everybody else, at a resolution of a scheduler tick.
+    /// Processor seconds of all other processes, at a resolution of a scheduler tick.
     pub(crate) foreign: Option<f64>,
 }
 
@@ -55,7 +56,7 @@ impl CpuClock {
         }
     }
 
-    /// What was used since `self`.
+    /// Returns the time used since `self`.
     pub(crate) fn elapsed(&self) -> CpuUse {
         let now = CpuClock::now();
         let own = (now.own - self.own).as_secs_f64();
@@ -69,19 +70,20 @@ impl CpuClock {
 }
 
 impl CpuUse {
-    /// Processors kept busy by everybody else, on average.
+    /// Returns the average number of processors that other processes kept busy.
     pub(crate) fn foreign_share(&self) -> Option<f64> {
         Some(self.foreign? / self.seconds)
     }
 }
 
-/// Brings the processor time of the calling thread up to date for those who read that of the process: the kernel counts a
-/// thread that runs on another processor only up to its last scheduler tick.
+/// Updates the processor time of the calling thread for readers of the time of the process: the
+/// kernel counts a thread that runs on another processor only up to its last scheduler tick.
 pub(crate) fn account_for_this_thread() {
     let _ = clock_gettime(ClockId::ThreadCPUTime);
 }
 
-/// Waits until others keep no more than `limit` processors busy, but no longer than `patience` (or a look more).
+/// Waits until other processes keep no more than `limit` processors busy, for about `patience` at
+/// most.
 pub(crate) fn wait_for_quiet(limit: f64, patience: Duration) {
     /// Long enough for a few scheduler ticks.
     const LOOK: Duration = Duration::from_millis(250);
@@ -103,8 +105,8 @@ impl std::ops::AddAssign for CpuUse {
     }
 }
 
-/// Time that processors were busy, from the text of `/proc/stat`: everything but idle and waiting for disks.
-/// The guest columns are contained in the first two.
+/// Returns the time that processors were busy, from the text of `/proc/stat`: everything but idle
+/// time and waiting for disks. The guest columns are contained in the first two.
 fn busy(stat: &str) -> Option<Duration> {
     let mut fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
     let mut ticks = [0u64; 8];
@@ -116,16 +118,17 @@ fn busy(stat: &str) -> Option<Duration> {
     Some(Duration::from_secs_f64(busy as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
-/// Memory that is really there for this process.
+/// The resident memory of this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Resident {
     /// Bytes.
     pub(crate) bytes: u64,
-    /// Of these, bytes in huge pages.
+    /// The part of it in huge pages, in bytes.
     pub(crate) huge: u64,
 }
 
-/// What is resident now; nothing where the system does not tell. Walks all page tables: about 10 ms for a GiB.
+/// Returns the resident memory, or `None` if the system does not report it. Walks all page tables:
+/// about 10 ms for a GiB.
 pub(crate) fn resident() -> Option<Resident> {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
     let huge = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"];
@@ -135,7 +138,7 @@ pub(crate) fn resident() -> Option<Resident> {
     })
 }
 
-/// What has become resident since `before`.
+/// Returns the memory that has become resident since `before`.
 pub(crate) fn growth(before: Option<Resident>) -> Option<Resident> {
     let (now, before) = resident().zip(before)?;
     Some(Resident {
@@ -144,13 +147,14 @@ pub(crate) fn growth(before: Option<Resident>) -> Option<Resident> {
     })
 }
 
-/// Bytes of this process that are in no file: what it has allocated, and what is free in between.
+/// Returns the bytes of this process that are in no file: what is allocated, and free memory in
+/// between.
 pub(crate) fn anonymous() -> Option<u64> {
     trim();
     kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "RssAnon")
 }
 
-/// Bytes that a file takes, or all files in a directory.
+/// Returns the bytes on disk of a file, or of all files in a directory.
 pub(crate) fn bytes_on_disk(path: &Path) -> std::io::Result<u64> {
     let found = fs::metadata(path)?;
     if !found.is_dir() {
@@ -158,23 +162,24 @@ pub(crate) fn bytes_on_disk(path: &Path) -> std::io::Result<u64> {
     }
     let mut bytes = 0;
     for entry in fs::read_dir(path)? {
-        // A store removes files while we look.
+        // A store may remove files at the same time.
         bytes += bytes_on_disk(&entry?.path()).unwrap_or(0);
     }
     Ok(bytes)
 }
 
-/// The page size that most of `memory` has, bytes: the base page, or the huge page of x86-64 and most others.
+/// Returns the page size that most of `memory` has, in bytes: the base page, or the huge page of
+/// x86-64 and most other processors.
 pub(crate) fn page_size(memory: Resident) -> u64 {
     if memory.huge * 2 > memory.bytes { 2 << 20 } else { rustix::param::page_size() as u64 }
 }
 
-/// What a reader of results should know about the machine, taken once.
+/// What a reader of results should know about the machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Portrait(Vec<(&'static str, String)>);
 
 impl Portrait {
-    /// Of this machine, now.
+    /// Collects the facts about this machine.
     pub(crate) fn take() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
@@ -198,13 +203,13 @@ impl Portrait {
         Portrait(all.into_iter().filter_map(|(what, value)| Some((what, value?))).collect())
     }
 
-    /// What, and its value.
+    /// Returns the names and values of the facts.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.0.iter().cloned()
     }
 }
 
-/// Seconds since 1970 as a date and a time of day.
+/// Returns seconds since 1970 as a date and a time of day.
 fn date(seconds: u64) -> String {
     let (mut days, clock) = (seconds / 86_400, seconds % 86_400);
     let is_leap = |year: u64| {
@@ -225,18 +230,18 @@ fn date(seconds: u64) -> String {
     format!("{year}-{:02}-{:02} {hour:02}:{minute:02}", month + 1, days + 1)
 }
 
-/// Bytes that can still be used without swapping.
+/// Returns the number of bytes that can still be used without swapping.
 pub(crate) fn available() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
 
-/// The value of `name: 123 kB` in a text of such lines, in bytes.
+/// Returns the value of `name: 123 kB` in a text of such lines, in bytes.
 fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Whether `path` lies on a file system that is nothing but memory.
+/// Returns `true` if `path` is on a file system in memory.
 #[cfg(feature = "stores")]
 pub(crate) fn is_in_memory(path: &Path) -> bool {
     /// `f_type` of tmpfs and ramfs.
@@ -244,7 +249,7 @@ pub(crate) fn is_in_memory(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|found| IN_MEMORY.contains(&i128::from(found.f_type)))
 }
 
-/// Gives memory that earlier tables have freed back to the system, so that the next one starts as the first did.
+/// Returns freed memory to the system, so that every table starts from the same state.
 pub(crate) fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `malloc_trim` may be called at any time, and only returns free memory.
@@ -253,15 +258,16 @@ pub(crate) fn trim() {
     }
 }
 
-/// Uses so much memory and gives it back, so that what a table takes next is there.
+/// Uses this much memory and frees it, so that the memory of the next table is present.
 ///
-/// The host of a virtual machine takes memory that has been free for seconds, in large pieces only, and whoever touches
-/// it first waits for microseconds a page. Else a table that follows one which has left large pieces would be faster.
-/// Takes no more than half of what is available.
+/// The host of a virtual machine reclaims memory that has been free for seconds, in large pieces
+/// only, and the first access afterwards waits for microseconds a page. Otherwise a table that
+/// follows one which has freed large pieces would be faster. Uses no more than half of the
+/// available memory.
 pub(crate) fn warm_up(bytes: u64, pages: Pages) {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = bytes.min(kibibytes(&meminfo, "MemAvailable").unwrap_or(0) / 2);
-    // Where this fails, figures are noisier.
+    // If this fails, figures are noisier.
     let Ok(memory) = Dram::reserve(bytes, pages) else { return };
     if memory.grow(bytes).is_ok() {
         let page = rustix::param::page_size() as u64;
@@ -299,7 +305,7 @@ mod tests {
         assert_eq!(bytes_on_disk(&path).unwrap(), 0);
         fs::write(path.join("one"), [7; 10_000]).unwrap();
         fs::write(path.join("inner/two"), [7; 10_000]).unwrap();
-        // What was never written takes nothing.
+        // Memory that was never written takes no pages.
         fs::File::create(path.join("three")).unwrap().set_len(1 << 30).unwrap();
         let all = bytes_on_disk(&path).unwrap();
         assert!((20_000..100_000).contains(&all), "{all}");
@@ -317,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_by_hand() {
+    fn dates_follow_the_calendar() {
         assert_eq!(date(0), "1970-01-01 00:00");
         assert_eq!(date(951_782_399), "2000-02-28 23:59");
         assert_eq!(date(951_782_400), "2000-02-29 00:00");

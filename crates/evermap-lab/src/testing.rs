@@ -1,26 +1,45 @@
-//! Tables that count and tables that lie, for the tests of the driver.
+//! Correct and faulty tables that count, for the tests of the driver.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::LabError;
-use crate::output::{Output, Record};
-use crate::reference::Reference;
+use crate::baselines::tables::reference::Reference;
 use crate::report::Report;
+use crate::report::{Output, Record};
 use crate::subject::{
     Counts, Entry, Factory, Found, Guards, Measured, Setup, Size, Subject, Table, Work,
 };
 use crate::workload::bytes::Spelled;
-use crate::workload::{Phase, Writer};
+use crate::workload::{Mix, Phase, Writer};
 
-/// What is wrong with a table.
+/// Returns `full` if `EVERMAP_TEST_TIER` is `full`, and `default` if it is not set.
+///
+/// # Panics
+///
+/// If the variable has another value: a long run must not turn out to be a short one.
+pub(crate) fn by_tier<T>(default: T, full: T) -> T {
+    match std::env::var_os("EVERMAP_TEST_TIER") {
+        None => default,
+        Some(tier) if tier == "full" => full,
+        Some(tier) => panic!("EVERMAP_TEST_TIER is {tier:?}: set it to `full`, or unset it"),
+    }
+}
+
+/// Returns the mixes to test: by default one with updates, one with insertions, and one with scans.
+pub(crate) fn mixes() -> Vec<Mix> {
+    let some = ["ycsb-a", "ycsb-d", "ycsb-e"];
+    by_tier(some.map(|name| name.parse().unwrap()).to_vec(), Mix::ALL.to_vec())
+}
+
+/// The fault of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
     /// Acknowledges one insertion in a thousand without doing it.
     LosesInsert,
-    /// Gets one word in a thousand wrong.
+    /// Returns one wrong word in a thousand.
     WrongWord,
     /// Finds one absent key in a thousand.
     InventsKey,
@@ -28,21 +47,22 @@ pub(crate) enum Fault {
     LosesUpdate,
     /// Acknowledges one removal in a thousand without doing it.
     KeepsRemoved,
-    /// Answers one key in a thousand of a batch with the answer of its neighbour.
+    /// Returns for one key in a thousand of a batch the result of its neighbour.
     MixesBatch,
     /// Counts one pair too many.
     Miscounts,
-    /// Is damaged at every thousandth key.
+    /// Reports damage at every thousandth key.
     Fails,
 }
 
-/// The reference with a fault, which counts what is done to it.
+/// The reference with a fault, which counts the operations.
 pub(crate) struct Faulty {
     inner: Reference,
     fault: Fault,
-    /// Guards taken.
+    /// The number of guards taken.
     pub(crate) guards: AtomicU64,
-    /// Operations: one flush, two fences, three lines read each; a line written by each insertion.
+    /// The number of operations: each counts as one flush, two fences and three lines read; each
+    /// insertion as a line written.
     ops: AtomicU64,
     inserts: AtomicU64,
 }
@@ -54,7 +74,7 @@ impl Faulty {
         Faulty { inner, fault, guards: zero(), ops: zero(), inserts: zero() }
     }
 
-    /// Whether the fault shows with this key.
+    /// Returns `true` if the fault shows with this key.
     fn strikes(&self, fault: Fault, key: u64) -> bool {
         self.fault == fault && key.is_multiple_of(1000)
     }
@@ -122,7 +142,7 @@ impl Table for Faulty {
         self.inner.remove(key, &())
     }
 
-    /// Has a place for every pair of the next power of two, and takes 16 bytes for a place.
+    /// Reports as many slots as the next power of two, with 16 bytes for each.
     fn size(&self) -> evermap_pm::Result<Size> {
         let len = self.inner.size()?.len.unwrap_or(0);
         let places = len.next_power_of_two();
@@ -141,11 +161,14 @@ impl Table for Faulty {
     }
 }
 
-/// A registry's line for a table with this fault.
+/// Returns the entry of a table with this fault.
 pub(crate) fn faulty(fault: Fault) -> Entry {
-    fn build<const FAULT: usize>(_: &Setup) -> Result<Box<dyn Subject>, LabError> {
+    fn build<const FAULT: usize>(
+        name: &'static str,
+        _: &Setup,
+    ) -> Result<Box<dyn Subject>, LabError> {
         let table = Faulty::new(FAULTS[FAULT].0);
-        Ok(Box::new(Measured { name: "faulty", table, guards: Guards::PerOperation }))
+        Ok(Box::new(Measured { name, table, guards: Guards::PerOperation }))
     }
     const FAULTS: [(Fault, Factory); 9] = [
         (Fault::None, build::<0>),
@@ -158,11 +181,11 @@ pub(crate) fn faulty(fault: Fault) -> Entry {
         (Fault::Miscounts, build::<7>),
         (Fault::Fails, build::<8>),
     ];
-    let (_, build) = FAULTS.into_iter().find(|known| known.0 == fault).expect("listed above");
-    Entry { name: "faulty", about: "for tests", rival: false, build }
+    let (_, factory) = FAULTS.into_iter().find(|known| known.0 == fault).expect("listed above");
+    Entry { name: "faulty", about: "for tests", rival: false, factory }
 }
 
-/// One thread's work of a phase on a table of words, one key at a time.
+/// Returns the work of one thread in a phase on a table of words, one key at a time.
 pub(crate) fn work(phase: Phase, keys: &[u64]) -> Work<'_> {
     static NONE: Spelled = Spelled::new();
     Work {
@@ -178,7 +201,7 @@ pub(crate) fn work(phase: Phase, keys: &[u64]) -> Work<'_> {
     }
 }
 
-/// Keeps everything it is told.
+/// Keeps all output.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) steps: u64,

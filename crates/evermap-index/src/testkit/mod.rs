@@ -44,6 +44,7 @@ pub mod counters;
 pub mod crash;
 pub mod damage;
 pub(crate) mod delays;
+mod erased;
 pub mod hooked;
 pub mod keys;
 pub mod linearizability;

@@ -1,19 +1,20 @@
 //! HiKV's design beside its variants and beside Evermap's store: the ablations of its paper.
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::compare::Driven;
-use crate::drive::{Config, Plan, drive};
-use crate::output::Output;
+use crate::driver::results::DriveReport;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{bars, grids, mark, notes_of_all, speed};
+use crate::report::Output;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
 use crate::subject::MediumKind;
-use crate::tables::{bars, grids, mark, notes_of_all, speed};
-use crate::workload::{Blend, Distribution, Lengths, Mix, Phase, Shape, Zipf};
+use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Phase, Zipf};
 
 pub(super) const HIKV: Experiment = Experiment {
     name: "hikv",
-    about: "HiKV's design and its variants: put, get, update, remove and scan; puts on memory of several speeds",
+    about: "HiKV's design and its variants: all operations, and puts on memory of several speeds",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
@@ -31,7 +32,7 @@ pub(super) const HIKV: Experiment = Experiment {
     run: hikv,
 };
 
-/// The variants, and where they can be put, Evermap's store.
+/// The variants. Evermap's store is added on media that it supports.
 const VARIANTS: [&str; 5] = ["hikv", "hikv-1-1", "hikv-sync", "hikv-par", "hikv-wal"];
 /// What the sweep compares: the design, and what each of its ideas is measured against.
 const SWEPT: [&str; 4] = ["hikv", "hikv-sync", "hikv-par", "hikv-wal"];
@@ -54,16 +55,16 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 1_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 1 };
     let medium = settings.medium.unwrap_or(MediumKind::Process);
     let mut usual = VARIANTS.to_vec();
-    // It flushes nothing, so it is to be had on no other medium.
+    // The store flushes nothing, so it supports no other medium.
     if matches!(medium, MediumKind::Dram | MediumKind::Process) {
         usual.extend(["evermap", "evermap-ordered"]);
     }
     let config = settings.config("hikv", &usual, scale);
-    let shape = Shape {
+    let lengths = KeyValueLengths {
         keys: settings.key_bytes.unwrap_or(Lengths::Fixed(16)),
         values: settings.value_bytes.unwrap_or(Lengths::Fixed(256)),
     };
-    let config = Config { medium, shape: Some(shape), limits: false, ..config };
+    let config = Config { medium, lengths: Some(lengths), limits: false, ..config };
     let phases = vec![Phase::Insert, Phase::Positive, Phase::Update, Phase::Delete];
     let changes = drive(&Config { plan: Plan::Phases(phases), ..config.clone() }, out)?;
     let scans = scans(&config, out)?;
@@ -86,35 +87,36 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     })
 }
 
-/// Who shares the processors: without that the figures cannot be read.
+/// Describes how threads share the processors, without which the figures cannot be interpreted.
 fn company(threads: usize) -> String {
     format!(
-        "{} processors for {threads} serving {}, the backends (all but hikv-sync) and the thread that moves ranges \
-         (hikv-par). In the paper 16 threads had 16 cores. Where they share processors, work that is handed to another \
-         thread still delays its sender, so asynchronous updates save less than there, or nothing.",
+        "{} processors for {threads} serving {}, the backends (all but hikv-sync) and the thread \
+         that moves ranges (hikv-par). In the paper 16 threads had 16 cores. If threads share \
+         processors, work that is passed to another thread still delays its sender, so \
+         asynchronous updates save less than in the paper, or nothing.",
         Settings::processors(),
         if threads == 1 { "thread" } else { "threads" },
     )
 }
 
-/// Scans of those that have an order. Nothing if none has.
-fn scans(config: &Config, out: &mut dyn Output) -> Result<Option<Driven>, LabError> {
+/// Measures scans of the stores that keep an order. Returns `None` if none does.
+fn scans(config: &Config, out: &mut dyn Output) -> Result<Option<DriveReport>, LabError> {
     let indexes = super::ycsb::ordered(config)?;
     if indexes.is_empty() {
         return Ok(None);
     }
-    // A scan is worth many look-ups.
+    // A scan costs as much as many look-ups.
     let ops = (config.keys / 10).max(1);
     let blend = Blend { mix: SCANS, keys: SCANS.keys, theta: Zipf::YCSB, ops };
     drive(&Config { indexes, plan: Plan::Blend(blend), ..config.clone() }, out).map(Some)
 }
 
-/// Puts of the variants on memory of several speeds.
+/// Measures puts of the variants on memory of several speeds.
 fn sweep(
     settings: &Settings,
     config: &Config,
     out: &mut dyn Output,
-) -> Result<Vec<(u64, Driven)>, LabError> {
+) -> Result<Vec<(u64, DriveReport)>, LabError> {
     let base = Config {
         indexes: settings.indexes(&SWEPT),
         medium: MediumKind::Emulated,
@@ -129,28 +131,28 @@ fn sweep(
         .collect()
 }
 
-/// A mean time, ns.
+/// A mean time, in nanoseconds.
 #[derive(Clone, Copy)]
 struct Mean {
     ns: f64,
-    /// Whether others disturbed it.
+    /// Whether other programs disturbed it.
     void: bool,
 }
 
 impl Mean {
-    /// Of an operation of `index` in `phase`.
-    fn of(driven: &Driven, index: &str, phase: &str, threads: usize) -> Option<Self> {
+    /// Returns the mean time of an operation of `index` in `phase`.
+    fn of(driven: &DriveReport, index: &str, phase: &str, threads: usize) -> Option<Self> {
         let record = &driven.subject(index)?.phase(phase)?.summary;
         Some(Mean { ns: 1e3 * threads as f64 / record.mops?, void: record.void })
     }
 
-    /// A figure that follows from this one and another, marked if one of them was disturbed.
+    /// Formats a figure computed from this mean and another, marked if one of them was disturbed.
     fn with(self, other: Mean, figure: impl Fn(f64, f64) -> f64) -> String {
         format!("{:.1}{}", figure(self.ns, other.ns), mark(self.void || other.void))
     }
 }
 
-fn sweep_tables(sweep: &[(u64, Driven)], threads: usize) -> (Grid, Plot) {
+fn sweep_tables(sweep: &[(u64, DriveReport)], threads: usize) -> (Grid, Plot) {
     let columns: Vec<_> = DELAYS.iter().map(|delay| format!("{delay} ns")).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
     let mut grid = Grid::new("Mean time of a Put, ns, by what a persist takes", &columns);
@@ -178,7 +180,7 @@ fn sweep_tables(sweep: &[(u64, Driven)], threads: usize) -> (Grid, Plot) {
     (grid, plot)
 }
 
-fn scan_table(scans: &Driven) -> Grid {
+fn scan_table(scans: &DriveReport) -> Grid {
     let title = "Scans of 1 to 100 pairs";
     let columns = ["million scans/s", "median, ns", "99th percentile, ns"];
     let mut grid = Grid::new(title, &columns);
@@ -192,11 +194,11 @@ fn scan_table(scans: &Driven) -> Grid {
     grid
 }
 
-/// What the paper says of the same things.
+/// Returns the figures of the paper beside those measured here.
 fn figures(
-    changes: &Driven,
-    scans: Option<&Driven>,
-    sweep: &[(u64, Driven)],
+    changes: &DriveReport,
+    scans: Option<&DriveReport>,
+    sweep: &[(u64, DriveReport)],
     threads: usize,
 ) -> Vec<Figure> {
     let persists = |index: &str, paper: &str| {
@@ -247,7 +249,7 @@ fn figures(
     ]
 }
 
-/// By how many percent `own` is less than `other`.
+/// Returns by how many percent `own` is less than `other`.
 fn reduction(own: f64, other: f64) -> f64 {
     100.0 * (1.0 - own / other)
 }
@@ -258,12 +260,13 @@ mod tests {
     use crate::testing::Kept;
 
     #[test]
-    fn reductions_by_hand() {
+    fn reductions_are_in_percent() {
         assert_eq!(reduction(50.0, 100.0), 50.0);
         assert_eq!(reduction(150.0, 100.0), -50.0);
     }
 
-    /// Everything is measured, and what does not depend on the machine is what the paper counts.
+    /// Everything is measured, and the counts, which do not depend on the machine, are those of the
+    /// paper.
     #[test]
     fn the_ablations_are_reported() {
         let settings = Settings {

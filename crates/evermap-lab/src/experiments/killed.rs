@@ -1,7 +1,8 @@
 //! Tables in processes that are killed.
 //!
-//! A child process fills a table in a file, goes on inserting, and is killed in the middle of that; so nothing is
-//! simulated: neither the death nor the state of the file. What it measures it says on its standard output.
+//! A child process fills a table in a file, continues to insert, and is killed while it does. So
+//! nothing is simulated, neither the death nor the state of the file. The child writes its
+//! measurements to its standard output.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -11,166 +12,171 @@ use std::time::{Duration, Instant};
 
 use super::Settings;
 use crate::LabError;
-use crate::drive::Task;
-use crate::indexed::nameless;
+use crate::driver::task::Task;
+use crate::driver::workers::Workers;
 use crate::machine;
-use crate::output::Record;
-use crate::subject::{Entry, File, MediumKind, Setup, Subject, Survives, subject};
-use crate::workers::Workers;
-use crate::workload::{Act, Lengths, Part, Phase, Shape, Speller, Workload, word};
+use crate::registry::subject;
+use crate::report::Record;
+use crate::subject::unique_path;
+use crate::subject::{Entry, File, MediumKind, Setup, Subject, Survives};
+use crate::workload::{Act, KeyValueLengths, Lengths, Part, Phase, Speller, Workload, word};
 
-/// What a child says when the table is filled, or open.
+/// The line that a child writes when the table is filled or open.
 const FILLED: &str = "filled";
 /// The word before the bytes on disk and in memory.
 const SPACE: &str = "space";
-/// The word before the seconds until the first answer, and until the first scan.
+/// The word before the seconds until the first look-up, and until the first scan.
 const ANSWERED: &str = "answered";
 
-/// What a child process does before it goes on inserting until it is killed.
+/// What a child process does before it inserts keys until it is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Errand {
+pub enum Job {
     /// Fills a new table.
     Fill,
-    /// The same, then binds every key to something else; says how much space that takes.
+    /// Fills a new table, then binds every key to something else, and reports the space that this
+    /// takes.
     Overwrite,
-    /// Opens the table of a child that has done that, for so many times; says how soon it answers.
+    /// Opens the table of a child that has done that, for the given time, and reports how soon it
+    /// answers.
     Open(u64),
 }
 
-/// A table, and what is to be done with it in a process of its own.
+/// A table, and what a child process does with it.
 #[derive(Clone, Debug)]
-pub struct Mission {
-    /// Its name.
+pub struct ChildJob {
+    /// The name of the table.
     pub index: String,
-    /// Where it is.
+    /// The medium that it is stored on.
     pub medium: MediumKind,
-    /// Lengths of keys and values, unless these are words.
-    pub shape: Option<Shape>,
-    /// Keys that it is filled with.
+    /// Lengths of keys and values; `None` for words.
+    pub lengths: Option<KeyValueLengths>,
+    /// The number of keys that it is filled with.
     pub keys: u64,
-    /// What they follow from.
+    /// The seed of the keys.
     pub seed: u64,
     /// Its file or directory.
     pub file: PathBuf,
     /// What to do.
-    pub errand: Errand,
+    pub job: Job,
 }
 
-/// What a child has said.
+/// A measurement that a child has written.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Said {
-    /// Bytes on disk, and what the process has allocated since before there was a table.
+pub(super) enum ChildLine {
+    /// Bytes on disk, and bytes that the process has allocated since before the table was created.
     Space { disk: f64, dram: f64 },
-    /// Seconds from before the opening to the first answer; to the end of the first scan, where there are scans.
-    Answered { get: f64, scan: Option<f64> },
+    /// Seconds from before the opening to the first answer, and to the end of the first scan, if
+    /// the table can scan.
+    FirstAnswers { get: f64, scan: Option<f64> },
 }
 
-impl Said {
+impl ChildLine {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split(' ');
         let what = words.next()?;
         let first = words.next()?.parse().ok()?;
         let second: Option<f64> = words.next().and_then(|word| word.parse().ok());
         match what {
-            SPACE => Some(Said::Space { disk: first, dram: second? }),
-            ANSWERED => Some(Said::Answered { get: first, scan: second }),
+            SPACE => Some(ChildLine::Space { disk: first, dram: second? }),
+            ANSWERED => Some(ChildLine::FirstAnswers { get: first, scan: second }),
             _ => None,
         }
     }
 }
 
 /// What to fill and kill.
-pub(super) struct Plan {
+pub(super) struct KillPlan {
     program: PathBuf,
     pub(super) medium: MediumKind,
     pub(super) location: PathBuf,
-    pub(super) shape: Option<Shape>,
+    pub(super) lengths: Option<KeyValueLengths>,
     pub(super) seed: u64,
 }
 
-impl Plan {
+impl KillPlan {
     pub(super) fn new(
         settings: &Settings,
-        shape: Option<Shape>,
+        lengths: Option<KeyValueLengths>,
         keys: u64,
     ) -> Result<Self, LabError> {
         let program = settings.program.clone().ok_or_else(|| {
             LabError::Config(
-                "this experiment kills a process, and was not told which program to start".into(),
+                "this experiment kills a process, but no program to start is configured".into(),
             )
         })?;
         let medium = settings.medium.unwrap_or(MediumKind::Process);
         if medium == MediumKind::Dram {
             return Err(LabError::Config(
-                "what is in anonymous memory is gone with its process; take another medium".into(),
+                "anonymous memory does not survive its process; take another medium".into(),
             ));
         }
         let location = settings.location.clone();
-        let setup = Setup::new(medium, location, settings.pages(), keys, shape)?;
-        Ok(Plan {
+        let setup = Setup::new(medium, location, settings.pages(), keys, lengths)?;
+        Ok(KillPlan {
             program,
             medium,
             location: setup.location,
-            shape,
+            lengths,
             seed: settings.seed.unwrap_or(1),
         })
     }
 
-    /// A place for a table that nobody else finds.
-    pub(super) fn place(&self) -> Remains {
-        Remains(nameless(&self.location))
+    /// Returns a new place for a table.
+    pub(super) fn place(&self) -> LeftFile {
+        LeftFile(unique_path(&self.location))
     }
 
-    /// Fills a table in a process of its own, and kills that.
-    pub(super) fn leave_behind(&self, entry: &Entry, keys: u64) -> Result<Remains, LabError> {
-        let remains = self.place();
-        self.send(entry, keys, &remains, Errand::Fill)?;
-        Ok(remains)
+    /// Fills a table in a child process, and kills that while it inserts.
+    pub(super) fn fill_and_kill(&self, entry: &Entry, keys: u64) -> Result<LeftFile, LabError> {
+        let left = self.place();
+        self.run_and_kill(entry, keys, &left, Job::Fill)?;
+        Ok(left)
     }
 
-    /// Has a process do `errand`, and kills it while it goes on inserting. Answers what it has said.
-    pub(super) fn send(
+    /// Starts a child process that does `job`, and kills it while it inserts. Returns what it has
+    /// measured.
+    pub(super) fn run_and_kill(
         &self,
         entry: &Entry,
         keys: u64,
-        remains: &Remains,
-        errand: Errand,
-    ) -> Result<Vec<Said>, LabError> {
+        left: &LeftFile,
+        job: Job,
+    ) -> Result<Vec<ChildLine>, LabError> {
         let mut command = Command::new(&self.program);
         command.args(["fill", "--index", entry.name, "--medium", self.medium.name()]);
         command.args(["--keys", &keys.to_string(), "--seed", &self.seed.to_string()]);
-        command.arg("--file").arg(&remains.0);
-        if let Some(shape) = self.shape {
-            command.args(["--key-bytes", &shape.keys.to_string()]);
-            command.args(["--value-bytes", &shape.values.to_string()]);
+        command.arg("--file").arg(&left.0);
+        if let Some(lengths) = self.lengths {
+            command.args(["--key-bytes", &lengths.keys.to_string()]);
+            command.args(["--value-bytes", &lengths.values.to_string()]);
         }
-        match errand {
-            Errand::Fill => {}
-            Errand::Overwrite => drop(command.arg("--overwrite")),
-            Errand::Open(times) => drop(command.args(["--open", &times.to_string()])),
+        match job {
+            Job::Fill => {}
+            Job::Overwrite => drop(command.arg("--overwrite")),
+            Job::Open(times) => drop(command.args(["--open", &times.to_string()])),
         }
         let failed = |action| {
             let path = Some(self.program.clone());
             move |source| LabError::Io { action, path, source }
         };
-        let mut child = Dying(
+        let mut child = KilledChild(
             command
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
                 .map_err(failed("start"))?,
         );
-        let mut said = Vec::new();
+        let mut measured = Vec::new();
         for line in BufReader::new(child.0.stdout.take().expect("piped")).lines() {
-            let line = line.map_err(failed("read what it says from"))?;
+            let line = line.map_err(failed("read the output of"))?;
             if line == FILLED {
-                // In the middle of some insertion.
+                // So that it is killed in the middle of an insertion.
                 std::thread::sleep(Duration::from_millis(5));
-                return Ok(said);
+                return Ok(measured);
             }
-            said.extend(Said::parse(&line));
+            measured.extend(ChildLine::parse(&line));
         }
-        // What went wrong is on standard error already.
+        // The child has written the reason to standard error.
         Err(LabError::NotFilled { index: entry.name })
     }
 
@@ -181,7 +187,9 @@ impl Plan {
         keys: u64,
         phase: &str,
     ) -> Record {
-        let lengths = |of: fn(Shape) -> Lengths| self.shape.map(|shape| of(shape).to_string());
+        let text = |of: fn(KeyValueLengths) -> Lengths| {
+            self.lengths.map(|lengths| of(lengths).to_string())
+        };
         Record {
             experiment,
             index: entry.name.to_owned(),
@@ -191,8 +199,8 @@ impl Plan {
             threads: 1,
             keys,
             phase: phase.to_owned(),
-            key_bytes: lengths(|shape| shape.keys),
-            value_bytes: lengths(|shape| shape.values),
+            key_bytes: text(|lengths| lengths.keys),
+            value_bytes: text(|lengths| lengths.values),
             seed: self.seed,
             ..Record::default()
         }
@@ -203,32 +211,32 @@ impl Plan {
         &self,
         entry: &Entry,
         keys: u64,
-        remains: &Remains,
+        left: &LeftFile,
     ) -> Result<Box<dyn Subject>, LabError> {
         let location = Some(self.location.clone());
         let pages = evermap_pm::medium::Pages::Base;
-        let setup = Setup::new(self.medium, location, pages, keys, self.shape)?;
-        (entry.build)(&Setup { file: File::Existing(remains.0.clone()), ..setup })
+        let setup = Setup::new(self.medium, location, pages, keys, self.lengths)?;
+        entry.build(&Setup { file: File::Existing(left.0.clone()), ..setup })
     }
 }
 
-/// A child that is killed at the end of its use, and waited for.
-struct Dying(Child);
+/// A child process that is killed and waited for when this is dropped.
+struct KilledChild(Child);
 
-impl Drop for Dying {
+impl Drop for KilledChild {
     fn drop(&mut self) {
-        // It may have ended by itself; either way it is gone afterwards.
+        // The child may have ended before; either way it is gone afterwards.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The file or directory that a killed process left behind; removed at the end of its use.
-pub(super) struct Remains(PathBuf);
+/// The file or directory that a killed process left behind, removed when this is dropped.
+pub(super) struct LeftFile(PathBuf);
 
-impl Drop for Remains {
+impl Drop for LeftFile {
     fn drop(&mut self) {
-        // Nothing more can be done about what cannot be removed.
+        // A file that cannot be removed is not an error.
         let _ = if self.0.is_dir() {
             std::fs::remove_dir_all(&self.0)
         } else {
@@ -237,30 +245,31 @@ impl Drop for Remains {
     }
 }
 
-/// What a child process does: its errand, then it says so, and goes on inserting keys that nobody will ask for until it
-/// is killed, or until its standard input ends.
+/// The main function of a child process: it does its job, reports that, and inserts keys that are
+/// never looked up until it is killed or its standard input ends.
 ///
 /// # Errors
+///
 /// `UnknownIndex`, `Config`, and those of the table.
-pub fn fill(mission: &Mission) -> Result<(), LabError> {
-    let Mission { medium, shape, keys, seed, errand, ref file, .. } = *mission;
-    let entry = subject(&mission.index)?;
+pub fn run_child(child: &ChildJob) -> Result<(), LabError> {
+    let ChildJob { medium, lengths, keys, seed, job, ref file, .. } = *child;
+    let entry = subject(&child.index)?;
     let location = file.parent().map(Path::to_owned);
-    let setup = Setup::new(medium, location, evermap_pm::medium::Pages::Base, keys, shape)?;
+    let setup = Setup::new(medium, location, evermap_pm::medium::Pages::Base, keys, lengths)?;
     let workers = Workers::start(1)?;
     let workload = Workload { keys, threads: 1, seed };
     let build = |file: File| -> Result<Arc<dyn Subject>, LabError> {
-        Ok(Arc::from((entry.build)(&Setup { file, ..setup.clone() })?))
+        Ok(Arc::from(entry.build(&Setup { file, ..setup.clone() })?))
     };
-    let (table, stray) = match errand {
-        Errand::Fill => {
+    let (table, unused_seed) = match job {
+        Job::Fill => {
             let table = build(File::New(file.clone()))?;
             all_keys(&workers, &table, Task::of(Phase::Insert, workload), workload)?;
             (table, !seed)
         }
-        Errand::Overwrite => {
-            // The keys have their memory before the table's is measured.
-            let spelled = shape.map(Speller::new);
+        Job::Overwrite => {
+            // The keys are allocated before the memory of the table is measured.
+            let spelled = lengths.map(Speller::new);
             workers.each(move |thread, stream| {
                 stream.fill(&workload, Phase::Insert, thread);
                 spelled.iter().for_each(|speller| stream.spell(speller));
@@ -277,40 +286,44 @@ pub fn fill(mission: &Mission) -> Result<(), LabError> {
                 };
                 let disk = machine::bytes_on_disk(file).map_err(failed)?;
                 let dram = machine::anonymous().unwrap_or(0).saturating_sub(before);
-                say(&format!("{SPACE} {disk} {dram}"))?;
+                write_line(&format!("{SPACE} {disk} {dram}"))?;
             }
             (table, !seed)
         }
-        Errand::Open(times) => {
+        Job::Open(times) => {
             let open = || build(File::Existing(file.clone()));
-            let Answered { table, get, scan } =
-                answer(&workers, workload, shape, entry.name, open)?;
+            let FirstAnswers { table, get, scan } =
+                answer(&workers, workload, lengths, entry.name, open)?;
             let scan = scan.map_or(String::new(), |seconds| format!(" {seconds}"));
-            say(&format!("{ANSWERED} {get}{scan}"))?;
-            // Other keys than those of the children before.
+            write_line(&format!("{ANSWERED} {get}{scan}"))?;
+            // Other keys than those of earlier children.
             (table, (!seed).wrapping_sub(times << 32))
         }
     };
-    say(FILLED)?;
-    // If the parent dies first, nobody kills us.
+    write_line(FILLED)?;
+    // If the parent dies first, this process is not killed.
     let parent = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()));
-    // Keys that nobody will ask for, a few at a time, and not for ever.
+    // Keys that are never looked up, a few at a time, and a bounded number.
     for nth in 0..64 {
-        let workload = Workload { keys: 256, threads: 1, seed: stray.wrapping_sub(nth) };
+        let workload = Workload { keys: 256, threads: 1, seed: unused_seed.wrapping_sub(nth) };
         all_keys(&workers, &table, Task::of(Phase::Insert, workload), workload)?;
     }
     let _ = parent.join();
     Ok(())
 }
 
-/// Says a line to the parent.
-fn say(line: &str) -> Result<(), LabError> {
+/// Writes a line to the parent.
+fn write_line(line: &str) -> Result<(), LabError> {
     let mut out = std::io::stdout();
-    let said = writeln!(out, "{line}").and_then(|()| out.flush());
-    said.map_err(|source| LabError::Io { action: "write to standard output", path: None, source })
+    let written = writeln!(out, "{line}").and_then(|()| out.flush());
+    written.map_err(|source| LabError::Io {
+        action: "write to standard output",
+        path: None,
+        source,
+    })
 }
 
-/// Inserts, updates or looks up all keys of `workload`, in batches where there are some.
+/// Inserts, updates or looks up all keys of `workload`, in batches if the table has some.
 pub(super) fn all_keys(
     workers: &Workers,
     table: &Arc<dyn Subject>,
@@ -326,24 +339,25 @@ pub(super) fn all_keys(
     Ok(())
 }
 
-/// A table that was opened, and the seconds from before that to the end of its first look-up and of its first scan.
-struct Answered {
+/// A table that was opened, and the seconds from before that to the end of its first look-up and of
+/// its first scan.
+struct FirstAnswers {
     table: Arc<dyn Subject>,
     get: f64,
-    /// Where there are scans.
+    /// `None` if the table cannot scan.
     scan: Option<f64>,
 }
 
-/// Opens a table with `open`, looks a key up, and scans where that is possible.
+/// Opens a table with `open`, looks up a key, and scans if the table can.
 fn answer(
     workers: &Workers,
     workload: Workload,
-    shape: Option<Shape>,
+    lengths: Option<KeyValueLengths>,
     index: &'static str,
     open: impl FnOnce() -> Result<Arc<dyn Subject>, LabError>,
-) -> Result<Answered, LabError> {
+) -> Result<FirstAnswers, LabError> {
     let part = Part { name: "scan", act: Act::Scan(1), ops: 1, threads: 1, after: 0 };
-    let speller = shape.map(Speller::new);
+    let speller = lengths.map(Speller::new);
     workers.each(move |thread, stream| {
         stream.fill_part(&workload, &part, thread);
         speller.iter().for_each(|speller| stream.spell(speller));
@@ -354,7 +368,7 @@ fn answer(
     let table = open()?;
     let bound = table.get(key)?;
     let get = begin.elapsed().as_secs_f64();
-    // It was overwritten.
+    // The key was overwritten.
     let right = Some(word(key, 1));
     if bound != right {
         let phase = "the first look-up after recovery";
@@ -362,12 +376,12 @@ fn answer(
         return Err(LabError::WrongAnswer { index, phase, key, expected, found });
     }
     if !table.is_ordered() {
-        return Ok(Answered { table, get, scan: None });
+        return Ok(FirstAnswers { table, get, scan: None });
     }
     let scanned = table.clone();
     let task = Task::of(Phase::Mixed, workload).beside_updates();
     workers.each(move |thread, stream| scanned.run(task.on(stream, thread)))?;
-    Ok(Answered { table, get, scan: Some(begin.elapsed().as_secs_f64()) })
+    Ok(FirstAnswers { table, get, scan: Some(begin.elapsed().as_secs_f64()) })
 }
 
 #[cfg(test)]
@@ -375,14 +389,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_children_say_is_understood() {
-        let space = Said::Space { disk: 4096.0, dram: 12.0 };
-        assert_eq!(Said::parse("space 4096 12"), Some(space));
-        let scans = Said::Answered { get: 0.5, scan: Some(1.25) };
-        assert_eq!(Said::parse("answered 0.5 1.25"), Some(scans));
-        assert_eq!(Said::parse("answered 0.5"), Some(Said::Answered { get: 0.5, scan: None }));
+    fn the_lines_of_children_are_parsed() {
+        let space = ChildLine::Space { disk: 4096.0, dram: 12.0 };
+        assert_eq!(ChildLine::parse("space 4096 12"), Some(space));
+        let scans = ChildLine::FirstAnswers { get: 0.5, scan: Some(1.25) };
+        assert_eq!(ChildLine::parse("answered 0.5 1.25"), Some(scans));
+        assert_eq!(
+            ChildLine::parse("answered 0.5"),
+            Some(ChildLine::FirstAnswers { get: 0.5, scan: None })
+        );
         for other in ["", "space 1", "space x y", "answered", "hello 1 2"] {
-            assert_eq!(Said::parse(other), None, "{other}");
+            assert_eq!(ChildLine::parse(other), None, "{other}");
         }
     }
 }

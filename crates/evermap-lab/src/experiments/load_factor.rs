@@ -1,7 +1,7 @@
 //! How full a table is, and how much space a pair takes, while it grows.
 //!
-//! Both swing between two doublings or splits, so one number at one size says little: they are sampled
-//! over a range of sizes.
+//! Both oscillate between two doublings or splits, so one number at one size means little: they are
+//! sampled over a range of sizes.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,10 @@ use evermap_pm::medium::Pages;
 
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::output::{Output, Record};
+use crate::registry::subject;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
-use crate::subject::{Entry, MediumKind, Setup, Work, subject};
+use crate::report::{Output, Record};
+use crate::subject::{Entry, MediumKind, Setup, Work};
 use crate::workload::{Phase, Stream, Workload, Writer};
 
 pub(super) const LOAD_FACTOR: Experiment = Experiment {
@@ -94,18 +95,18 @@ fn run(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
 /// What to measure.
 #[derive(Clone, Debug)]
 struct Config {
-    /// Keys at the first sample.
+    /// The number of keys at the first sample.
     from: u64,
-    /// Keys at the last sample.
+    /// The number of keys at the last sample.
     to: u64,
-    /// Samples, evenly spread between the two. Each may walk the whole table.
+    /// The number of samples, evenly spaced between the two. Each may walk the whole table.
     samples: u64,
     seed: u64,
     medium: MediumKind,
     location: Option<PathBuf>,
 }
 
-/// A table's samples.
+/// The samples of a table.
 struct Grown {
     index: &'static str,
     samples: Vec<Sample>,
@@ -113,9 +114,9 @@ struct Grown {
 
 struct Sample {
     keys: u64,
-    /// Pairs divided by places.
+    /// The number of pairs divided by the number of slots.
     load_factor: f64,
-    /// In ordinary memory and in the medium together, where the table tells.
+    /// Bytes in ordinary memory and in the medium together, if the table reports them.
     bytes_per_pair: Option<f64>,
 }
 
@@ -153,7 +154,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// Of `values`; nothing where there are none.
+    /// Returns the spread of `values`, or `None` if there are none.
     fn of(values: &[f64]) -> Option<Spread> {
         Some(Spread {
             min: values.iter().copied().min_by(f64::total_cmp)?,
@@ -163,17 +164,17 @@ impl Spread {
     }
 }
 
-/// Inserts keys into a table, and samples it meanwhile.
+/// Inserts keys into a table, and samples it in between.
 fn grow(entry: &Entry, config: &Config, out: &mut dyn Output) -> Result<Grown, LabError> {
     let Config { from, to, samples, seed, .. } = *config;
     if from == 0 || from > to || samples == 0 {
         return Err(LabError::Config(format!(
-            "{samples} samples between {from} and {to} keys are impossible: there must be at least one, \
-             and the first size must be above zero and not above the second"
+            "{samples} samples between {from} and {to} keys are impossible: there must be at least \
+             one, and the first size must be above zero and not above the second"
         )));
     }
     let setup = Setup::new(config.medium, config.location.clone(), Pages::Base, to, None)?;
-    let table = (entry.build)(&setup)?;
+    let table = entry.build(&setup)?;
     let mut stream = Stream::default();
     stream.fill(&Workload { keys: to, threads: 1, seed }, Phase::Insert, 0);
     if let Some(speller) = table.speller() {
@@ -235,12 +236,12 @@ mod tests {
     }
 
     #[test]
-    fn spread_by_hand() {
+    fn spread_of_some_values() {
         assert_eq!(Spread::of(&[]), None);
         assert_eq!(Spread::of(&[3.0, 1.0, 5.0]), Some(Spread { min: 1.0, mean: 3.0, max: 5.0 }));
     }
 
-    /// The test's table has the next power of two of places, of 16 bytes each.
+    /// The table of the test has the next power of two of slots, of 16 bytes each.
     #[test]
     fn samples_are_taken_at_even_steps() {
         let mut kept = Kept::default();

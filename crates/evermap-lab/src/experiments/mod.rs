@@ -1,11 +1,11 @@
 //! The experiments, by name.
 
 use crate::LabError;
-use crate::compare::Driven;
-use crate::output::Output;
+use crate::driver::{self, Config, DriveReport};
+use crate::registry::subjects_called;
+use crate::report::Output;
 use crate::report::{Figure, Report};
-use crate::subject::subjects;
-use crate::tables::times;
+use tables::times;
 
 mod hikv;
 pub mod killed;
@@ -15,6 +15,7 @@ mod segment;
 mod settings;
 mod stores;
 mod sweeps;
+mod tables;
 mod words;
 mod ycsb;
 
@@ -27,7 +28,7 @@ pub struct Experiment {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
-    /// Settings that mean something to it, besides those of all.
+    /// Options that apply to it, besides those that apply to all.
     pub takes: &'static [Setting],
     run: fn(&Settings, &mut dyn Output) -> Result<Report, LabError>,
 }
@@ -53,19 +54,22 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 impl Experiment {
-    /// Runs it; `out` learns everything at once.
+    /// Runs the experiment. `out` receives everything immediately.
     ///
     /// # Errors
-    /// `Config` for settings that are impossible or mean nothing to it, and those of what it measures.
+    ///
+    /// `Config` for settings that are impossible or do not apply to it, and those of what it
+    /// measures.
     pub fn run(&self, settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-        settings.check(self)?;
+        settings.check(self.name, self.takes)?;
         self.run_as_far_as_it_applies(settings, out)
     }
 
-    /// As [`run`](Experiment::run), but passes over settings that mean nothing to it.
+    /// As [`run`](Experiment::run), but ignores settings that do not apply to it.
     ///
     /// # Errors
-    /// As there.
+    ///
+    /// As [`run`](Experiment::run).
     pub fn run_as_far_as_it_applies(
         &self,
         settings: &Settings,
@@ -77,10 +81,11 @@ impl Experiment {
     }
 }
 
-/// The experiment of that name.
+/// Returns the experiment called `name`.
 ///
 /// # Errors
-/// `UnknownExperiment`, with the names there are.
+///
+/// `UnknownExperiment`, with the names that are known.
 pub fn experiment(name: &str) -> Result<Experiment, LabError> {
     EXPERIMENTS.iter().find(|one| one.name == name).copied().ok_or_else(|| {
         LabError::UnknownExperiment {
@@ -90,15 +95,17 @@ pub fn experiment(name: &str) -> Result<Experiment, LabError> {
     })
 }
 
-/// Those of `names` that can be measured in this program.
-fn those_there_are(names: &[&str]) -> Vec<String> {
-    let all = subjects();
-    let known = |name: &&str| all.iter().any(|entry| entry.name == *name);
-    names.iter().copied().filter(known).map(str::to_owned).collect()
+/// Measures the subjects that `config` names.
+///
+/// # Errors
+///
+/// `UnknownIndex`, and as [`driver::drive`].
+pub fn drive(config: &Config, out: &mut dyn Output) -> Result<DriveReport, LabError> {
+    driver::drive(&subjects_called(&config.indexes)?, config, out)
 }
 
-/// A ratio that a paper reports, and the one found here.
-fn ratio_figure(driven: &Driven, of: &str, to: &str, phase: &str, paper: &str) -> Figure {
+/// Returns a ratio that a paper reports, and the one measured here.
+fn ratio_figure(driven: &DriveReport, of: &str, to: &str, phase: &str, paper: &str) -> Figure {
     Figure {
         what: format!("{phase}: {of} / {to}"),
         paper: paper.to_owned(),
@@ -112,7 +119,7 @@ mod tests {
     use crate::testing::Kept;
 
     #[test]
-    fn names_are_unique_and_unknown_ones_are_answered_with_the_known() {
+    fn names_are_unique_and_errors_list_the_known_ones() {
         for one in EXPERIMENTS {
             assert_eq!(experiment(one.name).unwrap().about, one.about);
             assert_eq!(EXPERIMENTS.iter().filter(|other| other.name == one.name).count(), 1);
@@ -129,6 +136,6 @@ mod tests {
         let settings = Settings { batch: Some(8), ..Settings::default() };
         let error = experiment("memory").unwrap().run(&settings, &mut Kept::default());
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("`--batch` means nothing to memory; it takes --index"), "{error}");
+        assert!(error.contains("`--batch` does not apply to memory; it takes --index"), "{error}");
     }
 }

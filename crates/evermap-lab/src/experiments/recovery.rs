@@ -1,27 +1,30 @@
-//! How soon a killed table answers again, and how fast it is then.
+//! How soon a killed table can be used again, and how fast it is then.
 //!
-//! A child process is killed while it inserts; this process opens what is left. See [`killed`](super::killed).
+//! A child process is killed while it inserts; this process opens what is left. See
+//! [`killed`](super::killed).
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::killed::{Plan, Remains, all_keys};
+use super::killed::{KillPlan, LeftFile, all_keys};
 use super::settings::Scale;
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::drive::Task;
-use crate::interval::median;
+use crate::driver::task::Task;
+use crate::driver::workers::Workers;
 use crate::machine;
-use crate::output::{Output, Record};
-use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series, cell};
-use crate::subject::{Entry, Subject, subject};
-use crate::workers::Workers;
+use crate::registry::subject;
+use crate::report::interval::median;
+use crate::report::model::cell;
+use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
+use crate::report::{Output, Record};
+use crate::subject::{Entry, Subject};
 use crate::workload::{Phase, Speller, Workload, word};
 
-/// Operations between two looks at the clock.
+/// The number of operations between two readings of the clock.
 const CHUNK: usize = 256;
-/// Points of a series over time.
+/// The number of points of a series over time.
 const WINDOWS: f64 = 60.0;
 
 pub(super) const RECOVERY: Experiment = Experiment {
@@ -57,7 +60,7 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let config = settings.config("recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, settings.shape(), config.keys)?;
+    let plan = KillPlan::new(settings, settings.lengths(), config.keys)?;
     let sizes: Vec<_> = sizes(config.keys).into_iter().rev().take(3).rev().collect();
     let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
@@ -71,9 +74,9 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
             for (&keys, times) in sizes.iter().zip(times) {
                 let name = entry.name;
                 out.step(&format!("recovery: {name}, {keys} keys, round {}", round + 1));
-                let remains = plan.leave_behind(entry, keys)?;
+                let left = plan.fill_and_kill(entry, keys)?;
                 machine::wait_for_quiet(config.foreign_limit, config.patience);
-                let seconds = open_once(&plan, entry, keys, &remains, round == 0)?;
+                let seconds = open_once(&plan, entry, keys, &left, round == 0)?;
                 times.push(seconds * 1e3);
                 out.record(&Record {
                     round: Some(round),
@@ -114,10 +117,10 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     };
     Ok(Report {
         experiment: "recovery",
-        title: "how soon a killed table answers".into(),
+        title: "how soon a killed table can be used again".into(),
         about: format!(
-            "a process is killed while it inserts; {} rounds, medium {}, in {}. At the first round all keys are \
-             looked up afterwards: none may be missing",
+            "a process is killed while it inserts; {} rounds, medium {}, in {}. After the first \
+             round all keys are looked up: none may be missing",
             config.rounds,
             plan.medium.name(),
             plan.location.display()
@@ -131,18 +134,18 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     })
 }
 
-/// Seconds until the first right answer.
+/// Returns the seconds until the first right answer.
 fn open_once(
-    plan: &Plan,
+    plan: &KillPlan,
     entry: &Entry,
     keys: u64,
-    remains: &Remains,
+    left: &LeftFile,
     verify: bool,
 ) -> Result<f64, LabError> {
     let workload = Workload { keys, threads: 1, seed: plan.seed };
     let key = workload.key(keys / 2);
     let begin = Instant::now();
-    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, keys, remains)?);
+    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, keys, left)?);
     let bound = table.get(key)?;
     let seconds = begin.elapsed().as_secs_f64();
     if bound != Some(word(key, 0)) {
@@ -165,7 +168,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
     let usual = ["dash-eh", "dash-lh", "evermap"];
     let config = settings.config("after-recovery", &usual, scale);
     config.check(config.indexes.len())?;
-    let plan = Plan::new(settings, settings.shape(), config.keys)?;
+    let plan = KillPlan::new(settings, settings.lengths(), config.keys)?;
     let most = settings.threads.unwrap_or_else(Settings::processors);
     let mut crews = vec![1, most];
     crews.dedup();
@@ -177,10 +180,10 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         let entry = subject(name)?;
         for &threads in &crews {
             out.step(&format!("after-recovery: {name}, {threads} threads"));
-            let remains = plan.leave_behind(&entry, config.keys)?;
+            let left = plan.fill_and_kill(&entry, config.keys)?;
             machine::wait_for_quiet(config.foreign_limit, config.patience);
             let workload = Workload { keys: config.keys, threads, seed: plan.seed };
-            let course = look_up(&plan, &entry, &remains, workload)?;
+            let course = look_up(&plan, &entry, &left, workload)?;
             let label = format!("{name}, {threads} threads");
             for point in &course.points {
                 out.record(&Record {
@@ -233,7 +236,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         tables: vec![grid],
         plots: vec![plot],
         notes: vec![
-            "The first access to each page of the file costs a fault, besides what the table recovers.".into(),
+            "The first access to each page of the file costs a fault, besides the recovery.".into(),
         ],
     })
 }
@@ -245,14 +248,15 @@ struct Course {
 }
 
 impl Course {
-    /// From the moments, in seconds since the beginning, at which so many operations each were through.
+    /// Creates a course from the moments, in seconds since the start, at which `CHUNK` operations
+    /// each were done.
     fn new(first_answer: f64, mut moments: Vec<f64>) -> Self {
         moments.sort_by(f64::total_cmp);
         let end = moments.last().copied().unwrap_or(0.0);
         let window = ((end - first_answer) / WINDOWS).max(1e-6);
         let mut points = Vec::new();
         let mut from = 0;
-        // The last window is not whole.
+        // The last window is incomplete.
         for nth in 1..WINDOWS as usize {
             let until = moments.partition_point(|&at| at < first_answer + nth as f64 * window);
             let mops = ((until - from) * CHUNK) as f64 / window / 1e6;
@@ -262,7 +266,7 @@ impl Course {
         Course { first_answer, points }
     }
 
-    /// Mean of the last quarter.
+    /// Returns the mean of the last quarter.
     fn normal(&self) -> f64 {
         let last = &self.points[self.points.len() * 3 / 4..];
         last.iter().map(|point| point.y).sum::<f64>() / last.len().max(1) as f64
@@ -280,27 +284,27 @@ impl Course {
     }
 }
 
-/// Opens what is left and looks every key up, twice.
+/// Opens what is left and looks up every key twice.
 fn look_up(
-    plan: &Plan,
+    plan: &KillPlan,
     entry: &Entry,
-    remains: &Remains,
+    left: &LeftFile,
     workload: Workload,
 ) -> Result<Course, LabError> {
     let workers = Workers::start(workload.threads)?;
-    let speller = plan.shape.map(Speller::new);
+    let speller = plan.lengths.map(Speller::new);
     workers.each(move |thread, stream| {
         stream.fill(&workload, Phase::Positive, thread);
         speller.iter().for_each(|speller| stream.spell(speller));
         Ok(())
     })?;
     let begin = Instant::now();
-    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, workload.keys, remains)?);
-    let respell = table.speller().filter(|_| plan.shape.is_none());
+    let table: Arc<dyn Subject> = Arc::from(plan.open(entry, workload.keys, left)?);
+    let respell = table.speller().filter(|_| plan.lengths.is_none());
     table.get(workload.key(0))?;
     let first_answer = begin.elapsed().as_secs_f64();
     let race = workers.race(move |thread, stream| {
-        // A store spells its keys whatever was asked for.
+        // A store takes byte strings whatever was requested.
         respell.iter().for_each(|speller| stream.spell(speller));
         let work = Task::of(Phase::Positive, workload).on(stream, thread);
         let mut moments = Vec::new();
@@ -324,7 +328,7 @@ mod tests {
     use crate::testing::Kept;
 
     #[test]
-    fn a_course_by_hand() {
+    fn a_course_shows_when_throughput_is_normal() {
         // A chunk every millisecond in the first second, then one every tenth of that.
         let slow = (0..1000).map(|ms| 0.01 + f64::from(ms) / 1e3);
         let fast = (0..20_000).map(|tenth| 1.01 + f64::from(tenth) / 1e4);
@@ -336,18 +340,18 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_killed_is_said() {
+    fn impossible_recoveries_are_explained() {
         let recovery = experiment("recovery").unwrap();
         let error = |settings: &Settings| {
             recovery.run(settings, &mut Kept::default()).unwrap_err().to_string()
         };
         let settings = Settings { quick: true, ..Settings::default() };
-        assert!(error(&settings).contains("was not told which program"));
+        assert!(error(&settings).contains("no program to start is configured"));
         let program = Some("/bin/true".into());
         let dram = Settings { program, medium: Some(MediumKind::Dram), ..settings };
-        assert!(error(&dram).contains("gone with its process"));
-        // A program that does something else is no child of ours.
+        assert!(error(&dram).contains("does not survive its process"));
+        // A program that does something else is no child.
         let wrong = Settings { medium: None, ..dram };
-        assert!(error(&wrong).contains("ended before it had filled"), "{}", error(&wrong));
+        assert!(error(&wrong).contains("ended before it was done"), "{}", error(&wrong));
     }
 }

@@ -1,29 +1,30 @@
-//! How full one segment gets, by its size and by what is done for it.
+//! How full one segment gets, by its size and by the technique.
 
 use evermap_index::hash::dash;
 use evermap_index::{DashEh, Index, Persistent};
 use evermap_pm::Pool;
-use evermap_pm::medium::{Dram, Medium, Pages};
+use evermap_pm::medium::{FlushKind, Mapped, Medium, Pages};
 use evermap_pm::region::{Identity, RegionConfig};
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::drive::{Config, Plan, drive};
-use crate::output::Output;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{bars, notes};
+use crate::report::Output;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
-use crate::tables::{bars, notes};
 use crate::workload::Phase;
 use crate::workload::bytes::draw;
 
-/// Slots of a bucket.
+/// The number of slots of a bucket.
 const SLOTS: usize = 14;
 /// Sizes of segments, in buckets of 256 bytes: 1 to 128 KiB.
 const BUCKETS: [usize; 8] = [4, 8, 16, 32, 64, 128, 256, 512];
 
 pub(super) const SEGMENT_SIZE: Experiment = Experiment {
     name: "segment-size",
-    about: "how full one segment gets by size and technique, and how fast Dash-EH is with each size",
+    about: "how full one segment gets by size and technique, and the speed of each size",
     takes: &[
         Setting::KEYS,
         Setting::THREADS,
@@ -87,11 +88,11 @@ fn segment_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
     let driven_config = speed(settings);
     let driven = drive(&driven_config, out)?;
     let mut tables = vec![grid];
-    tables.extend(crate::tables::grids(&driven));
+    tables.extend(crate::experiments::tables::grids(&driven));
     let mut notes = notes(&driven);
     notes.insert(
         0,
-        "All rows but the last are a model: records are counted into buckets of 14 by their hashes, nothing else."
+        "All rows but the last are a model: it only counts records into buckets of 14 by hash."
             .into(),
     );
     Ok(Report {
@@ -118,7 +119,7 @@ fn add(grid: &mut Grid, lines: &mut Vec<Series>, name: &str, full: &[f64]) {
     lines.push(Series { name: name.into(), points });
 }
 
-/// How fast the real thing is with segments of 1 to 16 KiB.
+/// Returns how to measure the speed of the index with segments of 1 to 16 KiB.
 fn speed(settings: &Settings) -> Config {
     let usual = ["dash-eh-1k", "dash-eh-2k", "dash-eh-4k", "dash-eh-8k", "dash-eh"];
     let scale = Scale { keys: 4_000_000, rounds: 5, quick_keys: 1_000_000, quick_rounds: 3 };
@@ -132,9 +133,10 @@ fn speed(settings: &Settings) -> Config {
 
 type Fill = fn(u64) -> evermap_pm::Result<f64>;
 
-/// Fills one real segment of `B` buckets and `S` stash buckets until it is split.
+/// Fills one segment of `B` buckets and `S` stash buckets until it is split. Returns its load.
 fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
-    let medium = Dram::reserve(64 << 20, Pages::Base)?;
+    // The medium that the indexes are compiled for anyway.
+    let medium = Mapped::anonymous(64 << 20, Pages::Base, FlushKind::Process)?;
     let config =
         RegionConfig { capacity: medium.capacity(), seed: Some(seed), ..Default::default() };
     let pool = Pool::create(medium, &config, Identity::default())?;
@@ -142,7 +144,7 @@ fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
     let index = DashEh::<u64, _, B, S>::create(pool.clone(), pool.root(0), config)?;
     let guard = pool.pin();
     let capacity = index.stats(&guard)?.capacity;
-    // More records than places force a split.
+    // More records than slots force a split.
     for records in 0..=capacity {
         index.insert(draw(seed, 13, records), 0, &guard)?;
         if index.stats(&guard)?.splits > 0 {
@@ -152,14 +154,14 @@ fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
     Ok(1.0)
 }
 
-/// What is done to fit a record in, each with those before it.
+/// What is done to fit a record in. Each technique includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Technique {
     /// Nothing but the home bucket.
     Bucketized,
-    /// Then the next one.
+    /// Then the next bucket.
     Probing,
-    /// The emptier of the two; if both are full, a record of one of them moves over.
+    /// The emptier of the two; if both are full, a record of one of them is displaced.
     Balanced,
     /// If that fails, two stash buckets.
     Stash,
@@ -178,11 +180,13 @@ impl Technique {
         }
     }
 
-    /// Fills a segment of so many buckets with random records until one does not fit; answers how full it is then.
+    /// Fills a segment of this many buckets with random records until one does not fit. Returns its
+    /// load.
     fn fill(self, buckets: usize, seed: u64) -> f64 {
         let stash = if self >= Technique::Stash { 2 * SLOTS } else { 0 };
         let places = buckets * SLOTS + stash;
-        // Records of each bucket that are at home, and that belong to the bucket before.
+        // Records of each bucket that are in their home bucket, and that belong to the bucket
+        // before.
         let (mut native, mut guest) = (vec![0usize; buckets], vec![0usize; buckets]);
         let mut stashed = 0;
         for records in 0..places {
@@ -201,12 +205,12 @@ impl Technique {
             } else if !full(home) {
                 native[home] += 1;
             } else if self >= Technique::Balanced && native[next] > 0 && !full(after) {
-                // A record that is at home in the next bucket moves on, and leaves its slot.
+                // A record whose home is the next bucket is displaced, and frees its slot.
                 native[next] -= 1;
                 guest[after] += 1;
                 guest[next] += 1;
             } else if self >= Technique::Balanced && guest[home] > 0 && !full(before) {
-                // A guest of the home bucket goes home.
+                // A record of the bucket before returns to its home.
                 guest[home] -= 1;
                 native[before] += 1;
                 native[home] += 1;
@@ -228,7 +232,7 @@ mod tests {
         (0..50).map(|seed| technique.fill(buckets, seed)).sum::<f64>() / 50.0
     }
 
-    /// Each technique fits more in, and more so the larger the segment is; all as the paper draws it.
+    /// Each technique fits more in, and the more so the larger the segment is, as in the paper.
     #[test]
     fn techniques_add_up() {
         for buckets in BUCKETS {
@@ -241,7 +245,7 @@ mod tests {
         assert!(mean(Technique::Stash, 64) > 0.9);
     }
 
-    /// The real segment fits as much in as the model of all techniques, or more.
+    /// A segment of the index fits as much in as the model of all techniques, or more.
     #[test]
     fn the_model_and_the_index_agree() {
         let built: f64 = (0..20).map(|seed| fill::<64, 2>(seed).unwrap()).sum::<f64>() / 20.0;

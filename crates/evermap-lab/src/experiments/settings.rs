@@ -1,21 +1,21 @@
-//! What may be asked of experiments. Everything has a default that depends on the experiment.
+//! The settings of experiments. Every setting has a default that depends on the experiment.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use evermap_pm::medium::Pages;
 
-use super::Experiment;
 use crate::LabError;
-use crate::drive::{Config, Plan};
+use crate::driver::{Config, Plan};
+use crate::registry::subjects;
 use crate::subject::MediumKind;
-use crate::workload::{Distribution, Lengths, Mix, Phase, Shape};
+use crate::workload::{Distribution, KeyValueLengths, Lengths, Mix, Phase};
 
-/// A setting that not every experiment takes, by its name on command lines.
+/// An option that not every experiment takes, by its name on command lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting(&'static str);
 
-/// Names of settings.
+/// The names of options.
 #[allow(missing_docs)] // the names say it
 impl Setting {
     pub const INDEX: Setting = Setting("index");
@@ -43,7 +43,7 @@ impl Setting {
     pub const SAMPLES: Setting = Setting("samples");
 }
 
-/// What everything that drives tables takes.
+/// The options of all experiments that drive tables.
 pub(super) const DRIVEN: &[Setting] = &[
     Setting::INDEX,
     Setting::KEYS,
@@ -63,17 +63,18 @@ pub(super) const DRIVEN: &[Setting] = &[
     Setting::VALUE_BYTES,
 ];
 
-/// What may be asked of an experiment; nothing for its own choice. See [`Config`] for what they mean.
+/// The settings of an experiment; `None` for its default. See [`Config`] for their meaning.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)] // see `Config`
 pub struct Settings {
-    /// Fewer keys and rounds: a fraction of a minute for each experiment, and figures to match.
+    /// Fewer keys and rounds: a fraction of a minute for each experiment, with less precise
+    /// figures.
     pub quick: bool,
     pub seed: Option<u64>,
     pub location: Option<PathBuf>,
     pub patience: Option<Duration>,
     pub retries: Option<usize>,
-    /// The program that a child process of `recovery` runs: this one.
+    /// The program that child processes of `recovery` run: this one.
     pub program: Option<PathBuf>,
     pub indexes: Option<Vec<String>>,
     pub keys: Option<u64>,
@@ -94,16 +95,16 @@ pub struct Settings {
     pub workloads: Option<Vec<Mix>>,
     pub distribution: Option<Distribution>,
     pub theta: Option<f64>,
-    /// Operations of a mix.
+    /// The number of operations of a mix.
     pub ops: Option<u64>,
-    /// Keys at the first sample.
+    /// The number of keys at the first sample.
     pub from: Option<u64>,
-    /// Keys at the last sample.
+    /// The number of keys at the last sample.
     pub to: Option<u64>,
     pub samples: Option<u64>,
 }
 
-/// How much an experiment does unless told otherwise.
+/// The default sizes of an experiment.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
     pub(super) keys: u64,
@@ -113,7 +114,7 @@ pub(super) struct Scale {
 }
 
 impl Settings {
-    /// The settings that were made, of those that not every experiment takes.
+    /// Returns the options that were given, of those that not every experiment takes.
     fn given(&self) -> Vec<Setting> {
         let all = [
             (Setting::INDEX, self.indexes.is_some()),
@@ -143,39 +144,40 @@ impl Settings {
         all.into_iter().filter(|one| one.1).map(|one| one.0).collect()
     }
 
-    /// Refuses what means nothing to `experiment`: whoever sets it expects something to change.
-    pub(super) fn check(&self, experiment: &Experiment) -> Result<(), LabError> {
-        match self.given().iter().find(|given| !experiment.takes.contains(given)) {
+    /// Refuses an option that does not apply to `experiment`, because the user expects it to change
+    /// something.
+    pub(super) fn check(&self, experiment: &str, takes: &[Setting]) -> Result<(), LabError> {
+        match self.given().iter().find(|given| !takes.contains(given)) {
             None => Ok(()),
-            Some(stray) => {
-                let takes: Vec<_> =
-                    experiment.takes.iter().map(|one| format!("--{}", one.0)).collect();
+            Some(given) => {
+                let takes: Vec<_> = takes.iter().map(|one| format!("--{}", one.0)).collect();
                 Err(LabError::Config(format!(
-                    "`--{}` means nothing to {}; it takes {}",
-                    stray.0,
-                    experiment.name,
+                    "`--{}` does not apply to {}; it takes {}",
+                    given.0,
+                    experiment,
                     takes.join(", ")
                 )))
             }
         }
     }
 
-    /// The tables to measure: those asked for, or those of `usual` that this program has.
+    /// Returns the tables to measure: the requested ones, or those of `usual` that this program
+    /// has.
     pub(super) fn indexes(&self, usual: &[&str]) -> Vec<String> {
-        self.indexes.clone().unwrap_or_else(|| super::those_there_are(usual))
+        self.indexes.clone().unwrap_or_else(|| registered(usual))
     }
 
-    /// Lengths of keys and values; nothing unless one of them was asked for.
-    pub(super) fn shape(&self) -> Option<Shape> {
+    /// Returns the lengths of keys and values, or `None` if neither was requested.
+    pub(super) fn lengths(&self) -> Option<KeyValueLengths> {
         self.key_bytes.or(self.value_bytes)?;
-        let usual = Shape::default();
-        Some(Shape {
+        let usual = KeyValueLengths::default();
+        Some(KeyValueLengths {
             keys: self.key_bytes.unwrap_or(usual.keys),
             values: self.value_bytes.unwrap_or(usual.values),
         })
     }
 
-    /// Processors that this process may use.
+    /// Returns the number of processors that this process may use.
     pub(super) fn processors() -> usize {
         crate::machine::processors().len().max(1)
     }
@@ -188,7 +190,7 @@ impl Settings {
         if self.huge_pages { Pages::Huge } else { Pages::Base }
     }
 
-    /// How to drive tables.
+    /// Returns the configuration of a drive.
     pub(super) fn config(&self, experiment: &'static str, usual: &[&str], scale: Scale) -> Config {
         let config = Config::default();
         let quick = self.quick;
@@ -206,7 +208,7 @@ impl Settings {
             rounds: self.rounds.unwrap_or(if quick { scale.quick_rounds } else { scale.rounds }),
             plan: Plan::Phases(self.phases.clone().unwrap_or_else(|| Phase::ALL.to_vec())),
             batch: self.batch.unwrap_or(config.batch),
-            shape: self.shape(),
+            lengths: self.lengths(),
             presize: self.presize,
             patience: self.patience(),
             retries: self.retries.unwrap_or(if quick { 0 } else { config.retries }),
@@ -217,18 +219,18 @@ impl Settings {
         }
     }
 
-    /// How long to wait for others to leave the machine.
+    /// Returns how long to wait for other programs to leave the machine.
     pub(super) fn patience(&self) -> Duration {
         let usual = if self.quick { Duration::ZERO } else { Config::default().patience };
         self.patience.unwrap_or(usual)
     }
 }
 
-/// The keys, threads and other circumstances of a drive, in words.
+/// Describes the keys, threads and other circumstances of a drive.
 pub(super) fn circumstances(config: &Config) -> String {
-    let keys_and_values = match config.shape {
+    let keys_and_values = match config.lengths {
         None => "keys and values of 8 bytes".to_owned(),
-        Some(shape) => format!("keys of {} bytes, values of {}", shape.keys, shape.values),
+        Some(lengths) => format!("keys of {} bytes, values of {}", lengths.keys, lengths.values),
     };
     let threads = if config.threads == 1 { "thread" } else { "threads" };
     let emulated = match config.medium {
@@ -245,4 +247,11 @@ pub(super) fn circumstances(config: &Config) -> String {
         config.medium.name(),
         config.seed,
     )
+}
+
+/// Returns those of `names` that can be measured in this program.
+fn registered(names: &[&str]) -> Vec<String> {
+    let all = subjects();
+    let known = |name: &&str| all.iter().any(|entry| entry.name == *name);
+    names.iter().copied().filter(known).map(str::to_owned).collect()
 }

@@ -1,23 +1,26 @@
-//! Evermap's store beside other projects', at equal durability: what an acknowledged change survives is the death of the
-//! process.
+//! Evermap's store beside other projects', at equal durability: acknowledged changes survive the
+//! death of the process.
 
-use super::killed::{Errand, Plan as Kill, Said};
+use super::drive;
+use super::killed::{ChildLine, Job, KillPlan};
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::compare::{Driven, PhaseReport, SubjectReport};
-use crate::drive::{Config, Plan, drive};
-use crate::interval::median;
+use crate::driver::results::{DriveReport, PhaseReport, SubjectReport};
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{PLACES, bars, grids, notes_of_all, times};
 use crate::machine;
-use crate::output::{Output, Record};
-use crate::report::{Grid, Marks, Plot, Point, Report, Row, Series, cell};
-use crate::subject::{MediumKind, Setup, subject};
-use crate::tables::{PLACES, bars, grids, notes_of_all, times};
-use crate::workload::{Act, Lengths, Part, Shape};
+use crate::registry::subject;
+use crate::report::interval::median;
+use crate::report::model::cell;
+use crate::report::{Grid, Marks, Plot, Point, Report, Row, Series};
+use crate::report::{Output, Record};
+use crate::subject::{MediumKind, Setup};
+use crate::workload::{Act, KeyValueLengths, Lengths, Part};
 
 pub(super) const STORES: Experiment = Experiment {
     name: "stores",
-    about: "Evermap's store beside LMDB, redb, fjall and RocksDB: writes, reads, scans, space, opening after a kill",
+    about: "Evermap's store beside LMDB, redb, fjall and RocksDB: speed, space, kills",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
@@ -31,11 +34,12 @@ pub(super) const STORES: Experiment = Experiment {
     run: stores,
 };
 
-/// Ours.
+/// Evermap's stores.
 const OURS: [&str; 2] = ["evermap", "evermap-ordered"];
-/// Theirs, at the weakest level at which what was acknowledged survives the death of the process.
+/// Other projects' stores, at the weakest level at which acknowledged changes survive the death of
+/// the process.
 const THEIRS: [&str; 4] = ["lmdb-process", "redb-power", "fjall-process", "rocksdb-process"];
-/// Whose scans ours are to be as fast as.
+/// The store whose scans are the goal of Evermap's.
 const SCANNER: &str = "lmdb-process";
 
 const INSERT: &str = "insert";
@@ -44,25 +48,25 @@ const MISS: &str = "get absent";
 const SCAN: &str = "scan of 100";
 const OVERWRITE: &str = "overwrite";
 
-/// Pairs of a scan.
+/// The number of pairs of a scan.
 const PAIRS: u16 = 100;
-/// How many look-ups there are for one insertion, or one overwriting.
+/// The number of look-ups for one insertion or one overwrite.
 const READS: u64 = 4;
-/// How many of them there are for one scan.
+/// The number of insertions for one scan.
 const WRITES_PER_SCAN: u64 = 10;
 
 fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 5_000_000, rounds: 7, quick_keys: 20_000, quick_rounds: 1 };
     let usual = [&OURS[..], &THEIRS].concat();
     let config = settings.config("stores", &usual, scale);
-    let shape = Shape {
+    let lengths = KeyValueLengths {
         keys: settings.key_bytes.unwrap_or(Lengths::Fixed(16)),
         values: settings.value_bytes.unwrap_or(Lengths::Fixed(256)),
     };
     let most = settings.threads.unwrap_or(2);
     let base = Config {
         medium: MediumKind::Process,
-        shape: Some(shape),
+        lengths: Some(lengths),
         threads: most,
         counts: false,
         limits: false,
@@ -70,8 +74,8 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     };
     let (indexes, mut notes) = those_that_open(settings, &base)?;
     let base = Config { indexes, ..base };
-    let mut crews = vec![1, most];
-    crews.dedup();
+    let mut thread_counts = vec![1, most];
+    thread_counts.dedup();
     let sizes = match settings.keys {
         None if !settings.quick => vec![1_000_000, base.keys],
         _ => vec![base.keys],
@@ -85,23 +89,23 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     let mut goals = Grid::new("Goals, missed ones first", &["goal", "here", ""]);
     let mut drives = Vec::new();
     for &keys in &sizes {
-        let plan = plan(settings, keys, &crews)?;
+        let plan = plan(settings, keys, &thread_counts)?;
         let config = Config { keys, plan, ..base.clone() };
         let driven = drive(&config, out)?;
-        for &threads in &crews {
-            let crew = crew(&driven, threads);
+        for &threads in &thread_counts {
+            let with_threads = with_threads(&driven, threads);
             let title = format!("{keys} records, {threads} {}", plural("thread", threads));
-            goals.rows.extend(goals_of(&crew, &title));
-            for grid in grids(&crew) {
+            goals.rows.extend(goals_of(&with_threads, &title));
+            for grid in grids(&with_threads) {
                 if grid.title != PLACES {
                     let title = format!("{title}: {}", grid.title);
                     report.tables.push(Grid { title, ..grid });
                 } else if report.tables.iter().all(|table| table.title != PLACES) {
-                    // They are in the same places throughout.
+                    // The places do not change.
                     report.tables.push(grid);
                 }
             }
-            report.plots.push(bars(&crew, &format!("Throughput: {title}")));
+            report.plots.push(bars(&with_threads, &format!("Throughput: {title}")));
         }
         drives.push((keys, driven));
     }
@@ -116,16 +120,16 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
             notes.push("space and opening were not measured: there is no program to kill".into())
         }
         Some(_) => {
-            let fates = kill(settings, &base, &sizes, out)?;
-            let (tables, plots) = tabulate(&fates, &sizes);
+            let results = kill(settings, &base, &sizes, out)?;
+            let (tables, plots) = tabulate(&results, &sizes);
             report.tables.extend(tables);
             report.plots.extend(plots);
         }
     }
     if base.indexes.iter().any(|name| name == "redb-power") {
         notes.push(
-            "redb-power: redb has no commit that survives a kill but one that is synced; in a directory in memory \
-             syncing costs next to nothing"
+            "redb-power: the only commits of redb that survive a kill are synced; in a \
+             directory in memory syncing costs next to nothing"
                 .into(),
         );
     }
@@ -134,7 +138,8 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     Ok(report)
 }
 
-/// The stores to measure, and what is to be said of those that are missing. Whoever names one wants it.
+/// Returns the stores to measure, and notes about the missing ones. A store that the user names is
+/// required.
 fn those_that_open(
     settings: &Settings,
     config: &Config,
@@ -151,7 +156,7 @@ fn those_that_open(
             ));
             continue;
         }
-        match (subject(&name)?.build)(&setup) {
+        match subject(&name)?.build(&setup) {
             Ok(_) => there.push(name),
             Err(error) => notes.push(format!("{name} is missing: {error}")),
         }
@@ -159,10 +164,10 @@ fn those_that_open(
     Ok((there, notes))
 }
 
-/// What is measured of a store that was filled: by one thread, then by all.
-fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabError> {
+/// Returns what is measured of a filled store: by one thread, then by all.
+fn plan(settings: &Settings, keys: u64, thread_counts: &[usize]) -> Result<Plan, LabError> {
     // Each of the kinds has half of the keys.
-    let most = Part::most_ops(keys) / crews.len() as u64;
+    let most = Part::most_ops(keys) / thread_counts.len() as u64;
     let usual = if settings.quick { 2000 } else { 100_000 };
     let writes = settings.ops.unwrap_or(usual.min(most));
     if writes > most {
@@ -173,7 +178,7 @@ fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabErro
     let reads = (READS * writes).min(most);
     let scans = writes.div_ceil(WRITES_PER_SCAN);
     let mut parts = Vec::new();
-    for (nth, &threads) in crews.iter().enumerate() {
+    for (nth, &threads) in thread_counts.iter().enumerate() {
         let part = |name, act, ops| Part { name, act, ops, threads, after: nth as u64 * ops };
         parts.extend([
             part(INSERT, Act::Insert, writes),
@@ -186,8 +191,9 @@ fn plan(settings: &Settings, keys: u64, crews: &[usize]) -> Result<Plan, LabErro
     Ok(Plan::Parts(parts))
 }
 
-/// What was measured with so many threads. What a store takes is measured in a process of its own.
-fn crew(driven: &Driven, threads: usize) -> Driven {
+/// Returns what was measured with this number of threads. The space that a store takes is measured
+/// in a child process.
+fn with_threads(driven: &DriveReport, threads: usize) -> DriveReport {
     let spaceless = |phase: &PhaseReport| PhaseReport {
         summary: Record {
             load_factor: None,
@@ -201,7 +207,7 @@ fn crew(driven: &Driven, threads: usize) -> Driven {
         let phases = subject.phases.iter().filter(|phase| phase.summary.threads == threads);
         SubjectReport { phases: phases.map(spaceless).collect(), ..subject.clone() }
     };
-    Driven { subjects: driven.subjects.iter().map(of).collect(), limits: None }
+    DriveReport { subjects: driven.subjects.iter().map(of).collect(), limits: None }
 }
 
 fn plural(what: &str, count: usize) -> String {
@@ -210,18 +216,18 @@ fn plural(what: &str, count: usize) -> String {
 
 const MISSED: &str = "missed";
 
-/// What this project aims at, and what came of it.
-fn goals_of(crew: &Driven, title: &str) -> Vec<Row> {
+/// Returns the goals of this project, and what was measured.
+fn goals_of(with_threads: &DriveReport, title: &str) -> Vec<Row> {
     let fastest = |phase: &str| {
         let speed = |subject: &&SubjectReport| {
             subject.phase(phase).and_then(|phase| phase.summary.mops).unwrap_or(0.0)
         };
-        let rivals = crew.subjects.iter().filter(|subject| subject.rival);
+        let rivals = with_threads.subjects.iter().filter(|subject| subject.rival);
         rivals.max_by(|one, other| speed(one).total_cmp(&speed(other))).map(|best| best.name)
     };
     let mut rows = Vec::new();
     let mut goal = |of: &str, to: Option<&str>, phase: &str, factor: f64| {
-        let Some(ratio) = to.and_then(|to| crew.ratio(of, to, phase)) else { return };
+        let Some(ratio) = to.and_then(|to| with_threads.ratio(of, to, phase)) else { return };
         let reached = if ratio.median >= factor { "reached" } else { MISSED };
         rows.push((
             format!("{title}: {phase}, {of} / {}", ratio.to),
@@ -237,8 +243,8 @@ fn goals_of(crew: &Driven, title: &str) -> Vec<Row> {
     rows
 }
 
-/// What a pair of a scan takes.
-fn pairs(drives: &[(u64, Driven)]) -> Grid {
+/// Returns the time of one pair of a scan.
+fn pairs(drives: &[(u64, DriveReport)]) -> Grid {
     let mut grid =
         Grid::new(format!("A pair of {PAIRS} that are scanned, ns, all threads together"), &[]);
     let Some((_, first)) = drives.first() else { return grid };
@@ -261,53 +267,58 @@ fn pairs(drives: &[(u64, Driven)]) -> Grid {
     grid
 }
 
-/// What became of a store in processes that were killed.
-struct Fate {
+/// The measurements of a store in processes that were killed.
+struct KillResults {
     index: &'static str,
-    /// Bytes of a record on disk and in memory: when it was loaded, and when every record was overwritten.
+    /// Bytes of a record on disk and in memory: after loading, and after every record was
+    /// overwritten.
     space: Vec<(f64, f64)>,
-    /// Milliseconds to the first answers.
+    /// Milliseconds to the first look-ups.
     gets: Vec<f64>,
     /// Milliseconds to the end of the first scans.
     scans: Vec<f64>,
 }
 
-/// Fills every store in a process that is killed while it inserts, then opens it again and again in others that fare
-/// no better.
+/// Fills every store in a process that is killed while it inserts, then opens it several times in
+/// others that are killed too.
 fn kill(
     settings: &Settings,
     config: &Config,
     sizes: &[u64],
     out: &mut dyn Output,
-) -> Result<Vec<Fate>, LabError> {
-    let mut fates = Vec::new();
+) -> Result<Vec<KillResults>, LabError> {
+    let mut results = Vec::new();
     out.begin((sizes.len() * config.indexes.len()) as u64);
     for &keys in sizes {
-        let plan = Kill::new(settings, config.shape, keys)?;
+        let plan = KillPlan::new(settings, config.lengths, keys)?;
         for name in &config.indexes {
             let entry = subject(name)?;
             out.step(&format!("stores: {name}, {keys} keys, killed"));
-            let mut fate =
-                Fate { index: entry.name, space: Vec::new(), gets: Vec::new(), scans: Vec::new() };
-            let remains = plan.place();
-            let mut said = plan.send(&entry, keys, &remains, Errand::Overwrite)?;
+            let mut result = KillResults {
+                index: entry.name,
+                space: Vec::new(),
+                gets: Vec::new(),
+                scans: Vec::new(),
+            };
+            let left = plan.place();
+            let mut measured = plan.run_and_kill(&entry, keys, &left, Job::Overwrite)?;
             for times in 0..config.rounds as u64 {
                 machine::wait_for_quiet(config.foreign_limit, config.patience);
-                said.extend(plan.send(&entry, keys, &remains, Errand::Open(times))?);
+                measured.extend(plan.run_and_kill(&entry, keys, &left, Job::Open(times))?);
             }
-            for said in said {
-                match said {
-                    Said::Space { disk, dram } => {
-                        fate.space.push((disk / keys as f64, dram / keys as f64));
+            for line in measured {
+                match line {
+                    ChildLine::Space { disk, dram } => {
+                        result.space.push((disk / keys as f64, dram / keys as f64));
                     }
-                    Said::Answered { get, scan } => {
-                        fate.gets.push(get * 1e3);
-                        fate.scans.extend(scan.map(|seconds| seconds * 1e3));
+                    ChildLine::FirstAnswers { get, scan } => {
+                        result.gets.push(get * 1e3);
+                        result.scans.extend(scan.map(|seconds| seconds * 1e3));
                     }
                 }
             }
             let record = |phase| plan.record("stores", &entry, keys, phase);
-            for (phase, &(disk, dram)) in ["loaded", "overwritten"].into_iter().zip(&fate.space) {
+            for (phase, &(disk, dram)) in ["loaded", "overwritten"].into_iter().zip(&result.space) {
                 let bytes = |each: f64| Some((each * keys as f64) as u64);
                 out.record(&Record {
                     dram_bytes: bytes(dram),
@@ -315,7 +326,7 @@ fn kill(
                     ..record(phase)
                 })?;
             }
-            for (phase, all) in [("open", &fate.gets), ("open and scan", &fate.scans)] {
+            for (phase, all) in [("open", &result.gets), ("open and scan", &result.scans)] {
                 for (round, ms) in all.iter().enumerate() {
                     out.record(&Record {
                         round: Some(round),
@@ -325,13 +336,13 @@ fn kill(
                     })?;
                 }
             }
-            fates.push(fate);
+            results.push(result);
         }
     }
-    Ok(fates)
+    Ok(results)
 }
 
-fn tabulate(fates: &[Fate], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
+fn tabulate(results: &[KillResults], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
     let mut space = Grid::new("Bytes of a record", &[]);
     let mut open = Grid::new("Milliseconds from opening, after a kill; medians", &[]);
     let mut opening = Plot {
@@ -355,28 +366,29 @@ fn tabulate(fates: &[Fate], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
             open.columns.push(format!("{keys} records: {what}"));
         }
     }
-    let mut names: Vec<_> = fates.iter().map(|fate| fate.index).collect();
+    let mut names: Vec<_> = results.iter().map(|result| result.index).collect();
     names.dedup();
-    names.truncate(fates.len() / sizes.len().max(1));
+    names.truncate(results.len() / sizes.len().max(1));
     for name in names {
-        let own = || fates.iter().filter(|fate| fate.index == name);
-        let bytes = |fate: &Fate| {
-            let of = |at: usize| fate.space.get(at).copied().unzip();
+        let own = || results.iter().filter(|result| result.index == name);
+        let bytes = |result: &KillResults| {
+            let of = |at: usize| result.space.get(at).copied().unzip();
             let ((loaded, small), (overwritten, large)) = (of(0), of(1));
             [loaded, overwritten, small, large].map(|bytes| cell(bytes, 0))
         };
         space.push(name, own().flat_map(bytes).collect());
-        let soon = |fate: &Fate| [&fate.gets, &fate.scans].map(|ms| cell(median(ms), 2));
+        let soon =
+            |result: &KillResults| [&result.gets, &result.scans].map(|ms| cell(median(ms), 2));
         open.push(name, own().flat_map(soon).collect());
-        let series = |figure: &dyn Fn(&Fate) -> Option<f64>| Series {
+        let series = |figure: &dyn Fn(&KillResults) -> Option<f64>| Series {
             name: name.to_owned(),
             points: own()
                 .enumerate()
-                .filter_map(|(at, fate)| Some(Point::new(at as f64, figure(fate)?)))
+                .filter_map(|(at, result)| Some(Point::new(at as f64, figure(result)?)))
                 .collect(),
         };
-        opening.series.push(series(&|fate| median(&fate.gets)));
-        disk.series.push(series(&|fate| Some(fate.space.get(1)?.0)));
+        opening.series.push(series(&|result| median(&result.gets)));
+        disk.series.push(series(&|result| Some(result.space.get(1)?.0)));
     }
     (vec![space, open], vec![opening, disk])
 }
@@ -403,7 +415,7 @@ mod tests {
             measured("lmdb-process", true, 1.0),
             measured("fjall-process", true, 2.0),
         ];
-        let goals = goals_of(&Driven { subjects, limits: None }, "here");
+        let goals = goals_of(&DriveReport { subjects, limits: None }, "here");
         let cells = |of: &str, phase: &str| {
             let name = format!("here: {phase}, {of} / ");
             let found = goals.iter().find(|row| row.0.starts_with(&name)).unwrap();
@@ -421,7 +433,7 @@ mod tests {
         assert_eq!(goals.len(), 9);
     }
 
-    /// Everything but what needs a process of its own; with and without the others.
+    /// Everything that needs no child process, with and without the others.
     #[test]
     fn stores_are_compared() {
         let settings = Settings {
@@ -443,7 +455,7 @@ mod tests {
             let table = report.tables.iter().find(|table| table.title.starts_with(title)).unwrap();
             assert_eq!(table.rows.len(), 2 + others, "{table:?}");
             let scan = table.columns.iter().position(|column| column == SCAN).unwrap();
-            // What has no order is not asked to scan.
+            // Tables without an order are not asked to scan.
             assert_eq!(table.rows.iter().filter(|row| row.1[scan] == "-").count(), 1);
         }
         assert_eq!(report.tables[0].title.contains("Goals"), others > 0);
@@ -462,19 +474,19 @@ mod tests {
 
     #[test]
     fn space_and_openings_are_tabulated() {
-        let fate = |index, ms: f64, scans| Fate {
+        let result = |index, ms: f64, scans| KillResults {
             index,
             space: vec![(300.0, 10.0), (400.0, 11.0)],
             gets: vec![ms, ms + 2.0, ms + 1.0],
             scans,
         };
-        let fates = [
-            fate("a", 1.0, vec![]),
-            fate("b", 2.0, vec![5.0]),
-            fate("a", 3.0, vec![]),
-            fate("b", 4.0, vec![7.0]),
+        let results = [
+            result("a", 1.0, vec![]),
+            result("b", 2.0, vec![5.0]),
+            result("a", 3.0, vec![]),
+            result("b", 4.0, vec![7.0]),
         ];
-        let (tables, plots) = tabulate(&fates, &[10, 20]);
+        let (tables, plots) = tabulate(&results, &[10, 20]);
         let row = |at: usize, name: &str| {
             let row = tables[at].rows.iter().find(|row| row.0 == name).unwrap();
             row.1.join(" ")

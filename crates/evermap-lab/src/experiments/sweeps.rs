@@ -1,14 +1,16 @@
-//! Experiments that vary the medium, or look at nothing but space.
+//! Experiments that vary the medium, or measure only space.
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::drive::{Config, Plan, drive};
-use crate::output::Output;
-use crate::report::{Grid, Marks, Plot, Point, Report, Series, cell};
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{notes_of_all, point, speed};
+use crate::report::Output;
+use crate::report::model::cell;
+use crate::report::{Grid, Marks, Plot, Point, Report, Series};
 use crate::subject::MediumKind;
-use crate::tables::{notes_of_all, point, speed};
 use crate::workload::Phase;
 
 /// Nanoseconds of a persist.
@@ -42,7 +44,7 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     };
     let mut drives = Vec::new();
     for persist_ns in DELAYS {
-        // What is counted does not depend on the delay.
+        // The counts do not depend on the delay.
         let config = Config { persist_ns, counts: persist_ns == DELAYS[0], ..base.clone() };
         drives.push((persist_ns, drive(&config, out)?));
     }
@@ -103,7 +105,8 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     })
 }
 
-/// By how many nanoseconds an operation gets slower for each that a persist does, between 600 and 1400 ns.
+/// Returns by how many nanoseconds an operation gets slower for each nanosecond of a persist,
+/// between 600 and 1400 ns.
 fn slope(points: &[Point], threads: usize) -> Option<f64> {
     let at = |delay: f64| points.iter().find(|point| point.x == delay);
     let (low, high) = (at(600.0)?, at(1400.0)?);
@@ -145,7 +148,7 @@ fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         latency: false,
         counts: false,
         limits: false,
-        // Others do not change what a table takes.
+        // Other programs do not change the space that a table takes.
         foreign_limit: f64::INFINITY,
         ..settings.config("memory", &usual, scale)
     };
@@ -189,7 +192,8 @@ fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         tables: vec![grid],
         plots: vec![plot],
         notes: vec![
-            "Tables that cannot tell are measured by the growth of the process: small ones seem to take nothing."
+            "Tables that report no bytes are measured by the growth of the process, which small \
+             ones may not change."
                 .into(),
         ],
     })
@@ -200,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slopes_by_hand() {
+    fn slopes_count_persists_of_an_operation() {
         // Two persists an operation, and 100 ns besides.
         let point = |delay: f64| Point::new(delay, 1e3 / (100.0 + 2.0 * delay));
         let points = [point(0.0), point(600.0), point(1400.0)];

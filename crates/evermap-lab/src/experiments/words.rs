@@ -1,20 +1,21 @@
-//! Experiments in which tables go through the phases: alone, with more threads, more keys, longer keys, and without
-//! one of the ideas of Dash.
+//! Experiments in which tables go through the phases: alone, with more threads, more keys, longer
+//! keys, and without one of the ideas of Dash.
 
+use super::drive;
 use super::settings::{DRIVEN, Scale, circumstances};
 use super::{Experiment, Settings, ratio_figure};
 use crate::LabError;
-use crate::compare::Driven;
-use crate::drive::{Config, Plan, drive};
-use crate::output::{Output, Record};
+use crate::driver::results::DriveReport;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{bars, grids, notes, notes_of_all, point, speed};
 use crate::report::{Figure, Grid, Marks, Plot, Report, Series};
-use crate::tables::{bars, grids, notes, notes_of_all, point, speed};
-use crate::workload::{Phase, Shape};
+use crate::report::{Output, Record};
+use crate::workload::{KeyValueLengths, Phase};
 
-/// Ours, and what others in memory do with the same keys.
+/// Evermap's indexes, and other tables in memory, with the same keys.
 const USUAL: &[&str] =
     &["dash-eh", "dash-lh", "cceh", "level", "p-clht", "papaya", "dashmap", "scc-hashmap"];
-/// CCEH and Level hashing as they are built here, and closer to what the paper measured.
+/// CCEH and Level hashing as the paper measured them, and as they are built here.
 const CCEHS: [&str; 2] = ["cceh-paper", "cceh"];
 const LEVELS: [&str; 2] = ["level-paper", "level"];
 
@@ -44,8 +45,8 @@ fn micro(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> 
     })
 }
 
-/// What the paper says about Dash-EH beside CCEH and beside Level hashing, for each phase.
-fn against_rivals(driven: &Driven, claims: &[(&str, &str, &str)]) -> Vec<Figure> {
+/// Returns what the paper reports about Dash-EH beside CCEH and Level hashing, for each phase.
+fn against_rivals(driven: &DriveReport, claims: &[(&str, &str, &str)]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (phase, cceh, level) in claims {
         let rivals = CCEHS.map(|to| (to, cceh)).into_iter().chain(LEVELS.map(|to| (to, level)));
@@ -56,8 +57,8 @@ fn against_rivals(driven: &Driven, claims: &[(&str, &str, &str)]) -> Vec<Figure>
     figures
 }
 
-/// Tables, bars and notes of a drive.
-fn report(config: &Config, driven: &Driven, title: &str) -> Report {
+/// Returns tables, bars and notes of a drive.
+fn report(config: &Config, driven: &DriveReport, title: &str) -> Report {
     Report {
         experiment: config.experiment,
         title: title.to_owned(),
@@ -81,7 +82,7 @@ fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     let ours = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
     let usual = [&ours[..], &[CCEHS[0], LEVELS[0]]].concat();
     let mut config = settings.config("variable-keys", &usual, scale);
-    config.shape = config.shape.or(Some(Shape::default()));
+    config.lengths = config.lengths.or(Some(KeyValueLengths::default()));
     let driven = drive(&config, out)?;
     let claims = [
         ("insert", "2.0", "3.7"),
@@ -93,22 +94,22 @@ fn variable_keys(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     let report = report(&config, &driven, "keys that are byte strings");
     let mut notes = report.notes.clone();
     notes.push(
-        "An insertion allocates a record for key and value and makes it durable; in the paper the caller has done \
-         that beforehand."
+        "An insertion allocates a record for key and value and makes it durable; in the paper the \
+         caller has done that before."
             .into(),
     );
     Ok(Report { figures, notes, ..report })
 }
 
-/// A sweep's drives, each with the value that was varied.
+/// The drives of a sweep, each with the value that was varied.
 struct Sweep {
     name: &'static str,
     log: bool,
-    drives: Vec<(f64, Driven)>,
+    drives: Vec<(f64, DriveReport)>,
 }
 
 impl Sweep {
-    /// One plot for each phase: throughput of every table over what was varied.
+    /// Returns one plot for each phase: throughput of every table over the value that was varied.
     fn plots(&self) -> Vec<Plot> {
         let Some((_, first)) = self.drives.first() else { return Vec::new() };
         let phases = first.subjects.first().map(|subject| &subject.phases[..]).unwrap_or(&[]);
@@ -143,7 +144,7 @@ impl Sweep {
         })
     }
 
-    /// The same as tables: a row for each table, a column for each value.
+    /// Returns the plots as tables: a row for each table, a column for each value.
     fn tables(&self) -> Vec<Grid> {
         let columns: Vec<_> = self.drives.iter().map(|(x, _)| x.to_string()).collect();
         let columns: Vec<_> = columns.iter().map(String::as_str).collect();
@@ -261,8 +262,8 @@ fn dataset_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
     })
 }
 
-/// Up to five sizes that end at `most`, each a third of the next: by powers of two, tables that double would be
-/// equally full at all of them.
+/// Returns up to five sizes that end at `most`, each a third of the next. With powers of two,
+/// tables that double would be equally full at all of them.
 pub(super) fn sizes(most: u64) -> Vec<u64> {
     let thirds = (0..5).map(|step| most / 3u64.pow(step));
     let mut sizes: Vec<_> = thirds.filter(|&size| size > 0).collect();
@@ -274,7 +275,7 @@ pub(super) fn sizes(most: u64) -> Vec<u64> {
 struct Ablation {
     name: &'static str,
     title: &'static str,
-    /// With it, and without.
+    /// With the idea, and without.
     pairs: &'static [(&'static str, &'static str)],
     /// What the paper reports for the first pair, by phase.
     fixed: [&'static str; 4],
@@ -325,7 +326,7 @@ fn ablate(
     };
     one(&fixed, "keys of 8 bytes", Some(ablation.fixed))?;
     let variable = Config {
-        shape: settings.shape().or(Some(Shape::default())),
+        lengths: settings.lengths().or(Some(KeyValueLengths::default())),
         keys: fixed.keys / 2,
         ..fixed.clone()
     };

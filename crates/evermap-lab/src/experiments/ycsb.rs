@@ -1,19 +1,21 @@
 //! YCSB, and RECIPE's variants of it: words in tables, and byte strings in stores.
 
+use super::drive;
 use super::settings::{Scale, circumstances};
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::compare::Driven;
-use crate::drive::{Config, Plan, drive};
-use crate::output::{Output, Record};
+use crate::driver::results::DriveReport;
+use crate::driver::{Config, Plan};
+use crate::experiments::tables::{notes, point, speed};
+use crate::registry::subject;
 use crate::report::{Grid, Marks, Plot, Report, Series};
-use crate::subject::{MediumKind, Setup, subject};
-use crate::tables::{notes, point, speed};
-use crate::workload::{Blend, Lengths, Mix, Shape, Zipf};
+use crate::report::{Output, Record};
+use crate::subject::{MediumKind, Setup};
+use crate::workload::{Blend, KeyValueLengths, Lengths, Mix, Zipf};
 
 pub(super) const YCSB: Experiment = Experiment {
     name: "ycsb",
-    about: "YCSB's mixes A to F and RECIPE's variants, on tables of words and on stores of byte strings",
+    about: "YCSB's mixes A to F and RECIPE's variants, on tables of words and stores of bytes",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
@@ -64,8 +66,8 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let mut report = Report {
         experiment: "ycsb",
         title: "mixes of operations on popular and less popular keys".into(),
-        about: "Every table is filled before each mix; every read is checked against what its own thread wrote, and \
-                at the end every key against what all threads wrote."
+        about: "Every table is filled before each mix; every read is checked against what its \
+                thread wrote, and at the end every key against what all threads wrote."
             .into(),
         ..Report::default()
     };
@@ -83,14 +85,15 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let mut stores = settings.config("ycsb", STORES, scale);
     // They are files, and so is Evermap's beside them.
     stores.medium = settings.medium.unwrap_or(MediumKind::Process);
-    if stores.shape.is_none() {
-        stores.shape = Some(Shape { keys: Lengths::Fixed(16), values: Lengths::Fixed(100) });
+    if stores.lengths.is_none() {
+        stores.lengths =
+            Some(KeyValueLengths { keys: Lengths::Fixed(16), values: Lengths::Fixed(100) });
     }
     section(&mut report, settings, stores, "stores of byte strings: ", out)?;
     Ok(report)
 }
 
-/// All mixes on one set of tables.
+/// Measures all mixes on one set of tables.
 fn section(
     report: &mut Report,
     settings: &Settings,
@@ -104,7 +107,7 @@ fn section(
     if ordered.is_empty() && mixes.iter().all(Mix::scans) {
         return Err(LabError::Unordered { index: "every index that was named" });
     }
-    let mut drives: Vec<(Mix, Driven)> = Vec::new();
+    let mut drives: Vec<(Mix, DriveReport)> = Vec::new();
     for mix in mixes {
         let indexes = if mix.scans() { ordered.clone() } else { config.indexes.clone() };
         if indexes.is_empty() {
@@ -136,19 +139,19 @@ fn section(
     Ok(())
 }
 
-/// The tables of `config` that keep their keys in order.
+/// Returns the tables of `config` that keep their keys in order.
 pub(super) fn ordered(config: &Config) -> Result<Vec<String>, LabError> {
     let setup = Setup { keys: 1, ..config.check(config.indexes.len())? };
     let mut ordered = Vec::new();
     for name in &config.indexes {
-        if (subject(name)?.build)(&setup)?.is_ordered() {
+        if subject(name)?.build(&setup)?.is_ordered() {
             ordered.push(name.clone());
         }
     }
     Ok(ordered)
 }
 
-fn tabulate(indexes: &[String], drives: &[(Mix, Driven)], title: &str) -> (Vec<Grid>, Plot) {
+fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (Vec<Grid>, Plot) {
     let names: Vec<_> = drives.iter().map(|(mix, _)| mix.name).collect();
     let with_place = ["survives", "flush"].iter().chain(&names).copied().collect::<Vec<_>>();
     let upper = |text: &str| format!("{title}{text}");

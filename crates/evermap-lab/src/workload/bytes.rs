@@ -1,35 +1,36 @@
 //! Keys and values as byte strings.
 //!
-//! Both follow from the 64-bit key of the workload. A byte key begins with it; a value begins with the
-//! [`word`] that the key would be bound to in a table of words, and goes on with words that follow
-//! from that one, so that a value which is torn, cut off, or another key's is recognised.
+//! Both follow from the 64-bit key of the workload. A byte key starts with it. A value starts with
+//! the [`word`] that the key would be bound to in a table of words, followed by words that follow
+//! from that one, so that a value which is torn, cut off, or another key's is detected.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::{GOLDEN, Zipf, random, splitmix, word};
+use super::keys::{GOLDEN, random, splitmix, word};
+use super::zipf::Zipf;
 use crate::LabError;
 
-/// Bytes that a key or a value begins with and cannot do without.
+/// The least number of bytes of a key or a value.
 const LEAD: u32 = 8;
-/// Longest value, bytes.
+/// The length of the longest value, in bytes.
 const LENGTH_MAX: u32 = 1 << 20;
-/// Lengths that a distribution is reduced to.
+/// The number of lengths that a distribution is reduced to.
 const QUANTILES: usize = 256;
 
-/// How long keys or values are, in bytes.
+/// The lengths of keys or values, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// All the same.
+    /// All equal.
     Fixed(u32),
-    /// Every length between these, equally often.
+    /// Uniform between these two.
     Uniform(u32, u32),
-    /// Every length between these, the shortest most often: by Zipf's law with the skew of YCSB.
+    /// Between these two, the shortest most often: by Zipf's law with the skew of YCSB.
     Zipfian(u32, u32),
 }
 
 impl Lengths {
-    /// Least and greatest.
+    /// Returns the least and the greatest length.
     pub fn bounds(self) -> (u32, u32) {
         match self {
             Lengths::Fixed(bytes) => (bytes, bytes),
@@ -41,14 +42,14 @@ impl Lengths {
         let (least, most) = self.bounds();
         if least < LEAD || most > LENGTH_MAX || least > most {
             return Err(LabError::Config(format!(
-                "lengths of {self} bytes are impossible: they lie between {LEAD} and {LENGTH_MAX} bytes, \
-                 the shortest first"
+                "lengths of {self} bytes are impossible: they must be between {LEAD} and \
+                 {LENGTH_MAX}, the shortest first"
             )));
         }
         Ok(self)
     }
 
-    /// The lengths at evenly spread points of the distribution.
+    /// Returns the lengths at evenly spaced points of the distribution.
     fn quantiles(self) -> [u32; QUANTILES] {
         let (least, most) = self.bounds();
         let zipf = Zipf::new(Zipf::YCSB);
@@ -103,30 +104,30 @@ impl FromStr for Lengths {
     }
 }
 
-/// How long keys and values are, where they are byte strings.
+/// The lengths of keys and values that are byte strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Of keys.
+pub struct KeyValueLengths {
+    /// Lengths of keys.
     pub keys: Lengths,
-    /// Of values.
+    /// Lengths of values.
     pub values: Lengths,
 }
 
-impl Shape {
-    /// Most bytes of a key and its value together.
+impl KeyValueLengths {
+    /// Returns the greatest length of a key and its value together, in bytes.
     pub fn most_bytes(self) -> u64 {
         u64::from(self.keys.bounds().1) + u64::from(self.values.bounds().1)
     }
 }
 
-impl Default for Shape {
-    /// Those of the literature on persistent memory: keys of 16 bytes, values of 8.
+impl Default for KeyValueLengths {
+    /// Returns the lengths of the literature on persistent memory: keys of 16 bytes, values of 8.
     fn default() -> Self {
-        Shape { keys: Lengths::Fixed(16), values: Lengths::Fixed(8) }
+        KeyValueLengths { keys: Lengths::Fixed(16), values: Lengths::Fixed(8) }
     }
 }
 
-/// Writes and reads byte keys and values of one shape.
+/// Writes and reads byte keys and values of given lengths.
 #[derive(Clone, Debug)]
 pub struct Speller {
     keys: [u32; QUANTILES],
@@ -134,9 +135,9 @@ pub struct Speller {
 }
 
 impl Speller {
-    /// For keys and values of this shape.
-    pub fn new(shape: Shape) -> Self {
-        Speller { keys: shape.keys.quantiles(), values: shape.values.quantiles() }
+    /// Creates a speller for keys and values of these lengths.
+    pub fn new(lengths: KeyValueLengths) -> Self {
+        Speller { keys: lengths.keys.quantiles(), values: lengths.values.quantiles() }
     }
 
     /// Appends the byte key of `key`. Byte keys sort as their keys do.
@@ -147,7 +148,7 @@ impl Speller {
         append_words(splitmix(key), bytes, out);
     }
 
-    /// The key of a byte key; nothing where it is no such.
+    /// Returns the key that `bytes` stand for, or `None` if they are no byte key.
     pub fn key_of(&self, bytes: &[u8]) -> Option<u64> {
         let key = u64::from_be_bytes(bytes.get(..8)?.try_into().ok()?);
         let rest = &bytes[8..];
@@ -161,7 +162,7 @@ impl Speller {
         append_words(word(key, version), self.values[quantile(key, 2)] as usize, out);
     }
 
-    /// The word that a value of `key` stands for; nothing where it is no value of that key.
+    /// Returns the word that a value of `key` stands for, or `None` if it is no value of that key.
     #[inline]
     pub fn word_of(&self, key: u64, value: &[u8]) -> Option<u64> {
         let first = u64::from_le_bytes(value.get(..8)?.try_into().ok()?);
@@ -170,7 +171,7 @@ impl Speller {
     }
 }
 
-/// Which length a key has. `of` keeps the lengths of keys and values apart.
+/// Returns the quantile of the length of a key. `of` distinguishes the lengths of keys and values.
 #[inline]
 fn quantile(key: u64, of: u64) -> usize {
     (key.wrapping_mul(GOLDEN + 2 * of) >> 56) as usize
@@ -191,7 +192,7 @@ fn append_words(first: u64, bytes: usize, out: &mut Vec<u8>) {
     rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
 }
 
-/// Whether `bytes` are what [`append_words`] writes.
+/// Returns `true` if `bytes` are what [`append_words`] writes.
 #[inline]
 fn are_words(first: u64, bytes: &[u8]) -> bool {
     let mut word = first;
@@ -205,7 +206,7 @@ fn are_words(first: u64, bytes: &[u8]) -> bool {
     wrong == 0 && *rest == word.to_le_bytes()[..rest.len()]
 }
 
-/// Byte keys, one after the other.
+/// Byte keys, stored one after the other.
 #[derive(Default)]
 pub struct Spelled {
     bytes: Vec<u8>,
@@ -213,12 +214,12 @@ pub struct Spelled {
 }
 
 impl Spelled {
-    /// None.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Spelled { bytes: Vec::new(), ends: Vec::new() }
     }
 
-    /// Spells `keys`.
+    /// Replaces the contents with the byte keys of `keys`.
     pub fn fill(&mut self, speller: &Speller, keys: &[u64]) {
         self.clear();
         for &key in keys {
@@ -227,19 +228,19 @@ impl Spelled {
         }
     }
 
-    /// Forgets all.
+    /// Removes all keys.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub fn all(&self) -> SpelledPart<'_> {
         SpelledPart { all: self, first: 0 }
     }
 }
 
-/// Byte keys from one on.
+/// Byte keys starting at one of them.
 #[derive(Clone, Copy)]
 pub struct SpelledPart<'a> {
     all: &'a Spelled,
@@ -247,14 +248,15 @@ pub struct SpelledPart<'a> {
 }
 
 impl<'a> SpelledPart<'a> {
-    /// Without the first `count`.
+    /// Returns the part without the first `count` keys.
     pub fn after(self, count: usize) -> Self {
         SpelledPart { first: self.first + count, ..self }
     }
 
-    /// The byte key at `place`.
+    /// Returns the byte key at `place`.
     ///
     /// # Panics
+    ///
     /// If there is none.
     #[inline(always)]
     pub fn at(self, place: usize) -> &'a [u8] {
@@ -264,15 +266,15 @@ impl<'a> SpelledPart<'a> {
     }
 }
 
-/// Mean bytes of a key and of its value.
-pub fn mean_bytes(shape: Shape) -> f64 {
+/// Returns the mean length of a key and its value together.
+pub fn mean_bytes(lengths: KeyValueLengths) -> f64 {
     let mean = |lengths: Lengths| {
         lengths.quantiles().iter().map(|&bytes| f64::from(bytes)).sum::<f64>() / QUANTILES as f64
     };
-    mean(shape.keys) + mean(shape.values)
+    mean(lengths.keys) + mean(lengths.values)
 }
 
-/// A number for each draw of a generator.
+/// Returns the number at `place` of the sequence `of`.
 pub(crate) fn draw(seed: u64, of: u64, place: u64) -> u64 {
     random(seed ^ splitmix(of), place)
 }
@@ -281,8 +283,8 @@ pub(crate) fn draw(seed: u64, of: u64, place: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn shape(keys: &str, values: &str) -> Shape {
-        Shape { keys: keys.parse().unwrap(), values: values.parse().unwrap() }
+    fn lengths(keys: &str, values: &str) -> KeyValueLengths {
+        KeyValueLengths { keys: keys.parse().unwrap(), values: values.parse().unwrap() }
     }
 
     #[test]
@@ -296,14 +298,14 @@ mod tests {
         }
         for text in ["7", "0-16", "64-8", "9999999"] {
             let error = text.parse::<Lengths>().unwrap_err().to_string();
-            assert!(error.contains("impossible: they lie between 8 and"), "{error}");
+            assert!(error.contains("impossible: they must be between 8 and"), "{error}");
         }
     }
 
     #[test]
     fn keys_and_values_go_both_ways() {
-        for shape in [shape("8", "8"), shape("16", "100"), shape("8-40", "zipfian:8-900")] {
-            let speller = Speller::new(shape);
+        for both in [lengths("8", "8"), lengths("16", "100"), lengths("8-40", "zipfian:8-900")] {
+            let speller = Speller::new(both);
             for i in 0..2000 {
                 let (key, version) = (random(1, i), i % 7);
                 let (mut name, mut value) = (Vec::new(), Vec::new());
@@ -311,9 +313,9 @@ mod tests {
                 speller.append_value(key, version, &mut value);
                 assert_eq!(speller.key_of(&name), Some(key));
                 assert_eq!(speller.word_of(key, &value), Some(word(key, version)));
-                let (least, most) = shape.values.bounds();
+                let (least, most) = both.values.bounds();
                 assert!((least as usize..=most as usize).contains(&value.len()));
-                // What is cut off, torn or another key's is none.
+                // A value that is cut off, torn or another key's is not accepted.
                 assert_eq!(speller.word_of(key, &value[..value.len() - 1]), None);
                 if value.len() > 8 {
                     *value.last_mut().unwrap() ^= 1;
@@ -327,7 +329,7 @@ mod tests {
 
     #[test]
     fn byte_keys_sort_as_their_keys() {
-        let speller = Speller::new(shape("8-64", "8"));
+        let speller = Speller::new(lengths("8-64", "8"));
         let mut keys: Vec<_> = (0..500).map(|i| random(9, i)).collect();
         let spell = |&key: &u64| {
             let mut name = Vec::new();
@@ -342,21 +344,21 @@ mod tests {
 
     #[test]
     fn lengths_follow_their_distribution() {
-        let count = |lengths: &str, below: u32| {
-            let speller = Speller::new(shape("8", lengths));
+        let count = |values: &str, below: u32| {
+            let speller = Speller::new(lengths("8", values));
             let long = |i| speller.values[quantile(random(5, i), 2)];
             (0..10_000).filter(|&i| long(i) < below).count()
         };
         assert!((4500..5500).contains(&count("8-107", 58)));
         // By Zipf's law of 100 ranks half of the weight is on the first eight.
         assert!((4300..5700).contains(&count("zipfian:8-107", 16)));
-        assert_eq!(mean_bytes(shape("16", "8")), 24.0);
-        assert!((mean_bytes(shape("16", "8-107")) - (16.0 + 57.5)).abs() < 1.0);
+        assert_eq!(mean_bytes(lengths("16", "8")), 24.0);
+        assert!((mean_bytes(lengths("16", "8-107")) - (16.0 + 57.5)).abs() < 1.0);
     }
 
     #[test]
     fn spelled_keys_are_found_by_place() {
-        let speller = Speller::new(shape("8-40", "8"));
+        let speller = Speller::new(lengths("8-40", "8"));
         let keys: Vec<_> = (0..100).map(|i| random(2, i)).collect();
         let mut spelled = Spelled::default();
         spelled.fill(&speller, &keys);

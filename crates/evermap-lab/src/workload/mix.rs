@@ -1,29 +1,31 @@
 //! Mixes of operations: YCSB's, and RECIPE's variants of them.
 //!
-//! Threads run at the same time and write to the same keys, so what a read must find is not one word. It is
-//! still known narrowly: the last thing that the reading thread itself wrote to the key, or something of
-//! another thread. So every operation carries the place of its thread's last write to its key, worked out
-//! when the operations are written out; with one thread that is exact. At the end, each key must be bound
-//! to the last write of one of the threads.
+//! Threads run at the same time and write to the same keys, so a read may find one of several
+//! words: the last one that the reading thread wrote to the key, or a later one of another thread.
+//! So every operation carries the place of its thread's last write to its key, which is computed
+//! when the operations are written. With one thread the check is exact. At the end, each key must
+//! be bound to the last write of one of the threads.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::bytes::draw;
+use super::keys::Workload;
+use super::op::{Kind, Op, Writer};
+use super::stream::Stream;
 use super::zipf::{Zipf, scrambled};
-use super::{Stream, Workload};
 use crate::LabError;
 
-/// How popular the keys are.
+/// Which keys are popular.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distribution {
-    /// All the same.
+    /// All keys are equally popular.
     Uniform,
     /// By Zipf's law of exactly as many ranks as there are keys.
     Zipfian,
     /// As YCSB's "scrambled zipfian": Zipf's law of ten billion ranks, hashed to the keys. Flatter.
     Scrambled,
-    /// By Zipf's law, a thread's newest key first.
+    /// By Zipf's law, the newest key of a thread first.
     Latest,
 }
 
@@ -36,7 +38,7 @@ impl Distribution {
         Distribution::Latest,
     ];
 
-    /// The name on command lines and in reports.
+    /// Returns the name used on command lines and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Distribution::Uniform => "uniform",
@@ -64,31 +66,7 @@ impl FromStr for Distribution {
     }
 }
 
-/// What an operation of a mix does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Looks a key up.
-    Read,
-    /// Binds a key that is there to something new.
-    Update,
-    /// Binds a new key.
-    Insert,
-    /// Looks a key up and then binds it to something new.
-    ReadModifyWrite,
-    /// Reads so many pairs in the order of keys, from a key on.
-    Scan(u16),
-}
-
-/// One operation of a mix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Op {
-    /// What it does.
-    pub kind: Kind,
-    /// One more than the place of the last operation of its thread that wrote to its key; 0 if none has.
-    pub own: u32,
-}
-
-/// Shares of operations, in percent.
+/// The shares of operations, in percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
     /// The name on command lines and in reports.
@@ -97,7 +75,7 @@ pub struct Mix {
     pub about: &'static str,
     /// Look-ups.
     pub read: u8,
-    /// Updates of keys that are there.
+    /// Updates of present keys.
     pub update: u8,
     /// Insertions of new keys.
     pub insert: u8,
@@ -105,11 +83,11 @@ pub struct Mix {
     pub modify: u8,
     /// Scans of 1 to [`SCAN_MAX`] pairs.
     pub scan: u8,
-    /// Which keys, unless another distribution is asked for.
+    /// The distribution of the keys, unless another is requested.
     pub keys: Distribution,
 }
 
-/// Most pairs that a scan reads.
+/// The greatest number of pairs that a scan reads.
 pub const SCAN_MAX: u16 = 100;
 
 const NOTHING: Mix = Mix {
@@ -124,7 +102,8 @@ const NOTHING: Mix = Mix {
 };
 
 impl Mix {
-    /// YCSB's workloads, then RECIPE's: those have insertions in place of updates, and uniform keys.
+    /// YCSB's workloads, then RECIPE's, which have insertions in place of updates, and uniform
+    /// keys.
     pub const ALL: [Mix; 10] = [
         Mix {
             name: "ycsb-a",
@@ -196,12 +175,12 @@ impl Mix {
         },
     ];
 
-    /// Whether anything is written to keys that are there.
+    /// Returns `true` if the mix writes to present keys.
     pub fn updates(&self) -> bool {
         self.update + self.modify > 0
     }
 
-    /// Whether the table must have an order.
+    /// Returns `true` if the table must keep its keys in order.
     pub fn scans(&self) -> bool {
         self.scan > 0
     }
@@ -243,16 +222,16 @@ impl FromStr for Mix {
 pub struct Blend {
     /// The mix.
     pub mix: Mix,
-    /// Which keys.
+    /// The distribution of the keys.
     pub keys: Distribution,
-    /// Skew of the distributions by Zipf's law.
+    /// The skew of the distributions by Zipf's law.
     pub theta: f64,
-    /// Operations, over all threads.
+    /// The number of operations, over all threads.
     pub ops: u64,
 }
 
 impl Blend {
-    /// What `thread` of `workload` writes.
+    /// Returns the writer that stands for `thread` of `workload`.
     pub fn writer(&self, workload: &Workload, thread: usize) -> Writer {
         // Shares differ by one at most.
         let longest = self.ops.div_ceil(workload.threads as u64);
@@ -261,48 +240,16 @@ impl Blend {
     }
 }
 
-/// Who wrote a version in a mix, and with which operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Writer {
-    /// The thread.
-    pub thread: usize,
-    /// How many there are.
-    pub threads: usize,
-    /// Place of the first operation among the thread's.
-    pub first: usize,
-    /// Beyond the version of all keys, the highest that anybody writes.
-    pub most: u64,
-}
-
-impl Writer {
-    /// How far beyond the version of all keys the one is that the operation at `place - 1` writes; 0 for 0.
-    #[inline(always)]
-    pub fn version(&self, place: u64) -> u64 {
-        if place == 0 { 0 } else { (place - 1) * self.threads as u64 + self.thread as u64 + 1 }
-    }
-
-    /// Whether a read may find the version that lies `beyond` that of all keys, where the thread itself last
-    /// wrote with the operation at `own - 1`.
-    #[inline(always)]
-    pub fn may_find(&self, beyond: u64, own: u32) -> bool {
-        if beyond == self.version(u64::from(own)) {
-            return true;
-        }
-        // Not what was there before this thread wrote, nor what it wrote before that.
-        let writer = (beyond.wrapping_sub(1) % self.threads as u64) as usize;
-        beyond != 0 && writer != self.thread && beyond <= self.most
-    }
-}
-
 impl Stream {
-    /// Writes out the operations of `thread` in a mix. Look-ups go to keys that were there before, and to
-    /// those that the thread has inserted.
+    /// Writes the operations of `thread` in a mix. Look-ups go to keys that were present before,
+    /// and to those that the thread has inserted.
     pub fn fill_mix(&mut self, workload: &Workload, blend: &Blend, thread: usize) {
         self.clear();
         let (seed, threads) = (workload.seed, workload.threads as u64);
         let zipf = Zipf::new(blend.theta);
         let mut inserted = 0;
-        // For every index the place of the last write; the thread's own insertions follow the others.
+        // The place of the last write for every index. The thread's own insertions follow the
+        // others.
         let mut last = vec![0u32; workload.keys as usize];
         for place in workload.share(blend.ops, thread) {
             let number = |of| draw(seed, of, place);
@@ -339,14 +286,14 @@ impl Stream {
         }
     }
 
-    /// The keys that the thread has inserted.
+    /// Returns the keys that the thread has inserted.
     pub fn inserted(&self) -> Vec<u64> {
         let all = self.keys.iter().zip(&self.ops);
         all.filter(|(_, op)| op.kind == Kind::Insert).map(|(&key, _)| key).collect()
     }
 
-    /// For every key that the thread has written to or inserted, how far beyond the version of all keys the
-    /// last one is.
+    /// Returns, for every key that the thread has written or inserted, the last version relative to
+    /// the version of all keys.
     pub fn last_versions(&self, writer: Writer) -> Vec<(u64, u64)> {
         let mut last = std::collections::HashMap::new();
         for (place, (&key, op)) in self.keys.iter().zip(&self.ops).enumerate() {
@@ -414,8 +361,8 @@ mod tests {
         }
     }
 
-    /// Replays each thread's operations: look-ups go to keys that are there, insertions to new ones, and `own` is
-    /// the thread's last write.
+    /// Replays the operations of each thread: look-ups go to present keys, insertions to new ones,
+    /// and `own` is the thread's last write.
     #[test]
     fn operations_make_sense_one_after_the_other() {
         for (mix, distribution) in Mix::ALL
@@ -473,7 +420,7 @@ mod tests {
         assert!(key == workload.key(0) && (4500..6000).contains(&count), "{count}");
         assert!((1000..4000).contains(&hottest(Distribution::Scrambled).1));
         assert_eq!(hottest(Distribution::Latest).0, workload.key(9999));
-        // With insertions, what is newest moves on.
+        // With insertions, the newest key changes.
         let stream = stream(&workload, &blend("d", 10_000), 0);
         let loaded: HashSet<_> = (0..10_000).map(|i| workload.key(i)).collect();
         let reads_of_new = |range: std::ops::Range<usize>| {
@@ -495,13 +442,14 @@ mod tests {
         assert!(!me.may_find(me.version(6), 5), "we have not written that yet");
         for own in [0, 5] {
             assert!(me.may_find(other.version(9), own));
-            assert!(!me.may_find(u64::MAX, own) && !me.may_find(301, own), "nobody wrote that");
+            assert!(!me.may_find(u64::MAX, own) && !me.may_find(301, own), "no thread wrote that");
         }
         let alone = Writer { thread: 0, threads: 1, first: 0, most: 300 };
         assert!(alone.may_find(7, 7) && !alone.may_find(6, 7) && !alone.may_find(8, 7));
     }
 
-    /// Figures of two runs compare only if their operations are the same: these must never change.
+    /// Figures of two runs compare only if their operations are equal, so these values must never
+    /// change.
     #[test]
     fn golden() {
         let workload = Workload { keys: 1000, threads: 1, seed: 42 };

@@ -1,22 +1,26 @@
-//! Operations of one kind on some of the keys: what a table that was filled is asked by crews of several sizes.
+//! Operations of one kind on some of the keys, done on a filled table by various numbers of
+//! threads.
 //!
-//! Filling a large store takes longer than measuring it, so it is filled once and measured often. No key is written
-//! twice, and none that is written is looked up, so what every key is bound to is known in whatever order parts run.
+//! Filling a large store takes longer than measuring it, so it is filled once and measured often.
+//! No key is written twice, and no written key is looked up, so what every key is bound to is known
+//! whatever the order of the parts.
 
-use super::{Kind, Op, Permutation, Phase, Stream, Workload};
+use super::keys::{Permutation, Phase, Workload};
+use super::op::{Kind, Op};
+use super::stream::Stream;
 
 /// What is done in a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     /// New keys are inserted.
     Insert,
-    /// Keys that are there are looked up.
+    /// Present keys are looked up.
     Positive,
-    /// Keys that are not there are looked up.
+    /// Absent keys are looked up.
     Negative,
-    /// So many pairs are read in the order of keys, from a key that is there.
+    /// This many pairs are read in the order of keys, starting at a present key.
     Scan(u16),
-    /// Keys that are there are bound to something else.
+    /// Present keys are bound to something else.
     Update,
 }
 
@@ -31,12 +35,12 @@ pub struct Part {
     pub ops: u64,
     /// Threads that share them.
     pub threads: usize,
-    /// Operations of the same kind in the parts before.
+    /// The number of operations of the same kind in the parts before.
     pub after: u64,
 }
 
 impl Part {
-    /// What it is for a table.
+    /// Returns the phase that a table is asked for.
     pub(crate) fn phase(&self) -> Phase {
         match self.act {
             Act::Insert => Phase::Insert,
@@ -47,19 +51,20 @@ impl Part {
         }
     }
 
-    /// Most operations of each kind, over all parts: updates and look-ups have half of the keys each.
+    /// Returns the greatest number of operations of each kind, over all parts: updates and look-ups
+    /// have half of the keys each.
     pub(crate) fn most_ops(keys: u64) -> u64 {
         keys / 2
     }
 
-    /// The same workload for the threads of this part.
+    /// Returns the workload for the threads of this part.
     pub(crate) fn workload(&self, workload: &Workload) -> Workload {
         Workload { threads: self.threads, ..*workload }
     }
 }
 
 impl Stream {
-    /// Writes out the operations of `thread` in `part`; none if it is not one of its threads.
+    /// Writes the operations of `thread` in `part`, none if the part has fewer threads.
     pub(crate) fn fill_part(&mut self, workload: &Workload, part: &Part, thread: usize) {
         self.clear();
         if thread >= part.threads {

@@ -1,11 +1,11 @@
 //! Ranks by Zipf's law.
 //!
-//! Inverts the distribution, as the generator of Gray et al. (SIGMOD 1994) that YCSB uses. That one is exact
-//! for the first two ranks only; here the first 1024 are tabulated and the others come from the integral of the
-//! density, which differs from the sum by less than a millionth there. So nothing has to be summed over all
-//! ranks either, and their number may change from one draw to the next.
+//! Inverts the distribution, as the generator of Gray et al. (SIGMOD 1994) that YCSB uses. That one
+//! is exact for the first two ranks only. Here the first 1024 are tabulated and the others come
+//! from the integral of the density, which differs from the sum by less than a millionth there. So
+//! no sum over all ranks is needed, and their number may change from one draw to the next.
 
-/// Ranks whose probabilities are tabulated.
+/// The number of ranks whose probabilities are tabulated.
 const HEAD: usize = 1024;
 
 /// Rank `r`, counted from 0, comes up in proportion to `(r + 1)^-theta`.
@@ -17,10 +17,10 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Skew of YCSB.
+    /// The skew of YCSB.
     pub const YCSB: f64 = 0.99;
 
-    /// A law with this skew: 0 is uniform, 1 is Zipf's own.
+    /// Creates a law with this skew: 0 is uniform, 1 is Zipf's own.
     pub fn new(theta: f64) -> Self {
         let mut sum = 0.0;
         let weigh = |rank: usize| {
@@ -30,18 +30,18 @@ impl Zipf {
         Zipf { theta, head: (1..=HEAD).map(weigh).collect() }
     }
 
-    /// The rank below `n`, which is at least 1, for a number that is uniform in `0..2^64`.
+    /// Returns the rank below `n`, which is at least 1, for a number that is uniform in `0..2^64`.
     pub fn rank(&self, n: u64, uniform: u64) -> u64 {
         let part = (uniform >> 11) as f64 / (1u64 << 53) as f64;
         self.inverse(n, part * self.weight(n))
     }
 
-    /// Probability of `rank` among `n`.
+    /// Returns the probability of `rank` among `n`.
     pub fn probability(&self, n: u64, rank: u64) -> f64 {
         ((rank + 1) as f64).powf(-self.theta) / self.weight(n)
     }
 
-    /// Sum of the weights of the first `n` ranks.
+    /// Returns the sum of the weights of the first `n` ranks.
     fn weight(&self, n: u64) -> f64 {
         match usize::try_from(n) {
             Ok(n) if n <= HEAD => self.head[n.max(1) - 1],
@@ -49,7 +49,7 @@ impl Zipf {
         }
     }
 
-    /// The rank in which the sum of weights reaches `weight`.
+    /// Returns the rank in which the sum of weights reaches `weight`.
     fn inverse(&self, n: u64, weight: f64) -> u64 {
         let rank = if weight < self.head[HEAD - 1] {
             self.head.partition_point(|&sum| sum <= weight) as u64
@@ -60,7 +60,8 @@ impl Zipf {
         rank.min(n.max(1) - 1)
     }
 
-    /// Antiderivative of the density, whose weight of rank `r` lies between `r + 0.5` and `r + 1.5`.
+    /// The antiderivative of the density, whose weight of rank `r` is between `r + 0.5` and `r +
+    /// 1.5`.
     fn area(&self, edge: f64) -> f64 {
         if self.theta == 1.0 { edge.ln() } else { edge.powf(1.0 - self.theta) / (1.0 - self.theta) }
     }
@@ -75,11 +76,12 @@ impl Zipf {
     }
 }
 
-/// Items of YCSB's scrambled Zipf, whatever the number of keys.
+/// The number of items of YCSB's scrambled Zipf, whatever the number of keys.
 const SCRAMBLED_ITEMS: u64 = 10_000_000_000;
 
-/// A key index below `n` as YCSB's "scrambled zipfian" picks it: a rank among ten billion items, hashed, and
-/// reduced to `n`. Many ranks share a key then, so the keys' popularity is flatter than Zipf's law of `n`.
+/// Returns a key index below `n` as YCSB's "scrambled zipfian" picks it: a rank among ten billion
+/// items, hashed, and reduced to `n`. Many ranks share a key then, so the popularity of keys is
+/// flatter than Zipf's law of `n`.
 pub fn scrambled(zipf: &Zipf, n: u64, uniform: u64) -> u64 {
     fnv(zipf.rank(SCRAMBLED_ITEMS, uniform)) % n
 }
@@ -93,10 +95,10 @@ fn fnv(word: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::random;
+    use crate::workload::keys::random;
 
-    /// Every rank comes up as often as the law says, within what chance allows: tabulated ranks, the first
-    /// beyond them, and the tail in bands.
+    /// Every rank is drawn as often as the law says, within what chance allows: tabulated ranks,
+    /// the first beyond them, and the tail in bands.
     #[test]
     fn ranks_follow_the_law() {
         const DRAWS: u64 = 1_000_000;
@@ -153,15 +155,15 @@ mod tests {
     /// Published values of the hash.
     #[test]
     fn the_scramble_is_fnv() {
-        // FNV-1a of eight zero bytes, and of the byte `a` is af63dc4c8601ec8c: the first step of any word that
-        // begins with it.
+        // FNV-1a of eight zero bytes, and of the byte `a` is af63dc4c8601ec8c: the first step of
+        // any word that starts with it.
         let first = (0xcbf2_9ce4_8422_2325u64 ^ 0x61).wrapping_mul(0x0000_0100_0000_01b3);
         assert_eq!(first, 0xaf63_dc4c_8601_ec8c);
         let zeros = (0..7).fold(first, |hash, _| hash.wrapping_mul(0x0000_0100_0000_01b3));
         assert_eq!(fnv(0x61), zeros);
     }
 
-    /// The most popular key of the scrambled kind gets less than Zipf's law of `n` would give it.
+    /// The most popular key of the scrambled kind is less popular than by Zipf's law of `n`.
     #[test]
     fn the_scrambled_kind_is_flatter() {
         let (zipf, n) = (Zipf::new(Zipf::YCSB), 1000);

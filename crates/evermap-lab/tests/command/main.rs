@@ -1,4 +1,4 @@
-//! The laboratory's command, run as a person or a script runs it.
+//! The program of the laboratory, run as a person or a script runs it.
 
 mod common;
 #[path = "../../../evermap-cli/tests/cli/output.rs"]
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use common::run;
 
-/// Every line of JSON lines.
+/// Returns the lines of JSON.
 fn records(text: &[u8]) -> Vec<Value> {
     std::str::from_utf8(text)
         .unwrap()
@@ -23,6 +23,18 @@ fn the_list_has_experiments_indexes_and_mixes() {
     for name in ["micro", "recovery", "ycsb", "dash-eh", "evermap", "papaya", "dashmap", "ycsb-f"] {
         assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{name}: {list}");
     }
+}
+
+/// In a debug build, showing the help of a command also checks that its arguments do not contradict
+/// each other.
+#[test]
+fn every_command_explains_itself() {
+    for command in ["list", "run", "compare", "fill", "crash"] {
+        let help = String::from_utf8(run([command, "--help"]).success()).unwrap();
+        assert!(help.contains(&format!("Usage: evermap-lab {command}")), "{help}");
+    }
+    let help = String::from_utf8(run(["--help"]).success()).unwrap();
+    assert!(help.contains("Usage: evermap-lab <COMMAND>"), "{help}");
 }
 
 #[test]
@@ -79,7 +91,7 @@ fn results_go_to_a_file_beside_the_tables() {
     assert_eq!(records(&std::fs::read(file).unwrap()).len(), 4);
 }
 
-/// Counts follow from the seed: a second run finds the same.
+/// Counts follow from the seed: a second run has the same.
 #[test]
 fn two_runs_are_compared() {
     let dir = tempfile::tempdir().unwrap();
@@ -105,17 +117,17 @@ fn what_cannot_be_measured_is_named() {
     assert!(said.code == 2 && said.stderr.contains("known are: dram, process"), "{}", said.stderr);
     run(["run", "mikro"]).failure("unknown experiment `mikro`; known are: micro");
     run(["run", "micro", "--keys", "9999999999999"]).failure("take fewer keys");
-    run(["run", "recovery", "--batch", "9"]).failure("`--batch` means nothing to recovery");
+    run(["run", "recovery", "--batch", "9"]).failure("`--batch` does not apply to recovery");
     run(["run", "ycsb", "--workloads", "e", "--index", "dash-eh", "--keys", "9"])
         .failure("keeps its keys in no order");
     run(["run", "micro", "--index", "papaya", "--key-bytes", "16", "--keys", "9"])
-        .failure("papaya takes keys and values of 8 bytes");
+        .failure("papaya only takes keys and values of 8 bytes");
     run(["run", "micro", "--plugin", "/no/such.so"]).failure("load /no/such.so: No such file");
     let said = run(["run", "ycsb", "--value-bytes", "3"]);
     assert!(said.code == 2 && said.stderr.contains("between 8 and"), "{}", said.stderr);
 }
 
-/// Nothing that takes long, and no judgement of the machine.
+/// Options for a short run that does not judge the machine.
 const BRIEF: [&str; 7] = ["--quick", "--rounds", "1", "--patience", "0", "--retries", "0"];
 
 /// A process is killed while it inserts, and another opens what it left: nothing may be missing.
@@ -138,7 +150,7 @@ fn a_killed_table_is_opened_again() {
     }
 }
 
-/// The stores that are opened by processes that are killed; what they say of their space.
+/// Stores are opened in processes that are killed, which report space and times.
 #[test]
 fn killed_stores_are_opened_again_and_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -185,7 +197,7 @@ fn mixes_are_run_on_words_and_on_byte_strings() {
     assert!(said.contains("keys of 8-40 bytes, values of zipfian:8-500"), "{said}");
 }
 
-/// Each of the experiments, as short as it can be; the tables of all on one page.
+/// Every experiment, as short as possible; the tables of all on one page.
 #[test]
 fn every_experiment_runs_and_is_on_the_page() {
     let dir = tempfile::tempdir().unwrap();
@@ -216,7 +228,7 @@ mod page {
 
     use super::run;
 
-    /// Debian's browser; installed where we may.
+    /// Returns Debian's browser; it is installed if this process may.
     fn chromium() -> Command {
         let there = || Command::new("chromium").arg("--version").output().is_ok();
         if !there() {
@@ -236,7 +248,7 @@ mod page {
         command
     }
 
-    /// Renders `page` and answers what the browser wrote to `file`.
+    /// Renders `page` and returns what the browser wrote to `file`.
     fn render(page: &Path, file: &Path, options: &[&str]) -> Vec<u8> {
         let profile = file.with_extension("profile");
         let done = chromium()
@@ -249,15 +261,20 @@ mod page {
         std::fs::read(file).unwrap_or_else(|error| panic!("{error}: {complaints}"))
     }
 
-    /// Width and height of a picture, and how many bytes it takes: an empty one takes few.
+    /// Returns width and height of a picture, and its size in bytes: an empty one is small.
     fn picture(png: &[u8]) -> (u32, u32, usize) {
         assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
         let number = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
         (number(16), number(20), png.len())
     }
 
+    /// Only in the full tier: it needs a browser.
     #[test]
     fn a_browser_shows_it_in_light_in_dark_and_on_paper() {
+        match std::env::var_os("EVERMAP_TEST_TIER") {
+            None => return,
+            Some(tier) => assert_eq!(tier, "full", "the tier is `full`, or not set"),
+        }
         let dir = tempfile::tempdir().unwrap();
         let page = dir.path().join("page.html");
         let what = ["run", "micro", "dataset-size", "--index", "dash-eh", "--html"];

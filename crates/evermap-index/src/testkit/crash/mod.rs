@@ -14,6 +14,7 @@ use evermap_pm::sim::battery::{Battery, SubjectTrial, Trial};
 use evermap_pm::sim::{self, ImageConfig, Model, Nested, Report};
 
 use super::Tier;
+use super::erased::Erased;
 use super::keys::{Numbered, Plain};
 use super::persistence::PoolSubject;
 use crate::Bytes;
@@ -107,6 +108,24 @@ fn config(workload: Workload, model: Model, tier: Tier) -> sim::Config {
     }
 }
 
+/// Creates a campaign on `crashed`, without the type of the index.
+fn on<S>(
+    name: &'static str,
+    crashed: S,
+    config: sim::Config,
+    first_seed: u64,
+) -> SubjectTrial<Erased<Call, History>>
+where
+    S: sim::Subject<Call = Call, History = History, Live: 'static> + Send + Sync + 'static,
+{
+    SubjectTrial::new(name, Erased::new(crashed), config, first_seed)
+}
+
+/// Returns a campaign as a trial. Not generic, so that campaigns are compiled with this crate.
+fn boxed(campaign: SubjectTrial<Erased<Call, History>>) -> Box<dyn Trial> {
+    Box::new(campaign)
+}
+
 /// Creates all campaigns for the index of `subject`, in full length.
 pub fn battery<P>(name: &str, planted: &'static [&'static str], subject: P) -> Battery
 where
@@ -130,49 +149,42 @@ where
 {
     let subject = Arc::new(subject);
     let config = |workload, model| config(workload, model, tier);
-    let on = |name, workload, model, seed| -> Box<dyn Trial> {
+    let numbers = |name, workload, model, seed| {
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload);
-        Box::new(SubjectTrial::new(name, crashed, config(workload, model), seed))
+        boxed(on(name, crashed, config(workload, model), seed))
     };
-    let page = |name, granule| -> Box<dyn Trial> {
+    let page = |name, granule| {
         let (workload, model) = (Workload::FEW_KEYS, Model::PageCache { granule });
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload).on_another_boot();
-        Box::new(SubjectTrial::new(name, crashed, config(workload, model), 500))
+        boxed(on(name, crashed, config(workload, model), 500))
     };
     let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
-    let skewed = SubjectTrial::new("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
+    let skewed = on("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
     let one_sided = Crashed::<Plain, _>::new(subject.clone(), Workload::ONE_SIDED);
-    let one_sided =
-        SubjectTrial::new("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
+    let one_sided = on("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
     let used = Crashed::<Plain, _>::new(subject.clone(), Workload::USED);
-    let used = SubjectTrial::new("used-space", used, config(Workload::USED, Model::Adr), 600);
+    let used = on("used-space", used, config(Workload::USED, Model::Adr), 600);
     let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
-    let bytes = SubjectTrial::new("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
+    let bytes = on("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
     let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
-    let parallel =
-        SubjectTrial::new("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
+    let parallel = on("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
     let parallel_bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::PARALLEL);
-    let parallel_bytes = SubjectTrial::new(
-        "parallel-byte-keys",
-        parallel_bytes,
-        config(Workload::PARALLEL, Model::Adr),
-        2000,
-    );
+    let parallel_bytes =
+        on("parallel-byte-keys", parallel_bytes, config(Workload::PARALLEL, Model::Adr), 2000);
     let clustered = Crashed::<u64, _>::new(subject.clone(), Workload::CROWDED);
-    let clustered =
-        SubjectTrial::new("crowded", clustered, config(Workload::CROWDED, Model::Adr), 3000);
+    let clustered = on("crowded", clustered, config(Workload::CROWDED, Model::Adr), 3000);
     let trials = vec![
-        on("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
-        Box::new(one_sided),
-        on("reopening", Workload::REOPENING, Model::Adr, 100),
-        on("growing", Workload::GROWING, Model::Adr, 0),
-        Box::new(skewed),
-        Box::new(used),
-        Box::new(bytes),
-        Box::new(parallel.in_parallel(25)),
-        Box::new(parallel_bytes.in_parallel(25)),
-        Box::new(clustered.in_parallel(400)),
-        on("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
+        numbers("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
+        boxed(one_sided),
+        numbers("reopening", Workload::REOPENING, Model::Adr, 100),
+        numbers("growing", Workload::GROWING, Model::Adr, 0),
+        boxed(skewed),
+        boxed(used),
+        boxed(bytes),
+        boxed(parallel.in_parallel(25)),
+        boxed(parallel_bytes.in_parallel(25)),
+        boxed(clustered.in_parallel(400)),
+        numbers("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
         page("page-cache", 4096),
         page("torn-pages", 512),
     ];
@@ -189,15 +201,15 @@ where
     let workload = Workload { universe: 32, capacity: 64 << 10, ..Workload::FEW_KEYS };
     let config = sim::Config { max_images, ..config(workload, Model::Adr, Tier::Full) };
     let flat = sim::Config { nested: Nested { depth: 0, ..config.nested }, ..config };
-    let on = |name, scrutiny, config| -> Box<dyn Trial> {
+    let with_scrutiny = |name, scrutiny, config| {
         let crashed = Crashed::<u64, _>::new(subject.clone(), workload).with_scrutiny(scrutiny);
-        Box::new(SubjectTrial::new(name, crashed, config, 300))
+        boxed(on(name, crashed, config, 300))
     };
     let trials = vec![
-        on("lookups and check", Scrutiny::Lookups, flat),
-        on("and a probe", Scrutiny::Probe, flat),
-        on("and a sweep", Scrutiny::Everything, flat),
-        on("and nested crashes", Scrutiny::Everything, config),
+        with_scrutiny("lookups and check", Scrutiny::Lookups, flat),
+        with_scrutiny("and a probe", Scrutiny::Probe, flat),
+        with_scrutiny("and a sweep", Scrutiny::Everything, flat),
+        with_scrutiny("and nested crashes", Scrutiny::Everything, config),
     ];
     Battery { name: name.to_owned(), trials, planted: &[] }
 }

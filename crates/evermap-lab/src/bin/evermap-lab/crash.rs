@@ -1,4 +1,4 @@
-//! `evermap lab crash`: crashes indexes everywhere, and makes mistakes that this must notice.
+//! `evermap lab crash`: crashes indexes everywhere, and tests mutants that this must detect.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use evermap_lab::crash::{CrashReport, Watch};
+use evermap_lab::crash::{CrashReport, Progress};
 use evermap_lab::{CrashConfig, run_crash};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -15,39 +15,40 @@ use crate::{DONE, NO};
 
 /// Crash indexes everywhere, recover them, and verify what is left
 ///
-/// Runs workloads on simulated memory, crashes them at every point where that could matter, in persistent memory, by the
-/// death of the process and above the page cache, and crashes the recoveries too. Fails if anything is lost.
+/// Runs workloads on simulated memory, crashes them at every point where that could matter, in
+/// persistent memory, by the death of the process and above the page cache, and crashes the
+/// recoveries too. Fails if anything is lost.
 #[derive(Args)]
 pub(crate) struct Crash {
     /// Indexes, separated by commas: dash-eh, dash-lh, cceh, level, p-clht, line [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     index: Vec<String>,
-    /// Workloads of each campaign; of those with parallel threads 25 or more for one
+    /// Workloads of each campaign; campaigns with parallel threads run 25 or more for one
     #[arg(long, value_name = "N", default_value_t = 4)]
     seeds: u64,
-    /// Leave out so many workloads before these: for long campaigns in pieces
+    /// Skip this many workloads before these, for long campaigns in pieces
     #[arg(long, value_name = "N", default_value_t = 0)]
     skip: u64,
-    /// Make mistakes, one at a time, that the campaigns must notice: takes some minutes an index
+    /// Test mutants, one at a time, that the campaigns must detect: takes some minutes an index
     #[arg(long)]
     mutants: bool,
-    /// Measure how many images are verified in a second, by what is asked of each
+    /// Measure how many images are verified in a second, by what is checked of each
     #[arg(long)]
     rates: bool,
     /// Threads that share the work
     #[arg(long, value_name = "N", default_value_t = 2)]
     threads: usize,
-    /// Write a line of JSON for each index; to standard output for `-`, in place of the tables
+    /// Write a line of JSON for each index; with `-`, to standard output instead of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Directory for a file of each violation, to be replayed by tests
+    /// Directory for a file of each violation, which tests can replay
     #[arg(long, value_name = "DIRECTORY", default_value = "failures")]
     failures: PathBuf,
 }
 
 struct Bar(ProgressBar);
 
-impl Watch for Bar {
+impl Progress for Bar {
     fn more(&self, steps: u64) {
         self.0.inc_length(steps);
     }

@@ -1,17 +1,17 @@
-//! Why the laboratory did not do what it was asked.
+//! The errors of the program.
 
 use std::io;
 
 use evermap_lab::LabError;
 
-/// Exit code of a failure. 1 means that a campaign has found a violation.
+/// The exit code of a failure. 1 means that a campaign has found a violation.
 pub(crate) const EXIT_CODE: u8 = 2;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
     Lab(#[from] LabError),
-    /// Standard output did not take what was written.
+    /// Standard output could not be written to.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
     #[error("{what}: {source}")]
@@ -19,7 +19,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Whether the reader of standard output has left.
+    /// Returns `true` if the reader of standard output has closed it.
     pub(crate) fn is_closed_output(&self) -> bool {
         match self {
             Failure::Output(source) | Failure::Lab(LabError::Io { source, .. }) => {

@@ -1,4 +1,5 @@
-//! `evermap-lab`, which `evermap lab` hands over to: measures indexes and stores, ours and others'.
+//! `evermap-lab`, the program that `evermap lab` starts: measures indexes and stores, Evermap's and
+//! others'.
 
 mod crash;
 mod failure;
@@ -10,25 +11,27 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use evermap_lab::experiments::killed::{Errand, Mission, fill};
-use evermap_lab::html::Html;
-use evermap_lab::output::{JsonLines, Terminal};
+use evermap_lab::experiments::killed::{ChildJob, Job, run_child};
+use evermap_lab::report::changes;
+use evermap_lab::report::html::Html;
+use evermap_lab::report::{JsonLines, Terminal};
 use evermap_lab::subject::MediumKind;
-use evermap_lab::workload::{Distribution, Lengths, Mix, Phase, Shape};
-use evermap_lab::{EXPERIMENTS, Output, Settings, changes, experiment, plugin, subjects};
+use evermap_lab::workload::bytes::KeyValueLengths;
+use evermap_lab::workload::{Distribution, Lengths, Mix, Phase};
+use evermap_lab::{EXPERIMENTS, Output, Settings, experiment, load_plugin, subjects};
 
 use crash::Crash;
 use failure::Failure;
 
-/// Everything is well.
+/// Exit code of success.
 const DONE: ExitCode = ExitCode::SUCCESS;
-/// A campaign has found a violation.
+/// Exit code if a campaign has found a violation.
 const NO: ExitCode = ExitCode::FAILURE;
 
-/// Name that stands for every experiment.
+/// The name that stands for every experiment.
 const ALL: &str = "all";
 
-/// Measure indexes and stores, ours and others'
+/// Measure indexes and stores, Evermap's and others'
 #[derive(Parser)]
 #[command(name = "evermap-lab", version, max_term_width = 100)]
 struct Arguments {
@@ -62,10 +65,10 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     arguments.command.run().unwrap_or_else(|failure| {
         if failure.is_closed_output() {
-            // The reader of the output has enough, as `head` does. That is no failure.
+            // The reader of the output has closed it, as `head` does. That is no failure.
             return DONE;
         }
-        // If standard error is closed too, there is nobody left to tell.
+        // If standard error is closed too, the failure cannot be reported.
         let _ = writeln!(std::io::stderr(), "evermap-lab: {failure}");
         failure::EXIT_CODE.into()
     })
@@ -109,8 +112,8 @@ fn table<'a>(
 /// Indexes from shared libraries.
 #[derive(Args)]
 struct Plugins {
-    /// A shared library with an index of your own, to be named by `--index`; may be repeated. Its code runs in this
-    /// process
+    /// A shared library with an index to be named by `--index`; may be repeated. Its code runs in
+    /// this process
     #[arg(long = "plugin", value_name = "FILE")]
     plugins: Vec<PathBuf>,
 }
@@ -118,9 +121,9 @@ struct Plugins {
 impl Plugins {
     fn load(&self) -> Result<(), Failure> {
         for path in &self.plugins {
-            // SAFETY: whoever names a library asks for its code to be run; that it keeps the promises of the header is
-            // theirs to see to.
-            unsafe { plugin::load(path) }?;
+            // SAFETY: the user who names a library asks for its code to be run, and is responsible
+            // for the promises of the header.
+            unsafe { load_plugin(path) }?;
         }
         Ok(())
     }
@@ -128,15 +131,16 @@ impl Plugins {
 
 /// Run experiments
 ///
-/// Indexes take turns, and ratios are taken within each round, so that figures compare on a noisy machine too. Every
-/// answer is checked while the clock runs: an index that loses, invents or changes anything fails the run. What an
-/// experiment does not take is refused; `all` passes over it.
+/// Indexes take turns, and ratios are taken within each round, so that figures compare on a noisy
+/// machine too. Every answer is checked while the clock runs: an index that loses, invents or
+/// changes anything fails the run. An option that does not apply to an experiment is refused; `all`
+/// ignores it.
 #[derive(Args)]
 struct Run {
     /// Experiments, or `all`; see `evermap lab list`
     #[arg(value_name = "EXPERIMENT", required = true)]
     experiments: Vec<String>,
-    /// Take half a minute for each, with fewer keys and rounds
+    /// Use fewer keys and rounds: half a minute for each experiment
     #[arg(long)]
     quick: bool,
     /// Indexes and stores, separated by commas [default: those that the experiment is about]
@@ -144,88 +148,90 @@ struct Run {
     index: Option<Vec<String>>,
     #[command(flatten)]
     plugins: Plugins,
-    /// What all keys and orders follow from [default: 1]
+    /// Seed of all keys and orders [default: 1]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Keys that are inserted
+    /// Number of keys that are inserted
     #[arg(long, value_name = "N")]
     keys: Option<u64>,
-    /// Threads that share the operations
+    /// Number of threads that share the operations
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// How often each index is measured
+    /// Number of times that each index is measured
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
-    /// Where indexes that can persist live: dram, process, forced or emulated
+    /// Where persistent indexes are stored: dram, process, forced or emulated
     #[arg(long, value_name = "MEDIUM")]
     medium: Option<MediumKind>,
-    /// Directory for their files [default: in memory, where there is such a place]
+    /// Directory for their files [default: one in memory, if there is one]
     #[arg(long, value_name = "DIRECTORY")]
     location: Option<PathBuf>,
-    /// Write every figure as a line of JSON; to standard output for `-`, in place of the tables
+    /// Write every figure as a line of JSON; with `-`, to standard output instead of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page with plots, tables and the machine; it needs no network
+    /// Write a page with plots, tables and facts about the machine; it needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Phases to report, separated by commas
     #[arg(long, value_name = "PHASE,...", value_delimiter = ',')]
     phases: Option<Vec<Phase>>,
-    /// Keys in a batch of get_many
+    /// Number of keys in a batch of get_many
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
-    /// How long to wait before each run for others to leave the processors
+    /// How long to wait before each run until other programs leave the processors
     #[arg(long, value_name = "SECONDS")]
     patience: Option<u64>,
-    /// How often a round that others disturbed is repeated
+    /// Number of times that a disturbed round is repeated
     #[arg(long, value_name = "N")]
     retries: Option<usize>,
-    /// Leave out the machine's own limits, which take about a second a round
+    /// Do not measure the limits of the machine, which takes about a second a round
     #[arg(long)]
     no_limits: bool,
-    /// Leave out the pass that counts flushes, fences and lines, and takes longer than a round
+    /// Do not count flushes, fences and lines, which takes longer than a round
     #[arg(long)]
     no_counts: bool,
-    /// Leave out the pass that times single operations
+    /// Do not measure latencies of single operations
     #[arg(long)]
     no_latencies: bool,
-    /// On the emulated medium, nanoseconds that a persist takes at least
+    /// On the emulated medium, least duration of a persist in nanoseconds
     #[arg(long, value_name = "NS")]
     persist_ns: Option<u64>,
-    /// On the emulated medium, nanoseconds that reading a line takes that is not in its small cache
+    /// On the emulated medium, duration in nanoseconds of a read of a line that is not in its small
+    /// cache
     #[arg(long, value_name = "NS")]
     read_ns: Option<u64>,
-    /// Begin at the final size, where the index can
+    /// Start at the final size, if the index can
     #[arg(long)]
     presize: bool,
-    /// Ask for huge pages
+    /// Request huge pages
     #[arg(long)]
     huge_pages: bool,
-    /// Make keys byte strings of these lengths: 16, 8-64 or zipfian:8-64
+    /// Use byte strings of these lengths as keys: 16, 8-64 or zipfian:8-64
     #[arg(long, value_name = "LENGTHS")]
     key_bytes: Option<Lengths>,
-    /// Make values byte strings of these lengths
+    /// Use byte strings of these lengths as values
     #[arg(long, value_name = "LENGTHS")]
     value_bytes: Option<Lengths>,
     /// Mixes of ycsb, separated by commas: a to f, recipe-a, ... [default: all]
     #[arg(long, value_name = "MIX,...", value_delimiter = ',')]
     workloads: Option<Vec<Mix>>,
-    /// Which keys are popular in a mix: uniform, zipfian, scrambled or latest [default: the mix's own]
+    /// Distribution of the keys of a mix: uniform, zipfian, scrambled or latest [default: the mix's
+    /// own]
     #[arg(long, value_name = "NAME")]
     distribution: Option<Distribution>,
-    /// How much more popular they are than others; 0 is uniform [default: 0.99]
+    /// Skew of the distribution; 0 is uniform [default: 0.99]
     #[arg(long, value_name = "SKEW")]
     theta: Option<f64>,
-    /// Operations of a mix [default: as many as keys]; insertions of stores [default: 100000]
+    /// Operations of a mix [default: the number of keys]; insertions of stores [default: 100000]
     #[arg(long, value_name = "N")]
     ops: Option<u64>,
-    /// Keys at the first sample of load-factor
+    /// Number of keys at the first sample of load-factor
     #[arg(long, value_name = "N")]
     from: Option<u64>,
-    /// Keys at the last one
+    /// Number of keys at the last sample
     #[arg(long, value_name = "N")]
     to: Option<u64>,
-    /// Samples
+    /// Number of samples
     #[arg(long, value_name = "N")]
     samples: Option<u64>,
 }
@@ -285,13 +291,13 @@ impl Run {
         }
     }
 
-    /// Where results go.
+    /// Creates the outputs that were requested.
     fn output(&self) -> Result<Box<dyn Output>, Failure> {
         let html = self.html.clone().map(|path| Html::create(path, command())).transpose()?;
         let stdout = io::stdout;
         Ok(match &self.json {
             None => Box::new((Terminal::new(stdout()), html)),
-            // The terminal's progress bar stays; its tables would be mixed up with the lines.
+            // Only the progress bar of the terminal is kept; tables would be mixed with the lines.
             Some(path) if path.as_os_str() == "-" => {
                 Box::new((Terminal::new(io::sink()), (JsonLines(stdout()), html)))
             }
@@ -304,7 +310,7 @@ impl Run {
     }
 }
 
-/// The command line, as one would type it again.
+/// Returns the command line, quoted for a shell.
 fn command() -> String {
     let quoted = |argument: String| {
         let plain = |c: char| c.is_alphanumeric() || "-_./,:=".contains(c);
@@ -323,14 +329,14 @@ fn command() -> String {
         .join(" ")
 }
 
-/// Compare two runs of the same experiments: what repeated, and what changed
+/// Compare two runs of the same experiments: what repeats, and what differs
 #[derive(Args)]
 struct Compare {
-    /// What the one run wrote with `--json`
+    /// The file that the first run wrote with `--json`
     old: PathBuf,
-    /// What the other one wrote
+    /// The file that the second run wrote
     new: PathBuf,
-    /// Show the figures that repeat, too
+    /// Also show the figures that repeat
     #[arg(long)]
     all: bool,
 }
@@ -350,7 +356,7 @@ impl Compare {
     }
 }
 
-/// Fill a table, or open it, and wait to be killed: what experiments with killed processes start
+/// Fill a table, or open it, and wait to be killed: the child process of experiments
 #[derive(Args)]
 #[command(hide = true)]
 struct Fill {
@@ -376,23 +382,17 @@ struct Fill {
 
 impl Fill {
     fn run(self) -> Result<(), Failure> {
-        let shape =
-            self.key_bytes.zip(self.value_bytes).map(|(keys, values)| Shape { keys, values });
-        let errand = match self.open {
-            Some(times) => Errand::Open(times),
-            None if self.overwrite => Errand::Overwrite,
-            None => Errand::Fill,
+        let lengths = self
+            .key_bytes
+            .zip(self.value_bytes)
+            .map(|(keys, values)| KeyValueLengths { keys, values });
+        let job = match self.open {
+            Some(times) => Job::Open(times),
+            None if self.overwrite => Job::Overwrite,
+            None => Job::Fill,
         };
         let Fill { index, medium, keys, seed, file, .. } = self;
-        fill(&Mission { index, medium, shape, keys, seed, file, errand })?;
+        run_child(&ChildJob { index, medium, lengths, keys, seed, file, job })?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_arguments_do_not_contradict_each_other() {
-        <super::Arguments as clap::CommandFactory>::command().debug_assert();
     }
 }

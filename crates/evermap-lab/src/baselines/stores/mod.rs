@@ -1,0 +1,260 @@
+//! Other projects' persistent stores, to measure ours beside them.
+//!
+//! Each store is measured at its levels of durability, named after what an acknowledged change
+//! survives: nothing, the death of the process, or power loss. Figures compare only at one level.
+//! Stores with a cache get one gigabyte.
+
+use std::path::{Path, PathBuf};
+
+use crate::LabError;
+use crate::error::Failure;
+use crate::machine;
+use crate::subject::store::{Result, Store, Stored};
+use crate::subject::unique_path;
+use crate::subject::{Entry, File, Place, Setup, Subject, Survives};
+
+mod fjall;
+mod lmdb;
+mod redb;
+mod rocksdb;
+mod sled;
+
+/// The size of a store's cache, in bytes.
+const CACHE_BYTES: u64 = 1 << 30;
+
+/// Every store.
+pub(crate) const ENTRIES: [Entry; 10] = [
+    Entry {
+        name: "lmdb-process",
+        about: "LMDB (crate heed): a copy-on-write B+tree, one writer; commits are not synced",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Process, lmdb::Lmdb::open, setup),
+    },
+    Entry {
+        name: "lmdb-power",
+        about: "LMDB (crate heed): every commit is synced",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Power, lmdb::Lmdb::open, setup),
+    },
+    Entry {
+        name: "redb-nothing",
+        about: "redb: a copy-on-write B+tree; a kill undoes all since the last durable commit",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Nothing, redb::Redb::open, setup),
+    },
+    Entry {
+        name: "redb-power",
+        about: "redb: every commit is durable",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Power, redb::Redb::open, setup),
+    },
+    Entry {
+        name: "fjall-process",
+        about: "fjall: an LSM-tree; writes are passed to the system",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Process, fjall::Fjall::open, setup),
+    },
+    Entry {
+        name: "fjall-power",
+        about: "fjall: every write is synced",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Power, fjall::Fjall::open, setup),
+    },
+    Entry {
+        name: "rocksdb-process",
+        about: "RocksDB (the system's librocksdb): an LSM-tree; writes are passed to the system",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Process, rocksdb::RocksDb::open, setup),
+    },
+    Entry {
+        name: "rocksdb-power",
+        about: "RocksDB (the system's librocksdb): every write is synced",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Power, rocksdb::RocksDb::open, setup),
+    },
+    Entry {
+        name: "sled-nothing",
+        about: "sled: a log-structured B-link tree; its log is written twice a second",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Nothing, sled::Sled::open, setup),
+    },
+    Entry {
+        name: "sled-power",
+        about: "sled: every write is flushed",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Power, sled::Sled::open, setup),
+    },
+];
+
+/// The parameters of a store.
+struct Terms {
+    /// The directory, which exists.
+    folder: Folder,
+    /// What changes must survive.
+    survives: Survives,
+    /// A generous upper bound of the data, in bytes.
+    room: u64,
+}
+
+fn build<S: Store>(
+    name: &'static str,
+    survives: Survives,
+    open: fn(Terms) -> Result<S>,
+    setup: &Setup,
+) -> std::result::Result<Box<dyn Subject>, LabError> {
+    let failed = |error: Failure| LabError::Index { index: name, source: error };
+    let lengths = setup.lengths.unwrap_or_default();
+    let folder = Folder::new(setup).map_err(|error| failed(error.into()))?;
+    let room = setup.keys.saturating_mul(16 * (64 + lengths.most_bytes())).max(1 << 30);
+    let store = open(Terms { folder, survives, room }).map_err(failed)?;
+    Ok(Box::new(Stored::new(name, store, lengths)))
+}
+
+/// The directory of a store. It is removed at the end, unless it was requested by name.
+struct Folder {
+    path: PathBuf,
+    stays: bool,
+}
+
+impl Folder {
+    fn new(setup: &Setup) -> std::io::Result<Self> {
+        let (path, stays) = match &setup.file {
+            File::Nameless => (unique_path(&setup.location), false),
+            File::New(path) | File::Existing(path) => (path.clone(), true),
+        };
+        if !matches!(setup.file, File::Existing(_)) {
+            std::fs::create_dir(&path)?;
+        }
+        Ok(Folder { path, stays })
+    }
+
+    /// Returns the number of bytes on disk.
+    fn bytes(&self) -> std::io::Result<u64> {
+        machine::bytes_on_disk(&self.path)
+    }
+
+    /// Returns where the store is. A store in memory does not survive power loss, however often it
+    /// is synced.
+    fn place(&self, survives: Survives) -> Place {
+        let in_memory = machine::is_in_memory(&self.path);
+        Place {
+            medium: "files".into(),
+            flush_kind: (survives == Survives::Power).then(|| "fsync".into()),
+            location: self.path.parent().map(Path::to_owned),
+            survives: if in_memory { survives.min(Survives::Process) } else { survives },
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.stays {
+            // A directory that cannot be removed is not an error.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Config, Plan};
+    use crate::experiments::drive;
+    use crate::registry::subject;
+    use crate::subject::MediumKind;
+    use crate::testing::Kept;
+    use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
+    use evermap_pm::medium::Pages;
+
+    /// Returns the names of the stores that this machine has; RocksDB's library may be missing.
+    fn names() -> Vec<String> {
+        let setup = Setup::new(MediumKind::Process, None, Pages::Base, 10, None).unwrap();
+        let there = |entry: &&Entry| match entry.build(&setup) {
+            Ok(_) => true,
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("librocksdb"), "{text}");
+                false
+            }
+        };
+        ENTRIES.iter().filter(there).map(|entry| entry.name.to_owned()).collect()
+    }
+
+    fn config(plan: Plan) -> Config {
+        Config {
+            indexes: names(),
+            keys: 600,
+            threads: 2,
+            rounds: 1,
+            medium: MediumKind::Process,
+            foreign_limit: f64::INFINITY,
+            patience: std::time::Duration::ZERO,
+            limits: false,
+            plan,
+            lengths: Some(KeyValueLengths {
+                keys: "8-40".parse().unwrap(),
+                values: "8-300".parse().unwrap(),
+            }),
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn stores_pass_all_phases_and_leave_nothing_behind() {
+        let location = std::env::temp_dir().join(format!("lab-stores-{}", std::process::id()));
+        std::fs::create_dir(&location).unwrap();
+        let phases = config(Plan::Phases(Phase::ALL.to_vec()));
+        let config = Config { location: Some(location.clone()), ..phases };
+        let driven = drive(&config, &mut Kept::default()).unwrap();
+        assert!(driven.subjects.len() >= 8);
+        for subject in &driven.subjects {
+            let record = &subject.phases[0].summary;
+            assert_eq!(record.medium, "files");
+            assert!(record.pm_bytes.unwrap() > 0, "{}", subject.name);
+            let wanted = subject.name.rsplit('-').next().unwrap();
+            assert!(record.survives == wanted || machine::is_in_memory(&location));
+        }
+        assert_eq!(std::fs::read_dir(&location).unwrap().count(), 0);
+        std::fs::remove_dir(&location).unwrap();
+    }
+
+    #[test]
+    fn stores_pass_every_mix() {
+        for mix in Mix::ALL {
+            let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 600 };
+            drive(&config(Plan::Blend(blend)), &mut Kept::default()).unwrap();
+        }
+    }
+
+    /// Acknowledged pairs are present when the store is opened again.
+    #[test]
+    fn stores_can_be_opened_again() {
+        let location = std::env::temp_dir().join(format!("lab-reopen-{}", std::process::id()));
+        std::fs::create_dir(&location).unwrap();
+        for name in names() {
+            let entry = subject(&name).unwrap();
+            let path = location.join(&name);
+            let setup = |file| Setup {
+                file,
+                ..Setup::new(MediumKind::Process, Some(location.clone()), Pages::Base, 10, None)
+                    .unwrap()
+            };
+            let new = entry.build(&setup(File::New(path.clone()))).unwrap();
+            let stream = {
+                let keys = vec![1, 2, 3];
+                let mut stream = crate::workload::Stream { keys, ..Default::default() };
+                stream.spell(&new.speller().unwrap());
+                stream
+            };
+            let work = crate::subject::Work {
+                spelled: stream.spelled.all(),
+                ..crate::testing::work(Phase::Insert, &stream.keys)
+            };
+            new.run(work).unwrap();
+            drop(new);
+            let old = entry.build(&setup(File::Existing(path))).unwrap();
+            old.run(crate::subject::Work { phase: Phase::Positive, ..work }).unwrap();
+        }
+        std::fs::remove_dir_all(&location).unwrap();
+    }
+}

@@ -1,0 +1,214 @@
+//! Dash-EH without one of its ideas, to measure what that is worth.
+
+use std::marker::PhantomData;
+
+use evermap_index::key::Quotient;
+use evermap_index::{Action, Bytes, Index, Key, MutateMode, Result, Without};
+use evermap_pm::medium::Mapped;
+use evermap_pm::{Guard, Medium};
+
+use super::builder::IndexBuilder;
+use super::family::Dash;
+use super::indexed::Indexed;
+use crate::LabError;
+use crate::subject::{
+    Entry, Found, Guards, Measured, MediumKind, Place, Setup, Size, Subject, Table,
+};
+
+/// Every table that lacks an idea.
+pub(crate) const ENTRIES: [Entry; 4] = [
+    Entry {
+        name: "dash-eh-no-fingerprints",
+        about: "Dash-EH that compares every record of a bucket, whatever its fingerprint",
+        rival: false,
+        factory: |name, setup| build::<2, NO_FINGERPRINTS>(name, setup),
+    },
+    Entry {
+        name: "dash-eh-no-metadata",
+        about: "Dash-EH that searches the whole stash, whatever the bucket says about it",
+        rival: false,
+        factory: |name, setup| build::<2, NO_METADATA>(name, setup),
+    },
+    Entry {
+        name: "dash-eh-4-stash-no-metadata",
+        about: "the same with four stash buckets a segment",
+        rival: false,
+        factory: |name, setup| build::<4, NO_METADATA>(name, setup),
+    },
+    Entry {
+        name: "dash-eh-locked-reads",
+        about: "Dash-EH whose look-ups take the lock of the bucket, as changes do",
+        rival: false,
+        factory: |name, setup| locked_reads(name, setup),
+    },
+];
+
+const NO_FINGERPRINTS: u8 = 1;
+const NO_METADATA: u8 = 2;
+
+/// Keys of kind `K`, in an index without some of its ideas.
+struct Lacking<K, const WHAT: u8>(PhantomData<K>);
+
+impl<K: Key, const WHAT: u8> Key for Lacking<K, WHAT> {
+    type Ref<'a> = K::Ref<'a>;
+    const FORMAT: u16 = K::FORMAT;
+    const WORDS_ARE_RECORDS: bool = K::WORDS_ARE_RECORDS;
+    const WITHOUT: Without = Without {
+        fingerprints: WHAT & NO_FINGERPRINTS != 0,
+        overflow_metadata: WHAT & NO_METADATA != 0,
+    };
+
+    #[inline(always)]
+    fn hash(key: K::Ref<'_>, seed: u64) -> u64 {
+        K::hash(key, seed)
+    }
+
+    #[inline(always)]
+    fn slot_key(key: K::Ref<'_>, hash: u64) -> u64 {
+        K::slot_key(key, hash)
+    }
+
+    #[inline(always)]
+    fn slot_hash(slot_key: u64, seed: u64) -> u64 {
+        K::slot_hash(slot_key, seed)
+    }
+
+    #[inline(always)]
+    fn matches<M: Medium>(medium: &M, word: u64, key: K::Ref<'_>) -> bool {
+        K::matches(medium, word, key)
+    }
+
+    #[inline(always)]
+    fn prefetch<M: Medium>(medium: &M, word: u64, bytes: u64) {
+        K::prefetch(medium, word, bytes);
+    }
+}
+
+impl<K: Quotient, const WHAT: u8> Quotient for Lacking<K, WHAT> {
+    #[inline(always)]
+    fn image(key: K::Ref<'_>, seed: u64) -> u64 {
+        K::image(key, seed)
+    }
+
+    #[inline(always)]
+    fn slot_key_of(image: u64, seed: u64) -> u64 {
+        K::slot_key_of(image, seed)
+    }
+}
+
+fn build<const STASHES: usize, const WHAT: u8>(
+    name: &'static str,
+    setup: &Setup,
+) -> Result<Box<dyn Subject>, LabError> {
+    setup.media_only(name, &[MediumKind::Dram])?;
+    let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
+    let built = match setup.lengths {
+        Some(lengths) => builder.anonymous().and_then(|medium| {
+            builder.store::<Dash<STASHES>, Lacking<Bytes, WHAT>, _>(medium, lengths)
+        }),
+        None => builder
+            .memory()
+            .and_then(|memory| builder.table_in::<Dash<STASHES>, Lacking<u64, WHAT>>(memory)),
+    };
+    built.map_err(|error| LabError::index(name, error))
+}
+
+fn locked_reads(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
+    setup.words_only(name)?;
+    setup.media_only(name, &[MediumKind::Dram])?;
+    let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
+    let built = builder.anonymous().and_then(|medium| builder.pool::<Dash<2>, u64, Mapped>(medium));
+    let (pool, index) = built.map_err(|error| LabError::index(name, error))?;
+    let (place, keys) = (builder.place(), PhantomData::<fn() -> u64>);
+    let table = LockedReads(Indexed { pool, index, counts: |_| None, place, keys });
+    Ok(Box::new(Measured { name, table, guards: builder.guards }))
+}
+
+/// An index whose look-ups are mutations that change nothing.
+struct LockedReads<M: Medium, I>(Indexed<M, I, u64>);
+
+impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
+    type Guard<'a> = Guard<'a>;
+
+    #[inline(always)]
+    fn guard(&self) -> Guard<'_> {
+        self.0.guard()
+    }
+
+    #[inline(always)]
+    fn insert(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.0.insert(key, word, guard)
+    }
+
+    #[inline(always)]
+    fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
+        let keep = &mut |_| Action::Keep;
+        Ok(self.0.index.mutate(key, MutateMode::ExistingOnly, guard, keep)?.old)
+    }
+
+    #[inline(always)]
+    fn update(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.0.update(key, word, guard)
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.0.remove(key, guard)
+    }
+
+    fn size(&self) -> Result<Size> {
+        self.0.size()
+    }
+
+    fn place(&self) -> Place {
+        self.0.place()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Config, Plan};
+    use crate::experiments::drive;
+    use crate::testing::Kept;
+    use crate::workload::{KeyValueLengths, Phase};
+
+    fn config(indexes: &[&str]) -> Config {
+        Config {
+            indexes: indexes.iter().map(|&name| name.to_owned()).collect(),
+            keys: 20_000,
+            rounds: 1,
+            foreign_limit: f64::INFINITY,
+            patience: std::time::Duration::ZERO,
+            latency: false,
+            limits: false,
+            plan: Plan::Phases(Phase::ALL.to_vec()),
+            ..Config::default()
+        }
+    }
+
+    /// An idea that is left out costs lines. Counts are equal on every machine.
+    #[test]
+    fn what_is_left_out_costs_lines() {
+        let names = ["dash-eh", ENTRIES[0].name, ENTRIES[1].name];
+        let driven = drive(&config(&names), &mut Kept::default()).unwrap();
+        let lines = |name, phase| {
+            let summary = &driven.subject(name).unwrap().phase(phase).unwrap().summary;
+            summary.lines_read_per_op.unwrap()
+        };
+        // Every record of a bucket instead of one in 256.
+        assert!(lines(names[1], "negative") > lines(names[0], "negative") + 2.0);
+        assert!(lines(names[1], "positive") > lines(names[0], "positive") + 0.5);
+        // Headers of at least two stash buckets.
+        assert!(lines(names[2], "negative") > lines(names[0], "negative") + 1.5);
+    }
+
+    #[test]
+    fn byte_strings_are_found_without_them_too() {
+        let lengths = Some(KeyValueLengths::default());
+        let names = ENTRIES.map(|entry| entry.name);
+        drive(&Config { lengths, ..config(&names[..3]) }, &mut Kept::default()).unwrap();
+        let error = drive(&Config { lengths, ..config(&names[3..]) }, &mut Kept::default());
+        assert!(error.unwrap_err().to_string().contains("keys and values of 8 bytes"));
+    }
+}

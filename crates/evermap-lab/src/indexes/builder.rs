@@ -1,0 +1,158 @@
+//! Builds indexes of any family, over any kind of keys, on any medium.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use evermap_index::key::{BytesRef, Quotient};
+use evermap_index::{Persistent, Result};
+use evermap_pm::medium::{Counted, Emulated, FlushKind, Mapped, MappedOptions, line_flush};
+use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::{Error, Medium, Pool};
+
+use super::family::{Family, ROOT};
+use super::indexed::Indexed;
+use super::media::{Memory, Watched};
+use super::records::Recorded;
+use crate::subject::facts::{Counts, MediumKind, Place, Survives};
+use crate::subject::setup::{File, Setup, unique_path};
+use crate::subject::store::Stored;
+use crate::subject::table::Measured;
+use crate::subject::view::Subject;
+use crate::subject::work::Guards;
+use crate::workload::bytes::KeyValueLengths;
+
+/// Address space for a key, in bytes. Memory is taken only when it is used.
+const ADDRESSES_PER_KEY: u64 = 256;
+/// Address space for an empty index, in bytes.
+const ADDRESSES_MIN: u64 = 1 << 30;
+
+/// An index of a pool, with the pool.
+type Pooled<M, I> = (Arc<Pool<M>>, I);
+
+/// Builds the medium, the pool and the index of a subject.
+pub(crate) struct IndexBuilder<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) guards: Guards,
+    pub(crate) setup: &'a Setup,
+}
+
+impl IndexBuilder<'_> {
+    /// Returns the address space for everything, in bytes.
+    pub(crate) fn capacity(&self) -> u64 {
+        let records = self.setup.lengths.map_or(0, |lengths| 4 * lengths.most_bytes());
+        let each = ADDRESSES_PER_KEY + records;
+        ADDRESSES_MIN.saturating_add(self.setup.keys.saturating_mul(each))
+    }
+
+    /// Creates or opens the medium that the setup names. A counting medium counts calls before
+    /// they reach the medium inside, so that one does not have to carry them out.
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        if self.setup.counted {
+            return Ok(Memory::Watched(Watched::Counted(Counted::new(self.anonymous()?))));
+        }
+        Ok(match self.setup.medium {
+            MediumKind::Dram => Memory::Plain(self.anonymous()?),
+            MediumKind::Process => Memory::Plain(self.file(FlushKind::Process)?),
+            MediumKind::Forced => Memory::Plain(self.file(FlushKind::Forced)?),
+            MediumKind::Emulated => {
+                let (medium, setup) = (self.file(FlushKind::Forced)?, self.setup);
+                let delayed = Emulated::new(medium, setup.persist_ns, setup.read_ns);
+                Memory::Watched(Watched::Emulated(delayed))
+            }
+        })
+    }
+
+    /// Creates anonymous memory.
+    pub(crate) fn anonymous(&self) -> Result<Mapped> {
+        Mapped::anonymous(self.capacity(), self.setup.pages, FlushKind::Process)
+    }
+
+    /// Opens the file that the setup names, or creates one that is freed when it is closed or the
+    /// process dies.
+    pub(crate) fn file(&self, flush: FlushKind) -> Result<Mapped> {
+        let create = !matches!(self.setup.file, File::Existing(_));
+        let options =
+            MappedOptions { capacity: self.capacity(), flush, create, ..Default::default() };
+        match &self.setup.file {
+            File::New(path) | File::Existing(path) => Mapped::open(path, &options),
+            File::Nameless => {
+                let path = unique_path(&self.setup.location);
+                let medium = Mapped::open(&path, &options)?;
+                std::fs::remove_file(&path).map_err(|error| Error::io("removing", &path, error))?;
+                Ok(medium)
+            }
+        }
+    }
+
+    /// Returns where the subject is stored.
+    pub(crate) fn place(&self) -> Place {
+        let medium = self.setup.medium;
+        Place {
+            medium: medium.name().to_owned(),
+            flush_kind: medium.flushes().then(|| line_flush().to_string()),
+            location: (medium != MediumKind::Dram).then(|| self.setup.location.clone()),
+            survives: match medium {
+                MediumKind::Dram => Survives::Nothing,
+                _ => Survives::Process,
+            },
+        }
+    }
+
+    /// Creates an empty index over words in `memory`, or opens the one in it.
+    pub(crate) fn table_in<F: Family, Keys>(&self, memory: Memory) -> Result<Box<dyn Subject>>
+    where
+        Keys: for<'k> Quotient<Ref<'k> = u64>,
+    {
+        match memory {
+            Memory::Plain(medium) => self.table::<F, Keys, _>(medium, |_| None),
+            Memory::Watched(medium) => self.table::<F, Keys, _>(medium, Watched::counts),
+        }
+    }
+
+    /// As [`table_in`](Self::table_in), on a medium of one type.
+    pub(crate) fn table<F: Family, Keys, M: Medium>(
+        &self,
+        medium: M,
+        counts: fn(&M) -> Option<Counts>,
+    ) -> Result<Box<dyn Subject>>
+    where
+        Keys: for<'k> Quotient<Ref<'k> = u64>,
+    {
+        let (pool, index) = self.pool::<F, Keys, M>(medium)?;
+        let (place, keys) = (self.place(), PhantomData::<fn() -> Keys>);
+        let table = Indexed { pool, index, counts, place, keys };
+        Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
+    }
+
+    /// As [`table`](Self::table), over byte strings.
+    pub(crate) fn store<F: Family, Keys, M: Medium>(
+        &self,
+        medium: M,
+        lengths: KeyValueLengths,
+    ) -> Result<Box<dyn Subject>>
+    where
+        Keys: for<'k> Quotient<Ref<'k> = BytesRef<'k>>,
+    {
+        let (pool, index) = self.pool::<F, Keys, M>(medium)?;
+        let store = Recorded::<_, _, Keys>::new(pool, index, self.place());
+        Ok(Box::new(Stored::new(self.name, store, lengths)))
+    }
+
+    /// Creates the pool and the index, or opens those in the medium.
+    pub(crate) fn pool<F: Family, Keys: Quotient, M: Medium>(
+        &self,
+        medium: M,
+    ) -> Result<Pooled<M, F::On<Keys, M>>> {
+        if matches!(self.setup.file, File::Existing(_)) {
+            let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
+            let index = Persistent::open(pool.clone(), pool.root(ROOT))?;
+            return Ok((pool, index));
+        }
+        // The rivals hash without a seed, too.
+        let config =
+            RegionConfig { capacity: medium.capacity(), seed: Some(0), ..Default::default() };
+        let pool = Pool::create(medium, &config, Identity::default())?;
+        let index = F::create(&pool, self.setup)?;
+        Ok((pool, index))
+    }
+}

@@ -1,0 +1,160 @@
+//! Evermap's own indexes as subjects, on every medium.
+
+use evermap_index::{Bytes, Result};
+
+use super::builder::IndexBuilder;
+use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht};
+use super::media::Memory;
+use crate::LabError;
+use crate::subject::facts::MediumKind;
+use crate::subject::setup::Setup;
+use crate::subject::view::{Entry, Subject};
+use crate::subject::work::Guards;
+use crate::workload::bytes::KeyValueLengths;
+
+/// Every index of this project.
+pub(crate) const ENTRIES: [Entry; 11] = [
+    Entry {
+        name: "dash-eh",
+        about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
+        rival: false,
+        factory: |name, setup| build::<Dash<2>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "dash-eh-batch",
+        about: "Dash-EH with one guard for 1024 operations",
+        rival: false,
+        factory: |name, setup| words::<Dash<2>>(name, Guards::PerBatch(1024), setup),
+    },
+    Entry {
+        name: "dash-eh-4-stash",
+        about: "Dash-EH with four stash buckets a segment instead of two",
+        rival: false,
+        factory: |name, setup| words::<Dash<4>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "dash-lh",
+        about: "Dash-LH: linear hashing, the same segments; a guard for each operation",
+        rival: false,
+        factory: |name, setup| build::<LinearDash>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh",
+        about: "CCEH: extendible hashing, buckets of one line, optimistic lookups",
+        rival: false,
+        factory: |name, setup| build::<CcehOf<false>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "cceh-paper",
+        about: "CCEH whose lookups share the segment's lock, as in the released codes",
+        rival: false,
+        factory: |name, setup| build::<CcehOf<true>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level",
+        about: "Level hashing, emptying its bottom level bucket by bucket",
+        rival: false,
+        factory: |name, setup| build::<Levels<false>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "level-paper",
+        about: "Level hashing as in its paper: operations wait while a level is emptied",
+        rival: false,
+        factory: |name, setup| build::<Levels<true>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "line-hash",
+        about: "Line hash: extendible hashing, buckets of one line; a guard for each operation",
+        rival: false,
+        factory: |name, setup| build::<Lines>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "line-hash-batch",
+        about: "Line hash with one guard for 1024 operations",
+        rival: false,
+        factory: |name, setup| words::<Lines>(name, Guards::PerBatch(1024), setup),
+    },
+    Entry {
+        name: "p-clht",
+        about: "P-CLHT: buckets of one cache line, lock-free lookups, one global table",
+        rival: false,
+        factory: |name, setup| build::<PClht>(name, Guards::PerOperation, setup),
+    },
+];
+
+/// Dash-EH with segments of other sizes, for the experiment about segment sizes.
+pub(crate) const SEGMENTS: [Entry; 4] = [
+    Entry {
+        name: "dash-eh-1k",
+        about: "Dash-EH with segments of 4 buckets (1 KiB) and two stash buckets",
+        rival: false,
+        factory: |name, setup| plain::<Dash<2, 4>>(name, setup),
+    },
+    Entry {
+        name: "dash-eh-2k",
+        about: "Dash-EH with segments of 8 buckets (2 KiB) and two stash buckets",
+        rival: false,
+        factory: |name, setup| plain::<Dash<2, 8>>(name, setup),
+    },
+    Entry {
+        name: "dash-eh-4k",
+        about: "Dash-EH with segments of 16 buckets (4 KiB) and two stash buckets",
+        rival: false,
+        factory: |name, setup| plain::<Dash<2, 16>>(name, setup),
+    },
+    Entry {
+        name: "dash-eh-8k",
+        about: "Dash-EH with segments of 32 buckets (8 KiB) and two stash buckets",
+        rival: false,
+        factory: |name, setup| plain::<Dash<2, 32>>(name, setup),
+    },
+];
+
+/// Builds an index over words or over byte strings, on any medium.
+fn build<F: Family>(
+    name: &'static str,
+    guards: Guards,
+    setup: &Setup,
+) -> Result<Box<dyn Subject>, LabError> {
+    match setup.lengths {
+        None => words::<F>(name, guards, setup),
+        Some(lengths) => byte_strings::<F>(name, lengths, setup),
+    }
+}
+
+/// Builds an index over words, on any medium.
+fn words<F: Family>(
+    name: &'static str,
+    guards: Guards,
+    setup: &Setup,
+) -> Result<Box<dyn Subject>, LabError> {
+    setup.words_only(name)?;
+    let builder = IndexBuilder { name, guards, setup };
+    let built = builder.memory().and_then(|memory| builder.table_in::<F, u64>(memory));
+    built.map_err(|error| LabError::index(name, error))
+}
+
+/// Builds an index over words in anonymous memory, the only medium that it supports.
+fn plain<F: Family>(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
+    setup.words_only(name)?;
+    setup.media_only(name, &[MediumKind::Dram])?;
+    let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
+    let built = builder.anonymous().and_then(|medium| builder.table::<F, u64, _>(medium, |_| None));
+    built.map_err(|error| LabError::index(name, error))
+}
+
+/// Builds an index over byte strings, each pair a record in the heap.
+fn byte_strings<F: Family>(
+    name: &'static str,
+    lengths: KeyValueLengths,
+    setup: &Setup,
+) -> Result<Box<dyn Subject>, LabError> {
+    // Nothing is counted of byte strings.
+    let setup = &setup.uncounted();
+    let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
+    let built = builder.memory().and_then(|memory| match memory {
+        Memory::Plain(medium) => builder.store::<F, Bytes, _>(medium, lengths),
+        Memory::Watched(medium) => builder.store::<F, Bytes, _>(medium, lengths),
+    });
+    built.map_err(|error| LabError::index(name, error))
+}

@@ -1,0 +1,137 @@
+//! Evermap's own store.
+
+use std::ops::ControlFlow;
+
+use evermap::{Evermap, Map, Options};
+
+use super::builder::IndexBuilder;
+use crate::LabError;
+use crate::subject::store::{Result, Store, Stored};
+use crate::subject::{
+    Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject, unique_path,
+};
+
+/// The entries of the registry.
+pub(crate) const ENTRIES: [Entry; 2] = [
+    Entry {
+        name: "evermap",
+        about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",
+        rival: false,
+        factory: |name, setup| build(name, false, setup),
+    },
+    Entry {
+        name: "evermap-ordered",
+        about: "the same with a tree of its keys in ordinary memory, so that it can be scanned",
+        rival: false,
+        factory: |name, setup| build(name, true, setup),
+    },
+];
+
+fn build(
+    name: &'static str,
+    ordered: bool,
+    setup: &Setup,
+) -> std::result::Result<Box<dyn Subject>, LabError> {
+    setup.media_only(name, &[MediumKind::Dram, MediumKind::Process])?;
+    let opened = Opened::new(name, ordered, setup).map_err(|error| LabError::index(name, error))?;
+    Ok(Box::new(Stored::new(name, opened, setup.lengths.unwrap_or_default())))
+}
+
+/// The store, and where it is.
+struct Opened {
+    map: Map,
+    place: Place,
+    ordered: bool,
+}
+
+impl Opened {
+    fn new(name: &'static str, ordered: bool, setup: &Setup) -> Result<Self> {
+        let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
+        let (capacity, place) = (builder.capacity(), builder.place());
+        let options = Options::new().capacity(capacity).seed(0).ordered(ordered);
+        let db = match &setup.file {
+            _ if setup.medium == MediumKind::Dram => Evermap::in_memory(options)?,
+            File::New(path) => Evermap::open(path, options)?,
+            File::Existing(path) => Evermap::open(path, options.create(false))?,
+            File::Nameless => {
+                let path = unique_path(&setup.location);
+                let db = Evermap::open(&path, options)?;
+                std::fs::remove_file(&path)?;
+                db
+            }
+        };
+        Ok(Opened { map: db.default_map(), place, ordered })
+    }
+}
+
+impl Store for Opened {
+    /// Look-ups take guards themselves.
+    type Reader<'a> = ();
+
+    fn reader(&self) -> Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn get(&self, key: &[u8], (): &(), value: &mut Vec<u8>) -> Result<bool> {
+        value.clear();
+        Ok(self.map.get_into(key, value)?)
+    }
+
+    fn get_many(&self, keys: &[&[u8]], (): &(), each: &mut dyn FnMut(usize, &[u8])) -> Result<()> {
+        let mut failure = None;
+        self.map.get_many(keys, |place, item| {
+            match item {
+                Ok(item) => each(place, item.value),
+                Err(error) => failure = Some(error),
+            }
+            if failure.is_none() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {
+        self.map.put(key, value)?;
+        Ok(Found::Unsaid)
+    }
+
+    fn remove(&self, key: &[u8]) -> Result<Found> {
+        Ok(if self.map.remove(key)? { Found::Present } else { Found::Absent })
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        count: usize,
+        (): &(),
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<()> {
+        let mut failure = None;
+        self.map.scan(from..)?.limit(count as u64).visit(|item| {
+            match item {
+                Ok(item) => each(item.key, item.value),
+                Err(error) => failure = Some(error),
+            }
+            if failure.is_none() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.ordered
+    }
+
+    fn size(&self) -> Result<Size> {
+        let (stat, space) = (self.map.stat(), self.map.space()?);
+        Ok(Size {
+            len: Some(stat.records.value),
+            load_factor: Some(space.load_factor),
+            dram_bytes: stat.ordered.as_ref().map(|ordered| ordered.bytes),
+            pm_bytes: Some(space.allocated_bytes),
+        })
+    }
+
+    fn place(&self) -> Place {
+        self.place.clone()
+    }
+}

@@ -1,0 +1,149 @@
+//! The families of indexes, and how an index of each is created.
+
+use std::sync::Arc;
+
+use evermap_index::hash::cceh::{self, Locking, Recovery};
+use evermap_index::hash::{clht, dash, level, line};
+use evermap_index::key::Quotient;
+use evermap_index::{Cceh, Clht, DashEh, DashLh, Index, Level, LineHash, Persistent, Result};
+use evermap_pm::{Medium, Pool};
+
+use crate::subject::setup::Setup;
+
+/// The root slot of the index in its pool.
+pub(super) const ROOT: usize = 0;
+
+/// A family of indexes: a function from keys and media to types.
+pub(crate) trait Family {
+    /// The index over these keys on a medium.
+    type On<K: Quotient, M: Medium>: Index<K> + Persistent<M> + 'static;
+
+    /// Creates an empty index.
+    fn create<K: Quotient, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup)
+    -> Result<Self::On<K, M>>;
+}
+
+/// Dash-EH with this many stash buckets, and this many buckets in a segment.
+pub(crate) struct Dash<const STASHES: usize, const BUCKETS: usize = 64>;
+
+impl<const STASHES: usize, const BUCKETS: usize> Family for Dash<STASHES, BUCKETS> {
+    type On<K: Quotient, M: Medium> = DashEh<K, M, BUCKETS, STASHES>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        DashEh::create(pool.clone(), pool.root(ROOT), dash_config(setup, BUCKETS))
+    }
+}
+
+/// Dash-LH.
+pub(super) struct LinearDash;
+
+impl Family for LinearDash {
+    type On<K: Quotient, M: Medium> = DashLh<K, M>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        DashLh::create(pool.clone(), pool.root(ROOT), dash_config(setup, 64))
+    }
+}
+
+/// Returns the configuration with segments for all keys, about two thirds full, if that is
+/// requested.
+fn dash_config(setup: &Setup, buckets: usize) -> dash::Config {
+    dash::Config { initial_depth: initial_depth(setup, buckets as u64 * 600 / 64) }
+}
+
+/// CCEH, with or without look-ups that lock.
+pub(super) struct CcehOf<const PAPER: bool>;
+
+impl<const PAPER: bool> Family for CcehOf<PAPER> {
+    type On<K: Quotient, M: Medium> = Cceh<K, M>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        /// Pairs in a segment of 1024 slots with the usual load.
+        const PAIRS_PER_SEGMENT: u64 = 400;
+        let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
+        let (locking, recovery) = match PAPER {
+            true => (Locking::Pessimistic, Recovery::Eager),
+            false => (Locking::Optimistic, Recovery::Lazy),
+        };
+        let config = cceh::Config { initial_depth, locking, recovery };
+        Cceh::create(pool.clone(), pool.root(ROOT), config)
+    }
+}
+
+/// Returns the depth at which a directory names about one segment for `pairs_per_segment` of the
+/// expected keys, or 1 if the table does not start at its final size.
+fn initial_depth(setup: &Setup, pairs_per_segment: u64) -> u32 {
+    let segments = if setup.presize { setup.keys / pairs_per_segment } else { 0 };
+    segments.next_power_of_two().ilog2().max(1)
+}
+
+/// Level hashing that resizes all at once (as in the paper) or incrementally.
+pub(super) struct Levels<const BLOCKING: bool>;
+
+impl<const BLOCKING: bool> Family for Levels<BLOCKING> {
+    type On<K: Quotient, M: Medium> = Level<K, M>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        /// Pairs for each bucket of the top level when both levels are four fifths full.
+        const PAIRS_PER_BUCKET: u64 = 7;
+        let mut config = level::Config::default();
+        if BLOCKING {
+            // As in the runs of the paper and the released benchmark.
+            config = level::Config { top_level: 13, resize: level::Resize::Blocking };
+        }
+        if setup.presize {
+            let level = (setup.keys / PAIRS_PER_BUCKET).next_power_of_two().ilog2();
+            config.top_level = level.max(config.top_level);
+        }
+        Level::create(pool.clone(), pool.root(ROOT), config)
+    }
+}
+
+/// The line hash.
+pub(super) struct Lines;
+
+impl Family for Lines {
+    type On<K: Quotient, M: Medium> = LineHash<K, M>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        /// Pairs in a segment of 1024 slots that is about two thirds full.
+        const PAIRS_PER_SEGMENT: u64 = 650;
+        let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
+        LineHash::create(pool.clone(), pool.root(ROOT), line::Config { initial_depth })
+    }
+}
+
+/// P-CLHT.
+pub(super) struct PClht;
+
+impl Family for PClht {
+    type On<K: Quotient, M: Medium> = Clht<K, M>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        /// Pairs for each home bucket of three slots: between this number and half of it, because
+        /// the sizes of tables are powers of two.
+        const PAIRS_PER_BUCKET: u64 = 2;
+        let presized = setup.keys / PAIRS_PER_BUCKET;
+        let default = clht::Config::default().initial_buckets;
+        let initial_buckets = if setup.presize { presized.max(default) } else { default };
+        Clht::create(pool.clone(), pool.root(ROOT), clht::Config { initial_buckets })
+    }
+}

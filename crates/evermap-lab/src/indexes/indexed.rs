@@ -1,0 +1,101 @@
+//! An index over words as a table.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use evermap_index::{Index, Key, Result};
+use evermap_pm::medium::Note;
+use evermap_pm::{Guard, Medium, Pool};
+
+use crate::error::Found;
+use crate::subject::facts::{Counts, Place, Size};
+use crate::subject::table::Table;
+
+/// An index with its pool.
+///
+/// Each operation is announced to the medium, so that a counting medium knows which lines belong
+/// together. That costs nothing on media that ignore it.
+pub(crate) struct Indexed<M: Medium, I, K> {
+    pub(crate) pool: Arc<Pool<M>>,
+    pub(crate) index: I,
+    pub(crate) counts: fn(&M) -> Option<Counts>,
+    pub(crate) place: Place,
+    pub(crate) keys: PhantomData<fn() -> K>,
+}
+
+impl<M: Medium, I, K> Indexed<M, I, K> {
+    #[inline(always)]
+    fn begin(&self) {
+        self.pool.medium().note(Note::Begin(0));
+    }
+
+    #[inline(always)]
+    fn end<R>(&self, result: R) -> R {
+        self.pool.medium().note(Note::End(0));
+        result
+    }
+}
+
+/// Returns size and load of an index. Walks it.
+pub(crate) fn size_of<K: Key, M: Medium>(pool: &Pool<M>, index: &impl Index<K>) -> Result<Size> {
+    let stats = index.stats(&pool.pin())?;
+    Ok(Size {
+        len: Some(stats.len),
+        load_factor: Some(stats.load_factor()),
+        dram_bytes: Some(stats.dram_bytes),
+        pm_bytes: Some(stats.pm_bytes),
+    })
+}
+
+// No closures: the compiler would make each of them a separate function, which no user's loop
+// calls.
+impl<M: Medium, I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = u64>> Table for Indexed<M, I, K> {
+    type Guard<'a> = Guard<'a>;
+
+    #[inline(always)]
+    fn guard(&self) -> Guard<'_> {
+        self.pool.pin()
+    }
+
+    #[inline(always)]
+    fn insert(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.begin();
+        Ok(self.end(self.index.insert(key, word, guard))?.old.into())
+    }
+
+    #[inline(always)]
+    fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
+        self.begin();
+        self.end(self.index.get(key, guard))
+    }
+
+    #[inline(always)]
+    fn get_many(&self, keys: &[u64], out: &mut [Option<u64>], guard: &Guard<'_>) -> Result<()> {
+        self.begin();
+        self.end(self.index.get_many(keys, out, guard))
+    }
+
+    #[inline(always)]
+    fn update(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.begin();
+        Ok(self.end(self.index.update(key, word, guard))?.old.into())
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: u64, guard: &Guard<'_>) -> Result<Found> {
+        self.begin();
+        Ok(self.end(self.index.remove(key, guard))?.old.into())
+    }
+
+    fn size(&self) -> Result<Size> {
+        size_of::<K, M>(&self.pool, &self.index)
+    }
+
+    fn counts(&self) -> Option<Counts> {
+        (self.counts)(self.pool.medium())
+    }
+
+    fn place(&self) -> Place {
+        self.place.clone()
+    }
+}

@@ -1,0 +1,69 @@
+//! Everything that can be measured, by name.
+
+use std::path::Path;
+
+use crate::baselines::{hikv, plugin, tables};
+use crate::error::LabError;
+use crate::indexes::{ablated, entries, evermap, ordered};
+use crate::subject::view::Entry;
+
+#[cfg(feature = "stores")]
+const STORES: &[Entry] = &crate::baselines::stores::ENTRIES;
+#[cfg(not(feature = "stores"))]
+const STORES: &[Entry] = &[];
+
+/// Returns every subject that can be measured.
+pub fn subjects() -> Vec<Entry> {
+    let lists: [&[Entry]; 10] = [
+        &entries::ENTRIES,
+        &ablated::ENTRIES,
+        &entries::SEGMENTS,
+        &evermap::ENTRIES,
+        &[ordered::ENTRY],
+        &hikv::ENTRIES,
+        &tables::reference::ENTRIES,
+        tables::RIVALS,
+        STORES,
+        &plugin::entries(),
+    ];
+    lists.concat()
+}
+
+/// Returns the subject called `name`.
+///
+/// # Errors
+///
+/// `UnknownIndex`, with the names that are known.
+pub fn subject(name: &str) -> Result<Entry, LabError> {
+    let all = subjects();
+    all.iter().find(|entry| entry.name == name).copied().ok_or_else(|| LabError::UnknownIndex {
+        name: name.to_owned(),
+        known: all.iter().map(|entry| entry.name).collect(),
+    })
+}
+
+/// Returns the subjects called `names`, in this order.
+///
+/// # Errors
+///
+/// As [`subject`].
+pub fn subjects_called(names: &[String]) -> Result<Vec<Entry>, LabError> {
+    names.iter().map(|name| subject(name)).collect()
+}
+
+/// Loads a plugin: from then on its table is among the [`subjects`]. Returns its name. Loading a
+/// file twice has no further effect.
+///
+/// # Safety
+///
+/// The library's code runs in this process: it must keep the promises of the header.
+///
+/// # Errors
+///
+/// `Plugin` if it cannot be loaded, has another version, lacks a function, or has a name that is
+/// taken.
+pub unsafe fn load_plugin(path: &Path) -> Result<&'static str, LabError> {
+    let is_taken = |name: &str| subjects().iter().any(|entry| entry.name == name);
+    // SAFETY: the caller promises what is required.
+    unsafe { plugin::load(path, &is_taken) }
+}

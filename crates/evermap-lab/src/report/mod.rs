@@ -1,0 +1,19 @@
+//! What experiments produce, and how it is written.
+//!
+//! * [`model`]: a report: tables, plots, and a paper's figures beside those measured here;
+//! * [`record`]: one measurement, which becomes a line of JSON;
+//! * [`output`]: where reports and records go: terminal, JSON lines;
+//! * [`html`]: a page;
+//! * [`interval`]: medians, quantiles and confidence intervals;
+//! * [`changes`]: the comparison of two runs.
+
+pub mod changes;
+pub mod html;
+pub mod interval;
+pub mod model;
+pub mod output;
+pub mod record;
+
+pub use model::{Figure, Grid, Marks, Plot, Point, Report, Row, Series};
+pub use output::{JsonLines, Output, Terminal};
+pub use record::Record;

@@ -1,0 +1,127 @@
+//! One measurement, as it is written to JSON.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::subject::facts::{Counts, Place};
+
+/// One measurement. What was not measured is `None`, and `null` in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Record {
+    /// The name of the experiment.
+    pub experiment: &'static str,
+    /// The name of the table.
+    pub index: String,
+    /// The name of the medium that the table really was on.
+    pub medium: String,
+    /// The number of threads that shared the operations.
+    pub threads: usize,
+    /// The number of keys that were inserted before.
+    pub keys: u64,
+    /// What was done.
+    pub phase: String,
+    /// The round; `None` for the summary of all rounds.
+    pub round: Option<usize>,
+    /// The number of operations, over all threads.
+    pub ops: u64,
+    /// Seconds from the start of the first thread to the end of the last one.
+    pub seconds: Option<f64>,
+    /// Million operations per second, over all threads.
+    pub mops: Option<f64>,
+    /// In a summary, the lower end of the range that holds the true median.
+    pub mops_low: Option<f64>,
+    /// The upper end of that range.
+    pub mops_high: Option<f64>,
+    /// Nanoseconds of processor time of the process per operation, including helper threads of the
+    /// table.
+    pub cpu_ns_per_op: Option<f64>,
+    /// In a summary, the lower end of the range that holds the true median.
+    pub cpu_low: Option<f64>,
+    /// The upper end of that range.
+    pub cpu_high: Option<f64>,
+    /// In a summary, the value that a twentieth of the rounds did not exceed. With enough rounds,
+    /// this is the cost of an operation while no other program uses the core or the memory.
+    pub cpu_least: Option<f64>,
+    /// Median latency in nanoseconds; for `get_many`, of a batch.
+    pub p50_ns: Option<u64>,
+    /// 99th percentile of latency, in nanoseconds.
+    pub p99_ns: Option<u64>,
+    /// 99.9th percentile of latency, in nanoseconds.
+    pub p999_ns: Option<u64>,
+    /// Longest latency, in nanoseconds.
+    pub max_ns: Option<u64>,
+    /// Flushed lines per operation.
+    pub flushes_per_op: Option<f64>,
+    /// Fences per operation.
+    pub fences_per_op: Option<f64>,
+    /// Distinct lines read per operation.
+    pub lines_read_per_op: Option<f64>,
+    /// Distinct lines written per operation.
+    pub lines_written_per_op: Option<f64>,
+    /// The number of pairs divided by the number of slots, after the phase.
+    pub load_factor: Option<f64>,
+    /// Bytes in ordinary memory, after the phase.
+    pub dram_bytes: Option<u64>,
+    /// Bytes in the medium, after the phase.
+    pub pm_bytes: Option<u64>,
+    /// The page size that most of the table's memory really had, in bytes.
+    pub page_size: Option<u64>,
+    /// The directory of the medium's file.
+    pub location: Option<PathBuf>,
+    /// The instruction or call that flushed.
+    pub flush_kind: Option<String>,
+    /// What an acknowledged change survives: `nothing`, `process` or `power`.
+    pub survives: &'static str,
+    /// Lengths of keys, in bytes.
+    pub key_bytes: Option<String>,
+    /// Lengths of values, in bytes.
+    pub value_bytes: Option<String>,
+    /// The distribution of the keys of a mix.
+    pub distribution: Option<&'static str>,
+    /// The skew of that distribution.
+    pub theta: Option<f64>,
+    /// On the emulated medium, the least duration of a persist, in nanoseconds.
+    pub persist_ns: Option<u64>,
+    /// On the emulated medium, the duration of a read of a line that is not in its cache, in
+    /// nanoseconds.
+    pub read_ns: Option<u64>,
+    /// In a series over time, seconds since its start.
+    pub at_seconds: Option<f64>,
+    /// The seed of the keys.
+    pub seed: u64,
+    /// The average number of processors that other programs kept busy.
+    pub foreign_cpu: Option<f64>,
+    /// Whether that was too much for the figures to be trusted.
+    pub void: bool,
+}
+
+impl Record {
+    /// Creates a record of something that is stored at `place`.
+    pub(crate) fn at(place: Place) -> Self {
+        Record {
+            medium: place.medium,
+            flush_kind: place.flush_kind,
+            location: place.location,
+            survives: place.survives.name(),
+            ..Record::default()
+        }
+    }
+
+    /// Sets wall-clock time and processor time.
+    pub(crate) fn time(&mut self, seconds: f64, cpu_seconds: f64) {
+        let ops = self.ops as f64;
+        self.seconds = Some(seconds);
+        self.mops = Some(ops / seconds / 1e6);
+        self.cpu_ns_per_op = Some(cpu_seconds * 1e9 / ops);
+    }
+
+    /// Sets what was counted during all operations.
+    pub(crate) fn count(&mut self, counts: Counts) {
+        let per_op = |count: u64| Some(count as f64 / self.ops as f64);
+        self.flushes_per_op = per_op(counts.flushes);
+        self.fences_per_op = per_op(counts.fences);
+        self.lines_read_per_op = per_op(counts.lines_read);
+        self.lines_written_per_op = per_op(counts.lines_written);
+    }
+}
