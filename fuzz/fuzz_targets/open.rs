@@ -1,8 +1,8 @@
 //! A file that holds anything.
 //!
-//! The input either is the file, or says what to change in a sound one: words, and where it ends. Whatever it is:
-//! opening it answers or refuses, no value is shown that was never stored, and nothing panics. With
-//! [`OnSuspect::Salvage`] too.
+//! The input either is the file, or says what to change in a sound one: words, and where it ends.
+//! Whatever it is: opening it answers or refuses, no value is shown that was never stored, and
+//! nothing panics. With [`OnSuspect::Salvage`] too.
 //!
 //! ```text
 //! cargo +nightly fuzz run open -- -max_total_time=60

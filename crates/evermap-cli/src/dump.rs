@@ -1,24 +1,25 @@
 //! `evermap dump`
 
 use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use evermap::Item;
 
 use crate::failure::Failure;
 use crate::format::Format;
-use crate::open::MapArguments;
-use crate::{DONE, NO};
+use crate::open::{MapArguments, close};
+use crate::{NEGATIVE, SUCCESS};
 
-/// Write all records to standard output, one in each line
+/// Write all records to standard output, one per line
 ///
-/// In no particular order, in a form that `evermap load` reads. Records that are damaged are told of and
-/// left out, and the answer is 1 if there were any.
+/// The records are in no particular order, in a format that `evermap load` reads. Damaged records
+/// are reported on standard error and left out; the exit code is 1 if there are any.
 #[derive(clap::Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
     store: MapArguments,
-    /// What the lines are
+    /// Format of the lines
     #[arg(long, value_enum, default_value = "tsv")]
     format: Format,
 }
@@ -27,16 +28,16 @@ impl Dump {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open()?;
         let mut output = Output::new(self.format);
-        let walked = map.for_each(|item| output.write(item));
-        let answer = output.finish();
-        // In order too where nobody reads on.
-        map.close()?;
-        walked?;
-        answer
+        let iterated = map.for_each(|item| output.write(item));
+        let result = output.finish();
+        // Close the store properly even if the output could not be written.
+        close(&map)?;
+        iterated?;
+        result
     }
 }
 
-/// Records on their way to standard output.
+/// Writes records to standard output.
 pub(crate) struct Output {
     format: Format,
     out: BufWriter<io::StdoutLock<'static>>,
@@ -51,8 +52,9 @@ impl Output {
         Output { format, out, line: Vec::new(), written: Ok(()), damaged: 0 }
     }
 
-    /// Writes a record as a line, or tells of its damage; answers whether it makes sense to go on.
-    pub(crate) fn write(&mut self, item: evermap::Result<Item<'_>>) -> bool {
+    /// Writes a record as a line, or reports that it is damaged. Returns `Break` if the output
+    /// cannot be written any more.
+    pub(crate) fn write(&mut self, item: evermap::Result<Item<'_>>) -> ControlFlow<()> {
         match item {
             Ok(item) => {
                 self.line.clear();
@@ -64,12 +66,13 @@ impl Output {
                 let _ = writeln!(io::stderr(), "evermap: {error}");
             }
         }
-        self.written.is_ok()
+        if self.written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
-    /// Writes what is left, and answers whether all records were sound.
+    /// Writes what is left in the buffer. Returns the exit code for what was written: 1 if a record
+    /// was damaged.
     pub(crate) fn finish(mut self) -> Result<ExitCode, Failure> {
         self.written.and_then(|()| self.out.flush()).map_err(Failure::Output)?;
-        Ok(if self.damaged == 0 { DONE } else { NO })
+        Ok(if self.damaged == 0 { SUCCESS } else { NEGATIVE })
     }
 }

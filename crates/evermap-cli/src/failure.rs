@@ -1,15 +1,16 @@
-//! Why a command did not do what it was asked.
+//! The errors of the command.
 
 use std::io;
 
-/// What the process answers after a failure. 1 is a plain "no": no such key, problems found.
+/// The exit code after a failure. The exit code 1 is a negative result: there is no such key, or a
+/// check found problems.
 pub(crate) const EXIT_CODE: u8 = 2;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{}", name_options(.0))]
     Store(#[source] evermap::Error),
-    /// Standard output did not take what was written.
+    /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
     #[error("{what}: {source}")]
@@ -23,14 +24,14 @@ impl Failure {
         Failure::Other(text.into())
     }
 
-    /// Whether the reader of our standard output has left.
+    /// Returns `true` if the reader of standard output has closed it.
     pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, Failure::Output(source) if source.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
-/// The message of the library, which names its settings, with the options of the command in their
-/// place.
+/// Returns the message of the library, with the names of its settings replaced by the options of
+/// the command.
 fn name_options(error: &evermap::Error) -> String {
     error.to_string().replace("on_suspect = ", "--on-suspect ")
 }
@@ -38,12 +39,13 @@ fn name_options(error: &evermap::Error) -> String {
 impl From<evermap::Error> for Failure {
     fn from(error: evermap::Error) -> Self {
         match error {
-            evermap::Error::NotFound { path } => Failure::Other(format!(
-                "{}: no store here; `evermap put`, `load` or `serve` makes one",
+            evermap::Error::NotFound { path: Some(path) } => Failure::Other(format!(
+                "{}: there is no store; `evermap put`, `load` or `serve` creates one",
                 path.display()
             )),
             evermap::Error::NoSuchMap { name } => Failure::Other(format!(
-                "no map \"{name}\" here; `evermap put --map` or `load --map` makes one, `maps` names those there are"
+                "there is no map \"{name}\"; `evermap put --map` or `load --map` creates one, and \
+                 `maps` lists the existing ones"
             )),
             error => Failure::Store(error),
         }

@@ -1,27 +1,27 @@
-//! `evermap stat` and `evermap check`: what there is to know about a store.
+//! `evermap stat` and `evermap check`: the state of a store.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use evermap::{CheckReport, OrderedStat, Stat};
+use evermap::{CheckReport, OrderedStat, SpaceStat, Stat};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::open::{MapArguments, StoreArguments};
-use crate::{DONE, NO};
+use crate::open::{MapArguments, StoreArguments, close};
+use crate::{NEGATIVE, SUCCESS};
 
-/// Tell the state of a store in figures
+/// Print the statistics of a store
 ///
-/// Looks at the whole index, but at no record, unless the ordered index is asked for.
+/// Reads the whole index. Reads records only if the ordered index is requested.
 #[derive(clap::Args)]
 pub(crate) struct StatCommand {
     #[command(flatten)]
     store: MapArguments,
-    /// As a JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
-    /// Build the ordered index, and tell of it too
+    /// Build the ordered index and include its statistics
     #[arg(long)]
     ordered: bool,
 }
@@ -32,51 +32,51 @@ impl StatCommand {
         if self.ordered {
             map.build_ordered(1)?;
         }
-        let stat = map.stat()?;
-        map.close()?;
+        let (stat, space) = (map.stat(), map.space()?);
+        close(&map)?;
         match self.json {
-            true => say(&stat_as_json(&stat))?,
-            false => say(&stat.to_string().trim_end())?,
+            true => print_line(&stat_as_json(&stat, &space))?,
+            false => print_line(&format!("{stat}{space}").trim_end())?,
         }
-        Ok(DONE)
+        Ok(SUCCESS)
     }
 }
 
-/// Look at everything in a store, in all its maps, and tell what is wrong
+/// Check the consistency of a store with all its maps, and print the problems found
 ///
-/// Changes nothing that is stored. Answers 1 if anything is wrong.
+/// Does not change any record. The exit code is 1 if there are problems.
 #[derive(clap::Args)]
 pub(crate) struct Check {
     #[command(flatten)]
     store: StoreArguments,
-    /// Read every record too, and verify its checksum
+    /// Also read every record and verify its checksum
     #[arg(long)]
     deep: bool,
-    /// As a JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
 }
 
 impl Check {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let map = self.store.open()?;
-        let report = map.check(self.deep)?;
-        map.close()?;
+        let db = self.store.open()?;
+        let report = db.check(self.deep)?;
+        db.close()?;
         match self.json {
-            true => say(&report_as_json(&report))?,
-            false => say(&report)?,
+            true => print_line(&report_as_json(&report))?,
+            false => print_line(&report)?,
         }
-        Ok(if report.is_sound() { DONE } else { NO })
+        Ok(if report.is_sound() { SUCCESS } else { NEGATIVE })
     }
 }
 
 /// Writes a line to standard output.
-pub(crate) fn say(text: &dyn Display) -> Result<(), Failure> {
+pub(crate) fn print_line(text: &dyn Display) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
-fn stat_as_json(stat: &Stat) -> Value {
+fn stat_as_json(stat: &Stat, space: &SpaceStat) -> Value {
     json!({
         "path": stat.path.as_ref().map(|path| path.to_string_lossy()),
         "file_system": stat.file_system,
@@ -88,17 +88,17 @@ fn stat_as_json(stat: &Stat) -> Value {
         "records": stat.records.value,
         "record_bytes": stat.record_bytes.value,
         "counts_exact": stat.records.exact,
-        "allocated_bytes": stat.allocated_bytes,
-        "extent_bytes": stat.extent_bytes,
-        "closed_bytes": stat.closed_bytes,
+        "allocated_bytes": space.allocated_bytes,
+        "extent_bytes": space.extent_bytes,
+        "closed_bytes": space.closed_bytes,
         "file_bytes": stat.file_bytes,
         "extent_size": stat.extent_size,
-        "load_factor": stat.load_factor,
-        "segments": stat.segments,
-        "depth": stat.depth,
-        "splits": stat.splits,
-        "merges": stat.merges,
-        "recovered": stat.recovered,
+        "load_factor": space.load_factor,
+        "segments": space.segments,
+        "depth": space.depth,
+        "splits": space.splits,
+        "merges": space.merges,
+        "recovered": space.recovered,
         "generation": stat.generation,
         "clean_open": stat.clean_open,
         "suspect": stat.suspect,
@@ -108,7 +108,7 @@ fn stat_as_json(stat: &Stat) -> Value {
         "flush_mark": stat.flush_mark,
         "flush_due": stat.flush_due,
         "damage_met": stat.damage_met,
-        "heap_faults": stat.heap_faults,
+        "heap_faults": space.heap_faults,
     })
 }
 

@@ -1,4 +1,4 @@
-//! `evermap lab`: hands over to the program `evermap-lab`, which is built separately.
+//! `evermap lab`: runs the program `evermap-lab`, which is built separately.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -9,20 +9,20 @@ use clap::Args;
 
 use crate::failure::Failure;
 
-/// The program, looked for beside this one first and then on the path.
+/// The name of the program. It is searched for in the directory of this program, then on the path.
 const PROGRAM: &str = "evermap-lab";
 
-/// Measure indexes and stores, ours and others' (by the program `evermap-lab`)
+/// Benchmark Evermap and other indexes and stores (runs the program `evermap-lab`)
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Lab {
-    /// What `evermap-lab` is to do; `evermap lab --help` lists it
+    /// Arguments for `evermap-lab`; `evermap lab --help` lists them
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
 impl Lab {
-    /// Becomes `evermap-lab`; returns only if it cannot be started.
+    /// Replaces this process by `evermap-lab`. Returns only if that fails.
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let beside = std::env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
         let program =
@@ -30,9 +30,9 @@ impl Lab {
         let error = Command::new(&program).args(self.arguments).exec();
         Err(match error.kind() {
             std::io::ErrorKind::NotFound => Failure::other(
-                "the laboratory is a program of its own, and `evermap-lab` is neither beside this \
-                 one nor on the path: build it with `cargo build --release -p evermap-lab`, or \
-                 install it with `cargo install --path crates/evermap-lab`",
+                "cannot find the program `evermap-lab`, neither in the directory of this program \
+                 nor on the path: build it with `cargo build --release -p evermap-lab`, or install \
+                 it with `cargo install --path crates/evermap-lab`",
             ),
             _ => Failure::Io { what: program.display().to_string(), source: error },
         })

@@ -6,38 +6,38 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use evermap::{Error, Evermap, IndexKind};
+use evermap::{Error, IndexKind, Map};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressStyle};
 
 use crate::failure::Failure;
-use crate::format::{Format, Line, Lines};
-use crate::open::{MapArguments, parse_size};
-use crate::{DONE, NO};
+use crate::format::{Format, Line, Lines, Record};
+use crate::open::{MapArguments, close, index_kind, parse_size};
+use crate::{NEGATIVE, SUCCESS};
 
-/// Bad lines that are told of one by one.
-const TOLD: u64 = 20;
+/// The maximum number of bad lines that are reported individually.
+const REPORTED_MAX: u64 = 20;
 
-/// Put many records, one from each line of a file
+/// Store the records of a file, one per line
 ///
-/// Makes the store if there is none; keys that are there already get the new value. Stops at the first line
-/// that is no record, and says where it is and what is wrong; what was read before it stays. With
-/// --skip-bad such lines are told of and passed over, and the answer is 1 if there were any.
+/// Creates the store if there is none. Replaces the values of existing keys. Stops at the first
+/// invalid line and reports it; the records before it stay in the store. With --skip-bad, invalid
+/// lines are reported and skipped, and the exit code is 1 if there are any.
 #[derive(clap::Args)]
 pub(crate) struct Load {
     #[command(flatten)]
     store: MapArguments,
-    /// File with a record in each line; standard input if missing or `-`
+    /// File with one record per line; standard input if missing or `-`
     file: Option<PathBuf>,
-    /// What the lines are [default: jsonl for *.jsonl, *.ndjson and *.json, otherwise tsv]
+    /// Format of the lines [default: jsonl for *.jsonl, *.ndjson and *.json, otherwise tsv]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Kind of index for a new store: dash-eh, ...; one that exists keeps its own
-    #[arg(long, value_name = "NAME", default_value_t)]
+    /// Kind of index, if this command creates the store
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = index_kind())]
     index: IndexKind,
-    /// Pass over lines that are no records
+    /// Skip invalid lines
     #[arg(long)]
     skip_bad: bool,
-    /// Longest line; memory for one is needed
+    /// Maximum length of a line; a line of this length has to fit in memory
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     max_line: u64,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Load {
 impl Load {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let file = self.file.as_deref().filter(|file| *file != Path::new("-"));
-        // The input first: where there is none, no store is made.
+        // Open the input first, so that no store is created if there is no input.
         let (input, bytes): (Box<dyn Read>, _) = match file {
             None => (Box::new(io::stdin().lock()), None),
             Some(path) => {
@@ -59,124 +59,137 @@ impl Load {
         let format = self.format.or(file.map(Format::of)).unwrap_or(Format::Tsv);
         let map = self.store.open_or_create(self.index)?;
         let input = progress_bar(bytes).wrap_read(input);
-        let mut loading = Loading {
+        let mut loader = Loader {
             map: &map,
             lines: Lines::new(BufReader::with_capacity(1 << 20, input), self.max_line),
             name,
             loaded: 0,
             bad: 0,
         };
-        let loaded = loading.run(format, self.skip_bad);
-        let (told, bad) = (loading.summary(), loading.bad);
-        // In order too where something went wrong: what was loaded stays.
-        map.close()?;
+        let loaded = loader.run(format, self.skip_bad);
+        let (summary, bad) = (loader.summary(), loader.bad);
+        // Close the store properly even after an error, to keep the loaded records.
+        close(&map)?;
         loaded?;
-        let _ = writeln!(io::stderr(), "{told}");
-        Ok(if bad == 0 { DONE } else { NO })
+        let _ = writeln!(io::stderr(), "{summary}");
+        Ok(if bad == 0 { SUCCESS } else { NEGATIVE })
     }
 }
 
-/// Progress on standard error, if that is a terminal.
+/// Creates a progress bar on standard error, if that is a terminal.
 fn progress_bar(bytes: Option<u64>) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let (bar, template) = match bytes {
+    let (progress, template) = match bytes {
         Some(bytes) => (
             ProgressBar::new(bytes),
             "{bar:30} {bytes}/{total_bytes} [{elapsed}, {eta} left] {msg}",
         ),
         None => (ProgressBar::new_spinner(), "{spinner} {bytes} [{elapsed}] {msg}"),
     };
-    bar.enable_steady_tick(Duration::from_millis(100));
-    bar.with_style(ProgressStyle::with_template(template).expect("a valid template"))
+    progress.enable_steady_tick(Duration::from_millis(100));
+    progress.with_style(ProgressStyle::with_template(template).expect("a valid template"))
 }
 
-struct Loading<'a> {
-    map: &'a Evermap,
+/// The reason why a line was not stored.
+enum LoadError {
+    /// The line is not a valid record.
+    Invalid(String),
+    /// The store could not store the record.
+    Store(Error),
+}
+
+/// Stores the lines of an input.
+struct Loader<'a> {
+    map: &'a Map,
     lines: Lines<BufReader<ProgressBarIter<Box<dyn Read>>>>,
-    /// Of the input.
+    /// The name of the input.
     name: String,
     loaded: u64,
     bad: u64,
 }
 
-impl Loading<'_> {
+impl Loader<'_> {
     fn run(&mut self, format: Format, skip_bad: bool) -> Result<(), Failure> {
         let mut line = Vec::new();
         loop {
             let record = match self.lines.next(&mut line) {
                 Ok(Line::End) => return Ok(()),
-                Ok(Line::Whole) => format.parse(&line),
+                Ok(Line::Complete) => format.parse(&line),
                 Ok(Line::TooLong) => Err("the line is too long; see --max-line".to_owned()),
                 Err(source) => return Err(Failure::Io { what: self.name.clone(), source }),
             };
-            let stored = record.and_then(|record| {
-                match self.map.put_with(&record.key, &record.value, record.meta) {
-                    Ok(_) => Ok(Ok(())),
-                    Err(error @ (Error::KeyTooLong { .. } | Error::ValueTooLong { .. })) => {
-                        Err(error.to_string())
-                    }
-                    Err(error) => Ok(Err(error)),
-                }
-            });
-            match stored {
-                Ok(Ok(())) => self.count(),
-                Ok(Err(error)) => {
-                    return Err(Failure::Other(format!(
-                        "{}: {error} ({})",
-                        self.place(),
-                        self.summary()
-                    )));
-                }
-                Err(reason) if skip_bad => self.tell(&reason),
-                Err(reason) => {
-                    let (place, summary) = (self.place(), self.summary());
-                    return Err(Failure::Other(format!(
-                        "{place}: {reason} ({summary}; --skip-bad passes over such lines)"
-                    )));
-                }
+            match record.map_err(LoadError::Invalid).and_then(|record| self.store(&record)) {
+                Ok(()) => self.count(),
+                Err(LoadError::Invalid(reason)) if skip_bad => self.report(&reason),
+                Err(error) => return Err(self.failure(&error)),
             }
         }
     }
 
-    fn bar(&self) -> &ProgressBar {
-        &self.lines.input().get_ref().progress
-    }
-
-    /// A line was loaded.
-    fn count(&mut self) {
-        const EVERY: u64 = 4096;
-        self.loaded += 1;
-        if self.loaded.is_multiple_of(EVERY) {
-            self.bar().set_message(format!("{} records", HumanCount(self.loaded)));
+    fn store(&self, record: &Record) -> Result<(), LoadError> {
+        match self.map.put_with(&record.key, &record.value, record.meta) {
+            Ok(_) => Ok(()),
+            Err(error @ (Error::KeyTooLong { .. } | Error::ValueTooLong { .. })) => {
+                Err(LoadError::Invalid(error.to_string()))
+            }
+            Err(error) => Err(LoadError::Store(error)),
         }
     }
 
-    /// A line was passed over.
-    fn tell(&mut self, reason: &str) {
+    /// Describes the error that ends the command.
+    fn failure(&self, error: &LoadError) -> Failure {
+        let (location, summary) = (self.location(), self.summary());
+        Failure::Other(match error {
+            LoadError::Store(error) => format!("{location}: {error} ({summary})"),
+            LoadError::Invalid(reason) => {
+                format!("{location}: {reason} ({summary}; use --skip-bad to skip invalid lines)")
+            }
+        })
+    }
+
+    fn progress(&self) -> &ProgressBar {
+        &self.lines.input().get_ref().progress
+    }
+
+    /// Counts a stored record.
+    fn count(&mut self) {
+        const INTERVAL: u64 = 4096;
+        self.loaded += 1;
+        if self.loaded.is_multiple_of(INTERVAL) {
+            self.progress().set_message(plural(self.loaded, "record"));
+        }
+    }
+
+    /// Counts an invalid line, and reports it unless many were reported already.
+    fn report(&mut self, reason: &str) {
         self.bad += 1;
-        if self.bad <= TOLD {
-            self.bar().suspend(|| {
-                let _ = writeln!(io::stderr(), "{}: {reason}", self.place());
+        if self.bad <= REPORTED_MAX {
+            self.progress().suspend(|| {
+                let _ = writeln!(io::stderr(), "{}: {reason}", self.location());
             });
         }
     }
 
-    /// Where we are.
-    fn place(&self) -> String {
+    /// Returns the name of the input and the number of the current line.
+    fn location(&self) -> String {
         format!("{}:{}", self.name, self.lines.number())
     }
 
     fn summary(&self) -> String {
-        let mut summary = format!(
-            "{} records loaded from {}",
-            HumanCount(self.loaded),
-            HumanBytes(self.bar().position())
-        );
+        let records = plural(self.loaded, "record");
+        let bytes = HumanBytes(self.progress().position());
+        let mut summary = format!("{records} loaded from {bytes}");
         if self.bad > 0 {
-            summary += &format!(", {} bad lines passed over", HumanCount(self.bad));
+            summary += &format!(", {} skipped", plural(self.bad, "invalid line"));
         }
         summary
     }
+}
+
+/// Formats a count of things.
+fn plural(count: u64, thing: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{} {thing}{ending}", HumanCount(count))
 }

@@ -3,15 +3,15 @@
 mod dump;
 mod failure;
 mod format;
+mod get_put_del;
 mod inspect;
 mod lab;
 mod load;
 mod maps;
+mod monitor;
 mod open;
 mod scan;
 mod serve;
-mod single;
-mod watch;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,12 +20,13 @@ use clap::{Parser, Subcommand};
 
 use failure::Failure;
 
-/// Everything is well.
-const DONE: ExitCode = ExitCode::SUCCESS;
-/// The answer is no: there is no such key, or something is wrong with the store or the input.
-const NO: ExitCode = ExitCode::FAILURE;
+/// The exit code of a command that succeeded.
+const SUCCESS: ExitCode = ExitCode::SUCCESS;
+/// The exit code of a negative result: there is no such key, or the store or the input has
+/// problems.
+const NEGATIVE: ExitCode = ExitCode::FAILURE;
 
-/// A key-value store that is still there after the process is gone.
+/// A key-value store whose contents survive the end of the process at any time.
 #[derive(Parser)]
 #[command(name = "evermap", version, max_term_width = 100)]
 struct Arguments {
@@ -36,9 +37,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Serve(serve::Arguments),
-    Get(single::Get),
-    Put(single::Put),
-    Del(single::Del),
+    Get(get_put_del::Get),
+    Put(get_put_del::Put),
+    Del(get_put_del::Del),
     Load(load::Load),
     Dump(dump::Dump),
     Scan(scan::Scan),
@@ -52,7 +53,7 @@ enum Command {
 impl Command {
     fn run(self) -> Result<ExitCode, Failure> {
         match self {
-            Command::Serve(arguments) => arguments.run().map(|()| DONE),
+            Command::Serve(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Get(arguments) => arguments.run(),
             Command::Put(arguments) => arguments.run(),
             Command::Del(arguments) => arguments.run(),
@@ -70,14 +71,14 @@ impl Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // Where the system refuses, SIGBUS ends the process without a word.
+    // If this fails, SIGBUS ends the process without a message.
     let _ = evermap::explain_bus_errors();
     arguments.command.run().unwrap_or_else(|failure| {
         if failure.is_closed_output() {
-            // Whoever read our output has enough, as `head` does. That is no failure of ours.
-            return DONE;
+            // The reader closed its end early, as `head` does. That is not an error.
+            return SUCCESS;
         }
-        // If standard error is closed too, there is nobody left to tell.
+        // If standard error is closed too, the message is lost.
         let _ = writeln!(std::io::stderr(), "evermap: {failure}");
         failure::EXIT_CODE.into()
     })
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_arguments_do_not_contradict_each_other() {
+    fn the_definitions_of_the_arguments_are_consistent() {
         <super::Arguments as clap::CommandFactory>::command().debug_assert();
     }
 }

@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 
 use crate::failure::Failure;
-use crate::format::in_one_line;
-use crate::inspect::say;
+use crate::format::escape_line;
+use crate::inspect::print_line;
 use crate::open::StoreArguments;
-use crate::{DONE, NO};
+use crate::{NEGATIVE, SUCCESS};
 
-/// Write the names of the named maps in a store to standard output, one in each line
+/// Print the names of the named maps of a store, one per line
 ///
-/// Tabs, line ends and the like are written as in dumps: \t \n \r \\ \xNN.
+/// Control characters and backslashes are escaped as in dumps: \t \n \r \\ \xNN.
 #[derive(clap::Args)]
 pub(crate) struct Maps {
     #[command(flatten)]
@@ -22,14 +22,14 @@ impl Maps {
         let store = self.store.open()?;
         let names = store.maps()?;
         store.close()?;
-        names.iter().try_for_each(|name| say(&in_one_line(name)))?;
-        Ok(DONE)
+        names.iter().try_for_each(|name| print_line(&escape_line(name)))?;
+        Ok(SUCCESS)
     }
 }
 
-/// Drop a named map with everything in it
+/// Delete a named map and all its records
 ///
-/// Answers 1 if there is no such map.
+/// The exit code is 1 if there is no such map.
 #[derive(clap::Args)]
 pub(crate) struct Drop {
     #[command(flatten)]
@@ -43,6 +43,6 @@ impl Drop {
         let store = self.store.open()?;
         let dropped = store.drop_map(&self.name)?;
         store.close()?;
-        Ok(if dropped { DONE } else { NO })
+        Ok(if dropped { SUCCESS } else { NEGATIVE })
     }
 }

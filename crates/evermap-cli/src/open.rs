@@ -1,49 +1,52 @@
-//! Opening a store as the command line says.
+//! Opening a store according to the command line.
 
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use evermap::{Evermap, IndexKind, MapOptions, Options};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use evermap::{Evermap, IndexKind, Map, MapOptions, Options};
 
 use crate::failure::Failure;
 
-/// Which store, for commands that use one and end.
+/// The store that a command uses.
 #[derive(clap::Args)]
 pub(crate) struct StoreArguments {
     /// File of the store
+    #[arg(value_name = "STORE")]
     pub(crate) path: PathBuf,
     #[command(flatten)]
     suspect: SuspectArguments,
 }
 
-/// Which map of it.
+/// The store and the map that a command uses.
 #[derive(clap::Args)]
 pub(crate) struct MapArguments {
     #[command(flatten)]
     store: StoreArguments,
-    /// The named map to use, instead of the store's default one
+    /// Named map to use instead of the default map of the store
     #[arg(long, value_name = "NAME")]
     map: Option<String>,
 }
 
-/// What to do about a file whose contents cannot be trusted.
+/// What to do with a file whose contents cannot be trusted.
 #[derive(clap::Args)]
 pub(crate) struct SuspectArguments {
-    /// What to do with a store whose contents cannot be trusted: the machine was restarted, or the file was
-    /// copied, while the store was open; or the file was cut off, or is damaged. A file that is not a store
-    /// is never overwritten
+    /// What to do with a store whose contents cannot be trusted: because the machine was restarted
+    /// or the file was copied while the store was open, or because the file was truncated or is
+    /// damaged. A file that is not a store is never overwritten
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     on_suspect: OnSuspect,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum OnSuspect {
-    /// Say so and leave the file alone
+    /// Report an error and leave the file unchanged
     #[default]
     Refuse,
-    /// Open it, and do without what is lost; loses nothing if the machine was shut down in order
+    /// Open it and keep all records that can be verified; these are all if the machine was shut
+    /// down normally
     Salvage,
-    /// Start empty: everything that was in it is gone. A store that can be trusted is kept
+    /// Delete all records and start with an empty store. A store that can be trusted is kept
     Discard,
 }
 
@@ -58,7 +61,7 @@ impl SuspectArguments {
 }
 
 impl StoreArguments {
-    /// Opens a store that must be there.
+    /// Opens a store that must exist.
     pub(crate) fn open(&self) -> Result<Evermap, Failure> {
         self.open_with(Options::new().create(false))
     }
@@ -69,30 +72,35 @@ impl StoreArguments {
 }
 
 impl MapArguments {
-    /// Opens a map that must be there.
-    pub(crate) fn open(&self) -> Result<Evermap, Failure> {
+    /// Opens a map that must exist.
+    pub(crate) fn open(&self) -> Result<Map, Failure> {
         self.map_of(self.store.open()?, false)
     }
 
-    /// Opens a map that must be there, with an ordered index.
-    pub(crate) fn open_ordered(&self) -> Result<Evermap, Failure> {
+    /// Opens a map that must exist, with an ordered index.
+    pub(crate) fn open_ordered(&self) -> Result<Map, Failure> {
         self.map_of(self.store.open_with(Options::new().create(false).ordered(true))?, false)
     }
 
-    /// Opens a map, or makes it and the store with such an index.
-    pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Evermap, Failure> {
+    /// Opens a map. Creates the map and the store, with this kind of index, if they do not exist.
+    pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Map, Failure> {
         self.map_of(self.store.open_with(Options::new().index(index))?, true)
     }
 
-    fn map_of(&self, store: Evermap, create: bool) -> Result<Evermap, Failure> {
+    fn map_of(&self, db: Evermap, create: bool) -> Result<Map, Failure> {
         match &self.map {
-            None => Ok(store),
-            Some(name) => Ok(store.map(name, MapOptions::new().create(create))?),
+            None => Ok(db.default_map()),
+            Some(name) => Ok(db.map(name, MapOptions::new().create(create))?),
         }
     }
 }
 
-/// A number of bytes, with a unit of 1024 if any.
+/// Closes the store of a map.
+pub(crate) fn close(map: &Map) -> Result<(), Failure> {
+    Ok(map.db().clone().close()?)
+}
+
+/// Parses a number of bytes, with an optional unit that is a power of 1024.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     const UNITS: [(char, u32); 4] = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
     let lower = text.to_ascii_lowercase();
@@ -106,7 +114,16 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         .ok()
         .and_then(|number| number.checked_mul(1 << shift))
         .filter(|&bytes| bytes > 0)
-        .ok_or_else(|| "a size is a number of bytes, or of K, M, G or T, as 512M".to_owned())
+        .ok_or_else(|| {
+            "a size is a number of bytes with an optional unit K, M, G or T, for example 512M"
+                .to_owned()
+        })
+}
+
+/// Returns a parser for the name of a kind of index. The help text lists the names.
+pub(crate) fn index_kind() -> impl TypedValueParser<Value = IndexKind> {
+    let names = IndexKind::ALL.iter().map(|kind| kind.name());
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<IndexKind>())
 }
 
 #[cfg(test)]
@@ -114,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn sizes_with_and_without_units() {
         for (text, bytes) in [
             ("1", 1),
             ("65536", 65536),

@@ -10,32 +10,32 @@ use evermap::KeyRange;
 use crate::dump::Output;
 use crate::failure::Failure;
 use crate::format::Format;
-use crate::open::MapArguments;
+use crate::open::{MapArguments, close};
 
-/// Write the records of a range of keys to standard output, in the order of their keys
+/// Write the records of a range of keys to standard output, in key order
 ///
-/// Keys are ordered byte by byte. The lines are those of `evermap dump`. The store is put in order first, which takes
-/// some hundred nanoseconds for each of all its records.
+/// Keys are ordered byte by byte. The lines have the format of `evermap dump`. First the ordered
+/// index is built, which takes some hundred nanoseconds for each record of the map.
 #[derive(clap::Args)]
 pub(crate) struct Scan {
     #[command(flatten)]
     store: MapArguments,
-    /// Only keys that begin so
+    /// Only keys with this prefix
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
-    /// Only from this key on
+    /// First key of the range
     #[arg(long, value_name = "K", conflicts_with = "prefix")]
     from: Option<OsString>,
-    /// Only to this key, itself left out
+    /// End of the range: only keys below this one
     #[arg(long, value_name = "K", conflicts_with = "prefix")]
     to: Option<OsString>,
-    /// From the last key down to the first
+    /// Write the records in descending order
     #[arg(long)]
     reverse: bool,
-    /// At most so many records
+    /// Maximum number of records
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
     limit: u64,
-    /// What the lines are
+    /// Format of the lines
     #[arg(long, value_enum, default_value = "tsv")]
     format: Format,
 }
@@ -48,11 +48,11 @@ impl Scan {
             let scan = if self.reverse { scan.reverse() } else { scan };
             scan.limit(self.limit).visit(|item| output.write(item))
         });
-        let answer = output.finish();
-        // In order too where nobody reads on.
-        map.close()?;
+        let result = output.finish();
+        // Close the store properly even if the output could not be written.
+        close(&map)?;
         scanned?;
-        answer
+        result
     }
 
     fn range(&self) -> KeyRange {

@@ -1,12 +1,13 @@
-//! Puts a memcached server under a load of gets (or sets) and tells its processor time for each.
+//! Sends gets (or sets) to a memcached server and prints the processor time per operation.
 //!
 //! ```text
-//! cargo run --release -p evermap-server --example load -- 127.0.0.1:11211 PID [SECONDS] [CONNECTIONS] [VALUE_BYTES] [get|set]
+//! cargo run --release -p evermap-server --example load -- \
+//!     127.0.0.1:11211 PID [SECONDS] [CONNECTIONS] [VALUE_BYTES] [get|set]
 //! ```
 //!
-//! One thread keeps a number of requests under way on every connection: 1, then 16, then 64. The server's
-//! processor time is read from the system before and after, so that neither the client's share nor other
-//! programs on the machine count.
+//! One thread keeps a number of requests in flight on every connection: 1, then 16, then 64. The
+//! processor time of the server process is read from the system before and after, so it does not
+//! include the client or other programs.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -83,7 +84,8 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Sends `depth` requests on every connection, then reads all replies.
+    /// Sends `depth` requests on every connection, then reads all replies. Returns the number of
+    /// requests.
     fn round(&mut self, clients: &mut [TcpStream]) -> Result<usize, Box<dyn Error>> {
         let mut requests = Vec::new();
         for client in &mut *clients {
@@ -103,8 +105,8 @@ impl Load<'_> {
         for client in &mut *clients {
             let mut missing = self.depth * reply;
             while missing > 0 {
-                let room = missing.min(self.buffer.len());
-                match client.read(&mut self.buffer[..room])? {
+                let len = missing.min(self.buffer.len());
+                match client.read(&mut self.buffer[..len])? {
                     0 => return Err("the server closed the connection".into()),
                     len => missing -= len,
                 }
@@ -114,7 +116,7 @@ impl Load<'_> {
     }
 
     fn request(&mut self, requests: &mut Vec<u8>) -> std::io::Result<()> {
-        // Marsaglia's xorshift: any spread over the keys will do.
+        // Marsaglia's xorshift, because the quality of the distribution does not matter.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -130,7 +132,7 @@ impl Load<'_> {
     }
 }
 
-/// User and system time of a process.
+/// Returns the user and system time of a process.
 fn processor_times(pid: &str) -> Result<[Duration; 2], Box<dyn Error>> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit_once(')').ok_or("no process times")?.1;

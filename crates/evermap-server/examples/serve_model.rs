@@ -1,4 +1,4 @@
-//! Serves a model cache: the protocols and sockets without a store underneath, for measuring them.
+//! Serves a model cache, to measure the protocols and sockets without a store.
 //!
 //! ```text
 //! cargo run --release -p evermap-server --example serve_model -- 127.0.0.1:11211 [THREADS]

@@ -1,40 +1,52 @@
-//! What the server asks of the store underneath.
+//! The interface between the protocols and the store.
 //!
-//! [`Cache`] is the whole of it: one method for each thing that the protocols can do to items. Each of
-//! them acts on a key atomically, so that an implementation is one lookup or one read-modify-write of the
-//! store. The protocols know nothing else of the store, and the store nothing of protocols.
+//! [`Cache`] has one method for each operation that the protocols perform on items. Every method
+//! acts on its key atomically, so an implementation needs one lookup or one read-modify-write of
+//! the store. The protocols know nothing else about the store, and the store knows nothing about
+//! protocols.
 
 use std::fmt::Display;
+use std::ops::ControlFlow;
 
-/// Where the items live.
+/// The maximum number of keys that the protocols pass to [`Cache::get_many`]: the number that the
+/// store looks up together.
+pub use evermap::BATCH_KEYS;
+
+/// A collection of items that the protocols operate on.
 ///
-/// Keys are 1 to 250 bytes and values any bytes. Times are absolute, in seconds since 1970; an *expiry* of
-/// 0 means never, and an item is alive while its expiry is later than now. An item that is not alive is as
-/// good as absent everywhere below.
+/// Keys are 1 to 250 bytes; values are any bytes. Times are absolute, in seconds since 1970. An
+/// expiry of 0 means that the item never expires; otherwise the item is live until that second. All
+/// methods treat an item that is not live as absent.
 ///
 /// # Errors
 ///
-/// Every method can answer a [`CacheError`]. Nothing has changed then.
+/// Every method can return a [`CacheError`]. The cache is unchanged in that case.
 pub trait Cache: Send + Sync + 'static {
-    /// Looks up many keys at once, so that their cache misses can overlap.
+    /// Looks up several keys together, so that their cache misses can overlap.
     ///
-    /// Calls `hit` with the position in `keys` and the item, in order of the positions, for those that are
-    /// alive. Stops early, without an error, when `hit` answers `false`: the caller has no room for more.
+    /// Calls `hit` with the position in `keys` and the item for each live item, in the order of
+    /// `keys`. Stops early, without an error, if `hit` returns [`ControlFlow::Break`].
+    ///
+    /// # Errors
+    ///
+    /// If a key cannot be looked up, or with the error that `hit` returns. `hit` may have been
+    /// called for other keys before.
     fn get_many(
         &self,
         keys: &[&[u8]],
-        hit: &mut dyn FnMut(usize, Item<'_>) -> bool,
+        hit: &mut dyn FnMut(usize, Item<'_>) -> Hit,
     ) -> Result<(), CacheError>;
 
-    /// Changes the expiry of an item and calls `hit` with it; answers whether the item was alive.
+    /// Changes the expiry of an item and calls `hit` with the item. Returns `true` if the item was
+    /// live.
     fn get_and_touch(
         &self,
         key: &[u8],
         expiry: u32,
-        hit: &mut dyn FnMut(Item<'_>),
+        hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError>;
 
-    /// Stores an item with a fresh CAS id if `mode` allows it.
+    /// Stores an item with a new CAS id if `mode` allows it.
     fn store(
         &self,
         key: &[u8],
@@ -44,10 +56,14 @@ pub trait Cache: Send + Sync + 'static {
         mode: StoreMode,
     ) -> Result<StoreOutcome, CacheError>;
 
-    /// Joins `data` to one side of a value, giving the item a fresh CAS id. Its flags and expiry stay.
+    /// Appends or prepends `data` to a value. The item gets a new CAS id and keeps its flags and
+    /// expiry.
     ///
-    /// Answers `Stored` or `NotStored` (no such item), and fails with `TooLarge` where the value would
-    /// become longer than `value_max` bytes.
+    /// Returns `Stored`, or `NotStored` if there is no such item.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError::TooLarge`] if the value would become longer than `value_max` bytes.
     fn concat(
         &self,
         key: &[u8],
@@ -56,44 +72,58 @@ pub trait Cache: Send + Sync + 'static {
         value_max: usize,
     ) -> Result<StoreOutcome, CacheError>;
 
-    /// Adds to or subtracts from a value that is a decimal number, as [`apply_delta`] does, giving the item a
-    /// fresh CAS id. Its flags and expiry stay.
+    /// Adds to or subtracts from a value that is a decimal number, as [`apply_delta`] does. The
+    /// item gets a new CAS id and keeps its flags and expiry.
     fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError>;
 
-    /// Removes an item; answers whether it was alive.
+    /// Removes an item. Returns `true` if it was live.
     fn delete(&self, key: &[u8]) -> Result<bool, CacheError>;
 
-    /// Changes the expiry of an item; answers whether it was alive.
+    /// Changes the expiry of an item. Returns `true` if it was live.
     fn touch(&self, key: &[u8], expiry: u32) -> Result<bool, CacheError>;
 
-    /// Makes every item absent that was stored before `at`, once that time has come; `None` makes every item
-    /// absent that was stored before this call. A later call replaces one whose time has not come.
+    /// Invalidates all items that were stored before a point in time.
+    ///
+    /// With `None`, this is the time of the call. With `Some(at)`, nothing happens until `at`; then
+    /// every item that was stored before `at` is invalid. A later call replaces one whose time has
+    /// not come.
     fn flush_all(&self, at: Option<u32>) -> Result<(), CacheError>;
 
-    /// Shows figures about the items under the names that memcached gives them: `curr_items`, `bytes`,
-    /// `limit_maxbytes`, `evictions` and so on.
+    /// Calls `each` with the name and value of each statistic about the items. The names are
+    /// memcached's where it has them: `curr_items`, `bytes`, `limit_maxbytes`, `evictions` and so
+    /// on.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display));
 }
 
-/// What a lookup shows of an item. Valid only during the call that shows it.
+/// What a callback of [`Cache::get_many`] returns: whether to continue, or the error that ends the
+/// lookup.
+pub type Hit = Result<ControlFlow<()>, CacheError>;
+
+/// An item that a lookup found. It is valid only during the call that receives it.
 #[derive(Clone, Copy)]
 pub struct Item<'a> {
-    /// The client's own 32 bits.
+    /// 32 bits that the client chose.
     pub flags: u32,
-    /// Identifies this version of the item; never 0.
+    /// Identifies this version of the item. Never 0.
     pub cas: u64,
     /// The value.
     pub value: &'a dyn Value,
 }
 
-/// The bytes of a value, which may lie in memory that only the store can read.
-#[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+/// The bytes of a value, which may be in memory that only the store can read.
+///
+/// The reply takes them from there, without a buffer between: a value is copied once.
+#[expect(clippy::len_without_is_empty, reason = "not needed")]
 pub trait Value {
-    /// Length, bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> usize;
 
     /// Appends exactly [`len`](Value::len) bytes to `out`.
-    fn append_to(&self, out: &mut Vec<u8>);
+    ///
+    /// # Errors
+    ///
+    /// If the value is damaged. `out` is unchanged in that case.
+    fn append_to(&self, out: &mut Vec<u8>) -> Result<(), CacheError>;
 }
 
 impl Value for &[u8] {
@@ -101,25 +131,26 @@ impl Value for &[u8] {
         <[u8]>::len(self)
     }
 
-    fn append_to(&self, out: &mut Vec<u8>) {
+    fn append_to(&self, out: &mut Vec<u8>) -> Result<(), CacheError> {
         out.extend_from_slice(self);
+        Ok(())
     }
 }
 
-/// When [`Cache::store`] may store.
+/// The condition under which [`Cache::store`] stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreMode {
-    /// Always. Answers `Stored`.
+    /// Always. The outcome is `Stored`.
     Set,
-    /// If there is no such item. Answers `Stored` or `NotStored`.
+    /// If the item does not exist. The outcome is `Stored` or `NotStored`.
     Add,
-    /// If there is such an item. Answers `Stored` or `NotStored`.
+    /// If the item exists. The outcome is `Stored` or `NotStored`.
     Replace,
-    /// If there is such an item and it has this CAS id. Answers `Stored`, `Exists` or `NotFound`.
+    /// If the item exists and has this CAS id. The outcome is `Stored`, `Exists` or `NotFound`.
     Cas(u64),
 }
 
-/// What became of a [`Cache::store`] or [`Cache::concat`].
+/// The outcome of [`Cache::store`] or [`Cache::concat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOutcome {
     /// The item is stored.
@@ -132,16 +163,16 @@ pub enum StoreOutcome {
     NotFound,
 }
 
-/// The side of the old value to which [`Cache::concat`] joins.
+/// The end of the old value to which [`Cache::concat`] adds data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Old value, then new data.
+    /// The old value, then the new data.
     Append,
-    /// New data, then old value.
+    /// The new data, then the old value.
     Prepend,
 }
 
-/// What became of a [`Cache::arithmetic`].
+/// The outcome of [`Cache::arithmetic`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     /// The number after the change.
@@ -152,34 +183,34 @@ pub enum Arithmetic {
     NonNumeric,
 }
 
-/// Why the store could not do what it was asked. The text is what the client reads after `SERVER_ERROR`.
+/// The reason why an operation failed. Clients receive the text after `SERVER_ERROR`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// There is no room for the item.
+    /// There is no memory for the item.
     #[error("out of memory storing object")]
     OutOfMemory,
-    /// The item is larger than the store takes.
+    /// The item is larger than the store accepts.
     #[error("object too large for cache")]
     TooLarge,
-    /// The store was opened for reading.
+    /// The store was opened for reading only.
     #[error("the store is read-only")]
     ReadOnly,
     /// A thread panicked in the middle of a change.
-    #[error("the store is poisoned by a failed change; restart the server to recover it")]
+    #[error("a failed change left the store unusable; restart the server to recover it")]
     Poisoned,
-    /// Anything else, in words.
+    /// Any other error, as text.
     #[error("{0}")]
     Other(String),
 }
 
-/// The arithmetic of [`Cache::arithmetic`] on a value: writes the new value to `new` and returns
-/// its number, or nothing where `old` does not begin with a decimal number below 2^64.
+/// Performs [`Cache::arithmetic`] on a value: writes the new value to `new` and returns its number.
+/// Returns `None` if `old` does not begin with a decimal number below 2^64.
 ///
-/// Up wraps around at 2^64; down stops at 0. White space and a plus sign may stand before the
-/// number, and what follows it after white space is ignored. A number shorter than the old value is
-/// padded with spaces on the right: so the length never shrinks. All of this is what memcached
-/// does.
+/// An increment wraps around at 2^64; a decrement stops at 0. White space and a plus sign may
+/// precede the number; white space may follow it, and whatever comes after that is ignored. If the
+/// new number has fewer bytes than the old value, it is padded with spaces on the right, so the
+/// length never decreases. All of this follows memcached.
 pub fn apply_delta(old: &[u8], delta: u64, up: bool, new: &mut Vec<u8>) -> Option<u64> {
     let before = crate::number::parse_u64(old)?;
     let after = if up { before.wrapping_add(delta) } else { before.saturating_sub(delta) };
@@ -196,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arithmetic_wraps_up_stops_at_zero_and_keeps_the_length() {
+    fn increments_wrap_and_decrements_stop_at_zero_and_both_keep_the_length() {
         let mut new = Vec::new();
         for (old, delta, up, number, value) in [
             ("10", 1, true, 11, "11"),

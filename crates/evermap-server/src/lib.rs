@@ -1,8 +1,8 @@
 //! A memcached-compatible server over Evermap.
 //!
-//! A request walks one way: bytes from a socket ([`server`]) → [`protocol`] → a [`Cache`] → the store.
-//! The protocols know neither sockets nor the store, so they can be driven by tests, by a fuzzer, or by
-//! another event loop.
+//! The bytes of a socket ([`server`]) go to a session of a [`protocol`], which turns them into
+//! operations on a [`Cache`], which the store implements. The protocols know neither sockets nor
+//! the store, so a test, a fuzzer or another event loop can drive them.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -24,4 +24,4 @@ mod store;
 
 pub use cache::{Cache, CacheError};
 pub use model::ModelCache;
-pub use server::{Config, Port, Server};
+pub use server::{BoundPort, Config, Server};

@@ -1,6 +1,6 @@
-//! A cache in plain memory that does what [`Cache`] says in the most obvious way.
+//! A cache in ordinary memory that implements [`Cache`] in the simplest way.
 //!
-//! It is the oracle that other implementations are compared with, and what the protocols are tested on.
+//! Tests compare other implementations with it, and test the protocols on it.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cache::{
-    Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome, apply_delta,
+    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome, apply_delta,
 };
 
-/// A map behind one lock, with a clock that is set by hand.
+/// A map behind one lock, with a clock that advances only by [`set_now`](ModelCache::set_now).
 #[derive(Default)]
 pub struct ModelCache {
     now: AtomicU32,
@@ -21,10 +21,11 @@ pub struct ModelCache {
 #[derive(Default)]
 struct Items {
     map: HashMap<Vec<u8>, Stored>,
-    /// The last CAS id given out; also counts everything ever stored.
+    /// The last CAS id that was assigned; this is also the number of items ever stored.
     last_cas: u64,
-    /// When everything goes: whatever is here at the first operation from then on was stored before.
-    flush_at: Option<u32>,
+    /// The time of a pending `flush_all`. The first operation from then on clears the map: what it
+    /// holds was stored before.
+    flush_all_at: Option<u32>,
     bytes_max: Option<usize>,
     failure: Option<CacheError>,
     lookups: u64,
@@ -38,7 +39,7 @@ struct Stored {
 }
 
 impl ModelCache {
-    /// An empty cache whose clock stands at `now`, seconds since 1970.
+    /// Creates an empty cache whose clock shows `now`, in seconds since 1970.
     pub fn new(now: u32) -> Self {
         ModelCache { now: AtomicU32::new(now), ..Default::default() }
     }
@@ -48,51 +49,55 @@ impl ModelCache {
         self.now.store(now, Relaxed);
     }
 
-    /// Lets keys and values together take no more than this many bytes; more is `OutOfMemory`.
+    /// Limits the total length of all keys and values. Operations that would exceed it fail with
+    /// `OutOfMemory`.
     pub fn limit_bytes(&self, bytes: usize) {
-        self.items().bytes_max = Some(bytes);
+        self.lock().bytes_max = Some(bytes);
     }
 
-    /// Makes every operation fail with `error` until told otherwise.
+    /// Makes every operation fail with `error`, until this is called with `None`.
     pub fn fail_with(&self, error: Option<CacheError>) {
-        self.items().failure = error;
+        self.lock().failure = error;
     }
 
-    /// How many times [`Cache::get_many`] was called.
+    /// Returns the number of calls of [`Cache::get_many`].
     pub fn lookups(&self) -> u64 {
-        self.items().lookups
+        self.lock().lookups
     }
 
-    fn items(&self) -> MutexGuard<'_, Items> {
-        // A panic of a caller's closure leaves the map whole.
+    fn lock(&self) -> MutexGuard<'_, Items> {
+        // A panic in a caller's closure leaves the map consistent.
         self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The items, with due flushes carried out, unless told to fail.
-    fn usable(&self) -> Result<(MutexGuard<'_, Items>, u32), CacheError> {
+    /// Locks the items, carries out a `flush_all` that is due, and returns them with the time.
+    ///
+    /// # Errors
+    /// The error that was set with [`fail_with`](ModelCache::fail_with).
+    fn lock_at_now(&self) -> Result<(MutexGuard<'_, Items>, u32), CacheError> {
         let now = self.now.load(Relaxed);
-        let mut items = self.items();
+        let mut items = self.lock();
         if let Some(error) = &items.failure {
             return Err(error.clone());
         }
-        items.flush_if_due(now);
+        items.flush_all_if_due(now);
         Ok((items, now))
     }
 }
 
 impl Items {
-    fn flush_if_due(&mut self, now: u32) {
-        if self.flush_at.is_some_and(|at| at <= now) {
+    fn flush_all_if_due(&mut self, now: u32) {
+        if self.flush_all_at.is_some_and(|at| at <= now) {
             self.map.clear();
-            self.flush_at = None;
+            self.flush_all_at = None;
         }
     }
 
-    fn alive(&mut self, key: &[u8], now: u32) -> Option<&mut Stored> {
+    fn live(&mut self, key: &[u8], now: u32) -> Option<&mut Stored> {
         self.map.get_mut(key).filter(|item| item.expiry == 0 || item.expiry > now)
     }
 
-    fn fresh_cas(&mut self) -> u64 {
+    fn next_cas(&mut self) -> u64 {
         self.last_cas += 1;
         self.last_cas
     }
@@ -114,15 +119,15 @@ impl Items {
                 return Err(CacheError::OutOfMemory);
             }
         }
-        let cas = self.fresh_cas();
+        let cas = self.next_cas();
         self.map.insert(key.to_vec(), Stored { value, flags, expiry, cas });
         Ok(StoreOutcome::Stored)
     }
 }
 
 impl Stored {
-    fn show(&self, show: impl FnOnce(Item<'_>) -> bool) -> bool {
-        show(Item { flags: self.flags, cas: self.cas, value: &self.value.as_slice() })
+    fn with_item<R>(&self, f: impl FnOnce(Item<'_>) -> R) -> R {
+        f(Item { flags: self.flags, cas: self.cas, value: &self.value.as_slice() })
     }
 }
 
@@ -130,13 +135,13 @@ impl Cache for ModelCache {
     fn get_many(
         &self,
         keys: &[&[u8]],
-        hit: &mut dyn FnMut(usize, Item<'_>) -> bool,
+        hit: &mut dyn FnMut(usize, Item<'_>) -> Hit,
     ) -> Result<(), CacheError> {
-        let (mut items, now) = self.usable()?;
+        let (mut items, now) = self.lock_at_now()?;
         items.lookups += 1;
         for (i, key) in keys.iter().enumerate() {
-            if let Some(item) = items.alive(key, now)
-                && !item.show(|item| hit(i, item))
+            if let Some(item) = items.live(key, now)
+                && item.with_item(|item| hit(i, item))?.is_break()
             {
                 break;
             }
@@ -148,17 +153,14 @@ impl Cache for ModelCache {
         &self,
         key: &[u8],
         expiry: u32,
-        hit: &mut dyn FnMut(Item<'_>),
+        hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError> {
-        let (mut items, now) = self.usable()?;
-        let Some(item) = items.alive(key, now) else {
+        let (mut items, now) = self.lock_at_now()?;
+        let Some(item) = items.live(key, now) else {
             return Ok(false);
         };
         item.expiry = expiry;
-        item.show(|item| {
-            hit(item);
-            true
-        });
+        item.with_item(hit)?;
         Ok(true)
     }
 
@@ -170,12 +172,12 @@ impl Cache for ModelCache {
         expiry: u32,
         mode: StoreMode,
     ) -> Result<StoreOutcome, CacheError> {
-        let (mut items, now) = self.usable()?;
-        let old_cas = items.alive(key, now).map(|item| item.cas);
+        let (mut items, now) = self.lock_at_now()?;
+        let old_cas = items.live(key, now).map(|item| item.cas);
         match (mode, old_cas) {
             (StoreMode::Add, Some(_)) | (StoreMode::Replace, None) => Ok(StoreOutcome::NotStored),
             (StoreMode::Cas(_), None) => Ok(StoreOutcome::NotFound),
-            (StoreMode::Cas(asked), Some(cas)) if asked != cas => Ok(StoreOutcome::Exists),
+            (StoreMode::Cas(expected), Some(cas)) if expected != cas => Ok(StoreOutcome::Exists),
             _ => items.put(key, value.to_vec(), flags, expiry),
         }
     }
@@ -187,8 +189,8 @@ impl Cache for ModelCache {
         side: Side,
         value_max: usize,
     ) -> Result<StoreOutcome, CacheError> {
-        let (mut items, now) = self.usable()?;
-        let Some(old) = items.alive(key, now) else {
+        let (mut items, now) = self.lock_at_now()?;
+        let Some(old) = items.live(key, now) else {
             return Ok(StoreOutcome::NotStored);
         };
         if old.value.len() + data.len() > value_max {
@@ -203,8 +205,8 @@ impl Cache for ModelCache {
     }
 
     fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError> {
-        let (mut items, now) = self.usable()?;
-        let Some(old) = items.alive(key, now) else {
+        let (mut items, now) = self.lock_at_now()?;
+        let Some(old) = items.live(key, now) else {
             return Ok(Arithmetic::NotFound);
         };
         let mut value = Vec::new();
@@ -217,26 +219,26 @@ impl Cache for ModelCache {
     }
 
     fn delete(&self, key: &[u8]) -> Result<bool, CacheError> {
-        let (mut items, now) = self.usable()?;
-        let alive = items.alive(key, now).is_some();
+        let (mut items, now) = self.lock_at_now()?;
+        let live = items.live(key, now).is_some();
         items.map.remove(key);
-        Ok(alive)
+        Ok(live)
     }
 
     fn touch(&self, key: &[u8], expiry: u32) -> Result<bool, CacheError> {
-        let (mut items, now) = self.usable()?;
-        Ok(items.alive(key, now).map(|item| item.expiry = expiry).is_some())
+        let (mut items, now) = self.lock_at_now()?;
+        Ok(items.live(key, now).map(|item| item.expiry = expiry).is_some())
     }
 
     fn flush_all(&self, at: Option<u32>) -> Result<(), CacheError> {
-        let (mut items, now) = self.usable()?;
-        items.flush_at = Some(at.unwrap_or(now));
-        items.flush_if_due(now);
+        let (mut items, now) = self.lock_at_now()?;
+        items.flush_all_at = Some(at.unwrap_or(now));
+        items.flush_all_if_due(now);
         Ok(())
     }
 
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
-        let items = self.items();
+        let items = self.lock();
         each("curr_items", &items.map.len());
         each("total_items", &items.last_cas);
         each("bytes", &items.bytes());

@@ -1,18 +1,18 @@
 //! Decimal numbers, as the text protocol writes them.
 //!
-//! They are read as leniently as memcached reads them, with C's `strtoull`: white space and a plus
-//! sign may stand before the digits, and the number ends at white space or a zero byte, whatever
-//! follows that. memcached also takes a few numbers with a minus sign for unsigned ones; here none
-//! is.
+//! Parsing is as lenient as memcached's, which uses C's `strtoull`: white space and a plus sign may
+//! precede the digits, and the number ends at white space or a zero byte, whatever follows.
+//! memcached also accepts a few numbers with a minus sign as unsigned ones; these functions accept
+//! none.
 
-/// The unsigned number at the start of `text`, if it is below 2^64.
+/// Parses the unsigned number at the start of `text`. Returns `None` if there is none below 2^64.
 #[inline]
 pub(crate) fn parse_u64(text: &[u8]) -> Option<u64> {
     let text = skip_space(text);
     digits(text.strip_prefix(b"+").unwrap_or(text))
 }
 
-/// The number that `text` begins with, without a sign.
+/// Parses the digits at the start of `text`.
 #[inline]
 fn digits(text: &[u8]) -> Option<u64> {
     let mut number = 0u64;
@@ -27,7 +27,7 @@ fn digits(text: &[u8]) -> Option<u64> {
     (!text.is_empty()).then_some(number)
 }
 
-/// What C's `isspace` says of ASCII.
+/// Returns `true` for the ASCII characters for which C's `isspace` does.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }
@@ -37,12 +37,12 @@ fn skip_space(text: &[u8]) -> &[u8] {
     &text[start..]
 }
 
-/// [`parse_u64`] for numbers below 2^32.
+/// Parses a number below 2^32, as [`parse_u64`] does.
 pub(crate) fn parse_u32(digits: &[u8]) -> Option<u32> {
     parse_u64(digits)?.try_into().ok()
 }
 
-/// The signed number at the start of `text`, if it fits.
+/// Parses the signed number at the start of `text`. Returns `None` if there is none that fits.
 pub(crate) fn parse_i64(text: &[u8]) -> Option<i64> {
     match skip_space(text).strip_prefix(b"-") {
         None => parse_u64(text)?.try_into().ok(),
@@ -50,10 +50,10 @@ pub(crate) fn parse_i64(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// Appends the digits of `number`.
+/// Appends the decimal digits of `number` to `out`.
 pub(crate) fn append(mut number: u64, out: &mut Vec<u8>) {
     const LONGEST: usize = 20;
-    // Flags are mostly 0.
+    // A shortcut, because most flags are 0.
     if number < 10 {
         return out.push(b'0' + number as u8);
     }
@@ -76,7 +76,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn edges() {
+    fn the_limits_of_each_type_and_malformed_numbers() {
         assert_eq!(parse_u64(b"18446744073709551615"), Some(u64::MAX));
         assert_eq!(parse_u64(b"18446744073709551616"), None);
         assert_eq!(parse_u64(b"99999999999999999999999"), None);
@@ -115,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_the_standard_library(number: u64, signed: i64) {
+        fn numbers_are_written_and_parsed_as_the_standard_library_does(number: u64, signed: i64) {
             let mut text = Vec::new();
             append(number, &mut text);
             prop_assert_eq!(std::str::from_utf8(&text).unwrap(), number.to_string());

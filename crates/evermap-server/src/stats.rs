@@ -1,54 +1,54 @@
-//! What the server counts, under the names that memcached gives it.
+//! The counters of the server, under memcached's names.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Something that is counted. [`Count::name`] tells what `stats` calls it.
+/// A counted event. [`Count::name`] is its name in the `stats` command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Keys looked up by get and gets.
+    /// Keys that get and gets looked up.
     CmdGet,
-    /// Storage commands whose value arrived whole.
+    /// Storage commands whose value arrived completely.
     CmdSet,
     /// flush_all commands.
     CmdFlush,
-    /// Keys touched by touch, gat and gats.
+    /// Keys that touch, gat and gats looked up.
     CmdTouch,
-    /// Keys looked up by get and gets, and found.
+    /// Keys that get and gets found.
     GetHits,
-    /// Keys looked up by get and gets in vain.
+    /// Keys that get and gets did not find.
     GetMisses,
-    /// delete without an item.
+    /// delete commands that did not find an item.
     DeleteMisses,
-    /// delete of an item.
+    /// delete commands that removed an item.
     DeleteHits,
-    /// incr without an item.
+    /// incr commands that did not find an item.
     IncrMisses,
-    /// incr of an item.
+    /// incr commands that changed an item.
     IncrHits,
-    /// decr without an item.
+    /// decr commands that did not find an item.
     DecrMisses,
-    /// decr of an item.
+    /// decr commands that changed an item.
     DecrHits,
-    /// cas without an item.
+    /// cas commands that did not find an item.
     CasMisses,
-    /// cas whose id was the item's.
+    /// cas commands whose CAS id matched.
     CasHits,
-    /// cas whose id was not the item's.
+    /// cas commands whose CAS id did not match.
     CasBadval,
-    /// Keys touched and found.
+    /// Keys that touch, gat and gats found.
     TouchHits,
-    /// Keys touched in vain.
+    /// Keys that touch, gat and gats did not find.
     TouchMisses,
-    /// Values refused for their size.
+    /// Values that were too large.
     StoreTooLarge,
-    /// Values refused for want of memory.
+    /// Values for which there was no memory.
     StoreNoMemory,
-    /// Bytes received.
+    /// Bytes received from clients.
     BytesRead,
-    /// Bytes sent.
+    /// Bytes sent to clients.
     BytesWritten,
-    /// Times that a connection had to let others go first.
+    /// The number of times that a connection with more work had to wait for other connections.
     ConnYields,
 }
 
@@ -81,27 +81,28 @@ const NAMES: [&str; 22] = [
 const _: () = assert!(Count::ConnYields as usize + 1 == NAMES.len());
 
 impl Count {
-    /// The name in `stats`.
+    /// Returns the name in `stats`.
     pub fn name(self) -> &'static str {
         NAMES[self as usize]
     }
 }
 
-/// The counters of one worker: written by that worker only, read by all. On cache lines of its own.
+/// The counters of one worker. Only that worker writes them, and any thread reads them. The
+/// alignment keeps them apart from data that other threads write.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Counters([AtomicU64; NAMES.len()]);
 
 impl Counters {
-    /// Counts `n` more. For the owner only: concurrent calls lose counts.
+    /// Adds `n`. Only the worker may call this, because concurrent calls lose counts.
     #[inline]
     pub fn add(&self, count: Count, n: u64) {
         let counter = &self.0[count as usize];
-        // A load and a store are enough, and no locked instruction is needed, since only the owner writes.
+        // A load and a store suffice, without a locked instruction, because there is one writer.
         counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
-    /// How many there are.
+    /// Returns one counter.
     pub fn get(&self, count: Count) -> u64 {
         self.0[count as usize].load(Relaxed)
     }
@@ -112,7 +113,7 @@ impl Counters {
 pub struct Totals([u64; NAMES.len()]);
 
 impl Totals {
-    /// Adds up.
+    /// Returns the sums of the counters of `workers`.
     pub fn of<'a>(workers: impl IntoIterator<Item = &'a Counters>) -> Self {
         let mut totals = Totals::default();
         for counters in workers {
@@ -123,7 +124,7 @@ impl Totals {
         totals
     }
 
-    /// What was counted since `earlier`.
+    /// Returns the differences from `earlier` sums.
     pub fn since(&self, earlier: &Totals) -> Self {
         let mut totals = *self;
         for (total, earlier) in totals.0.iter_mut().zip(earlier.0) {
@@ -132,12 +133,12 @@ impl Totals {
         totals
     }
 
-    /// How many there are.
+    /// Returns one sum.
     pub fn get(&self, count: Count) -> u64 {
         self.0[count as usize]
     }
 
-    /// Shows every name and total.
+    /// Calls `each` with every name and sum.
     pub fn each(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         for (name, total) in NAMES.iter().zip(&self.0) {
             each(name, total);

@@ -1,4 +1,5 @@
-//! A process without file descriptors left. Alone in its binary, since the limit is the process's.
+//! A process that has no file descriptors left. This is the only test of its binary, because the
+//! limit applies to the process.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use evermap_server::{Config, ModelCache, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Asks an open connection for one line of `stats`.
+/// Requests one statistic over an open connection.
 fn stat(stream: &mut TcpStream, name: &str) -> u64 {
     stream.write_all(b"stats\r\n").unwrap();
     let mut reply = Vec::new();
@@ -32,7 +33,7 @@ fn accepting_pauses_while_there_are_no_descriptors() {
     let before = getrlimit(Resource::Nofile);
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
     setrlimit(Resource::Nofile, Rlimit { current: Some(open + 200), ..before }).unwrap();
-    // Take every descriptor but one, which the client's end of the next connection takes.
+    // Take every descriptor but one, which the client's end of the next connection needs.
     let mut taken = Vec::new();
     while let Ok(file) = std::fs::File::open("/dev/null") {
         taken.push(file);
@@ -43,9 +44,9 @@ fn accepting_pauses_while_there_are_no_descriptors() {
     while stat(&mut early, "listen_disabled_num") < 3 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Each try but the first waited a tenth of a second before: it did not spin.
-    let tries = stat(&mut early, "listen_disabled_num");
-    assert!(u128::from(tries) <= started.elapsed().as_millis() / 100 + 2, "{tries}");
+    // Each attempt but the first was preceded by a delay of 100 ms: the server did not spin.
+    let attempts = stat(&mut early, "listen_disabled_num");
+    assert!(u128::from(attempts) <= started.elapsed().as_millis() / 100 + 2, "{attempts}");
 
     drop(taken);
     late.write_all(b"set a 0 0 1\r\nx\r\n").unwrap();

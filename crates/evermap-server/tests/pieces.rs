@@ -1,14 +1,14 @@
-//! How bytes are cut into pieces on their way never shows in the replies.
+//! The replies do not depend on the pieces in which the bytes of the requests arrive.
 
 mod common;
 
-use common::Talk;
+use common::TestSession;
 use evermap_server::stats::Count;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Keys that collide often, with one of the longest and one too long.
+/// Keys that repeat often, one of the maximum length, and one that is too long.
 fn key() -> impl Strategy<Value = String> {
     let keys = ["a", "b", "c", "key", "noreply", "0"].map(String::from);
     let long = [250, 251].map(|len| "k".repeat(len));
@@ -17,7 +17,10 @@ fn key() -> impl Strategy<Value = String> {
 
 fn number() -> impl Strategy<Value = String> {
     let odd = ["-1", "", "x", "99999999999", "18446744073709551616", "2592001", "noreply"];
-    prop_oneof![4 => (0u64..20).prop_map(|n| n.to_string()), 1 => select(odd.to_vec()).prop_map(String::from)]
+    prop_oneof![
+        4 => (0u64..20).prop_map(|n| n.to_string()),
+        1 => select(odd.to_vec()).prop_map(String::from),
+    ]
 }
 
 fn line_end() -> impl Strategy<Value = &'static str> {
@@ -28,7 +31,7 @@ fn tail() -> impl Strategy<Value = &'static str> {
     select(&["", "", "", " noreply", " ", " extra", " 0 noreply"][..])
 }
 
-/// A storage command, most of the time with the data block it announces.
+/// A storage command, usually with the data block that it announces.
 fn store() -> impl Strategy<Value = Vec<u8>> {
     let verb = select(&["set", "set", "add", "replace", "append", "prepend", "cas"][..]);
     let value =
@@ -43,8 +46,8 @@ fn store() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// The line of a storage command, most of the time with something wrong. `LEN` stands for the
-/// length of the data block that follows, which a client that asks for one knows.
+/// The line of a storage command, usually malformed. The test replaces `LEN` by the length of the
+/// data block that follows.
 fn malformed_store() -> impl Strategy<Value = String> {
     let odd = ["x", "-1", "-x", "99999999999", "18446744073709551616", "1x", "+", "key", "noreply"];
     let word = prop_oneof![2 => Just("0"), 1 => select(odd.to_vec())];
@@ -99,27 +102,34 @@ fn rare() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-fn conversation() -> impl Strategy<Value = Vec<u8>> {
-    let request = prop_oneof![10 => store(), 10 => lookup(), 6 => other(), 1 => rare()];
-    vec(request, 1..30).prop_map(|requests| requests.concat())
+fn requests() -> impl Strategy<Value = Vec<u8>> {
+    let one = prop_oneof![10 => store(), 10 => lookup(), 6 => other(), 1 => rare()];
+    vec(one, 1..30).prop_map(|all| all.concat())
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
-    fn pieces_do_not_show(bytes in conversation(), cuts in vec(any::<prop::sample::Index>(), 0..20)) {
-        let mut whole = Talk::new(1000, usize::MAX / 2);
+    fn replies_do_not_depend_on_the_pieces(
+        bytes in requests(),
+        cuts in vec(any::<prop::sample::Index>(), 0..20),
+    ) {
+        let mut whole = TestSession::new(1000, usize::MAX / 2);
         let expected = whole.send(&bytes);
 
-        let mut bytewise = Talk::new(1000, 100);
+        let mut bytewise = TestSession::new(1000, 100);
         prop_assert_eq!(&bytewise.send_in_pieces(&bytes, 1), &expected);
         prop_assert_eq!(bytewise.is_closed(), whole.is_closed());
 
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.extend([0, bytes.len()]);
         cuts.sort_unstable();
-        let mut cut = Talk::new(1000, 1);
+        let mut cut = TestSession::new(1000, 1);
         let replies: Vec<u8> =
             cuts.windows(2).flat_map(|cuts| cut.send(&bytes[cuts[0]..cuts[1]])).collect();
         prop_assert_eq!(&replies, &expected);
@@ -127,26 +137,27 @@ proptest! {
         prop_assert_eq!(cut.held_bytes() == 0, whole.held_bytes() == 0);
     }
 
-    /// Whatever is wrong with a storage command, its data block is not run: the connection goes on
-    /// behind the block, or is closed.
+    /// The data block of a malformed storage command is not executed: the session continues after
+    /// the block, or is closed.
     #[test]
-    fn refused_data_is_never_run(
+    fn the_data_of_a_rejected_command_is_never_executed(
         line in malformed_store(),
         end in line_end(),
         before in vec(any::<u8>(), 0..30),
         piece in 1usize..50,
     ) {
-        let block = [&before[..], b"\r\nflush_all\r\nset canary 0 0 1\r\ny\r\ndelete canary\r\n"].concat();
+        let harmful = b"\r\nflush_all\r\nset canary 0 0 1\r\ny\r\ndelete canary\r\n";
+        let block = [&before[..], harmful].concat();
         let line = line.replace("LEN", &block.len().to_string());
-        let mut talk = Talk::new(1000, 1 << 16);
-        talk.send(b"set canary 0 0 1\r\nx\r\n");
+        let mut session = TestSession::new(1000, 1 << 16);
+        session.send(b"set canary 0 0 1\r\nx\r\n");
         let sent = [line.as_bytes(), end.as_bytes(), &block, b"\r\n"].concat();
-        talk.send_in_pieces(&sent, piece);
-        if !talk.is_closed() {
+        session.send_in_pieces(&sent, piece);
+        if !session.is_closed() {
             let expected = b"VALUE canary 0 1\r\nx\r\nEND\r\n".as_slice();
-            prop_assert_eq!(talk.send(b"get canary\r\n"), expected, "{}", line);
+            prop_assert_eq!(session.send(b"get canary\r\n"), expected, "{}", line);
         }
-        prop_assert_eq!(talk.counters.get(Count::CmdFlush), 0, "{}", line);
-        prop_assert_eq!(talk.counters.get(Count::DeleteHits), 0, "{}", line);
+        prop_assert_eq!(session.counters.get(Count::CmdFlush), 0, "{}", line);
+        prop_assert_eq!(session.counters.get(Count::DeleteHits), 0, "{}", line);
     }
 }

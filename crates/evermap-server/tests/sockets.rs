@@ -6,11 +6,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use common::hooked::Hooked;
+use common::hooked_cache::HookedCache;
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{Config, ModelCache, Server};
 
-/// A server over a model cache, on a free port.
+/// Starts a server over a model cache, on a free port.
 fn serve(adjust: impl FnOnce(&mut Config)) -> (Server, Arc<ModelCache>) {
     let cache = Arc::new(ModelCache::new(1_800_000_000));
     let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
@@ -24,7 +24,7 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// Sends a request and reads exactly the reply that is expected.
+/// Sends a request and checks the reply.
 #[track_caller]
 fn ask(stream: &mut TcpStream, request: impl AsRef<[u8]>, reply: impl AsRef<[u8]>) {
     stream.write_all(request.as_ref()).unwrap();
@@ -38,30 +38,30 @@ fn expect(stream: &mut TcpStream, reply: impl AsRef<[u8]>) {
     assert!(read == reply.as_ref(), "{}", read[..read.len().min(200)].escape_ascii());
 }
 
-/// Reads to the end, which has to come.
+/// Reads to the end of the stream.
 fn read_to_end(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     bytes
 }
 
-/// One line of `stats`, asked over a connection of its own.
+/// Requests one statistic over a new connection.
 fn stat(server: &Server, name: &str) -> u64 {
     stat_over(&mut connect(server), name)
 }
 
-/// One line of `stats`.
+/// Requests one statistic.
 fn stat_over(stream: &mut TcpStream, name: &str) -> u64 {
     stream.write_all(b"stats\r\n").unwrap();
     let prefix = format!("STAT {name} ");
     let lines = BufReader::new(stream).lines().map(|line| line.unwrap());
     let stats: Vec<_> = lines.take_while(|line| line != "END").collect();
     let value = stats.iter().find_map(|line| line.strip_prefix(&prefix));
-    value.unwrap_or_else(|| panic!("stats knows no {name}")).parse().unwrap()
+    value.unwrap_or_else(|| panic!("no {name} in stats")).parse().unwrap()
 }
 
 #[test]
-fn small_cases() {
+fn short_requests() {
     let (server, _) = serve(|_| {});
     let mut one = connect(&server);
     let mut two = connect(&server);
@@ -83,7 +83,7 @@ fn small_cases() {
 }
 
 #[test]
-fn a_client_that_says_no_more_still_gets_its_replies() {
+fn a_client_that_shuts_down_its_sending_side_still_gets_its_replies() {
     let (server, _) = serve(|_| {});
     let mut stream = connect(&server);
     stream.write_all(b"set a 0 0 1\r\nx\r\nget a\r\nget a").unwrap();
@@ -107,7 +107,7 @@ fn ten_thousand_gets_in_a_row() {
     assert_eq!(stat(&server, "cmd_get"), 10_000);
     assert_eq!(stat(&server, "get_hits"), 5_000);
     assert_eq!(stat(&server, "get_misses"), 5_000);
-    // How many keys share a lookup depends on how the bytes travel; that they share does not.
+    // The number of keys in a lookup depends on how the bytes arrive, but some lookups are shared.
     assert!(cache.lookups() < 10_000, "{}", cache.lookups());
 }
 
@@ -128,48 +128,48 @@ fn large_values() {
     ask(&mut stream, request, "SERVER_ERROR object too large for cache\r\nEND\r\n");
 }
 
-/// A client asks for far more than it reads. The server must stop serving it, and nobody else.
+/// A client requests far more than it reads. The server must stop serving it, and only it.
 #[test]
-fn a_client_that_does_not_read_is_not_read_from() {
+fn a_client_that_does_not_read_its_replies_is_not_served() {
     let (server, _) = serve(|config| config.threads = 1);
     let mut other = connect(&server);
     let value = "v".repeat(100_000);
     ask(&mut other, format!("set a 0 0 100000\r\n{value}\r\n"), "STORED\r\n");
 
     const GETS: usize = 2000;
-    let mut lazy = connect(&server);
-    lazy.write_all(&b"get a\r\n".repeat(GETS)).unwrap();
+    let mut slow = connect(&server);
+    slow.write_all(&b"get a\r\n".repeat(GETS)).unwrap();
     let reply = format!("VALUE a 0 100000\r\n{value}\r\nEND\r\n");
-    // The other client is served all the while, and sees the counters stand still, since the sockets' own
-    // buffers are full long before 200 MB have been sent.
-    let mut answered = stat(&server, "cmd_get");
+    // The other client is still served, and sees that the counters do not change any more, because
+    // the buffers of the sockets are full long before 200 MB have been sent.
+    let mut gets = stat(&server, "cmd_get");
     loop {
         for _ in 0..100 {
             ask(&mut other, "get b\r\n", "END\r\n");
         }
         let now = stat(&server, "cmd_get");
-        if now == answered + 100 {
+        if now == gets + 100 {
             break;
         }
-        answered = now;
+        gets = now;
     }
-    let for_the_lazy = stat(&server, "get_hits");
-    assert!(for_the_lazy < GETS as u64 / 2, "{for_the_lazy}");
-    // Once it reads, everything comes.
+    let hits = stat(&server, "get_hits");
+    assert!(hits < GETS as u64 / 2, "{hits}");
+    // It receives everything when it reads.
     for _ in 0..GETS {
-        expect(&mut lazy, &reply);
+        expect(&mut slow, &reply);
     }
     assert_eq!(stat(&server, "get_hits"), GETS as u64);
 }
 
 #[test]
-fn endless_lines_and_web_browsers_are_cut_off() {
+fn endless_lines_and_http_requests_close_the_connection() {
     let (server, _) = serve(|_| {});
     let mut stream = connect(&server);
     let mut writer = stream.try_clone().unwrap();
     let writing = std::thread::spawn(move || {
         let mut sent = 0usize;
-        // Ends when the server has closed.
+        // Ends when the server has closed the connection.
         while writer.write_all(&[b'x'; 4096]).is_ok() {
             sent += 4096;
         }
@@ -185,7 +185,7 @@ fn endless_lines_and_web_browsers_are_cut_off() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so() {
+fn connections_beyond_the_limit_receive_an_error() {
     let (server, _) = serve(|config| config.max_connections = 3);
     let mut clients: Vec<_> = (0..3).map(|_| connect(&server)).collect();
     for client in &mut clients {
@@ -205,7 +205,7 @@ fn one_connection_too_many_is_told_so() {
 }
 
 #[test]
-fn many_connections_are_spread_and_leave_nothing_behind() {
+fn many_connections_are_distributed_and_released() {
     const CLIENTS: usize = 200;
     let (server, _) = serve(|config| config.threads = 4);
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect(&server)).collect();
@@ -231,7 +231,7 @@ fn many_connections_are_spread_and_leave_nothing_behind() {
 }
 
 #[test]
-fn counters_start_anew_after_a_reset() {
+fn stats_reset_resets_the_counters() {
     let (server, _) = serve(|_| {});
     let mut stream = connect(&server);
     ask(&mut stream, "get a\r\nget b\r\nset a 0 0 1\r\nx\r\n", "END\r\nEND\r\nSTORED\r\n");
@@ -245,38 +245,38 @@ fn counters_start_anew_after_a_reset() {
 }
 
 #[test]
-fn stopping_finishes_what_is_answered() {
+fn a_stop_sends_the_replies_to_executed_requests() {
     let (server, cache) = serve(|config| config.threads = 1);
     cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
     let mut idle = connect(&server);
     ask(&mut idle, "get b\r\n", "END\r\n");
     let mut reading = connect(&server);
     reading.write_all(&b"get a\r\n".repeat(100)).unwrap();
-    // Once replies arrive the server is waiting for this client to read on.
+    // When replies arrive, the server is waiting for this client to read more.
     let mut first = [0; 1];
     reading.read_exact(&mut first).unwrap();
     server.stop();
     assert_eq!(read_to_end(idle), b"");
     let replies = [&first[..], &read_to_end(reading)].concat();
     let reply = [b"VALUE a 0 1048576\r\n", &[b'v'; 1 << 20][..], b"\r\nEND\r\n"].concat();
-    assert!(replies.chunks(reply.len()).all(|chunk| chunk == reply), "replies are whole");
+    assert!(replies.chunks(reply.len()).all(|chunk| chunk == reply), "replies are complete");
     server.join();
     assert!(TcpStream::connect(server.local_addr()).is_err());
 }
 
 #[test]
-fn a_client_that_never_reads_does_not_hold_up_the_stop() {
+fn a_client_that_never_reads_does_not_block_the_stop() {
     let (server, cache) = serve(|_| {});
     cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
-    let mut lazy = connect(&server);
-    lazy.write_all(&b"get a\r\n".repeat(100)).unwrap();
-    lazy.read_exact(&mut [0; 1]).unwrap();
+    let mut slow = connect(&server);
+    slow.write_all(&b"get a\r\n".repeat(100)).unwrap();
+    slow.read_exact(&mut [0; 1]).unwrap();
     server.stop();
     server.join();
 }
 
 #[test]
-fn settings_that_cannot_be_met_are_named() {
+fn invalid_settings_are_reported_by_name() {
     let start = |adjust: fn(&mut Config)| {
         let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
         adjust(&mut config);
@@ -294,18 +294,20 @@ fn settings_that_cannot_be_met_are_named() {
     assert!(error.contains(&server.local_addr().to_string()), "{error}");
 }
 
-/// A bug in the store.
+/// Simulates a bug in the store.
 fn bomb(keys: &[&[u8]]) {
     assert!(!keys.contains(&&b"bomb"[..]), "this panic is part of a test");
 }
 
 #[test]
-fn a_panic_takes_only_the_clients_of_its_worker() {
+fn a_panic_closes_only_the_clients_of_its_worker() {
     let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
-    let server =
-        Server::start(Arc::new(Hooked { cache: ModelCache::new(0), before_get: bomb }), config)
-            .unwrap();
-    // Clients are dealt in turn: the first and the third have the same worker.
+    let server = Server::start(
+        Arc::new(HookedCache { cache: ModelCache::new(0), before_get: bomb }),
+        config,
+    )
+    .unwrap();
+    // Connections are assigned in turn: the first and the third have the same worker.
     let mut clients: Vec<_> = (0..4).map(|_| connect(&server)).collect();
     for client in &mut clients {
         ask(client, "set a 0 0 1\r\nx\r\n", "STORED\r\n");
@@ -323,5 +325,5 @@ fn a_panic_takes_only_the_clients_of_its_worker() {
     }
     server.stop();
     let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.join()));
-    assert!(joined.is_err(), "the panic is reported to who joins");
+    assert!(joined.is_err(), "`join` reports the panic");
 }

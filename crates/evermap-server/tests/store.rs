@@ -1,14 +1,15 @@
-//! The store gives the same replies as the model of a cache.
+//! The store gives the same replies as the model.
 
 mod common;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::{NOW, Talk};
+use common::{NOW, TestSession};
 use evermap::{Clock, Evermap, Options};
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{CacheError, Config, ModelCache, Server};
@@ -18,16 +19,16 @@ use proptest::sample::select;
 
 const ITEM_SIZE_MAX: usize = 1100;
 
-/// What a client does next.
+/// The next action of a client.
 #[derive(Clone, Debug)]
 enum Step {
     Send(Vec<u8>),
-    /// A cas command with the id that the last gets of the key showed.
+    /// A cas command with the id from the last reply to gets for the key.
     Cas {
         key: &'static str,
         value: Vec<u8>,
     },
-    /// Lets seconds pass.
+    /// Advances the clock by this number of seconds.
     Wait(u32),
 }
 
@@ -35,7 +36,7 @@ fn key() -> impl Strategy<Value = &'static str> {
     select(&["a", "b", "c", "d", "e"][..])
 }
 
-/// Anything, numbers, and what is too long together or on its own.
+/// Any bytes, numbers, and values that are too long when joined, or even on their own.
 fn value() -> impl Strategy<Value = Vec<u8>> {
     let number = any::<u64>().prop_map(|n| n.to_string().into_bytes());
     let near_wrap = Just(u64::MAX.to_string().into_bytes());
@@ -84,14 +85,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One of the two sides that are compared.
+/// A client of one of the two caches that are compared.
 struct Client<F> {
-    /// Sends a request and answers the reply.
+    /// Sends a request and returns the reply.
     ask: F,
-    /// The CAS id that the last gets or gats of a key showed.
+    /// The CAS id from the last reply to gets or gats for a key.
     seen: HashMap<Vec<u8>, u64>,
-    /// Numbers CAS ids in the order of their appearance: the sides need not give out the same ids, only the
-    /// same and different ones at the same times.
+    /// Numbers CAS ids in the order of their first appearance. The two caches need not assign the
+    /// same ids, but ids must be equal or different at the same times.
     ordinals: HashMap<u64, usize>,
 }
 
@@ -127,28 +128,33 @@ impl<F: FnMut(&[u8]) -> Vec<u8>> Client<F> {
     }
 }
 
-fn ask<C: Cache>(talk: &mut Talk<C>, request: &[u8]) -> Vec<u8> {
-    let reply = talk.send(request);
-    assert!(!talk.is_closed());
+fn ask<C: Cache>(session: &mut TestSession<C>, request: &[u8]) -> Vec<u8> {
+    let reply = session.send(request);
+    assert!(!session.is_closed());
     reply
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn the_store_replies_as_the_model_does(steps in vec(step(), 1..120)) {
-        let clock = Clock::manual(NOW);
-        let map = Evermap::open("", Options::volatile().capacity(4 << 30).clock(clock.clone())).unwrap();
-        let model = std::cell::RefCell::new(Talk::new(ITEM_SIZE_MAX, 2000));
-        let store = std::cell::RefCell::new(Talk::with(map, ITEM_SIZE_MAX, 2000));
+        let clock = Clock::manual(u64::from(NOW));
+        let options = Options::new().capacity(4 << 30).clock(clock.clone());
+        let map = Evermap::in_memory(options).unwrap().default_map();
+        let model = std::cell::RefCell::new(TestSession::new(ITEM_SIZE_MAX, 2000));
+        let store = std::cell::RefCell::new(TestSession::with(map, ITEM_SIZE_MAX, 2000));
         let mut at_model = Client::new(|request| ask(&mut model.borrow_mut(), request));
         let mut at_store = Client::new(|request| ask(&mut store.borrow_mut(), request));
         for step in &steps {
             if let Step::Wait(seconds) = step {
                 let now = model.borrow().now + seconds;
                 model.borrow().cache.set_now(now);
-                clock.set(now);
+                clock.set(u64::from(now));
                 model.borrow_mut().now = now;
                 store.borrow_mut().now = now;
             }
@@ -157,7 +163,7 @@ proptest! {
     }
 }
 
-/// Asks, and one thing more, so that the end of the reply is known.
+/// Sends a request and returns the reply. A `version` command after it marks the end of the reply.
 fn ask_socket(stream: &mut TcpStream, request: &[u8]) -> Vec<u8> {
     let end = format!("VERSION {}\r\n", Config::default().version);
     stream.write_all(&[request, b"version\r\n"].concat()).unwrap();
@@ -177,7 +183,7 @@ fn the_store_replies_as_the_model_does_over_sockets() {
     use proptest::test_runner::TestRunner;
 
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let config = Config {
         listen: ([127, 0, 0, 1], 0).into(),
         threads: 2,
@@ -191,7 +197,7 @@ fn the_store_replies_as_the_model_does_over_sockets() {
     let (mut to_store, mut to_model) = (connect(&store), connect(&model));
     let mut at_store = Client::new(|request| ask_socket(&mut to_store, request));
     let mut at_model = Client::new(|request| ask_socket(&mut to_model, request));
-    // What depends on the passing of seconds is left to the test above.
+    // The test above covers requests whose replies depend on the time.
     let timeless = step().prop_filter("seconds do not matter", |step| match step {
         Step::Send(request) => {
             let line: &[u8] = request.split(|&byte| byte == b'\r').next().unwrap();
@@ -214,20 +220,21 @@ fn the_store_replies_as_the_model_does_over_sockets() {
 }
 
 #[test]
-fn a_full_store_says_so_and_drops_what_was_to_be_replaced() {
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30).max_bytes(100_000)).unwrap();
-    let mut talk = Talk::with(map, 1 << 20, 1 << 20);
+fn a_full_store_rejects_items_and_deletes_the_ones_they_should_replace() {
+    let options = Options::new().capacity(4 << 30).max_bytes(100_000);
+    let map = Evermap::in_memory(options).unwrap().default_map();
+    let mut session = TestSession::with(map, 1 << 20, 1 << 20);
     let set = |key: &str, len: usize| {
         [format!("set {key} 0 0 {len}\r\n").as_bytes(), &vec![b'x'; len], b"\r\n"].concat()
     };
-    assert_eq!(ask(&mut talk, &set("a", 60_000)), b"STORED\r\n");
+    assert_eq!(ask(&mut session, &set("a", 60_000)), b"STORED\r\n");
     let full = b"SERVER_ERROR out of memory storing object\r\n";
-    assert_eq!(ask(&mut talk, &set("b", 60_000)), full);
-    assert_eq!(ask(&mut talk, &set("c", 10)), b"STORED\r\n");
-    assert_eq!(ask(&mut talk, &set("a", 90_000)), full);
-    assert_eq!(ask(&mut talk, b"get a b c\r\n"), b"VALUE c 0 10\r\nxxxxxxxxxx\r\nEND\r\n");
-    assert_eq!(ask(&mut talk, &set("b", 60_000)), b"STORED\r\n");
-    let stats = ask(&mut talk, b"stats\r\n");
+    assert_eq!(ask(&mut session, &set("b", 60_000)), full);
+    assert_eq!(ask(&mut session, &set("c", 10)), b"STORED\r\n");
+    assert_eq!(ask(&mut session, &set("a", 90_000)), full);
+    assert_eq!(ask(&mut session, b"get a b c\r\n"), b"VALUE c 0 10\r\nxxxxxxxxxx\r\nEND\r\n");
+    assert_eq!(ask(&mut session, &set("b", 60_000)), b"STORED\r\n");
+    let stats = ask(&mut session, b"stats\r\n");
     let stats = String::from_utf8(stats).unwrap();
     for line in ["curr_items 2", "limit_maxbytes 100000", "evictions 0", "evermap_clean_open 1"] {
         assert!(stats.contains(&format!("STAT {line}\r\n")), "{line} in {stats}");
@@ -236,24 +243,54 @@ fn a_full_store_says_so_and_drops_what_was_to_be_replaced() {
 
 #[test]
 fn errors_of_the_store_are_errors_of_the_cache() {
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let other = map.clone();
     assert_eq!(
         Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
         Err(CacheError::TooLarge)
     );
-    other.close().unwrap();
+    other.db().clone().close().unwrap();
     let closed = CacheError::Other("the store was closed".into());
-    assert_eq!(Cache::get_many(&map, &[b"a"], &mut |_, _| true), Err(closed.clone()));
+    assert_eq!(
+        Cache::get_many(&map, &[b"a"], &mut |_, _| Ok(ControlFlow::Continue(()))),
+        Err(closed.clone())
+    );
     assert_eq!(Cache::delete(&map, b"a"), Err(closed));
 }
 
-/// Each client adds to one number and to one list; nothing may get lost between them.
+/// The first command has a damaged value between two intact ones, so its reply is the error alone.
+/// The commands that share its lookup are not affected.
+#[test]
+fn a_damaged_value_fails_only_its_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("map");
+    let map = Evermap::open(&path, Options::new()).unwrap().default_map();
+    for (key, value) in [("a", "1"), ("b", "this value gets damaged"), ("c", "3")] {
+        map.put(key.as_bytes(), value.as_bytes()).unwrap();
+    }
+    map.db().clone().close().unwrap();
+    drop(map);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let value = b"gets damaged";
+    let at = bytes.windows(value.len()).position(|window| window == value).unwrap();
+    bytes[at] = b'G';
+    std::fs::write(&path, bytes).unwrap();
+
+    let map = Evermap::open(&path, Options::new()).unwrap().default_map();
+    let mut session = TestSession::with(map, 1 << 20, 1 << 20);
+    let replies = ask(&mut session, b"get a b c\r\nget c\r\nget a x\r\n");
+    let replies = String::from_utf8(replies).unwrap();
+    let (error, rest) = replies.split_once("\r\n").unwrap();
+    assert!(error.starts_with("SERVER_ERROR ") && error.contains("checksum"), "{error}");
+    assert_eq!(rest, "VALUE c 0 1\r\n3\r\nEND\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
+}
+
+/// Each client changes one number and one list. No change may be lost.
 #[test]
 fn changes_of_one_item_by_many_clients_are_atomic() {
     const CLIENTS: usize = 4;
     const ROUNDS: usize = 500;
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     for (key, value) in [("number", "0"), ("list", "")] {
         map.put(key.as_bytes(), value.as_bytes()).unwrap();
     }
@@ -261,12 +298,12 @@ fn changes_of_one_item_by_many_clients_are_atomic() {
         for client in 0..CLIENTS {
             let map = &map;
             scope.spawn(move || {
-                let mut talk = Talk::with(map.clone(), 1 << 20, 1 << 20);
+                let mut session = TestSession::with(map.clone(), 1 << 20, 1 << 20);
                 for _ in 0..ROUNDS {
-                    let reply = ask(&mut talk, b"incr number 1\r\n");
+                    let reply = ask(&mut session, b"incr number 1\r\n");
                     assert!(reply[0].is_ascii_digit(), "{}", reply.escape_ascii());
                     let append = format!("append list 0 0 1\r\n{client}\r\n");
-                    assert_eq!(ask(&mut talk, append.as_bytes()), b"STORED\r\n");
+                    assert_eq!(ask(&mut session, append.as_bytes()), b"STORED\r\n");
                 }
             });
         }

@@ -1,10 +1,11 @@
-//! The text protocol, request by request.
+//! The replies of the text protocol to each request.
 
 mod common;
 
-use common::{NOW, Talk};
+use common::{NOW, TestSession};
 use evermap_server::CacheError;
-use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Share};
+use evermap_server::cache::BATCH_KEYS;
+use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Reservation};
 use evermap_server::stats::Count;
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
@@ -12,31 +13,32 @@ const BAD_DELETE: &str = "CLIENT_ERROR bad command line format.  Usage: delete <
 const NON_NUMERIC: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
 const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
 
-/// Writes a line end for each `|` and one at the end.
+/// Converts each `|` to a line end and appends one.
 fn lines(text: &str) -> Vec<u8> {
     if text.is_empty() { Vec::new() } else { (text.replace('|', "\r\n") + "\r\n").into_bytes() }
 }
 
-/// What a fresh server replies to some lines, with `$F` and `$D` for complaints about the format.
+/// Checks the replies of a new session to some lines. `$F` and `$D` stand for the errors about the
+/// format of a command.
 #[track_caller]
 fn check(request: &str, reply: &str) {
-    let mut talk = Talk::default();
+    let mut session = TestSession::default();
     let (request, reply) =
         (lines(request), lines(&reply.replace("$F", BAD_FORMAT).replace("$D", BAD_DELETE)));
-    let replied = talk.send(&request);
+    let replied = session.send(&request);
     let show = |bytes: &[u8]| bytes.escape_ascii().to_string();
     assert_eq!(show(&replied), show(&reply), "to {}", show(&request));
-    assert!(!talk.is_closed());
-    assert_eq!(talk.held_bytes(), 0);
+    assert!(!session.is_closed());
+    assert_eq!(session.held_bytes(), 0);
 }
 
-/// What a line that says `request` makes a fresh server do: say nothing and close.
+/// Checks that a new session closes without a reply after `request`.
 #[track_caller]
 fn check_closes(request: &str) {
-    let mut talk = Talk::default();
-    assert_eq!(talk.send(&lines(request)), b"", "{request}");
-    assert!(talk.is_closed(), "{request}");
-    assert_eq!(talk.held_bytes(), 0);
+    let mut session = TestSession::default();
+    assert_eq!(session.send(&lines(request)), b"", "{request}");
+    assert!(session.is_closed(), "{request}");
+    assert_eq!(session.held_bytes(), 0);
 }
 
 #[test]
@@ -162,7 +164,7 @@ fn delete_arithmetic_and_touch() {
 }
 
 #[test]
-fn the_rest() {
+fn other_commands() {
     for (request, reply) in [
         ("set a 0 0 1|x|flush_all|get a", "STORED|OK|END"),
         ("set a 0 0 1|x|flush_all 0|get a", "STORED|OK|END"),
@@ -217,14 +219,15 @@ fn malformed_lines() {
         ("incr|incr a", "$F|$F"),
         (
             "incr a x|decr a -1",
-            "CLIENT_ERROR invalid numeric delta argument|CLIENT_ERROR invalid numeric delta argument",
+            "CLIENT_ERROR invalid numeric delta argument|\
+            CLIENT_ERROR invalid numeric delta argument",
         ),
         ("incr a 18446744073709551616", "CLIENT_ERROR invalid numeric delta argument"),
         ("incr a x noreply", ""),
         ("touch|touch a", "$F|$F"),
         ("touch a x", "CLIENT_ERROR invalid exptime argument"),
         ("touch a x noreply", ""),
-        // A data block that does not end where it should.
+        // The data block does not end after the announced length.
         ("set a 0 0 1|xyz|get a", "CLIENT_ERROR bad data chunk|ERROR|END"),
         (
             "set a 0 0 1|x|set a 0 0 1|xyz|get a",
@@ -237,12 +240,12 @@ fn malformed_lines() {
     }
 }
 
-/// What a refused storage command is followed by is never run, whatever it spells.
+/// The data block of a rejected storage command is never executed, whatever it contains.
 #[test]
-fn the_data_of_a_refused_command_is_not_run() {
+fn the_data_of_a_rejected_command_is_not_executed() {
     let long = "k".repeat(251);
-    // The line, and the reply. The length is known: the block is swallowed, and the next command is
-    // served.
+    // The line and the reply. The length is known, so the block is skipped and the next command is
+    // executed.
     for (line, reply) in [
         ("set a x 0 9", "$F"),
         ("set a -1 0 9", "$F"),
@@ -280,8 +283,7 @@ fn the_data_of_a_refused_command_is_not_run() {
             &format!("STORED{reply}|VALUE b 0 1|x|END|VERSION 1.2.3 test"),
         );
     }
-    // Nobody knows how much follows: the connection is closed, also where `noreply` might have been
-    // meant.
+    // The length is unknown, so the connection is closed, even if the line may end with `noreply`.
     for line in [
         "set",
         "set a",
@@ -294,7 +296,7 @@ fn the_data_of_a_refused_command_is_not_run() {
         "set a 0 0 9x",
         "set a 0 0 2147483646",
         "set a 0 0 99999999999999999999",
-        // A word too many: which of them is the length?
+        // An extra word: it is unknown which of them is the length.
         "set my key 0 3600 9",
         "set user 17 0 0 9",
         "set user 17 0 0 9 noreply",
@@ -309,42 +311,45 @@ fn the_data_of_a_refused_command_is_not_run() {
         "append a",
         "prepend a 0 0 -9 noreply",
     ] {
-        let mut talk = Talk::default();
-        talk.send(b"set b 0 0 1\r\nx\r\n");
+        let mut session = TestSession::default();
+        session.send(b"set b 0 0 1\r\nx\r\n");
         assert_eq!(
-            talk.send(&lines(&format!("{line}|flush_all|get b"))),
+            session.send(&lines(&format!("{line}|flush_all|get b"))),
             lines(BAD_FORMAT),
             "{line}"
         );
-        assert!(talk.is_closed(), "{line}");
-        assert_eq!(talk.held_bytes(), 0);
-        assert_eq!(talk.counters.get(Count::CmdFlush), 0, "{line}");
+        assert!(session.is_closed(), "{line}");
+        assert_eq!(session.held_bytes(), 0);
+        assert_eq!(session.counters.get(Count::CmdFlush), 0, "{line}");
     }
     for line in ["ms", "ms a", "ms a S9", "ms a -1"] {
-        let mut talk = Talk::default();
-        assert_eq!(talk.send(&lines(&format!("{line}|flush_all"))), lines("ERROR"), "{line}");
-        assert!(talk.is_closed() && talk.counters.get(Count::CmdFlush) == 0, "{line}");
+        let mut session = TestSession::default();
+        assert_eq!(session.send(&lines(&format!("{line}|flush_all"))), lines("ERROR"), "{line}");
+        assert!(session.is_closed() && session.counters.get(Count::CmdFlush) == 0, "{line}");
     }
 }
 
-/// A client that speaks the binary protocol learns at once that this server does not.
+/// A client of the binary protocol learns immediately that this server does not support it.
 #[test]
 fn packets_of_the_binary_protocol_are_not_read_as_lines() {
-    let mut talk = Talk::default();
-    assert_eq!(talk.send(b"get a\r\n"), lines("END"));
-    assert_eq!(talk.send(b"\x80\x01\0\x01\x08\0\0\0\nflush_all\r\n"), b"");
-    assert!(talk.is_closed());
-    assert_eq!(talk.counters.get(Count::CmdFlush), 0);
+    let mut session = TestSession::default();
+    assert_eq!(session.send(b"get a\r\n"), lines("END"));
+    assert_eq!(session.send(b"\x80\x01\0\x01\x08\0\0\0\nflush_all\r\n"), b"");
+    assert!(session.is_closed());
+    assert_eq!(session.counters.get(Count::CmdFlush), 0);
 }
 
 #[test]
 fn line_feeds_alone_end_lines_but_not_data() {
-    let mut talk = Talk::default();
+    let mut session = TestSession::default();
     assert_eq!(
-        talk.send(b"set a 0 0 1\nx\r\nget a\nfoo\n\n"),
+        session.send(b"set a 0 0 1\nx\r\nget a\nfoo\n\n"),
         lines("STORED|VALUE a 0 1|x|END|ERROR|ERROR")
     );
-    assert_eq!(talk.send(b"set a 0 0 1\nx\nget a\n"), lines("CLIENT_ERROR bad data chunk|ERROR"));
+    assert_eq!(
+        session.send(b"set a 0 0 1\nx\nget a\n"),
+        lines("CLIENT_ERROR bad data chunk|ERROR")
+    );
 }
 
 #[test]
@@ -366,7 +371,7 @@ fn keys_have_at_most_250_bytes() {
 
 #[test]
 fn exptimes() {
-    for (exptime, seconds_alive) in [
+    for (exptime, seconds_live) in [
         ("0", None),
         ("-1", Some(0)),
         ("-9223372036854775808", Some(0)),
@@ -378,18 +383,18 @@ fn exptimes() {
         ("9223372036854775807", Some(u32::MAX - NOW)),
     ] {
         for storing in ["set a 0 E 1|x", "set a 0 0 1|x|touch a E", "set a 0 0 1|x|gat E a"] {
-            let mut talk = Talk::default();
-            talk.send(&lines(&storing.replace('E', exptime)));
-            let mut alive = |now| {
-                talk.cache.set_now(now);
-                talk.send(b"get a\r\n") == lines("VALUE a 0 1|x|END")
+            let mut session = TestSession::default();
+            session.send(&lines(&storing.replace('E', exptime)));
+            let mut live = |now| {
+                session.cache.set_now(now);
+                session.send(b"get a\r\n") == lines("VALUE a 0 1|x|END")
             };
-            match seconds_alive {
-                None => assert!(alive(u32::MAX), "{storing} {exptime}"),
-                Some(0) => assert!(!alive(NOW), "{storing} {exptime}"),
+            match seconds_live {
+                None => assert!(live(u32::MAX), "{storing} {exptime}"),
+                Some(0) => assert!(!live(NOW), "{storing} {exptime}"),
                 Some(seconds) => {
-                    assert!(alive(NOW + (seconds - 1)), "{storing} {exptime}");
-                    assert!(!alive(NOW + seconds), "{storing} {exptime}");
+                    assert!(live(NOW + (seconds - 1)), "{storing} {exptime}");
+                    assert!(!live(NOW + seconds), "{storing} {exptime}");
                 }
             }
         }
@@ -397,105 +402,109 @@ fn exptimes() {
 }
 
 #[test]
-fn a_delayed_flush_spares_what_comes_later() {
-    let mut talk = Talk::default();
-    talk.send(b"set a 0 0 1\r\nx\r\nflush_all 10\r\n");
-    talk.cache.set_now(NOW + 9);
-    assert_eq!(talk.send(b"get a\r\n"), lines("VALUE a 0 1|x|END"));
-    talk.cache.set_now(NOW + 10);
-    assert_eq!(talk.send(b"set b 0 0 1\r\ny\r\nget a b\r\n"), lines("STORED|VALUE b 0 1|y|END"));
+fn a_delayed_flush_all_keeps_items_that_are_stored_later() {
+    let mut session = TestSession::default();
+    session.send(b"set a 0 0 1\r\nx\r\nflush_all 10\r\n");
+    session.cache.set_now(NOW + 9);
+    assert_eq!(session.send(b"get a\r\n"), lines("VALUE a 0 1|x|END"));
+    session.cache.set_now(NOW + 10);
+    assert_eq!(session.send(b"set b 0 0 1\r\ny\r\nget a b\r\n"), lines("STORED|VALUE b 0 1|y|END"));
 }
 
 #[test]
-fn a_too_large_item_is_swallowed_and_only_set_deletes_the_old_one() {
-    let mut talk = Talk::new(1024, 1 << 16);
+fn an_item_that_is_too_large_is_skipped_and_only_set_deletes_the_old_one() {
+    let mut session = TestSession::new(1024, 1 << 16);
     let value = "v".repeat(1024 - 50 - 1);
     let fits = format!("set a 0 0 {}|{value}", value.len());
     let too_large = format!("C a 0 0 {}|{value}v|get b", value.len() + 1);
     for (command, deletes) in
         [("set", true), ("add", false), ("replace", false), ("append", false), ("prepend", false)]
     {
-        assert_eq!(talk.send(&lines(&fits)), lines("STORED"));
+        assert_eq!(session.send(&lines(&fits)), lines("STORED"));
         let request = too_large.replacen('C', command, 1);
-        assert_eq!(talk.send(&lines(&request)), lines(&format!("{TOO_LARGE}|END")), "{request}");
+        assert_eq!(session.send(&lines(&request)), lines(&format!("{TOO_LARGE}|END")), "{request}");
         let hit = format!("VALUE a 0 {}|{value}|END", value.len());
         let left = if deletes { "END" } else { &hit };
-        assert_eq!(talk.send(b"get a\r\n"), lines(left), "{command}");
+        assert_eq!(session.send(b"get a\r\n"), lines(left), "{command}");
     }
-    assert_eq!(talk.counters.get(Count::StoreTooLarge), 5);
-    // Without a reply it is refused all the same.
-    talk.send(b"set a 0 0 1\r\nx\r\n");
-    assert_eq!(talk.send(b"set a 0 0 9999 noreply\r\n"), b"");
-    assert_eq!(talk.send(&lines(&"v".repeat(9999))), b"");
-    assert_eq!(talk.send(b"get a\r\n"), lines("END"));
-    // A value must not grow beyond the limit piece by piece either.
-    talk.send(&lines(&fits));
-    assert_eq!(talk.send(b"append a 0 0 1\r\nx\r\n"), lines(TOO_LARGE));
+    assert_eq!(session.counters.get(Count::StoreTooLarge), 5);
+    // `noreply` suppresses only the reply.
+    session.send(b"set a 0 0 1\r\nx\r\n");
+    assert_eq!(session.send(b"set a 0 0 9999 noreply\r\n"), b"");
+    assert_eq!(session.send(&lines(&"v".repeat(9999))), b"");
+    assert_eq!(session.send(b"get a\r\n"), lines("END"));
+    // append cannot make a value larger than the limit either.
+    session.send(&lines(&fits));
+    assert_eq!(session.send(b"append a 0 0 1\r\nx\r\n"), lines(TOO_LARGE));
 }
 
 #[test]
-fn failures_of_the_store_are_told() {
+fn errors_of_the_store_are_replies() {
     let all =
         "get a|gat 0 a b|set a 0 0 1|x|append a 0 0 1|x|delete a|incr a 1|touch a 0|flush_all";
-    let silent = "set a 0 0 1 noreply|x|delete a noreply|incr a 1 noreply|touch a 0 noreply|flush_all noreply";
+    let silent = "set a 0 0 1 noreply|x|delete a noreply|incr a 1 noreply|\
+        touch a 0 noreply|flush_all noreply";
     for (error, text) in [
         (CacheError::OutOfMemory, "out of memory storing object"),
         (CacheError::TooLarge, "object too large for cache"),
         (CacheError::ReadOnly, "the store is read-only"),
         (
             CacheError::Poisoned,
-            "the store is poisoned by a failed change; restart the server to recover it",
+            "a failed change left the store unusable; restart the server to recover it",
         ),
         (CacheError::Other("a\r\nSTORED\r\nb".into()), "a  STORED  b"),
     ] {
-        let mut talk = Talk::default();
-        talk.cache.fail_with(Some(error));
+        let mut session = TestSession::default();
+        session.cache.fail_with(Some(error));
         let reply = [&*format!("SERVER_ERROR {text}"); 8].join("|");
-        assert_eq!(talk.send(&lines(all)), lines(&reply));
-        assert_eq!(talk.send(&lines(silent)), b"");
-        talk.cache.fail_with(None);
-        assert_eq!(talk.send(b"get a\r\n"), lines("END"));
+        assert_eq!(session.send(&lines(all)), lines(&reply));
+        assert_eq!(session.send(&lines(silent)), b"");
+        session.cache.fail_with(None);
+        assert_eq!(session.send(b"get a\r\n"), lines("END"));
     }
 }
 
 #[test]
-fn out_of_memory_deletes_what_was_to_be_replaced() {
-    let mut talk = Talk::default();
-    talk.cache.limit_bytes(100);
-    talk.send(b"set a 0 0 1\r\nx\r\nset b 0 0 1\r\nx\r\n");
+fn a_set_without_memory_deletes_the_old_item() {
+    let mut session = TestSession::default();
+    session.cache.limit_bytes(100);
+    session.send(b"set a 0 0 1\r\nx\r\nset b 0 0 1\r\nx\r\n");
     let large = "v".repeat(200);
-    let no_room = lines("SERVER_ERROR out of memory storing object");
-    assert_eq!(talk.send(&lines(&format!("set a 0 0 200|{large}"))), no_room);
-    assert_eq!(talk.send(&lines(&format!("replace b 0 0 200|{large}"))), no_room);
-    assert_eq!(talk.send(b"get a b\r\n"), lines("VALUE b 0 1|x|END"));
-    assert_eq!(talk.counters.get(Count::StoreNoMemory), 2);
+    let no_memory = lines("SERVER_ERROR out of memory storing object");
+    assert_eq!(session.send(&lines(&format!("set a 0 0 200|{large}"))), no_memory);
+    assert_eq!(session.send(&lines(&format!("replace b 0 0 200|{large}"))), no_memory);
+    assert_eq!(session.send(b"get a b\r\n"), lines("VALUE b 0 1|x|END"));
+    assert_eq!(session.counters.get(Count::StoreNoMemory), 2);
 }
 
 #[test]
-fn a_failing_lookup_voids_the_rest_of_its_line_only() {
-    // 100 keys: the first batch fails in the middle of the line.
-    let mut talk = Talk::default();
-    talk.cache.fail_with(Some(CacheError::ReadOnly));
+fn after_a_failed_lookup_only_the_rest_of_its_line_is_skipped() {
+    // With 100 keys, the first batch fails in the middle of the line.
+    let mut session = TestSession::default();
+    session.cache.fail_with(Some(CacheError::ReadOnly));
     let keys = " k".repeat(100);
     let error = "SERVER_ERROR the store is read-only";
     assert_eq!(
-        talk.send(&lines(&format!("get{keys}|version"))),
+        session.send(&lines(&format!("get{keys}|version"))),
         lines(&format!("{error}|VERSION 1.2.3 test"))
     );
-    assert_eq!(talk.send(&lines(&format!("get a|get{keys}|get b"))), lines(&[error; 3].join("|")));
-    assert_eq!(talk.send(&lines(&format!("gat 0{keys}|gets b"))), lines(&[error; 2].join("|")));
+    assert_eq!(
+        session.send(&lines(&format!("get a|get{keys}|get b"))),
+        lines(&[error; 3].join("|"))
+    );
+    assert_eq!(session.send(&lines(&format!("gat 0{keys}|gets b"))), lines(&[error; 2].join("|")));
 }
 
 #[test]
-fn too_long_lines_are_refused_and_key_lists_may_be_longer() {
+fn lines_that_are_too_long_are_rejected_and_key_lists_may_be_longer() {
     let too_long = lines("CLIENT_ERROR line too long");
     for piece in [usize::MAX, 1000] {
-        let mut talk = Talk::default();
+        let mut session = TestSession::default();
         let line = [&vec![b'a'; LINE_MAX][..], b"\n"].concat();
-        assert_eq!(talk.send_in_pieces(&line, piece), lines("ERROR"));
+        assert_eq!(session.send_in_pieces(&line, piece), lines("ERROR"));
         let line = [&vec![b'a'; LINE_MAX + 1][..], b"\n"].concat();
-        assert_eq!(talk.send_in_pieces(&line, piece), too_long);
-        assert!(talk.is_closed());
+        assert_eq!(session.send_in_pieces(&line, piece), too_long);
+        assert!(session.is_closed());
         for command in ["get ", "  gets ", "gat 0 ", "gats 0 "] {
             let mut line = command.as_bytes().to_vec();
             line.resize(KEY_LIST_MAX, b' ');
@@ -507,46 +516,47 @@ fn too_long_lines_are_refused_and_key_lists_may_be_longer() {
                 }
             });
             line.push(b'\n');
-            let mut talk = Talk::default();
-            assert_eq!(talk.send_in_pieces(&line, piece), lines("END"), "{command}");
+            let mut session = TestSession::default();
+            assert_eq!(session.send_in_pieces(&line, piece), lines("END"), "{command}");
             line.insert(command.len(), b' ');
-            assert_eq!(talk.send_in_pieces(&line, piece), too_long, "{command}");
-            assert!(talk.is_closed());
+            assert_eq!(session.send_in_pieces(&line, piece), too_long, "{command}");
+            assert!(session.is_closed());
         }
-        // Too many spaces in front of it, and it is no key list.
-        let mut talk = Talk::default();
+        // With too many spaces in front, a line does not count as a list of keys.
+        let mut session = TestSession::default();
         let line = [" ".repeat(101), "get".into(), " k".repeat(LINE_MAX), "\n".into()].concat();
-        assert_eq!(talk.send_in_pieces(line.as_bytes(), piece), too_long);
+        assert_eq!(session.send_in_pieces(line.as_bytes(), piece), too_long);
     }
 }
 
 #[test]
 fn consecutive_gets_share_lookups() {
-    let mut talk = Talk::default();
-    talk.send(b"set a 0 0 1\r\nx\r\n");
-    let lookups = talk.cache.lookups();
-    let replies = talk.send(&b"get a\r\ngets b a\r\n".repeat(100));
+    let mut session = TestSession::default();
+    session.send(b"set a 0 0 1\r\nx\r\n");
+    let lookups = session.cache.lookups();
+    let replies = session.send(&b"get a\r\ngets b a\r\n".repeat(100));
     assert_eq!(replies, lines("VALUE a 0 1|x|END|VALUE a 0 1 1|x|END").repeat(100));
-    assert_eq!(talk.cache.lookups() - lookups, 300u64.div_ceil(32));
-    // A command in between ends the batch: order is kept.
-    let replies = talk.send(b"get a\r\ndelete a\r\nget a\r\n");
+    assert_eq!(session.cache.lookups() - lookups, 300u64.div_ceil(BATCH_KEYS as u64));
+    // Another command ends the batch, so the order of execution is kept.
+    let replies = session.send(b"get a\r\ndelete a\r\nget a\r\n");
     assert_eq!(replies, lines("VALUE a 0 1|x|END|DELETED|END"));
 }
 
-/// The first batch ends the first command and so fills the replies; keys of the second are still waiting.
+/// The first batch ends the first command and fills the reply buffer while keys of the second
+/// command are collected.
 #[test]
-fn full_replies_do_not_lose_gathered_keys() {
-    let mut talk = Talk::new(1024, 1);
+fn a_full_reply_buffer_does_not_lose_collected_keys() {
+    let mut session = TestSession::new(1024, 1);
     let requests = format!("get a|get{}|get a", " a".repeat(100));
-    assert_eq!(talk.send(&lines(&requests)), lines("END|END|END"));
+    assert_eq!(session.send(&lines(&requests)), lines("END|END|END"));
 }
 
 #[test]
 fn lookups_are_counted_by_key() {
-    let mut talk = Talk::new(1024, 50);
-    talk.send(b"set a 0 0 9\r\n123456789\r\n");
-    talk.send(b"get a b a\r\nget c\r\ngat 0 a b\r\ngets a\r\ntouch a 0\r\ntouch b 0\r\n");
-    assert!(talk.resumed > 0, "the limit was meant to be reached");
+    let mut session = TestSession::new(1024, 50);
+    session.send(b"set a 0 0 9\r\n123456789\r\n");
+    session.send(b"get a b a\r\nget c\r\ngat 0 a b\r\ngets a\r\ntouch a 0\r\ntouch b 0\r\n");
+    assert!(session.resumed > 0, "the replies should exceed the limit");
     for (count, expected) in [
         (Count::CmdGet, 5),
         (Count::GetHits, 3),
@@ -556,10 +566,11 @@ fn lookups_are_counted_by_key() {
         (Count::TouchMisses, 2),
         (Count::CmdSet, 1),
     ] {
-        assert_eq!(talk.counters.get(count), expected, "{}", count.name());
+        assert_eq!(session.counters.get(count), expected, "{}", count.name());
     }
-    talk.send(b"delete a\r\ndelete a\r\nincr a 1\r\ndecr a 1\r\nset a 0 0 1\r\n1\r\nincr a 1\r\ndecr a 1\r\n");
-    talk.send(b"cas b 0 0 1 9\r\nx\r\ncas a 0 0 1 9\r\nx\r\nset c 0 0 1\r\nx\r\nflush_all\r\n");
+    session.send(b"delete a\r\ndelete a\r\nincr a 1\r\ndecr a 1\r\n");
+    session.send(b"set a 0 0 1\r\n1\r\nincr a 1\r\ndecr a 1\r\n");
+    session.send(b"cas b 0 0 1 9\r\nx\r\ncas a 0 0 1 9\r\nx\r\nset c 0 0 1\r\nx\r\nflush_all\r\n");
     for count in [
         Count::DeleteHits,
         Count::DeleteMisses,
@@ -571,97 +582,98 @@ fn lookups_are_counted_by_key() {
         Count::CasBadval,
         Count::CmdFlush,
     ] {
-        assert_eq!(talk.counters.get(count), 1, "{}", count.name());
+        assert_eq!(session.counters.get(count), 1, "{}", count.name());
     }
 }
 
 #[test]
-fn a_large_value_takes_memory_only_as_it_arrives() {
-    let mut talk = Talk::new(64 << 20, 1 << 16);
+fn the_memory_of_an_upload_grows_as_bytes_arrive() {
+    let mut session = TestSession::new(64 << 20, 1 << 16);
     let len = 60 << 20;
-    assert_eq!(talk.send(&lines(&format!("set a 0 0 {len}"))), b"");
-    assert!(talk.held_bytes() < 1024);
+    assert_eq!(session.send(&lines(&format!("set a 0 0 {len}"))), b"");
+    assert!(session.held_bytes() < 1024);
     let piece = vec![b'v'; 64 << 10];
     for arrived in (1..=len / piece.len()).map(|pieces| pieces * piece.len()) {
-        assert_eq!(talk.send(&piece), b"");
-        assert!(talk.held_bytes() <= (2 * arrived).min(len + 1024), "{arrived}");
+        assert_eq!(session.send(&piece), b"");
+        assert!(session.held_bytes() <= (2 * arrived).min(len + 1024), "{arrived}");
     }
-    assert_eq!(talk.send(b"\r\n"), lines("STORED"));
-    assert_eq!(talk.held_bytes(), 0);
-    assert_eq!(talk.send(b"get a\r\n").len(), len + "VALUE a 0 62914560\r\n\r\nEND\r\n".len());
+    assert_eq!(session.send(b"\r\n"), lines("STORED"));
+    assert_eq!(session.held_bytes(), 0);
+    assert_eq!(session.send(b"get a\r\n").len(), len + "VALUE a 0 62914560\r\n\r\nEND\r\n".len());
 }
 
 #[test]
-fn unfinished_requests_keep_to_their_budget() {
+fn unfinished_requests_stay_within_the_budget() {
     const LIMIT: usize = 1 << 20;
     let no_memory = lines("SERVER_ERROR out of memory storing object");
-    // Another client has most of the budget.
+    // Another client holds most of the budget.
     let budget = Budget::new(LIMIT);
-    let mut other = Share::of(&budget);
-    assert!(other.grow_to(LIMIT - 100_000));
-    let mut talk = Talk::default();
-    talk.uploads = budget.clone();
-    talk.send(b"set a 0 0 3\r\nold\r\n");
+    let mut other = Reservation::new(&budget);
+    assert!(other.try_grow_to(LIMIT - 100_000));
+    let mut session = TestSession::default();
+    session.uploads = budget.clone();
+    session.send(b"set a 0 0 3\r\nold\r\n");
 
-    // Fits: counted while it is unfinished, given back when it is stored.
-    assert_eq!(talk.send(b"set b 0 0 90000\r\n"), b"");
-    assert_eq!(talk.send(&[b'v'; 90_000]), b"");
-    assert_eq!(budget.held(), LIMIT - 100_000 + 90_000);
-    assert_eq!(talk.send(b"\r\n"), lines("STORED"));
-    assert_eq!(budget.held(), LIMIT - 100_000);
+    // This upload fits. Its memory is reserved while it is unfinished, and released when it is
+    // stored.
+    assert_eq!(session.send(b"set b 0 0 90000\r\n"), b"");
+    assert_eq!(session.send(&[b'v'; 90_000]), b"");
+    assert_eq!(budget.reserved(), LIMIT - 100_000 + 90_000);
+    assert_eq!(session.send(b"\r\n"), lines("STORED"));
+    assert_eq!(budget.reserved(), LIMIT - 100_000);
 
-    // Does not: refused as soon as that is known, swallowed whole, and what it was to replace is
-    // gone.
-    assert_eq!(talk.send(b"set a 0 0 200000\r\n"), b"");
+    // This upload does not fit. It is rejected as soon as that is known, all its data is skipped,
+    // and the item that it should replace is deleted.
+    assert_eq!(session.send(b"set a 0 0 200000\r\n"), b"");
     let block = b"flush_all\r\n".repeat(20_000);
     let mut replies = Vec::new();
     for piece in block[..200_002].chunks(30_000) {
-        replies.extend(talk.send(piece));
+        replies.extend(session.send(piece));
     }
     assert_eq!(replies, no_memory);
-    assert_eq!(budget.held(), LIMIT - 100_000);
-    assert!(talk.held_bytes() < 1024);
-    assert_eq!(talk.send(b"get a\r\nget c\r\n"), lines("END|END"));
-    assert_eq!(talk.counters.get(Count::StoreNoMemory), 1);
-    assert_eq!(talk.counters.get(Count::CmdFlush), 0);
+    assert_eq!(budget.reserved(), LIMIT - 100_000);
+    assert!(session.held_bytes() < 1024);
+    assert_eq!(session.send(b"get a\r\nget c\r\n"), lines("END|END"));
+    assert_eq!(session.counters.get(Count::StoreNoMemory), 1);
+    assert_eq!(session.counters.get(Count::CmdFlush), 0);
 
-    // An endless list of keys is unfinished too.
-    let mut replies = talk.send(b"get");
+    // A list of keys without an end is an unfinished request too.
+    let mut replies = session.send(b"get");
     for _ in 0..10 {
-        replies.extend(talk.send(&b" key".repeat(5000)));
+        replies.extend(session.send(&b" key".repeat(5000)));
     }
     assert_eq!(replies, lines("SERVER_ERROR out of memory reading request"));
-    assert!(talk.is_closed());
-    assert_eq!(talk.held_bytes(), 0);
+    assert!(session.is_closed());
+    assert_eq!(session.held_bytes(), 0);
 
-    // Whatever ends a conversation gives everything back.
+    // A dropped session releases its reservations.
     drop(other);
-    let mut talk = Talk::default();
-    talk.uploads = budget.clone();
-    talk.send(b"set a 0 0 500000\r\n");
-    talk.send(&[b'v'; 300_000]);
-    assert!(budget.held() >= 300_000);
-    drop(talk);
-    assert_eq!(budget.held(), 0);
+    let mut session = TestSession::default();
+    session.uploads = budget.clone();
+    session.send(b"set a 0 0 500000\r\n");
+    session.send(&[b'v'; 300_000]);
+    assert!(budget.reserved() >= 300_000);
+    drop(session);
+    assert_eq!(budget.reserved(), 0);
 }
 
-/// One small request can ask for any amount of replies; what waits for room stays small.
+/// One small request can have replies of any total length. The reply buffer stays small.
 #[test]
 fn replies_never_exceed_the_limit_by_more_than_a_value() {
-    let mut talk = Talk::new(1 << 20, 10_000);
+    let mut session = TestSession::new(1 << 20, 10_000);
     let value = "v".repeat(100_000);
-    talk.send(&lines(&format!("set a 0 0 100000|{value}")));
+    session.send(&lines(&format!("set a 0 0 100000|{value}")));
     let hit = lines(&format!("VALUE a 0 100000|{value}"));
     for (request, cas) in [("get", ""), ("gets", " 1"), ("gat 0", ""), ("gats 0", " 1")] {
         let request = format!("{request}{}\r\n", " a".repeat(200));
         let hit = lines(&format!("VALUE a 0 100000{cas}|{value}"));
         let expected = [hit.repeat(200), lines("END")].concat();
-        let resumed = talk.resumed;
+        let resumed = session.resumed;
         // `send` checks the bounds.
-        assert!(talk.send(request.as_bytes()) == expected);
-        assert!(talk.resumed >= resumed + 199);
+        assert!(session.send(request.as_bytes()) == expected);
+        assert!(session.resumed >= resumed + 199);
     }
     let expected = [hit, lines("END")].concat().repeat(100);
-    assert!(talk.send(&b"get a\r\n".repeat(100)) == expected);
-    assert_eq!(talk.held_bytes(), 0);
+    assert!(session.send(&b"get a\r\n".repeat(100)) == expected);
+    assert_eq!(session.held_bytes(), 0);
 }

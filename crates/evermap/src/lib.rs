@@ -4,7 +4,8 @@
 //! use evermap::{Evermap, Options};
 //! # let dir = tempfile::tempdir()?;
 //! # let path = dir.path().join("map");
-//! let map = Evermap::open(&path, Options::new())?;
+//! let db = Evermap::open(&path, Options::new())?;
+//! let map = db.default_map();
 //! map.put(b"apple", b"red")?;
 //! assert_eq!(map.get(b"apple")?, Some(b"red".to_vec()));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -20,13 +21,13 @@
 //! |---|---|
 //! | [`close`](Evermap::close), or the last handle dropped | everything |
 //! | death of the process (`kill -9`, a panic, `abort`) | every acknowledged write; each one wholly or not at all |
-//! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](evermap_pm::ErrorKind::Suspect), and [`Options::on_suspect`] decides |
+//! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](ErrorKind::Suspect), and [`Options::on_suspect`] decides |
 //! | a damaged file | an answer may be lost, and most losses are reported as [`Error::Damaged`]; no wrong value, no crash, no hang. |
 //!
 //! # Many maps in one file
 //!
 //! [`Evermap::map`] opens or makes another map in the same file, with keys of its own, by its name;
-//! [`drop_map`](Store::drop_map) drops one. Both are crash-safe.
+//! [`drop_map`](Evermap::drop_map) drops one. Both are crash-safe.
 //!
 //! # What is safe Rust under which assumption
 //!
@@ -47,62 +48,42 @@
 //!
 #![doc = include_str!("async.md")]
 
-mod atomic;
 mod batch;
-mod census;
-mod check;
-mod claims;
 mod clock;
-mod compact;
+mod db;
 mod error;
-mod evermap;
-mod expire;
-mod file;
-mod flush;
-mod intent;
+mod index;
 mod item;
+mod maintenance;
 mod map;
-mod maps;
+mod ops;
 mod options;
 mod ordered;
-mod pages;
-mod primary;
-mod read;
 mod record;
-mod reentry;
-mod scan;
-mod sealed;
-mod stamps;
-mod stat;
-mod store;
-mod summary;
-mod upkeep;
-mod usual;
-mod write;
 
-pub use atomic::counter;
 pub use batch::{Applied, BATCH_MAX, Batch};
-pub use census::Count;
-pub use check::CheckReport;
 pub use clock::Clock;
-pub use error::{Error, Result};
-pub use evermap::Evermap;
+pub use db::Evermap;
+pub use error::{Error, ErrorKind, Result, StorageError};
 pub use evermap_index::record::KEY_MAX;
-pub use evermap_pm::epoch::{Backlog, Holder};
+pub use evermap_pm::epoch::{Backlog, EpochStats, Holder};
 pub use evermap_pm::medium::explain_bus_errors;
 pub use evermap_pm::region::OnSuspect;
+pub use index::IndexKind;
 pub use item::{Edit, Item, Meta, Outcome};
-pub use maps::{MAP_NAME_MAX, MapOptions};
+pub use maintenance::SweepState;
+pub use maintenance::census::Count;
+pub use maintenance::check::CheckReport;
+pub use maintenance::stats::{SpaceStat, Stat};
+pub use map::catalog::{MAP_NAME_MAX, MapOptions};
+pub use map::handle::Map;
+pub use ops::atomic::counter;
+pub use ops::find_many::UnreadRecord;
+pub use ops::read::{BATCH_KEYS, Entry, Iter, Keys, Reader};
+pub use ops::scan::{KeyRange, Scan};
 pub use options::{Durability, Options};
-pub use ordered::{Notices, OrderedStat, OrderedState};
-pub use primary::IndexKind;
-pub use read::{Entry, Iter, Reader};
-pub use record::VALUE_MAX;
-pub use scan::{KeyRange, Scan};
-pub use stat::Stat;
-pub use store::Store;
-pub use summary::Summary;
-pub use upkeep::SweepState;
+pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};
+pub use record::{EXPIRY_MAX, VALUE_MAX};
 
 /// The README's example has to work as it stands.
 #[cfg(doctest)]

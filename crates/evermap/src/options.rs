@@ -4,11 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use evermap_pm::ErrorKind;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
-use crate::error::pm;
-use crate::{Clock, Error, IndexKind, Notices};
+use crate::error::storage;
+use crate::{Clock, Error, IndexKind, OrderedUpdates};
 
 /// See [`Options::reader_backlog`]. Far more than waits for operations that are short.
 const READER_BACKLOG: u64 = 64 << 20;
@@ -49,7 +48,9 @@ impl FromStr for Durability {
             .find(|level| level.as_str() == name)
             .ok_or_else(|| {
                 let known = "volatile or process";
-                pm(ErrorKind::Config(format!("durability `{name}` is unknown; use {known}")))
+                storage(evermap_pm::ErrorKind::Config(format!(
+                    "durability `{name}` is unknown; use {known}"
+                )))
             })
     }
 }
@@ -60,14 +61,13 @@ impl FromStr for Durability {
 /// use evermap::{Evermap, Options};
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("map");
-/// let map = Evermap::open(path, Options::new().capacity(64 << 30))?;
+/// let map = Evermap::open(path, Options::new().capacity(64 << 30))?.default_map();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Options {
     pub(crate) create: bool,
-    pub(crate) durability: Durability,
     pub(crate) capacity: u64,
     pub(crate) extent_size: u64,
     pub(crate) max_bytes: u64,
@@ -79,7 +79,7 @@ pub struct Options {
     pub(crate) index: IndexKind,
     pub(crate) clock: Clock,
     pub(crate) ordered: bool,
-    pub(crate) notices: Notices,
+    pub(crate) ordered_updates: OrderedUpdates,
     pub(crate) reader_backlog: u64,
 }
 
@@ -95,7 +95,6 @@ impl Options {
         let RegionConfig { extent_size, capacity, seed } = RegionConfig::default();
         Options {
             create: true,
-            durability: Durability::Process,
             capacity,
             extent_size,
             max_bytes: u64::MAX,
@@ -107,21 +106,9 @@ impl Options {
             index: IndexKind::default(),
             clock: Clock::system(),
             ordered: false,
-            notices: Notices::default(),
+            ordered_updates: OrderedUpdates::default(),
             reader_backlog: READER_BACKLOG,
         }
-    }
-
-    /// A new store in memory without a file. The path is ignored.
-    ///
-    /// ```
-    /// use evermap::{Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile())?;
-    /// map.put(b"key", b"value")?;
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    pub fn volatile() -> Self {
-        Options::new().durability(Durability::Volatile)
     }
 
     /// Options for a new store of at most `bytes`, from 64 KiB on (128 KiB with an index other than Dash-EH), which takes space in units of 4 KiB instead of the
@@ -131,7 +118,7 @@ impl Options {
     /// use evermap::{Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(&path, Options::small(256 << 10))?;
+    /// let map = Evermap::open(&path, Options::small(256 << 10))?.default_map();
     /// map.put(b"key", b"value")?;
     /// assert!(std::fs::metadata(&path)?.len() <= 256 << 10);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -143,12 +130,6 @@ impl Options {
     /// Whether a store is made where there is none. On unless told otherwise.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
-        self
-    }
-
-    /// What the store is to survive. Checked when it is opened, never silently lowered.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = durability;
         self
     }
 
@@ -173,7 +154,7 @@ impl Options {
     ///
     /// Records that are expired or flushed make room when it is needed. After an unclean stop, until the sweep has counted, an upper
     /// bound stands in for what records take, which may be an eighth too high; a mutation that finds no room waits for a sweep
-    /// that is under way, but not for long. A bare [`Store`](crate::Store) begins none by itself.
+    /// that is under way, but not for long. A bare [`Map`](crate::Map) begins none by itself.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
         self
@@ -196,7 +177,7 @@ impl Options {
     /// damaged file. On unless told otherwise. When off, records are verified by [`check`] only, and on
     /// reads where the file was suspect when it was opened.
     ///
-    /// [`check`]: crate::Store::check
+    /// [`check`]: crate::Evermap::check
     pub fn verify_reads(mut self, verify: bool) -> Self {
         self.verify_reads = verify;
         self
@@ -217,7 +198,7 @@ impl Options {
     /// use evermap::{Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(path, Options::new().allocate_holes(true))?;
+    /// let map = Evermap::open(path, Options::new().allocate_holes(true))?.default_map();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn allocate_holes(mut self, allocate: bool) -> Self {
@@ -238,7 +219,7 @@ impl Options {
     /// ```
     /// use evermap::{Evermap, IndexKind, Options};
     /// for &kind in IndexKind::ALL {
-    ///     let map = Evermap::open("", Options::volatile().index(kind))?;
+    ///     let map = Evermap::in_memory(Options::new().index(kind))?.default_map();
     ///     map.put(b"key", b"value")?;
     ///     assert_eq!(map.stat()?.index, kind);
     /// }
@@ -250,7 +231,7 @@ impl Options {
     }
 
     /// Whether the maps of the store also know which key comes next, so that they can be
-    /// [scanned](crate::Store::scan). Off unless told otherwise.
+    /// [scanned](crate::Map::scan). Off unless told otherwise.
     ///
     /// That takes ordinary memory, some 40 bytes a key and what of the key is beyond 15 bytes. A store can be opened with it and
     /// without. After opening it is built in the background, while everything but scans works already; that of a named map
@@ -258,7 +239,7 @@ impl Options {
     ///
     /// ```
     /// use evermap::{Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// map.put(b"b", b"2")?;
     /// map.put(b"a", b"1")?;
     /// let first = map.scan(..)?.next().unwrap()?;
@@ -270,9 +251,9 @@ impl Options {
         self
     }
 
-    /// Who tells the ordered index that keys came or went. [`Notices::InBackground`] unless told otherwise.
-    pub fn notices(mut self, notices: Notices) -> Self {
-        self.notices = notices;
+    /// Who tells the ordered index that keys came or went. [`OrderedUpdates::Background`] unless told otherwise.
+    pub fn ordered_updates(mut self, ordered_updates: OrderedUpdates) -> Self {
+        self.ordered_updates = ordered_updates;
         self
     }
 
@@ -286,7 +267,7 @@ impl Options {
     ///
     /// ```
     /// use evermap::{Error, Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile().reader_backlog(1 << 20))?;
+    /// let map = Evermap::in_memory(Options::new().reader_backlog(1 << 20))?.default_map();
     /// let reader = map.reader()?;
     /// let refused = (0..1_000_000u32).find_map(|_| map.put(b"key", &[0; 10_000]).err());
     /// assert!(matches!(refused, Some(Error::HeldUp(_))));

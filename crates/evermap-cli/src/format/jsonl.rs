@@ -1,10 +1,10 @@
-//! One JSON object in each line.
+//! One JSON object per line.
 
 use std::borrow::Cow;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use evermap::{Item, Meta};
+use evermap::Item;
 use serde::{Deserialize, Serialize};
 
 use super::Record;
@@ -20,7 +20,7 @@ struct Line<'a> {
     expires_at: u32,
 }
 
-/// Bytes, which JSON has no strings for unless they are text.
+/// Bytes, which are a JSON string only if they are valid UTF-8.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged, expecting = "a key or value is a string, or {\"base64\": \"...\"}")]
 enum Bytes<'a> {
@@ -28,7 +28,7 @@ enum Bytes<'a> {
     Base64 { base64: Cow<'a, str> },
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
@@ -51,18 +51,22 @@ impl<'a> Bytes<'a> {
     }
 }
 
+/// Parses a line.
 pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
     let Line { key, value, flags, expires_at } = serde_json::from_slice(line).map_err(|error| {
-        // The line that serde counts is always the first.
+        // The line number of the error is always 1, because the input is one line.
         error.to_string().replace(" at line 1 column ", " at column ")
     })?;
-    Ok(Record { key: key.decode()?, value: value.decode()?, meta: Meta { flags, expires_at } })
+    Ok(Record { key: key.decode()?, value: value.decode()?, meta: super::meta(flags, expires_at) })
 }
 
+/// Appends a record as a line.
 pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
-    let Item { key, value, flags, expires_at, .. } = *item;
+    let Item { key, value, flags, .. } = *item;
+    let expires_at = super::expiry(item);
     let line = Line { key: Bytes::new(key), value: Bytes::new(value), flags, expires_at };
-    serde_json::to_writer(&mut *out, &line).expect("strings and numbers, into a vector");
+    serde_json::to_writer(&mut *out, &line)
+        .expect("writing strings and numbers to a vector cannot fail");
     out.push(b'\n');
 }
 
@@ -71,21 +75,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn good_lines() {
+    fn valid_lines() {
         for (line, key, value, meta) in [
             (r#"{"key":"k","value":"v"}"#, &b"k"[..], &b"v"[..], (0, 0)),
             (r#" { "value" : "v\n\u00e9" , "key" : "" } "#, b"", "v\n\u{e9}".as_bytes(), (0, 0)),
             (r#"{"key":{"base64":"/w=="},"value":{"base64":""}}"#, b"\xff", b"", (0, 0)),
             (r#"{"key":"k","value":"v","flags":7,"expires_at":9}"#, b"k", b"v", (7, 9)),
         ] {
-            let meta = Meta { flags: meta.0, expires_at: meta.1 };
+            let meta = crate::format::meta(meta.0, meta.1);
             let expected = Record { key: key.into(), value: value.into(), meta };
             assert_eq!(parse(line.as_bytes()), Ok(expected), "{line}");
         }
     }
 
     #[test]
-    fn bad_lines() {
+    fn invalid_lines() {
         for (line, reason) in [
             ("", "EOF"),
             ("k\tv", "expected"),
@@ -104,9 +108,9 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_base64() {
+    fn bytes_that_are_not_utf8_are_base64() {
         let mut out = Vec::new();
-        append(&Item { key: b"k", value: b"\xff", flags: 1, cas: 1, expires_at: 0 }, &mut out);
+        append(&Item::new(b"k", b"\xff", 1, crate::format::meta(1, 0)), &mut out);
         let expected = "{\"key\":\"k\",\"value\":{\"base64\":\"/w==\"},\"flags\":1}\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }

@@ -1,24 +1,25 @@
-//! Lines of bounded length, from input of any length.
+//! Reading lines of limited length from input of any length.
 
 use std::io::{self, BufRead, Read};
 
-/// What came next.
+/// The result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// A line, with or without a line feed at its end. The buffer holds it, without.
-    Whole,
-    /// A line that is longer than allowed. It was passed over.
+    /// A line, which ended with a line feed or with the input. The buffer contains it without the
+    /// line feed.
+    Complete,
+    /// A line that is too long. It was skipped.
     TooLong,
-    /// Nothing.
+    /// The end of the input.
     End,
 }
 
-/// Cuts input into lines.
+/// Splits an input into lines.
 pub(crate) struct Lines<R> {
     input: R,
-    /// Longest line, bytes.
+    /// The maximum length of a line, in bytes.
     max: u64,
-    /// How many were read.
+    /// The number of lines that were read.
     number: u64,
 }
 
@@ -27,20 +28,20 @@ impl<R: BufRead> Lines<R> {
         Lines { input, max, number: 0 }
     }
 
-    /// Number of the line that was read last, from 1.
+    /// Returns the number of the line that was read last. The first line has number 1.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// What is read from.
+    /// Returns the input.
     pub(crate) fn input(&self) -> &R {
         &self.input
     }
 
-    /// Reads the next line into `line`, which holds at most one byte more than the longest line.
+    /// Reads the next line into `line`, which gets at most one byte more than the maximum length.
     ///
     /// # Errors
-    /// Those of the input.
+    /// The errors of the input.
     pub(crate) fn next(&mut self, line: &mut Vec<u8>) -> io::Result<Line> {
         line.clear();
         let limit = self.max.saturating_add(1);
@@ -54,7 +55,7 @@ impl<R: BufRead> Lines<R> {
             self.input.skip_until(b'\n')?;
             return Ok(Line::TooLong);
         }
-        Ok(Line::Whole)
+        Ok(Line::Complete)
     }
 }
 
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_cut_where_they_end() {
+    fn lines_end_at_line_feeds() {
         let input = io::BufReader::with_capacity(3, &b"\nabcd\nabcde\nabcdef\n\xff\nlast"[..]);
         let (mut lines, mut line) = (Lines::new(input, 4), Vec::new());
         for (number, expected) in
@@ -73,7 +74,7 @@ mod tests {
         {
             let next = lines.next(&mut line).unwrap();
             match expected {
-                Some(expected) => assert_eq!((next, &line[..]), (Line::Whole, expected)),
+                Some(expected) => assert_eq!((next, &line[..]), (Line::Complete, expected)),
                 None => assert_eq!(next, Line::TooLong),
             }
             assert_eq!(lines.number(), number as u64 + 1);
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_may_be_too_long_too() {
+    fn the_last_line_can_be_too_long() {
         let (mut lines, mut line) = (Lines::new(&b"abcde"[..], 4), Vec::new());
         assert_eq!(lines.next(&mut line).unwrap(), Line::TooLong);
         assert_eq!(lines.next(&mut line).unwrap(), Line::End);

@@ -1,6 +1,6 @@
 //! Records as lines of text, for other programs.
 //!
-//! Both formats hold any bytes. Flags and expiry are left out where they are 0.
+//! Both formats can represent any bytes. They omit flags and expiry if these are 0.
 
 mod jsonl;
 mod lines;
@@ -13,18 +13,18 @@ use evermap::{Item, Meta};
 
 pub(crate) use lines::{Line, Lines};
 
-/// A format with one record in each line.
+/// A format with one record per line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// Key, value, and if needed flags and expiry (seconds since 1970), with tabs between them. Backslash
-    /// escapes: \t \n \r \\ \xNN
+    /// Key, value, and optional flags and expiry (seconds since 1970), separated by tabs. Escapes:
+    /// \t \n \r \\ \xNN
     Tsv,
-    /// {"key": K, "value": V, "flags": N, "expires_at": SECONDS}, the last two as needed; K and V are
-    /// strings, or {"base64": "..."} where they are no text
+    /// {"key": K, "value": V, "flags": N, "expires_at": SECONDS}, with the last two optional. K and
+    /// V are strings, or {"base64": "..."} if they are not valid UTF-8
     Jsonl,
 }
 
-/// A record that was read.
+/// A record that was parsed.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Record {
     pub(crate) key: Vec<u8>,
@@ -33,7 +33,7 @@ pub(crate) struct Record {
 }
 
 impl Format {
-    /// The format that a file's name suggests.
+    /// Returns the format for a file name.
     pub(crate) fn of(path: &Path) -> Self {
         match path.extension() {
             Some(extension)
@@ -45,10 +45,10 @@ impl Format {
         }
     }
 
-    /// Reads a record from a line without its end.
+    /// Parses a record from a line without its line end.
     ///
     /// # Errors
-    /// What is wrong with the line, in words.
+    /// A description of what is invalid.
     pub(crate) fn parse(self, line: &[u8]) -> Result<Record, String> {
         match self {
             Format::Tsv => tsv::parse(line),
@@ -56,7 +56,7 @@ impl Format {
         }
     }
 
-    /// Appends a record as a line, with its end.
+    /// Appends a record as a line, including the line end.
     pub(crate) fn append(self, item: &Item<'_>, out: &mut Vec<u8>) {
         match self {
             Format::Tsv => tsv::append(item, out),
@@ -65,11 +65,21 @@ impl Format {
     }
 }
 
-/// Text in one line, with the escapes of [`Format::Tsv`].
-pub(crate) fn in_one_line(text: &str) -> String {
+/// Escapes text with the escapes of [`Format::Tsv`], so that it is one line.
+pub(crate) fn escape_line(text: &str) -> String {
     let mut line = Vec::new();
     tsv::escape(text.as_bytes(), &mut line);
-    String::from_utf8(line).expect("escapes are text")
+    String::from_utf8(line).expect("escaped text is valid UTF-8")
+}
+
+/// Returns the metadata of a record. In both formats an expiry of 0 means never.
+fn meta(flags: u32, expires_at: u32) -> Meta {
+    Meta::new().with_flags(flags).with_expiry((expires_at != 0).then_some(u64::from(expires_at)))
+}
+
+/// Returns the expiry of a record in the form of both formats.
+fn expiry(item: &Item<'_>) -> u32 {
+    item.expires_at.map_or(0, |at| u32::try_from(at).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -78,7 +88,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    /// Any bytes, with those that mean something more often than chance would have it, and text.
+    /// Any bytes, bytes with a special meaning, and text.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let special = prop::sample::select(b"\t\n\r\\\0\x7fxn\"{}0\x80\xc3\xa9".to_vec());
         prop_oneof![
@@ -89,16 +99,20 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+        cases: 2000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
         #[test]
-        fn what_is_written_can_be_read(
+        fn a_written_record_is_parsed_unchanged(
             key in bytes(),
             value in bytes(),
             flags in prop_oneof![Just(0), any::<u32>()],
             expires_at in prop_oneof![Just(0), any::<u32>()],
         ) {
-            let item = Item { key: &key, value: &value, flags, cas: 1, expires_at };
+            let item = Item::new(&key, &value, 1, meta(flags, expires_at));
             for format in [Format::Tsv, Format::Jsonl] {
                 let mut text = Vec::new();
                 format.append(&item, &mut text);
@@ -106,13 +120,17 @@ mod tests {
                 prop_assert_eq!(text.pop(), Some(b'\n'));
                 prop_assert!(std::str::from_utf8(&text).is_ok());
                 let record = format.parse(&text);
-                let meta = Meta { flags, expires_at };
-                prop_assert_eq!(record, Ok(Record { key: key.clone(), value: value.clone(), meta }));
+                let meta = meta(flags, expires_at);
+                let expected = Record { key: key.clone(), value: value.clone(), meta };
+                prop_assert_eq!(record, Ok(expected));
             }
         }
 
         #[test]
-        fn reading_anything_is_safe(line in bytes(), start in "\\{\"key\":|\\{\"key\":\"a\",\"value\":|") {
+        fn parsing_any_bytes_does_not_panic(
+            line in bytes(),
+            start in "\\{\"key\":|\\{\"key\":\"a\",\"value\":|",
+        ) {
             for format in [Format::Tsv, Format::Jsonl] {
                 let _ = format.parse(&line);
                 let _ = format.parse(&[start.as_bytes(), &line].concat());
@@ -121,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn names_suggest_formats() {
+    fn the_format_depends_on_the_file_name() {
         for (name, format) in [
             ("a.tsv", Format::Tsv),
             ("a", Format::Tsv),

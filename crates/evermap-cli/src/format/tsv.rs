@@ -2,22 +2,21 @@
 
 use std::io::Write;
 
-use evermap::{Item, Meta};
+use evermap::Item;
 
 use super::Record;
 
-/// Reads `key TAB value [TAB flags [TAB expiry]]`. A carriage return at the end belongs to the line's end.
+/// Parses `key TAB value [TAB flags [TAB expiry]]`. A carriage return at the end is part of the
+/// line end.
 pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let mut fields = line.split(|&byte| byte == b'\t');
     let key = unescape(fields.next().unwrap_or_default())?;
-    let Some(value) = fields.next() else { return Err("there is no tab after the key".into()) };
+    let Some(value) = fields.next() else { return Err("no tab after the key".into()) };
     let mut number = |name| fields.next().map_or(Ok(0), |field| parse_number(name, field));
-    let meta = Meta { flags: number("flags")?, expires_at: number("expiry")? };
+    let meta = super::meta(number("flags")?, number("expiry")?);
     if fields.next().is_some() {
-        return Err(
-            "there is something after the expiry; a tab within a value is written \\t".into()
-        );
+        return Err("extra field after the expiry; a tab in a value must be written as \\t".into());
     }
     Ok(Record { key, value: unescape(value)?, meta })
 }
@@ -25,17 +24,20 @@ pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
 fn parse_number(name: &str, field: &[u8]) -> Result<u32, String> {
     let number = std::str::from_utf8(field).ok().and_then(|text| text.parse().ok());
     number.ok_or_else(|| {
-        let shown = shown(field);
-        format!("{name} `{shown}` is no number below 2^32; a tab within a value is written \\t")
+        let excerpt = excerpt(field);
+        format!(
+            "{name} `{excerpt}` is not a number below 2^32; a tab in a value must be written as \\t"
+        )
     })
 }
 
+/// Appends a record as a line.
 pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
     escape(item.key, out);
     out.push(b'\t');
     escape(item.value, out);
-    let mut number = |number| write!(out, "\t{number}").expect("a vector takes everything");
-    match (item.flags, item.expires_at) {
+    let mut number = |number| write!(out, "\t{number}").expect("writing to a vector cannot fail");
+    match (item.flags, super::expiry(item)) {
         (0, 0) => {}
         (flags, 0) => number(flags),
         (flags, expires_at) => {
@@ -46,7 +48,7 @@ pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
     out.push(b'\n');
 }
 
-/// Text stays readable; control characters and what is no UTF-8 become escapes.
+/// Appends `bytes` with control characters, backslashes and invalid UTF-8 escaped.
 pub(super) fn escape(bytes: &[u8], out: &mut Vec<u8>) {
     for chunk in bytes.utf8_chunks() {
         for &byte in chunk.valid().as_bytes() {
@@ -64,7 +66,7 @@ pub(super) fn escape(bytes: &[u8], out: &mut Vec<u8>) {
 }
 
 fn escape_byte(byte: u8, out: &mut Vec<u8>) {
-    write!(out, "\\x{byte:02x}").expect("a vector takes everything");
+    write!(out, "\\x{byte:02x}").expect("writing to a vector cannot fail");
 }
 
 fn unescape(field: &[u8]) -> Result<Vec<u8>, String> {
@@ -76,11 +78,16 @@ fn unescape(field: &[u8]) -> Result<Vec<u8>, String> {
             Some((b'n', rest)) => (b'\n', rest),
             Some((b'r', rest)) => (b'\r', rest),
             Some((b'x', rest)) => parse_byte(rest)?,
-            // Two backslashes: nothing lies between them, and what follows is as it is.
-            None => (b'\\', pieces.next().ok_or("a backslash ends the field; write \\\\ for one")?),
+            // An empty piece comes from two backslashes. The piece after it has no escape.
+            None => (
+                b'\\',
+                pieces.next().ok_or(
+                    "single backslash at the end of the field; write \\\\ for a backslash",
+                )?,
+            ),
             Some(_) => {
-                let shown = shown(piece);
-                return Err(format!("unknown escape `\\{shown}`; write \\\\ for a backslash"));
+                let excerpt = excerpt(piece);
+                return Err(format!("unknown escape `\\{excerpt}`; write \\\\ for a backslash"));
             }
         };
         bytes.push(rest.0);
@@ -89,23 +96,23 @@ fn unescape(field: &[u8]) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// The byte that two hexadecimal digits mean, and what follows them.
+/// Parses a byte from two hexadecimal digits. Returns it with the rest of the text.
 fn parse_byte(text: &[u8]) -> Result<(u8, &[u8]), String> {
     let digit = |at: usize| text.get(at).and_then(|&byte| char::from(byte).to_digit(16));
     match (digit(0), digit(1)) {
         (Some(high), Some(low)) => Ok(((16 * high + low) as u8, &text[2..])),
-        _ => Err(format!("`\\x{}` should have two hexadecimal digits", shown(text))),
+        _ => Err(format!("`\\x{}` must have two hexadecimal digits", excerpt(text))),
     }
 }
 
-/// The beginning of some bytes, for people.
-fn shown(bytes: &[u8]) -> String {
-    const SHOWN: usize = 20;
-    let mut shown = bytes[..bytes.len().min(SHOWN)].escape_ascii().to_string();
-    if bytes.len() > SHOWN {
-        shown.push_str("...");
+/// Returns the beginning of `bytes` as printable text, for messages.
+fn excerpt(bytes: &[u8]) -> String {
+    const LEN_MAX: usize = 20;
+    let mut excerpt = bytes[..bytes.len().min(LEN_MAX)].escape_ascii().to_string();
+    if bytes.len() > LEN_MAX {
+        excerpt.push_str("...");
     }
-    shown
+    excerpt
 }
 
 #[cfg(test)]
@@ -113,11 +120,15 @@ mod tests {
     use super::*;
 
     fn record(key: &str, value: &[u8], flags: u32, expires_at: u32) -> Result<Record, String> {
-        Ok(Record { key: key.into(), value: value.into(), meta: Meta { flags, expires_at } })
+        Ok(Record {
+            key: key.into(),
+            value: value.into(),
+            meta: crate::format::meta(flags, expires_at),
+        })
     }
 
     #[test]
-    fn good_lines() {
+    fn valid_lines() {
         for (line, expected) in [
             ("k\tv", record("k", b"v", 0, 0)),
             ("k\tv\r", record("k", b"v", 0, 0)),
@@ -134,20 +145,20 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines() {
+    fn invalid_lines() {
         for (line, reason) in [
             ("", "no tab"),
             ("key", "no tab"),
-            ("k\tv\tx", "flags `x` is no number"),
-            ("k\tv\t4294967296", "no number below 2^32"),
-            ("k\tv\t1\t-1", "expiry `-1` is no number"),
-            ("k\tv\t1\t2\t3", "something after the expiry"),
-            ("k\t\\", "a backslash ends the field"),
-            ("k\t\\\\\\", "a backslash ends the field"),
+            ("k\tv\tx", "flags `x` is not a number"),
+            ("k\tv\t4294967296", "not a number below 2^32"),
+            ("k\tv\t1\t-1", "expiry `-1` is not a number"),
+            ("k\tv\t1\t2\t3", "extra field after the expiry"),
+            ("k\t\\", "single backslash at the end"),
+            ("k\t\\\\\\", "single backslash at the end"),
             ("k\t\\q", "unknown escape `\\q`"),
-            ("k\t\\x0", "`\\x0` should have two"),
-            ("k\t\\xg0", "should have two"),
-            ("\\x\tv", "should have two"),
+            ("k\t\\x0", "`\\x0` must have two"),
+            ("k\t\\xg0", "must have two"),
+            ("\\x\tv", "must have two"),
         ] {
             let error = parse(line.as_bytes()).unwrap_err();
             assert!(error.contains(reason), "{line:?}: {error}");
@@ -155,10 +166,10 @@ mod tests {
     }
 
     #[test]
-    fn text_stays_readable() {
+    fn text_is_not_escaped() {
         let mut out = Vec::new();
         let value = b"caf\xc3\xa9 \xff\x1b\n";
-        append(&Item { key: b"k", value, flags: 0, cas: 1, expires_at: 9 }, &mut out);
+        append(&Item::new(b"k", value, 1, crate::format::meta(0, 9)), &mut out);
         assert_eq!(String::from_utf8(out).unwrap(), "k\tcaf\u{e9} \\xff\\x1b\\n\t0\t9\n");
     }
 }

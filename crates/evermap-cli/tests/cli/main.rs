@@ -1,6 +1,7 @@
-//! The command, run as a person or a script runs it.
+//! The `evermap` command, run as a user or a script runs it.
 
 mod common;
 mod lab;
+mod output;
 mod records;
 mod serve;

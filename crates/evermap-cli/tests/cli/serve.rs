@@ -1,4 +1,4 @@
-//! The server as a process: started, stopped, killed.
+//! The server as a process that is started, stopped and killed.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use crate::common::{Said, evermap, feed, json, on, run};
+use crate::common::{CommandOutput, evermap, json, run, run_on, run_with_input};
 
 struct Server {
     child: Child,
-    /// Kept open, so that the server can write what it likes.
+    /// Kept open, so that the server can write to it.
     _out: BufReader<ChildStdout>,
     ready: String,
     address: SocketAddr,
@@ -33,7 +33,7 @@ impl Server {
         out.read_line(&mut ready).unwrap();
         let address = ready.strip_prefix("ready on ").and_then(|rest| rest.split_once(": "));
         let Some((address, _)) = address else {
-            panic!("{ready:?}, {:?}", Said::new(child.wait_with_output().unwrap()))
+            panic!("{ready:?}, {:?}", CommandOutput::new(child.wait_with_output().unwrap()))
         };
         let address = address.parse().unwrap();
         Server { child, _out: out, ready, address }
@@ -47,7 +47,8 @@ impl Server {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops the server and returns once all of its threads stand still: until then they accept.
+    /// Suspends the server and waits until all its threads are stopped. Until then they accept
+    /// connections.
     fn pause(&self) {
         self.signal(Signal::STOP);
         let pid = Pid::from_child(&self.child);
@@ -55,8 +56,8 @@ impl Server {
         assert!(status.stopped(), "{status:?}");
     }
 
-    fn said(self) -> Said {
-        Said::new(self.child.wait_with_output().unwrap())
+    fn output(self) -> CommandOutput {
+        CommandOutput::new(self.child.wait_with_output().unwrap())
     }
 }
 
@@ -71,7 +72,7 @@ impl Client {
         self.0.get_mut().write_all(request.as_bytes())
     }
 
-    /// The next line; nothing if the connection is gone.
+    /// Returns the next line, or `None` if the connection is closed.
     fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
@@ -80,7 +81,7 @@ impl Client {
         }
     }
 
-    /// One line of `stats`.
+    /// Requests one statistic.
     fn stat(&mut self, name: &str) -> Option<String> {
         self.send("stats\r\n");
         let lines = std::iter::from_fn(|| self.line().filter(|line| line != "END"));
@@ -88,7 +89,7 @@ impl Client {
         stats.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} ")).map(str::to_owned))
     }
 
-    /// Waits until a line of `stats` is as it should be.
+    /// Waits until a statistic has a value that `is_right` accepts.
     fn wait_for_stat(&mut self, name: &str, is_right: impl Fn(&str) -> bool) {
         wait_for(name, || self.stat(name).is_some_and(|value| is_right(&value)));
     }
@@ -102,7 +103,7 @@ impl Client {
     }
 }
 
-/// Waits for something that has to happen, long enough for the busiest machine.
+/// Waits until a condition holds, long enough for a busy machine.
 #[track_caller]
 fn wait_for(what: &str, happened: impl FnMut() -> bool) {
     const TRIES: usize = 1200;
@@ -113,30 +114,34 @@ fn wait_for(what: &str, happened: impl FnMut() -> bool) {
         }
         happened
     });
-    assert!(found, "{what} never happened");
+    assert!(found, "timeout while waiting for {what}");
 }
 
-/// The value that a key has in the round in which it was written, of changing size.
+/// Returns the value that is stored under a key in a round. The sizes vary.
 fn value(key: usize, round: usize) -> String {
     format!("value of {key} in {round} ").repeat(1 + (key * 7 + round * 13) % 40)
 }
 
-/// Everything that was answered is there after every kill, whatever was going on.
+/// Every acknowledged item is available after every kill, whatever the server was doing.
 #[test]
-fn what_was_acknowledged_survives_kills() {
+fn acknowledged_items_survive_kills() {
     const KEYS: usize = 3000;
     const ROUNDS: usize = 8;
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
     let mut address = "127.0.0.1:0".to_owned();
-    // The round in which each key was acknowledged last, and in which it was sent last.
+    // The last round in which each key was acknowledged, and the last one in which it was sent.
     let (mut acknowledged, mut sent) = (vec![None; KEYS], vec![None; KEYS]);
     for round in 0..ROUNDS {
         let server = Server::start(&store, &address, &[]);
-        // The same port again: the one before may hardly be gone.
+        // The same port again, which the previous server may have released just now.
         address = server.address.to_string();
         if round > 0 {
-            assert!(server.ready.contains("opened after an unclean stop"), "{}", server.ready);
+            assert!(
+                server.ready.contains("recovered after an unclean shutdown"),
+                "{}",
+                server.ready
+            );
         }
         let mut client = server.connect();
         for key in 0..KEYS {
@@ -154,20 +159,21 @@ fn what_was_acknowledged_survives_kills() {
                 .map(|round| round.map(|round| value(key, round)))
                 .collect();
             assert!(allowed.contains(&found), "key {key}: {found:?}");
-            // What was sent but not acknowledged may have been done; from here on it is known.
+            // A request that was sent but not acknowledged may have been executed. Now it is known.
             if found != allowed[0] {
                 acknowledged[key] = sent[key];
             }
             sent[key] = acknowledged[key];
         }
-        // Somebody kills the server while requests are under way; when, depends on the round.
+        // The server is killed while requests are in flight, at a time that depends on the round.
         let order: Vec<usize> = (0..KEYS).map(|i| (i * 1009 + round * 331) % KEYS).collect();
         for (done, batch) in order.chunks(50).enumerate() {
             for &key in batch {
                 let value = value(key, round);
                 sent[key] = Some(round);
                 let set = format!("set key-{key} 0 0 {}\r\n{value}\r\n", value.len());
-                // The kill may end the connection before the batch is written; replies before it still count.
+                // The kill may close the connection before the batch is written. Replies that
+                // arrived before it still count.
                 if client.try_send(&set).is_err() {
                     break;
                 }
@@ -185,71 +191,75 @@ fn what_was_acknowledged_survives_kills() {
         let output = server.child.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     }
-    let report = json(on("check", &store, &["--deep", "--json"]));
+    let report = json(run_on("check", &store, &["--deep", "--json"]));
     assert_eq!(report["sound"], true, "{report}");
 }
 
 #[test]
-fn signals_stop_it_in_order() {
+fn the_first_signal_stops_the_server_gracefully() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
     for (round, signal) in [Signal::TERM, Signal::INT].into_iter().enumerate() {
         let server = Server::start(&store, "127.0.0.1:0", &[]);
-        let expected = ["made in", "1 record, opened after an orderly stop in"][round];
+        let expected = ["created in", "1 record, opened after a clean shutdown in"][round];
         assert!(server.ready.contains(expected), "{}", server.ready);
         let mut idle = server.connect();
         idle.ask("get a\r\n", ["END\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n"][round]);
         server.connect().ask("set a 0 0 1\r\nx\r\n", "STORED\r\n");
         server.signal(signal);
-        assert_eq!(server.said(), Said { code: 0, out: Vec::new(), err: String::new() });
+        assert_eq!(
+            server.output(),
+            CommandOutput { code: 0, stdout: Vec::new(), stderr: String::new() }
+        );
         assert_eq!(idle.line(), None);
     }
-    let stat = json(on("stat", &store, &["--json"]));
+    let stat = json(run_on("stat", &store, &["--json"]));
     let figures =
         ["records", "clean_open", "counts_exact", "generation"].map(|name| stat[name].to_string());
     assert_eq!(figures, ["1", "true", "true", "3"]);
 }
 
-/// A client that does not read its replies holds up the stop for two seconds, unless somebody insists.
+/// A client that does not read its replies delays the stop by two seconds, but not after a second
+/// signal.
 #[test]
-fn a_second_signal_stops_it_at_once() {
+fn a_second_signal_stops_the_server_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &[]);
     let value = "x".repeat(1_000_000);
-    let (mut lazy, mut idle) = (server.connect(), server.connect());
-    lazy.ask(&format!("set a 0 0 {}\r\n{value}\r\n", value.len()), "STORED\r\n");
-    lazy.send(&"get a\r\n".repeat(100));
-    lazy.0.read_exact(&mut [0; 1]).unwrap();
+    let (mut slow, mut idle) = (server.connect(), server.connect());
+    slow.ask(&format!("set a 0 0 {}\r\n{value}\r\n", value.len()), "STORED\r\n");
+    slow.send(&"get a\r\n".repeat(100));
+    slow.0.read_exact(&mut [0; 1]).unwrap();
     server.signal(Signal::TERM);
     assert_eq!(idle.line(), None, "the server is stopping");
     server.signal(Signal::TERM);
-    assert_eq!(server.said().code, 128 + 15);
+    assert_eq!(server.output().code, 128 + 15);
 }
 
 #[test]
-fn others_have_to_wait_for_a_running_server() {
+fn other_commands_cannot_use_the_store_of_a_running_server() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
     let server = Server::start(&store, "127.0.0.1:0", &[]);
     let in_use = format!("map: in use by process {}", server.child.id());
-    on("get", &store, &["a"]).failed(&in_use);
-    on("check", &store, &[]).failed(&in_use);
-    feed("load", &store, &[], b"a\tb\n").failed(&in_use);
-    run(["serve", "--listen", "127.0.0.1:0", "--path", store.to_str().unwrap()]).failed(&in_use);
+    run_on("get", &store, &["a"]).failure(&in_use);
+    run_on("check", &store, &[]).failure(&in_use);
+    run_with_input("load", &store, &[], b"a\tb\n").failure(&in_use);
+    run(["serve", "--listen", "127.0.0.1:0", "--path", store.to_str().unwrap()]).failure(&in_use);
 
     let address = server.address.to_string();
     let other = dir.path().join("other");
     run(["serve", "--listen", &address, "--path", other.to_str().unwrap()])
-        .failed(&format!("cannot listen on {address}: Address already in use"));
-    assert!(!other.exists(), "the port is asked for before the store is made");
+        .failure(&format!("cannot listen on {address}: Address already in use"));
+    assert!(!other.exists(), "the port is bound before the store is created");
     server.connect().ask("set a 0 0 1\r\nx\r\nget a\r\n", "STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
     server.signal(Signal::TERM);
-    server.said().well();
-    assert_eq!(on("get", &store, &["a"]).well(), b"x");
+    server.output().success();
+    assert_eq!(run_on("get", &store, &["a"]).success(), b"x");
 }
 
 #[test]
-fn limits_are_kept_and_told() {
+fn limits_are_enforced_and_shown_in_stats() {
     let dir = tempfile::tempdir().unwrap();
     let limits = ["--memory", "1M", "--max-item-size", "512K", "--max-connections", "2"];
     let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &limits);
@@ -276,11 +286,11 @@ fn limits_are_kept_and_told() {
     assert!(stats.contains(&"STAT limit_maxbytes 1048576".to_owned()), "{stats:?}");
     assert!(stats.contains(&"STAT threads 2".to_owned()), "{stats:?}");
     server.signal(Signal::TERM);
-    server.said().well();
+    server.output().success();
 }
 
 #[test]
-fn an_ordered_server_tells_of_its_order() {
+fn the_statistics_include_the_ordered_index() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &["--ordered"]);
     let mut client = server.connect();
@@ -300,17 +310,17 @@ fn an_ordered_server_tells_of_its_order() {
     assert!(keys <= 100 && keys + waiting >= 99, "{stats:?}");
     assert!(number("evermap_ordered_bytes") > 0);
     server.signal(Signal::TERM);
-    server.said().well();
+    server.output().success();
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused() {
+fn invalid_settings_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("map");
     let path = path.to_str().unwrap();
-    run(["serve", "--durability", "volatile", "--path", path]).failed("leave out --path");
+    run(["serve", "--durability", "volatile", "--path", path]).failure("remove --path");
     run(["serve", "--max-item-size", "2M", "--upload-memory", "1M", "--path", path])
-        .failed("--upload-memory: must be at least --max-item-size");
+        .failure("--upload-memory must be at least --max-item-size");
     for wrong in [
         ["--listen", "nowhere"],
         ["--memory", "0"],
@@ -322,15 +332,15 @@ fn settings_that_make_no_sense_are_refused() {
         ["--max-item-size", "1G"],
         ["--max-item-size", "1000"],
     ] {
-        let said = run(["serve", wrong[0], wrong[1], "--path", path]);
-        assert_eq!(said.code, 2);
-        let told = format!("invalid value '{}' for '{} <", wrong[1], wrong[0]);
-        assert!(said.err.contains(&told), "{}", said.err);
+        let output = run(["serve", wrong[0], wrong[1], "--path", path]);
+        assert_eq!(output.code, 2);
+        let message = format!("invalid value '{}' for '{} <", wrong[1], wrong[0]);
+        assert!(output.stderr.contains(&message), "{}", output.stderr);
     }
 }
 
 #[test]
-fn without_a_file_nothing_stays() {
+fn a_volatile_store_needs_no_file() {
     let mut child = evermap(["serve", "--durability", "volatile", "--listen", "127.0.0.1:0"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -338,14 +348,14 @@ fn without_a_file_nothing_stays() {
         .unwrap();
     let mut ready = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-    assert!(ready.contains("an empty store in memory, gone at exit"), "{ready}");
+    assert!(ready.contains("new store in memory, lost at exit"), "{ready}");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    Said::new(child.wait_with_output().unwrap()).well();
+    CommandOutput::new(child.wait_with_output().unwrap()).success();
 }
 
-/// Another program cuts the file off. Nothing can be saved then, but the reason can be told.
+/// Another program truncates the file. The server cannot continue, but it reports the reason.
 #[test]
-fn a_file_that_vanishes_under_the_server_is_named() {
+fn a_file_that_is_truncated_while_it_is_served_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
     let server = Server::start(&store, "127.0.0.1:0", &[]);
@@ -353,15 +363,15 @@ fn a_file_that_vanishes_under_the_server_is_named() {
     client.ask("set a 0 0 1\r\nx\r\n", "STORED\r\n");
     File::options().write(true).open(&store).unwrap().set_len(0).unwrap();
     client.send("get a\r\n");
-    let said = server.said();
-    assert_eq!(said.code, 128 + 7, "{}", said.err);
-    let told = format!("evermap: {}: cannot be read or written at offset 0x", store.display());
-    assert!(said.err.starts_with(&told), "{}", said.err);
+    let output = server.output();
+    assert_eq!(output.code, 128 + 7, "{}", output.stderr);
+    let message = format!("evermap: {}: cannot be read or written at offset 0x", store.display());
+    assert!(output.stderr.starts_with(&message), "{}", output.stderr);
 }
 
-/// A terminal that closes, and memcached's request to read its settings again.
+/// SIGHUP is sent when the terminal closes, and makes memcached reload its settings.
 #[test]
-fn a_hangup_is_no_reason_to_stop() {
+fn sighup_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &[]);
     let mut client = server.connect();
@@ -371,12 +381,13 @@ fn a_hangup_is_no_reason_to_stop() {
     }
     server.connect().ask("get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n");
     server.signal(Signal::TERM);
-    server.said().well();
+    server.output().success();
 }
 
-/// While the server does not accept, `--backlog` clients can connect and wait. Further ones cannot.
+/// While the server is suspended, as many clients as `--backlog` says can connect. Further ones
+/// cannot.
 #[test]
-fn clients_wait_to_be_accepted() {
+fn the_backlog_limits_the_connections_that_wait() {
     const MANY: usize = 400;
     let connect = |server: &Server, timeout| TcpStream::connect_timeout(&server.address, timeout);
     for (more, all_wait) in [(&[][..], true), (&["--backlog", "5"], false)] {
@@ -385,7 +396,7 @@ fn clients_wait_to_be_accepted() {
         server.pause();
         let mut waiting = Vec::new();
         for _ in 0..MANY {
-            // The kernel answers for the server, at once or never.
+            // The kernel accepts the connection for the server, immediately or never.
             let timeout = Duration::from_secs(if all_wait { 60 } else { 1 });
             match connect(&server, timeout) {
                 Ok(client) => waiting.push(client),
@@ -395,7 +406,7 @@ fn clients_wait_to_be_accepted() {
         if all_wait {
             assert_eq!(waiting.len(), MANY);
         } else {
-            // Kernels let in one or a few more than they were asked for.
+            // Kernels accept one or a few more than requested.
             assert!((5..MANY).contains(&waiting.len()), "{}", waiting.len());
         }
         server.signal(Signal::CONT);
@@ -403,14 +414,13 @@ fn clients_wait_to_be_accepted() {
             Client(BufReader::new(stream)).ask("get a\r\n", "END\r\n");
         }
         server.signal(Signal::TERM);
-        server.said().well();
+        server.output().success();
     }
 }
 
-/// Clients are served on, but whoever runs the server has to learn that nothing will be there
-/// afterwards.
+/// The server continues, but it reports that the next start will not find the items.
 #[test]
-fn a_file_that_is_removed_or_replaced_is_told() {
+fn a_file_that_is_removed_or_replaced_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (store, other) = (dir.path().join("map"), dir.path().join("other"));
     let remove: fn(&Path, &Path) = |store, _| std::fs::remove_file(store).unwrap();
@@ -418,7 +428,9 @@ fn a_file_that_is_removed_or_replaced_is_told() {
         std::fs::write(other, b"something else").unwrap();
         std::fs::rename(other, store).unwrap();
     };
-    for (act, told) in [(remove, "was removed or renamed"), (replace, "was replaced")] {
+    for (act, message) in
+        [(remove, "the file was removed or renamed"), (replace, "the file was replaced")]
+    {
         let _ = std::fs::remove_file(&store);
         let server = Server::start(&store, "127.0.0.1:0", &[]);
         let mut client = server.connect();
@@ -428,20 +440,21 @@ fn a_file_that_is_removed_or_replaced_is_told() {
         client.wait_for_stat("evermap_file_in_place", |value| value == "0");
         client.ask("get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n");
         server.signal(Signal::TERM);
-        let said = server.said();
-        assert_eq!(said.code, 0, "{}", said.err);
+        let output = server.output();
+        assert_eq!(output.code, 0, "{}", output.stderr);
         assert!(
-            said.err.starts_with(&format!("evermap: {}: {told}", store.display())),
+            output.stderr.starts_with(&format!("evermap: {}: {message}", store.display())),
             "{}",
-            said.err
+            output.stderr
         );
-        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+        assert_eq!(output.stderr.lines().count(), 1, "{}", output.stderr);
     }
 }
 
-/// A file that is renamed and comes back is in place again, and told of anew when it is lost anew.
+/// A file that is renamed and moved back is in place again. It is reported again when it is renamed
+/// again.
 #[test]
-fn a_file_that_comes_back_is_in_place() {
+fn a_file_that_is_moved_back_is_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let (store, aside) = (dir.path().join("map"), dir.path().join("aside"));
     let server = Server::start(&store, "127.0.0.1:0", &[]);
@@ -453,12 +466,13 @@ fn a_file_that_comes_back_is_in_place() {
         client.wait_for_stat("evermap_file_in_place", |value| value == "1");
     }
     server.signal(Signal::TERM);
-    assert_eq!(server.said().err.lines().count(), 2);
+    assert_eq!(server.output().stderr.lines().count(), 2);
 }
 
-/// Two hundred clients send half of a large value each, and most leave. What they took comes back.
+/// Many clients send half of a large value each, and most disconnect. The memory of these is
+/// returned to the system.
 #[test]
-fn unfinished_uploads_leave_no_memory_behind() {
+fn the_memory_of_unfinished_uploads_is_returned() {
     const CLIENTS: usize = 200;
     const HALF: usize = 500_000;
     const PIECE: usize = 50_000;
@@ -472,7 +486,7 @@ fn unfinished_uploads_leave_no_memory_behind() {
         line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
     };
     let mut client = server.connect();
-    // Allocators that have freed a large block expect more of them, and keep what is freed.
+    // Allocators keep the memory of large blocks after they have freed some.
     let large = "v".repeat(2 * HALF);
     for _ in 0..3 {
         client.ask(&format!("set a 0 0 {}\r\n{large}\r\n", large.len()), "STORED\r\n");
@@ -488,17 +502,17 @@ fn unfinished_uploads_leave_no_memory_behind() {
     let sent = CLIENTS * HALF;
     client.wait_for_stat("bytes_read", |read| read.parse::<usize>().unwrap() > sent);
     assert!(anonymous() > before + sent / 10 * 9);
-    // Those who came last stay, so the end of the allocator's memory is in use.
+    // The last ones stay, so the end of the allocator's memory is in use.
     uploads.drain(..CLIENTS - STAYING);
-    wait_for("the memory's return", || anonymous() < before + sent / 10);
+    wait_for("the return of the memory", || anonymous() < before + sent / 10);
     client.ask("get a1\r\n", "END\r\n");
     server.signal(Signal::TERM);
-    server.said().well();
+    server.output().success();
 }
 
-/// Clients that keep half of a large value back can take no more than they may.
+/// Unfinished uploads cannot use more memory than `--upload-memory`.
 #[test]
-fn unfinished_uploads_keep_to_their_memory() {
+fn unfinished_uploads_stay_within_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let limits = ["--upload-memory", "4M"];
     let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &limits);
@@ -510,7 +524,7 @@ fn unfinished_uploads_keep_to_their_memory() {
     let mut client = server.connect();
     client.wait_for_stat("store_no_memory", |refused| refused.parse::<usize>().unwrap() >= 30);
     assert!(client.stat("evermap_upload_bytes").unwrap().parse::<usize>().unwrap() <= 4 << 20);
-    // Each of them has one answer, and goes on.
+    // Each of them receives one reply and is still served.
     let mut stored = 0;
     for upload in &mut uploads {
         upload.send(&format!("{half}\r\nget b\r\n"));
@@ -524,12 +538,12 @@ fn unfinished_uploads_keep_to_their_memory() {
     assert!(stored <= 10, "{stored}");
     assert_eq!(client.stat("evermap_upload_bytes").as_deref(), Some("0"));
     server.signal(Signal::TERM);
-    server.said().well();
+    server.output().success();
 }
 
-/// What the library says in the words of its settings, the command says in those of its options.
+/// The messages of the library name its settings; those of the command name its options.
 #[test]
-fn a_suspect_file_is_told_with_the_option_that_opens_it() {
+fn the_error_for_a_suspect_file_names_the_option_that_opens_it() {
     let dir = tempfile::tempdir().unwrap();
     let (store, copy) = (dir.path().join("map"), dir.path().join("copy"));
     let server = Server::start(&store, "127.0.0.1:0", &[]);
@@ -537,6 +551,6 @@ fn a_suspect_file_is_told_with_the_option_that_opens_it() {
     server.signal(Signal::KILL);
     server.child.wait_with_output().unwrap();
     std::fs::copy(&store, &copy).unwrap();
-    on("get", &copy, &["a"]).failed("with --on-suspect salvage");
-    assert_eq!(on("get", &copy, &["a", "--on-suspect", "salvage"]).well(), b"x");
+    run_on("get", &copy, &["a"]).failure("with --on-suspect salvage");
+    assert_eq!(run_on("get", &copy, &["a", "--on-suspect", "salvage"]).success(), b"x");
 }

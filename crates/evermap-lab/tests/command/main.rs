@@ -1,6 +1,8 @@
 //! The laboratory's command, run as a person or a script runs it.
 
 mod common;
+#[path = "../../../evermap-cli/tests/cli/output.rs"]
+mod output;
 
 use serde_json::Value;
 
@@ -17,7 +19,7 @@ fn records(text: &[u8]) -> Vec<Value> {
 
 #[test]
 fn the_list_has_experiments_indexes_and_mixes() {
-    let list = String::from_utf8(run(["list"]).well()).unwrap();
+    let list = String::from_utf8(run(["list"]).success()).unwrap();
     for name in ["micro", "recovery", "ycsb", "dash-eh", "evermap", "papaya", "dashmap", "ycsb-f"] {
         assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{name}: {list}");
     }
@@ -30,7 +32,7 @@ fn micro_says_everything_in_json() {
     let rest = ["--rounds", "2", "--threads", "2", "--seed", "3", "--medium", "process"];
     let quick = ["--patience", "0", "--retries", "0", "--no-limits"];
     let place = ["--location", dir.path().to_str().unwrap()];
-    let said = run([&small[..], &rest, &quick, &place, &["--json", "-"]].concat()).well();
+    let said = run([&small[..], &rest, &quick, &place, &["--json", "-"]].concat()).success();
     let records = records(&said);
     for phase in ["insert", "positive", "negative", "update", "delete", "mixed", "get_many"] {
         let find = |index: &str| {
@@ -72,7 +74,7 @@ fn results_go_to_a_file_beside_the_tables() {
     let file = dir.path().join("results.jsonl");
     let experiment = ["run", "load-factor", "--index", "dash-eh", "--from", "1000"];
     let rest = ["--to", "2000", "--samples", "4", "--json", file.to_str().unwrap()];
-    let said = run([&experiment[..], &rest].concat()).well();
+    let said = run([&experiment[..], &rest].concat()).success();
     assert!(String::from_utf8_lossy(&said).contains("load factor"));
     assert_eq!(records(&std::fs::read(file).unwrap()).len(), 4);
 }
@@ -84,33 +86,33 @@ fn two_runs_are_compared() {
     let files = ["old", "new"].map(|name| dir.path().join(name).display().to_string());
     for file in &files {
         let what = ["run", "micro", "--index", "dash-eh,level", "--keys", "3000"];
-        run([&what[..], &["--no-limits", "--json", file], &BRIEF].concat()).well();
+        run([&what[..], &["--no-limits", "--json", file], &BRIEF].concat()).success();
     }
-    let said = run(["compare", &files[0], &files[1], "--all"]).well();
+    let said = run(["compare", &files[0], &files[1], "--all"]).success();
     let said = String::from_utf8(said).unwrap();
     assert!(said.contains("14 figures in common"), "{said}");
     assert!(said.contains("Counts: 14 of 14 equal"), "{said}");
-    run(["compare", &files[0], "/no/such"]).failed("/no/such: No such file");
-    run(["compare", &files[0], "Cargo.toml"]).failed("Cargo.toml, line 1: `--json` does not");
+    run(["compare", &files[0], "/no/such"]).failure("/no/such: No such file");
+    run(["compare", &files[0], "Cargo.toml"]).failure("Cargo.toml, line 1: `--json` does not");
 }
 
 #[test]
 fn what_cannot_be_measured_is_named() {
-    run(["run", "micro", "--index", "dash-eh,btree"]).failed("unknown index `btree`; known are");
-    run(["run", "micro", "--threads", "0"]).failed("at least one thread");
-    run(["run", "micro", "--json", "/no/such/place"]).failed("/no/such/place: No such file");
+    run(["run", "micro", "--index", "dash-eh,btree"]).failure("unknown index `btree`; known are");
+    run(["run", "micro", "--threads", "0"]).failure("at least one thread");
+    run(["run", "micro", "--json", "/no/such/place"]).failure("/no/such/place: No such file");
     let said = run(["run", "micro", "--medium", "tape"]);
-    assert!(said.code == 2 && said.err.contains("known are: dram, process"), "{}", said.err);
-    run(["run", "mikro"]).failed("unknown experiment `mikro`; known are: micro");
-    run(["run", "micro", "--keys", "9999999999999"]).failed("take fewer keys");
-    run(["run", "recovery", "--batch", "9"]).failed("`--batch` means nothing to recovery");
+    assert!(said.code == 2 && said.stderr.contains("known are: dram, process"), "{}", said.stderr);
+    run(["run", "mikro"]).failure("unknown experiment `mikro`; known are: micro");
+    run(["run", "micro", "--keys", "9999999999999"]).failure("take fewer keys");
+    run(["run", "recovery", "--batch", "9"]).failure("`--batch` means nothing to recovery");
     run(["run", "ycsb", "--workloads", "e", "--index", "dash-eh", "--keys", "9"])
-        .failed("keeps its keys in no order");
+        .failure("keeps its keys in no order");
     run(["run", "micro", "--index", "papaya", "--key-bytes", "16", "--keys", "9"])
-        .failed("papaya takes keys and values of 8 bytes");
-    run(["run", "micro", "--plugin", "/no/such.so"]).failed("load /no/such.so: No such file");
+        .failure("papaya takes keys and values of 8 bytes");
+    run(["run", "micro", "--plugin", "/no/such.so"]).failure("load /no/such.so: No such file");
     let said = run(["run", "ycsb", "--value-bytes", "3"]);
-    assert!(said.code == 2 && said.err.contains("between 8 and"), "{}", said.err);
+    assert!(said.code == 2 && said.stderr.contains("between 8 and"), "{}", said.stderr);
 }
 
 /// Nothing that takes long, and no judgement of the machine.
@@ -124,7 +126,7 @@ fn a_killed_table_is_opened_again() {
     let brief = ["--quick", "--patience", "0"];
     for experiment in ["recovery", "after-recovery"] {
         let what = ["run", experiment, "--index", "dash-eh,evermap", "--keys", "30000"];
-        let said = run([&what[..], &brief, &place].concat()).well();
+        let said = run([&what[..], &brief, &place].concat()).success();
         let records = records(&said);
         assert!(records.len() >= 2);
         for record in &records {
@@ -143,7 +145,7 @@ fn killed_stores_are_opened_again_and_again() {
     let place = ["--location", dir.path().to_str().unwrap(), "--json", "-"];
     let stores = ["--index", "evermap,evermap-ordered", "--rounds", "3"];
     let brief = ["run", "stores", "--quick", "--patience", "0", "--keys", "3000"];
-    let records = records(&run([&brief[..], &stores, &place].concat()).well());
+    let records = records(&run([&brief[..], &stores, &place].concat()).success());
     let of = |index: &str, phase: &str| {
         let is_it = |record: &&Value| record["index"] == index && record["phase"] == phase;
         records.iter().filter(is_it).collect::<Vec<_>>()
@@ -170,7 +172,7 @@ fn killed_stores_are_opened_again_and_again() {
 fn mixes_are_run_on_words_and_on_byte_strings() {
     let what = ["run", "ycsb", "--workloads", "a,f,recipe-b", "--keys", "3000"];
     let words = ["--index", "dash-eh,dashmap", "--threads", "2", "--distribution", "uniform"];
-    let said = run([&what[..], &words, &BRIEF, &["--json", "-"]].concat()).well();
+    let said = run([&what[..], &words, &BRIEF, &["--json", "-"]].concat()).success();
     let summaries: Vec<_> =
         records(&said).into_iter().filter(|record| record["round"].is_null()).collect();
     let phases: Vec<_> = summaries.iter().map(|record| record["phase"].as_str().unwrap()).collect();
@@ -178,7 +180,7 @@ fn mixes_are_run_on_words_and_on_byte_strings() {
     assert!(summaries.iter().all(|record| record["distribution"] == "uniform"));
     let bytes =
         ["--index", "dash-eh,evermap", "--key-bytes", "8-40", "--value-bytes", "zipfian:8-500"];
-    let said = run([&what[..], &bytes, &BRIEF].concat()).well();
+    let said = run([&what[..], &bytes, &BRIEF].concat()).success();
     let said = String::from_utf8(said).unwrap();
     assert!(said.contains("keys of 8-40 bytes, values of zipfian:8-500"), "{said}");
 }
@@ -190,9 +192,9 @@ fn every_experiment_runs_and_is_on_the_page() {
     let page = dir.path().join("page.html");
     let rest = ["--keys", "900", "--from", "100", "--to", "200", "--samples", "3", "--no-limits"];
     let place = ["--location", dir.path().to_str().unwrap(), "--html", page.to_str().unwrap()];
-    let said = run([&["run", "all"], &BRIEF[..], &rest, &place].concat()).well();
+    let said = run([&["run", "all"], &BRIEF[..], &rest, &place].concat()).success();
     let (said, page) = (String::from_utf8(said).unwrap(), std::fs::read_to_string(page).unwrap());
-    let list = String::from_utf8(run(["list"]).well()).unwrap();
+    let list = String::from_utf8(run(["list"]).success()).unwrap();
     let experiments: Vec<_> = list
         .lines()
         .skip(1)
@@ -260,7 +262,7 @@ mod page {
         let page = dir.path().join("page.html");
         let what = ["run", "micro", "dataset-size", "--index", "dash-eh", "--html"];
         let small = ["--quick", "--patience", "0", "--retries", "0", "--keys", "20000"];
-        run([&what[..], &[page.to_str().unwrap()], &small].concat()).well();
+        run([&what[..], &[page.to_str().unwrap()], &small].concat()).success();
         let shot = |name: &str, scheme: &str| {
             let file = dir.path().join(name);
             let shot = format!("--screenshot={}", file.display());

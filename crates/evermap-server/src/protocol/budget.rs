@@ -1,58 +1,60 @@
-//! Memory that clients hold, counted over all of them.
+//! Memory that clients use, limited and counted over all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// A number of bytes that many clients share.
+/// A limit on the memory that many clients use together.
 ///
-/// All orderings are relaxed: the figures guard no other memory.
+/// All orderings are relaxed, because the counters do not guard other memory.
 #[derive(Debug)]
 pub struct Budget {
     limit: usize,
-    held: AtomicUsize,
-    returned: AtomicU64,
+    reserved: AtomicUsize,
+    released: AtomicU64,
 }
 
 impl Budget {
-    /// Of at most `limit` bytes.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Budget { limit, held: AtomicUsize::new(0), returned: AtomicU64::new(0) })
+        Arc::new(Budget { limit, reserved: AtomicUsize::new(0), released: AtomicU64::new(0) })
     }
 
-    /// Bytes held now.
-    pub fn held(&self) -> usize {
-        self.held.load(Relaxed)
+    /// Returns the number of bytes that are reserved now.
+    pub fn reserved(&self) -> usize {
+        self.reserved.load(Relaxed)
     }
 
-    /// Bytes that were held and given back, since the beginning.
-    pub fn returned(&self) -> u64 {
-        self.returned.load(Relaxed)
+    /// Returns the number of bytes that were reserved and have been released, since the creation of
+    /// the budget.
+    pub fn released(&self) -> u64 {
+        self.released.load(Relaxed)
     }
 }
 
-/// What one holder has of a [`Budget`]. Given back when dropped.
+/// A part of a [`Budget`]. It is released when dropped.
 #[derive(Debug)]
-pub struct Share {
+pub struct Reservation {
     budget: Arc<Budget>,
     bytes: usize,
 }
 
-impl Share {
-    /// An empty share.
-    pub fn of(budget: &Arc<Budget>) -> Self {
-        Share { budget: budget.clone(), bytes: 0 }
+impl Reservation {
+    /// Creates a reservation of 0 bytes.
+    pub fn new(budget: &Arc<Budget>) -> Self {
+        Reservation { budget: budget.clone(), bytes: 0 }
     }
 
-    /// Grows to `bytes`, unless that exceeds the budget. Returns whether the share has that many
-    /// now.
+    /// Grows the reservation to `bytes`, unless that exceeds the budget. Never shrinks it.
+    ///
+    /// Returns `true` if the reservation has at least `bytes` now.
     #[must_use]
-    pub fn grow_to(&mut self, bytes: usize) -> bool {
+    pub fn try_grow_to(&mut self, bytes: usize) -> bool {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|&more| more > 0) else {
             return true;
         };
-        let Budget { limit, held, .. } = &*self.budget;
-        let grown = held.fetch_update(Relaxed, Relaxed, |held| {
-            held.checked_add(more).filter(|held| held <= limit)
+        let Budget { limit, reserved, .. } = &*self.budget;
+        let grown = reserved.fetch_update(Relaxed, Relaxed, |reserved| {
+            reserved.checked_add(more).filter(|reserved| reserved <= limit)
         });
         if grown.is_ok() {
             self.bytes = bytes;
@@ -60,23 +62,23 @@ impl Share {
         grown.is_ok()
     }
 
-    /// Changes to `bytes`, also beyond the limit.
-    pub fn count(&mut self, bytes: usize) {
-        let Budget { held, returned, .. } = &*self.budget;
+    /// Changes the reservation to `bytes`, even if that exceeds the budget.
+    pub fn resize(&mut self, bytes: usize) {
+        let Budget { reserved, released, .. } = &*self.budget;
         if bytes >= self.bytes {
-            held.fetch_add(bytes - self.bytes, Relaxed);
+            reserved.fetch_add(bytes - self.bytes, Relaxed);
         } else {
-            held.fetch_sub(self.bytes - bytes, Relaxed);
-            returned.fetch_add((self.bytes - bytes) as u64, Relaxed);
+            reserved.fetch_sub(self.bytes - bytes, Relaxed);
+            released.fetch_add((self.bytes - bytes) as u64, Relaxed);
         }
         self.bytes = bytes;
     }
 }
 
-impl Drop for Share {
+impl Drop for Reservation {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.count(0);
+            self.resize(0);
         }
     }
 }
@@ -86,19 +88,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_keep_to_the_limit_and_come_back() {
+    fn reservations_respect_the_limit_and_are_released() {
         let budget = Budget::new(100);
-        let (mut one, mut two) = (Share::of(&budget), Share::of(&budget));
-        assert!(one.grow_to(60) && two.grow_to(40));
-        assert!(!two.grow_to(41) && !one.grow_to(usize::MAX));
-        assert!(one.grow_to(10), "it has as many already");
-        assert_eq!((budget.held(), budget.returned()), (100, 0));
+        let (mut one, mut two) = (Reservation::new(&budget), Reservation::new(&budget));
+        assert!(one.try_grow_to(60) && two.try_grow_to(40));
+        assert!(!two.try_grow_to(41) && !one.try_grow_to(usize::MAX));
+        assert!(one.try_grow_to(10), "the reservation is larger already");
+        assert_eq!((budget.reserved(), budget.released()), (100, 0));
         drop(one);
-        assert_eq!((budget.held(), budget.returned()), (40, 60));
-        assert!(two.grow_to(100));
-        two.count(120);
-        assert_eq!(budget.held(), 120);
-        two.count(5);
-        assert_eq!((budget.held(), budget.returned()), (5, 175));
+        assert_eq!((budget.reserved(), budget.released()), (40, 60));
+        assert!(two.try_grow_to(100));
+        two.resize(120);
+        assert_eq!(budget.reserved(), 120);
+        two.resize(5);
+        assert_eq!((budget.reserved(), budget.released()), (5, 175));
     }
 }

@@ -1,12 +1,13 @@
-//! From bytes to operations on a [`Cache`] and back, without sockets.
+//! Sessions: from bytes to operations on a [`Cache`] and back, without sockets.
 //!
-//! A [`Session`] is one client's side of the conversation: it takes the bytes as they come, in pieces of
-//! any size, and appends the replies to a buffer. How the bytes were cut into pieces never shows in the
-//! replies. Each protocol is a module; the classic text protocol is the only one so far.
+//! A [`Session`] is the server's side of one connection. It receives bytes in pieces of any size
+//! and appends the replies to a buffer. The replies do not depend on where the bytes were cut. Each
+//! protocol is a module; at present there is only the classic text protocol.
 //!
-//! Whatever a client sends, a session holds a bounded number of bytes: at most [`KEY_LIST_MAX`] of an
-//! unfinished line, or the part of one value that has arrived, or the requests that came in one piece and
-//! wait for room in the reply buffer. What all sessions hold together is bounded by a [`Budget`].
+//! A session holds a bounded number of bytes, whatever the client sends: at most [`KEY_LIST_MAX`]
+//! bytes of an unfinished line, or the part of one value that has arrived, or the requests that
+//! arrived in one piece and wait for space in the reply buffer. A [`Budget`] bounds what all
+//! sessions hold together.
 
 mod budget;
 mod reply;
@@ -19,59 +20,62 @@ use std::sync::Arc;
 use crate::cache::Cache;
 use crate::stats::Counters;
 
-pub use budget::{Budget, Share};
+pub use budget::{Budget, Reservation};
 pub use session::Session;
 
-/// Longest key, bytes.
+/// The maximum length of a key, in bytes.
 pub const KEY_MAX: usize = 250;
-/// Longest request line before its line feed, bytes. One of get, gets, gat or gats may be longer.
+/// The maximum length of a request line without its line feed, in bytes. The lines of get, gets,
+/// gat and gats may be longer.
 pub const LINE_MAX: usize = 2048;
-/// Longest line of get, gets, gat or gats before its line feed, bytes.
+/// The maximum length of a line of get, gets, gat or gats without its line feed, in bytes.
 pub const KEY_LIST_MAX: usize = 1 << 20;
-/// What an item takes beyond key and value, bytes, when it is measured against
-/// [`Context::item_size_max`]: memcached's item header, so that its limits mean the same here.
+/// The number of bytes that an item counts in addition to its key and value when it is compared
+/// with [`Context::item_size_max`]. This is the size of memcached's item header, so that its limits
+/// mean the same here.
 pub const ITEM_OVERHEAD: usize = 50;
 
-/// What a session needs from its surroundings while it works.
+/// What a session needs from its surroundings while it processes requests.
 pub struct Context<'a> {
-    /// Where the items live.
+    /// The items.
     pub cache: &'a dyn Cache,
-    /// Where to count.
+    /// The counters of the thread that runs the session.
     pub counters: &'a Counters,
-    /// What unfinished requests of all sessions may hold together.
+    /// The limit on the memory of the unfinished requests of all sessions.
     pub uploads: &'a Arc<Budget>,
-    /// Who knows about the server as a whole.
+    /// The server as a whole.
     pub host: &'a dyn Host,
-    /// The time, seconds since 1970.
+    /// The current time, in seconds since 1970.
     pub now: u32,
-    /// Largest item: key, value and [`ITEM_OVERHEAD`], bytes.
+    /// The maximum size of an item: key, value and [`ITEM_OVERHEAD`], in bytes.
     pub item_size_max: usize,
-    /// A session stops answering when the replies take this many bytes. One value may exceed it.
+    /// The length of the replies, in bytes, at which a session pauses. One value may exceed it.
     pub output_limit: usize,
 }
 
 /// The server, as the `stats` and `version` commands see it.
 pub trait Host {
-    /// What `version` answers.
+    /// Returns the version that `version` replies with.
     fn version(&self) -> &str;
 
-    /// Shows what `stats` tells about the server: process, connections, counters.
+    /// Calls `each` with the name and value of each statistic about the server: the process, its
+    /// connections and its counters.
     fn general(&self, each: &mut dyn FnMut(&str, &dyn Display));
 
-    /// Shows what `stats settings` tells.
+    /// Calls `each` with the name and value of each setting that `stats settings` shows.
     fn settings(&self, each: &mut dyn FnMut(&str, &dyn Display));
 
-    /// Makes the counters start from 0.
+    /// Resets the counters to 0.
     fn reset(&self);
 }
 
-/// How a session goes on.
+/// What a session needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Everything is answered; it waits for more bytes.
+    /// More bytes: all complete requests have been processed.
     Receive,
-    /// The reply buffer is full: empty it, then [`resume`](Session::resume).
+    /// An empty reply buffer and a call of [`resume`](Session::resume): the buffer is full.
     Resume,
-    /// The conversation is over: send the replies, then close.
+    /// The end of the connection, after the replies have been sent.
     Close,
 }

@@ -6,12 +6,24 @@ use std::io::Write;
 use crate::cache::{CacheError, Item};
 use crate::number;
 
-/// Appends the line and value of one hit: `VALUE key flags length [cas]`.
-pub(super) fn value(key: &[u8], item: &Item<'_>, with_cas: bool, out: &mut Vec<u8>) {
-    // Words, numbers and line ends around key and value take at most this many bytes.
-    const AROUND: usize = 64;
+/// Appends a found item: the line `VALUE key flags length [cas]`, then the value.
+///
+/// # Errors
+///
+/// If the value is damaged, or there is no memory for the reply. `out` may have a part of the line
+/// then, which the caller removes.
+pub(super) fn value(
+    key: &[u8],
+    item: &Item<'_>,
+    with_cas: bool,
+    out: &mut Vec<u8>,
+) -> Result<(), CacheError> {
+    // An upper bound of the length of the words, numbers and line ends around key and value.
+    const FRAME_MAX: usize = 64;
     let len = item.value.len();
-    out.reserve(key.len() + len + AROUND);
+    // The length is not verified yet, so this must not end the process if there is no memory.
+    out.try_reserve(len.saturating_add(key.len() + FRAME_MAX))
+        .map_err(|_| CacheError::Other("out of memory for a reply".into()))?;
     out.extend_from_slice(b"VALUE ");
     out.extend_from_slice(key);
     out.push(b' ');
@@ -24,17 +36,19 @@ pub(super) fn value(key: &[u8], item: &Item<'_>, with_cas: bool, out: &mut Vec<u
     }
     out.extend_from_slice(b"\r\n");
     let end = out.len() + len;
-    item.value.append_to(out);
-    debug_assert_eq!(out.len(), end, "a value appends as many bytes as it has");
+    item.value.append_to(out)?;
+    debug_assert_eq!(out.len(), end, "`append_to` appends `len` bytes");
     out.extend_from_slice(b"\r\n");
+    Ok(())
 }
 
-/// Appends `STAT name value`.
+/// Appends the line `STAT name value`.
 pub(super) fn stat(name: &str, value: &dyn Display, out: &mut Vec<u8>) {
-    write!(out, "STAT {name} {value}\r\n").expect("a vector takes everything");
+    write!(out, "STAT {name} {value}\r\n").expect("writing to a vector cannot fail");
 }
 
-/// Appends what a client is told when the store fails: one line, whatever the error's text.
+/// Appends the reply to a request that failed in the store: one line, whatever the text of the
+/// error contains.
 pub(super) fn cache_error(error: &CacheError, out: &mut Vec<u8>) {
     const TEXT_MAX: usize = 512;
     out.extend_from_slice(b"SERVER_ERROR ");

@@ -1,32 +1,34 @@
-//! One client's side of the conversation.
+//! The server's side of one connection.
 
 use super::text::Text;
-use super::{Context, Next, Share};
+use super::{Context, Next, Reservation};
 
-/// Takes a client's bytes and answers them. Holds what is not answered yet.
+/// Processes the bytes of one client and produces the replies.
 #[derive(Default)]
 pub struct Session {
     text: Text,
-    /// Bytes received but not consumed: the beginning of a line, or what came after the replies were full.
-    rest: Vec<u8>,
-    /// Counts the memory of `rest` once it is more than [`UNCOUNTED`].
-    share: Option<Share>,
+    /// Bytes that were received but not consumed: the beginning of a line, or what arrived while
+    /// the reply buffer was full.
+    pending: Vec<u8>,
+    /// Accounts for the memory of `pending` once it exceeds [`UNRESERVED_MAX`].
+    reservation: Option<Reservation>,
 }
 
-/// As much of `rest` is not counted, bytes: what one read brings, plus a line of ordinary length.
-const UNCOUNTED: usize = 72 << 10;
+/// The number of bytes of `pending` that need no reservation: what one read brings, plus a line of
+/// ordinary length.
+const UNRESERVED_MAX: usize = 72 << 10;
 
 impl Session {
-    /// A new conversation.
+    /// Creates a session for a new connection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes `bytes`, does what they ask, and appends the replies to `out`.
+    /// Processes `bytes` and appends the replies to `out`.
     ///
-    /// To be called only at the beginning and after [`Next::Receive`].
+    /// Must be called only at the beginning and after [`Next::Receive`].
     pub fn receive(&mut self, bytes: &[u8], context: &Context<'_>, out: &mut Vec<u8>) -> Next {
-        if !self.rest.is_empty() {
+        if !self.pending.is_empty() {
             return match self.keep(bytes, context, out) {
                 Next::Close => Next::Close,
                 _ => self.resume(context, out),
@@ -42,51 +44,52 @@ impl Session {
         }
     }
 
-    /// Keeps `bytes` until they can be consumed, or closes if the budget for that is exhausted.
+    /// Appends `bytes` to the pending ones. Closes the session if the budget does not allow it.
     fn keep(&mut self, bytes: &[u8], context: &Context<'_>, out: &mut Vec<u8>) -> Next {
-        let needed = self.rest.len() + bytes.len();
-        if needed > UNCOUNTED {
-            let share = self.share.get_or_insert_with(|| Share::of(context.uploads));
-            if !share.grow_to(needed) {
+        let needed = self.pending.len() + bytes.len();
+        if needed > UNRESERVED_MAX {
+            let reservation =
+                self.reservation.get_or_insert_with(|| Reservation::new(context.uploads));
+            if !reservation.try_grow_to(needed) {
                 out.extend_from_slice(b"SERVER_ERROR out of memory reading request\r\n");
-                self.forget_rest();
+                self.clear_pending();
                 return Next::Close;
             }
         }
-        self.rest.extend_from_slice(bytes);
-        if let Some(share) = &mut self.share {
-            share.count(self.rest.capacity());
+        self.pending.extend_from_slice(bytes);
+        if let Some(reservation) = &mut self.reservation {
+            reservation.resize(self.pending.capacity());
         }
         Next::Receive
     }
 
-    /// Goes on after [`Next::Resume`], once `out` has room again.
+    /// Continues after [`Next::Resume`], when `out` has space again.
     pub fn resume(&mut self, context: &Context<'_>, out: &mut Vec<u8>) -> Next {
-        let progress = self.text.process(&self.rest, context, out);
-        if progress.next == Next::Close || progress.consumed == self.rest.len() {
-            self.forget_rest();
+        let progress = self.text.process(&self.pending, context, out);
+        if progress.next == Next::Close || progress.consumed == self.pending.len() {
+            self.clear_pending();
         } else {
-            self.rest.drain(..progress.consumed);
+            self.pending.drain(..progress.consumed);
         }
         progress.next
     }
 
-    /// Frees the memory: an idle connection keeps no buffer.
-    fn forget_rest(&mut self) {
-        self.rest = Vec::new();
-        self.share = None;
+    /// Frees the memory of the pending bytes, so that an idle connection holds no buffer.
+    fn clear_pending(&mut self) {
+        self.pending = Vec::new();
+        self.reservation = None;
     }
 
-    /// Bytes of memory that this session keeps for what is not answered yet.
+    /// Returns the number of bytes of memory that the session holds for unfinished requests.
     pub fn held_bytes(&self) -> usize {
-        self.rest.capacity() + self.text.held_bytes()
+        self.pending.capacity() + self.text.held_bytes()
     }
 }
 
-/// What a protocol did with the bytes it was shown.
+/// How far a protocol got with its input.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// Bytes that it needs no more.
+    /// The number of bytes that the protocol does not need again.
     pub(super) consumed: usize,
     pub(super) next: Next,
 }

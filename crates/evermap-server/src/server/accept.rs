@@ -8,27 +8,27 @@ use std::time::Duration;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::shared::{Admission, Shared};
-use super::worker::Desk;
+use super::shared::{ConnectionPermit, Shared};
+use super::worker::Mailbox;
 
 const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
 
-/// How long to wait before trying again after the system had no descriptor or memory for a connection.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The delay before the next attempt after the system had no descriptor or memory for a connection.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Accepts connections and deals them to the workers.
+/// Accepts connections and assigns each to a worker.
 pub(super) struct Acceptor {
     shared: Arc<Shared>,
     poll: Poll,
     listener: TcpListener,
-    desks: Vec<Arc<Desk>>,
+    mailboxes: Vec<Arc<Mailbox>>,
     pub(super) waker: Arc<Waker>,
 }
 
-/// Whether connections may be waiting that were not accepted.
+/// Whether connections may be left in the queue of the listener.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Queue {
+enum AcceptQueue {
     Empty,
     Waiting,
 }
@@ -37,71 +37,74 @@ impl Acceptor {
     pub(super) fn new(
         shared: Arc<Shared>,
         mut listener: TcpListener,
-        desks: Vec<Arc<Desk>>,
+        mailboxes: Vec<Arc<Mailbox>>,
     ) -> io::Result<Self> {
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        Ok(Acceptor { shared, poll, listener, desks, waker })
+        Ok(Acceptor { shared, poll, listener, mailboxes, waker })
     }
 
-    /// Accepts until the server stops. Closes the listener at the end.
+    /// Accepts connections until the server stops. Then closes the listener.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(16);
-        let mut queue = Queue::Empty;
+        let mut queue = AcceptQueue::Empty;
         while !self.shared.is_stopping() {
-            let timeout = (queue == Queue::Waiting).then_some(PAUSE);
+            let timeout = (queue == AcceptQueue::Waiting).then_some(RETRY_DELAY);
             if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != ErrorKind::Interrupted
             {
-                // The event queue is broken, which has no remedy: leave the connected clients in peace.
+                // The event queue failed and cannot be repaired. Connected clients are not
+                // affected.
                 return;
             }
             queue = self.accept_all();
         }
     }
 
-    /// Accepts whatever is waiting.
-    fn accept_all(&mut self) -> Queue {
+    /// Accepts all waiting connections.
+    fn accept_all(&mut self) -> AcceptQueue {
         while !self.shared.is_stopping() {
             match self.listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) => match error.kind() {
-                    ErrorKind::WouldBlock => return Queue::Empty,
-                    // That client is gone; the next may not be.
+                    ErrorKind::WouldBlock => return AcceptQueue::Empty,
+                    // This client is gone, but others may be waiting.
                     ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
-                    // Out of descriptors or memory: the client stays in the queue and would be offered again
-                    // at once, so wait for others to leave.
+                    // No descriptors or memory: the connection stays in the queue and would be
+                    // offered again immediately, so wait until others are closed.
                     _ => {
-                        self.shared.pauses.fetch_add(1, Relaxed);
-                        return Queue::Waiting;
+                        self.shared.accept_pauses.fetch_add(1, Relaxed);
+                        return AcceptQueue::Waiting;
                     }
                 },
             }
         }
-        Queue::Empty
+        AcceptQueue::Empty
     }
 
+    /// Assigns a connection to a worker, or rejects it if there are too many.
     fn admit(&mut self, stream: TcpStream) {
         self.shared.accepted.fetch_add(1, Relaxed);
-        match self.shared.admit() {
-            Some(admission) => self.deal(stream, admission),
+        match self.shared.try_admit() {
+            Some(permit) => self.assign(stream, permit),
             None => {
                 self.shared.rejected.fetch_add(1, Relaxed);
-                // A fresh socket has room for this; if not, the client sees the close all the same.
+                // The send buffer of a new socket has space for this. If the write fails, the
+                // client still sees that the connection is closed.
                 let _ = (&stream).write(b"ERROR Too many open connections\r\n");
             }
         }
     }
 
-    /// Gives a connection to the worker that has the fewest.
-    fn deal(&mut self, stream: TcpStream, admission: Admission) {
-        // Replies are written whole, so waiting to fill a packet would only delay them. Probes find clients
-        // that vanished without a word. Where a socket refuses, it works without.
+    /// Assigns a connection to the worker that has the fewest.
+    fn assign(&mut self, stream: TcpStream, permit: ConnectionPermit) {
+        // Nagle's algorithm would only delay replies, which are written in one piece. Keep-alive
+        // probes detect clients that disappeared. The connection also works without these options.
         let _ = stream.set_nodelay(true);
         let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
-        if let Some(desk) = self.desks.iter().min_by_key(|desk| desk.load()) {
-            desk.hand_over(stream, admission);
+        if let Some(mailbox) = self.mailboxes.iter().min_by_key(|mailbox| mailbox.load()) {
+            mailbox.deliver(stream, permit);
         }
     }
 }

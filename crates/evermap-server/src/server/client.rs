@@ -5,144 +5,145 @@ use std::sync::Arc;
 
 use mio::net::TcpStream;
 
-use super::room::{Arrived, ReadRoom, ReplyRoom};
-use super::shared::Admission;
-use crate::protocol::{Budget, Context, Next, Session, Share};
+use super::buffers::{ReadBuffer, ReadResult, ReplyBuffer};
+use super::shared::ConnectionPermit;
+use crate::protocol::{Budget, Context, Next, Reservation, Session};
 use crate::stats::Count;
 
-/// Times that one connection may read or resume before others get their turn.
-const ROUNDS: usize = 4;
+/// The number of times that one connection may read or resume in one turn.
+const ROUNDS_MAX: usize = 4;
 
 /// A connected client.
 ///
-/// It is in one of three states: replies are waiting for the socket to take them (then nothing is read),
-/// or the session is waiting for its replies to leave, or it is waiting for bytes.
+/// It is in one of three states: it waits until the socket takes more replies (and nothing is read
+/// meanwhile), or its session waits until its replies are sent, or it waits for bytes.
 pub(super) struct Client {
     pub(super) stream: TcpStream,
     session: Session,
     /// Replies that the socket has not taken.
     unsent: Unsent,
-    /// How the session goes on once `unsent` is empty.
+    /// What the session needs next, once `unsent` is empty.
     next: Next,
-    /// Whether the socket may have bytes for us.
+    /// Whether the socket may have bytes to read.
     readable: bool,
-    /// Whether the peer has closed its side, so that reading has to go on to the end.
+    /// Whether the peer has closed its side, so that the worker has to read to the end.
     peer_closed: bool,
-    /// Whether it waits in line for another turn.
+    /// Whether the client is in the worker's queue for another turn.
     pub(super) queued: bool,
-    _admission: Admission,
+    _permit: ConnectionPermit,
 }
 
-/// What to do with a client after its turn.
+/// What the worker does with a client after its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Nothing until its socket is ready again.
+    /// Nothing until the socket is ready again.
     Wait,
-    /// Another turn after the others had theirs.
+    /// Gives it another turn after the other clients.
     Again,
-    /// Drop it.
+    /// Closes it.
     Close,
 }
 
-/// Memory that the clients of a worker use in turn.
-pub(super) struct Rooms {
-    pub(super) read: ReadRoom,
-    pub(super) replies: ReplyRoom,
+/// Buffers that the clients of a worker share.
+pub(super) struct Buffers {
+    pub(super) read: ReadBuffer,
+    pub(super) replies: ReplyBuffer,
 }
 
-/// Replies of one client that wait for its socket.
+/// Replies of one client that wait until its socket takes them.
 struct Unsent {
     bytes: Vec<u8>,
-    /// How many of them the socket has taken.
+    /// The number of bytes that the socket has taken.
     sent: usize,
-    /// Counts the memory.
-    share: Share,
+    /// Accounts for the memory of `bytes`.
+    reservation: Reservation,
 }
 
 impl Client {
-    /// A client whose unsent replies are counted in `unsent`.
-    pub(super) fn new(stream: TcpStream, admission: Admission, unsent: &Arc<Budget>) -> Self {
+    /// Creates a client whose unsent replies are accounted for in `unsent`.
+    pub(super) fn new(stream: TcpStream, permit: ConnectionPermit, unsent: &Arc<Budget>) -> Self {
+        let reservation = Reservation::new(unsent);
         Client {
             stream,
             session: Session::new(),
-            unsent: Unsent { bytes: Vec::new(), sent: 0, share: Share::of(unsent) },
+            unsent: Unsent { bytes: Vec::new(), sent: 0, reservation },
             next: Next::Receive,
             readable: false,
             peer_closed: false,
             queued: false,
-            _admission: admission,
+            _permit: permit,
         }
     }
 
-    /// Notes what an event said.
-    pub(super) fn ready(&mut self, readable: bool, peer_closed: bool) {
+    /// Records the readiness that an event reports.
+    pub(super) fn set_ready(&mut self, readable: bool, peer_closed: bool) {
         self.readable |= readable;
         self.peer_closed |= peer_closed;
     }
 
-    /// Whether the socket has taken all replies.
+    /// Returns `true` if the socket has taken all replies.
     pub(super) fn is_drained(&self) -> bool {
         self.unsent.bytes.is_empty()
     }
 
-    /// Reads, answers and writes as far as the socket goes, within bounds.
-    pub(super) fn turn(&mut self, rooms: &mut Rooms, context: &Context<'_>) -> Turn {
-        match self.try_turn(rooms, context) {
+    /// Reads, processes and writes as far as the socket allows, for a limited number of rounds.
+    pub(super) fn turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> Turn {
+        match self.try_turn(buffers, context) {
             Ok(turn) => turn,
-            // The connection is broken; there is nobody to tell.
+            // The connection failed, so the client cannot receive an error.
             Err(_) => Turn::Close,
         }
     }
 
-    fn try_turn(&mut self, rooms: &mut Rooms, context: &Context<'_>) -> io::Result<Turn> {
+    fn try_turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> io::Result<Turn> {
         self.send_unsent(context)?;
-        for _ in 0..ROUNDS {
+        for _ in 0..ROUNDS_MAX {
             if !self.is_drained() {
                 return Ok(Turn::Wait);
             }
-            // The replies of this round are its own. Where it ends early, they are dropped with the
-            // buffer.
+            // The buffer belongs to this round. If the round ends early, the replies are dropped
+            // together with the buffer.
             let mut replies;
             match self.next {
                 Next::Close => {
-                    self.discard_input(&mut rooms.read);
+                    self.discard_input(&mut buffers.read);
                     return Ok(Turn::Close);
                 }
                 Next::Receive if !self.readable => return Ok(Turn::Wait),
                 Next::Receive => {
-                    replies = rooms.replies.take();
-                    if self.receive(&mut rooms.read, context, &mut replies)? == Input::Ended {
+                    replies = buffers.replies.take();
+                    if self.receive(&mut buffers.read, context, &mut replies)? == Input::Ended {
                         return Ok(Turn::Close);
                     }
                 }
                 Next::Resume => {
-                    replies = rooms.replies.take();
+                    replies = buffers.replies.take();
                     self.next = self.session.resume(context, &mut replies);
                 }
             }
-            rooms.replies.take_back(self.send(replies, context)?);
+            buffers.replies.put_back(self.send(replies, context)?);
         }
-        let busy = self.next != Next::Receive || self.readable;
-        if !(busy && self.is_drained()) {
+        let has_work = self.next != Next::Receive || self.readable;
+        if !(has_work && self.is_drained()) {
             return Ok(Turn::Wait);
         }
         context.counters.add(Count::ConnYields, 1);
         Ok(Turn::Again)
     }
 
-    /// Reads once and lets the session answer.
+    /// Reads once and passes the bytes to the session.
     fn receive(
         &mut self,
-        room: &mut ReadRoom,
+        buffer: &mut ReadBuffer,
         context: &Context<'_>,
         replies: &mut Vec<u8>,
     ) -> io::Result<Input> {
-        match room.read(&mut self.stream)? {
-            Arrived::End => return Ok(Input::Ended),
-            Arrived::Nothing => self.readable = false,
-            Arrived::Bytes { bytes, emptied } => {
-                // There will be an event when more comes to a socket that is empty. Only the end of
-                // the stream needs a read of its own, and its event may have come already.
+        match buffer.read(&mut self.stream)? {
+            ReadResult::End => return Ok(Input::Ended),
+            ReadResult::WouldBlock => self.readable = false,
+            ReadResult::Bytes { bytes, emptied } => {
+                // An event follows when more bytes arrive at an empty socket. Only the end of the
+                // stream needs another read, because its event may have been received already.
                 if emptied && !self.peer_closed {
                     self.readable = false;
                 }
@@ -153,26 +154,26 @@ impl Client {
         Ok(Input::Open)
     }
 
-    /// Sends `replies` and keeps what the socket does not take. Returns memory that is not needed
-    /// any more.
+    /// Sends `replies` and keeps the bytes that the socket does not take. Returns a buffer for the
+    /// next use.
     fn send(&mut self, replies: Vec<u8>, context: &Context<'_>) -> io::Result<Vec<u8>> {
         let sent = write_some(&mut self.stream, &replies, context)?;
         let left = &replies[sent..];
         if left.is_empty() {
             return Ok(replies);
         }
-        let (unsent, spare) = if left.len() <= ReplyRoom::KEPT {
-            // A client that waits holds what it waits for, not all the room there was.
+        let (unsent, spare) = if left.len() <= ReplyBuffer::RETAINED_MAX {
+            // A waiting client holds only the bytes that it waits for, not the whole buffer.
             ((left.to_vec(), 0), replies)
         } else {
             ((replies, sent), Vec::new())
         };
         (self.unsent.bytes, self.unsent.sent) = unsent;
-        self.unsent.share.count(self.unsent.bytes.capacity());
+        self.unsent.reservation.resize(self.unsent.bytes.capacity());
         Ok(spare)
     }
 
-    /// Sends what the socket did not take before.
+    /// Sends the bytes that the socket did not take before.
     pub(super) fn send_unsent(&mut self, context: &Context<'_>) -> io::Result<()> {
         let unsent = &mut self.unsent;
         if unsent.bytes.is_empty() {
@@ -181,32 +182,32 @@ impl Client {
         unsent.sent += write_some(&mut self.stream, &unsent.bytes[unsent.sent..], context)?;
         if unsent.sent == unsent.bytes.len() {
             (unsent.bytes, unsent.sent) = (Vec::new(), 0);
-            unsent.share.count(0);
+            unsent.reservation.resize(0);
         }
         Ok(())
     }
 
-    /// Reads and forgets what the client has sent meanwhile, within bounds: closing a socket that holds
-    /// unread bytes would reset the connection, and the client might lose the last replies.
-    pub(super) fn discard_input(&mut self, room: &mut ReadRoom) {
-        const READS: usize = 16;
-        for _ in 0..READS {
-            match room.read(&mut self.stream) {
-                Ok(Arrived::Bytes { .. }) => {}
+    /// Reads and drops bytes that the client has sent meanwhile, up to a limit. To close a socket
+    /// with unread bytes would reset the connection, and the client could lose the last replies.
+    pub(super) fn discard_input(&mut self, buffer: &mut ReadBuffer) {
+        const READS_MAX: usize = 16;
+        for _ in 0..READS_MAX {
+            match buffer.read(&mut self.stream) {
+                Ok(ReadResult::Bytes { .. }) => {}
                 _ => return,
             }
         }
     }
 }
 
-/// Whether there may be more to read.
+/// Whether more bytes may follow.
 #[derive(PartialEq, Eq)]
 enum Input {
     Open,
     Ended,
 }
 
-/// Writes `bytes` as far as the socket takes them. Returns how many it took.
+/// Writes `bytes` until the socket takes no more. Returns the number of bytes written.
 fn write_some(stream: &mut TcpStream, bytes: &[u8], context: &Context<'_>) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {

@@ -1,16 +1,17 @@
 //! Sockets and threads.
 //!
-//! One thread accepts connections and deals each to the worker that has the fewest; each worker serves
-//! its connections with one event loop and shares nothing with the others but the [`Cache`]. Dealing keeps
-//! the workers evenly loaded however few clients there are. The two usual alternatives do not: sockets
-//! that share a port (`SO_REUSEPORT`) spread connections by a hash, so that of eight clients four may meet
-//! on one worker, and let a second server take half of the clients unnoticed; and a listener in every
-//! event loop wakes all of them for each client and favours whichever is idle.
+//! One thread accepts connections and assigns each to the worker that has the fewest. Each worker
+//! serves its connections with an event loop and shares only the [`Cache`] with the others. This
+//! keeps the workers evenly loaded even if there are few clients. The two usual alternatives do
+//! not. Sockets that share a port (`SO_REUSEPORT`) distribute connections by a hash, so that one of
+//! several workers may get four of eight clients; they also let a second server take half of the
+//! clients unnoticed. A listener in every event loop wakes all workers for each client and favours
+//! the idle ones.
 
 mod accept;
+mod buffers;
 mod client;
 mod port;
-mod room;
 mod shared;
 mod worker;
 
@@ -26,44 +27,46 @@ use mio::net::TcpListener;
 
 use crate::cache::Cache;
 use accept::Acceptor;
-pub use port::Port;
+pub use port::BoundPort;
 use shared::Shared;
 use worker::Worker;
 
-/// How a [`Server`] is to run.
+/// The configuration of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen. Port 0 takes a free one, which [`Server::local_addr`] tells.
+    /// The address to listen on. Port 0 stands for any free port; [`Server::local_addr`] returns
+    /// it.
     pub listen: SocketAddr,
-    /// Worker threads.
+    /// The number of worker threads.
     pub threads: usize,
-    /// Connections at once. One more is told so and closed.
+    /// The maximum number of open connections. Further ones receive an error and are closed.
     pub max_connections: usize,
-    /// Connections that may wait to be accepted. The system has a limit of its own
-    /// (`net.core.somaxconn`), and the lower one counts.
+    /// The maximum number of connections that wait to be accepted. The system limits it too
+    /// (`net.core.somaxconn`), and the lower limit applies.
     pub backlog: u32,
-    /// Largest item (key, value and 50 bytes), from 1 KiB to [`ITEM_SIZE_LIMIT`], bytes.
+    /// The maximum size of an item (key, value and 50 bytes), in bytes. From [`ITEM_SIZE_MIN`] to
+    /// [`ITEM_SIZE_LIMIT`].
     pub item_size_max: usize,
-    /// Replies that one connection may leave unread before it is served no more, bytes. One value may
-    /// exceed it.
+    /// The number of bytes of unread replies at which a connection is not served until the client
+    /// reads them. One value may exceed it.
     pub output_limit: usize,
-    /// Memory that requests of all connections may take while parts of them are missing, at least
-    /// `item_size_max`, bytes. An upload beyond it is refused as when the store is full.
+    /// The maximum memory of the unfinished requests of all connections, in bytes. At least
+    /// `item_size_max`. An upload that would exceed it fails as if the store were full.
     pub upload_limit: usize,
-    /// What the `version` command answers.
+    /// The version that the `version` command replies with.
     pub version: String,
 }
 
-/// Smallest [`Config::item_size_max`], bytes.
+/// The minimum of [`Config::item_size_max`], in bytes.
 pub const ITEM_SIZE_MIN: usize = 1 << 10;
-/// Largest [`Config::item_size_max`], bytes.
+/// The maximum of [`Config::item_size_max`], in bytes.
 pub const ITEM_SIZE_LIMIT: usize = 64 << 20;
-/// Most [`Config::threads`].
+/// The maximum of [`Config::threads`].
 pub const THREADS_MAX: usize = 1024;
 
 impl Default for Config {
-    /// What memcached does by default: port 11211 (of this host only), one worker a core, 1024 connections,
-    /// as many that wait, items of 1 MiB. Unfinished requests may take 256 MiB.
+    /// Returns memcached's defaults: port 11211 (of this host only), one worker for each core, 1024
+    /// connections, a backlog of 1024, items of 1 MiB. Unfinished requests may use 256 MiB.
     fn default() -> Self {
         Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 11211)),
@@ -73,71 +76,80 @@ impl Default for Config {
             item_size_max: 1 << 20,
             output_limit: 256 << 10,
             upload_limit: 256 << 20,
-            // Clients and test suites look at this to know how a server behaves, so it begins with the version of
-            // memcached whose replies ours follow.
+            // Clients and test suites use this to learn how a server behaves, so it begins with the
+            // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
         }
     }
 }
 
 impl Config {
+    /// Checks every setting.
+    ///
     /// # Errors
-    /// `InvalidInput` naming the setting that cannot be met.
+    /// `InvalidInput` with the name of the invalid setting.
     fn check(&self) -> io::Result<()> {
-        let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         if !(1..=THREADS_MAX).contains(&self.threads) {
-            return refuse(format!("threads = {}: must be 1 to {THREADS_MAX}", self.threads));
+            return invalid(format!("threads = {}: must be 1 to {THREADS_MAX}", self.threads));
         }
         if self.max_connections == 0 {
-            return refuse("max_connections = 0: must be at least 1".into());
+            return invalid("max_connections = 0: must be at least 1".into());
         }
         if !(ITEM_SIZE_MIN..=ITEM_SIZE_LIMIT).contains(&self.item_size_max) {
-            return refuse(format!(
+            return invalid(format!(
                 "item_size_max = {}: must be {ITEM_SIZE_MIN} to {ITEM_SIZE_LIMIT} bytes",
                 self.item_size_max
             ));
         }
         if self.output_limit == 0 {
-            return refuse("output_limit = 0: must be at least 1 byte".into());
+            return invalid("output_limit = 0: must be at least 1 byte".into());
         }
         if self.backlog == 0 {
-            return refuse("backlog = 0: must be at least 1".into());
+            return invalid("backlog = 0: must be at least 1".into());
         }
         if self.upload_limit < self.item_size_max {
-            return refuse(format!(
+            return invalid(format!(
                 "upload_limit = {}: must be at least item_size_max, {} bytes",
                 self.upload_limit, self.item_size_max
             ));
         }
         if self.version.is_empty() || self.version.bytes().any(|byte| byte.is_ascii_control()) {
-            return refuse(format!("version = {:?}: must be one line of text", self.version));
+            return invalid(format!("version = {:?}: must be one line of text", self.version));
         }
         Ok(())
     }
 }
 
-/// A running server. Dropping it stops it.
+/// A running server. It stops when it is dropped.
 pub struct Server {
     local_addr: SocketAddr,
     shared: Arc<Shared>,
-    /// Wake the acceptor and the workers, so that they see that they have to stop.
+    /// The wakers of the acceptor and the workers, used to stop them.
     wakers: Vec<Arc<Waker>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Server {
-    /// Listens on [`Config::listen`], and starts to serve `cache`.
+    /// Listens on [`Config::listen`] and starts to serve `cache`.
     ///
     /// # Errors
-    /// `InvalidInput` for a setting that cannot be met; otherwise what the system said when it refused to
-    /// listen or to make a thread or an event queue.
+    /// `InvalidInput` if a setting is invalid; otherwise the error of the system if it cannot
+    /// listen, or cannot create a thread or an event queue.
     pub fn start(cache: Arc<dyn Cache>, config: Config) -> io::Result<Server> {
         config.check()?;
-        Server::start_on(Port::take(config.listen)?, cache, config)
+        Server::start_on_port(BoundPort::bind(config.listen)?, cache, config)
     }
 
-    /// Like [`start`](Server::start), on a port that was taken before.
-    pub fn start_on(port: Port, cache: Arc<dyn Cache>, config: Config) -> io::Result<Server> {
+    /// Listens on `port` instead of [`Config::listen`] and starts to serve `cache`.
+    ///
+    /// # Errors
+    /// As [`start`](Server::start).
+    pub fn start_on_port(
+        port: BoundPort,
+        cache: Arc<dyn Cache>,
+        config: Config,
+    ) -> io::Result<Server> {
         config.check()?;
         let listener = TcpListener::from_std(port.listen(config.backlog)?);
         let local_addr = listener.local_addr()?;
@@ -148,14 +160,14 @@ impl Server {
             wakers: Vec::new(),
             threads: Mutex::default(),
         };
-        let mut desks = Vec::new();
-        for number in 0..shared.config.threads {
-            let (worker, desk) = Worker::new(shared.clone(), number)?;
-            server.wakers.push(desk.waker.clone());
-            desks.push(desk);
-            server.spawn(format!("evermap-worker-{number}"), || worker.run())?;
+        let mut mailboxes = Vec::new();
+        for index in 0..shared.config.threads {
+            let (worker, mailbox) = Worker::new(shared.clone(), index)?;
+            server.wakers.push(mailbox.waker.clone());
+            mailboxes.push(mailbox);
+            server.spawn(format!("evermap-worker-{index}"), || worker.run())?;
         }
-        let acceptor = Acceptor::new(shared, listener, desks)?;
+        let acceptor = Acceptor::new(shared, listener, mailboxes)?;
         server.wakers.push(acceptor.waker.clone());
         server.spawn("evermap-accept".into(), || acceptor.run())?;
         Ok(server)
@@ -171,46 +183,50 @@ impl Server {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The address that clients connect to.
+    /// Returns the address that the server listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Clients connected now.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.shared.connections()
     }
 
-    /// Memory that was held for unfinished requests and unsent replies and has been freed, since
-    /// the start, bytes. Allocators tend to keep such memory: whoever owns the process can tell
-    /// from this when it is worth asking for it.
+    /// Returns the total number of bytes that were allocated for unfinished requests and unsent
+    /// replies and have been freed since the start.
+    ///
+    /// Allocators tend to keep such memory. A program can use this number to decide when to ask the
+    /// allocator to return it to the system.
     pub fn freed_bytes(&self) -> u64 {
-        self.shared.uploads.returned() + self.shared.unsent.returned()
+        self.shared.uploads.released() + self.shared.unsent.released()
     }
 
-    /// Shows `name` with `value` in `stats`, in place of an earlier value of that name.
-    pub fn note(&self, name: &'static str, value: impl Display) {
-        self.shared.note(name, value.to_string());
+    /// Adds a statistic to the reply of `stats`, or replaces the one with the same name.
+    pub fn set_stat(&self, name: &'static str, value: impl Display) {
+        self.shared.set_stat(name, value.to_string());
     }
 
-    /// Tells the server to stop: it accepts and reads no more, sends the replies to what it has already
-    /// done, and closes. Returns at once; [`join`](Server::join) waits for the end.
+    /// Tells the server to stop, and returns immediately; [`join`](Server::join) waits for the end.
+    ///
+    /// The server accepts and reads nothing more, sends the replies to the requests that it has
+    /// executed, and closes all connections.
     pub fn stop(&self) {
         self.shared.stop();
         for waker in &self.wakers {
-            // A waker fails only when its event queue is gone, and then so is the thread.
+            // Waking fails only if the event queue is closed, and then the thread has ended.
             let _ = waker.wake();
         }
     }
 
-    /// Waits until the server has stopped, which only [`stop`](Server::stop) makes it do. Clients that do
-    /// not read their last replies are given two seconds.
+    /// Waits until the server has stopped, after a call of [`stop`](Server::stop). Clients have two
+    /// seconds to read their last replies.
     ///
     /// # Panics
     /// If a thread of the server panicked.
     pub fn join(&self) {
         loop {
-            // The lock is not held while waiting, so that others can wait too.
+            // The lock is not held while waiting, so that several threads can wait.
             let Some(thread) = self.threads().pop() else {
                 return;
             };
@@ -225,7 +241,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
         for thread in self.threads().drain(..) {
-            // Its panic was reported when it happened; dropping must not add another.
+            // A panic was reported when it happened. Dropping must not panic again.
             let _ = thread.join();
         }
     }
@@ -240,9 +256,9 @@ mod tests {
     use crate::ModelCache;
     use crate::stats::Count;
 
-    /// Each worker counts for itself, so the counters tell who served whom.
+    /// Each worker has its own counters, so they show which worker served a request.
     #[test]
-    fn connections_are_dealt_evenly() {
+    fn connections_are_assigned_evenly() {
         const THREADS: usize = 4;
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let config = Config { listen, threads: THREADS, ..Config::default() };

@@ -1,4 +1,4 @@
-//! What all threads of a server share.
+//! The state that all threads of a server share.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -13,27 +13,28 @@ use crate::cache::Cache;
 use crate::protocol::{Budget, Host};
 use crate::stats::{Counters, Totals};
 
+/// The state of a server.
 pub(super) struct Shared {
     pub(super) cache: Arc<dyn Cache>,
     pub(super) config: Config,
     pub(super) local_addr: SocketAddr,
     started: Instant,
     stopping: AtomicBool,
-    /// One for each worker, which alone writes it.
+    /// The counters of each worker, which only that worker writes.
     pub(super) counters: Box<[Counters]>,
-    /// Memory of requests of which a part is missing.
+    /// Accounts for the memory of unfinished requests.
     pub(super) uploads: Arc<Budget>,
-    /// Memory of replies that sockets have not taken. Each client's own limit is the only one.
+    /// Accounts for the memory of unsent replies. There is no limit beyond that of each client.
     pub(super) unsent: Arc<Budget>,
-    /// What the program that runs the server wants `stats` to show.
-    notes: Mutex<BTreeMap<&'static str, String>>,
-    /// What the counters were at the last `stats reset`.
+    /// Statistics that the program around the server adds to `stats`.
+    extra_stats: Mutex<BTreeMap<&'static str, String>>,
+    /// The sums of the counters at the last `stats reset`.
     baseline: Mutex<Totals>,
     connections: AtomicUsize,
     pub(super) accepted: AtomicU64,
     pub(super) rejected: AtomicU64,
-    /// Times that accepting had to pause for want of descriptors or memory.
-    pub(super) pauses: AtomicU64,
+    /// The number of times that accepting paused because the system had no descriptors or memory.
+    pub(super) accept_pauses: AtomicU64,
 }
 
 impl Shared {
@@ -49,17 +50,18 @@ impl Shared {
             counters,
             uploads,
             unsent: Budget::new(usize::MAX),
-            notes: Mutex::default(),
+            extra_stats: Mutex::default(),
             baseline: Mutex::default(),
             connections: AtomicUsize::new(0),
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
-            pauses: AtomicU64::new(0),
+            accept_pauses: AtomicU64::new(0),
         }
     }
 
     pub(super) fn stop(&self) {
-        // Release, and Acquire below: what happened before the stop is visible to the stopping threads.
+        // Release pairs with Acquire below: a thread that sees the flag sees what happened before
+        // it was set.
         self.stopping.store(true, Release);
     }
 
@@ -71,16 +73,16 @@ impl Shared {
         self.connections.load(Relaxed)
     }
 
-    /// Counts a connection in, unless there are as many as there may be.
-    pub(super) fn admit(self: &Arc<Self>) -> Option<Admission> {
+    /// Returns a permit for a new connection, or `None` if there are too many.
+    pub(super) fn try_admit(self: &Arc<Self>) -> Option<ConnectionPermit> {
         let max = self.config.max_connections;
         let admitted =
             self.connections.fetch_update(Relaxed, Relaxed, |now| (now < max).then_some(now + 1));
-        admitted.ok().map(|_| Admission(self.clone()))
+        admitted.ok().map(|_| ConnectionPermit(self.clone()))
     }
 
-    pub(super) fn note(&self, name: &'static str, value: String) {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).insert(name, value);
+    pub(super) fn set_stat(&self, name: &'static str, value: String) {
+        self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner).insert(name, value);
     }
 
     fn totals(&self) -> Totals {
@@ -89,10 +91,10 @@ impl Shared {
     }
 }
 
-/// The right to be connected, given back when dropped.
-pub(super) struct Admission(Arc<Shared>);
+/// A permit for one open connection. It is returned when dropped.
+pub(super) struct ConnectionPermit(Arc<Shared>);
 
-impl Drop for Admission {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Relaxed);
     }
@@ -119,11 +121,11 @@ impl Host for Shared {
         each("rejected_connections", &self.rejected.load(Relaxed));
         self.totals().each(each);
         each("accepting_conns", &1);
-        each("listen_disabled_num", &self.pauses.load(Relaxed));
+        each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
         each("threads", &self.config.threads);
-        each("evermap_upload_bytes", &self.uploads.held());
-        each("evermap_unsent_bytes", &self.unsent.held());
-        for (name, value) in &*self.notes.lock().unwrap_or_else(PoisonError::into_inner) {
+        each("evermap_upload_bytes", &self.uploads.reserved());
+        each("evermap_unsent_bytes", &self.unsent.reserved());
+        for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
             each(name, value);
         }
     }
@@ -151,11 +153,11 @@ impl Host for Shared {
         *baseline = Totals::of(&self.counters);
         self.accepted.store(0, Relaxed);
         self.rejected.store(0, Relaxed);
-        self.pauses.store(0, Relaxed);
+        self.accept_pauses.store(0, Relaxed);
     }
 }
 
-/// Prints as seconds and microseconds.
+/// Formats a duration as seconds and microseconds.
 struct Seconds(Duration);
 
 impl Display for Seconds {
@@ -164,11 +166,12 @@ impl Display for Seconds {
     }
 }
 
-/// Processor time of this process in user and system mode, where the system tells it.
+/// Returns the processor time of this process in user and system mode, or `None` if the system does
+/// not report it.
 fn cpu_times() -> Option<(Duration, Duration)> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name in parentheses and may hold anything; `utime` and `stime`
-    // are the 12th and 13th after it.
+    // The second field is the name of the program in parentheses and may contain any characters.
+    // `utime` and `stime` are the 12th and 13th fields after it.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     let mut time = || {
@@ -178,7 +181,7 @@ fn cpu_times() -> Option<(Duration, Duration)> {
     Some((time()?, time()?))
 }
 
-/// The time, seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(super) fn unix_seconds() -> u32 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_secs().try_into().unwrap_or(u32::MAX)

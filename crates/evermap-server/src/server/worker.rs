@@ -9,112 +9,117 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::client::{Client, Rooms, Turn};
-use super::room::{ReadRoom, ReplyRoom};
-use super::shared::{Admission, Shared, unix_seconds};
+use super::buffers::{ReadBuffer, ReplyBuffer};
+use super::client::{Buffers, Client, Turn};
+use super::shared::{ConnectionPermit, Shared, unix_seconds};
 use crate::protocol::Context;
 
 const WAKER: Token = Token(usize::MAX);
 
-/// How long a stopping server waits for clients to read their last replies.
-const GRACE: Duration = Duration::from_secs(2);
+/// The time for which a stopping server waits until clients have read their last replies.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Serves its connections with one event loop.
+/// Serves its connections with an event loop.
 pub(super) struct Worker {
     shared: Arc<Shared>,
-    number: usize,
+    index: usize,
     poll: Poll,
-    desk: Arc<Desk>,
-    /// By token.
+    mailbox: Arc<Mailbox>,
+    /// The clients, indexed by token.
     clients: Vec<Option<Client>>,
-    /// Tokens that are free.
+    /// Unused tokens.
     free: Vec<usize>,
-    /// Tokens of clients that wait for another turn.
-    again: Vec<usize>,
-    rooms: Rooms,
+    /// Tokens of the clients that wait for another turn.
+    run_queue: Vec<usize>,
+    buffers: Buffers,
 }
 
-/// Where the acceptor leaves connections for a worker.
-pub(super) struct Desk {
-    /// Nothing once the worker is gone.
-    inbox: Mutex<Option<Vec<(TcpStream, Admission)>>>,
-    /// Connections that the worker has or will find here.
+/// The queue through which a worker receives connections from the acceptor.
+pub(super) struct Mailbox {
+    /// `None` after the worker has ended.
+    queue: Mutex<Option<Vec<(TcpStream, ConnectionPermit)>>>,
+    /// The number of connections that the worker serves or that are in the queue.
     load: AtomicUsize,
     pub(super) waker: Arc<Waker>,
 }
 
-impl Desk {
+impl Mailbox {
+    /// Returns the number of connections of the worker.
     pub(super) fn load(&self) -> usize {
         self.load.load(Relaxed)
     }
 
-    /// Leaves a connection. It is closed at once if the worker is gone.
-    pub(super) fn hand_over(&self, stream: TcpStream, admission: Admission) {
-        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(inbox) = &mut *inbox {
-            inbox.push((stream, admission));
+    /// Adds a connection. It is closed immediately if the worker has ended.
+    pub(super) fn deliver(&self, stream: TcpStream, permit: ConnectionPermit) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = &mut *queue {
+            queue.push((stream, permit));
             self.load.fetch_add(1, Relaxed);
-            // A waker fails only when its event queue is gone, and then the worker is too.
+            // Waking fails only if the event queue is closed, and then the worker has ended.
             let _ = self.waker.wake();
         }
     }
 
-    fn take(&self) -> Vec<(TcpStream, Admission)> {
-        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        inbox.as_mut().map(std::mem::take).unwrap_or_default()
+    /// Removes and returns the queued connections.
+    fn take(&self) -> Vec<(TcpStream, ConnectionPermit)> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
+    /// Closes the queued connections and all that are delivered later.
     fn close(&self) {
-        // The most loaded desk is never chosen while there is another.
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        *queue = None;
+        // The mailbox with the highest load is chosen only if there is no other. This is stored
+        // under the lock, because a delivery at the same time would make the counter wrap to 0.
         self.load.store(usize::MAX, Relaxed);
-        *self.inbox.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
 impl Drop for Worker {
-    /// Also when the worker panics: its clients are closed, and no more are sent to it.
+    /// Runs also when the worker panics. Its clients are closed, and it gets no more.
     fn drop(&mut self) {
-        self.desk.close();
+        self.mailbox.close();
     }
 }
 
 impl Worker {
-    /// A worker, and the desk where connections for it are left.
-    pub(super) fn new(shared: Arc<Shared>, number: usize) -> io::Result<(Self, Arc<Desk>)> {
+    /// Creates a worker and its mailbox.
+    pub(super) fn new(shared: Arc<Shared>, index: usize) -> io::Result<(Self, Arc<Mailbox>)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        let inbox = Mutex::new(Some(Vec::new()));
-        let desk = Arc::new(Desk { inbox, load: AtomicUsize::new(0), waker });
+        let queue = Mutex::new(Some(Vec::new()));
+        let mailbox = Arc::new(Mailbox { queue, load: AtomicUsize::new(0), waker });
         let worker = Worker {
             shared,
-            number,
+            index,
             poll,
-            desk: desk.clone(),
+            mailbox: mailbox.clone(),
             clients: Vec::new(),
             free: Vec::new(),
-            again: Vec::new(),
-            rooms: Rooms { read: ReadRoom::new(), replies: ReplyRoom::default() },
+            run_queue: Vec::new(),
+            buffers: Buffers { read: ReadBuffer::new(), replies: ReplyBuffer::default() },
         };
-        Ok((worker, desk))
+        Ok((worker, mailbox))
     }
 
-    /// Serves until the server stops.
+    /// Serves connections until the server stops.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(256);
         let shared = self.shared.clone();
         while !shared.is_stopping() {
-            let timeout = (!self.again.is_empty()).then_some(Duration::ZERO);
+            let timeout = (!self.run_queue.is_empty()).then_some(Duration::ZERO);
             if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != ErrorKind::Interrupted
             {
-                // The event queue is broken, which has no remedy.
+                // The event queue failed and cannot be repaired.
                 return;
             }
-            let context = context(&shared, self.number);
-            let waiting = std::mem::take(&mut self.again);
+            let context = context(&shared, self.index);
+            let waiting = std::mem::take(&mut self.run_queue);
             for event in &events {
                 match event.token() {
-                    WAKER => self.take_in(),
+                    WAKER => self.adopt_connections(),
                     Token(token) => self.ready(token, event, &context),
                 }
             }
@@ -122,49 +127,51 @@ impl Worker {
                 self.turn(token, &context);
             }
         }
-        self.finish(&mut events, &context(&shared, self.number));
+        self.finish(&mut events, &context(&shared, self.index));
     }
 
-    /// Takes the connections from the desk.
-    fn take_in(&mut self) {
-        for (mut stream, admission) in self.desk.take() {
+    /// Registers the connections in the mailbox.
+    fn adopt_connections(&mut self) {
+        for (mut stream, permit) in self.mailbox.take() {
             let token = self.free.pop().unwrap_or_else(|| {
                 self.clients.push(None);
                 self.clients.len() - 1
             });
-            // Both, once: an edge-triggered queue tells each change of either, so nothing has to be changed when
-            // a client begins or stops to wait for room.
+            // Registers for both, once. The edge-triggered event queue reports every change of
+            // either, so the registration need not change when the send buffer is full.
             let interest = Interest::READABLE | Interest::WRITABLE;
             if self.poll.registry().register(&mut stream, Token(token), interest).is_err() {
-                // The system has no memory to watch this connection, so it cannot be served.
+                // The system has no memory to monitor this connection, so it cannot be served.
                 self.release(token);
                 continue;
             }
-            self.clients[token] = Some(Client::new(stream, admission, &self.shared.unsent));
+            self.clients[token] = Some(Client::new(stream, permit, &self.shared.unsent));
         }
     }
 
+    /// Handles an event of a connection.
     fn ready(&mut self, token: usize, event: &Event, context: &Context<'_>) {
-        // An event of a connection that was closed after the events were fetched finds nobody, or another
-        // client to whom a needless turn does no harm.
+        // If the connection was closed after the events were fetched, the token is unused, or
+        // belongs to another client. An unnecessary turn of that client is harmless.
         if let Some(Some(client)) = self.clients.get_mut(token) {
             let closed = event.is_read_closed() || event.is_error();
-            client.ready(event.is_readable() || closed, closed);
+            client.set_ready(event.is_readable() || closed, closed);
             if !client.queued {
                 self.turn(token, context);
             }
         }
     }
 
+    /// Gives a client its turn.
     fn turn(&mut self, token: usize, context: &Context<'_>) {
         let Some(Some(client)) = self.clients.get_mut(token) else {
             return;
         };
-        let turn = client.turn(&mut self.rooms, context);
+        let turn = client.turn(&mut self.buffers, context);
         client.queued = turn == Turn::Again;
         match turn {
             Turn::Wait => {}
-            Turn::Again => self.again.push(token),
+            Turn::Again => self.run_queue.push(token),
             Turn::Close => {
                 self.clients[token] = None;
                 self.release(token);
@@ -172,21 +179,21 @@ impl Worker {
         }
     }
 
-    /// A connection is gone.
+    /// Frees the token of a closed connection.
     fn release(&mut self, token: usize) {
-        self.desk.load.fetch_sub(1, Relaxed);
+        self.mailbox.load.fetch_sub(1, Relaxed);
         self.free.push(token);
     }
 
-    /// Sends the replies that are ready and closes every connection.
+    /// Sends the replies that are complete and closes every connection.
     fn finish(&mut self, events: &mut Events, context: &Context<'_>) {
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         loop {
             for slot in &mut self.clients {
                 if let Some(client) = slot {
                     let sent = client.send_unsent(context);
                     if client.is_drained() || sent.is_err() {
-                        client.discard_input(&mut self.rooms.read);
+                        client.discard_input(&mut self.buffers.read);
                         *slot = None;
                     }
                 }
@@ -203,7 +210,7 @@ impl Worker {
     }
 }
 
-/// What sessions need of the server while they work.
+/// Returns the context for the sessions of a worker.
 fn context(shared: &Shared, worker: usize) -> Context<'_> {
     Context {
         cache: &*shared.cache,

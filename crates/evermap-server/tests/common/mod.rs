@@ -1,7 +1,7 @@
-//! A client without sockets: a session over a cache, with every bound checked on the way.
+//! A session without sockets, whose memory bounds are checked after every step.
 #![allow(dead_code)] // each test binary uses a part
 
-pub(crate) mod hooked;
+pub(crate) mod hooked_cache;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Sessio
 use evermap_server::stats::Counters;
 use evermap_server::{Cache, ModelCache};
 
-/// The clock of the model cache and of the sessions, seconds since 1970.
+/// The time of the model cache and of the sessions, in seconds since 1970.
 pub(crate) const NOW: u32 = 1_800_000_000;
 
-/// One conversation.
-pub(crate) struct Talk<C = ModelCache> {
+/// A session over a cache.
+pub(crate) struct TestSession<C = ModelCache> {
     pub(crate) cache: C,
-    /// The time, as the session sees it.
+    /// The time that the session gets from its context.
     pub(crate) now: u32,
     pub(crate) counters: Counters,
-    /// What unfinished requests may hold.
+    /// The budget of unfinished requests.
     pub(crate) uploads: Arc<Budget>,
     item_size_max: usize,
     output_limit: usize,
     session: Session,
     next: Next,
-    /// Most bytes that the session has held.
+    /// The maximum number of bytes that the session has held.
     pub(crate) held_max: usize,
-    /// Times that the session waited for room.
+    /// The number of times that the reply buffer was full.
     pub(crate) resumed: usize,
 }
 
-impl Default for Talk {
+impl Default for TestSession {
     fn default() -> Self {
-        Talk::new(1 << 20, 1 << 16)
+        TestSession::new(1 << 20, 1 << 16)
     }
 }
 
-impl Talk {
-    /// A conversation with these limits, bytes.
+impl TestSession {
+    /// Creates a session over a model cache with these limits, in bytes.
     pub(crate) fn new(item_size_max: usize, output_limit: usize) -> Self {
-        Talk::with(ModelCache::new(NOW), item_size_max, output_limit)
+        TestSession::with(ModelCache::new(NOW), item_size_max, output_limit)
     }
 }
 
-impl<C: Cache> Talk<C> {
-    /// A conversation about what is in `cache`.
+impl<C: Cache> TestSession<C> {
+    /// Creates a session over `cache`.
     pub(crate) fn with(cache: C, item_size_max: usize, output_limit: usize) -> Self {
-        Talk {
+        TestSession {
             cache,
             now: NOW,
             counters: Counters::default(),
@@ -61,40 +61,51 @@ impl<C: Cache> Talk<C> {
         }
     }
 
-    /// Sends one piece; answers the replies to it.
+    /// Sends one piece and returns the replies to it.
     pub(crate) fn send(&mut self, piece: &[u8]) -> Vec<u8> {
         let (mut replies, mut out) = (Vec::new(), Vec::new());
         if self.is_closed() {
             return replies;
         }
-        let Talk { cache, counters, uploads, session, .. } = self;
-        let context = Context {
-            cache,
-            counters,
-            uploads,
-            host: &FixedHost,
-            now: self.now,
-            item_size_max: self.item_size_max,
-            output_limit: self.output_limit,
-        };
-        self.next = session.receive(piece, &context, &mut out);
+        self.receive(piece, &mut out);
         loop {
-            // At most one value beyond the limit, and the lines of one batch of keys.
+            // The replies may exceed the limit by one value and the lines of one batch of keys.
             assert!(out.len() < self.output_limit + self.item_size_max + 4096, "{}", out.len());
-            // A piece that waits for room, or what has arrived of a line or value; a growing buffer may double.
+            // The session may hold a piece that waits for space, or the part of a line or value
+            // that has arrived. A growing buffer may double.
             let arrived = KEY_LIST_MAX.max(self.item_size_max) + piece.len();
-            assert!(session.held_bytes() <= 2 * arrived, "{}", session.held_bytes());
-            self.held_max = self.held_max.max(session.held_bytes());
+            assert!(self.held_bytes() <= 2 * arrived, "{}", self.held_bytes());
+            self.held_max = self.held_max.max(self.held_bytes());
             replies.append(&mut out);
             if self.next != Next::Resume {
                 return replies;
             }
             self.resumed += 1;
+            let (session, context) = self.parts();
             self.next = session.resume(&context, &mut out);
         }
     }
 
-    /// Sends `bytes` cut at every multiple of `piece`; answers all replies.
+    /// Sends one piece. Appends the replies to `out`, until it is full.
+    pub(crate) fn receive(&mut self, piece: &[u8], out: &mut Vec<u8>) {
+        let (session, context) = self.parts();
+        self.next = session.receive(piece, &context, out);
+    }
+
+    fn parts(&mut self) -> (&mut Session, Context<'_>) {
+        let context = Context {
+            cache: &self.cache,
+            counters: &self.counters,
+            uploads: &self.uploads,
+            host: &FixedHost,
+            now: self.now,
+            item_size_max: self.item_size_max,
+            output_limit: self.output_limit,
+        };
+        (&mut self.session, context)
+    }
+
+    /// Sends `bytes` in pieces of `piece` bytes and returns all replies.
     pub(crate) fn send_in_pieces(&mut self, bytes: &[u8], piece: usize) -> Vec<u8> {
         bytes.chunks(piece).flat_map(|piece| self.send(piece)).collect()
     }
@@ -108,7 +119,7 @@ impl<C: Cache> Talk<C> {
     }
 }
 
-/// A server about which there is little to tell.
+/// A host with one statistic and one setting.
 struct FixedHost;
 
 impl Host for FixedHost {

@@ -1,4 +1,4 @@
-//! Requests, and what has to come back.
+//! Requests and the expected replies.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
@@ -8,11 +8,11 @@ use crate::values::{LARGE, Random, SHARED, Values, check, shared};
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
 
-/// A reply.
+/// An expected reply.
 pub(crate) enum Reply {
-    /// A value of each of these keys, then the end.
+    /// A valid value of each of these keys, then the end.
     Values(Vec<String>),
-    /// Exactly this value of a key.
+    /// This value of a key, then the end.
     Exactly(String, Vec<u8>),
     /// One line.
     Line(String),
@@ -23,7 +23,7 @@ pub(crate) struct Script<'v> {
     values: &'v Values,
     /// A part of the names of this connection's own keys.
     name: String,
-    /// What the own keys hold.
+    /// The values of the connection's own keys.
     own: HashMap<String, Vec<u8>>,
     counter: Option<u64>,
     pub(crate) bytes: Vec<u8>,
@@ -44,7 +44,7 @@ impl<'v> Script<'v> {
         }
     }
 
-    /// Forgets what was sent and received.
+    /// Removes the requests and replies, but keeps the own values.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.replies.clear();
@@ -52,11 +52,11 @@ impl<'v> Script<'v> {
     }
 
     fn ask(&mut self, request: &str, reply: Reply) {
-        self.silently(request);
+        self.ask_without_reply(request);
         self.replies.push(reply);
     }
 
-    fn silently(&mut self, request: &str) {
+    fn ask_without_reply(&mut self, request: &str) {
         self.bytes.extend_from_slice(request.as_bytes());
         self.bytes.extend_from_slice(b"\r\n");
         self.requests += 1;
@@ -66,7 +66,7 @@ impl<'v> Script<'v> {
         self.ask(request, Reply::Line(reply.into()));
     }
 
-    /// Any request whose bytes, and those of its reply, are few.
+    /// Adds a random request that is small and has a small reply.
     pub(crate) fn add_small(&mut self, random: &mut Random) {
         match random.below(20) {
             0..8 => self.get(random, SHARED - LARGE),
@@ -74,12 +74,12 @@ impl<'v> Script<'v> {
             11..14 => self.set_own(random),
             14..17 => self.get_own(random),
             17 => self.count(random),
-            18 => self.refused(random),
-            _ => self.odd(random),
+            18 => self.rejected(random),
+            _ => self.unusual(random),
         }
     }
 
-    /// A request with a large reply.
+    /// Adds a request with a large reply.
     pub(crate) fn get_large(&mut self, random: &mut Random) {
         let key = shared(SHARED - 1 - random.below(LARGE));
         self.ask(&format!("get {key}"), Reply::Values(vec![key]));
@@ -108,7 +108,7 @@ impl<'v> Script<'v> {
         self.set(&key, &value, number.is_multiple_of(3));
     }
 
-    /// A request with a large value.
+    /// Adds a request with a large value.
     pub(crate) fn set_large(&mut self, random: &mut Random) {
         self.set_shared(SHARED - 1 - random.below(LARGE), 50_000 + random.below(900_000));
     }
@@ -146,8 +146,8 @@ impl<'v> Script<'v> {
         self.counter = Some(count + delta);
     }
 
-    /// A storage command that is refused, with data that would do harm.
-    fn refused(&mut self, random: &mut Random) {
+    /// Adds a storage command that is rejected, with commands that would do harm as its data.
+    fn rejected(&mut self, random: &mut Random) {
         let victim = shared(random.below(SHARED));
         let data = format!("flush_all\r\ndelete {victim}\r\nset {victim} 0 0 1\r\nx\r\nquit");
         let len = data.len();
@@ -159,17 +159,20 @@ impl<'v> Script<'v> {
             3 => (format!("cas {victim} 0 0 {len} id"), BAD_FORMAT),
             4 => (format!("set {long} 0 0 {len}"), BAD_FORMAT),
             5 => (format!("ms {victim} {len} T0"), "ERROR"),
-            _ => return self.silently(&format!("set {victim} x 0 {len} noreply\r\n{data}")),
+            _ => {
+                return self
+                    .ask_without_reply(&format!("set {victim} x 0 {len} noreply\r\n{data}"));
+            }
         };
         self.line(&format!("{line}\r\n{data}"), reply);
     }
 
-    fn odd(&mut self, random: &mut Random) {
+    fn unusual(&mut self, random: &mut Random) {
         match random.below(4) {
             0 => self.line("nonsense", "ERROR"),
             1 => self.line(&format!("delete absent-{}", self.name), "NOT_FOUND"),
             2 => self.line(&format!("touch absent-{} 0", self.name), "NOT_FOUND"),
-            // The data goes on where its line end should be.
+            // The data is longer than announced.
             _ => {
                 let key = format!("bad-{}", self.name);
                 self.line(&format!("set {key} 0 0 3\r\nabcde"), "CLIENT_ERROR bad data chunk");
@@ -179,17 +182,17 @@ impl<'v> Script<'v> {
     }
 }
 
-/// Reads replies and checks every byte of them.
+/// Reads replies and checks every byte.
 pub(crate) struct Replies {
     stream: BufReader<TcpStream>,
     line: Vec<u8>,
     value: Vec<u8>,
-    /// Bytes of values that were compared.
+    /// The number of bytes of values that were compared.
     pub(crate) checked: u64,
 }
 
 impl Replies {
-    pub(crate) fn of(stream: TcpStream) -> Self {
+    pub(crate) fn new(stream: TcpStream) -> Self {
         let stream = BufReader::with_capacity(8 << 10, stream);
         Replies { stream, line: Vec::new(), value: Vec::new(), checked: 0 }
     }
@@ -198,17 +201,17 @@ impl Replies {
         self.stream.get_mut()
     }
 
-    /// The next line, without its end; nothing at the end of the stream.
+    /// Returns the next line without its line end, or `None` at the end of the stream.
     #[track_caller]
     pub(crate) fn next_line(&mut self) -> Option<&[u8]> {
         self.line.clear();
         match self.stream.read_until(b'\n', &mut self.line).expect("a line") {
             0 => None,
-            _ => Some(self.line.strip_suffix(b"\r\n").expect("a whole line")),
+            _ => Some(self.line.strip_suffix(b"\r\n").expect("a complete line")),
         }
     }
 
-    /// The next line as text.
+    /// Returns the next line as text.
     #[track_caller]
     pub(crate) fn text(&mut self) -> String {
         self.next_line().expect("a line").escape_ascii().to_string()

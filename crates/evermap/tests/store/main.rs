@@ -11,6 +11,7 @@ mod crash;
 mod damage;
 mod expire;
 mod files;
+mod find_many;
 mod full;
 mod guards;
 mod maps;

@@ -1,142 +1,146 @@
-//! Keys gathered from consecutive get commands, to be looked up at once.
+//! Keys collected from consecutive get commands, to be looked up together.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
-use crate::cache::CacheError;
+use crate::cache::{BATCH_KEYS, CacheError};
 use crate::protocol::{Context, reply};
 use crate::stats::Count;
 
-/// Most keys in one lookup: more than a core can have misses under way, few enough for the answers to be
-/// used while they are in the cache.
-const KEYS_MAX: usize = 32;
-
-/// The keys that wait, and what belongs to each.
+/// At most [`BATCH_KEYS`] keys, each with its context.
 pub(super) struct Batch<'a> {
-    keys: [&'a [u8]; KEYS_MAX],
-    marks: [Mark; KEYS_MAX],
+    keys: [&'a [u8]; BATCH_KEYS],
+    contexts: [KeyContext; BATCH_KEYS],
     len: usize,
 }
 
-/// What belongs to a key.
+/// The position of a key in its command and in the input.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Mark {
-    /// Where the input goes on after this key, or after its line if it is the last.
+pub(super) struct KeyContext {
+    /// Where the input continues after this key, or after its line if the key is the last one.
     pub(super) resume_at: usize,
-    /// Whether the reply tells the CAS id.
+    /// Whether the reply contains the CAS id.
     pub(super) with_cas: bool,
     /// Whether this is the last key of its command.
     pub(super) last: bool,
 }
 
-/// How answering a batch ended.
-pub(super) enum Answered {
-    /// All keys are answered.
-    Whole,
-    /// The replies are full after the key with this mark; those behind it have to be gathered anew.
-    Until(Mark),
-    /// The lookup failed in a command that goes on beyond the batch: the rest of its line is void.
+/// The result of executing a batch.
+pub(super) enum BatchOutcome {
+    /// The replies to all keys are written.
+    Complete,
+    /// The reply buffer was full after the key with this context. The keys after it have to be
+    /// collected again.
+    OutputFull(KeyContext),
+    /// The lookup failed in a command that has more keys than the batch. The error is the reply to
+    /// that command, and the rest of its line has to be skipped.
     Failed,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new() -> Self {
-        Batch { keys: [&[]; KEYS_MAX], marks: [Mark::default(); KEYS_MAX], len: 0 }
+        Batch { keys: [&[]; BATCH_KEYS], contexts: [KeyContext::default(); BATCH_KEYS], len: 0 }
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.len == KEYS_MAX
+        self.len == BATCH_KEYS
     }
 
     /// Adds a key.
     ///
     /// # Panics
     /// If the batch is full.
-    pub(super) fn push(&mut self, key: &'a [u8], mark: Mark) {
+    pub(super) fn push(&mut self, key: &'a [u8], context: KeyContext) {
         self.keys[self.len] = key;
-        self.marks[self.len] = mark;
+        self.contexts[self.len] = context;
         self.len += 1;
     }
 
-    /// Looks up the keys, appends the replies, and leaves the batch empty.
-    pub(super) fn answer(&mut self, context: &Context<'_>, out: &mut Vec<u8>) -> Answered {
+    /// Looks up the keys, appends the replies, and empties the batch.
+    pub(super) fn execute(&mut self, context: &Context<'_>, out: &mut Vec<u8>) -> BatchOutcome {
         let len = std::mem::take(&mut self.len);
         if len == 0 {
-            return Answered::Whole;
+            return BatchOutcome::Complete;
         }
         let before = out.len();
         match self.look_up(0..len, context, out) {
-            Ok(answered) => answered,
+            Ok(outcome) => outcome,
             Err(_) => {
-                // Some key cannot be looked up. Let only the commands suffer that asked for such a one.
+                // At least one key cannot be looked up. Only the commands with such a key fail.
                 out.truncate(before);
-                self.answer_each_command(len, context, out)
+                self.execute_each_command(len, context, out)
             }
         }
     }
 
-    /// Answers the first `len` keys command by command.
+    /// Looks up the first `len` keys with one lookup for each command.
     #[cold]
-    fn answer_each_command(
+    fn execute_each_command(
         &self,
         len: usize,
         context: &Context<'_>,
         out: &mut Vec<u8>,
-    ) -> Answered {
+    ) -> BatchOutcome {
         let mut start = 0;
         while start < len {
-            let last = self.marks[start..len].iter().position(|mark| mark.last);
+            let last = self.contexts[start..len].iter().position(|key| key.last);
             let end = last.map_or(len, |last| start + last + 1);
             let before = out.len();
             match self.look_up(start..end, context, out) {
-                Ok(Answered::Whole) => {}
+                Ok(BatchOutcome::Complete) => {}
                 Ok(other) => return other,
                 Err(error) => {
                     out.truncate(before);
                     reply::cache_error(&error, out);
                     if last.is_none() {
-                        return Answered::Failed;
+                        return BatchOutcome::Failed;
                     }
                 }
             }
             start = end;
         }
-        Answered::Whole
+        BatchOutcome::Complete
     }
 
-    /// Answers the keys in `range` with one lookup. What `out` received before an error has to be undone.
+    /// Looks up the keys in `range` with one lookup and appends the replies.
+    ///
+    /// # Errors
+    /// If a key cannot be looked up. The caller removes what was appended to `out` until then.
     fn look_up(
         &self,
         range: Range<usize>,
         context: &Context<'_>,
         out: &mut Vec<u8>,
-    ) -> Result<Answered, CacheError> {
-        let (mut hits, mut answered) = (0, range.start);
+    ) -> Result<BatchOutcome, CacheError> {
+        let (mut hits, mut done) = (0, range.start);
         let mut full = false;
         context.cache.get_many(&self.keys[range.clone()], &mut |i, item| {
             let at = range.start + i;
-            self.end_commands(answered..at, out);
-            reply::value(self.keys[at], &item, self.marks[at].with_cas, out);
+            self.end_commands(done..at, out);
+            reply::value(self.keys[at], &item, self.contexts[at].with_cas, out)?;
             self.end_commands(at..at + 1, out);
-            answered = at + 1;
+            done = at + 1;
             hits += 1;
             full = out.len() >= context.output_limit;
-            !full
+            Ok(if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
         if !full {
-            self.end_commands(answered..range.end, out);
-            answered = range.end;
+            self.end_commands(done..range.end, out);
+            done = range.end;
         }
-        let keys = (answered - range.start) as u64;
+        let keys = (done - range.start) as u64;
         context.counters.add(Count::CmdGet, keys);
         context.counters.add(Count::GetHits, hits);
         context.counters.add(Count::GetMisses, keys - hits);
-        Ok(if full { Answered::Until(self.marks[answered - 1]) } else { Answered::Whole })
+        Ok(match full {
+            true => BatchOutcome::OutputFull(self.contexts[done - 1]),
+            false => BatchOutcome::Complete,
+        })
     }
 
     /// Appends `END` for each command whose last key is in `range`.
     fn end_commands(&self, range: Range<usize>, out: &mut Vec<u8>) {
-        for mark in &self.marks[range] {
-            if mark.last {
+        for key in &self.contexts[range] {
+            if key.last {
                 out.extend_from_slice(b"END\r\n");
             }
         }

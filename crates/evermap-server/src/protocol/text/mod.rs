@@ -1,4 +1,4 @@
-//! The classic text protocol: a state machine over lines and data blocks.
+//! The classic text protocol, as a state machine over lines and data blocks.
 
 mod batch;
 mod parse;
@@ -9,45 +9,46 @@ use std::ops::ControlFlow;
 use memchr::memchr;
 
 use super::session::Progress;
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Share, reply};
+use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Reservation, reply};
 use crate::cache::{Arithmetic, CacheError, StoreMode, StoreOutcome};
 use crate::number;
 use crate::stats::Count;
-use batch::{Answered, Batch, Mark};
-use parse::{Refused, Request, Stats, Store, Then, Verb, Words};
+use batch::{Batch, BatchOutcome, KeyContext};
+use parse::{AfterReject, Rejected, Request, Stats, Store, Verb, Words};
 
-/// Where a client's conversation stands.
+/// The state of a session of the text protocol.
 #[derive(Default)]
 pub(super) struct Text {
     state: State,
-    /// Bytes of the unfinished line at the start of the input that are known to hold no line feed, so that
-    /// a line coming in small pieces is searched once.
-    searched: usize,
+    /// The number of bytes of the unfinished line at the start of the input that are known to
+    /// contain no line feed, so that a line that arrives in small pieces is scanned only once.
+    scanned: usize,
 }
 
-/// What the next byte of input belongs to.
+/// What the next byte of the input belongs to.
 #[derive(Default)]
 enum State {
-    /// The beginning of a line.
+    /// A new line.
     #[default]
     Line,
-    /// The keys of a lookup. Their line is complete and checked, and at least one key is left.
+    /// The remaining keys of a lookup, at least one. The input has the complete line, and it was
+    /// checked.
     Keys(Lookup),
-    /// A data block of which a part has arrived.
+    /// A data block that has not arrived completely.
     Data(Box<Upload>),
-    /// This many bytes that mean nothing.
-    Swallow(usize),
+    /// This number of bytes that are read and dropped.
+    Skip(usize),
 }
 
-/// What to do with keys.
+/// How the keys of a command are looked up.
 #[derive(Clone, Copy)]
 struct Lookup {
     with_cas: bool,
-    /// The new expiry, for gat and gats.
+    /// The new expiry; `None` for get and gets.
     touch: Option<u32>,
 }
 
-/// A storage command whose data block has not arrived whole.
+/// A storage command whose data block has not arrived completely.
 struct Upload {
     verb: Verb,
     key: Box<[u8]>,
@@ -55,26 +56,26 @@ struct Upload {
     exptime: i64,
     len: usize,
     noreply: bool,
-    /// What has arrived of the value and the line end after it.
+    /// The part of the value and of its line end that has arrived.
     data: Vec<u8>,
-    /// Counts the memory of `data`.
-    share: Share,
+    /// Accounts for the memory of `data`.
+    reservation: Reservation,
 }
 
-/// What an upload did with the bytes it was shown.
-enum Taken {
-    /// All of them; more is missing.
-    Part,
-    /// This many; nothing is missing any more.
-    Whole(usize),
-    /// None: there is no memory for them.
+/// What happened to the bytes that were given to an upload.
+enum UploadProgress {
+    /// It took all of them and needs more.
+    Partial,
+    /// It took this number of bytes and is complete.
+    Complete(usize),
+    /// It took none, because the budget does not allow the memory for them.
     NoMemory,
 }
 
-/// A line at the start of some input.
+/// The line at the start of some input.
 enum Line<'a> {
-    /// All of it, without its end; the input goes on after `len` bytes.
-    Whole {
+    /// A complete line, given without its line end. With it, the line has `len` bytes.
+    Complete {
         line: &'a [u8],
         len: usize,
     },
@@ -86,25 +87,26 @@ enum Line<'a> {
 struct Pass<'a, 'p> {
     text: &'p mut Text,
     input: &'a [u8],
-    /// Bytes of the input that are consumed, once the batch is answered.
+    /// The number of bytes of the input that are consumed once the batch is executed.
     at: usize,
     batch: Batch<'a>,
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
 
-/// The first byte of every request of the binary protocol, which this server does not speak. No
-/// command begins with it.
+/// The first byte of every request of the binary protocol, which this server does not support. No
+/// text command begins with it.
 const BINARY_REQUEST: u8 = 0x80;
 
-/// Whether the pass goes on, or how it ended.
+/// Whether the pass continues, or how it ended.
 type Step = ControlFlow<Next>;
-const ON: Step = ControlFlow::Continue(());
+const CONTINUE: Step = ControlFlow::Continue(());
 
 impl Text {
-    /// Does what `input` asks as far as it has arrived and there is room for the replies.
+    /// Executes the complete requests in `input`, until the reply buffer is full.
     ///
-    /// What is not consumed has to be shown again, with more behind it or after making room.
+    /// The next call must get the bytes that were not consumed again, either with more bytes behind
+    /// them or after the reply buffer was emptied.
     pub(super) fn process(
         &mut self,
         input: &[u8],
@@ -134,43 +136,44 @@ impl<'a> Pass<'a, '_> {
             State::Line => self.line(),
             State::Keys(lookup) => self.keys(lookup),
             State::Data(_) => self.data(),
-            State::Swallow(len) => self.swallow(len),
+            State::Skip(len) => self.skip(len),
         }
     }
 
-    /// The beginning of a line.
+    /// Executes the request in the next line.
     fn line(&mut self) -> Step {
-        // A packet of the binary protocol. What it carries must not be taken for lines.
+        // A packet of the binary protocol: its content must not be read as commands.
         if self.input.get(self.at) == Some(&BINARY_REQUEST) {
-            self.answer_batch()?;
+            self.execute_batch()?;
             return ControlFlow::Break(Next::Close);
         }
         if self.out.len() >= self.context.output_limit {
-            self.answer_batch()?;
+            self.execute_batch()?;
             return ControlFlow::Break(Next::Resume);
         }
-        match first_line(&self.input[self.at..], self.text.searched) {
-            Line::Whole { line, len } => {
-                self.text.searched = 0;
+        match first_line(&self.input[self.at..], self.text.scanned) {
+            Line::Complete { line, len } => {
+                self.text.scanned = 0;
                 self.request(line, len)
             }
             Line::Unfinished => {
-                self.answer_batch()?;
-                self.text.searched = self.input.len() - self.at;
+                self.execute_batch()?;
+                self.text.scanned = self.input.len() - self.at;
                 ControlFlow::Break(Next::Receive)
             }
             Line::TooLong => {
-                self.answer_batch()?;
+                self.execute_batch()?;
                 self.reply(b"CLIENT_ERROR line too long\r\n", false);
                 ControlFlow::Break(Next::Close)
             }
         }
     }
 
-    /// A whole line; `len` counts its end too.
+    /// Executes the request in a complete line. `len` includes the line end.
     fn request(&mut self, line: &'a [u8], len: usize) -> Step {
         let request = parse::parse(line);
-        // Lookups only gather keys. Everything else has to wait until those gathered before it are answered.
+        // A lookup only collects its keys. Any other request must follow the execution of the keys
+        // that were collected before it.
         if let Ok(Request::Lookup { exptime, with_cas, keys_at }) = request {
             let touch = exptime.map(|exptime| expiry(exptime, self.context.now));
             let lookup = Lookup { with_cas, touch };
@@ -178,18 +181,18 @@ impl<'a> Pass<'a, '_> {
             self.at += keys_at;
             return self.look_up(&line[keys_at..], len - keys_at, lookup);
         }
-        self.answer_batch()?;
+        self.execute_batch()?;
         self.at += len;
         match request {
             Ok(request) => self.execute(request),
-            Err(Refused { reply, noreply, then }) => {
+            Err(Rejected { reply, noreply, after }) => {
                 self.reply(reply, noreply);
-                match then {
-                    Then::NextLine => {}
-                    Then::Swallow(block) => self.text.state = State::Swallow(block),
-                    Then::Close => return ControlFlow::Break(Next::Close),
+                match after {
+                    AfterReject::NextLine => {}
+                    AfterReject::Skip(block) => self.text.state = State::Skip(block),
+                    AfterReject::Close => return ControlFlow::Break(Next::Close),
                 }
-                ON
+                CONTINUE
             }
         }
     }
@@ -214,59 +217,65 @@ impl<'a> Pass<'a, '_> {
             Request::Stats(which) => self.stats(which),
             Request::Quit | Request::Http => return ControlFlow::Break(Next::Close),
         }
-        ON
+        CONTINUE
     }
 
-    /// The keys that were left of a checked line when the replies were full.
+    /// Looks up the keys that remained of a checked line when the reply buffer was full.
     fn keys(&mut self, lookup: Lookup) -> Step {
         match line_at(&self.input[self.at..], 0) {
-            Line::Whole { line, len } => self.look_up(line, len, lookup),
-            // Not reached: a line is checked only when it is whole, and then stays in the input.
+            Line::Complete { line, len } => self.look_up(line, len, lookup),
+            // Unreachable: only a complete line is checked, and it stays in the input.
             _ => ControlFlow::Break(Next::Receive),
         }
     }
 
-    /// The keys in `line`; `len` counts its end too.
+    /// Looks up the keys in `line`. `len` includes the line end.
     fn look_up(&mut self, line: &'a [u8], len: usize, lookup: Lookup) -> Step {
         let (start, mut words) = (self.at, Words::new(line));
         while let Some(key) = words.next() {
             let last = words.is_done();
             let resume_at = start + if last { len } else { words.at };
-            let mark = Mark { resume_at, with_cas: lookup.with_cas, last };
-            let sound = match lookup.touch {
-                None => self.gather(key, mark)?,
-                Some(expiry) => self.get_and_touch(key, expiry, mark)?,
+            let position = KeyContext { resume_at, with_cas: lookup.with_cas, last };
+            let ok = match lookup.touch {
+                None => self.get(key, position)?,
+                Some(expiry) => self.get_and_touch(key, expiry, position)?,
             };
-            if !sound {
-                // The store failed and the client was told so instead of END: the rest of the line is void.
+            if !ok {
+                // The store failed, and the reply to the command is the error instead of END. Skip
+                // the rest of the line.
                 self.at = start + len;
                 break;
             }
         }
         self.text.state = State::Line;
-        ON
+        CONTINUE
     }
 
-    /// A key of get or gets. Answers whether its line is sound so far.
-    fn gather(&mut self, key: &'a [u8], mark: Mark) -> ControlFlow<Next, bool> {
-        self.batch.push(key, mark);
-        self.at = mark.resume_at;
-        if self.batch.is_full() { self.answer_batch() } else { ControlFlow::Continue(true) }
+    /// Collects a key of get or gets. Returns `false` if a lookup for its command failed.
+    fn get(&mut self, key: &'a [u8], position: KeyContext) -> ControlFlow<Next, bool> {
+        self.batch.push(key, position);
+        self.at = position.resume_at;
+        if self.batch.is_full() { self.execute_batch() } else { ControlFlow::Continue(true) }
     }
 
-    /// A key of gat or gats. Answers whether its line is sound so far.
-    fn get_and_touch(&mut self, key: &[u8], expiry: u32, mark: Mark) -> ControlFlow<Next, bool> {
-        self.answer_batch()?;
-        self.at = mark.resume_at;
+    /// Executes a key of gat or gats. Returns `false` if it failed.
+    fn get_and_touch(
+        &mut self,
+        key: &[u8],
+        expiry: u32,
+        position: KeyContext,
+    ) -> ControlFlow<Next, bool> {
+        self.execute_batch()?;
+        self.at = position.resume_at;
         let before = self.out.len();
-        let alive = self.context.cache.get_and_touch(key, expiry, &mut |item| {
-            reply::value(key, &item, mark.with_cas, self.out);
+        let live = self.context.cache.get_and_touch(key, expiry, &mut |item| {
+            reply::value(key, &item, position.with_cas, self.out)
         });
-        match alive {
-            Ok(alive) => {
-                // As in memcached, which counts these keys as touched and not as looked up.
+        match live {
+            Ok(live) => {
+                // memcached counts these keys as touched and not as looked up.
                 self.count(Count::CmdTouch);
-                self.count(if alive { Count::TouchHits } else { Count::TouchMisses });
+                self.count(if live { Count::TouchHits } else { Count::TouchMisses });
             }
             Err(error) => {
                 self.out.truncate(before);
@@ -274,7 +283,7 @@ impl<'a> Pass<'a, '_> {
                 return ControlFlow::Continue(false);
             }
         }
-        if mark.last {
+        if position.last {
             self.out.extend_from_slice(b"END\r\n");
         } else if self.out.len() >= self.context.output_limit {
             return ControlFlow::Break(Next::Resume);
@@ -282,12 +291,13 @@ impl<'a> Pass<'a, '_> {
         ControlFlow::Continue(true)
     }
 
-    /// Answers the keys gathered so far. Answers whether the line of the last one is sound so far.
-    fn answer_batch(&mut self) -> ControlFlow<Next, bool> {
-        match self.batch.answer(self.context, self.out) {
-            Answered::Whole => ControlFlow::Continue(true),
-            Answered::Failed => ControlFlow::Continue(false),
-            Answered::Until(Mark { resume_at, with_cas, last }) => {
+    /// Looks up the keys that were collected. Returns `false` if a lookup for the command of the
+    /// last key failed and the command has more keys.
+    fn execute_batch(&mut self) -> ControlFlow<Next, bool> {
+        match self.batch.execute(self.context, self.out) {
+            BatchOutcome::Complete => ControlFlow::Continue(true),
+            BatchOutcome::Failed => ControlFlow::Continue(false),
+            BatchOutcome::OutputFull(KeyContext { resume_at, with_cas, last }) => {
                 self.at = resume_at;
                 self.text.state = match last {
                     true => State::Line,
@@ -298,61 +308,62 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
-    /// The line of a storage command: what follows is its data block.
+    /// Begins a storage command. Its data block follows in the input.
     fn begin_store(&mut self, store: Store<'a>) {
         let block = store.len + 2;
         if store.key.len() + store.len + ITEM_OVERHEAD > self.context.item_size_max {
             self.store_failed(&store, &CacheError::TooLarge);
-            self.text.state = State::Swallow(block);
+            self.text.state = State::Skip(block);
         } else if let Some(data) = self.input[self.at..].get(..block) {
             self.at += block;
             self.finish_store(&store, data);
         } else {
             let Store { verb, key, flags, exptime, len, noreply } = store;
-            let (key, data, share) = (key.into(), Vec::new(), Share::of(self.context.uploads));
-            let upload = Upload { verb, key, flags, exptime, len, noreply, data, share };
+            let (key, data) = (key.into(), Vec::new());
+            let reservation = Reservation::new(self.context.uploads);
+            let upload = Upload { verb, key, flags, exptime, len, noreply, data, reservation };
             self.text.state = State::Data(Box::new(upload));
         }
     }
 
-    /// A part of a data block.
+    /// Takes the next part of a data block.
     fn data(&mut self) -> Step {
         let State::Data(mut upload) = std::mem::take(&mut self.text.state) else {
-            return ON;
+            return CONTINUE;
         };
         let arrived = &self.input[self.at..];
         match upload.take(arrived) {
-            Taken::Whole(len) => {
+            UploadProgress::Complete(len) => {
                 self.at += len;
                 self.finish_store(&upload.store(), &upload.data);
-                ON
+                CONTINUE
             }
-            Taken::Part => {
+            UploadProgress::Partial => {
                 self.at += arrived.len();
                 self.text.state = State::Data(upload);
                 ControlFlow::Break(Next::Receive)
             }
-            Taken::NoMemory => {
-                self.text.state = State::Swallow(upload.missing());
+            UploadProgress::NoMemory => {
+                self.text.state = State::Skip(upload.missing());
                 self.store_failed(&upload.store(), &CacheError::OutOfMemory);
-                ON
+                CONTINUE
             }
         }
     }
 
-    /// Bytes that mean nothing.
-    fn swallow(&mut self, len: usize) -> Step {
+    /// Drops the next `len` bytes.
+    fn skip(&mut self, len: usize) -> Step {
         let taken = len.min(self.input.len() - self.at);
         self.at += taken;
         if taken < len {
-            self.text.state = State::Swallow(len - taken);
+            self.text.state = State::Skip(len - taken);
             return ControlFlow::Break(Next::Receive);
         }
         self.text.state = State::Line;
-        ON
+        CONTINUE
     }
 
-    /// A storage command whose data block is there: the value and two bytes more.
+    /// Executes a storage command. `data` is its data block: the value and a line end.
     fn finish_store(&mut self, store: &Store<'_>, data: &[u8]) {
         self.count(Count::CmdSet);
         let (value, end) = data.split_at(store.len);
@@ -397,16 +408,16 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn store_failed(&mut self, store: &Store<'_>, error: &CacheError) {
-        let no_room = match error {
+        let refusal = match error {
             CacheError::TooLarge => Some(Count::StoreTooLarge),
             CacheError::OutOfMemory => Some(Count::StoreNoMemory),
             _ => None,
         };
-        if let Some(count) = no_room {
+        if let Some(count) = refusal {
             self.count(count);
             if store.verb == Verb::Set {
-                // The client meant to replace the item, so the old value must not be served any more. If it
-                // cannot be deleted either, the reply tells of the failure all the same.
+                // The client meant to replace the item, so the old value must not be returned any
+                // more. If it cannot be deleted either, the reply reports the failure anyway.
                 let _ = self.context.cache.delete(store.key);
             }
         }
@@ -454,9 +465,9 @@ impl<'a> Pass<'a, '_> {
 
     fn touch(&mut self, key: &[u8], exptime: i64, noreply: bool) {
         let touched = self.context.cache.touch(key, expiry(exptime, self.context.now));
-        if let Ok(alive) = touched {
+        if let Ok(live) = touched {
             self.count(Count::CmdTouch);
-            self.count(if alive { Count::TouchHits } else { Count::TouchMisses });
+            self.count(if live { Count::TouchHits } else { Count::TouchMisses });
         }
         match touched {
             Ok(true) => self.reply(b"TOUCHED\r\n", noreply),
@@ -512,26 +523,26 @@ impl<'a> Pass<'a, '_> {
 }
 
 impl Upload {
-    /// Bytes of the data block that have not arrived.
+    /// Returns the number of bytes of the data block that have not arrived.
     fn missing(&self) -> usize {
         self.len + 2 - self.data.len()
     }
 
-    /// Takes what is missing from the front of `arrived`.
-    fn take(&mut self, arrived: &[u8]) -> Taken {
+    /// Takes the missing bytes, or as many as there are, from the front of `arrived`.
+    fn take(&mut self, arrived: &[u8]) -> UploadProgress {
         let missing = self.missing();
         let taken = missing.min(arrived.len());
         let needed = self.data.len() + taken;
         if needed > self.data.capacity() {
-            // Memory follows what has arrived, doubling, but never exceeds what was announced.
-            let room = needed.max(2 * self.data.capacity()).min(self.len + 2);
-            if !self.share.grow_to(room) {
-                return Taken::NoMemory;
+            // The capacity doubles as bytes arrive, but never exceeds the announced length.
+            let capacity = needed.max(2 * self.data.capacity()).min(self.len + 2);
+            if !self.reservation.try_grow_to(capacity) {
+                return UploadProgress::NoMemory;
             }
-            self.data.reserve_exact(room - self.data.len());
+            self.data.reserve_exact(capacity - self.data.len());
         }
         self.data.extend_from_slice(&arrived[..taken]);
-        if taken == missing { Taken::Whole(taken) } else { Taken::Part }
+        if taken == missing { UploadProgress::Complete(taken) } else { UploadProgress::Partial }
     }
 
     fn store(&self) -> Store<'_> {
@@ -540,11 +551,12 @@ impl Upload {
     }
 }
 
-/// The line at the start of `input`, unless it is longer than a line may be.
-fn first_line(input: &[u8], searched: usize) -> Line<'_> {
-    let line = line_at(input, searched);
+/// Returns the line at the start of `input`, or [`Line::TooLong`] if it exceeds the limit of its
+/// command.
+fn first_line(input: &[u8], scanned: usize) -> Line<'_> {
+    let line = line_at(input, scanned);
     let before_end = match line {
-        Line::Whole { len, .. } => len - 1,
+        Line::Complete { len, .. } => len - 1,
         _ => input.len(),
     };
     if before_end <= LINE_MAX || before_end <= KEY_LIST_MAX && parse::lists_keys(input) {
@@ -554,20 +566,21 @@ fn first_line(input: &[u8], searched: usize) -> Line<'_> {
     }
 }
 
-/// The line at the start of `input`, of which the first `searched` bytes are known to hold no line feed.
-fn line_at(input: &[u8], searched: usize) -> Line<'_> {
-    match memchr(b'\n', &input[searched..]) {
+/// Returns the line at the start of `input`, whose first `scanned` bytes are known to contain no
+/// line feed.
+fn line_at(input: &[u8], scanned: usize) -> Line<'_> {
+    match memchr(b'\n', &input[scanned..]) {
         None => Line::Unfinished,
         Some(at) => {
-            let end = searched + at;
+            let end = scanned + at;
             let line = &input[..end];
-            Line::Whole { line: line.strip_suffix(b"\r").unwrap_or(line), len: end + 1 }
+            Line::Complete { line: line.strip_suffix(b"\r").unwrap_or(line), len: end + 1 }
         }
     }
 }
 
-/// The absolute expiry that the protocol's `exptime` means: 0 never; less, already over; up to 30 days,
-/// seconds from now; more, seconds since 1970.
+/// Converts the protocol's `exptime` to an absolute expiry. 0 means never; a negative number,
+/// already expired; up to 30 days, seconds from now; a larger number, seconds since 1970.
 fn expiry(exptime: i64, now: u32) -> u32 {
     const RELATIVE_MAX: i64 = 60 * 60 * 24 * 30;
     const LONG_AGO: u32 = 1;

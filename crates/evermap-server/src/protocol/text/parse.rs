@@ -1,4 +1,4 @@
-//! The grammar: from one line to what it asks.
+//! The grammar of request lines.
 
 use memchr::memchr;
 
@@ -6,11 +6,11 @@ use crate::cache::Side;
 use crate::number::{parse_i64, parse_u32, parse_u64};
 use crate::protocol::KEY_MAX;
 
-/// What a line asks.
+/// A parsed request line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request<'a> {
-    /// get, gets, gat or gats; the keys are the words from byte `keys_at` of the line: at least one, none
-    /// too long.
+    /// get, gets, gat or gats. The keys are the words from byte `keys_at` of the line on. There is
+    /// at least one, and none is too long.
     Lookup {
         exptime: Option<i64>,
         with_cas: bool,
@@ -59,7 +59,7 @@ pub(super) struct Store<'a> {
     pub(super) noreply: bool,
 }
 
-/// Which storage command.
+/// The name of a storage command, with the CAS id of `cas`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Set,
@@ -69,42 +69,41 @@ pub(super) enum Verb {
     Concat(Side),
 }
 
-/// Which statistics.
+/// The statistics that a `stats` command asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stats {
     General,
     Settings,
     Reset,
     Sizes,
-    /// A table that is always empty here.
+    /// A table that is always empty in this server.
     Empty,
 }
 
-/// A request that cannot be done.
+/// A request that is malformed or not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
-    /// The reply, with its line end.
+pub(super) struct Rejected {
+    /// The reply, including its line end.
     pub(super) reply: &'static [u8],
     pub(super) noreply: bool,
-    pub(super) then: Then,
+    pub(super) after: AfterReject,
 }
 
-/// How the conversation goes on after a refusal.
+/// How the session continues after it rejected a request.
 ///
-/// The data block of a refused command must never be read as commands: it holds what some user of
-/// the client wrote, and `flush_all` there would be obeyed.
+/// The data block of a rejected command must never be read as commands: it contains what a user of
+/// the client wrote, and a `flush_all` in it would be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
-    /// The next line is a command: this one has no data block.
+pub(super) enum AfterReject {
+    /// The next line is a command, because the rejected one has no data block.
     NextLine,
-    /// A data block of this many bytes follows the line, and means nothing.
-    Swallow(usize),
-    /// A data block follows the line, and nobody knows how long it is: the connection has to be
-    /// closed.
+    /// A data block of this number of bytes follows the line. It is read and dropped.
+    Skip(usize),
+    /// A data block of unknown length follows the line, so the connection has to be closed.
     Close,
 }
 
-type Parsed<'a> = Result<Request<'a>, Refused>;
+type Parsed<'a> = Result<Request<'a>, Rejected>;
 
 const ERROR: &[u8] = b"ERROR\r\n";
 const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
@@ -114,11 +113,14 @@ const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
 const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
 const NO_SHUTDOWN: &[u8] = b"ERROR: shutdown not enabled\r\n";
 
-/// Longest value that a line can announce, bytes: lengths are signed 32-bit and count the line end.
+/// The maximum length of a value that a line can announce, in bytes. Lengths are signed 32-bit
+/// numbers and include the line end.
 const LEN_MAX: u64 = i32::MAX as u64 - 2;
 
-/// Reads a line, given without its end. Words beyond those that a command takes mean nothing, except that a
-/// last one `noreply` is obeyed, and that delete and the storage commands take no others.
+/// Parses a line, given without its line end.
+///
+/// Words beyond those that a command takes are ignored, with two exceptions: a last word `noreply`
+/// has its meaning, and delete and the storage commands accept no other words.
 pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
     let mut words = Words::new(line);
     match words.next().ok_or(ERROR)? {
@@ -148,7 +150,8 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
     }
 }
 
-/// Whether a line that begins so may be longer than others: it lists keys.
+/// Returns `true` if a line that begins with these bytes is a list of keys, which may be longer
+/// than other lines.
 pub(super) fn lists_keys(line: &[u8]) -> bool {
     const SPACES_MAX: usize = 100;
     let spaces = line.iter().take(SPACES_MAX + 1).take_while(|&&byte| byte == b' ').count();
@@ -156,22 +159,22 @@ pub(super) fn lists_keys(line: &[u8]) -> bool {
     spaces <= SPACES_MAX && commands.iter().any(|command| line[spaces..].starts_with(command))
 }
 
-fn refusal(reply: &'static [u8], noreply: bool) -> Refused {
-    Refused { reply, noreply, then: Then::NextLine }
+fn rejected(reply: &'static [u8], noreply: bool) -> Rejected {
+    Rejected { reply, noreply, after: AfterReject::NextLine }
 }
 
-impl From<&'static [u8]> for Refused {
-    /// A refusal of a line so malformed that it cannot say `noreply`.
+impl From<&'static [u8]> for Rejected {
+    /// Rejects a line that has too few words to end with `noreply`.
     fn from(reply: &'static [u8]) -> Self {
-        refusal(reply, false)
+        rejected(reply, false)
     }
 }
 
-/// The next word, as a key.
-fn key<'a>(words: &mut Words<'a>) -> Result<&'a [u8], Refused> {
+/// Parses the next word as a key.
+fn key<'a>(words: &mut Words<'a>) -> Result<&'a [u8], Rejected> {
     let key = words.next().ok_or(BAD_FORMAT)?;
     if key.len() > KEY_MAX {
-        return Err(refusal(BAD_FORMAT, words.says_noreply()));
+        return Err(rejected(BAD_FORMAT, words.ends_with_noreply()));
     }
     Ok(key)
 }
@@ -186,91 +189,92 @@ fn lookup(mut words: Words<'_>, touching: bool, with_cas: bool) -> Parsed<'_> {
         return Err(BAD_FORMAT.into());
     }
     let keys_at = words.at;
-    // Every key is checked before the first is looked up, so that a bad one gets a clean refusal. In a list
-    // shorter than the longest key, all are fine.
+    // Every key is checked before the first is looked up, so that the reply to a bad one is only
+    // the error. A list that is no longer than the longest key needs no check.
     if words.left() > KEY_MAX && words.any(|key| key.len() > KEY_MAX) {
         return Err(BAD_FORMAT.into());
     }
     Ok(Request::Lookup { exptime, with_cas, keys_at })
 }
 
-/// The data block of a value whose length `word` spells, bytes: the value and its line end.
+/// Parses the length of a value and returns the length of its data block: the value and a line end.
 fn block(word: &[u8]) -> Option<usize> {
     parse_u64(word).filter(|&len| len <= LEN_MAX).map(|len| len as usize + 2)
 }
 
-/// set and its kin. Without a verb it is cas, whose verb needs a fifth word.
+/// Parses a storage command. `verb` is `None` for cas, whose CAS id is the fifth word.
 fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
     let [key, flags, exptime, len] = std::array::from_fn(|_| words.next());
     let id = if verb.is_none() { words.next() } else { None };
     let tail = words.next();
     let noreply = tail == Some(b"noreply");
-    let whole = (verb.is_some() || id.is_some()) && (tail.is_none() || noreply && words.is_done());
-    // With a word too few or too many (a key with a space in it) no word is known to be the length,
-    // whatever number it spells. The refusal is sent whatever was asked, since it tells why the
-    // connection closes.
+    let complete =
+        (verb.is_some() || id.is_some()) && (tail.is_none() || noreply && words.is_done());
+    // With a missing or an extra word (for example, a space in the key) it is unknown which word is
+    // the length, even if one is a number. The reply is sent even with `noreply`, because it says
+    // why the connection is closed.
     let (Some(key), Some(flags), Some(exptime), Some(block), true) =
-        (key, flags, exptime, len.and_then(block), whole)
+        (key, flags, exptime, len.and_then(block), complete)
     else {
-        return Err(Refused { reply: BAD_FORMAT, noreply: false, then: Then::Close });
+        return Err(Rejected { reply: BAD_FORMAT, noreply: false, after: AfterReject::Close });
     };
     let verb = verb.or_else(|| id.and_then(parse_u64).map(Verb::Cas));
     match (verb, parse_u32(flags), parse_i64(exptime)) {
         (Some(verb), Some(flags), Some(exptime)) if key.len() <= KEY_MAX => {
             Ok(Request::Store(Store { verb, key, flags, exptime, len: block - 2, noreply }))
         }
-        _ => Err(Refused { reply: BAD_FORMAT, noreply, then: Then::Swallow(block) }),
+        _ => Err(Rejected { reply: BAD_FORMAT, noreply, after: AfterReject::Skip(block) }),
     }
 }
 
-/// ms, the storage command of the meta protocol, which this server does not speak. It has a data
-/// block too.
+/// Rejects ms, the storage command of the meta protocol, which this server does not support. It has
+/// a data block too.
 fn meta_set(mut words: Words<'_>) -> Parsed<'_> {
-    let then = words.nth(1).and_then(block).map_or(Then::Close, Then::Swallow);
-    Err(Refused { reply: ERROR, noreply: false, then })
+    let after = words.nth(1).and_then(block).map_or(AfterReject::Close, AfterReject::Skip);
+    Err(Rejected { reply: ERROR, noreply: false, after })
 }
 
 fn delete(mut words: Words<'_>) -> Parsed<'_> {
     let key = key(&mut words)?;
-    let noreply = words.says_noreply();
-    // Once there was a time here, of which only 0 ("now") is still understood. Deleting at once what was to
-    // be deleted later would be wrong.
-    let more = words.find(|&word| word != b"0" && word != b"noreply");
-    match more {
+    let noreply = words.ends_with_noreply();
+    // Old versions of the protocol had a time here, of which memcached still accepts 0 ("now"). To
+    // delete now what the client wants to be deleted later would be wrong.
+    let unexpected = words.find(|&word| word != b"0" && word != b"noreply");
+    match unexpected {
         None => Ok(Request::Delete { key, noreply }),
-        Some(_) => Err(refusal(BAD_DELETE, noreply)),
+        Some(_) => Err(rejected(BAD_DELETE, noreply)),
     }
 }
 
 fn arithmetic(mut words: Words<'_>, up: bool) -> Parsed<'_> {
     let key = key(&mut words)?;
     let delta = words.next().ok_or(BAD_FORMAT)?;
-    let noreply = words.says_noreply();
-    let delta = parse_u64(delta).ok_or(refusal(BAD_DELTA, noreply))?;
+    let noreply = words.ends_with_noreply();
+    let delta = parse_u64(delta).ok_or(rejected(BAD_DELTA, noreply))?;
     Ok(Request::Arithmetic { key, delta, up, noreply })
 }
 
 fn touch(mut words: Words<'_>) -> Parsed<'_> {
     let key = key(&mut words)?;
     let exptime = words.next().ok_or(BAD_FORMAT)?;
-    let noreply = words.says_noreply();
-    let exptime = parse_i64(exptime).ok_or(refusal(BAD_EXPTIME, noreply))?;
+    let noreply = words.ends_with_noreply();
+    let exptime = parse_i64(exptime).ok_or(rejected(BAD_EXPTIME, noreply))?;
     Ok(Request::Touch { key, exptime, noreply })
 }
 
 fn flush_all(mut words: Words<'_>) -> Parsed<'_> {
-    let noreply = words.says_noreply();
+    let noreply = words.ends_with_noreply();
     let delay = match words.next() {
         None | Some(b"noreply") => 0,
-        Some(delay) => parse_i64(delay).ok_or(refusal(BAD_EXPTIME, noreply))?,
+        Some(delay) => parse_i64(delay).ok_or(rejected(BAD_EXPTIME, noreply))?,
     };
     Ok(Request::FlushAll { delay, noreply })
 }
 
 fn verbosity(mut words: Words<'_>) -> Parsed<'_> {
-    let noreply = words.says_noreply();
+    let noreply = words.ends_with_noreply();
     let level = words.next().ok_or(BAD_FORMAT)?;
-    parse_u32(level).ok_or(refusal(BAD_FORMAT, noreply))?;
+    parse_u32(level).ok_or(rejected(BAD_FORMAT, noreply))?;
     Ok(Request::Verbosity { noreply })
 }
 
@@ -286,11 +290,11 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
     Ok(Request::Stats(which))
 }
 
-/// The words of a line, which are what lies between spaces.
+/// An iterator over the words of a line, which are separated by spaces.
 #[derive(Clone)]
 pub(super) struct Words<'a> {
     line: &'a [u8],
-    /// Where the next word is looked for.
+    /// The position from which the next word is searched.
     pub(super) at: usize,
 }
 
@@ -299,7 +303,7 @@ impl<'a> Words<'a> {
         Words { line, at: 0 }
     }
 
-    /// Whether no word is left. Skips the spaces on the way.
+    /// Skips spaces. Returns `true` if no word follows them.
     pub(super) fn is_done(&mut self) -> bool {
         while self.line.get(self.at) == Some(&b' ') {
             self.at += 1;
@@ -307,13 +311,13 @@ impl<'a> Words<'a> {
         self.left() == 0
     }
 
-    /// Bytes from where the next word is looked for to the end of the line.
+    /// Returns the number of bytes from the current position to the end of the line.
     fn left(&self) -> usize {
         self.line.len() - self.at
     }
 
-    /// Whether the last of the words that are left is `noreply`.
-    fn says_noreply(&self) -> bool {
+    /// Returns `true` if the last of the remaining words is `noreply`.
+    fn ends_with_noreply(&self) -> bool {
         self.left() > 0 && self.clone().last() == Some(b"noreply")
     }
 }

@@ -1,0 +1,51 @@
+//! A value is copied once on its way from the store to the reply.
+//!
+//! The only test of its binary, because it counts the allocations of the process.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use common::TestSession;
+use evermap::{Evermap, Options};
+
+/// Counts the bytes that are allocated.
+struct Counting(AtomicUsize);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting(AtomicUsize::new(0));
+
+// SAFETY: `System` does the work. Growing an allocation counts as an allocation of the new size,
+// because the default `realloc` calls `alloc`.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.0.fetch_add(layout.size(), Relaxed);
+        // SAFETY: the caller fulfils the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: `memory` is from `System.alloc` with this layout.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// A copy needs memory. So if a get of a large value allocates less than two times its length,
+/// there is no buffer besides the reply.
+#[test]
+fn a_get_copies_the_value_into_the_reply_only() {
+    const LEN: usize = 1 << 20;
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
+    map.put(b"key", &vec![b'v'; LEN]).unwrap();
+    let mut session = TestSession::with(map, 2 * LEN, 2 * LEN);
+    for request in [&b"get key\r\n"[..], b"gets key\r\n"] {
+        let mut out = Vec::new();
+        let before = ALLOCATOR.0.load(Relaxed);
+        session.receive(request, &mut out);
+        let allocated = ALLOCATOR.0.load(Relaxed) - before;
+        assert!(out.len() > LEN && out.ends_with(b"\r\nEND\r\n"));
+        println!("{allocated} bytes allocated for a value of {LEN}");
+        assert!((LEN..LEN + LEN / 4).contains(&allocated), "{allocated} bytes allocated");
+    }
+}

@@ -1,0 +1,267 @@
+//! The index that finds records by their keys: one of several kinds, chosen when the store is made.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use evermap_index::hash::{cceh, clht, dash, level};
+use evermap_index::key::BytesRef;
+use evermap_index::{
+    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Level, MutateMode, Persistent,
+    Result, Stats, Visitor,
+};
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
+
+use crate::Error;
+use crate::error::storage;
+
+/// A kind of index that finds records by their keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IndexKind {
+    /// Dash, extendible hashing: the default.
+    #[default]
+    DashEh,
+    /// Dash, linear hashing: no directory, and it grows by small steps. It never shrinks.
+    DashLh,
+    /// CCEH: extendible hashing with buckets of one cache line. It never shrinks.
+    Cceh,
+    /// Level hashing: two levels of buckets, and four places for a record. It never shrinks.
+    Level,
+    /// P-CLHT: buckets of one cache line, and chains behind them.
+    Clht,
+}
+
+impl IndexKind {
+    /// Every kind.
+    pub const ALL: &'static [IndexKind] =
+        &[IndexKind::DashEh, IndexKind::DashLh, IndexKind::Cceh, IndexKind::Level, IndexKind::Clht];
+
+    /// Its name, as the command line and the laboratory know it.
+    pub fn name(self) -> &'static str {
+        match self {
+            IndexKind::DashEh => "dash-eh",
+            IndexKind::DashLh => "dash-lh",
+            IndexKind::Cceh => "cceh",
+            IndexKind::Level => "level",
+            IndexKind::Clht => "p-clht",
+        }
+    }
+}
+
+/// Dash-LH for heaps of small extents and for named maps: its first arrays hold two segments instead of a mebibyte of them.
+type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
+/// Level hashing for heaps of small extents and for named maps: its chunks hold 32 buckets instead of a mebibyte of them.
+type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
+/// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual Level hashing.
+const LARGE_EXTENT: u64 = 2 << 20;
+/// Below this capacity two segments of Dash-EH would leave little for records: it begins with one.
+const ONE_SEGMENT: u64 = 256 << 10;
+
+/// Declares the types of index that a store can have. The rest of the store does not know them.
+macro_rules! types {
+    ($($variant:ident: $index:ident, $kind:ident;)+) => {
+        /// An index of some kind: there is one in each store, so that its size does not matter. Every operation costs one well-predicted branch more than the index itself.
+        #[allow(clippy::large_enum_variant)]
+        enum AnyIndex<M: Medium> {
+            $($variant($index<Bytes, M>),)+
+        }
+
+        impl<M: Medium> AnyIndex<M> {
+            /// Opens the index that the root cell `root` names, whatever type it is.
+            fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+                $(if <$index<Bytes, M>>::is_at(pool, root) {
+                    return $index::open(pool.clone(), root).map(AnyIndex::$variant);
+                })+
+                let at = pool.medium().offset_of(root);
+                Err(evermap_pm::Error::damaged(at, "the root names no index that a store can have"))
+            }
+
+            /// Which kind it is.
+            fn kind(&self) -> IndexKind {
+                match self {
+                    $(AnyIndex::$variant(_) => IndexKind::$kind,)+
+                }
+            }
+        }
+
+        /// Does the same with an index of any type.
+        macro_rules! with {
+            ($chosen:expr, $any:ident => $does:expr) => {
+                match $chosen {
+                    $(AnyIndex::$variant($any) => $does,)+
+                }
+            };
+        }
+    };
+}
+
+types! {
+    DashEh: DashEh, DashEh;
+    DashLh: DashLh, DashLh;
+    SmallDashLh: SmallDashLh, DashLh;
+    Cceh: Cceh, Cceh;
+    Level: Level, Level;
+    SmallLevel: SmallLevel, Level;
+    Clht: Clht, Clht;
+}
+
+impl fmt::Display for IndexKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for IndexKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> std::result::Result<Self, Error> {
+        IndexKind::ALL.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = IndexKind::ALL.iter().map(|kind| kind.name()).collect();
+            let known = known.join(", ");
+            storage(ErrorKind::Config(format!("index `{name}` is unknown; there are {known}")))
+        })
+    }
+}
+
+/// The index of a store. Every error of its about damage passes through here, and is counted.
+pub(crate) struct PrimaryIndex<M: Medium> {
+    index: AnyIndex<M>,
+    damage_met: AtomicU64,
+}
+
+impl<M: Medium> AnyIndex<M> {
+    fn create(kind: IndexKind, small: bool, pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let pool = pool.clone();
+        let small = small || pool.region().extent_size() < LARGE_EXTENT;
+        match kind {
+            IndexKind::DashEh => {
+                let initial_depth = u32::from(pool.region().capacity() >= ONE_SEGMENT);
+                DashEh::create(pool, root, dash::Config { initial_depth }).map(AnyIndex::DashEh)
+            }
+            IndexKind::DashLh if small => {
+                let index = SmallDashLh::create(pool, root, dash::Config::default());
+                index.map(AnyIndex::SmallDashLh)
+            }
+            IndexKind::DashLh => {
+                DashLh::create(pool, root, dash::Config::default()).map(AnyIndex::DashLh)
+            }
+            IndexKind::Cceh => {
+                Cceh::create(pool, root, cceh::Config::default()).map(AnyIndex::Cceh)
+            }
+            IndexKind::Level => {
+                let config = level::Config { top_level: 5, ..level::Config::default() };
+                match small {
+                    true => SmallLevel::create(pool, root, config).map(AnyIndex::SmallLevel),
+                    false => Level::create(pool, root, config).map(AnyIndex::Level),
+                }
+            }
+            IndexKind::Clht => {
+                let config = clht::Config { initial_buckets: 64 };
+                Clht::create(pool, root, config).map(AnyIndex::Clht)
+            }
+        }
+    }
+}
+
+impl<M: Medium> PrimaryIndex<M> {
+    fn new(index: AnyIndex<M>) -> Self {
+        PrimaryIndex { index, damage_met: AtomicU64::new(0) }
+    }
+
+    /// Makes an empty index of this kind for the root cell `root` to name: enough for the smallest store, and with
+    /// `small` not above 64 KiB in any store.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn create(
+        kind: IndexKind,
+        small: bool,
+        pool: &Arc<Pool<M>>,
+        root: &PmU64,
+    ) -> Result<Self> {
+        AnyIndex::create(kind, small, pool, root).map(Self::new)
+    }
+
+    /// Opens the index that the root cell `root` names, whatever type it is.
+    pub(crate) fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        AnyIndex::open(pool, root).map(Self::new)
+    }
+
+    /// Which kind it is.
+    pub(crate) fn kind(&self) -> IndexKind {
+        self.index.kind()
+    }
+
+    /// How many operations found the index damaged.
+    pub(crate) fn damage_met(&self) -> u64 {
+        self.damage_met.load(Relaxed)
+    }
+
+    #[cold]
+    fn met(&self, error: &evermap_pm::Error) {
+        if matches!(error.kind(), ErrorKind::Damaged { .. }) {
+            self.damage_met.fetch_add(1, Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
+        with!(&self.index, index => index.get(key, guard)).inspect_err(|error| self.met(error))
+    }
+
+    pub(crate) fn get_many(
+        &self,
+        keys: &[BytesRef<'_>],
+        out: &mut [Option<u64>],
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        with!(&self.index, index => index.get_many(keys, out, guard))
+            .inspect_err(|error| self.met(error))
+    }
+
+    #[inline]
+    pub(crate) fn prefetch_bucket(&self, key: BytesRef<'_>) {
+        with!(&self.index, index => index.prefetch_bucket(key));
+    }
+
+    #[inline]
+    pub(crate) fn prefetch_record(&self, key: BytesRef<'_>, bytes: u64) {
+        with!(&self.index, index => index.prefetch_record(key, bytes));
+    }
+
+    pub(crate) fn mutate(
+        &self,
+        key: BytesRef<'_>,
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        with!(&self.index, index => index.mutate(key, mode, guard, decide))
+            .inspect_err(|error| self.met(error))
+    }
+
+    pub(crate) fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (shown, next) = with!(&self.index, index => index.scan(from, guard, each));
+        (shown.inspect_err(|error| self.met(error)), next)
+    }
+
+    pub(crate) fn stats(&self, guard: &Guard<'_>) -> Result<Stats> {
+        with!(&self.index, index => index.stats(guard)).inspect_err(|error| self.met(error))
+    }
+
+    pub(crate) fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        with!(&self.index, index => index.visit(visitor)).inspect_err(|error| self.met(error))
+    }
+
+    pub(crate) fn check(&self) -> Vec<String> {
+        with!(&self.index, index => index.check())
+    }
+}

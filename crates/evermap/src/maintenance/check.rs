@@ -1,0 +1,283 @@
+//! Looking at everything, and saying what is wrong.
+
+use std::fmt;
+
+use evermap_index::Visitor;
+use evermap_index::key::BytesRef;
+use evermap_index::record::OFFSET_MASK;
+use evermap_pm::Medium;
+
+use crate::maintenance::SweepState;
+use crate::ops::read::Walk;
+use crate::record::Record;
+use crate::{Error, Evermap, Map, Result};
+
+/// Problems that are described; the rest are counted.
+const DESCRIBED: usize = 1000;
+
+/// What [`Evermap::check`] found.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// Each problem in words, the first thousand of them.
+    pub problems: Vec<String>,
+    /// Problems beyond those.
+    pub more_problems: u64,
+    /// Whether the records were read, and their checksums verified.
+    pub deep: bool,
+    /// Records of all maps, and one for each named map in the catalogue, dead ones included.
+    pub records: u64,
+    /// Records that are expired or flushed; 0 unless the check was deep.
+    pub dead: u64,
+    /// Bytes of the blocks that hold records.
+    pub bytes: u64,
+    /// Blocks that can be reached from the index, its own included.
+    pub blocks: u64,
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong.
+    pub fn is_sound(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn problem(&mut self, text: impl Into<String>) {
+        if self.problems.len() < DESCRIBED {
+            self.problems.push(text.into());
+        } else {
+            self.more_problems += 1;
+        }
+    }
+}
+
+impl fmt::Display for CheckReport {
+    /// A line for each problem, then a summary.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.problems {
+            writeln!(f, "{problem}")?;
+        }
+        if self.more_problems > 0 {
+            writeln!(f, "and {} more", self.more_problems)?;
+        }
+        let (dead, verified) = match self.deep {
+            true => (format!(" ({} dead)", self.dead), ", checksums verified"),
+            false => (String::new(), ", which were not read"),
+        };
+        let verdict = match self.problems.len() as u64 + self.more_problems {
+            0 => "sound".to_owned(),
+            1 => "1 problem".to_owned(),
+            count => format!("{count} problems"),
+        };
+        write!(
+            f,
+            "{verdict}: {} records{dead} in {} bytes, {} blocks{verified}",
+            self.records, self.bytes, self.blocks
+        )
+    }
+}
+
+impl<M: Medium> Evermap<M> {
+    /// Looks at the whole file and describes everything that is wrong: the index of each map, that exactly the reachable
+    /// blocks are allocated, the counts, that the ordered index, if it is ready, has the keys that are there, and if
+    /// `deep`, every record with its checksum. Changes nothing.
+    ///
+    /// Without `deep` no record is read, so that the time depends on the size of the indexes and not on that of the file.
+    ///
+    /// Records that are lost are noticed by the counts that an orderly stop saves; after an unclean stop only where
+    /// what is left of an index shows that something is missing, such as a page without any record among full ones.
+    ///
+    /// Waits for the sweep after an unclean stop. Call it while nobody changes the store, or changes may look
+    /// like problems. O(n) time, 16 bytes of memory a record.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// let report = map.check(true)?;
+    /// assert!(report.is_sound(), "{report}");
+    /// assert_eq!(report.records, 1);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed), [`Error::GuardHeld`](crate::Error::GuardHeld); the
+    /// rest is in the report. Of a store that is poisoned, or in a forked child, only the default
+    /// map is checked.
+    pub fn check(&self, deep: bool) -> Result<CheckReport> {
+        self.ensure_no_guard("check")?;
+        drop(self.default_map().enter()?);
+        let mut report = CheckReport { deep, ..Default::default() };
+        if let Err(error) = self.recover() {
+            report.problem(format!("sweep: {error}"));
+        } else if let SweepState::Failed(why) = self.file.maintenance.sweep_state() {
+            report.problem(format!("sweep: {why}"));
+        }
+        if let Err(error) = self.reclaim_dropped() {
+            report.problem(format!("dropped maps: {error}"));
+        }
+        // Records that are being moved would be seen twice, and what is purged meanwhile counted after all.
+        let _upkeep = self.file.maintenance.sweeping();
+        // What waits to be reused is allocated but not reachable.
+        self.file.pool.epoch().drain();
+        let (stores, problem) = match self.all_maps() {
+            Err(error) if !matches!(error, Error::Closed) => {
+                (vec![self.default_map()], Some(error))
+            }
+            all => all?,
+        };
+        if let Some(problem) = &problem {
+            report.problem(problem.to_string());
+        }
+        let mut reachable = Reachable(Vec::new());
+        let mut whole = problem.is_none();
+        for store in &stores {
+            whole &= store.check_map(&mut report, &mut reachable)?;
+        }
+        if whole {
+            self.check_blocks(&mut report, reachable);
+        }
+        Ok(report)
+    }
+
+    /// Compares what is reachable with what is allocated.
+    fn check_blocks(&self, report: &mut CheckReport, reachable: Reachable) {
+        let mut reachable = reachable.0;
+        reachable.sort_unstable();
+        for pair in reachable.windows(2).filter(|pair| pair[0] == pair[1]) {
+            report.problem(format!("block at offset {:#x}: reachable twice", pair[0]));
+        }
+        reachable.dedup();
+        report.blocks = reachable.len() as u64;
+        if !self.file.pool.is_swept() {
+            return;
+        }
+        let allocated = self.file.pool.allocated();
+        let missing = |from: &[u64], of: &[u64]| -> Vec<u64> {
+            of.iter().copied().filter(|block| from.binary_search(block).is_err()).collect()
+        };
+        for block in missing(&allocated, &reachable) {
+            report.problem(format!("block at offset {block:#x}: in use but free for reuse"));
+        }
+        for block in missing(&reachable, &allocated) {
+            report.problem(format!("block at offset {block:#x}: not in use but not free either"));
+        }
+        let faults = self.file.pool.heap_stats().faults;
+        if faults > 0 {
+            report.problem(format!(
+                "heap: {faults} entries of its table that cannot be right, or frees or marks of what is no block"
+            ));
+        }
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// Looks at one map; answers whether all of its blocks were shown to `reachable`.
+    fn check_map(&self, report: &mut CheckReport, reachable: &mut Reachable) -> Result<bool> {
+        let of_map = self.name().map_or(String::new(), |name| format!("map \"{name}\": "));
+        for problem in self.inner.index.check() {
+            report.problem(format!("{of_map}index: {problem}"));
+        }
+        let before = (report.records, report.bytes);
+        self.check_records(report)?;
+        self.check_counts(report, before);
+        match self.check_ordered(&mut |what| report.problem(format!("{of_map}{what}"))) {
+            Err(Error::Closed) => return Err(Error::Closed),
+            Err(error) => report.problem(format!("{of_map}ordered index: {error}")),
+            Ok(()) => {}
+        }
+        reachable.0.extend(self.inner.header.block());
+        match self.inner.saved.blocks(&self.db.file.pool) {
+            Some(blocks) => reachable.0.extend(blocks),
+            None => {
+                report.problem(format!("{of_map}the keys that were saved in order cannot be read"))
+            }
+        }
+        let visited = self.inner.index.visit(reachable);
+        if let Err(error) = &visited {
+            report.problem(format!("{of_map}index: {error}"));
+        }
+        Ok(visited.is_ok())
+    }
+
+    fn check_records(&self, report: &mut CheckReport) -> Result<()> {
+        let mark = self.inner.flush.mark();
+        let mut walk = Walk::new(self);
+        let mut pairs = Vec::new();
+        while let Some(_guard) = walk.next(&mut pairs)? {
+            if let Err(error) = walk.take_error() {
+                report.problem(format!("index: {error}"));
+            }
+            if report.deep {
+                pairs.iter().for_each(|(_, word)| self.prefetch(*word));
+            }
+            for &(hash, word) in &pairs {
+                report.records += 1;
+                let place = word & OFFSET_MASK;
+                match self.db.file.pool.block(place) {
+                    Some(bytes) => report.bytes += bytes,
+                    None => {
+                        report.problem(format!("record at offset {place:#x}: there is no block"));
+                        continue;
+                    }
+                }
+                if !report.deep {
+                    continue;
+                }
+                match self.check_record(hash, word) {
+                    Ok(record) => {
+                        report.dead += u64::from(self.is_dead(&record, mark) == Some(true))
+                    }
+                    Err(problem) => report.problem(problem),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_record(&self, hash: u64, word: u64) -> Result<Record<'_, M>, String> {
+        let place = word & OFFSET_MASK;
+        let record = Record::at(self.db.file.pool.medium(), word)
+            .map_err(|what| format!("record at offset {place:#x}: {what}"))?;
+        let describe = |what| record.damaged(what).to_string();
+        let mut key = Vec::new();
+        record.append_key(&mut key).map_err(|error| error.to_string())?;
+        if BytesRef::new(&key, self.db.file.pool.seed()).hash != hash {
+            return Err(describe("it is not where its key belongs"));
+        }
+        if record.expires_at().is_none() {
+            return Err(describe(record.why_unreadable()));
+        }
+        if !record.verify(self.inner.header.owner()) {
+            return Err(describe("its checksum does not match"));
+        }
+        Ok(record)
+    }
+
+    /// Compares what was counted with what was found `before` this map and after it.
+    fn check_counts(&self, report: &mut CheckReport, before: (u64, u64)) {
+        let (totals, exact) = self.inner.counters.totals();
+        if !exact {
+            return;
+        }
+        let (records, bytes) = (report.records - before.0, report.bytes - before.1);
+        for (what, counted, found) in
+            [("records", totals.records, records), ("bytes", totals.bytes, bytes)]
+        {
+            if counted != found {
+                report.problem(format!("{counted} {what} were counted but {found} found"));
+            }
+        }
+    }
+}
+
+/// Everything that the index names.
+struct Reachable(Vec<u64>);
+
+impl Visitor for Reachable {
+    fn block(&mut self, offset: u64) {
+        self.0.push(offset);
+    }
+
+    fn word(&mut self, word: u64) {
+        self.0.push(word & OFFSET_MASK);
+    }
+}

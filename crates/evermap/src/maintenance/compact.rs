@@ -1,0 +1,170 @@
+//! Moving records out of extents that hold little, so that their space can serve other sizes.
+//!
+//! A record moves like any other replacement: a copy is made durable, the index is told, the old block is
+//! retired. The copy keeps the CAS id, so that nobody sees a difference; whatever changes the record meanwhile wins.
+
+use std::time::{Duration, Instant};
+
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{Guard, MutateMode};
+use evermap_pm::Medium;
+use evermap_pm::heap::Evacuation;
+
+use crate::maintenance::SweepState;
+use crate::ops::commit::Verdict;
+use crate::ops::read::Walk;
+use crate::record::{Draft, Record};
+use crate::{Error, Evermap, Map, Result};
+
+/// Compaction begins where it can free one byte in this many of extents, and at least a few units.
+const WORTHWHILE: u64 = 8;
+/// How long compaction waits for readers to leave what has moved, and how often it looks.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(1);
+/// Epochs after which a block that was retired before is surely free: two for its grace period, and one since
+/// others may move the epoch on just after we have collected.
+const GRACE: u64 = 3;
+
+impl<M: Medium> Evermap<M> {
+    /// Moves records of all maps in the file together where that frees at least an eighth of the space in use for other sizes; answers how
+    /// many it moved: none while another thread does the same, sweeps or checks. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
+    /// Gives memory that is free back to the system, but for some that will soon be needed.
+    /// [`Evermap`](crate::Evermap) calls it in the background.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.compact()?, 0, "one record cannot be closer together");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`], [`Error::GuardHeld`], and [`Error::Storage`] with `Poisoned` or `Forked`.
+    pub fn compact(&self) -> Result<u64> {
+        self.ensure_no_guard("compact")?;
+        let moved = self.compact_if_worthwhile()?;
+        // What is free since readers have ended, or since records have moved. Not while somebody closes the store.
+        if let Some(_sweeping) = self.file.maintenance.try_sweeping().filter(|_| !self.is_closed())
+        {
+            self.file.pool.trim();
+        }
+        Ok(moved)
+    }
+
+    fn compact_if_worthwhile(&self) -> Result<u64> {
+        if self.file.pool.epoch().is_backed_up() {
+            // What moves would wait for readers too.
+            return Ok(0);
+        }
+        let (stats, unit) = (self.file.pool.heap_stats(), self.file.pool.region().unit());
+        let least = (stats.extent_bytes / WORTHWHILE).max(2 * unit);
+        if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least {
+            return Ok(0);
+        }
+        self.move_together(least, PATIENCE)
+    }
+
+    /// Moves records together if that frees at least `least` bytes, and waits up to `patience` for readers to
+    /// leave the old copies.
+    pub(crate) fn move_together(&self, least: u64, patience: Duration) -> Result<u64> {
+        self.file.pool.region().ensure_writable()?;
+        // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
+        let Some(_sweeping) = self.file.maintenance.try_sweeping() else { return Ok(0) };
+        if !matches!(
+            self.file.maintenance.sweep_state(),
+            SweepState::NotNeeded | SweepState::Done(_)
+        ) {
+            return Ok(0);
+        }
+        let Some(evacuation) = self.file.pool.evacuation(least) else { return Ok(0) };
+        let mut moved = 0;
+        // What is in a map that cannot be opened stays where it is.
+        for store in &self.all_maps()?.0 {
+            let mut mover = Mover { store, key: Vec::new(), value: Vec::new(), moved: 0 };
+            match mover.run(&evacuation) {
+                Ok(()) | Err(Error::Dropped { .. }) => moved += mover.moved,
+                Err(error) => return Err(error),
+            }
+        }
+        self.wait_for_reclamation(&evacuation, patience);
+        Ok(moved)
+    }
+
+    /// Waits until the old copies of what has moved are free. Nothing may be allocated beside them before, or the
+    /// extents would never be empty.
+    fn wait_for_reclamation(&self, evacuation: &Evacuation<'_, M>, patience: Duration) {
+        let (epoch, began) = (self.file.pool.epoch(), Instant::now());
+        let settled = epoch.stats().epoch + GRACE;
+        loop {
+            epoch.drain_within(Duration::ZERO);
+            let late = began.elapsed() >= patience || self.file.maintenance.is_stopping();
+            if evacuation.remaining() == 0 || epoch.stats().epoch >= settled || late {
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+struct Mover<'s, M: Medium> {
+    store: &'s Map<M>,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    moved: u64,
+}
+
+impl<M: Medium> Mover<'_, M> {
+    fn run(&mut self, evacuation: &Evacuation<'_, M>) -> Result<()> {
+        let mut walk = Walk::new(self.store);
+        let mut pairs = Vec::new();
+        while let Some(guard) = walk.next(&mut pairs)? {
+            // What cannot be read stays where it is.
+            let _ = walk.take_error();
+            pairs.retain(|(_, word)| evacuation.contains(word & OFFSET_MASK));
+            pairs.iter().for_each(|(_, word)| self.store.prefetch(*word));
+            for &(_, word) in &pairs {
+                match self.shift(word, &guard) {
+                    Ok(moved) => self.moved += u64::from(moved),
+                    // Somebody else needed the room: what has moved so far is as good.
+                    Err(Error::Storage(error)) if error.is_no_space() => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.store.db.file.maintenance.is_stopping() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the record that `word` names; answers whether it did. One that does not verify stays: a copy would
+    /// make its damage look sound.
+    fn shift(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
+        let (store, key, value) = (self.store, &mut self.key, &mut self.value);
+        let owner = store.inner.header.owner();
+        let Ok(record) = Record::at(store.db.file.pool.medium(), word) else { return Ok(false) };
+        key.clear();
+        value.clear();
+        record.append_key(key)?;
+        record.append_value(value)?;
+        if !record.verifies(owner, key, value) {
+            return Ok(false);
+        }
+        let meta = (record.flags(), record.expires_at().unwrap_or(0));
+        let draft = Draft::new(&store.db.file.pool, owner, key, value, meta, record.cas())?;
+        let change = store.commit(
+            store.key(key)?,
+            MutateMode::ExistingOnly,
+            guard,
+            Some(&draft),
+            &mut |live| {
+                match live {
+                    // The expiry may have been touched since it was copied.
+                    Some(live) if live.word() == word => Verdict::PublishWith(live.control()),
+                    _ => Verdict::Keep,
+                }
+            },
+        )?;
+        Ok(change.new.is_some())
+    }
+}

@@ -1,0 +1,600 @@
+//! Named maps: which there are, making them and dropping them.
+//!
+//! A root slot names the descriptor of the *catalogue*, a map like the others that binds the name of each to the offset of its
+//! [descriptor](crate::map::header). So a map comes with one word of the catalogue's index, and goes with one; everything
+//! before it is unreachable, and everything after it too. How that goes, and why each step is right, is told in
+//! `docs/maps.md`.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, PoisonError};
+
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{MutateMode, Visitor};
+use evermap_pm::region::OnSuspect;
+use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::{Medium, Pool};
+
+use crate::map::header::MapHeader;
+use crate::map::inner::{MapInner, MapState};
+use crate::record::cas::lost;
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
+use crate::record::{Record, tombstone_of};
+use crate::{Error, Evermap, IndexKind, Map, Meta, Outcome, Result};
+
+/// Longest name of a map, bytes.
+pub const MAP_NAME_MAX: usize = 250;
+/// Root slot that names the catalogue's descriptor.
+const ROOT: usize = 14;
+/// Format of a region with named maps: programs that only know the ones before would take what is in them for free.
+const FORMAT: u32 = 7;
+
+/// How a named map is opened.
+///
+/// ```
+/// use evermap::{Evermap, MapOptions, Options};
+/// let db = Evermap::in_memory(Options::new())?;
+/// assert!(db.map("users", MapOptions::new().create(false)).is_err());
+/// let users = db.map("users", MapOptions::new())?;
+/// # Ok::<(), evermap::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct MapOptions {
+    create: bool,
+    index: Option<IndexKind>,
+    max_bytes: Option<u64>,
+}
+
+impl Default for MapOptions {
+    fn default() -> Self {
+        MapOptions::new()
+    }
+}
+
+impl MapOptions {
+    /// Opens the map, or makes one where there is none.
+    pub fn new() -> Self {
+        MapOptions { create: true, index: None, max_bytes: None }
+    }
+
+    /// Whether a map is made where there is none. On unless told otherwise.
+    pub fn create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// Which kind of index the map is to have. A map that exists with another is not opened. Unless told otherwise, a
+    /// new map has what [`Options::index`](crate::Options::index) says, and one that exists what it has.
+    ///
+    /// ```
+    /// use evermap::{Error, Evermap, IndexKind, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// db.map("users", MapOptions::new().index(IndexKind::Clht))?;
+    /// let other = db.map("users", MapOptions::new().index(IndexKind::Level));
+    /// assert!(matches!(other.unwrap_err(), Error::OtherIndex { .. }));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn index(mut self, kind: IndexKind) -> Self {
+        self.index = Some(kind);
+        self
+    }
+
+    /// Most bytes that the records of this map may take together, from now on; beyond it, mutations answer
+    /// [`Error::Full`]. No limit unless told otherwise. Not kept in the file.
+    ///
+    /// ```
+    /// # use evermap::{Error, Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let little = db.map("little", MapOptions::new().max_bytes(10_000))?;
+    /// assert!(matches!(little.put(b"key", &[0; 20_000]), Err(Error::Full { .. })));
+    /// db.default_map().put(b"key", &[0; 20_000])?;
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.max_bytes = Some(bytes);
+        self
+    }
+}
+
+/// The maps of a file that have names.
+pub(crate) struct Maps<M: Medium>(Mutex<Table<M>>);
+
+/// What is known of them. Whoever makes, opens or drops one holds its lock; nobody who does waits for a guard to end.
+pub(crate) struct Table<M: Medium> {
+    catalogue: Option<Arc<MapInner<M>>>,
+    open: BTreeMap<Box<str>, Arc<MapInner<M>>>,
+    /// Dropped, and not freed yet.
+    pending_drops: Vec<Arc<MapInner<M>>>,
+}
+
+impl<M: Medium> Maps<M> {
+    pub(crate) fn new() -> Self {
+        let (catalogue, open, pending_drops) = (None, BTreeMap::new(), Vec::new());
+        Maps(Mutex::new(Table { catalogue, open, pending_drops }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table<M>> {
+        // A panic under it has poisoned the region.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: Medium> Evermap<M> {
+    /// The map called `name`, opened or made: another map in the same file, with keys of its own.
+    ///
+    /// Making one is crash-safe: it is there wholly or not at all, and durable when this returns. An empty one takes less
+    /// than 64 KiB. Any number of handles of one map may be open; they are the same map. Opening is O(1).
+    ///
+    /// ```
+    /// use evermap::{Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let users = db.map("users", MapOptions::new())?;
+    /// users.put(b"1", b"ann")?;
+    /// assert_eq!(db.default_map().get(b"1")?, None, "the default map is another one");
+    /// assert_eq!(db.map("users", MapOptions::new())?.get(b"1")?, Some(b"ann".to_vec()));
+    /// assert_eq!(db.maps()?, ["users"]);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::MapName`] unless the name has 1 to [`MAP_NAME_MAX`] bytes; [`Error::NoSuchMap`], [`Error::OtherIndex`],
+    /// [`Error::MapDamaged`], [`Error::Closed`]; [`Error::Storage`] with `NoSpace`, `Damaged`, `Poisoned` or `Forked`.
+    pub fn map(&self, name: &str, options: MapOptions) -> Result<Map<M>> {
+        if name.is_empty() || name.len() > MAP_NAME_MAX {
+            return Err(Error::MapName { len: name.len(), max: MAP_NAME_MAX });
+        }
+        self.with_space(|| {
+            let mut table = self.table()?;
+            let store = match self.find_map(&mut table, name)? {
+                Some(store) => store,
+                None if !options.create => return Err(Error::NoSuchMap { name: name.into() }),
+                None => self.make_map(&mut table, name, options)?,
+            };
+            let found = store.inner.index.kind();
+            if let Some(asked) = options.index.filter(|&asked| asked != found) {
+                return Err(Error::OtherIndex { name: name.into(), found, asked });
+            }
+            if let Some(bytes) = options.max_bytes {
+                store.inner.max_bytes.store(bytes, Relaxed);
+            }
+            Ok(store)
+        })
+    }
+
+    /// The names of all named maps in the file, in order. O(maps).
+    ///
+    /// ```
+    /// # use evermap::{Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// for name in ["users", "orders"] {
+    ///     db.map(name, MapOptions::new())?;
+    /// }
+    /// assert_eq!(db.maps()?, ["orders", "users"]);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Damaged`] or [`Error::Storage`] with `Damaged` where a name cannot be read.
+    pub fn maps(&self) -> Result<Vec<String>> {
+        let (names, unreadable) = self.names(&mut *self.table()?)?;
+        unreadable.map_or(Ok(names), Err)
+    }
+
+    /// Drops the map called `name` with everything in it; answers whether there was one. Crash-safe: it is there
+    /// wholly or not at all, and durably gone when this returns. O(1).
+    ///
+    /// Its handles answer [`Error::Dropped`] from now on; a new map of the same name can be made at once. The space comes
+    /// back in the background, once nobody reads there any more; or by [`reclaim_dropped`](Evermap::reclaim_dropped).
+    ///
+    /// ```
+    /// # use evermap::{Error, Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let users = db.map("users", MapOptions::new())?;
+    /// users.put(b"1", b"ann")?;
+    /// assert!(db.drop_map("users")?);
+    /// assert!(matches!(users.get(b"1"), Err(Error::Dropped { .. })));
+    /// assert!(db.map("users", MapOptions::new())?.iter().next().is_none());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Storage`] with `Damaged`, `Poisoned` or `Forked`.
+    pub fn drop_map(&self, name: &str) -> Result<bool> {
+        let (file, region) = (&self.file, self.file.pool.region());
+        region.ensure_writable()?;
+        let mut table = self.table()?;
+        let map = match self.find_map(&mut table, name) {
+            Ok(None) => return Ok(false),
+            Ok(Some(map)) => Some(map.inner),
+            // What cannot be opened can be dropped all the same.
+            Err(error) if error.is_damaged() => None,
+            Err(error) => return Err(error),
+        };
+        let Some(catalogue) = self.catalogue(&mut table)? else { return Ok(false) };
+        let poison = region.poison_on_panic();
+        // No batch runs meanwhile, and those that wait ask again whether the map is open: so no intent names a
+        // map that is gone.
+        let turn = file.reservations.permit();
+        // First, so that nothing is acknowledged that began after the map was gone.
+        map.iter().for_each(|map| map.set_state(MapState::Dropped));
+        if let Some(map) = map.as_ref().filter(|_| file.pool.medium().mutant("MA-1")) {
+            free_everything(&file.pool, map);
+        }
+        // Without waiting for readers, even where much waits for them: one of them may be waiting
+        // for the table.
+        let removed =
+            catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, None, |_| true));
+        // An error may mean that only tidying up failed.
+        let is_gone = removed.is_ok() || matches!(catalogue.contains(name.as_bytes()), Ok(false));
+        drop(turn);
+        if is_gone {
+            table.open.remove(name);
+            match map {
+                Some(map) => {
+                    table.pending_drops.push(map);
+                    file.maintenance.want_reclaim();
+                }
+                // Nobody can walk through what is in it: the next opening has to find out.
+                None => file.pool.lose_track(),
+            }
+        } else {
+            map.iter().for_each(|map| map.set_state(MapState::Open));
+        }
+        poison.disarm();
+        if is_gone { Ok(true) } else { removed.map(|_| false) }
+    }
+
+    /// Frees the space of maps that were dropped; answers how many those were. Waits for operations
+    /// on them to end; a sweep, a purge or a check has to end first. O(records in them).
+    /// [`Evermap`](crate::Evermap) calls it in the background.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// db.map("users", MapOptions::new())?.put(b"1", b"ann")?;
+    /// db.drop_map("users")?;
+    /// db.reclaim_dropped()?;
+    /// assert!(db.check(true)?.is_sound());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::GuardHeld`]; [`Error::Storage`] with `Poisoned` or `Forked`.
+    pub fn reclaim_dropped(&self) -> Result<u64> {
+        self.ensure_no_guard("reclaim_dropped")?;
+        self.file.pool.region().ensure_writable()?;
+        // A sweep must see a dropped map wholly or not at all: what it does not mark is free afterwards, and would
+        // be freed a second time.
+        let _sweeping = self.file.maintenance.sweeping();
+        if self.is_closed() || self.file.maps.lock().pending_drops.is_empty() {
+            return Ok(0);
+        }
+        // Operations that began before the drop may still be at it, and what they have retired is to come back too. Maps
+        // that are dropped from here on wait.
+        let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
+        self.file.pool.epoch().drain();
+        self.reclaim(&pending_drops);
+        Ok(pending_drops.len() as u64)
+    }
+
+    /// What [`reclaim_dropped`](Evermap::reclaim_dropped) does, for a caller that has waited for all operations to end and keeps
+    /// sweeps away.
+    pub(crate) fn reclaim_pending_drops(&self) {
+        let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
+        self.reclaim(&pending_drops);
+    }
+
+    fn reclaim(&self, pending_drops: &[Arc<MapInner<M>>]) {
+        let (file, poison) = (&self.file, self.file.pool.region().poison_on_panic());
+        for map in pending_drops {
+            if !free_everything(&file.pool, map) {
+                file.pool.lose_track();
+            }
+        }
+        poison.disarm();
+        file.maintenance.set_reclaimed(file.maps.lock().pending_drops.is_empty());
+    }
+
+    /// The table of named maps, unless the file is closed.
+    fn table(&self) -> Result<MutexGuard<'_, Table<M>>> {
+        // In a forked child another thread may have held the lock for ever.
+        self.file.pool.region().ensure_writable()?;
+        let table = self.file.maps.lock();
+        // Asked under the lock: see `close_maps`.
+        if self.file.closed.load(SeqCst) { Err(Error::Closed) } else { Ok(table) }
+    }
+
+    /// The catalogue, if there is one.
+    ///
+    /// # Errors
+    /// `Damaged`; never with [`OnSuspect::Salvage`], which does without and so drops all named maps.
+    fn catalogue(&self, table: &mut Table<M>) -> Result<Option<Map<M>>> {
+        if let Some(map) = &table.catalogue {
+            return Ok(Some(self.handle_of(map)));
+        }
+        let (file, m) = (&self.file, self.file.pool.medium());
+        let root = file.pool.root(ROOT);
+        let word = m.load(root);
+        if word == 0 {
+            return Ok(None);
+        }
+        let header = decode_checked(WordKind::Catalogue, word)
+            .and_then(|offset| MapHeader::described(&file.pool, offset))
+            .ok_or_else(|| lost(m.offset_of(root), "the catalogue of the named maps").into());
+        match header.and_then(|header| file.open_context().open(header, None)) {
+            Err(error) if error.is_damaged() && file.options.on_suspect == OnSuspect::Salvage => {
+                file.pool.lose_track();
+                m.store(root, 0);
+                m.persist(root);
+                Ok(None)
+            }
+            opened => {
+                let map = self.counted(opened?);
+                table.catalogue = Some(map.clone());
+                Ok(Some(self.handle_of(&map)))
+            }
+        }
+    }
+
+    /// A map that was just opened, with its counts on their way.
+    fn counted(&self, map: MapInner<M>) -> Arc<MapInner<M>> {
+        if map.counters.is_counting() {
+            self.file.maintenance.want_census();
+        }
+        Arc::new(map)
+    }
+
+    /// Makes the catalogue. Crash-safe: the root slot names it when all of it is durable.
+    fn make_catalogue(&self, table: &mut Table<M>) -> Result<Map<M>> {
+        let (file, m) = (&self.file, self.file.pool.medium());
+        // The kind that is smallest when empty.
+        let map = Arc::new(file.open_context().create(IndexKind::Clht, None)?);
+        m.fence();
+        let root = file.pool.root(ROOT);
+        m.store(root, encode_checked(WordKind::Catalogue, map.header.descriptor()));
+        m.persist(root);
+        table.catalogue = Some(map.clone());
+        Ok(self.handle_of(&map))
+    }
+
+    /// The map called `name`, if there is one.
+    fn find_map(&self, table: &mut Table<M>, name: &str) -> Result<Option<Map<M>>> {
+        if let Some(map) = table.open.get(name) {
+            return Ok(Some(self.handle_of(map)));
+        }
+        let count = |error: &Error| {
+            if error.is_damaged() {
+                self.default_map().met_damage();
+            }
+        };
+        let catalogue = self.catalogue(table).inspect_err(count)?;
+        let Some(catalogue) = catalogue else { return Ok(None) };
+        let damaged = |error: Error| match error.is_damaged() {
+            true => {
+                self.default_map().met_damage();
+                Error::MapDamaged { name: name.into(), why: error.to_string() }
+            }
+            false => error,
+        };
+        let Some(value) = catalogue.get(name.as_bytes()).map_err(damaged)? else {
+            return Ok(None);
+        };
+        let map = self.counted(self.open_described(name, &value).map_err(damaged)?);
+        table.open.insert(name.into(), map.clone());
+        Ok(Some(self.handle_of(&map)))
+    }
+
+    /// Opens the map that the catalogue binds to `value`.
+    fn open_described(&self, name: &str, value: &[u8]) -> Result<MapInner<M>> {
+        let file = &self.file;
+        let offset = value.try_into().map_or(0, u64::from_le_bytes);
+        file.open_context().open(MapHeader::at(&file.pool, offset)?, Some(name))
+    }
+
+    /// Makes the map called `name`, which does not exist.
+    fn make_map(&self, table: &mut Table<M>, name: &str, options: MapOptions) -> Result<Map<M>> {
+        let (file, region) = (&self.file, self.file.pool.region());
+        region.raise_format(FORMAT)?;
+        let poison = region.poison_on_panic();
+        let made = (|| {
+            let catalogue = match self.catalogue(table)? {
+                Some(catalogue) => catalogue,
+                None => self.make_catalogue(table)?,
+            };
+            let map = file
+                .open_context()
+                .create(options.index.unwrap_or(file.options.index), Some(name))?;
+            let value = map.header.descriptor().to_le_bytes();
+            match catalogue.insert_name(name.as_bytes(), &value) {
+                Ok(()) => {}
+                // An error may mean that only tidying up failed. Where nobody can tell, nothing is freed.
+                Err(error) => match catalogue.contains(name.as_bytes()) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        if !free_everything(&file.pool, &map) {
+                            file.pool.lose_track();
+                        }
+                        return Err(error);
+                    }
+                    Err(_) => {
+                        file.pool.lose_track();
+                        return Err(error);
+                    }
+                },
+            }
+            let map = Arc::new(map);
+            table.open.insert(name.into(), map.clone());
+            Ok(self.handle_of(&map))
+        })();
+        poison.disarm();
+        made
+    }
+
+    /// The names in the catalogue, in order, and what was wrong with one that could not be read.
+    fn names(&self, table: &mut Table<M>) -> Result<(Vec<String>, Option<Error>)> {
+        let (mut names, mut unreadable) = (Vec::new(), None);
+        if let Some(catalogue) = self.catalogue(table)? {
+            catalogue.for_each(|item| {
+                let name = item.and_then(|item| {
+                    let not_text = |_| Error::MapDamaged {
+                        name: item.key.escape_ascii().to_string(),
+                        why: "its name is no text".into(),
+                    };
+                    String::from_utf8(item.key.to_vec()).map_err(not_text)
+                });
+                match name {
+                    Ok(name) => names.push(name),
+                    Err(error) => unreadable = Some(error),
+                }
+                ControlFlow::Continue(())
+            })?;
+        }
+        names.sort_unstable();
+        Ok((names, unreadable))
+    }
+
+    /// All maps of the file, the catalogue included, each opened if it was not, and what was wrong with one that could
+    /// not be opened. A map that is made later is not among them; one that is dropped meanwhile answers
+    /// [`Error::Dropped`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`], `Forked`.
+    pub(crate) fn all_maps(&self) -> Result<(Vec<Map<M>>, Option<Error>)> {
+        let mut table = self.table()?;
+        let mut stores = vec![self.handle_of(&self.file.default)];
+        let listed = self.catalogue(&mut table).and_then(|catalogue| {
+            stores.extend(catalogue);
+            self.names(&mut table)
+        });
+        let (names, mut problem) = listed.unwrap_or_else(|error| (Vec::new(), Some(error)));
+        for name in names {
+            match self.find_map(&mut table, &name) {
+                Ok(found) => stores.extend(found),
+                Err(error) => problem = Some(error),
+            }
+        }
+        Ok((stores, problem))
+    }
+
+    /// The same with those that were dropped and not freed yet: everything that may name blocks, but for maps that are
+    /// made later.
+    pub(crate) fn all_maps_and_dropped(&self) -> Result<(Vec<Map<M>>, Option<Error>)> {
+        let (mut stores, problem) = self.all_maps()?;
+        // One that was dropped in between is there twice, which does no harm.
+        stores.extend(self.file.maps.lock().pending_drops.iter().map(|map| self.handle_of(map)));
+        Ok((stores, problem))
+    }
+
+    /// How many named maps there are, as far as that is known.
+    pub(crate) fn map_count(&self) -> u64 {
+        let Ok(mut table) = self.table() else { return 0 };
+        let catalogue = self.catalogue(&mut table);
+        catalogue.ok().flatten().map_or(0, |catalogue| catalogue.len().value)
+    }
+
+    /// Makes all maps refuse operations. Answers where the counts are of those that nobody has opened, if the last stop was
+    /// unclean: they may have changed since these were saved. The file is marked closed, so that no map is opened or
+    /// made later.
+    pub(crate) fn close_maps(&self) -> Vec<MapHeader> {
+        let file = &self.file;
+        let mut table = file.maps.lock();
+        let mut uncounted = Vec::new();
+        if !file.clean
+            && let Ok(Some(catalogue)) = self.catalogue(&mut table)
+        {
+            // What cannot be read cannot be opened later either.
+            let _ = catalogue.for_each(|item| {
+                let value = item.map_or(&[][..], |item| item.value);
+                let offset = value.try_into().map_or(0, u64::from_le_bytes);
+                uncounted.extend(MapHeader::described(&file.pool, offset));
+                ControlFlow::Continue(())
+            });
+        }
+        for map in table.catalogue.iter().chain(table.open.values()) {
+            map.set_state(MapState::Closed);
+        }
+        uncounted.retain(|header| {
+            let is_it = |map: &Arc<MapInner<M>>| map.header.descriptor() == header.descriptor();
+            !table.open.values().any(is_it)
+        });
+        uncounted
+    }
+
+    /// Every map that is open now.
+    pub(crate) fn open_maps(&self) -> Vec<Map<M>> {
+        let table = self.file.maps.lock();
+        let named = table.catalogue.iter().chain(table.open.values());
+        std::iter::once(&self.file.default).chain(named).map(|map| self.handle_of(map)).collect()
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// The name of this map; nothing for the default one.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// assert_eq!(db.default_map().name(), None);
+    /// assert_eq!(db.map("users", MapOptions::new())?.name(), Some("users"));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn name(&self) -> Option<&str> {
+        self.inner.name.as_deref()
+    }
+
+    /// Binds a name in the catalogue, for a caller that knows that it is free and must not wait for space.
+    fn insert_name(&self, name: &[u8], value: &[u8]) -> Result<()> {
+        let name = self.key(name)?;
+        let absent = |found: Option<u64>| found.is_none();
+        match self.try_store(name, value, Meta::default(), MutateMode::MayInsert, None, &absent)? {
+            Outcome::Inserted { .. } => Ok(()),
+            _ => unreachable!("the table is locked"),
+        }
+    }
+}
+
+/// Everything that a map has.
+struct OwnedBlocks<'p, M: Medium> {
+    pool: &'p Pool<M>,
+    tombstone: u64,
+    blocks: Vec<u64>,
+    whole: bool,
+}
+
+impl<M: Medium> Visitor for OwnedBlocks<'_, M> {
+    fn block(&mut self, offset: u64) {
+        self.blocks.push(offset);
+    }
+
+    fn word(&mut self, word: u64) {
+        match Record::at(self.pool.medium(), word) {
+            Ok(record) if !record.is_unbound() => {
+                // The descriptor of another map may come to lie where this one's was, and its records verify there.
+                record.set_tombstone(self.tombstone);
+                self.blocks.push(word & OFFSET_MASK);
+            }
+            // Damage: its block may be part of something else by now. Better to lose it than to free that.
+            _ => self.whole = false,
+        }
+    }
+}
+
+/// Frees every block of a map that nothing leads to and nobody uses, and sees to it that its records are not readable any
+/// more; answers whether that was all. O(records), 8 bytes of memory each.
+fn free_everything<M: Medium>(pool: &Pool<M>, map: &MapInner<M>) -> bool {
+    let tombstone = tombstone_of(pool.generation());
+    let mut all =
+        OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], whole: true };
+    let visited = map.index.visit(&mut all);
+    match map.saved.take(pool) {
+        Some(blocks) => all.blocks.extend(blocks),
+        None => all.whole = false,
+    }
+    // The index is still read while it is visited, so nothing is freed before.
+    all.blocks.sort_unstable();
+    all.blocks.dedup();
+    all.blocks.iter().for_each(|&block| pool.free_unpublished(block));
+    visited.is_ok() && all.whole
+}

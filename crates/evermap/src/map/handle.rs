@@ -1,0 +1,179 @@
+//! A handle of a map.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use evermap_index::Guard;
+use evermap_index::key::BytesRef;
+use evermap_index::record::KEY_MAX;
+use evermap_pm::Medium;
+use evermap_pm::medium::Mapped;
+
+use crate::maintenance::census::Count;
+use crate::map::inner::MapInner;
+use crate::record::{Draft, VALUE_MAX, control_of, encode_expiry, record_bytes};
+use crate::{Error, Evermap, Meta, Result};
+
+/// A map from keys to values in a file: a handle, to be cloned and shared between threads.
+///
+/// All operations take `&self` and may be called from any number of threads. Each is atomic, and all operations on
+/// one key happen in a single order. A mutation is durable when it returns. Keys have up to [`KEY_MAX`] bytes, values
+/// up to [`VALUE_MAX`] bytes.
+///
+/// A file has a [default map](Evermap::default_map), which has no name, and any number of [named](Evermap::map) ones.
+/// Operations on the file as a whole are methods of [`Evermap`]; [`db`](Map::db) returns it. A handle of a map keeps
+/// the file open, as a handle of the file does.
+///
+/// # Errors
+///
+/// Every operation can return:
+/// * [`Error::KeyTooLong`];
+/// * [`Error::Damaged`] if the record of the key does not verify: other keys are not affected;
+/// * [`Error::Closed`] after [`close`](Evermap::close), and [`Error::Dropped`] after
+///   [`drop_map`](Evermap::drop_map);
+/// * [`Error::Storage`] with [`Poisoned`](crate::ErrorKind::Poisoned) after a thread panicked in the middle of a
+///   change, or [`Damaged`](crate::ErrorKind::Damaged) if the index is damaged. Mutations can return the latter
+///   although they have made their change, if the damage was met afterwards.
+///
+/// Mutations can also return [`Error::ValueTooLong`], [`Error::ExpiryTooLate`]; [`Error::Full`], [`Error::HeldUp`] or
+/// [`Error::Storage`] with [`NoSpace`](crate::ErrorKind::NoSpace), and nothing has changed then;
+/// [`Error::BeingModified`] inside [`modify`](Map::modify); and [`Error::Storage`] with
+/// [`Forked`](crate::ErrorKind::Forked) in a forked child.
+pub struct Map<M: Medium = Mapped> {
+    pub(crate) db: Evermap<M>,
+    pub(crate) inner: Arc<MapInner<M>>,
+}
+
+impl<M: Medium> Clone for Map<M> {
+    fn clone(&self) -> Self {
+        Map { db: self.db.clone(), inner: self.inner.clone() }
+    }
+}
+
+impl<M: Medium> std::fmt::Debug for Map<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Map").field("name", &self.name()).field("db", &self.db).finish()
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// Returns the file that this map is in.
+    pub fn db(&self) -> &Evermap<M> {
+        &self.db
+    }
+
+    /// How many records are stored: exact whenever no mutation is running, unless the store was opened after
+    /// an unclean stop and has not been swept yet. Counts records that expired or were flushed until the
+    /// background maintenance has removed them. O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.len().value, 1);
+    /// assert_eq!(map.len().to_string(), "1");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    #[allow(clippy::len_without_is_empty)] // "empty" would not say whether it is sure
+    pub fn len(&self) -> Count {
+        let (totals, exact) = self.inner.counters.totals();
+        Count { value: totals.records, exact }
+    }
+
+    /// How many bytes the blocks of all records take. Exact when [`len`](Map::len) is. O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", &[0; 1000])?;
+    /// assert!(map.bytes().value >= 1003);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn bytes(&self) -> Count {
+        let (totals, exact) = self.inner.counters.totals();
+        Count { value: totals.bytes, exact }
+    }
+
+    /// The key with its hash.
+    #[inline]
+    pub(crate) fn key<'k>(&self, key: &'k [u8]) -> Result<BytesRef<'k>> {
+        if key.len() > KEY_MAX {
+            return Err(Error::KeyTooLong { len: key.len(), max: KEY_MAX });
+        }
+        Ok(BytesRef::new(key, self.db.file.pool.seed()))
+    }
+
+    /// Begins an operation.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Guard<'_>> {
+        let (file, map) = (&*self.db.file, &*self.inner);
+        let guard = file.pool.pin();
+        if !map.is_open() {
+            return Err(map.refusal());
+        }
+        if map.flush.flush_if_due(file.pool.region(), &file.cas_counter, &file.clock) {
+            self.has_flushed();
+        }
+        Ok(guard)
+    }
+
+    /// A flush has left something to remove.
+    pub(crate) fn has_flushed(&self) {
+        self.inner.expiries.owe_walk();
+        self.db.file.maintenance.want_purge();
+    }
+
+    /// Begins a mutation.
+    #[inline]
+    pub(crate) fn enter_writing(&self) -> Result<Guard<'_>> {
+        // Before anything is allocated: in a forked child even a block is not ours to write.
+        self.db.file.pool.region().ensure_writable()?;
+        self.enter()
+    }
+
+    /// Takes the space of a record, if the map has room for it; to be written before it is published.
+    pub(crate) fn draft<'d>(
+        &'d self,
+        key: BytesRef<'d>,
+        value: &'d [u8],
+        meta: Meta,
+    ) -> Result<Draft<'d, M>> {
+        ensure_length(value)?;
+        if self.inner.max_bytes.load(Relaxed) != u64::MAX {
+            let bytes = record_bytes(key.bytes.len(), value.len());
+            self.ensure_room(self.db.file.pool.block_size(bytes))?;
+        }
+        self.reserve(key, value, meta.flags, control_of(encode_expiry(meta.expires_at)?))
+    }
+
+    /// The same whether or not there is room for it, and with a control word that may differ from what it is to be.
+    pub(crate) fn reserve<'d>(
+        &'d self,
+        key: BytesRef<'d>,
+        value: &'d [u8],
+        flags: u32,
+        control: u64,
+    ) -> Result<Draft<'d, M>> {
+        ensure_length(value)?;
+        let cas = self.db.file.cas_counter.take(self.db.file.pool.region())?;
+        let (pool, owner) = (&self.db.file.pool, self.inner.header.owner());
+        Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)
+    }
+
+    /// Notes that a read met damage.
+    #[cold]
+    pub(crate) fn met_damage(&self) {
+        self.inner.damage_met.fetch_add(1, Relaxed);
+    }
+
+    /// How often damage was met since opening, in records and in the index.
+    pub(crate) fn damage_met(&self) -> u64 {
+        self.inner.damage_met.load(Relaxed) + self.inner.index.damage_met()
+    }
+}
+
+/// Whether a value is short enough.
+pub(crate) fn ensure_length(value: &[u8]) -> Result<()> {
+    match value.len() {
+        len if len > VALUE_MAX => Err(Error::ValueTooLong { len, max: VALUE_MAX }),
+        _ => Ok(()),
+    }
+}

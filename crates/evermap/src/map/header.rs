@@ -1,0 +1,188 @@
+//! One of the maps in a file, and where its own words are.
+//!
+//! ```text
+//! byte  0  own       says that this is a descriptor, and which
+//! byte  8  root      names the index
+//! byte 16  flush     the mark, and when a pending flush falls due
+//! byte 32  counters  records and bytes; count after an orderly stop. After any other, the bytes are an upper bound
+//! byte 48  saved     names the keys in order, if an orderly stop has saved them
+//! byte 56  reserved
+//! ```
+//!
+//! Every map but the default one has such a *descriptor*, a block of its own that never moves. The default map has the same
+//! words in the region's header, where they were before there were others. All of them are [sealed](crate::record::checked_word) but
+//! the root, which is the index's business.
+
+use evermap_pm::region::Region;
+use evermap_pm::{Medium, PmU64, Pool, pod};
+
+use crate::Result;
+use crate::maintenance::census::Totals;
+use crate::record::Owner;
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
+use crate::record::flush_mark::FlushMark;
+
+pod! {
+    struct Descriptor: 64 {
+        own: PmU64,
+        root: PmU64,
+        flush: [PmU64; 2],
+        counters: [PmU64; 2],
+        saved: PmU64,
+        reserved: PmU64,
+    }
+}
+
+/// Root slot of the default map's index.
+const DEFAULT: usize = 0;
+/// Root slot that names its saved keys.
+const DEFAULT_SAVED: usize = 13;
+
+/// Where a map keeps the words that change in place: offsets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MapHeader {
+    /// 0: the default map, which has no descriptor.
+    descriptor: u64,
+    root: u64,
+    flush: u64,
+    counters: u64,
+    saved: u64,
+    owner: Owner,
+}
+
+impl MapHeader {
+    /// The words of the default map.
+    pub(crate) fn of_default<M: Medium>(pool: &Pool<M>) -> Self {
+        let (m, words) = (pool.medium(), pool.region().words());
+        MapHeader {
+            descriptor: 0,
+            root: m.offset_of(pool.root(DEFAULT)),
+            flush: m.offset_of(&words.flush),
+            counters: m.offset_of(&words.counters),
+            saved: m.offset_of(pool.root(DEFAULT_SAVED)),
+            owner: Owner::of(0),
+        }
+    }
+
+    /// The words of the descriptor at `offset`, unless that is none.
+    pub(crate) fn described<M: Medium>(pool: &Pool<M>, offset: u64) -> Option<Self> {
+        let m = pool.medium();
+        let descriptor = m.at::<Descriptor>(offset)?;
+        (decode_checked(WordKind::Descriptor, m.load(&descriptor.own)) == Some(offset)).then(|| {
+            MapHeader {
+                descriptor: offset,
+                root: m.offset_of(&descriptor.root),
+                flush: m.offset_of(&descriptor.flush),
+                counters: m.offset_of(&descriptor.counters),
+                saved: m.offset_of(&descriptor.saved),
+                owner: Owner::of(offset),
+            }
+        })
+    }
+
+    /// The same where there has to be one.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(crate) fn at<M: Medium>(pool: &Pool<M>, offset: u64) -> Result<Self> {
+        let header = Self::described(pool, offset);
+        header.ok_or_else(|| evermap_pm::Error::damaged(offset, "no map is described here").into())
+    }
+
+    /// Makes a descriptor that nothing names yet, and that names no index yet. Durable on return.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn create<M: Medium>(pool: &Pool<M>) -> Result<Self> {
+        let (m, offset) = (pool.medium(), pool.allocate_part(size_of::<Descriptor>() as u64)?);
+        let descriptor = m.at::<Descriptor>(offset).expect("just allocated");
+        let Descriptor { root, counters, saved, reserved, .. } = descriptor;
+        for cell in [root, saved, reserved].into_iter().chain(counters) {
+            m.store(cell, 0);
+        }
+        m.store(&descriptor.own, encode_checked(WordKind::Descriptor, offset));
+        m.flush(descriptor);
+        let header = Self::described(pool, offset).expect("just written");
+        header.create_flush(pool.region());
+        Ok(header)
+    }
+
+    /// Initial words for the flushes of a new map.
+    pub(crate) fn create_flush<M: Medium>(&self, region: &Region<M>) {
+        FlushMark::create(region, self.flush);
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        self.descriptor == 0
+    }
+
+    /// The block that these words are in; 0 for the default map.
+    pub(crate) fn descriptor(&self) -> u64 {
+        self.descriptor
+    }
+
+    /// The same as something that the map keeps in the heap.
+    pub(crate) fn block(&self) -> Option<u64> {
+        (!self.is_default()).then_some(self.descriptor)
+    }
+
+    /// What the checksums of its records begin with.
+    #[inline]
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Returns where the words for flushes are.
+    pub(crate) fn flush(&self) -> u64 {
+        self.flush
+    }
+
+    /// The cell that names the index.
+    pub(crate) fn root<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
+        pool.medium().at(self.root).expect("checked with the header")
+    }
+
+    /// The cell that names the saved keys.
+    pub(crate) fn saved<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
+        pool.medium().at(self.saved).expect("checked with the header")
+    }
+
+    fn counters<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p [PmU64; 2] {
+        pool.medium().at(self.counters).expect("checked with the header")
+    }
+
+    /// What an orderly close saved; nothing if that does not verify.
+    pub(crate) fn read_totals<M: Medium>(&self, pool: &Pool<M>) -> Option<Totals> {
+        let (m, [records, bytes]) = (pool.medium(), self.counters(pool));
+        let records = decode_checked(WordKind::Records, m.load(records))?;
+        let bytes = decode_checked(WordKind::Bytes, m.load(bytes))?;
+        Some(Totals { records, bytes })
+    }
+
+    /// Saves the counts. Without them, the next opening counts, and the bound stays what it is.
+    pub(crate) fn write_totals<M: Medium>(&self, pool: &Pool<M>, totals: Option<Totals>) {
+        let (m, cells) = (pool.medium(), self.counters(pool));
+        let [records, bytes] = cells;
+        match totals {
+            None => m.store(records, 0),
+            Some(totals) => {
+                m.store(records, encode_checked(WordKind::Records, totals.records));
+                m.store(bytes, encode_checked(WordKind::Bytes, totals.bytes));
+            }
+        }
+        m.persist(cells);
+    }
+
+    /// The most bytes that the records took when the last stop came, however it did; nothing if that does not verify.
+    pub(crate) fn read_bound<M: Medium>(&self, pool: &Pool<M>) -> Option<u64> {
+        decode_checked(WordKind::Bytes, pool.medium().load(&self.counters(pool)[1]))
+    }
+
+    /// Says that the records take at most so many bytes, durably.
+    pub(crate) fn write_bound<M: Medium>(&self, pool: &Pool<M>, bound: u64) {
+        let cell = &self.counters(pool)[1];
+        pool.medium()
+            .store(cell, encode_checked(WordKind::Bytes, bound.min(WordKind::Bytes.limit() - 1)));
+        pool.medium().persist(cell);
+    }
+}

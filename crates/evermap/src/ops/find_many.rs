@@ -1,0 +1,139 @@
+//! Looking up several keys without copying the values.
+
+use std::ops::ControlFlow;
+
+use evermap_index::Guard;
+use evermap_index::key::BytesRef;
+use evermap_pm::Medium;
+use evermap_pm::medium::Mapped;
+
+use crate::ops::read::BATCH_KEYS;
+use crate::record::{Record, decode_expiry};
+use crate::{Item, Map, Result};
+
+/// A record that a lookup has found, and whose value has not been read: see [`Map::find_many`].
+pub struct UnreadRecord<'r, M: Medium = Mapped> {
+    map: &'r Map<M>,
+    key: &'r [u8],
+    record: Record<'r, M>,
+    expires_at: u32,
+}
+
+impl<M: Medium> UnreadRecord<'_, M> {
+    /// Returns the length of the value, in bytes.
+    pub fn value_len(&self) -> usize {
+        self.record.value_len()
+    }
+
+    /// Returns 32 bits that the caller stored with the value.
+    pub fn flags(&self) -> u32 {
+        self.record.flags()
+    }
+
+    /// Returns the CAS id, which identifies this version of the record.
+    pub fn cas(&self) -> u64 {
+        self.record.cas()
+    }
+
+    /// Returns the time at which the record expires, in seconds since 1970, or `None` if it does
+    /// not.
+    pub fn expires_at(&self) -> Option<u64> {
+        decode_expiry(self.expires_at)
+    }
+
+    /// Appends the value to `out` and verifies the copy. O(length), with one copy.
+    ///
+    /// This also verifies the flags, the CAS id and the length, which the checksum covers.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`](crate::Error::Damaged) if the checksum does not match. `out` is unchanged
+    /// then.
+    #[inline]
+    pub fn append_to(&self, out: &mut Vec<u8>) -> Result<()> {
+        self.map.copy(self.key, &self.record, out)
+    }
+
+    /// Copies the value to `value`, which is cleared first, and returns the record with it.
+    #[inline]
+    pub(crate) fn read<'v>(&'v self, value: &'v mut Vec<u8>) -> Result<Item<'v>> {
+        value.clear();
+        self.append_to(value)?;
+        Ok(self.record.item(self.key, value, self.expires_at))
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// Looks up several keys with their cache misses overlapped, as [`get_many`](Map::get_many)
+    /// does, and leaves it to `each` whether and where to copy the values.
+    ///
+    /// Calls `each` with the position in `keys` and the record for each key that is present, in the
+    /// order of `keys`, or with the error if the record is damaged. Stops if `each` returns
+    /// [`ControlFlow::Break`]. A guard is held meanwhile, so `each` should be quick.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"a", b"1")?;
+    /// map.put(b"c", b"3")?;
+    /// let mut reply = Vec::new();
+    /// map.find_many(&[b"a", b"b", b"c"], |at, record| {
+    ///     let record = record.unwrap();
+    ///     reply.extend_from_slice(format!("{at}:").as_bytes());
+    ///     record.append_to(&mut reply).unwrap();
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(reply, b"0:12:3");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`]; damaged records are reported to `each` instead.
+    pub fn find_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let guard = self.enter()?;
+        for (batch, keys) in keys.chunks(BATCH_KEYS).enumerate() {
+            let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH_KEYS];
+            for (slot, key) in refs.iter_mut().zip(keys) {
+                *slot = self.key(key.as_ref())?;
+            }
+            let each =
+                |at, found: Result<UnreadRecord<'_, M>>| each(batch * BATCH_KEYS + at, found);
+            if self.find_batch(&refs[..keys.len()], &guard, each)?.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks up at most [`BATCH_KEYS`] keys. Returns what `each` returned last.
+    #[inline]
+    pub(crate) fn find_batch(
+        &self,
+        keys: &[BytesRef<'_>],
+        guard: &Guard<'_>,
+        mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let mut words = [None; BATCH_KEYS];
+        self.inner.index.get_many(keys, &mut words[..keys.len()], guard)?;
+        for word in words.iter().flatten() {
+            self.prefetch(*word);
+        }
+        for (at, (key, word)) in keys.iter().zip(words).enumerate() {
+            let Some(word) = word else { continue };
+            let found = self.readable(*key, word, guard).transpose();
+            let found = found.map(|found| {
+                let (record, expires_at) = found?;
+                Ok(UnreadRecord { map: self, key: key.bytes, record, expires_at })
+            });
+            if let Some(found) = found
+                && each(at, found).is_break()
+            {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}

@@ -1,0 +1,11 @@
+//! The operations on a map.
+
+pub(crate) mod atomic;
+pub(crate) mod commit;
+pub(crate) mod find_many;
+pub(crate) mod pages;
+pub(crate) mod read;
+pub(crate) mod reentry;
+pub(crate) mod scan;
+pub(crate) mod space;
+pub(crate) mod write;

@@ -1,0 +1,231 @@
+//! A walk through all records that holds no guard while it shows them.
+//!
+//! The records of one segment of the index are a *page*. Its keys are copied under one guard, and
+//! so many values beside them as are small together. Values that did not fit are looked up by their
+//! keys when their turn comes. So whoever pauses holds up nothing but his own memory.
+
+use std::ops::Range;
+
+use evermap_index::Guard;
+use evermap_index::key::BytesRef;
+use evermap_pm::Medium;
+
+use crate::ops::read::{RECORDS_AHEAD, Walk};
+use crate::record::{Record, decode_expiry};
+use crate::{Error, Item, Map, Result};
+
+/// Bytes of keys and values after which further values are copied when their turn comes.
+const AT_ONCE: usize = 256 << 10;
+
+/// Shows all records of a map: see [`Map::for_each`] for what it promises.
+pub(crate) struct Pages<'s, M: Medium> {
+    walk: Walk<'s, M>,
+    /// What the index has for the page. Empty between two calls.
+    pairs: Vec<(u64, u64)>,
+    /// The records of the page. From `at` on they are still to be shown.
+    records: Vec<Copied>,
+    at: usize,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    keys_only: bool,
+    over: bool,
+}
+
+/// A record of a page.
+struct Copied {
+    /// Where its key is in `keys`.
+    key: Range<usize>,
+    hash: u64,
+    rest: Rest,
+}
+
+/// What is known of a record beside its key.
+enum Rest {
+    /// All: its value is at this place in `values`.
+    Whole { value: Range<usize>, flags: u32, cas: u64, expires_at: u32 },
+    /// Nothing, because only its key is asked for.
+    KeyOnly,
+    /// Nothing yet.
+    Later,
+    /// It has gone since its key was copied.
+    Gone,
+    /// It cannot be read.
+    Unreadable(Box<Error>),
+}
+
+impl Rest {
+    fn unreadable(error: Error) -> Self {
+        Rest::Unreadable(Box::new(error))
+    }
+}
+
+impl<'s, M: Medium> Pages<'s, M> {
+    pub(crate) fn new(store: &'s Map<M>) -> Self {
+        Pages {
+            walk: Walk::new(store),
+            pairs: Vec::new(),
+            records: Vec::new(),
+            at: 0,
+            keys: Vec::new(),
+            values: Vec::new(),
+            keys_only: false,
+            over: false,
+        }
+    }
+
+    /// Shows keys only: for [`next_key`](Pages::next_key).
+    pub(crate) fn of_keys(store: &'s Map<M>) -> Self {
+        Pages { keys_only: true, ..Pages::new(store) }
+    }
+
+    /// The next record, or what is wrong with it; nothing at the end.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Dropped`], once: that is the end.
+    pub(crate) fn next(&mut self) -> Result<Option<Result<Item<'_>>>> {
+        let Some(at) = self.find_next_once()? else { return Ok(None) };
+        let Copied { key, rest, .. } = &mut self.records[at];
+        let key = &self.keys[key.clone()];
+        Ok(Some(match std::mem::replace(rest, Rest::Gone) {
+            Rest::Whole { value, flags, cas, expires_at } => {
+                let expires_at = decode_expiry(expires_at);
+                Ok(Item { key, value: &self.values[value], flags, cas, expires_at })
+            }
+            Rest::Unreadable(error) => Err(*error),
+            Rest::KeyOnly | Rest::Later | Rest::Gone => unreachable!("those are not found"),
+        }))
+    }
+
+    /// Returns the key of the next record, or what is wrong with it; `None` at the end.
+    ///
+    /// # Errors
+    /// As for [`next`](Pages::next).
+    pub(crate) fn next_key(&mut self) -> Result<Option<Result<&[u8]>>> {
+        let Some(at) = self.find_next_once()? else { return Ok(None) };
+        let Copied { key, rest, .. } = &mut self.records[at];
+        Ok(Some(match std::mem::replace(rest, Rest::Gone) {
+            Rest::Unreadable(error) => Err(*error),
+            _ => Ok(&self.keys[key.clone()]),
+        }))
+    }
+
+    /// Returns where the next record is that can be shown. After an error, and after the end, there is none.
+    fn find_next_once(&mut self) -> Result<Option<usize>> {
+        let found = self.find_next();
+        self.over |= !matches!(found, Ok(Some(_)));
+        found
+    }
+
+    /// Where the next record is that can be shown.
+    fn find_next(&mut self) -> Result<Option<usize>> {
+        while !self.over {
+            if !self.store().inner.is_open() {
+                // What was copied is not shown any more, as if it had been looked up only now.
+                return Err(self.store().inner.refusal());
+            }
+            let Some(record) = self.records.get(self.at) else {
+                if self.turn_over()? {
+                    continue;
+                }
+                break;
+            };
+            match record.rest {
+                Rest::Later => self.copy_values()?,
+                Rest::Gone => self.at += 1,
+                Rest::Whole { .. } | Rest::KeyOnly | Rest::Unreadable(_) => {
+                    self.at += 1;
+                    return Ok(Some(self.at - 1));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn store(&self) -> &'s Map<M> {
+        self.walk.store
+    }
+
+    /// Copies the next page; answers whether there was one.
+    fn turn_over(&mut self) -> Result<bool> {
+        self.records.clear();
+        self.keys.clear();
+        self.values.clear();
+        self.at = 0;
+        let Some(guard) = self.walk.next(&mut self.pairs)? else { return Ok(false) };
+        if let Err(error) = self.walk.take_error() {
+            let rest = Rest::unreadable(error);
+            self.records.push(Copied { key: 0..0, hash: 0, rest });
+        }
+        let pairs = std::mem::take(&mut self.pairs);
+        for (at, &(hash, word)) in pairs.iter().enumerate() {
+            if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
+                self.store().prefetch(*ahead);
+            }
+            self.copy(hash, word, &guard);
+        }
+        self.pairs = pairs;
+        Ok(true)
+    }
+
+    /// Copies the record that `word` names, or its key at least, unless it is dead. `guard` is the one under which the
+    /// word was found.
+    fn copy(&mut self, hash: u64, word: u64, guard: &Guard<'_>) {
+        let from = self.keys.len();
+        let rest = match self.walk.named(hash, word, guard, &mut self.keys) {
+            Ok(Some(_)) if self.keys_only => Rest::KeyOnly,
+            Ok(Some(_)) if self.keys.len() + self.values.len() >= AT_ONCE => Rest::Later,
+            Ok(Some((record, expires_at))) => {
+                copy_value(self.store(), &self.keys[from..], &record, expires_at, &mut self.values)
+            }
+            Ok(None) => return self.keys.truncate(from),
+            Err(error) => Rest::unreadable(error),
+        };
+        self.records.push(Copied { key: from..self.keys.len(), hash, rest });
+    }
+
+    /// Copies values of records that are still to be shown, one at least.
+    fn copy_values(&mut self) -> Result<()> {
+        let store = self.store();
+        let guard = store.enter()?;
+        // All values that were there have been shown.
+        self.values.clear();
+        for Copied { key, hash, rest } in &mut self.records[self.at..] {
+            if self.values.len() >= AT_ONCE {
+                break;
+            }
+            if matches!(rest, Rest::Later) {
+                let key = BytesRef { bytes: &self.keys[key.clone()], hash: *hash };
+                *rest = match store.find_to_read(key, &guard) {
+                    Ok(Some((record, expires_at))) => {
+                        copy_value(store, key.bytes, &record, expires_at, &mut self.values)
+                    }
+                    Ok(None) => Rest::Gone,
+                    Err(error) => Rest::unreadable(error),
+                };
+            }
+        }
+        Ok(())
+    }
+}
+
+fn copy_value<M: Medium>(
+    store: &Map<M>,
+    key: &[u8],
+    record: &Record<'_, M>,
+    expires_at: u32,
+    values: &mut Vec<u8>,
+) -> Rest {
+    let from = values.len();
+    match store.copy(key, record, values) {
+        Ok(()) => Rest::Whole {
+            value: from..values.len(),
+            flags: record.flags(),
+            cas: record.cas(),
+            expires_at,
+        },
+        Err(error) => {
+            values.truncate(from);
+            Rest::unreadable(error)
+        }
+    }
+}

@@ -1,0 +1,557 @@
+//! Reading.
+//!
+//! There are two ways to read. Most methods *copy*: they load the record's words one by one, and verify the
+//! checksum of the copy. That is safe Rust under no assumption at all, whatever the file contains and
+//! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
+//! hold.
+
+use std::collections::HashSet;
+use std::iter::FusedIterator;
+use std::ops::ControlFlow;
+
+use evermap_index::Guard;
+use evermap_index::key::BytesRef;
+use evermap_index::record::OFFSET_MASK;
+use evermap_pm::Medium;
+use evermap_pm::medium::Mapped;
+
+use crate::ops::pages::Pages;
+use crate::record::{Record, decode_expiry};
+use crate::{Error, Item, Map, Result};
+
+/// The number of keys that [`Map::get_many`] and [`Map::find_many`] look up together.
+///
+/// Callers that divide a longer list of keys should use chunks of this size.
+pub const BATCH_KEYS: usize = 32;
+/// Records that a walk fetches ahead.
+pub(crate) const RECORDS_AHEAD: usize = 8;
+
+/// A live record, and when it expires.
+pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
+
+const MISMATCH: &str = "its checksum does not match";
+
+impl<M: Medium> Map<M> {
+    /// The value of `key`, copied and verified. Expected O(1); takes no lock and stores to no shared memory
+    /// but the guard's own line.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.get(b"key")?, Some(b"value".to_vec()));
+    /// assert_eq!(map.get(b"other")?, None);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut value = Vec::new();
+        Ok(self.get_into(key, &mut value)?.then_some(value))
+    }
+
+    /// Appends the value of `key` to `out`; answers whether it is present. Nothing is appended in case of an
+    /// error.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// let mut out = b"> ".to_vec();
+    /// assert!(map.get_into(b"key", &mut out)?);
+    /// assert_eq!(out, b"> value");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn get_into(&self, key: &[u8], out: &mut Vec<u8>) -> Result<bool> {
+        let key = self.key(key)?;
+        let guard = self.enter()?;
+        let Some((record, _)) = self.find_to_read(key, &guard)? else { return Ok(false) };
+        self.copy(key.bytes, &record, out)?;
+        Ok(true)
+    }
+
+    /// Calls `read` with the whole record of `key`, copied and verified; answers what it answers.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put_with(b"key", b"value", evermap::Meta::new().with_flags(7))?;
+    /// assert_eq!(map.get_with(b"key", |item| item.flags)?, Some(7));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
+        let key = self.key(key)?;
+        let guard = self.enter()?;
+        let Some((record, expires_at)) = self.find_to_read(key, &guard)? else { return Ok(None) };
+        let mut value = Vec::new();
+        self.copy(key.bytes, &record, &mut value)?;
+        let item = record.item(key.bytes, &value, expires_at);
+        drop(guard);
+        Ok(Some(read(item)))
+    }
+
+    /// Whether `key` is present. Does not verify the value.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// assert!(!map.contains(b"key")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn contains(&self, key: &[u8]) -> Result<bool> {
+        let key = self.key(key)?;
+        let guard = self.enter()?;
+        Ok(self.find(key, &guard)?.is_some())
+    }
+
+    /// Looks up many keys with their cache misses overlapped: faster than one [`get`](Map::get) after the
+    /// other as soon as the store is larger than the cache.
+    ///
+    /// Calls `each` with the position in `keys` and the record for each key that is present, in order, or
+    /// with the error if a record is damaged. Stops when `each` returns `Break`. A guard is held
+    /// meanwhile, so `each` should be quick.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"a", b"1")?;
+    /// map.put(b"c", b"3")?;
+    /// use std::ops::ControlFlow;
+    /// let mut found = Vec::new();
+    /// map.get_many(&[b"a", b"b", b"c"], |at, item| {
+    ///     found.push((at, item.unwrap().value.to_vec()));
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(found, [(0, b"1".to_vec()), (2, b"3".to_vec())]);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`]; damaged records are reported to `each` instead.
+    pub fn get_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let mut value = Vec::new();
+        self.find_many(keys, |at, found| match found {
+            Ok(found) => each(at, found.read(&mut value)),
+            Err(error) => each(at, Err(error)),
+        })
+    }
+
+    /// [`get_many`](Map::get_many) of [`BATCH_KEYS`] keys at most, with room for a value. Returns what `each`
+    /// returned last.
+    #[inline]
+    pub(crate) fn get_batch(
+        &self,
+        keys: &[BytesRef<'_>],
+        value: &mut Vec<u8>,
+        guard: &Guard<'_>,
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        self.find_batch(keys, guard, |at, found| match found {
+            Ok(found) => each(at, found.read(value)),
+            Err(error) => each(at, Err(error)),
+        })
+    }
+
+    /// What was found for `key` as it is shown, with its value copied to `value`.
+    #[inline]
+    pub(crate) fn shown<'a>(
+        &self,
+        key: &'a [u8],
+        found: Result<Option<LiveRecord<'_, M>>>,
+        value: &'a mut Vec<u8>,
+    ) -> Result<Option<Item<'a>>> {
+        let Some((record, expires_at)) = found? else { return Ok(None) };
+        value.clear();
+        self.copy(key, &record, value)?;
+        Ok(Some(record.item(key, value, expires_at)))
+    }
+
+    /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a
+    /// record or a part of the index is damaged. Stops when `each` returns `Break`. O(n).
+    ///
+    /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile,
+    /// at most once. (A key that is removed and put again meanwhile has two records.) Each is
+    /// current at some moment.
+    ///
+    /// `each` may use the store in any way and take its time: about a thousand records are copied
+    /// at a time, and no guard is held while they are shown. That takes memory for their keys, and
+    /// for 256 KiB of values or the largest of them.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// use std::ops::ControlFlow;
+    /// let mut bytes = 0;
+    /// map.for_each(|item| {
+    ///     bytes += item.map_or(0, |item| item.value.len());
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(bytes, 5);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`] and [`Error::Dropped`], `each` itself may be the cause; the rest is shown
+    /// to `each`.
+    pub fn for_each(
+        &self,
+        mut each: impl FnMut(Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let mut pages = Pages::new(self);
+        while let Some(item) = pages.next()? {
+            if each(item).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// All keys and values, as [`for_each`](Map::for_each) shows them.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// for pair in map.iter() {
+    ///     let (key, value) = pair?;
+    ///     assert_eq!((&key[..], &value[..]), (&b"key"[..], &b"value"[..]));
+    /// }
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn iter(&self) -> Iter<'_, M> {
+        Iter { pages: Pages::new(self) }
+    }
+
+    /// Returns an iterator over all keys, in no particular order: as [`iter`](Map::iter), without reading the values. The
+    /// records are not verified, except that each belongs to its key.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// let keys = map.keys().collect::<evermap::Result<Vec<_>>>()?;
+    /// assert_eq!(keys, [b"key"]);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn keys(&self) -> Keys<'_, M> {
+        Keys { pages: Pages::of_keys(self) }
+    }
+
+    /// Begins to read without copying; see [`Reader`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn reader(&self) -> Result<Reader<'_, M>> {
+        Ok(Reader { store: self, guard: self.enter()? })
+    }
+
+    /// Brings a record of the usual length towards the cache.
+    #[inline]
+    pub(crate) fn prefetch(&self, word: u64) {
+        self.db.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, self.inner.size_hint.bytes());
+    }
+
+    /// [`find`](Map::find) for a caller that will read the value: its lines come together with those of the key.
+    #[inline]
+    pub(crate) fn find_to_read<'g>(
+        &'g self,
+        key: BytesRef<'_>,
+        guard: &'g Guard<'_>,
+    ) -> Result<Option<LiveRecord<'g, M>>> {
+        if let Some(bytes) = self.inner.size_hint.long() {
+            self.inner.index.prefetch_record(key, bytes);
+        }
+        self.find(key, guard)
+    }
+
+    /// The live record of `key`, and when it expires.
+    #[inline]
+    pub(crate) fn find<'g>(
+        &'g self,
+        key: BytesRef<'_>,
+        guard: &'g Guard<'_>,
+    ) -> Result<Option<LiveRecord<'g, M>>> {
+        match self.inner.index.get(key, guard)? {
+            None => Ok(None),
+            Some(word) => self.readable(key, word, guard),
+        }
+    }
+
+    /// The live record of `key`, which the index has bound to `word` a moment ago, and when it expires.
+    #[inline]
+    pub(crate) fn readable<'g>(
+        &'g self,
+        key: BytesRef<'_>,
+        mut word: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Option<LiveRecord<'g, M>>> {
+        loop {
+            let record = Record::at(self.db.file.pool.medium(), word)
+                .map_err(|what| self.damaged_at(key, word, what))?;
+            if record.cas() < self.inner.flush.mark() {
+                return Ok(None);
+            }
+            if let Some(expires_at) = record.expires_at() {
+                let expired = expires_at != 0 && expires_at <= self.db.file.clock.now();
+                self.inner.size_hint.read(record.bytes());
+                return Ok((!expired).then_some((record, expires_at)));
+            }
+            match self.bound_since(key, &record, guard)? {
+                Some(newer) => word = newer,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// What `key` is bound to now, where it was bound to a record whose control word does not say when it expires.
+    ///
+    /// A tombstone of this opening can have come between the look at the index and the one at the record. It comes after
+    /// the key was bound to something else or unbound, so another look at the index finds that; each time that the
+    /// caller comes back with another record, some other thread has changed the key meanwhile. Everything else is damage.
+    #[cold]
+    fn bound_since(
+        &self,
+        key: BytesRef<'_>,
+        record: &Record<'_, M>,
+        guard: &Guard<'_>,
+    ) -> Result<Option<u64>> {
+        if record.was_unbound_in(self.db.file.pool.generation()) {
+            let bound = self.inner.index.get(key, guard)?;
+            // The guard keeps the block from being used again, so the same word means the same record.
+            if bound != Some(record.word()) {
+                return Ok(bound);
+            }
+        }
+        Err(self.damaged_at(key, record.word(), record.why_unreadable()))
+    }
+
+    #[cold]
+    pub(crate) fn damaged_at(&self, key: BytesRef<'_>, word: u64, what: &'static str) -> Error {
+        self.met_damage();
+        Error::damaged(key.bytes, word & OFFSET_MASK, what)
+    }
+
+    /// Appends the value to `out`, and verifies the copy if reads are to be verified.
+    #[inline]
+    pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
+        let start = out.len();
+        record.append_value(out)?;
+        if self.db.file.verify && !record.verifies(self.inner.header.owner(), key, &out[start..]) {
+            out.truncate(start);
+            self.met_damage();
+            return Err(Error::damaged(key, record.offset(), MISMATCH));
+        }
+        Ok(())
+    }
+}
+
+/// A walk through the index, one segment at a time.
+pub(crate) struct Walk<'s, M: Medium> {
+    pub(crate) store: &'s Map<M>,
+    /// Where to go on: see [`Persistent::scan`](evermap_index::Persistent::scan).
+    from: Option<u64>,
+    error: Option<Error>,
+    /// CAS ids of records that were shown in place of those that they replaced meanwhile. Most indexes leave a key where
+    /// it is, so hardly any of them is met again.
+    shown_early: HashSet<u64>,
+}
+
+impl<'s, M: Medium> Walk<'s, M> {
+    pub(crate) fn new(store: &'s Map<M>) -> Self {
+        Walk { store, from: Some(0), error: None, shown_early: HashSet::new() }
+    }
+
+    /// Makes `pairs` the slot keys and words of the next segment; answers the guard that keeps the records, and nothing
+    /// at the end. A segment that cannot be read is empty, and its error is [taken](Walk::take_error) separately.
+    pub(crate) fn next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
+        pairs.clear();
+        self.append_next(pairs)
+    }
+
+    /// The same, behind the pairs that are there.
+    pub(crate) fn append_next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
+        let Some(from) = self.from else { return Ok(None) };
+        let guard = self.store.enter()?;
+        let (shown, next) =
+            self.store.inner.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
+        self.from = next;
+        self.error = shown.err().map(Error::from);
+        Ok(Some(guard))
+    }
+
+    /// What was wrong with the last segment.
+    pub(crate) fn take_error(&mut self) -> Result<()> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+
+    /// The record of a pair that this walk has met, or the one that has replaced it since, and when it expires;
+    /// nothing if that is dead. Appends its key to `keys`. `guard` is the one under which the pair was met.
+    pub(crate) fn named(
+        &mut self,
+        hash: u64,
+        word: u64,
+        guard: &Guard<'_>,
+        keys: &mut Vec<u8>,
+    ) -> Result<Option<LiveRecord<'s, M>>> {
+        let (store, from) = (self.store, keys.len());
+        let record = Record::at(store.db.file.pool.medium(), word)
+            // Of a pair whose record is unreadable nobody knows the key.
+            .map_err(|what| store.damaged_at(BytesRef { bytes: &[], hash }, word, what))?;
+        record.append_key(keys)?;
+        let key = store.key(&keys[from..])?;
+        if key.hash != hash {
+            store.met_damage();
+            return Err(record.damaged("it is not where its key belongs"));
+        }
+        let Some((record, expires_at)) = store.readable(key, word, guard)? else { return Ok(None) };
+        if record.word() != word {
+            // The key can come again: it was removed and then bound in a part of the index that is still ahead.
+            self.shown_early.insert(record.cas());
+        } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.cas()) {
+            return Ok(None);
+        }
+        Ok(Some((record, expires_at)))
+    }
+}
+
+/// All keys and values of a store: see [`Map::iter`].
+///
+/// It holds nothing in the store between two calls, so it may be kept for as long as one likes: it
+/// keeps no memory from being used again, and [`close`](Evermap::close) does not wait for it.
+pub struct Iter<'s, M: Medium = Mapped> {
+    pages: Pages<'s, M>,
+}
+
+impl<M: Medium> Iterator for Iter<'_, M> {
+    type Item = Result<(Vec<u8>, Vec<u8>)>;
+
+    /// Of a damaged record, or a damaged part of the index, the error; and then what comes next. Of
+    /// a store that was closed, or a map that was dropped, the error once; and then nothing more.
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.pages.next() {
+            Ok(Some(shown)) => Some(shown.map(|item| (item.key.to_vec(), item.value.to_vec()))),
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+impl<M: Medium> FusedIterator for Iter<'_, M> {}
+
+impl<'s, M: Medium> IntoIterator for &'s Map<M> {
+    type Item = Result<(Vec<u8>, Vec<u8>)>;
+    type IntoIter = Iter<'s, M>;
+
+    fn into_iter(self) -> Iter<'s, M> {
+        self.iter()
+    }
+}
+
+/// All keys of a map: see [`Map::keys`]. It holds nothing in the store between two calls, as [`Iter`].
+pub struct Keys<'s, M: Medium = Mapped> {
+    pages: Pages<'s, M>,
+}
+
+impl<M: Medium> Iterator for Keys<'_, M> {
+    type Item = Result<Vec<u8>>;
+
+    /// Returns the error of a damaged record, or of a damaged part of the index, and goes on with what comes next. If the
+    /// store was closed, or the map was dropped, returns that error once and then ends.
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.pages.next_key() {
+            Ok(Some(shown)) => Some(shown.map(<[u8]>::to_vec)),
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+impl<M: Medium> FusedIterator for Keys<'_, M> {}
+
+/// Reads without copying. While it lives, nothing that it could see is used again, so it should be
+/// short-lived: where [too much](crate::Options::reader_backlog) waits for it, mutations fail with
+/// [`Error::HeldUp`]. It stays on the thread that made it, which cannot close, check, sweep, purge
+/// or compact the store meanwhile: those answer [`Error::GuardHeld`].
+///
+/// ```
+/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+/// map.put(b"key", b"value")?;
+/// let reader = map.reader()?;
+/// let entry = reader.get(b"key")?.unwrap();
+/// // SAFETY: the store has no file that others could write, and it is not damaged.
+/// let value: &[u8] = unsafe { entry.bytes() };
+/// assert_eq!(value, b"value");
+/// # Ok::<(), evermap::Error>(())
+/// ```
+pub struct Reader<'s, M: Medium = Mapped> {
+    store: &'s Map<M>,
+    guard: Guard<'s>,
+}
+
+impl<M: Medium> Reader<'_, M> {
+    /// The record of `key`, verified where it is. Expected O(1).
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Entry<'_, M>>> {
+        let key = self.store.key(key)?;
+        let Some((record, expires_at)) = self.store.find_to_read(key, &self.guard)? else {
+            return Ok(None);
+        };
+        if self.store.db.file.verify && !record.verify(self.store.inner.header.owner()) {
+            self.store.met_damage();
+            return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
+        }
+        Ok(Some(Entry { record, expires_at }))
+    }
+}
+
+/// A record in its place.
+pub struct Entry<'r, M: Medium = Mapped> {
+    record: Record<'r, M>,
+    expires_at: u32,
+}
+
+impl<'r, M: Medium> Entry<'r, M> {
+    /// Length of the value, bytes.
+    pub fn value_len(&self) -> usize {
+        self.record.value_len()
+    }
+
+    /// The caller's own 32 bits.
+    pub fn flags(&self) -> u32 {
+        self.record.flags()
+    }
+
+    /// Identifies this version of the record.
+    pub fn cas(&self) -> u64 {
+        self.record.cas()
+    }
+
+    /// When it expires, in seconds since 1970; `None`: never.
+    pub fn expires_at(&self) -> Option<u64> {
+        decode_expiry(self.expires_at)
+    }
+
+    /// The bytes of the value, where they are.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes those bytes while the slice lives. The store itself does not: a published record is
+    /// immutable, and the reader keeps its block from being reused. What the caller has to answer for:
+    /// * no other program writes to the file, or cuts it off;
+    /// * the file is not damaged in such a way that another record or a part of the index overlaps this one.
+    ///   Checksums make that very unlikely, but cannot rule out a file whose pages are of different ages.
+    ///   Both hold for a [volatile](crate::Durability::Volatile) store.
+    pub unsafe fn bytes(&self) -> &'r [u8] {
+        // SAFETY: the caller's promise.
+        unsafe { self.record.value_slice() }
+    }
+}

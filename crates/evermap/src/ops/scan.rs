@@ -1,0 +1,453 @@
+//! Scans: records in the order of their keys.
+
+use std::collections::VecDeque;
+use std::iter::FusedIterator;
+use std::ops::{
+    Bound, ControlFlow, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo,
+    RangeToInclusive,
+};
+
+use evermap_index::key::BytesRef;
+use evermap_index::ordered::{Cursor, Direction, Run, prefix_end};
+use evermap_index::{BPlus, Guard};
+use evermap_pm::Medium;
+use evermap_pm::medium::Mapped;
+
+use crate::ops::read::BATCH_KEYS;
+use crate::{Error, Item, Map, Result};
+
+/// Bytes of values after which an iterator copies no more of them ahead.
+const AHEAD_BYTES: usize = 64 << 10;
+
+/// The keys from one bound to another: what a scan shows.
+///
+/// Made from any range of byte strings, or from a prefix. Keys are ordered byte by byte, a key before all longer keys
+/// that begin with it. A range that ends before it begins has no keys.
+///
+/// ```
+/// use evermap::KeyRange;
+/// assert!(!KeyRange::from("b".."d").contains(b"d"));
+/// assert!(KeyRange::from("b"..="d").contains(b"d"));
+/// assert!(KeyRange::from(..).contains(b"anything"));
+/// assert!(KeyRange::prefix("user:").contains(b"user:7"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    lower: Bound<Vec<u8>>,
+    upper: Bound<Vec<u8>>,
+}
+
+impl KeyRange {
+    /// The keys between two bounds.
+    pub fn new<K: AsRef<[u8]>>(lower: Bound<K>, upper: Bound<K>) -> Self {
+        let owned = |bound: Bound<K>| bound.map(|key| key.as_ref().to_vec());
+        KeyRange { lower: owned(lower), upper: owned(upper) }
+    }
+
+    /// The keys that begin with `prefix`, which may itself be one of them.
+    pub fn prefix(prefix: impl AsRef<[u8]>) -> Self {
+        let prefix = prefix.as_ref();
+        KeyRange { lower: Bound::Included(prefix.to_vec()), upper: prefix_end(prefix) }
+    }
+
+    /// Whether `key` is among them.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        RangeBounds::contains(self, key)
+    }
+}
+
+impl RangeBounds<[u8]> for KeyRange {
+    fn start_bound(&self) -> Bound<&[u8]> {
+        self.lower.as_ref().map(Vec::as_slice)
+    }
+
+    fn end_bound(&self) -> Bound<&[u8]> {
+        self.upper.as_ref().map(Vec::as_slice)
+    }
+}
+
+impl From<RangeFull> for KeyRange {
+    fn from(_: RangeFull) -> Self {
+        KeyRange { lower: Bound::Unbounded, upper: Bound::Unbounded }
+    }
+}
+
+macro_rules! from_ranges {
+    ($($range:ty),+) => {$(
+        impl<K: AsRef<[u8]>> From<$range> for KeyRange {
+            fn from(range: $range) -> Self {
+                KeyRange::new(range.start_bound(), range.end_bound())
+            }
+        }
+    )+};
+}
+
+from_ranges!(
+    Range<K>,
+    RangeInclusive<K>,
+    RangeFrom<K>,
+    RangeTo<K>,
+    RangeToInclusive<K>,
+    (Bound<K>, Bound<K>)
+);
+
+impl<M: Medium> Map<M> {
+    /// The records whose keys are in `range`, in ascending order. Needs [`Options::ordered`](crate::Options::ordered).
+    ///
+    /// Sees every change that was acknowledged before this call. A key that is present throughout is shown exactly
+    /// once, one that comes or goes meanwhile at most once; each pair was stored at some moment during the scan. Not a
+    /// snapshot: pairs are of different moments. Writers go on meanwhile, and nothing is locked.
+    ///
+    /// The first call after opening may wait until the ordered index is [built](Map::build_ordered), and each until
+    /// the ordered index has been told of changes that were acknowledged just before. O(log n), and then O(1) a pair
+    /// at the price of a lookup whose cache misses overlap.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// for name in ["cow", "ant", "dog", "bee"] {
+    ///     map.put(name.as_bytes(), b"")?;
+    /// }
+    /// let keys = map.scan("b".."d")?.map(|pair| Ok(pair?.0)).collect::<evermap::Result<Vec<_>>>()?;
+    /// assert_eq!(keys, [b"bee", b"cow"]);
+    /// let last = map.scan(..)?.reverse().next().unwrap()?;
+    /// assert_eq!(last.0, b"dog");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotOrdered`](crate::Error::NotOrdered), [`Error::OrderedFailed`](crate::Error::OrderedFailed),
+    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with `Forked` or `Poisoned`.
+    pub fn scan(&self, range: impl Into<KeyRange>) -> Result<Scan<'_, M>> {
+        Ok(Scan::new(self, self.tree(false)?, range.into()))
+    }
+
+    /// The records whose keys begin with `prefix`: as [`scan`](Map::scan).
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// map.put(b"user:1", b"ann")?;
+    /// map.put(b"user:2", b"bob")?;
+    /// map.put(b"visits", b"7")?;
+    /// assert_eq!(map.scan_prefix("user:")?.count(), 2);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`scan`](Map::scan).
+    pub fn scan_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_, M>> {
+        self.scan(KeyRange::prefix(prefix))
+    }
+
+    /// [`scan`](Map::scan) without waiting for changes that were acknowledged just before: some thousand keys that
+    /// came last may be missing.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert!(map.scan_relaxed(..)?.count() <= 1);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`scan`](Map::scan).
+    pub fn scan_relaxed(&self, range: impl Into<KeyRange>) -> Result<Scan<'_, M>> {
+        Ok(Scan::new(self, self.tree(true)?, range.into()))
+    }
+}
+
+/// Shows records in the order of their keys: see [`Map::scan`].
+///
+/// As an iterator it answers copies of keys and values, or the error where a record is damaged;
+/// [`visit`](Scan::visit) shows whole records and copies less. It holds nothing in the store between two calls, so it
+/// may be kept for as long as one likes, and [`rest`](Scan::rest) even longer.
+#[must_use = "a scan shows nothing unless it is asked to"]
+pub struct Scan<'s, M: Medium = Mapped> {
+    store: &'s Map<M>,
+    tree: &'s BPlus,
+    cursor: Cursor<'s>,
+    direction: Direction,
+    /// The end of the range at which the scan ends.
+    until: Bound<Vec<u8>>,
+    /// Most pairs that are still to be shown, those in `items` not counted.
+    limit: u64,
+    /// Keys from the tree; from `at` on they are still to be looked up.
+    keys: Run,
+    at: usize,
+    /// What the iterator has looked up ahead.
+    items: VecDeque<(Vec<u8>, Result<Vec<u8>>)>,
+    /// Why it ends when these are shown.
+    failed: Option<Error>,
+    /// Whether it has said so: then the iterator has ended.
+    over: bool,
+}
+
+impl<'s, M: Medium> Scan<'s, M> {
+    fn new(store: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
+        Self::towards(Direction::Ascending, store, tree, range)
+    }
+
+    fn towards(direction: Direction, store: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
+        let bounds = (range.start_bound(), range.end_bound());
+        let cursor = Cursor::new(tree, bounds, direction);
+        let until = match direction {
+            Direction::Ascending => range.upper,
+            Direction::Descending => range.lower,
+        };
+        Scan {
+            store,
+            tree,
+            cursor,
+            direction,
+            until,
+            limit: u64::MAX,
+            keys: Run::new(),
+            at: 0,
+            items: VecDeque::new(),
+            failed: None,
+            over: false,
+        }
+    }
+
+    /// The same in the other direction. Of a scan that has begun, what it has not shown yet.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// for key in [b"a", b"b", b"c"] {
+    ///     map.put(key, b"")?;
+    /// }
+    /// let mut scan = map.scan(..)?;
+    /// assert_eq!(scan.next().unwrap()?.0, b"a");
+    /// let keys: Vec<_> = scan.reverse().map(|pair| pair.unwrap().0).collect();
+    /// assert_eq!(keys, [b"c", b"b"]);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn reverse(mut self) -> Self {
+        self.begin_again(match self.direction {
+            Direction::Ascending => Direction::Descending,
+            Direction::Descending => Direction::Ascending,
+        });
+        self
+    }
+
+    /// Shows at most so many records more.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// for key in [b"a", b"b", b"c"] {
+    ///     map.put(key, b"")?;
+    /// }
+    /// assert_eq!(map.scan(..)?.limit(2).count(), 2);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn limit(mut self, records: u64) -> Self {
+        if !self.items.is_empty() {
+            self.begin_again(self.direction);
+        }
+        self.limit = records;
+        self
+    }
+
+    /// The keys that it has not shown yet, its limit aside: to go on from there later, even in another process.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// for key in [b"a", b"b", b"c"] {
+    ///     map.put(key, b"")?;
+    /// }
+    /// let mut scan = map.scan(..)?.limit(2);
+    /// assert_eq!(scan.by_ref().count(), 2);
+    /// let rest = scan.rest();
+    /// assert!(!rest.contains(b"b") && rest.contains(b"bb"));
+    /// assert_eq!(map.scan(rest)?.next().unwrap()?.0, b"c");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn rest(&self) -> KeyRange {
+        let next = match self.items.front() {
+            Some((key, _)) => Some(&key[..]),
+            None => (self.at < self.keys.len()).then(|| self.keys.key(self.at)),
+        };
+        let from = next.map_or_else(|| self.cursor.position(), Bound::Included);
+        let (from, until) = (from.map(<[u8]>::to_vec), self.until.clone());
+        match self.direction {
+            Direction::Ascending => KeyRange { lower: from, upper: until },
+            Direction::Descending => KeyRange { lower: until, upper: from },
+        }
+    }
+
+    /// Calls `each` with the records in order, copied and verified, or with the error where one is
+    /// damaged, until it returns `Break`. Going on later goes on behind the record that was shown
+    /// last. A guard is held meanwhile, for 32 records at a time, so `each` should be quick; it may
+    /// use the store, but not wait for guards.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// use std::ops::ControlFlow;
+    /// let mut bytes = 0;
+    /// map.scan(..)?.visit(|item| {
+    ///     bytes += item.map_or(0, |item| item.value.len());
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(bytes, 5);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with `Forked` or `Poisoned`. What is
+    /// damaged is reported to `each`.
+    pub fn visit(
+        &mut self,
+        mut each: impl FnMut(Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        if !self.items.is_empty() {
+            self.begin_again(self.direction);
+        }
+        let mut value = Vec::new();
+        let mut flow = ControlFlow::Continue(());
+        while flow.is_continue() && self.fetch_keys()? {
+            self.look_up(&mut value, |_, item| {
+                flow = each(item);
+                flow
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what was fetched ahead, and goes on in this direction with what was not shown.
+    fn begin_again(&mut self, direction: Direction) {
+        let (limit, over) = (self.limit.saturating_add(self.items.len() as u64), self.over);
+        *self = Self::towards(direction, self.store, self.tree, self.rest());
+        (self.limit, self.over) = (limit, over);
+    }
+
+    /// Gets keys from the tree unless there are some; answers whether there are any to be shown.
+    fn fetch_keys(&mut self) -> Result<bool> {
+        if self.limit == 0 {
+            return Ok(false);
+        }
+        if self.at == self.keys.len() {
+            // In a forked child, other threads may have been changing the tree.
+            self.store.db.file.pool.region().ensure_writable()?;
+            self.keys.clear();
+            self.at = 0;
+            let wanted = BATCH_KEYS.min(usize::try_from(self.limit).unwrap_or(BATCH_KEYS));
+            while self.keys.len() < wanted
+                && let Some((key, hash)) = self.cursor.next()?
+            {
+                self.keys.push(key, hash);
+            }
+        }
+        Ok(!self.keys.is_empty())
+    }
+
+    /// Looks up keys that were fetched, until `each` returns `Break`.
+    fn look_up(
+        &mut self,
+        value: &mut Vec<u8>,
+        mut each: impl FnMut(&[u8], Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let guard = self.store.enter()?;
+        let places = self.at..self.keys.len();
+        let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH_KEYS];
+        for (key, at) in refs.iter_mut().zip(places.clone()) {
+            *key = BytesRef { bytes: self.keys.key(at), hash: self.keys.word(at) };
+        }
+        let (refs, limit) = (&refs[..places.len()], self.limit);
+        let (mut shown, mut last) = (0, 0);
+        let mut show = |at: usize, item: Result<Item<'_>>| {
+            (shown, last) = (shown + 1, at);
+            each(refs[at].bytes, item)?;
+            if shown < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        let looked_up = match self.store.get_batch(refs, value, &guard, &mut show) {
+            // A part of the hash index cannot be read. It is told of with each key that leads there, and only with those.
+            Err(error) if error.is_damaged() => self.look_up_singly(refs, value, &guard, &mut show),
+            looked_up => looked_up,
+        };
+        self.limit -= shown;
+        match looked_up {
+            Ok(ControlFlow::Continue(())) => self.at = self.keys.len(),
+            // `each` wants no more, or what comes next cannot be looked up.
+            Ok(ControlFlow::Break(())) | Err(_) if shown > 0 => self.at += last + 1,
+            Ok(ControlFlow::Break(())) | Err(_) => {}
+        }
+        looked_up.map(|_| ())
+    }
+
+    /// Looks keys up one by one. Returns what `show` returned last.
+    #[cold]
+    fn look_up_singly(
+        &self,
+        refs: &[BytesRef<'_>],
+        value: &mut Vec<u8>,
+        guard: &Guard<'_>,
+        show: &mut impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        for (at, key) in refs.chunks(1).enumerate() {
+            let flow = match self.store.get_batch(key, value, guard, |_, item| show(at, item)) {
+                Err(error) if error.is_damaged() => show(at, Err(error)),
+                looked_up => looked_up?,
+            };
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Copies some records ahead for the iterator; answers whether there may be any.
+    fn copy_ahead(&mut self) -> Result<bool> {
+        if !self.fetch_keys()? {
+            return Ok(false);
+        }
+        let mut items = std::mem::take(&mut self.items);
+        let mut bytes = 0;
+        let looked_up = self.look_up(&mut Vec::new(), |key, item| {
+            let value = item.map(|item| item.value.to_vec());
+            bytes += value.as_ref().map_or(0, Vec::len);
+            items.push_back((key.to_vec(), value));
+            if bytes < AHEAD_BYTES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        self.items = items;
+        looked_up.map(|()| true)
+    }
+}
+
+impl<M: Medium> Iterator for Scan<'_, M> {
+    type Item = Result<(Vec<u8>, Vec<u8>)>;
+
+    /// Of a damaged record, the error; and then the next. Any other error once, of a store that was
+    /// closed for instance; and then nothing more.
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.over {
+            if !self.store.inner.is_open() {
+                // What was copied ahead is not shown any more, as if it had been looked up only
+                // now.
+                self.over = true;
+                return Some(Err(self.store.inner.refusal()));
+            }
+            if let Some((key, value)) = self.items.pop_front() {
+                return Some(value.map(|value| (key, value)));
+            }
+            if let Some(error) = self.failed.take() {
+                self.over = true;
+                return Some(Err(error));
+            }
+            match self.copy_ahead() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => self.failed = Some(error),
+            }
+        }
+        None
+    }
+}
+
+impl<M: Medium> FusedIterator for Scan<'_, M> {}

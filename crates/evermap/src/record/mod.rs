@@ -1,0 +1,631 @@
+//! Records in the heap: writing them, and reading them without believing them.
+//!
+//! The layout is drawn in [`evermap_index::record`]. What the store adds:
+//!
+//! * `control` is a [sealed](crate::record::checked_word) word; its low 32 bits are the expiry in seconds since 1970 (0:
+//!   never). It is changed by a single store under the key's lock. After the index has stopped naming the record,
+//!   durably, the word becomes a [tombstone](tombstone_of): bit 32 is set, and the low 32 bits are the number of the
+//!   opening that unbound the record. So damage to an index that leads to the record again does not bring it back.
+//!   The other bits are reserved;
+//! * `cas` is the CAS id;
+//! * the high 16 bits of the index word repeat the low 16 bits of the cas. A word and a record of
+//!   different ages (a page that went back in time) seldom agree;
+//! * the checksum begins with the [owner](Owner), so that a record verifies in its own map only.
+
+pub(crate) mod cas;
+pub(crate) mod checked_word;
+pub(crate) mod flush_mark;
+pub(crate) mod size_hint;
+
+use std::cell::Cell;
+
+use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths};
+use evermap_pm::{Medium, PmU64, Pool};
+
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
+use crate::{Error, Item, Result};
+
+/// Longest value, bytes: 1 GiB. A large value takes neighbouring units of the file for itself.
+pub const VALUE_MAX: usize = 1 << 30;
+
+const TAG_SHIFT: u32 = 48;
+
+/// What is wrong where the index leads to a record that has a tombstone.
+const REMOVED: &str = "it was removed or replaced, and the index leads to it again";
+
+/// Bytes of a record with a key and a value of these lengths.
+pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
+    HEADER + ((key + value) as u64).next_multiple_of(8)
+}
+
+fn word_of(offset: u64, cas: u64) -> u64 {
+    offset | cas << TAG_SHIFT
+}
+
+/// Latest expiry of a record, in seconds since 1970: some time in the year 2106. In the file it has 32 bits.
+pub const EXPIRY_MAX: u64 = u32::MAX as u64;
+
+/// Returns an expiry as it is stored: 0 is never. What expires in the first second of 1970 does so in the next.
+///
+/// # Errors
+/// [`Error::ExpiryTooLate`].
+pub(crate) fn encode_expiry(expires_at: Option<u64>) -> Result<u32> {
+    match expires_at {
+        None => Ok(0),
+        Some(at) => {
+            u32::try_from(at.max(1)).map_err(|_| Error::ExpiryTooLate { at, max: EXPIRY_MAX })
+        }
+    }
+}
+
+/// Returns an expiry as the caller sees it.
+#[inline]
+pub(crate) fn decode_expiry(stored: u32) -> Option<u64> {
+    (stored != 0).then_some(u64::from(stored))
+}
+
+/// A control word.
+pub(crate) fn control_of(expires_at: u32) -> u64 {
+    encode_checked(WordKind::Control, u64::from(expires_at))
+}
+
+/// In a control word: the record is not bound to its key any more, or never was.
+const UNBOUND: u64 = 1 << 32;
+
+/// The control word of a record that stopped being bound, or turned out not to be needed, in the opening with this
+/// generation.
+pub(crate) fn tombstone_of(generation: u64) -> u64 {
+    encode_checked(WordKind::Control, UNBOUND | opening_of(generation))
+}
+
+/// What a tombstone keeps of a generation. Two openings of one file that have it in common are four thousand million
+/// openings apart.
+fn opening_of(generation: u64) -> u64 {
+    u64::from(generation as u32)
+}
+
+/// Which map a record belongs to: what its checksum begins with. A word that leads to a record of another map does not
+/// come from a crash, but a file that was cut off and grew again has such words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner(u32);
+
+impl Owner {
+    /// The map with this descriptor; 0: the default map, whose checksums begin with nothing.
+    pub(crate) fn of(descriptor: u64) -> Self {
+        Owner(if descriptor == 0 { 0 } else { crc32c::crc32c(&descriptor.to_le_bytes()) })
+    }
+}
+
+/// CRC32C of the owner and the header fields that it covers, to be continued with key and value.
+fn check_begin(owner: Owner, cas: u64, flags: u32, lengths: u64) -> u32 {
+    let mut bytes = [0; 20];
+    bytes[..8].copy_from_slice(&cas.to_le_bytes());
+    bytes[8..12].copy_from_slice(&flags.to_le_bytes());
+    bytes[12..].copy_from_slice(&lengths.to_le_bytes());
+    crc32c::crc32c_append(owner.0, &bytes)
+}
+
+/// A record that is not published. Dropping it frees it.
+pub(crate) struct Draft<'d, M: Medium> {
+    pool: &'d Pool<M>,
+    owner: Owner,
+    offset: u64,
+    key: &'d [u8],
+    value: &'d [u8],
+    flags: u32,
+    cas: Cell<u64>,
+    control: Cell<u64>,
+    published: Cell<bool>,
+}
+
+impl<'d, M: Medium> Draft<'d, M> {
+    /// Writes a record and makes it durable: one ordered persist.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub(crate) fn new(
+        pool: &'d Pool<M>,
+        owner: Owner,
+        key: &'d [u8],
+        value: &'d [u8],
+        (flags, expires_at): (u32, u32),
+        cas: u64,
+    ) -> Result<Self> {
+        let control = control_of(expires_at);
+        let draft = Self::reserve(pool, owner, key, value, flags, control, cas)?;
+        draft.persist();
+        Ok(draft)
+    }
+
+    /// Takes the space of a record, which is to be written before it is published.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    pub(crate) fn reserve(
+        pool: &'d Pool<M>,
+        owner: Owner,
+        key: &'d [u8],
+        value: &'d [u8],
+        flags: u32,
+        control: u64,
+        cas: u64,
+    ) -> Result<Self> {
+        let offset = pool.allocate(record_bytes(key.len(), value.len()))?;
+        Ok(Draft {
+            pool,
+            owner,
+            offset,
+            key,
+            value,
+            flags,
+            cas: Cell::new(cas),
+            control: Cell::new(control),
+            published: Cell::new(false),
+        })
+    }
+
+    /// Writes it and flushes it: durable after the next fence.
+    ///
+    /// Not part of [`reserve`](Self::reserve), after which the draft moves: a processor that reads what it has just stored, in
+    /// other pieces, waits until all stores before have left, and these meet lines that are far away.
+    pub(crate) fn flush(&self) {
+        self.write_header();
+        self.write_body();
+        self.pool.medium().flush(self.cells(0));
+    }
+
+    /// Writes it, durably.
+    pub(crate) fn persist(&self) {
+        self.flush();
+        self.pool.medium().fence();
+    }
+
+    /// Gives it another CAS id, durably.
+    pub(crate) fn set_cas(&self, cas: u64) {
+        self.cas.set(cas);
+        self.write_header();
+        self.pool.medium().persist(&self.cells(0)[..HEADER as usize / 8]);
+    }
+
+    /// Gives it another control word, durably.
+    pub(crate) fn set_control(&self, control: u64) {
+        if control != self.control.replace(control) {
+            let m = self.pool.medium();
+            let cell = &self.cells(0)[0];
+            m.store(cell, control);
+            m.persist(cell);
+        }
+    }
+
+    /// Somebody else has given it this control word.
+    pub(crate) fn became(&self, control: u64) {
+        self.control.set(control);
+    }
+
+    /// When it expires, if it does.
+    #[inline]
+    pub(crate) fn expiry(&self) -> Option<u32> {
+        // Mostly it does not, and needs no more than a comparison.
+        match self.control.get() {
+            control if control == control_of(0) => None,
+            control => decode_checked(WordKind::Control, control)
+                .map(|value| value as u32)
+                .filter(|&at| at != 0),
+        }
+    }
+
+    pub(crate) fn cas(&self) -> u64 {
+        self.cas.get()
+    }
+
+    /// What the index is to bind the key to.
+    pub(crate) fn word(&self) -> u64 {
+        word_of(self.offset, self.cas())
+    }
+
+    /// Bytes of the block that it occupies.
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.pool.block_size(record_bytes(self.key.len(), self.value.len()))
+    }
+
+    /// The index names it now: it is no longer ours to free.
+    pub(crate) fn set_published(&self) {
+        self.published.set(true);
+    }
+
+    fn cells(&self, from: u64) -> &'d [PmU64] {
+        let words = (record_bytes(self.key.len(), self.value.len()) - from) / 8;
+        self.pool.medium().slice(self.offset + from, words).expect("just allocated")
+    }
+
+    fn write_header(&self) {
+        let lengths = self.key.len() as u64 | (self.value.len() as u64) << 32;
+        let check = check_begin(self.owner, self.cas(), self.flags, lengths);
+        let check = crc32c::crc32c_append(crc32c::crc32c_append(check, self.key), self.value);
+        let words = [
+            self.control.get(),
+            self.cas(),
+            u64::from(check) | u64::from(self.flags) << 32,
+            lengths,
+        ];
+        let mut bytes = [0; HEADER as usize];
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        self.pool.medium().write_bytes(self.cells(0), &bytes);
+    }
+
+    fn write_body(&self) {
+        let (m, cells) = (self.pool.medium(), self.cells(HEADER));
+        let (whole, rest) = self.key.split_at(self.key.len() / 8 * 8);
+        m.write_bytes(cells, whole);
+        let cells = &cells[whole.len() / 8..];
+        if rest.is_empty() {
+            m.write_bytes(cells, self.value);
+            return;
+        }
+        // The word in which the key ends and the value begins.
+        let taken = self.value.len().min(8 - rest.len());
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        word[rest.len()..rest.len() + taken].copy_from_slice(&self.value[..taken]);
+        m.write_bytes(cells, &word);
+        m.write_bytes(&cells[1..], &self.value[taken..]);
+    }
+}
+
+impl<M: Medium> Drop for Draft<'_, M> {
+    fn drop(&mut self) {
+        if !self.published.get() {
+            // It may be complete, and nobody was told that it was stored: it must not verify.
+            let (m, cell) = (self.pool.medium(), &self.cells(0)[0]);
+            m.store(cell, tombstone_of(self.pool.generation()));
+            m.flush(cell);
+            self.pool.free_unpublished(self.offset);
+        }
+    }
+}
+
+/// A record that an index word names. Everything in it lies inside the medium; whether it is what was
+/// once written, only [`verify`](Record::verify) tells.
+pub(crate) struct Record<'m, M: Medium> {
+    medium: &'m M,
+    header: &'m Header,
+    /// Key and value.
+    cells: &'m [PmU64],
+    word: u64,
+    cas: u64,
+    key_len: usize,
+    value_len: usize,
+}
+
+impl<M: Medium> Clone for Record<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Medium> Copy for Record<'_, M> {}
+
+impl<'m, M: Medium> Record<'m, M> {
+    /// The record that `word` names, or why there cannot be one.
+    #[inline]
+    pub(crate) fn at(medium: &'m M, word: u64) -> Result<Self, &'static str> {
+        let offset = word & OFFSET_MASK;
+        let header = medium.at::<Header>(offset).ok_or("it lies outside the file")?;
+        let cas = medium.load_relaxed(&header.stamp);
+        if cas << TAG_SHIFT != word & !OFFSET_MASK {
+            return Err("index and record are of different ages");
+        }
+        let (key_len, value_len) = lengths(medium.load_relaxed(&header.lengths));
+        if key_len > KEY_MAX as u64 || value_len > VALUE_MAX as u64 {
+            return Err("impossible length");
+        }
+        let cells = medium
+            .slice(offset + HEADER, (key_len + value_len).div_ceil(8))
+            .ok_or("it ends outside the file")?;
+        let (key_len, value_len) = (key_len as usize, value_len as usize);
+        Ok(Record { medium, header, cells, word, cas, key_len, value_len })
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.word & OFFSET_MASK
+    }
+
+    pub(crate) fn word(&self) -> u64 {
+        self.word
+    }
+
+    pub(crate) fn cas(&self) -> u64 {
+        self.cas
+    }
+
+    pub(crate) fn value_len(&self) -> usize {
+        self.value_len
+    }
+
+    /// Bytes, as they were asked for when it was allocated.
+    pub(crate) fn bytes(&self) -> u64 {
+        record_bytes(self.key_len, self.value_len)
+    }
+
+    /// The control word, as it is now.
+    pub(crate) fn control(&self) -> u64 {
+        self.medium.load(&self.header.control)
+    }
+
+    /// When it expires; `None` if it is not bound any more, or its control word is damaged.
+    #[inline]
+    pub(crate) fn expires_at(&self) -> Option<u32> {
+        decode_checked(WordKind::Control, self.control())
+            .and_then(|value| u32::try_from(value).ok())
+    }
+
+    /// Whether it has a tombstone, or a control word that is damaged in such a way that it could be one.
+    #[inline]
+    pub(crate) fn is_unbound(&self) -> bool {
+        self.control() & UNBOUND != 0
+    }
+
+    /// Whether it stopped being bound in the opening with this generation, so that a reader can have been led to it by the
+    /// index shortly before.
+    pub(crate) fn was_unbound_in(&self, generation: u64) -> bool {
+        self.control() == tombstone_of(generation)
+    }
+
+    /// Why [`expires_at`](Record::expires_at) returns `None`.
+    pub(crate) fn why_unreadable(&self) -> &'static str {
+        match decode_checked(WordKind::Control, self.control()) {
+            Some(value) if value & UNBOUND != 0 => REMOVED,
+            _ => "its expiry is unreadable",
+        }
+    }
+
+    /// Makes the control word a [tombstone](tombstone_of), once nothing names the record any more and that is durable.
+    ///
+    /// Flushed and not fenced: nobody has to wait for it, since only damage leads to the record from now on.
+    #[inline]
+    pub(crate) fn set_tombstone(&self, tombstone: u64) {
+        self.set_control(tombstone);
+    }
+
+    /// Changes the expiry, durably. The caller holds the key's lock.
+    pub(crate) fn set_expires_at(&self, expires_at: u32) {
+        self.set_control(control_of(expires_at));
+        self.medium.fence();
+    }
+
+    /// Changes the control word, durably after the next fence. Nobody else may change it meanwhile.
+    pub(crate) fn set_control(&self, control: u64) {
+        self.medium.store(&self.header.control, control);
+        self.medium.flush(&self.header.control);
+    }
+
+    pub(crate) fn flags(&self) -> u32 {
+        (self.medium.load_relaxed(&self.header.check) >> 32) as u32
+    }
+
+    fn check_begin(&self, owner: Owner) -> u32 {
+        let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
+        check_begin(owner, self.cas, self.flags(), lengths)
+    }
+
+    fn check_is(&self, found: u32) -> bool {
+        self.medium.load_relaxed(&self.header.check) as u32 == found
+    }
+
+    /// Copies bytes from `from` on, counted from the beginning of the key.
+    fn read(&self, from: usize, out: &mut [u8]) {
+        let (first, within) = (from / 8, from % 8);
+        if within == 0 || out.is_empty() {
+            return self.medium.read_bytes(&self.cells[first..], out);
+        }
+        let word = self.medium.load_relaxed(&self.cells[first]).to_le_bytes();
+        let taken = out.len().min(8 - within);
+        out[..taken].copy_from_slice(&word[within..within + taken]);
+        self.medium.read_bytes(&self.cells[first + 1..], &mut out[taken..]);
+    }
+
+    /// Appends the value.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is no memory for it.
+    pub(crate) fn append_value(&self, out: &mut Vec<u8>) -> Result<()> {
+        self.append(self.key_len, self.value_len, out)
+    }
+
+    /// Appends the key.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is no memory for it.
+    pub(crate) fn append_key(&self, out: &mut Vec<u8>) -> Result<()> {
+        self.append(0, self.key_len, out)
+    }
+
+    fn append(&self, from: usize, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        // A damaged length must not end the process for want of memory.
+        out.try_reserve(len)
+            .map_err(|_| evermap_pm::Error::no_space("memory for a copy", len as u64))?;
+        let start = out.len();
+        out.resize(start + len, 0);
+        self.read(from, &mut out[start..]);
+        Ok(())
+    }
+
+    /// Whether this copy of the value is what was written under `key` in the map of `owner`.
+    pub(crate) fn verifies(&self, owner: Owner, key: &[u8], value: &[u8]) -> bool {
+        let check = crc32c::crc32c_append(self.check_begin(owner), key);
+        self.check_is(crc32c::crc32c_append(check, value))
+    }
+
+    /// Whether the record is what was written in the map of `owner`. Reads all of it.
+    pub(crate) fn verify(&self, owner: Owner) -> bool {
+        let mut buffer = [0; 512];
+        let mut check = self.check_begin(owner);
+        let bytes = self.key_len + self.value_len;
+        for from in (0..bytes).step_by(buffer.len()) {
+            let part = &mut buffer[..(bytes - from).min(512)];
+            self.read(from, part);
+            check = crc32c::crc32c_append(check, part);
+        }
+        self.check_is(check)
+    }
+
+    /// The value's bytes where they are.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    pub(crate) unsafe fn value_slice(&self) -> &'m [u8] {
+        let start = self.cells.as_ptr().cast::<u8>();
+        // SAFETY: `cells` spans key and value and lives as long as the medium is borrowed; that nobody
+        // writes the bytes is the caller's promise.
+        unsafe { std::slice::from_raw_parts(start.add(self.key_len), self.value_len) }
+    }
+
+    /// An item around copies of key and value.
+    pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], expires_at: u32) -> Item<'a> {
+        let expires_at = decode_expiry(expires_at);
+        Item { key, value, flags: self.flags(), cas: self.cas, expires_at }
+    }
+
+    /// The error that says that this record is damaged.
+    #[cold]
+    pub(crate) fn damaged(&self, what: &'static str) -> Error {
+        let mut key = Vec::new();
+        // Without memory for the key the error names none.
+        let _ = self.append_key(&mut key);
+        Error::damaged(&key, self.offset(), what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evermap_pm::medium::{Dram, Pages};
+    use evermap_pm::region::{Identity, RegionConfig};
+    use std::sync::Arc;
+
+    const OWNER: Owner = Owner(0);
+
+    fn pool() -> Arc<Pool<Dram>> {
+        let capacity = 1 << 20;
+        let config = RegionConfig { extent_size: 16384, capacity, seed: Some(1) };
+        Pool::create(Dram::reserve(capacity, Pages::Base).unwrap(), &config, Identity::default())
+            .unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_at_every_alignment() {
+        let pool = pool();
+        let bytes: Vec<u8> = (0..100).map(|i| (i * 7 + 1) as u8).collect();
+        for key_len in 0..20 {
+            for value_len in (0..20).chain([80]) {
+                let (key, value) = (&bytes[..key_len], &bytes[20..20 + value_len]);
+                let meta = (0xdead_beef, 77);
+                let draft = Draft::new(&pool, OWNER, key, value, meta, 0x1_2345).unwrap();
+                let record = Record::at(pool.medium(), draft.word()).unwrap();
+                let (mut key_copy, mut value_copy) = (Vec::new(), b"before".to_vec());
+                record.append_key(&mut key_copy).unwrap();
+                record.append_value(&mut value_copy).unwrap();
+                assert_eq!((&*key_copy, &value_copy[6..]), (key, value));
+                assert!(record.verify(OWNER) && record.verifies(OWNER, key, value));
+                assert_eq!((record.flags(), record.cas()), (0xdead_beef, 0x1_2345));
+                assert_eq!(record.expires_at(), Some(77));
+                assert!(evermap_index::record::key_equals(pool.medium(), draft.word(), key));
+                // SAFETY: nobody writes this pool.
+                assert_eq!(unsafe { record.value_slice() }, value);
+            }
+        }
+        assert_eq!(pool.heap_stats().allocated_blocks, 0, "drafts free themselves");
+    }
+
+    /// The checksum is part of the format: these values must never change.
+    #[test]
+    fn golden() {
+        let pool = pool();
+        let meta = (7, 0);
+        let draft = Draft::new(&pool, Owner::of(0), b"key", b"value", meta, 42).unwrap();
+        let record = Record::at(pool.medium(), draft.word()).unwrap();
+        assert_eq!(pool.medium().load(&record.header.check), 7 << 32 | 0xb895_98cf);
+        let expected = crc32c::crc32c(b"\x2a\0\0\0\0\0\0\0\x07\0\0\0\x03\0\0\0\x05\0\0\0keyvalue");
+        assert_eq!(expected, 0xb895_98cf);
+        let draft = Draft::new(&pool, Owner::of(64), b"key", b"value", meta, 42).unwrap();
+        let record = Record::at(pool.medium(), draft.word()).unwrap();
+        let of_map = b"\x40\0\0\0\0\0\0\0\x2a\0\0\0\0\0\0\0\x07\0\0\0\x03\0\0\0\x05\0\0\0keyvalue";
+        assert_eq!(pool.medium().load(&record.header.check) as u32, crc32c::crc32c(of_map));
+    }
+
+    #[test]
+    fn a_record_verifies_in_its_own_map_only() {
+        let pool = pool();
+        let owners = [0, 64, 128, 1 << 40].map(Owner::of);
+        for owner in owners {
+            let meta = (0, 0);
+            let draft = Draft::new(&pool, owner, b"key", b"value", meta, 42).unwrap();
+            let record = Record::at(pool.medium(), draft.word()).unwrap();
+            for other in owners {
+                assert_eq!(record.verify(other), other == owner);
+                assert_eq!(record.verifies(other, b"key", b"value"), other == owner);
+            }
+        }
+    }
+
+    #[test]
+    fn every_changed_bit_is_noticed() {
+        let pool = pool();
+        let value: Vec<u8> = (0..61).collect();
+        let draft = Draft::new(&pool, OWNER, b"some key", &value, (0, 0), 42).unwrap();
+        let cells = draft.cells(0);
+        for bit in 0..cells.len() * 64 {
+            let (cell, flip) = (&cells[bit / 64], 1 << (bit % 64));
+            let padding = bit / 8 >= 32 + 8 + 61;
+            let before = pool.medium().load(cell);
+            pool.medium().store(cell, before ^ flip);
+            let sound = Record::at(pool.medium(), draft.word())
+                .is_ok_and(|record| record.verify(OWNER) && record.expires_at() == Some(0));
+            pool.medium().store(cell, before);
+            assert_eq!(sound, padding, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_record_with_a_tombstone_is_not_readable_and_hardly_becomes_so() {
+        let pool = pool();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
+        let record = Record::at(pool.medium(), draft.word()).unwrap();
+        assert!(!record.is_unbound() && record.expires_at() == Some(0));
+        record.set_tombstone(tombstone_of(7));
+        assert!(record.is_unbound() && record.expires_at().is_none());
+        assert!(record.was_unbound_in(7) && !record.was_unbound_in(6) && !record.was_unbound_in(8));
+        assert_eq!(record.why_unreadable(), REMOVED);
+        for generation in (0..2000).chain((0..32).map(|bit| 1 << bit)) {
+            let tombstone = tombstone_of(generation);
+            for bit in 0..64 {
+                pool.medium().store(&record.header.control, tombstone ^ 1 << bit);
+                assert_eq!(record.expires_at(), None, "generation {generation}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_draft_that_is_not_published_does_not_verify_later() {
+        let pool = pool();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
+        let word = draft.word();
+        assert_eq!(Record::at(pool.medium(), word).unwrap().expires_at(), Some(0));
+        drop(draft);
+        assert_eq!(Record::at(pool.medium(), word).unwrap().expires_at(), None);
+    }
+
+    #[test]
+    fn a_word_that_names_no_record_is_refused() {
+        let pool = pool();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
+        let word = draft.word();
+        let m = pool.medium();
+        assert!(Record::at(m, word).is_ok());
+        for wrong in [word + 1, word + 4, word ^ 1 << 50, (42 << 48) | (m.len() - 8), u64::MAX] {
+            assert!(Record::at(m, wrong).is_err(), "{wrong:#x}");
+        }
+    }
+}
