@@ -99,5 +99,5 @@ async fn main() -> Result<(), Failure> {
     // A purge walks over all records; closing waits for operations and readers that are still there.
     let purging = map.clone();
     println!("{} records had expired", blocking(move || purging.db().purge()).await?);
-    blocking(move || map.db().clone().close()).await
+    blocking(move || map.into_db().close()).await
 }

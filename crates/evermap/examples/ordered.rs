@@ -103,7 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 assert_eq!(seen, records);
                 note(4, began.elapsed().as_nanos() as f64 / records as f64);
             }
-            map.db().clone().close()?;
+            map.into_db().close()?;
             let map = Evermap::open(path, options())?.default_map();
             if notices.is_some() {
                 map.build_ordered(1)?;
@@ -122,7 +122,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     }
                 }),
             );
-            map.db().clone().close()?;
+            map.into_db().close()?;
         }
     }
     println!("ns each, {records} records, {threads} threads, values of {} bytes", value.len());

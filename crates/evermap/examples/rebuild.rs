@@ -113,7 +113,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("round {}: building with nobody reading: {}", round + 1, rate(records, alone));
 
         let began = Instant::now();
-        map.db().clone().close()?;
+        map.into_db().close()?;
         println!("an orderly stop, which saves the keys: {:.2} s", began.elapsed().as_secs_f64());
         let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let loaded = built(&map).map_err(|error| error.to_string())?;

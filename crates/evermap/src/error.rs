@@ -42,7 +42,8 @@ pub enum Error {
         /// Where it was looked for; `None` for a medium without a path.
         path: Option<PathBuf>,
     },
-    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was changed.
+    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was
+    /// changed.
     #[error(
         "memory limit of {limit} bytes reached (needs {needed} more); remove something or raise it"
     )]
@@ -160,7 +161,8 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// What leads to the map does not verify. The default map and other named maps are not affected.
+    /// What leads to the map does not verify. The default map and other named maps are not
+    /// affected.
     #[error("map \"{name}\" cannot be opened ({why}); use `drop_map` to discard it")]
     MapDamaged {
         /// Its name.
@@ -186,12 +188,13 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch names the map that
-    /// it is applied to.
+    /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch
+    /// names the map that it is applied to.
     InvalidInput,
     /// There is no file, or no map of this name.
     NotFound,
-    /// The disk, the file's capacity, the memory limit or memory itself is full. Nothing was changed.
+    /// The disk, the file's capacity, the memory limit or memory itself is full. Nothing was
+    /// changed.
     NoSpace,
     /// Something in the file does not verify.
     Damaged,
@@ -215,7 +218,8 @@ pub enum ErrorKind {
     NotAStore,
     /// The file was written by a later version of Evermap.
     NewerFormat,
-    /// The pages of the file may be of different ages: see [`Options::on_suspect`](crate::Options::on_suspect).
+    /// The pages of the file may be of different ages: see
+    /// [`Options::on_suspect`](crate::Options::on_suspect).
     Suspect,
     /// A setting cannot be met, or contradicts what the file was created with.
     Config,
@@ -318,7 +322,8 @@ impl Error {
         }
     }
 
-    /// Returns `true` if something is full: the disk, the file's capacity or the memory limit. Nothing was changed.
+    /// Returns `true` if something is full: the disk, the file's capacity or the memory limit.
+    /// Nothing was changed.
     ///
     /// ```
     /// use evermap::{Evermap, Options};

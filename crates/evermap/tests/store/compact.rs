@@ -198,5 +198,5 @@ fn it_happens_in_the_background() {
     while map.space().unwrap().extent_bytes > full / 2 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }

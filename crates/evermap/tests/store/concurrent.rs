@@ -341,7 +341,7 @@ fn closing_under_load_loses_nothing() {
             while map.len().value < 5_000 * (round + 1) {
                 thread::yield_now();
             }
-            map.db().clone().close().unwrap();
+            map.into_db().close().unwrap();
             writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
         });
         let map = crate::common::open_file(&path, small_extents()).unwrap();
@@ -375,5 +375,5 @@ fn panics_of_callers_harm_nothing() {
     map.put(b"key", b"other").unwrap();
     let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }

@@ -515,14 +515,14 @@ impl Subject for Workload {
         live.verify()?;
         live.steps(&history, &mut rng, 5)?;
         if self.maps == 0 {
-            live.store.db().clone().close().map_err(text)?;
+            live.store.into_db().close().map_err(text)?;
             return Ok(history);
         }
         // Closed before anybody has freed what the map had: nothing may stay taken for ever.
         live.drop_map(&history, rng.below(self.maps))?;
         let expected: Vec<_> =
             live.all_keys().map(|key| live.version(key)).collect::<Result<_, _>>()?;
-        live.store.db().clone().close().map_err(text)?;
+        live.store.into_db().close().map_err(text)?;
         let live = Live::open(&live.sim, self)?;
         for (key, expected) in live.all_keys().zip(expected) {
             if live.version(key)? != expected {

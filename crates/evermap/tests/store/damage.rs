@@ -233,7 +233,7 @@ fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
         let named = named(&map).unwrap();
         (1..NAMED_KEYS).for_each(|number| put(&named, number, stage * 1000 + number).unwrap());
         drop(named);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         older.push(std::fs::read(path).unwrap());
     }
     if stop == "unclean" {
@@ -389,7 +389,7 @@ impl Tally {
                     self.unnoticed.push(format!("{damage}: {missing} missing"));
                 }
             }
-            let _ = map.db().clone().close();
+            let _ = map.into_db().close();
         }
     }
 
@@ -423,7 +423,7 @@ impl Tally {
             }
             self.look(&map, expected);
         }
-        let _ = map.db().clone().close();
+        let _ = map.into_db().close();
         // And once more: what the damage led to must not be worse.
         if let Ok(map) = crate::common::open_file(path, options) {
             self.look(&map, expected);
@@ -441,7 +441,7 @@ fn contents(path: &Path, index: IndexKind) -> Contents {
         (0..KEYS).filter_map(pair).collect()
     };
     let contents = Contents { default: of(&map), named: of(&named(&map).unwrap()) };
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     contents
 }
 
@@ -613,7 +613,7 @@ fn with_removed(options: &Options) -> common::Kept {
     (0..100u64).for_each(|key| store.put(&key.to_le_bytes(), b"old").unwrap());
     (0..20u64).for_each(|key| assert!(store.remove(&key.to_le_bytes()).unwrap()));
     (20..40u64).for_each(|key| store.put(&key.to_le_bytes(), b"new").unwrap());
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     memory
 }
 

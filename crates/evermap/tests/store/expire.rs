@@ -50,7 +50,7 @@ fn purges_come_when_something_can_have_expired() {
     assert_eq!((store.db().purge_if_due().unwrap(), stat().purges), (0, 0));
     assert_eq!(stat().next_expiry, Some(4000));
     // What earlier openings have stored is not forgotten.
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     clock.set(4000);
     assert_eq!(store.stat().next_expiry, Some(0), "nobody has looked yet");
@@ -80,7 +80,7 @@ fn what_has_expired_makes_room() {
                     let stored = store.put_with(&key, &value, until(1002 + second));
                     assert!(stored.is_ok(), "{kind}, second {second}, {i}: {stored:?}");
                 }
-                let key = (second * 1000).to_le_bytes();
+                let key = (second as u32 * 1000).to_le_bytes();
                 assert!(store.contains(&key).unwrap(), "{kind}: no live record goes");
             }
             assert_eq!(store.stat().purges, 0, "{kind}");
@@ -126,7 +126,7 @@ fn what_has_expired_since_an_earlier_opening_makes_room() {
         users.put_with(&i.to_le_bytes(), &[1; 1000], until(2000)).unwrap();
     }
     let bytes = store.bytes().value;
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     clock.set(2000);
     let store = memory.open(&options.max_bytes(bytes)).unwrap();
     let users = store.db().map("users", evermap::MapOptions::new().max_bytes(bytes)).unwrap();

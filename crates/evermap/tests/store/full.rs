@@ -169,7 +169,7 @@ fn a_full_disk_loses_nothing() {
         verify(&map, &model);
         // There is no room for anything at the end either.
         disk.take_all_but(0);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         let map = crate::common::open_file(&path, options()).unwrap();
         verify(&map, &model);
         // Whole extents become free, and their pages go back to the disk, where another file takes them.
@@ -184,7 +184,7 @@ fn a_full_disk_loses_nothing() {
         disk.give_back();
         fill(&map, &mut model, &mut next, 200);
         check(&map, &model);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         check(&crate::common::open_file(&path, options()).unwrap(), &model);
     }
 }
@@ -208,7 +208,7 @@ fn a_disk_too_small_for_any_store_says_so() {
     disk.give_back();
     let map = crate::common::open_file(&path, options()).unwrap();
     map.put(b"key", b"value").unwrap();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }
 
 /// After a kill the limit holds for what was there before too, although nobody has counted it yet.

@@ -167,7 +167,7 @@ fn a_closed_store_ends_scans() {
     let other = map.clone();
     let mut scan = other.scan(..).unwrap();
     assert_eq!(scan.next().unwrap().unwrap().0, key_of(0));
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let rest: Vec<_> = scan.by_ref().collect();
     assert!(matches!(rest.last(), Some(Err(Error::Closed))) && rest.len() < 100);
     assert!(scan.next().is_none(), "an error ends it");
@@ -418,7 +418,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
             let seen = pairs(map.scan(..).unwrap());
             assert!(seen.iter().map(|(key, value)| (key, value)).eq(&expected));
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
     }
 }
 

@@ -136,7 +136,7 @@ fn an_error_after_a_change_leaves_it_accounted_for() {
     store.put(b"c", b"value").unwrap();
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound() && report.records == 3, "{report}");

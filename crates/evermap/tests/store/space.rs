@@ -71,7 +71,7 @@ fn a_file_takes_at_most_twice_what_is_in_it() {
                 break;
             }
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         let size = size_of(&path);
         assert!(size <= most(bytes), "mix {number}: {size} for {bytes} bytes, closed");
     }
@@ -88,7 +88,7 @@ fn large_values_take_what_they_need() {
             let size = size_of(&path);
             assert!(size <= key * len * 115 / 100 + MIB / 2, "{size} for {key} values of {len}");
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         assert!(size_of(&path) <= 24 * len * 115 / 100);
     }
 }
@@ -249,7 +249,7 @@ fn an_orderly_stop_does_not_double_a_store_of_long_keys() {
         store.put(&key(number), b"value").unwrap();
     }
     assert_eq!(store.scan(..).unwrap().count(), 500);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let bytes = 500 * (evermap::KEY_MAX as u64 + 5);
     assert!(memory.len() <= bytes * 3 / 2, "{} for {bytes}", memory.len());
     let store = memory.open(&Options::new().ordered(true)).unwrap();
