@@ -21,9 +21,19 @@ const PIECE: u64 = 64 << 20;
 /// Where halving the piece stops.
 const SMALLEST_PIECE: u64 = 2 << 20;
 
+/// What is done with a file, and so which lock it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Reads and writes it, alone.
+    Write,
+    /// Reads it, beside others that do no more.
+    Read,
+}
+
 /// An open, locked file.
 pub(super) struct File {
     fd: OwnedFd,
+    access: Access,
     path: PathBuf,
     filesystem: FileSystem,
     /// Unit of its length: 4096, or the size of a huge page on hugetlbfs.
@@ -37,7 +47,26 @@ pub(super) struct File {
 impl File {
     /// Opens or creates `path` and takes the writer's lock.
     pub(super) fn open(path: &Path, create: bool, lock_wait: Duration) -> Result<Self> {
-        let fd = match open_existing(path) {
+        Self::open_for(path, Access::Write, create, lock_wait)
+    }
+
+    /// Opens `path`, takes a reader's lock, and leaves the file as it is.
+    ///
+    /// # Errors
+    /// `FileSystem` on hugetlbfs, where a private page may find no memory.
+    pub(super) fn open_read_only(path: &Path, lock_wait: Duration) -> Result<Self> {
+        let file = Self::open_for(path, Access::Read, false, lock_wait)?;
+        if file.filesystem == FileSystem::Hugetlbfs {
+            let name = file.filesystem.name().into();
+            let why =
+                "it has no pages for what a reader changes in its own memory; open it for writing";
+            return Err(ErrorKind::FileSystem { path: path.to_owned(), name, why }.into());
+        }
+        Ok(file)
+    }
+
+    fn open_for(path: &Path, access: Access, create: bool, lock_wait: Duration) -> Result<Self> {
+        let fd = match open_existing(path, access) {
             Err(Errno::NOENT) if create => create_new(path),
             Err(Errno::ISDIR) => Err(not_a_store(path, FileType::Directory)),
             opened => opened.map_err(|errno| Error::io("opening", path, errno)),
@@ -47,12 +76,12 @@ impl File {
             return Err(not_a_store(path, kind));
         }
         let filesystem = FileSystem::of(&fd, path)?;
-        lock::acquire(&fd, path, lock_wait)?;
-        Self::of_locked(fd, path, filesystem)
+        lock::acquire(&fd, path, access, lock_wait)?;
+        Self::of_locked(fd, path, filesystem, access)
     }
 
     /// A file whose lock this process has.
-    fn of_locked(fd: OwnedFd, path: &Path, filesystem: FileSystem) -> Result<Self> {
+    fn of_locked(fd: OwnedFd, path: &Path, filesystem: FileSystem, access: Access) -> Result<Self> {
         // Whoever held the lock before may have replaced the file: then we have locked a deleted one.
         let (ours, named) = (status(&fd, path)?, rustix::fs::stat(path));
         if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)) {
@@ -64,6 +93,7 @@ impl File {
             if filesystem == FileSystem::Hugetlbfs { ours.st_blksize as u64 } else { 4096 };
         Ok(File {
             fd,
+            access,
             path: path.to_owned(),
             filesystem,
             granule,
@@ -86,7 +116,20 @@ impl File {
         if !filesystem.in_memory() {
             rustix::fs::fsync(&fd).map_err(io)?;
         }
-        Self::of_locked(fd, path, filesystem)
+        Self::of_locked(fd, path, filesystem, Access::Write)
+    }
+
+    /// Returns whether the file may not be changed.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.access == Access::Read
+    }
+
+    /// Refuses a change of a file that is only read.
+    fn ensure_writable(&self) -> Result<()> {
+        match self.access {
+            Access::Write => Ok(()),
+            Access::Read => Err(ErrorKind::ReadOnly { path: self.path.clone() }.into()),
+        }
     }
 
     pub(super) fn fd(&self) -> impl AsFd {
@@ -115,6 +158,7 @@ impl File {
     /// `target` is in whole granules. Does nothing if the file is that long already. On failure the file
     /// is as it was.
     pub(super) fn grow(&self, target: u64, publish: impl FnOnce(u64)) -> Result<()> {
+        self.ensure_writable()?;
         let mut size = self.size.lock().expect("no panics while held");
         let usable = round_down(*size, self.granule);
         if target <= usable {
@@ -140,6 +184,7 @@ impl File {
     /// Makes an empty file one granule long, which begins with `word`, then calls `publish`. Durable on return.
     /// Returns whether that was done: on a file system that takes writes, in one step.
     pub(super) fn begin(&self, word: u64, publish: impl FnOnce(u64)) -> Result<bool> {
+        self.ensure_writable()?;
         let mut size = self.size.lock().expect("no panics while held");
         if *size > 0 || !self.begins_at_once() {
             return Ok(false);
@@ -178,8 +223,11 @@ impl File {
         }
     }
 
-    /// Bytes of the file that have no space of their own.
+    /// Bytes of the file that have no space of their own, and that this opening could fill.
     pub(super) fn hole_bytes(&self) -> u64 {
+        if self.is_read_only() {
+            return 0;
+        }
         // Without an answer there are no holes to be filled ahead, and touching them is the test.
         let blocks = rustix::fs::fstat(&self.fd).map_or(u64::MAX, |stat| stat.st_blocks as u64);
         self.whole_bytes().saturating_sub(blocks.saturating_mul(512))
@@ -187,6 +235,10 @@ impl File {
 
     /// Sets space aside for `range`, so that storing to it cannot fail; existing bytes stay.
     pub(super) fn claim(&self, range: Range<u64>) -> Result<()> {
+        if self.is_read_only() {
+            // Pages that are stored to are taken from memory, not from the file system.
+            return Ok(());
+        }
         self.set_aside(range, FallocateFlags::KEEP_SIZE).map_err(|error| match error.kind() {
             // Not all of the range is missing.
             ErrorKind::NoSpace { what, needed } => {
@@ -228,7 +280,7 @@ impl File {
     pub(super) fn discard(&self, range: Range<u64>) {
         let start = range.start.next_multiple_of(self.granule);
         let end = round_down(range.end, self.granule);
-        if start < end {
+        if start < end && !self.is_read_only() {
             // A refusal leaves the bytes as they were, which the caller must expect anyway.
             let _ = fallocate(&self.fd, PUNCH, start, end - start);
         }
@@ -236,7 +288,7 @@ impl File {
 
     /// Waits until the first `bytes` of the mapping are on the device.
     pub(super) fn sync(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
-        if self.filesystem.in_memory() {
+        if self.filesystem.in_memory() || self.is_read_only() {
             return Ok(());
         }
         // Held throughout: the kernel reports a failed write once, and drops the data. A sync that ran
@@ -258,9 +310,13 @@ impl File {
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
-fn open_existing(path: &Path) -> Result<OwnedFd, Errno> {
+fn open_existing(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
+    let access = match access {
+        Access::Write => OFlags::RDWR,
+        Access::Read => OFlags::RDONLY,
+    };
     // NONBLOCK and NOCTTY: opening a device by mistake must neither hang nor take a terminal over.
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     open(path, flags, Mode::empty())
 }
 
@@ -310,6 +366,7 @@ mod tests {
     fn a_failed_sync_is_not_forgotten() {
         let file = File {
             fd: tempfile::tempfile().unwrap().into(),
+            access: Access::Write,
             path: "file".into(),
             filesystem: FileSystem::Ext,
             granule: 4096,

@@ -115,6 +115,11 @@ pub struct MappedOptions {
     /// Whether holes in the file are filled with space of their own at once, so that no later store can
     /// find the disk full. Otherwise discarded ranges must be [claimed](Medium::claim) before use.
     pub allocate_holes: bool,
+    /// Whether the file is only read. It is opened without the right to write, so one that may not be
+    /// written will do, and locked together with others that only read it. Its pages are mapped
+    /// privately: what is stored to them stays in the memory of this process, and the file does not
+    /// change and cannot grow. `create`, `flush` and `allocate_holes` have no meaning then.
+    pub read_only: bool,
 }
 
 impl Default for MappedOptions {
@@ -125,11 +130,13 @@ impl Default for MappedOptions {
             create: false,
             lock_wait: Duration::from_secs(30),
             allocate_holes: false,
+            read_only: false,
         }
     }
 }
 
-/// A file mapped into memory, held by one writer; or anonymous memory with the same interface.
+/// A file mapped into memory, held by one writer or by [readers](MappedOptions::read_only); or anonymous
+/// memory with the same interface.
 ///
 /// The address space is reserved once, so that the base never moves; the file grows inside it, and every
 /// page is set aside in the file system before it may be touched. What is *not* guarded against: another
@@ -154,7 +161,7 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Opens `path`, takes the writer's lock and maps the file.
+    /// Opens `path`, takes the writer's lock, or a shared one to only read it, and maps the file.
     ///
     /// Its usable length is the file's, in whole pages. Takes about a millisecond, and longer while a
     /// previous writer is dying.
@@ -164,11 +171,18 @@ impl Mapped {
     /// * `FileSystem` where its file system cannot keep the promise;
     /// * `InUse` while another writer lives, in this process or another. A holder of another process id
     ///   namespace cannot be told from a dying one, and is waited for;
+    /// * `OpenReadOnly` while others read it that keep a writer out;
     /// * `Config` where `flush` needs what this machine or file has not, or the capacity is impossible;
     /// * `NoSpace` where address space is short, or `allocate_holes` finds the disk full.
     pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
+        let path = path.as_ref();
+        if options.read_only {
+            let reading =
+                MappedOptions { flush: FlushKind::Process, allocate_holes: false, ..*options };
+            return Self::map(File::open_read_only(path, options.lock_wait)?, &reading);
+        }
         domain::check(options.flush)?;
-        Self::map(File::open(path.as_ref(), options.create, options.lock_wait)?, options)
+        Self::map(File::open(path, options.create, options.lock_wait)?, options)
     }
 
     fn map(file: File, options: &MappedOptions) -> Result<Self> {
@@ -260,6 +274,11 @@ impl Mapped {
         pages::report(base..base + self.mapping.bytes() as usize)
     }
 
+    /// Returns whether the file is [only read](MappedOptions::read_only).
+    pub fn is_read_only(&self) -> bool {
+        self.file.as_ref().is_some_and(File::is_read_only)
+    }
+
     fn granule(&self) -> u64 {
         self.file.as_ref().map_or(4096, File::granule)
     }
@@ -303,7 +322,9 @@ fn map_file(file: &File, len: u64, options: &MappedOptions) -> Result<Mapping> {
             Err(_) => return Err(Error::no_space("address space (ulimit -v)", least)),
         }
     };
-    let flags = if options.flush.needs_dax() {
+    let flags = if options.read_only {
+        MapFlags::PRIVATE | MapFlags::NORESERVE
+    } else if options.flush.needs_dax() {
         MapFlags::SHARED_VALIDATE | MapFlags::SYNC
     } else {
         MapFlags::SHARED | MapFlags::NORESERVE
@@ -333,8 +354,9 @@ fn round_down(bytes: u64, unit: u64) -> u64 {
 }
 
 // SAFETY: 1. the mapping is page-aligned and stays until drop. 2. `len` covers only bytes that the file
-// had when it was opened or that `grow` has set aside; they are mapped readable and writable, and other
-// processes that keep to the lock do not write them. 3. `grow` only raises `len`, up to `capacity`.
+// had when it was opened or that `grow` has set aside; they are mapped readable and writable (privately if
+// the file is only read), and other processes that keep to the lock do not write them. 3. `grow` only
+// raises `len`, up to `capacity`.
 unsafe impl Medium for Mapped {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -427,7 +449,8 @@ unsafe impl Medium for Mapped {
         let page = rustix::param::page_size() as u64;
         let start = round_down(range.start, page);
         let end = range.end.min(self.len()).next_multiple_of(page).min(self.capacity());
-        if start < end {
+        // A private page is copied when it is made writable: not ahead of the first store.
+        if start < end && !self.is_read_only() {
             let base = self.mapping.base().as_ptr().expose_provenance();
             self.prefaulter.request(base + start as usize..base + end as usize);
         }
