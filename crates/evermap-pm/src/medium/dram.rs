@@ -75,7 +75,8 @@ impl Drop for Dram {
 }
 
 // SAFETY: 1. the mapping is page-aligned and stays until drop. 2. all `capacity` bytes are readable and
-// writable, and nobody else has the address. 3. `grow` only raises `len`, up to `capacity`.
+// writable, and nobody else has the address. 3. `grow` only raises `len`, up to `capacity`. 4. the mapping
+// is private, and `base` is only for those that keep to this trait.
 unsafe impl Medium for Dram {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -90,6 +91,10 @@ unsafe impl Medium for Dram {
 
     fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
     }
 
     fn grow(&self, len: u64) -> Result<()> {

@@ -64,7 +64,8 @@ pub enum Note {
 /// 1. `base()` never changes and is aligned to 4096 bytes;
 /// 2. bytes `0..len()` from it are mapped, readable and writable, and only ever accessed as
 ///    [`PmU64`] words or through this trait;
-/// 3. `len()` never shrinks and never exceeds `capacity()`, which is at most [`OFFSET_LIMIT`].
+/// 3. `len()` never shrinks and never exceeds `capacity()`, which is at most [`OFFSET_LIMIT`];
+/// 4. if `is_exclusive()` returns `true`, nothing but stores through this value changes a byte.
 #[allow(clippy::len_without_is_empty)] // an empty medium is of no use to anyone
 pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// Address of offset 0.
@@ -75,6 +76,12 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
 
     /// Most bytes that [`grow`](Medium::grow) can reach.
     fn capacity(&self) -> u64;
+
+    /// Returns whether the bytes belong to this value alone, so that nothing outside of it can change them:
+    /// not another process, a disk, or another medium over the same memory. `false` if that is not known.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
 
     /// Makes at least `len` bytes usable; new bytes read as zero.
     ///

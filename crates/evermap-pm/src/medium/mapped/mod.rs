@@ -356,7 +356,7 @@ fn round_down(bytes: u64, unit: u64) -> u64 {
 // SAFETY: 1. the mapping is page-aligned and stays until drop. 2. `len` covers only bytes that the file
 // had when it was opened or that `grow` has set aside; they are mapped readable and writable (privately if
 // the file is only read), and other processes that keep to the lock do not write them. 3. `grow` only
-// raises `len`, up to `capacity`.
+// raises `len`, up to `capacity`. 4. a mapping without a file is private.
 unsafe impl Medium for Mapped {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -371,6 +371,10 @@ unsafe impl Medium for Mapped {
 
     fn capacity(&self) -> u64 {
         self.mapping.bytes()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.file.is_none()
     }
 
     fn grow(&self, len: u64) -> Result<()> {
