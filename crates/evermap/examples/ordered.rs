@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::ops::Range;
 use std::time::Instant;
 
-use evermap::{Evermap, Notices, Options, OrderedState};
+use evermap::{Evermap, Options, OrderedState, OrderedUpdates};
 
 mod keys;
 
@@ -45,17 +45,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = arguments.first().ok_or(usage)?;
     let (records, threads) = (number(1, 1_000_000)?, number(2, 1)?);
     let value = vec![7u8; number(3, 100)? as usize];
-    let ways: [(&str, Option<Notices>); 4] = [
+    let ways: [(&str, Option<OrderedUpdates>); 4] = [
         ("without", None),
-        ("at once", Some(Notices::AtOnce)),
-        ("in batches", Some(Notices::InBatches)),
-        ("in background", Some(Notices::InBackground)),
+        ("at once", Some(OrderedUpdates::Sync)),
+        ("in batches", Some(OrderedUpdates::Batched)),
+        ("in background", Some(OrderedUpdates::Background)),
     ];
     let mut figures = Figures::new();
     for _ in 0..number(4, 3)? {
         for (way, (_, notices)) in ways.iter().enumerate() {
             let options = || match notices {
-                Some(notices) => Options::new().ordered(true).notices(*notices),
+                Some(notices) => Options::new().ordered(true).ordered_updates(*notices),
                 None => Options::new(),
             };
             let _ = std::fs::remove_file(path);

@@ -174,7 +174,7 @@ pub enum Error {
     },
     /// The memory underneath answered an error.
     #[error(transparent)]
-    Pm(evermap_pm::Error),
+    Storage(evermap_pm::Error),
 }
 
 impl Error {
@@ -200,7 +200,7 @@ impl Error {
     /// The kind of error that the memory underneath answered, if it was that.
     pub fn kind(&self) -> Option<&ErrorKind> {
         match self {
-            Error::Pm(error) | Error::Open { source: error, .. } => Some(error.kind()),
+            Error::Storage(error) | Error::Open { source: error, .. } => Some(error.kind()),
             _ => None,
         }
     }
@@ -234,7 +234,7 @@ impl Error {
     /// Names the file in an error from below that does not.
     #[cold]
     pub(crate) fn at(self, file: &Path) -> Self {
-        let Error::Pm(source) = self else { return self };
+        let Error::Storage(source) = self else { return self };
         let path = file.to_owned();
         let named = match source.kind() {
             ErrorKind::NotAStore { path: empty, why } if empty.as_os_str().is_empty() => {
@@ -251,9 +251,9 @@ impl Error {
             ErrorKind::Damaged { .. } | ErrorKind::NoSpace { .. } | ErrorKind::Config(_) => {
                 return Error::Open { path, source };
             }
-            _ => return Error::Pm(source),
+            _ => return Error::Storage(source),
         };
-        Error::Pm(named.into())
+        Error::Storage(named.into())
     }
 }
 
@@ -270,11 +270,11 @@ fn shown(key: &[u8]) -> String {
 impl From<evermap_pm::Error> for Error {
     #[cold]
     fn from(error: evermap_pm::Error) -> Self {
-        Error::Pm(error)
+        Error::Storage(error)
     }
 }
 
 /// The memory under a store answered this.
-pub(crate) fn pm(kind: ErrorKind) -> Error {
-    Error::Pm(kind.into())
+pub(crate) fn storage(kind: ErrorKind) -> Error {
+    Error::Storage(kind.into())
 }

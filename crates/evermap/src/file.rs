@@ -6,24 +6,24 @@ use std::sync::atomic::AtomicBool;
 
 use evermap_pm::{Medium, Pool};
 
-use crate::claims::Claims;
+use crate::batch::reservations::KeyReservations;
 use crate::clock::Time;
-use crate::map::{Map, Setting};
-use crate::maps::Maps;
-use crate::stamps::Stamps;
-use crate::upkeep::Upkeep;
+use crate::maintenance::Maintenance;
+use crate::map::catalog::Maps;
+use crate::map::header::{Map, OpenContext};
+use crate::record::cas::CasCounter;
 use crate::{Durability, Options};
 
 /// An open file, or memory that is used like one.
 pub(crate) struct File<M: Medium> {
     pub(crate) pool: Arc<Pool<M>>,
-    pub(crate) stamps: Stamps,
-    pub(crate) claims: Claims,
+    pub(crate) cas_counter: CasCounter,
+    pub(crate) reservations: KeyReservations,
     pub(crate) clock: Time,
     pub(crate) verify: bool,
     /// What the control words of records become that are unbound in this opening.
     pub(crate) tombstone: u64,
-    pub(crate) upkeep: Upkeep,
+    pub(crate) maintenance: Maintenance,
     pub(crate) origin: Origin,
     pub(crate) options: Options,
     pub(crate) closed: AtomicBool,
@@ -43,10 +43,10 @@ pub(crate) struct Origin {
 
 impl<M: Medium> File<M> {
     /// What maps are opened with.
-    pub(crate) fn setting(&self) -> Setting<'_, M> {
-        Setting {
+    pub(crate) fn open_context(&self) -> OpenContext<'_, M> {
+        OpenContext {
             pool: &self.pool,
-            stamps: &self.stamps,
+            cas_counter: &self.cas_counter,
             options: &self.options,
             clean: self.origin.clean,
         }

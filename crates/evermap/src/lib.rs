@@ -47,62 +47,43 @@
 //!
 #![doc = include_str!("async.md")]
 
-mod atomic;
 mod batch;
-mod census;
-mod check;
-mod claims;
 mod clock;
-mod compact;
+mod db;
 mod error;
-mod evermap;
-mod expire;
 mod file;
-mod flush;
-mod intent;
+mod index;
 mod item;
+mod maintenance;
 mod map;
-mod maps;
+mod ops;
 mod options;
 mod ordered;
-mod pages;
-mod primary;
-mod read;
 mod record;
-mod reentry;
-mod scan;
-mod sealed;
-mod stamps;
-mod stat;
-mod store;
-mod summary;
-mod upkeep;
-mod usual;
-mod write;
 
-pub use atomic::counter;
 pub use batch::{Applied, BATCH_MAX, Batch};
-pub use census::Count;
-pub use check::CheckReport;
 pub use clock::Clock;
+pub use db::Evermap;
 pub use error::{Error, Result};
-pub use evermap::Evermap;
 pub use evermap_index::record::KEY_MAX;
 pub use evermap_pm::epoch::{Backlog, Holder};
 pub use evermap_pm::medium::explain_bus_errors;
 pub use evermap_pm::region::OnSuspect;
+pub use index::IndexKind;
 pub use item::{Edit, Item, Meta, Outcome};
-pub use maps::{MAP_NAME_MAX, MapOptions};
+pub use maintenance::SweepState;
+pub use maintenance::census::Count;
+pub use maintenance::check::CheckReport;
+pub use maintenance::stats::Stat;
+pub use maintenance::summary::Summary;
+pub use map::catalog::{MAP_NAME_MAX, MapOptions};
+pub use map::handle::Store;
+pub use ops::atomic::counter;
+pub use ops::read::{Entry, Iter, Reader};
+pub use ops::scan::{KeyRange, Scan};
 pub use options::{Durability, Options};
-pub use ordered::{Notices, OrderedStat, OrderedState};
-pub use primary::IndexKind;
-pub use read::{Entry, Iter, Reader};
+pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};
 pub use record::VALUE_MAX;
-pub use scan::{KeyRange, Scan};
-pub use stat::Stat;
-pub use store::Store;
-pub use summary::Summary;
-pub use upkeep::SweepState;
 
 /// The README's example has to work as it stands.
 #[cfg(doctest)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use evermap_pm::ErrorKind;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
-use crate::error::pm;
-use crate::{Clock, Error, IndexKind, Notices};
+use crate::error::storage;
+use crate::{Clock, Error, IndexKind, OrderedUpdates};
 
 /// See [`Options::reader_backlog`]. Far more than waits for operations that are short.
 const READER_BACKLOG: u64 = 64 << 20;
@@ -49,7 +49,7 @@ impl FromStr for Durability {
             .find(|level| level.as_str() == name)
             .ok_or_else(|| {
                 let known = "volatile or process";
-                pm(ErrorKind::Config(format!("durability `{name}` is unknown; use {known}")))
+                storage(ErrorKind::Config(format!("durability `{name}` is unknown; use {known}")))
             })
     }
 }
@@ -79,7 +79,7 @@ pub struct Options {
     pub(crate) index: IndexKind,
     pub(crate) clock: Clock,
     pub(crate) ordered: bool,
-    pub(crate) notices: Notices,
+    pub(crate) ordered_updates: OrderedUpdates,
     pub(crate) reader_backlog: u64,
 }
 
@@ -107,7 +107,7 @@ impl Options {
             index: IndexKind::default(),
             clock: Clock::system(),
             ordered: false,
-            notices: Notices::default(),
+            ordered_updates: OrderedUpdates::default(),
             reader_backlog: READER_BACKLOG,
         }
     }
@@ -270,9 +270,9 @@ impl Options {
         self
     }
 
-    /// Who tells the ordered index that keys came or went. [`Notices::InBackground`] unless told otherwise.
-    pub fn notices(mut self, notices: Notices) -> Self {
-        self.notices = notices;
+    /// Who tells the ordered index that keys came or went. [`OrderedUpdates::Background`] unless told otherwise.
+    pub fn ordered_updates(mut self, ordered_updates: OrderedUpdates) -> Self {
+        self.ordered_updates = ordered_updates;
         self
     }
 

@@ -1,7 +1,7 @@
 //! Building the tree from the hash index, while everything else goes on.
 //!
 //! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Otherwise threads walk over the hash
-//!    index and [read the keys](super::harvest). Meanwhile notices are kept.
+//!    index and [read the keys](super::bulk_read). Meanwhile notices are kept.
 //! 2. The keys are sorted and become the tree, which others see from now on.
 //! 3. The kept notices are worked on like any others.
 //!
@@ -17,12 +17,12 @@ use evermap_index::{BPlus, Guard, OrderedIndex};
 use evermap_pm::Medium;
 use evermap_pm::sync::Mutex;
 
-use super::{Lane, Ordered, OrderedState, TOGETHER};
-use crate::read::Walk;
+use super::{NoticeShard, Ordered, OrderedState, TOGETHER};
+use crate::ops::read::Walk;
 use crate::{Error, Result, Store};
 
 /// Threads to build with unless somebody says otherwise: half of the cores, for others have to do there too.
-pub(crate) fn usual_threads() -> usize {
+pub(crate) fn default_threads() -> usize {
     cores().div_ceil(2)
 }
 
@@ -69,7 +69,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Pm`] with `Forked` or
+    /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Storage`] with `Forked` or
     /// `Poisoned`.
     pub fn build_ordered(&self, threads: usize) -> Result<()> {
         let ordered = self.map.ordered.as_ref().ok_or(Error::NotOrdered)?;
@@ -112,25 +112,25 @@ impl<M: Medium> Store<M> {
             }
             None => self.tree_of_index(ordered, threads.max(1))?,
         };
-        self.plant(ordered, tree)?;
+        self.publish_tree(ordered, tree)?;
         // Whoever checks the file must not see it go, and whoever sweeps may be waiting for a reader of this thread: then
         // the next stop frees it.
-        if let Some(_sweeping) = self.file.upkeep.try_sweeping() {
+        if let Some(_sweeping) = self.file.maintenance.try_sweeping() {
             self.forget_saved();
         }
         Ok(())
     }
 
     /// Lets others see a tree of the keys that were read, and brings it up to date.
-    fn plant(&self, ordered: &Ordered, tree: BPlus) -> Result<()> {
+    fn publish_tree(&self, ordered: &Ordered, tree: BPlus) -> Result<()> {
         let tree = ordered.tree.get_or_init(|| tree);
         let guard = self.enter()?;
         self.catch_up(ordered, tree, &guard);
         drop(guard);
         // No notice is dropped any more, now that there is a tree.
-        if ordered.lanes.iter().any(Lane::has_dropped) {
+        if ordered.shards.iter().any(NoticeShard::has_dropped) {
             self.compare(ordered, tree, &mut |key, _, guard| {
-                self.apply_one(ordered, tree, ordered.lane(key.hash), key, guard);
+                self.apply_one(ordered, tree, ordered.shard(key.hash), key, guard);
             })?;
         }
         Ok(())
@@ -198,7 +198,7 @@ mod tests {
     use evermap_pm::region::Identity;
 
     use super::*;
-    use crate::{Notices, Options};
+    use crate::{Options, OrderedUpdates};
 
     fn key_of(number: u32) -> [u8; 4] {
         number.wrapping_mul(0x9e37_79b1).to_be_bytes()
@@ -208,13 +208,13 @@ mod tests {
     #[test]
     fn what_changed_meanwhile_is_made_up_for() {
         for (notices, changes) in [
-            (Notices::InBatches, 300),
-            (Notices::AtOnce, 300),
-            (Notices::InBatches, 20_000),
-            (Notices::AtOnce, 20_000),
+            (OrderedUpdates::Batched, 300),
+            (OrderedUpdates::Sync, 300),
+            (OrderedUpdates::Batched, 20_000),
+            (OrderedUpdates::Sync, 20_000),
         ] {
             let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
-            let options = Options::new().capacity(64 << 20).ordered(true).notices(notices);
+            let options = Options::new().capacity(64 << 20).ordered(true).ordered_updates(updates);
             let store = Store::create(medium, Identity::default(), &options).unwrap();
             for number in 0..10_000 {
                 store.put(&key_of(number), b"before").unwrap();
@@ -236,9 +236,9 @@ mod tests {
                     _ => store.put(&key_of(10_000 + number), b"meanwhile").unwrap(),
                 }
             }
-            let dropped = ordered.lanes.iter().any(Lane::has_dropped);
+            let dropped = ordered.shards.iter().any(NoticeShard::has_dropped);
             assert_eq!(dropped, changes > 300);
-            store.plant(ordered, tree).unwrap();
+            store.publish_tree(ordered, tree).unwrap();
             ordered.set_state(OrderedState::Ready(Duration::ZERO));
             let mut problems = Vec::new();
             store.check_ordered(&mut |problem| problems.push(problem)).unwrap();

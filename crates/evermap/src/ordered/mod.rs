@@ -1,18 +1,18 @@
 //! The ordered index: a tree of keys in ordinary memory beside the hash index.
 //!
 //! The tree holds exactly the keys that the hash index binds, and with each its hash; nothing of where the record is.
-//! So replacing a record never touches it. When a key comes or goes, the writer posts a [notice](lane) once the hash
+//! So replacing a record never touches it. When a key comes or goes, the writer posts a [notice](notices) once the hash
 //! index is changed and the key no longer locked. Whoever works on the notice looks the key up in the hash index and
 //! makes the tree agree. So it does not matter in which order notices are worked on, nor whether twice: the last look
-//! comes after the last change, and the tree is left as that look found things. Only where it is [certain](lane) that a
+//! comes after the last change, and the tree is left as that look found things. Only where it is [certain](notices) that a
 //! key which was bound is not unbound by an earlier notice, nobody looks.
 //!
 //! That needs one thing: a look and the change of the tree that follows from it must not be torn apart by another
-//! look at the same key. A [lane](lane) sees to that, with a lock that is held around both. Nobody who
+//! look at the same key. A [shard](notices) sees to that, with a lock that is held around both. Nobody who
 //! holds it waits for the lock of a key, except as every reader of the hash index may have to wait for a moment; and
 //! nobody posts or works on notices while he holds the lock of a key.
 //!
-//! A scan sees every change that was acknowledged before it began: it notes the ticket of the last notice of each lane,
+//! A scan sees every change that was acknowledged before it began: it notes the ticket of the last notice of each shard,
 //! and waits until those are worked on, or works on them itself. Writers go on meanwhile.
 
 use std::sync::OnceLock;
@@ -27,27 +27,27 @@ use evermap_pm::Medium;
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::sync::{Condvar, Mutex};
 
-use self::backend::Crew;
-use self::lane::{BATCH, Batch, Lane, Posted};
+use self::notices::{BATCH, NoticeBatch, NoticeShard, Posted};
+use self::workers::WorkerPool;
 use crate::{Error, Result, Store};
 
-mod backend;
 mod build;
-mod harvest;
-mod lane;
+mod bulk_read;
+mod notices;
 mod saved;
 mod stat;
+mod workers;
 
-pub(crate) use build::usual_threads;
-pub(crate) use lane::News;
+pub(crate) use build::default_threads;
+pub(crate) use notices::KeyEvent;
 pub(crate) use saved::{Saved, clear as clear_saved};
 pub use stat::{OrderedStat, OrderedState};
 
 /// Lanes of notices. Which one is a key's, its hash says.
-const LANES: usize = 16;
+const SHARDS: usize = 16;
 /// Keys that are looked up together.
 const TOGETHER: usize = 32;
-/// Full batches in a lane that make writers work on them even if threads in the background are there for that. So many
+/// Full batches in a shard that make writers work on them even if threads in the background are there for that. So many
 /// that bursts are soon over, and so few that a scan has no long wait for them.
 const BACKLOG: usize = 16;
 
@@ -56,26 +56,26 @@ const BACKLOG: usize = 16;
 /// All keep the promises of [`scan`](Store::scan). What they cost is told in `docs/ordered.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Notices {
+pub enum OrderedUpdates {
     /// Writers, before they return. Scans find nothing left to do; each new key costs the way down the tree.
-    AtOnce,
+    Sync,
     /// Writers, 64 notices at a time, so that the cache misses of all of them overlap; scans, what they need of the
     /// rest.
-    InBatches,
+    Batched,
     /// Threads in the background, as many as it takes, half of the cores at most; writers and scans help where these do
     /// not keep up. They work for the default map of an [`Evermap`](crate::Evermap). Other maps, and a bare `Store`, do as
-    /// with `InBatches`.
+    /// with `Batched`.
     #[default]
-    InBackground,
+    Background,
 }
 
 /// The ordered index of a store.
 pub(crate) struct Ordered {
     /// Nothing until it is built.
     tree: OnceLock<BPlus>,
-    notices: Notices,
-    crew: Crew,
-    lanes: Box<[Lane]>,
+    updates: OrderedUpdates,
+    workers: WorkerPool,
+    shards: Box<[NoticeShard]>,
     state: Mutex<OrderedState>,
     changed: Condvar,
     /// Whether the state is `Ready`.
@@ -104,12 +104,12 @@ impl Ordered {
     ///
     /// # Errors
     /// `NoSpace`, `Io`.
-    pub(crate) fn new(notices: Notices, is_new: bool) -> Result<Self> {
+    pub(crate) fn new(updates: OrderedUpdates, is_new: bool) -> Result<Self> {
         let ordered = Ordered {
             tree: OnceLock::new(),
-            notices,
-            crew: Crew::new(),
-            lanes: (0..LANES).map(|_| Lane::default()).collect(),
+            updates,
+            workers: WorkerPool::new(),
+            shards: (0..SHARDS).map(|_| NoticeShard::default()).collect(),
             state: Mutex::new(OrderedState::Pending),
             changed: Condvar::new(),
             ready: AtomicBool::new(false),
@@ -147,8 +147,8 @@ impl Ordered {
     }
 
     #[inline]
-    fn lane(&self, hash: u64) -> &Lane {
-        &self.lanes[(hash >> 24) as usize % LANES]
+    fn shard(&self, hash: u64) -> &NoticeShard {
+        &self.shards[(hash >> 24) as usize % SHARDS]
     }
 
     /// The tree cannot be made to agree any more: there is no memory.
@@ -159,36 +159,36 @@ impl Ordered {
 }
 
 impl<M: Medium> Store<M> {
-    /// What a change that may bind `key` asks before it begins, for [`News::Bound`].
+    /// What a change that may bind `key` asks before it begins, for [`KeyEvent::Bound`].
     #[inline]
     pub(crate) fn unbindings(&self, key: BytesRef<'_>) -> u64 {
-        self.map.ordered.as_ref().map_or(0, |ordered| ordered.lane(key.hash).unbindings())
+        self.map.ordered.as_ref().map_or(0, |ordered| ordered.shard(key.hash).unbindings())
     }
 
     /// Says that the index binds `key` now and did not before, or the other way round. Every writer says so before its
     /// change is acknowledged, holding no lock.
     #[inline]
-    pub(crate) fn notice(&self, key: BytesRef<'_>, news: News, guard: &Guard<'_>) {
+    pub(crate) fn notice(&self, key: BytesRef<'_>, event: KeyEvent, guard: &Guard<'_>) {
         if let Some(ordered) = &self.map.ordered {
-            self.post(ordered, key, news, guard);
+            self.post(ordered, key, event, guard);
         }
     }
 
-    fn post(&self, ordered: &Ordered, key: BytesRef<'_>, news: News, guard: &Guard<'_>) {
-        let (lane, at_once) = (ordered.lane(key.hash), ordered.notices == Notices::AtOnce);
+    fn post(&self, ordered: &Ordered, key: BytesRef<'_>, event: KeyEvent, guard: &Guard<'_>) {
+        let (shard, at_once) = (ordered.shard(key.hash), ordered.updates == OrderedUpdates::Sync);
         if at_once && let Some(tree) = ordered.tree.get() {
-            return self.apply_one(ordered, tree, lane, key, guard);
+            return self.apply_one(ordered, tree, shard, key, guard);
         }
-        let posted = lane.post(key, news, at_once, || ordered.tree.get().is_some());
+        let posted = shard.post(key, event, at_once, || ordered.tree.get().is_some());
         match (posted, ordered.tree.get()) {
-            (Posted::Refused, Some(tree)) => self.apply_one(ordered, tree, lane, key, guard),
+            (Posted::Refused, Some(tree)) => self.apply_one(ordered, tree, shard, key, guard),
             (Posted::Waiting { batches, completed: true }, Some(_))
-                if batches < BACKLOG && ordered.crew.is_present() =>
+                if batches < BACKLOG && ordered.workers.is_present() =>
             {
-                ordered.crew.wake();
+                ordered.workers.wake();
             }
             (Posted::Waiting { completed: true, .. }, Some(tree)) => {
-                self.apply_batch(ordered, tree, lane, guard);
+                self.apply_batch(ordered, tree, shard, guard);
             }
             _ => {}
         }
@@ -198,11 +198,11 @@ impl<M: Medium> Store<M> {
         &self,
         ordered: &Ordered,
         tree: &BPlus,
-        lane: &Lane,
+        shard: &NoticeShard,
         key: BytesRef<'_>,
         guard: &Guard<'_>,
     ) {
-        let _working = lane.work();
+        let _working = shard.work();
         let told = match self.map.index.get(key, guard) {
             Ok(None) => tree.remove(key.bytes),
             _ => tree.insert(key.bytes, key.hash),
@@ -212,15 +212,27 @@ impl<M: Medium> Store<M> {
         }
     }
 
-    /// Works on the oldest batch of a lane; answers whether there was one.
-    fn apply_batch(&self, ordered: &Ordered, tree: &BPlus, lane: &Lane, guard: &Guard<'_>) -> bool {
-        let _working = lane.work();
-        self.apply_next(ordered, tree, lane, guard)
+    /// Works on the oldest batch of a shard; answers whether there was one.
+    fn apply_batch(
+        &self,
+        ordered: &Ordered,
+        tree: &BPlus,
+        shard: &NoticeShard,
+        guard: &Guard<'_>,
+    ) -> bool {
+        let _working = shard.work();
+        self.apply_next(ordered, tree, shard, guard)
     }
 
-    /// The same for a caller that works on the lane.
-    fn apply_next(&self, ordered: &Ordered, tree: &BPlus, lane: &Lane, guard: &Guard<'_>) -> bool {
-        let Some(batch) = lane.take() else { return false };
+    /// The same for a caller that works on the shard.
+    fn apply_next(
+        &self,
+        ordered: &Ordered,
+        tree: &BPlus,
+        shard: &NoticeShard,
+        guard: &Guard<'_>,
+    ) -> bool {
+        let Some(batch) = shard.take() else { return false };
         let mut from = 0;
         let notices = batch.keys.len();
         while from < notices {
@@ -228,7 +240,7 @@ impl<M: Medium> Store<M> {
             self.apply_together(ordered, tree, &batch, from..to, guard);
             from = to;
         }
-        lane.applied(batch);
+        shard.applied(batch);
         true
     }
 
@@ -236,7 +248,7 @@ impl<M: Medium> Store<M> {
         &self,
         ordered: &Ordered,
         tree: &BPlus,
-        batch: &Batch,
+        batch: &NoticeBatch,
         places: std::ops::Range<usize>,
         guard: &Guard<'_>,
     ) {
@@ -268,11 +280,11 @@ impl<M: Medium> Store<M> {
 
     /// Waits until the tree was told of everything that was acknowledged before, or tells it.
     fn catch_up(&self, ordered: &Ordered, tree: &BPlus, guard: &Guard<'_>) {
-        for lane in &ordered.lanes {
-            let ticket = lane.ticket();
-            while !lane.has_passed(ticket) {
+        for shard in &ordered.shards {
+            let ticket = shard.ticket();
+            while !shard.has_passed(ticket) {
                 // Waits for whoever works on an older batch.
-                self.apply_batch(ordered, tree, lane, guard);
+                self.apply_batch(ordered, tree, shard, guard);
             }
         }
     }
@@ -292,7 +304,7 @@ impl<M: Medium> Store<M> {
         // Not in a forked child: other threads may have been changing the tree.
         self.file.pool.region().ensure_writable()?;
         if !ordered.is_ready() {
-            self.build_ordered(usual_threads())?;
+            self.build_ordered(default_threads())?;
         }
         let guard = self.enter()?;
         let tree = ordered.tree.get().expect("it is ready");
@@ -323,7 +335,7 @@ mod tests {
         let since = store.unbindings(key);
         store.put(key.bytes, b"").unwrap();
         assert!(store.remove(key.bytes).unwrap());
-        store.notice(key, News::Bound { since }, &store.enter().unwrap());
+        store.notice(key, KeyEvent::Bound { since }, &store.enter().unwrap());
         assert_eq!(store.scan(..).unwrap().count(), 0);
         let mut problems = Vec::new();
         store.check_ordered(&mut |problem| problems.push(problem)).unwrap();

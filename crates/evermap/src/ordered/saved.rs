@@ -7,7 +7,7 @@
 //! byte 24  keys, ascending, each as: bytes shared with the one before, bytes of its own (both LEB128), those bytes
 //! ```
 //!
-//! A cell of the map names the last block, [sealed](crate::sealed). It says something after an orderly stop only, and only
+//! A cell of the map names the last block, [sealed](crate::record::checked_word). It says something after an orderly stop only, and only
 //! until the map changes: so opening takes note of it, and what it names is freed once the tree is loaded, or at the next
 //! stop at the latest. Opening after any other stop makes the cell 0; the blocks are unreachable then, and the sweep finds
 //! them. Hashes are not kept, since they follow from the keys.
@@ -20,7 +20,7 @@ use evermap_index::ordered::{Cursor, Direction, Run};
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, PmU64, Pool, parallel, pod};
 
-use crate::sealed::{Place, seal, unseal};
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::{Durability, Result, Store};
 
 /// Format of a region in which keys may be saved: programs that only know the ones before would take the blocks for lost,
@@ -62,7 +62,7 @@ impl Saved {
         records: Option<u64>,
     ) -> Self {
         let word = pool.medium().load(cell);
-        let last = unseal(Place::Saved, word).filter(|_| orderly);
+        let last = decode_checked(WordKind::Saved, word).filter(|_| orderly);
         let chain = last.zip(records).map(|(last, records)| Chain { last, records });
         if chain.is_none() && word != 0 {
             clear(pool, cell);
@@ -265,7 +265,7 @@ impl<'p, M: Medium> Writer<'p, M> {
         self.pool.region().raise_format(FORMAT)?;
         let m = self.pool.medium();
         m.fence();
-        m.store(cell, seal(Place::Saved, last));
+        m.store(cell, encode_checked(WordKind::Saved, last));
         m.persist(cell);
         self.blocks.clear();
         Ok(())
@@ -296,14 +296,14 @@ impl<M: Medium> Store<M> {
 
     /// Frees what an orderly stop has left: the tree has it now, or it no longer says anything.
     pub(crate) fn forget_saved(&self) {
-        self.map.saved.free(&self.file.pool, self.map.seat.saved(&self.file.pool));
+        self.map.saved.free(&self.file.pool, self.map.header.saved(&self.file.pool));
     }
 
     /// Whether what an orderly stop has left still says what is there.
     fn saved_is_current(&self) -> bool {
         let (totals, exact) = self.map.counters.totals();
         // Whatever comes into a map has a CAS id of its own; and if nothing came, a key that went makes them fewer.
-        let unchanged = self.file.stamps.next() == self.file.stamps.first();
+        let unchanged = self.file.cas_counter.next() == self.file.cas_counter.first();
         unchanged && exact && self.map.saved.lock().is_some_and(|it| it.records == totals.records)
     }
 
@@ -334,7 +334,7 @@ impl<M: Medium> Store<M> {
         }
         // Where a record cannot be read, or was not counted, the next opening had better look itself.
         if exact && keys == totals.records {
-            writer.finish(self.map.seat.saved(&self.file.pool))?;
+            writer.finish(self.map.header.saved(&self.file.pool))?;
         }
         Ok(())
     }

@@ -53,9 +53,9 @@ pub struct OrderedStat {
     pub from_saved: bool,
     /// Records, or parts of the hash index, that could not be read when it was built: scans do not show them.
     pub unreadable: u64,
-    /// Notices of keys that came or went, since opening, of which it was told.
+    /// OrderedUpdates of keys that came or went, since opening, of which it was told.
     pub notices: u64,
-    /// Notices of which it is to be told.
+    /// OrderedUpdates of which it is to be told.
     pub notices_waiting: u64,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for OrderedStat {
 impl Ordered {
     pub(crate) fn stat(&self) -> OrderedStat {
         let tree = self.tree.get().map(OrderedIndex::stats).unwrap_or_default();
-        let counts = self.lanes.iter().map(super::Lane::counts);
+        let counts = self.shards.iter().map(super::NoticeShard::counts);
         let (notices, waiting) = counts.fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
         OrderedStat {
             state: self.state(),

@@ -218,7 +218,7 @@ impl Live {
         let (map, version) = (rng.below(self.maps), rng.draw());
         match rng.below(16) {
             0 | 1 => return self.drop_map(history, map),
-            2 => return self.store.free_dropped().map(drop).map_err(text),
+            2 => return self.store.reclaim_dropped().map(drop).map_err(text),
             3 => return self.flush_map(history, map),
             _ => {}
         }

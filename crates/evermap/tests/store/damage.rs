@@ -416,7 +416,7 @@ impl Tally {
         if self.cases.is_multiple_of(2) {
             // Whatever is left of it goes, and a new one comes.
             let _ = map.drop_map(NAMED);
-            let _ = map.free_dropped();
+            let _ = map.reclaim_dropped();
             if let Ok(named) = named(&map) {
                 let _ = put(&named, 3, 30_000);
             }

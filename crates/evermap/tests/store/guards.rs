@@ -165,7 +165,7 @@ const WAITING: &[(&str, Operation)] = &[
     ("close", |map| map.clone().close()),
     ("check", |map| map.check(true).map(drop)),
     ("recover", |map| map.recover()),
-    ("free_dropped", |map| map.free_dropped().map(drop)),
+    ("reclaim_dropped", |map| map.reclaim_dropped().map(drop)),
     ("purge", |map| map.purge().map(drop)),
     ("purge_if_due", |map| map.purge_if_due().map(drop)),
     ("compact", |map| map.compact().map(drop)),
@@ -319,7 +319,7 @@ fn a_walk_ends_where_the_store_is_closed() {
             shown += 1;
             if drops {
                 assert!(store.drop_map("map").unwrap());
-                assert_eq!(store.free_dropped().unwrap(), 1);
+                assert_eq!(store.reclaim_dropped().unwrap(), 1);
             } else {
                 store.close().unwrap();
             }

@@ -230,7 +230,7 @@ fn a_dropped_map_answers_so() {
     assert_eq!(new.iter().count(), 0);
     fill(&new, 0..100, 2);
     assert!(is_dropped(map.get(b"key 1").unwrap_err()));
-    store.free_dropped().unwrap();
+    store.reclaim_dropped().unwrap();
     assert_filled(&new, 0..100, 2);
     assert!(is_dropped(map.get(b"key 1").unwrap_err()));
     assert_sound(&store);
@@ -287,13 +287,13 @@ fn dropping_leaks_nothing() {
             assert!(store.drop_map("goes").unwrap());
             match end {
                 End::FreedAndClosed | End::FreedAndKilled | End::KilledAndFreed => {
-                    assert_eq!(store.free_dropped().unwrap(), 1);
+                    assert_eq!(store.reclaim_dropped().unwrap(), 1);
                 }
                 // The sweep must not give back what is freed later.
                 End::KilledAndSwept => {
                     store.recover().unwrap();
                     fill(&store.map("new", MapOptions::new()).unwrap(), 0..3000, 3);
-                    assert_eq!(store.free_dropped().unwrap(), 1);
+                    assert_eq!(store.reclaim_dropped().unwrap(), 1);
                     assert_filled(&store.map("new", existing()).unwrap(), 0..3000, 3);
                     assert_sound(&store);
                     assert!(store.drop_map("new").unwrap());
@@ -348,7 +348,7 @@ fn a_map_that_finds_no_space_leaves_nothing() {
         for name in made {
             assert!(store.drop_map(&name).unwrap());
         }
-        store.free_dropped().unwrap();
+        store.reclaim_dropped().unwrap();
         assert_sound(&store);
         store.close().unwrap();
         drop(store);
@@ -390,7 +390,7 @@ fn maps_come_and_go_during_a_sweep() {
                     if random.below(3) == 0 {
                         // Waits for the sweep where that is still running.
                         std::thread::scope(|scope| {
-                            scope.spawn(|| store.free_dropped().unwrap());
+                            scope.spawn(|| store.reclaim_dropped().unwrap());
                         });
                     }
                 } else {
@@ -556,7 +556,7 @@ fn damage_costs_one_map_an_answer() {
             let dropped = store.drop_map("bad");
             if !(catalogue..catalogue + 48).contains(&at) {
                 assert!(dropped.unwrap());
-                store.free_dropped().unwrap();
+                store.reclaim_dropped().unwrap();
                 fill(&store.map("bad", MapOptions::new()).unwrap(), 0..100, 3);
                 store.close().unwrap();
                 drop(store);

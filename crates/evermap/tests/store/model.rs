@@ -293,7 +293,7 @@ impl Maps {
         self.models[at].entries.clear();
         self.models[at].flush_due = None;
         if random.below(2) == 0 {
-            self.first().free_dropped().unwrap();
+            self.first().reclaim_dropped().unwrap();
         }
         (at..self.models.len()).for_each(|at| self.open_map(at));
     }

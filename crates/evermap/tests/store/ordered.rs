@@ -8,16 +8,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
-use evermap::{Clock, Error, Evermap, KeyRange, Meta, Notices, Options, OrderedState, Store};
+use evermap::{
+    Clock, Error, Evermap, KeyRange, Meta, Options, OrderedState, OrderedUpdates, Store,
+};
 use evermap_pm::{Medium, PmU64};
 
 type Pair = (Vec<u8>, Vec<u8>);
 
-const NOTICES: [Notices; 3] = [Notices::InBatches, Notices::AtOnce, Notices::InBackground];
+const NOTICES: [OrderedUpdates; 3] =
+    [OrderedUpdates::Batched, OrderedUpdates::Sync, OrderedUpdates::Background];
 
 /// Without an ordered index where the seed is odd, with one otherwise, which is told in one way or another.
 pub(crate) fn in_some_way(options: Options, seed: u64) -> Options {
-    options.ordered(seed.is_multiple_of(2)).notices(NOTICES[seed as usize / 2 % 3])
+    options.ordered(seed.is_multiple_of(2)).ordered_updates(NOTICES[seed as usize / 2 % 3])
 }
 
 fn pairs<M: Medium>(scan: evermap::Scan<'_, M>) -> Vec<Pair> {
@@ -137,8 +140,8 @@ pub(crate) fn scan_agrees<M: Medium>(store: &Store<M>) -> Result<(), String> {
     }
 }
 
-fn volatile(notices: Notices) -> Options {
-    common::volatile().ordered(true).notices(notices)
+fn volatile(notices: OrderedUpdates) -> Options {
+    common::volatile().ordered(true).ordered_updates(notices)
 }
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -160,7 +163,7 @@ fn without_an_ordered_index_a_scan_says_what_to_do() {
 
 #[test]
 fn a_closed_store_ends_scans() {
-    let map = Evermap::open("", volatile(Notices::default())).unwrap();
+    let map = Evermap::open("", volatile(OrderedUpdates::default())).unwrap();
     (0..100).for_each(|key| map.put(&key_of(key), b"value").unwrap());
     let other = map.clone();
     let mut scan = other.scan(..).unwrap();
@@ -320,7 +323,7 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
 /// Nobody scans, and no batch is full in the end: threads in the background do all of it, after they have slept, too.
 #[test]
 fn the_tree_is_told_without_being_asked() {
-    let map = Evermap::open("", volatile(Notices::InBackground)).unwrap();
+    let map = Evermap::open("", volatile(OrderedUpdates::Background)).unwrap();
     for burst in 1..=3 {
         thread::sleep(Duration::from_millis(20));
         (0..2000).for_each(|number| map.put(&key_of(burst * 10_000 + number), b"").unwrap());
@@ -344,7 +347,7 @@ fn building_goes_on_beside_writers() {
             .capacity(64 << 20)
             .extent_size(64 << 10)
             .ordered(true)
-            .notices(NOTICES[round as usize % 3]);
+            .ordered_updates(NOTICES[round as usize % 3]);
         let store = memory.open(&options).unwrap();
         for number in 0..KEYS {
             store.put(&key_of(number), &value_of(&key_of(number), 0, 30)).unwrap();
@@ -400,7 +403,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
     for round in 0..6u64 {
         let ordered = round % 3 != 1;
         let way = NOTICES[round as usize % 3];
-        let map = Evermap::open(&path, options().ordered(ordered).notices(way)).unwrap();
+        let map = Evermap::open(&path, options().ordered(ordered).ordered_updates(way)).unwrap();
         for number in 0..3_000 {
             let key = key_of(number * 7 % 5_000 + round * 400);
             if number % 4 == 0 {
@@ -447,7 +450,7 @@ fn what_is_purged_leaves_the_tree() {
     for notices in NOTICES {
         let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
         let options = common::options().capacity(64 << 20).clock(clock.clone());
-        let store = memory.open(&options.ordered(true).notices(notices)).unwrap();
+        let store = memory.open(&options.ordered(true).ordered_updates(notices)).unwrap();
         for number in 0..2_000 {
             let meta = Meta { flags: 0, expires_at: if number % 2 == 0 { 2000 } else { 0 } };
             let _ = store.put_with(&key_of(number), b"value", meta).unwrap();
@@ -529,7 +532,7 @@ fn a_damaged_value_is_told_of_in_its_place() {
 /// Values that are larger than what an iterator copies ahead, between small ones.
 #[test]
 fn large_values_come_one_by_one() {
-    let map = Evermap::open("", volatile(Notices::default())).unwrap();
+    let map = Evermap::open("", volatile(OrderedUpdates::default())).unwrap();
     for number in 0..60 {
         let len = if number % 5 == 0 { 300_000 } else { 10 };
         map.put(&key_of(number), &vec![number as u8; len]).unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{self, Kept, Random, value_of};
-use evermap::{Clock, Edit, Error, Meta, Notices, Store};
+use evermap::{Clock, Edit, Error, Meta, OrderedUpdates, Store};
 use evermap_pm::ErrorKind;
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -110,7 +110,7 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
 fn an_error_after_a_change_leaves_it_accounted_for() {
     let (clock, memory) = (Clock::manual(1000), Kept::new(16 << 20));
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).ordered(true);
-    let options = options.notices(Notices::AtOnce).clock(clock.clone());
+    let options = options.ordered_updates(OrderedUpdates::Sync).clock(clock.clone());
     let store = memory.open(&options).unwrap();
     let meta = |expires_at| Meta { flags: 0, expires_at };
     for key in [b"a", b"b", b"c"] {

@@ -122,7 +122,7 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
     // Dropping a map frees what was saved of it.
     let store = memory.open(&options()).unwrap();
     assert!(store.drop_map("named").unwrap());
-    store.free_dropped().unwrap();
+    store.reclaim_dropped().unwrap();
     sound(&store);
     store.put(b"another", b"value").unwrap();
     // The tree is not built yet: the stop has nothing to save.

@@ -188,7 +188,7 @@ fn every_operation_that_meets_damage_counts() {
             let now = map.summary().damage_met;
             if let Some(error) = failed.filter(Error::is_damaged) {
                 assert!(now > met, "not counted: {error}");
-                of_index += u32::from(matches!(error, Error::Pm(_)));
+                of_index += u32::from(matches!(error, Error::Storage(_)));
             }
             met = now;
         };
@@ -202,7 +202,7 @@ fn every_operation_that_meets_damage_counts() {
         // A walk meets all of a page before it shows any of it.
         let failed: Vec<_> = map.iter().filter_map(Result::err).filter(Error::is_damaged).collect();
         assert!(map.summary().damage_met >= met + failed.len() as u64, "not all are counted");
-        of_index += failed.iter().filter(|error| matches!(error, Error::Pm(_))).count() as u32;
+        of_index += failed.iter().filter(|error| matches!(error, Error::Storage(_))).count() as u32;
     }
     assert!(of_index > 100, "only {of_index}");
 }

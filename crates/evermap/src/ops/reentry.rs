@@ -13,7 +13,7 @@
 //!
 //! | operation | under a guard | in a closure of `modify` |
 //! |---|---|---|
-//! | `close`, `check`, `recover`, `free_dropped`, `purge`, `purge_if_due` | waits for guards, or for others who do: refused | refused, for there is a guard |
+//! | `close`, `check`, `recover`, `reclaim_dropped`, `purge`, `purge_if_due` | waits for guards, or for others who do: refused | refused, for there is a guard |
 //! | `compact` | could free nothing that it moves: refused | refused, for there is a guard |
 //! | changes of the key that is being modified, alone or in a batch | done | would never end: refused |
 //! | changes of any key, where too much memory [waits](evermap_pm::Domain::is_backed_up) for the guard | refused | refused |

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_pm::Medium;
 
-use crate::census::Count;
+use crate::maintenance::SweepState;
+use crate::maintenance::census::Count;
 use crate::ordered::Ordered;
-use crate::upkeep::SweepState;
 use crate::{Durability, OrderedStat, Store};
 
 /// What [`Store::summary`] tells.
@@ -63,7 +63,7 @@ impl<M: Medium> Store<M> {
             generation: self.file.pool.region().generation(),
             clean_open: self.file.origin.clean,
             suspect: self.file.origin.suspect,
-            sweep: self.file.upkeep.sweep_state(),
+            sweep: self.file.maintenance.sweep_state(),
             ordered: self.map.ordered.as_ref().map(Ordered::stat),
             damage_met: self.damage_met(),
         }

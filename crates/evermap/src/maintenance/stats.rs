@@ -8,9 +8,9 @@ use evermap_index::Stats;
 use evermap_pm::epoch::{EpochStats, Holder};
 use evermap_pm::{ErrorKind, Medium};
 
-use crate::census::Count;
+use crate::maintenance::SweepState;
+use crate::maintenance::census::Count;
 use crate::ordered::Ordered;
-use crate::upkeep::SweepState;
 use crate::{Durability, IndexKind, OrderedStat, Result, Store};
 
 /// What [`Store::stat`] tells.
@@ -142,18 +142,18 @@ impl<M: Medium> Store<M> {
             generation: region.generation(),
             clean_open: self.file.origin.clean,
             suspect: self.file.origin.suspect,
-            sweep: self.file.upkeep.sweep_state(),
+            sweep: self.file.maintenance.sweep_state(),
             ordered: self.map.ordered.as_ref().map(Ordered::stat),
             held_up_by: Some(&epoch)
                 .filter(|epoch| epoch.oldest_guard_lag > 0)
                 .and_then(|_| self.file.pool.epoch().oldest_guard()),
             epoch,
-            next_cas: self.file.stamps.next(),
+            next_cas: self.file.cas_counter.next(),
             flush_mark: self.map.flush.mark(),
             flush_due: self.map.flush.due(),
             next_expiry: self.next_expiry(),
-            purges: self.file.upkeep.purges.load(Relaxed),
-            purged: self.file.upkeep.purged.load(Relaxed),
+            purges: self.file.maintenance.purges.load(Relaxed),
+            purged: self.file.maintenance.purged.load(Relaxed),
             damage_met: self.damage_met(),
             heap_faults: heap.faults,
         })

@@ -1,7 +1,7 @@
 //! The mark of a map below which everything is flushed.
 //!
 //! It is kept in the region so that it survives any crash: what was flushed does not come back. The persistent words are
-//! [sealed](crate::sealed).
+//! [sealed](crate::record::checked_word).
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -13,8 +13,8 @@ use evermap_pm::{Medium, PmU64};
 
 use crate::Result;
 use crate::clock::Time;
-use crate::sealed::{Place, seal, unseal};
-use crate::stamps::{Stamps, lost};
+use crate::record::cas::{CasCounter, lost};
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 
 /// The flushes of one map.
 pub(crate) struct Flush {
@@ -43,12 +43,13 @@ impl Flush {
     pub(crate) fn open<M: Medium>(
         region: &Region<M>,
         at: u64,
-        stamps: &Stamps,
+        cas_counter: &CasCounter,
         on_suspect: OnSuspect,
     ) -> Result<Self> {
         let (m, [mark, due]) = (region.medium(), words(region, at));
-        let mark = unseal(Place::FlushMark, m.load(mark)).filter(|&mark| mark <= stamps.limit());
-        let due = unseal(Place::FlushDue, m.load(due));
+        let mark = decode_checked(WordKind::FlushMark, m.load(mark))
+            .filter(|&mark| mark <= cas_counter.limit());
+        let due = decode_checked(WordKind::FlushDue, m.load(due));
         let (mark, due) = match (mark, due) {
             (Some(mark), Some(due)) => (mark, due),
             _ if on_suspect == OnSuspect::Salvage => (0, 0),
@@ -94,7 +95,7 @@ impl Flush {
     pub(crate) fn flush<M: Medium>(
         &self,
         region: &Region<M>,
-        stamps: &Stamps,
+        cas_counter: &CasCounter,
         at: Option<u32>,
         now: u32,
     ) -> bool {
@@ -105,7 +106,7 @@ impl Flush {
                 false
             }
             _ => {
-                self.take_mark(region, stamps);
+                self.take_mark(region, cas_counter);
                 true
             }
         })
@@ -116,15 +117,20 @@ impl Flush {
     pub(crate) fn flush_if_due<M: Medium>(
         &self,
         region: &Region<M>,
-        stamps: &Stamps,
+        cas_counter: &CasCounter,
         clock: &Time,
     ) -> bool {
         // Relaxed: whoever was told that a flush is pending learned of it after the store.
-        self.due.load(Relaxed) != 0 && self.flush_pending(region, stamps, clock)
+        self.due.load(Relaxed) != 0 && self.flush_pending(region, cas_counter, clock)
     }
 
     #[cold]
-    fn flush_pending<M: Medium>(&self, region: &Region<M>, stamps: &Stamps, clock: &Time) -> bool {
+    fn flush_pending<M: Medium>(
+        &self,
+        region: &Region<M>,
+        cas_counter: &CasCounter,
+        clock: &Time,
+    ) -> bool {
         if self.due.load(Relaxed) > u64::from(clock.now()) {
             return false;
         }
@@ -133,7 +139,7 @@ impl Flush {
             let due = self.due.load(Relaxed);
             let is_due = due != 0 && due <= u64::from(clock.now());
             if is_due {
-                self.take_mark(region, stamps);
+                self.take_mark(region, cas_counter);
             }
             is_due
         })
@@ -149,17 +155,17 @@ impl Flush {
         changed
     }
 
-    fn take_mark<M: Medium>(&self, region: &Region<M>, stamps: &Stamps) {
+    fn take_mark<M: Medium>(&self, region: &Region<M>, cas_counter: &CasCounter) {
         // Every record whose put has returned has a smaller id. One that is being put with a smaller id
         // notices under the key's lock that it would be born flushed, and takes a new one. One that is being put with
         // a greater id waits until the mark is there: it could have been computed from what is flushed.
         self.flushing.store(true, Relaxed);
         // A release that all greater ids come after.
-        let mark = stamps.mark();
+        let mark = cas_counter.mark();
         // A forked child must not write; its own memory will do for its own reads.
         if region.ensure_writable().is_ok() {
             // The limit first: a mark above it would look damaged.
-            stamps.cover(region, mark);
+            cas_counter.cover(region, mark);
             store(region, self.at, mark, 0);
         }
         self.mark.store(mark, Release);
@@ -176,7 +182,7 @@ fn words<M: Medium>(region: &Region<M>, at: u64) -> &[PmU64; 2] {
 /// is then carried out once more, before anything else happens.
 fn store<M: Medium>(region: &Region<M>, at: u64, mark: u64, due: u64) {
     let (m, words) = (region.medium(), words(region, at));
-    m.store(&words[0], seal(Place::FlushMark, mark));
-    m.store(&words[1], seal(Place::FlushDue, due));
+    m.store(&words[0], encode_checked(WordKind::FlushMark, mark));
+    m.store(&words[1], encode_checked(WordKind::FlushDue, due));
     m.persist(words);
 }

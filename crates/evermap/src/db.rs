@@ -1,4 +1,4 @@
-//! A store in a file, with the upkeep in the background.
+//! A store in a file, with the maintenance in the background.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -11,7 +11,7 @@ use evermap_pm::region::{self, Identity, OnSuspect};
 use evermap_pm::sync::Mutex;
 use evermap_pm::{ErrorKind, Medium};
 
-use crate::error::pm;
+use crate::error::storage;
 use crate::ordered;
 use crate::{Durability, Error, MapOptions, Options, Result, Store};
 
@@ -55,7 +55,7 @@ impl Evermap {
     ///
     /// # Errors
     /// * [`Error::NotFound`] if there is none and [`Options::create`] is off;
-    /// * [`Error::Pm`] or [`Error::Open`] with `InUse` while another process has it, `NotAStore`,
+    /// * [`Error::Storage`] or [`Error::Open`] with `InUse` while another process has it, `NotAStore`,
     ///   `NewerFormat`, `Damaged`, `Suspect` (see [`Options::on_suspect`]), `FileSystem`, `Config`, `NoSpace`
     ///   or `Io`.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
@@ -125,12 +125,12 @@ impl std::fmt::Debug for Evermap {
 
 impl Owner {
     fn start_threads(&self) -> std::io::Result<()> {
-        self.store.file.upkeep.set_kept();
-        self.start("evermap-keeper", Store::keep_up)?;
+        self.store.file.maintenance.set_kept();
+        self.start("evermap-keeper", Store::run_maintenance)?;
         if self.store.wants_ordered_built() {
             self.start("evermap-order", |store| {
                 // Whatever goes wrong is in `stat`, and every scan says so.
-                let _ = store.build_ordered(ordered::usual_threads());
+                let _ = store.build_ordered(ordered::default_threads());
             })?;
         }
         for number in 0..self.store.recruit() {
@@ -160,7 +160,7 @@ impl Owner {
     }
 
     fn stop_threads(&self) {
-        self.store.file.upkeep.stop();
+        self.store.file.maintenance.stop();
         let threads = std::mem::take(&mut *self.threads.lock().expect("no panics while held"));
         if self.fork.is_child() {
             // The threads do not exist here, and waiting for them would never end.
@@ -182,7 +182,7 @@ impl Drop for Owner {
         } else if self.close().is_err() {
             // Of a reader that was leaked, for one: then nobody can wait for the threads, but they
             // end.
-            self.store.file.upkeep.stop();
+            self.store.file.maintenance.stop();
         }
     }
 }
@@ -228,7 +228,7 @@ fn open_whole(
         }
         if !bytes.is_empty() {
             let why = format!("it has only {} bytes", bytes.len());
-            return Err(pm(ErrorKind::NotAStore { path: path.to_owned(), why }));
+            return Err(storage(ErrorKind::NotAStore { path: path.to_owned(), why }));
         }
     }
     Store::open(medium, identity, options)

@@ -15,7 +15,7 @@ use evermap_index::{
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use crate::Error;
-use crate::error::pm;
+use crate::error::storage;
 
 /// A kind of index that finds records by their keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -121,13 +121,13 @@ impl FromStr for IndexKind {
         IndexKind::ALL.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
             let known: Vec<&str> = IndexKind::ALL.iter().map(|kind| kind.name()).collect();
             let known = known.join(", ");
-            pm(ErrorKind::Config(format!("index `{name}` is unknown; there are {known}")))
+            storage(ErrorKind::Config(format!("index `{name}` is unknown; there are {known}")))
         })
     }
 }
 
 /// The index of a store. Every error of its about damage passes through here, and is counted.
-pub(crate) struct Primary<M: Medium> {
+pub(crate) struct PrimaryIndex<M: Medium> {
     index: AnyIndex<M>,
     damage_met: AtomicU64,
 }
@@ -166,9 +166,9 @@ impl<M: Medium> AnyIndex<M> {
     }
 }
 
-impl<M: Medium> Primary<M> {
+impl<M: Medium> PrimaryIndex<M> {
     fn new(index: AnyIndex<M>) -> Self {
-        Primary { index, damage_met: AtomicU64::new(0) }
+        PrimaryIndex { index, damage_met: AtomicU64::new(0) }
     }
 
     /// Makes an empty index of this kind for the root cell `root` to name: enough for the smallest store, and with

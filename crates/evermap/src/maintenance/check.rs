@@ -7,9 +7,9 @@ use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
 
-use crate::read::Walk;
+use crate::maintenance::SweepState;
+use crate::ops::read::Walk;
 use crate::record::Record;
-use crate::upkeep::SweepState;
 use crate::{Error, Result, Store};
 
 /// Problems that are described; the rest are counted.
@@ -108,14 +108,14 @@ impl<M: Medium> Store<M> {
         let mut report = CheckReport { deep, ..Default::default() };
         if let Err(error) = self.recover() {
             report.problem(format!("sweep: {error}"));
-        } else if let SweepState::Failed(why) = self.file.upkeep.sweep_state() {
+        } else if let SweepState::Failed(why) = self.file.maintenance.sweep_state() {
             report.problem(format!("sweep: {why}"));
         }
-        if let Err(error) = self.free_dropped() {
+        if let Err(error) = self.reclaim_dropped() {
             report.problem(format!("dropped maps: {error}"));
         }
         // Records that are being moved would be seen twice, and what is purged meanwhile counted after all.
-        let _upkeep = self.file.upkeep.sweeping();
+        let _upkeep = self.file.maintenance.sweeping();
         // What waits to be reused is allocated but not reachable.
         self.file.pool.epoch().drain();
         let (stores, problem) = match self.all_maps() {
@@ -150,7 +150,7 @@ impl<M: Medium> Store<M> {
             Err(error) => report.problem(format!("{of_map}ordered index: {error}")),
             Ok(()) => {}
         }
-        reachable.0.extend(self.map.seat.block());
+        reachable.0.extend(self.map.header.block());
         match self.map.saved.blocks(&self.file.pool) {
             Some(blocks) => reachable.0.extend(blocks),
             None => {
@@ -212,7 +212,7 @@ impl<M: Medium> Store<M> {
         if record.expires_at().is_none() {
             return Err(describe(record.why_unreadable()));
         }
-        if !record.verify(self.map.seat.owner()) {
+        if !record.verify(self.map.header.owner()) {
             return Err(describe("its checksum does not match"));
         }
         Ok(record)

@@ -2,6 +2,9 @@
 //!
 //! How [`Store::apply`] goes, and why each step is right, is told in `docs/batches.md`.
 
+pub(crate) mod intent;
+pub(crate) mod reservations;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,12 +14,12 @@ use evermap_index::{Action, Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::sync::Backoff;
 
-use crate::atomic::sum;
-use crate::intent::{Entry, Intent};
-use crate::ordered::News;
-use crate::read::Found;
+use crate::batch::intent::{Entry, Intent};
+use crate::map::handle::ensure_length;
+use crate::ops::atomic::sum;
+use crate::ops::read::LiveRecord;
+use crate::ordered::KeyEvent;
 use crate::record::{Draft, control_of, record_bytes};
-use crate::store::ensure_length;
 use crate::{Error, Item, MapOptions, Meta, Outcome, Result, Store};
 
 /// Most keys that a [`Batch`] can name.
@@ -275,20 +278,20 @@ impl Applied {
 }
 
 /// A map that a batch concerns.
-struct Share<'s, M: Medium> {
+struct BatchMap<'s, M: Medium> {
     store: &'s Store<M>,
     /// The flush that its keys were looked at after.
     mark: u64,
 }
 
-impl<'s, M: Medium> Share<'s, M> {
+impl<'s, M: Medium> BatchMap<'s, M> {
     /// Whether no flush has come in between.
     fn is_settled(&self) -> bool {
         self.store.map.flush.settled_mark() == Some(self.mark)
     }
 
     /// What a claimed key is bound to: for as long as it is claimed.
-    fn look(&self, key: BytesRef<'s>, guard: &Guard<'_>) -> Result<Plan<'s, M>> {
+    fn look(&self, key: BytesRef<'s>, guard: &Guard<'_>) -> Result<KeyPlan<'s, M>> {
         let store = self.store;
         let mut word = None;
         // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
@@ -297,13 +300,13 @@ impl<'s, M: Medium> Share<'s, M> {
             Action::Keep
         });
         found?;
-        let found = word.and_then(|word| store.live(word, self.mark)).map(|record| record.stamp());
-        Ok(Plan { store, key, word, found, value: None, removes: false })
+        let found = word.and_then(|word| store.live(word, self.mark)).map(|record| record.cas());
+        Ok(KeyPlan { store, key, word, found, value: None, removes: false })
     }
 }
 
 /// What is to become of one key of a batch.
-struct Plan<'s, M: Medium> {
+struct KeyPlan<'s, M: Medium> {
     store: &'s Store<M>,
     key: BytesRef<'s>,
     /// The word that the index has, whether or not the record is alive.
@@ -314,7 +317,7 @@ struct Plan<'s, M: Medium> {
     removes: bool,
 }
 
-impl<'s, M: Medium> Plan<'s, M> {
+impl<'s, M: Medium> KeyPlan<'s, M> {
     /// Bytes of the block that the new record is to take.
     fn block_bytes(&self) -> u64 {
         self.value.as_ref().map_or(0, |(value, _)| {
@@ -362,15 +365,22 @@ impl<'s, M: Medium> Plan<'s, M> {
     }
 
     /// What it changes, with its new record flushed; nothing if it changes nothing.
-    fn step(&self) -> Result<Option<Step<'_, M>>> {
+    fn step(&self) -> Result<Option<KeyStep<'_, M>>> {
         let (store, key) = (self.store, self.key);
-        let (map, old) = (store.map.seat.descriptor(), self.word.unwrap_or(0));
+        let (map, old) = (store.map.header.descriptor(), self.word.unwrap_or(0));
         let since = store.unbindings(key);
-        let buried = self.word.is_some() && self.found.is_none();
+        let was_hidden = self.word.is_some() && self.found.is_none();
         let Some((value, meta)) = &self.value else {
             let removes = self.removes && old != 0;
             let entry = Entry { map, old, new: 0, control: 0 };
-            return Ok(removes.then_some(Step { store, key, since, entry, buried, draft: None }));
+            return Ok(removes.then_some(KeyStep {
+                store,
+                key,
+                since,
+                entry,
+                was_hidden,
+                draft: None,
+            }));
         };
         let control = control_of(meta.expires_at);
         let draft = store.reserve(
@@ -384,7 +394,7 @@ impl<'s, M: Medium> Plan<'s, M> {
         )?;
         draft.flush();
         let entry = Entry { map, old, new: draft.word(), control };
-        Ok(Some(Step { store, key, since, entry, buried, draft: Some(draft) }))
+        Ok(Some(KeyStep { store, key, since, entry, was_hidden, draft: Some(draft) }))
     }
 
     fn outcome(&self, cas: Option<u64>) -> Outcome {
@@ -399,18 +409,18 @@ impl<'s, M: Medium> Plan<'s, M> {
 }
 
 /// A change of the index that is on its way.
-struct Step<'d, M: Medium> {
+struct KeyStep<'d, M: Medium> {
     store: &'d Store<M>,
     key: BytesRef<'d>,
     /// [`unbindings`](Store::unbindings) before it.
     since: u64,
     entry: Entry,
     /// Whether the index has a record for the key that nobody can see.
-    buried: bool,
+    was_hidden: bool,
     draft: Option<Draft<'d, M>>,
 }
 
-impl<M: Medium> Step<'_, M> {
+impl<M: Medium> KeyStep<'_, M> {
     /// Whether the key is absent from the index until now.
     fn is_new(&self) -> bool {
         self.entry.old == 0
@@ -422,14 +432,14 @@ impl<M: Medium> Step<'_, M> {
 
     /// Retires, counts and notes, once it has happened.
     fn settle(&self, guard: &Guard<'_>) {
-        let Step { store, key, since, entry, buried, draft } = self;
+        let KeyStep { store, key, since, entry, was_hidden, draft } = self;
         let word = |word: u64| (word != 0).then_some(word);
         let old = word(entry.old);
         // New keys got it when the batch was carried out.
         draft.iter().for_each(|draft| draft.became(entry.control));
         store.account(*key, old, draft.as_ref(), guard);
-        if let Some(news) = News::of(old, word(entry.new), *buried, *since) {
-            store.notice(*key, news, guard);
+        if let Some(event) = KeyEvent::of(old, word(entry.new), *was_hidden, *since) {
+            store.notice(*key, event, guard);
         }
     }
 }
@@ -505,25 +515,25 @@ impl<M: Medium> Store<M> {
     ) -> Result<Option<Applied>> {
         let guards: Vec<_> =
             stores.iter().map(|store| store.enter_writing()).collect::<Result<_>>()?;
-        let turn = self.file.claims.turn();
+        let turn = self.file.reservations.permit();
         if let Some(gone) = stores.iter().find(|store| !store.map.is_open()) {
             // It was dropped while we waited: what leads to it is gone, and an intent must not name it.
             return Err(gone.map.refusal());
         }
-        let _claim = self.file.claims.claim(&turn, keys);
-        let mut shares = Vec::with_capacity(stores.len());
+        let _claim = self.file.reservations.reserve(&turn, keys);
+        let mut maps = Vec::with_capacity(stores.len());
         for &store in stores {
             let Some(mark) = store.map.flush.settled_mark() else {
                 store.map.flush.wait_for_flush();
                 return Ok(None);
             };
-            shares.push(Share { store, mark });
+            maps.push(BatchMap { store, mark });
         }
         // They are all of one domain: any of them protects what any map leads to.
         let guard = &guards[0];
         let mut plans = Vec::with_capacity(keys.len());
         for (part, &key) in batch.parts.iter().zip(keys) {
-            let plan = shares[part.map].look(key, guard)?;
+            let plan = maps[part.map].look(key, guard)?;
             if part.expected.iter().any(|expected| *expected != plan.found) {
                 let map = plan.store.map.name.as_deref().filter(|_| part.map > 0).map(Into::into);
                 let (key, found) = (part.key.clone(), plan.found);
@@ -546,10 +556,10 @@ impl<M: Medium> Store<M> {
         for plan in &plans {
             let step = plan.step()?;
             let draft = step.as_ref().and_then(|step| step.draft.as_ref());
-            outcomes.push(plan.outcome(draft.map(Draft::stamp)));
+            outcomes.push(plan.outcome(draft.map(Draft::cas)));
             steps.extend(step);
         }
-        match self.carry_through(&steps, &shares, guard)? {
+        match self.carry_through(&steps, &maps, guard)? {
             Progress::Done => Ok(Some(Applied::Done(outcomes))),
             Progress::Overtaken => Ok(None),
         }
@@ -558,8 +568,8 @@ impl<M: Medium> Store<M> {
     /// Makes all steps happen, or none. All keys are claimed, and everything looked at.
     fn carry_through(
         &self,
-        steps: &[Step<'_, M>],
-        shares: &[Share<'_, M>],
+        steps: &[KeyStep<'_, M>],
+        maps: &[BatchMap<'_, M>],
         guard: &Guard<'_>,
     ) -> Result<Progress> {
         if steps.is_empty() {
@@ -576,14 +586,14 @@ impl<M: Medium> Store<M> {
             poison.disarm();
             return Err(error);
         }
-        if !shares.iter().all(Share::is_settled) {
+        if !maps.iter().all(BatchMap::is_settled) {
             unbind_new(steps, guard);
             poison.disarm();
             return Ok(Progress::Overtaken);
         }
         steps.iter().filter_map(|step| step.draft.as_ref()).for_each(Draft::set_published);
         intent.declare();
-        self.file.claims.begin_changing();
+        self.file.reservations.begin_changing();
         for step in steps {
             if let Err(error) = step.carry_out(guard) {
                 // Decided, but not to be done: dropping the guard poisons the store, and the next opening tries again.
@@ -591,11 +601,11 @@ impl<M: Medium> Store<M> {
                 return Err(error);
             }
         }
-        if steps.iter().any(Step::is_new) && !m.mutant("BA-3") {
+        if steps.iter().any(KeyStep::is_new) && !m.mutant("BA-3") {
             // The control words of new records.
             m.fence();
         }
-        self.file.claims.end_changing();
+        self.file.reservations.end_changing();
         intent.fulfil();
         poison.disarm();
         steps.iter().for_each(|step| step.settle(guard));
@@ -624,7 +634,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]; damaged records are reported to `each` instead. [`Error::Pm`] with `Forked` in a forked child.
+    /// See [`Store`]; damaged records are reported to `each` instead. [`Error::Storage`] with `Forked` in a forked child.
     pub fn get_together<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -652,11 +662,11 @@ impl<M: Medium> Store<M> {
         &'g self,
         keys: &[BytesRef<'_>],
         guard: &'g Guard<'_>,
-    ) -> Result<Vec<Result<Option<Found<'g, M>>>>> {
+    ) -> Result<Vec<Result<Option<LiveRecord<'g, M>>>>> {
         let mut backoff = Backoff::new();
         for looks in 0.. {
-            let turn = (looks >= LOOKS).then(|| self.file.claims.turn());
-            let (settled, mark) = (self.file.claims.settled(), self.map.flush.mark());
+            let turn = (looks >= LOOKS).then(|| self.file.reservations.permit());
+            let (settled, mark) = (self.file.reservations.version(), self.map.flush.mark());
             if turn.is_some() && settled.is_none() {
                 // The one that was changing things could not go on.
                 self.file.pool.region().ensure_sound()?;
@@ -673,7 +683,7 @@ impl<M: Medium> Store<M> {
                 .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word, guard)))
                 .collect();
             // A flush must not come in between either.
-            if self.file.claims.still(settled) && self.map.flush.mark() == mark {
+            if self.file.reservations.unchanged_since(settled) && self.map.flush.mark() == mark {
                 return Ok(found);
             }
         }
@@ -686,7 +696,7 @@ impl<M: Medium> Store<M> {
 ///
 /// # Errors
 /// `NoSpace`, or whatever the index answers; nothing has changed then.
-fn bind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) -> Result<()> {
+fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()> {
     for (at, step) in steps.iter().enumerate() {
         let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
         let mut acted = false;
@@ -709,7 +719,7 @@ fn bind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) -> Result<()> {
 }
 
 /// Takes back what [`bind_new`] has done.
-fn unbind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) {
+fn unbind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) {
     for step in steps.iter().filter(|step| step.is_new()) {
         let Some(draft) = &step.draft else { continue };
         let mut acted = false;
@@ -725,6 +735,6 @@ fn unbind_new<M: Medium>(steps: &[Step<'_, M>], guard: &Guard<'_>) {
             step.store.account(step.key, Some(draft.word()), None, guard);
         }
         // The ordered index may have met it.
-        step.store.notice(step.key, News::Unbound, guard);
+        step.store.notice(step.key, KeyEvent::Unbound, guard);
     }
 }

@@ -1,7 +1,7 @@
 //! Named maps: which there are, making them and dropping them.
 //!
 //! A root slot names the descriptor of the *catalogue*, a map like the others that binds the name of each to the offset of its
-//! [descriptor](crate::map). So a map comes with one word of the catalogue's index, and goes with one; everything
+//! [descriptor](crate::map::header). So a map comes with one word of the catalogue's index, and goes with one; everything
 //! before it is unreachable, and everything after it too. How that goes, and why each step is right, is told in
 //! `docs/maps.md`.
 
@@ -15,10 +15,10 @@ use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, Pool};
 
-use crate::map::{Life, Map, Seat};
+use crate::map::header::{Map, MapHeader, MapState};
+use crate::record::cas::lost;
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::{Record, tombstone_of};
-use crate::sealed::{Place, seal, unseal};
-use crate::stamps::lost;
 use crate::{Error, IndexKind, Meta, Outcome, Result, Store};
 
 /// Longest name of a map, bytes.
@@ -104,13 +104,13 @@ pub(crate) struct Table<M: Medium> {
     catalogue: Option<Arc<Map<M>>>,
     open: BTreeMap<Box<str>, Arc<Map<M>>>,
     /// Dropped, and not freed yet.
-    graves: Vec<Arc<Map<M>>>,
+    pending_drops: Vec<Arc<Map<M>>>,
 }
 
 impl<M: Medium> Maps<M> {
     pub(crate) fn new() -> Self {
-        let (catalogue, open, graves) = (None, BTreeMap::new(), Vec::new());
-        Maps(Mutex::new(Table { catalogue, open, graves }))
+        let (catalogue, open, pending_drops) = (None, BTreeMap::new(), Vec::new());
+        Maps(Mutex::new(Table { catalogue, open, pending_drops }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Table<M>> {
@@ -138,7 +138,7 @@ impl<M: Medium> Store<M> {
     ///
     /// # Errors
     /// [`Error::MapName`] unless the name has 1 to [`MAP_NAME_MAX`] bytes; [`Error::NoSuchMap`], [`Error::OtherIndex`],
-    /// [`Error::MapDamaged`], [`Error::Closed`]; [`Error::Pm`] with `NoSpace`, `Damaged`, `Poisoned` or `Forked`.
+    /// [`Error::MapDamaged`], [`Error::Closed`]; [`Error::Storage`] with `NoSpace`, `Damaged`, `Poisoned` or `Forked`.
     pub fn map(&self, name: &str, options: MapOptions) -> Result<Store<M>> {
         if name.is_empty() || name.len() > MAP_NAME_MAX {
             return Err(Error::MapName { len: name.len(), max: MAP_NAME_MAX });
@@ -187,7 +187,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Damaged`] or [`Error::Pm`] with `Damaged` where a name cannot be read.
+    /// [`Error::Closed`]; [`Error::Damaged`] or [`Error::Storage`] with `Damaged` where a name cannot be read.
     pub fn maps(&self) -> Result<Vec<String>> {
         let (names, unreadable) = self.names(&mut *self.table()?)?;
         unreadable.map_or(Ok(names), Err)
@@ -197,7 +197,7 @@ impl<M: Medium> Store<M> {
     /// wholly or not at all, and durably gone when this returns. O(1).
     ///
     /// Its handles answer [`Error::Dropped`] from now on; a new map of the same name can be made at once. The space comes
-    /// back in the background, once nobody reads there any more; or by [`free_dropped`](Store::free_dropped).
+    /// back in the background, once nobody reads there any more; or by [`reclaim_dropped`](Store::reclaim_dropped).
     ///
     /// ```
     /// # use evermap::{Error, Evermap, MapOptions, Options};
@@ -211,7 +211,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Pm`] with `Damaged`, `Poisoned` or `Forked`.
+    /// [`Error::Closed`]; [`Error::Storage`] with `Damaged`, `Poisoned` or `Forked`.
     pub fn drop_map(&self, name: &str) -> Result<bool> {
         let (file, region) = (&self.file, self.file.pool.region());
         region.ensure_writable()?;
@@ -227,9 +227,9 @@ impl<M: Medium> Store<M> {
         let poison = region.poison_on_panic();
         // No batch runs meanwhile, and those that wait ask again whether the map is open: so no intent names a
         // map that is gone.
-        let turn = file.claims.turn();
+        let turn = file.reservations.permit();
         // First, so that nothing is acknowledged that began after the map was gone.
-        map.iter().for_each(|map| map.set_life(Life::Dropped));
+        map.iter().for_each(|map| map.set_state(MapState::Dropped));
         if let Some(map) = map.as_ref().filter(|_| file.pool.medium().mutant("MA-1")) {
             free_everything(&file.pool, map);
         }
@@ -244,14 +244,14 @@ impl<M: Medium> Store<M> {
             table.open.remove(name);
             match map {
                 Some(map) => {
-                    table.graves.push(map);
-                    file.upkeep.want_burial();
+                    table.pending_drops.push(map);
+                    file.maintenance.want_reclaim();
                 }
                 // Nobody can walk through what is in it: the next opening has to find out.
                 None => file.pool.lose_track(),
             }
         } else {
-            map.iter().for_each(|map| map.set_life(Life::Open));
+            map.iter().for_each(|map| map.set_state(MapState::Open));
         }
         poison.disarm();
         if is_gone { Ok(true) } else { removed.map(|_| false) }
@@ -266,46 +266,46 @@ impl<M: Medium> Store<M> {
     /// let store = Evermap::open("", Options::volatile())?;
     /// store.map("users", MapOptions::new())?.put(b"1", b"ann")?;
     /// store.drop_map("users")?;
-    /// store.free_dropped()?;
+    /// store.reclaim_dropped()?;
     /// assert!(store.check(true)?.is_sound());
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::GuardHeld`]; [`Error::Pm`] with `Poisoned` or `Forked`.
-    pub fn free_dropped(&self) -> Result<u64> {
-        self.ensure_no_guard("free_dropped")?;
+    /// [`Error::GuardHeld`]; [`Error::Storage`] with `Poisoned` or `Forked`.
+    pub fn reclaim_dropped(&self) -> Result<u64> {
+        self.ensure_no_guard("reclaim_dropped")?;
         self.file.pool.region().ensure_writable()?;
         // A sweep must see a dropped map wholly or not at all: what it does not mark is free afterwards, and would
         // be freed a second time.
-        let _sweeping = self.file.upkeep.sweeping();
-        if self.is_closed() || self.file.maps.lock().graves.is_empty() {
+        let _sweeping = self.file.maintenance.sweeping();
+        if self.is_closed() || self.file.maps.lock().pending_drops.is_empty() {
             return Ok(0);
         }
         // Operations that began before the drop may still be at it, and what they have retired is to come back too. Maps
         // that are dropped from here on wait.
-        let graves = std::mem::take(&mut self.file.maps.lock().graves);
+        let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
         self.file.pool.epoch().drain();
-        self.bury(&graves);
-        Ok(graves.len() as u64)
+        self.reclaim(&pending_drops);
+        Ok(pending_drops.len() as u64)
     }
 
-    /// What [`free_dropped`](Store::free_dropped) does, for a caller that has waited for all operations to end and keeps
+    /// What [`reclaim_dropped`](Store::reclaim_dropped) does, for a caller that has waited for all operations to end and keeps
     /// sweeps away.
-    pub(crate) fn free_graves(&self) {
-        let graves = std::mem::take(&mut self.file.maps.lock().graves);
-        self.bury(&graves);
+    pub(crate) fn reclaim_pending_drops(&self) {
+        let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
+        self.reclaim(&pending_drops);
     }
 
-    fn bury(&self, graves: &[Arc<Map<M>>]) {
+    fn reclaim(&self, pending_drops: &[Arc<Map<M>>]) {
         let (file, poison) = (&self.file, self.file.pool.region().poison_on_panic());
-        for map in graves {
+        for map in pending_drops {
             if !free_everything(&file.pool, map) {
                 file.pool.lose_track();
             }
         }
         poison.disarm();
-        file.upkeep.set_buried(file.maps.lock().graves.is_empty());
+        file.maintenance.set_reclaimed(file.maps.lock().pending_drops.is_empty());
     }
 
     /// The table of named maps, unless the file is closed.
@@ -336,10 +336,10 @@ impl<M: Medium> Store<M> {
         if word == 0 {
             return Ok(None);
         }
-        let seat = unseal(Place::Catalogue, word)
-            .and_then(|offset| Seat::described(&file.pool, offset))
+        let header = decode_checked(WordKind::Catalogue, word)
+            .and_then(|offset| MapHeader::described(&file.pool, offset))
             .ok_or_else(|| lost(m.offset_of(root), "the catalogue of the named maps").into());
-        match seat.and_then(|seat| file.setting().open(seat, None)) {
+        match header.and_then(|header| file.open_context().open(header, None)) {
             Err(error) if error.is_damaged() && file.options.on_suspect == OnSuspect::Salvage => {
                 file.pool.lose_track();
                 m.store(root, 0);
@@ -357,7 +357,7 @@ impl<M: Medium> Store<M> {
     /// A map that was just opened, with its counts on their way.
     fn counted(&self, map: Map<M>) -> Arc<Map<M>> {
         if map.counters.is_counting() {
-            self.file.upkeep.want_census();
+            self.file.maintenance.want_census();
         }
         Arc::new(map)
     }
@@ -366,10 +366,10 @@ impl<M: Medium> Store<M> {
     fn make_catalogue(&self, table: &mut Table<M>) -> Result<Self> {
         let (file, m) = (&self.file, self.file.pool.medium());
         // The kind that is smallest when empty.
-        let map = Arc::new(file.setting().create(IndexKind::Clht, None)?);
+        let map = Arc::new(file.open_context().create(IndexKind::Clht, None)?);
         m.fence();
         let root = file.pool.root(ROOT);
-        m.store(root, seal(Place::Catalogue, map.seat.descriptor()));
+        m.store(root, encode_checked(WordKind::Catalogue, map.header.descriptor()));
         m.persist(root);
         table.catalogue = Some(map.clone());
         Ok(self.beside(&map))
@@ -406,7 +406,7 @@ impl<M: Medium> Store<M> {
     fn open_described(&self, name: &str, value: &[u8]) -> Result<Map<M>> {
         let file = &self.file;
         let offset = value.try_into().map_or(0, u64::from_le_bytes);
-        file.setting().open(Seat::at(&file.pool, offset)?, Some(name))
+        file.open_context().open(MapHeader::at(&file.pool, offset)?, Some(name))
     }
 
     /// Makes the map called `name`, which does not exist.
@@ -419,10 +419,11 @@ impl<M: Medium> Store<M> {
                 Some(catalogue) => catalogue,
                 None => self.make_catalogue(table)?,
             };
-            let map =
-                file.setting().create(options.index.unwrap_or(file.options.index), Some(name))?;
-            let value = map.seat.descriptor().to_le_bytes();
-            match catalogue.enter_once(name.as_bytes(), &value) {
+            let map = file
+                .open_context()
+                .create(options.index.unwrap_or(file.options.index), Some(name))?;
+            let value = map.header.descriptor().to_le_bytes();
+            match catalogue.insert_name(name.as_bytes(), &value) {
                 Ok(()) => {}
                 // An error may mean that only tidying up failed. Where nobody can tell, nothing is freed.
                 Err(error) => match catalogue.contains(name.as_bytes()) {
@@ -448,7 +449,7 @@ impl<M: Medium> Store<M> {
     }
 
     /// Binds a name in the catalogue, for a caller that knows that it is free and must not wait for space.
-    fn enter_once(&self, name: &[u8], value: &[u8]) -> Result<()> {
+    fn insert_name(&self, name: &[u8], value: &[u8]) -> Result<()> {
         let name = self.key(name)?;
         let absent = |found: Option<u64>| found.is_none();
         match self.try_store(name, value, Meta::default(), MutateMode::MayInsert, &absent)? {
@@ -505,10 +506,10 @@ impl<M: Medium> Store<M> {
 
     /// The same with those that were dropped and not freed yet: everything that may name blocks, but for maps that are
     /// made later.
-    pub(crate) fn all_maps_and_graves(&self) -> Result<(Vec<Self>, Option<Error>)> {
+    pub(crate) fn all_maps_and_dropped(&self) -> Result<(Vec<Self>, Option<Error>)> {
         let (mut stores, problem) = self.all_maps()?;
         // One that was dropped in between is there twice, which does no harm.
-        stores.extend(self.file.maps.lock().graves.iter().map(|map| self.beside(map)));
+        stores.extend(self.file.maps.lock().pending_drops.iter().map(|map| self.beside(map)));
         Ok((stores, problem))
     }
 
@@ -522,7 +523,7 @@ impl<M: Medium> Store<M> {
     /// Makes all maps refuse operations. Answers where the counts are of those that nobody has opened, if the last stop was
     /// unclean: they may have changed since these were saved. The file is marked closed, so that no map is opened or
     /// made later.
-    pub(crate) fn close_maps(&self) -> Vec<Seat> {
+    pub(crate) fn close_maps(&self) -> Vec<MapHeader> {
         let file = &self.file;
         let mut table = file.maps.lock();
         let mut uncounted = Vec::new();
@@ -533,15 +534,15 @@ impl<M: Medium> Store<M> {
             let _ = catalogue.for_each(|item| {
                 let value = item.map_or(&[][..], |item| item.value);
                 let offset = value.try_into().map_or(0, u64::from_le_bytes);
-                uncounted.extend(Seat::described(&file.pool, offset));
+                uncounted.extend(MapHeader::described(&file.pool, offset));
                 true
             });
         }
         for map in table.catalogue.iter().chain(table.open.values()) {
-            map.set_life(Life::Closed);
+            map.set_state(MapState::Closed);
         }
-        uncounted.retain(|seat| {
-            let is_it = |map: &Arc<Map<M>>| map.seat.descriptor() == seat.descriptor();
+        uncounted.retain(|header| {
+            let is_it = |map: &Arc<Map<M>>| map.header.descriptor() == header.descriptor();
             !table.open.values().any(is_it)
         });
         uncounted
@@ -556,14 +557,14 @@ impl<M: Medium> Store<M> {
 }
 
 /// Everything that a map has.
-struct Belongings<'p, M: Medium> {
+struct OwnedBlocks<'p, M: Medium> {
     pool: &'p Pool<M>,
     tombstone: u64,
     blocks: Vec<u64>,
     whole: bool,
 }
 
-impl<M: Medium> Visitor for Belongings<'_, M> {
+impl<M: Medium> Visitor for OwnedBlocks<'_, M> {
     fn block(&mut self, offset: u64) {
         self.blocks.push(offset);
     }
@@ -585,7 +586,8 @@ impl<M: Medium> Visitor for Belongings<'_, M> {
 /// more; answers whether that was all. O(records), 8 bytes of memory each.
 fn free_everything<M: Medium>(pool: &Pool<M>, map: &Map<M>) -> bool {
     let tombstone = tombstone_of(pool.generation());
-    let mut all = Belongings { pool, tombstone, blocks: vec![map.seat.descriptor()], whole: true };
+    let mut all =
+        OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], whole: true };
     let visited = map.index.visit(&mut all);
     match map.saved.take(pool) {
         Some(blocks) => all.blocks.extend(blocks),

@@ -24,10 +24,10 @@ use evermap_pm::region::OnSuspect;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use crate::batch::BATCH_MAX;
-use crate::map::Seat;
-use crate::primary::Primary;
+use crate::index::PrimaryIndex;
+use crate::map::header::MapHeader;
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::{Owner, Record, tombstone_of};
-use crate::sealed::{Place, seal, unseal};
 use crate::{Error, Result};
 
 /// Root slot that names the intent of the batch that runs.
@@ -60,7 +60,7 @@ impl Entry {
         &self,
         key: BytesRef<'_>,
         pool: &Pool<M>,
-        index: &Primary<M>,
+        index: &PrimaryIndex<M>,
         guard: &Guard<'_>,
     ) -> Result<()> {
         if self.old == 0 {
@@ -127,7 +127,7 @@ impl<'p, M: Medium> Intent<'p, M> {
     pub(crate) fn declare(&mut self) {
         // From here on a panic must not free it.
         self.stands = true;
-        store_root(self.pool, seal(Place::Intent, self.offset));
+        store_root(self.pool, encode_checked(WordKind::Intent, self.offset));
     }
 
     /// The batch has happened, durably. Durable on return.
@@ -169,7 +169,7 @@ fn words_of(head: u64) -> usize {
 /// `Damaged` if the intent does not verify; with [`OnSuspect::Salvage`] it is dropped instead.
 pub(crate) fn resume<M: Medium>(
     pool: &Arc<Pool<M>>,
-    index: &Primary<M>,
+    index: &PrimaryIndex<M>,
     on_suspect: OnSuspect,
 ) -> Result<u64> {
     let m = pool.medium();
@@ -181,7 +181,7 @@ pub(crate) fn resume<M: Medium>(
     match read(m, word) {
         None if on_suspect == OnSuspect::Salvage => damaged = 1,
         None => {
-            let at = unseal(Place::Intent, word).unwrap_or(m.offset_of(pool.root(ROOT)));
+            let at = decode_checked(WordKind::Intent, word).unwrap_or(m.offset_of(pool.root(ROOT)));
             let advice =
                 "the intent of a batch cannot be read; on_suspect = salvage goes on without it";
             return Err(evermap_pm::Error::damaged(at, advice).into());
@@ -217,17 +217,17 @@ pub(crate) fn resume<M: Medium>(
 fn index_of<'i, M: Medium>(
     map: u64,
     pool: &Arc<Pool<M>>,
-    default: &'i Primary<M>,
-    named: &'i mut HashMap<u64, Primary<M>>,
-) -> Result<&'i Primary<M>> {
+    default: &'i PrimaryIndex<M>,
+    named: &'i mut HashMap<u64, PrimaryIndex<M>>,
+) -> Result<&'i PrimaryIndex<M>> {
     if map == 0 {
         return Ok(default);
     }
     Ok(match named.entry(map) {
         Occupied(open) => open.into_mut(),
         Vacant(place) => {
-            let seat = Seat::at(pool, map)?;
-            place.insert(Primary::open(pool, seat.root(pool))?)
+            let header = MapHeader::at(pool, map)?;
+            place.insert(PrimaryIndex::open(pool, header.root(pool))?)
         }
     })
 }
@@ -235,7 +235,7 @@ fn index_of<'i, M: Medium>(
 fn resume_one<M: Medium>(
     entry: &Entry,
     pool: &Pool<M>,
-    index: &Primary<M>,
+    index: &PrimaryIndex<M>,
     guard: &Guard<'_>,
 ) -> Result<()> {
     let word = if entry.new == 0 { entry.old } else { entry.new };
@@ -259,7 +259,7 @@ fn resume_one<M: Medium>(
 
 /// What the root slot names; nothing if it does not verify.
 fn read<M: Medium>(m: &M, root: u64) -> Option<Vec<Entry>> {
-    let offset = unseal(Place::Intent, root)?;
+    let offset = decode_checked(WordKind::Intent, root)?;
     let head = m.slice::<PmU64>(offset, HEAD as u64)?;
     let (head, check) = (m.load(&head[0]), m.load(&head[1]));
     let count = head & !NAMES_MAPS;

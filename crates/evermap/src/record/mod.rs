@@ -2,22 +2,27 @@
 //!
 //! The layout is drawn in [`evermap_index::record`]. What the store adds:
 //!
-//! * `control` is a [sealed](crate::sealed) word; its low 32 bits are the expiry in seconds since 1970 (0:
+//! * `control` is a [sealed](crate::record::checked_word) word; its low 32 bits are the expiry in seconds since 1970 (0:
 //!   never). It is changed by a single store under the key's lock. After the index has stopped naming the record,
 //!   durably, the word becomes a [tombstone](tombstone_of): bit 32 is set, and the low 32 bits are the number of the
 //!   opening that unbound the record. So damage to an index that leads to the record again does not bring it back.
 //!   The other bits are reserved;
-//! * `stamp` is the CAS id;
-//! * the high 16 bits of the index word repeat the low 16 bits of the stamp. A word and a record of
+//! * `cas` is the CAS id;
+//! * the high 16 bits of the index word repeat the low 16 bits of the cas. A word and a record of
 //!   different ages (a page that went back in time) seldom agree;
 //! * the checksum begins with the [owner](Owner), so that a record verifies in its own map only.
+
+pub(crate) mod cas;
+pub(crate) mod checked_word;
+pub(crate) mod flush_mark;
+pub(crate) mod size_hint;
 
 use std::cell::Cell;
 
 use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths};
 use evermap_pm::{Medium, PmU64, Pool};
 
-use crate::sealed::{Place, seal, unseal};
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::{Error, Item, Meta, Result};
 
 /// Longest value, bytes: 1 GiB. A large value takes neighbouring units of the file for itself.
@@ -33,13 +38,13 @@ pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
     HEADER + ((key + value) as u64).next_multiple_of(8)
 }
 
-fn word_of(offset: u64, stamp: u64) -> u64 {
-    offset | stamp << TAG_SHIFT
+fn word_of(offset: u64, cas: u64) -> u64 {
+    offset | cas << TAG_SHIFT
 }
 
 /// A control word.
 pub(crate) fn control_of(expires_at: u32) -> u64 {
-    seal(Place::Control, u64::from(expires_at))
+    encode_checked(WordKind::Control, u64::from(expires_at))
 }
 
 /// In a control word: the record is not bound to its key any more, or never was.
@@ -48,7 +53,7 @@ const UNBOUND: u64 = 1 << 32;
 /// The control word of a record that stopped being bound, or turned out not to be needed, in the opening with this
 /// generation.
 pub(crate) fn tombstone_of(generation: u64) -> u64 {
-    seal(Place::Control, UNBOUND | opening_of(generation))
+    encode_checked(WordKind::Control, UNBOUND | opening_of(generation))
 }
 
 /// What a tombstone keeps of a generation. Two openings of one file that have it in common are four thousand million
@@ -70,9 +75,9 @@ impl Owner {
 }
 
 /// CRC32C of the owner and the header fields that it covers, to be continued with key and value.
-fn check_begin(owner: Owner, stamp: u64, flags: u32, lengths: u64) -> u32 {
+fn check_begin(owner: Owner, cas: u64, flags: u32, lengths: u64) -> u32 {
     let mut bytes = [0; 20];
-    bytes[..8].copy_from_slice(&stamp.to_le_bytes());
+    bytes[..8].copy_from_slice(&cas.to_le_bytes());
     bytes[8..12].copy_from_slice(&flags.to_le_bytes());
     bytes[12..].copy_from_slice(&lengths.to_le_bytes());
     crc32c::crc32c_append(owner.0, &bytes)
@@ -86,7 +91,7 @@ pub(crate) struct Draft<'d, M: Medium> {
     key: &'d [u8],
     value: &'d [u8],
     flags: u32,
-    stamp: Cell<u64>,
+    cas: Cell<u64>,
     control: Cell<u64>,
     published: Cell<bool>,
 }
@@ -102,10 +107,10 @@ impl<'d, M: Medium> Draft<'d, M> {
         key: &'d [u8],
         value: &'d [u8],
         meta: Meta,
-        stamp: u64,
+        cas: u64,
     ) -> Result<Self> {
         let control = control_of(meta.expires_at);
-        let draft = Self::reserve(pool, owner, key, value, meta.flags, control, stamp)?;
+        let draft = Self::reserve(pool, owner, key, value, meta.flags, control, cas)?;
         draft.persist();
         Ok(draft)
     }
@@ -121,7 +126,7 @@ impl<'d, M: Medium> Draft<'d, M> {
         value: &'d [u8],
         flags: u32,
         control: u64,
-        stamp: u64,
+        cas: u64,
     ) -> Result<Self> {
         let offset = pool.allocate(record_bytes(key.len(), value.len()))?;
         Ok(Draft {
@@ -131,7 +136,7 @@ impl<'d, M: Medium> Draft<'d, M> {
             key,
             value,
             flags,
-            stamp: Cell::new(stamp),
+            cas: Cell::new(cas),
             control: Cell::new(control),
             published: Cell::new(false),
         })
@@ -154,8 +159,8 @@ impl<'d, M: Medium> Draft<'d, M> {
     }
 
     /// Gives it another CAS id, durably.
-    pub(crate) fn restamp(&self, stamp: u64) {
-        self.stamp.set(stamp);
+    pub(crate) fn set_cas(&self, cas: u64) {
+        self.cas.set(cas);
         self.write_header();
         self.pool.medium().persist(&self.cells(0)[..HEADER as usize / 8]);
     }
@@ -181,19 +186,19 @@ impl<'d, M: Medium> Draft<'d, M> {
         // Mostly it does not, and needs no more than a comparison.
         match self.control.get() {
             control if control == control_of(0) => None,
-            control => {
-                unseal(Place::Control, control).map(|value| value as u32).filter(|&at| at != 0)
-            }
+            control => decode_checked(WordKind::Control, control)
+                .map(|value| value as u32)
+                .filter(|&at| at != 0),
         }
     }
 
-    pub(crate) fn stamp(&self) -> u64 {
-        self.stamp.get()
+    pub(crate) fn cas(&self) -> u64 {
+        self.cas.get()
     }
 
     /// What the index is to bind the key to.
     pub(crate) fn word(&self) -> u64 {
-        word_of(self.offset, self.stamp())
+        word_of(self.offset, self.cas())
     }
 
     /// Bytes of the block that it occupies.
@@ -213,11 +218,11 @@ impl<'d, M: Medium> Draft<'d, M> {
 
     fn write_header(&self) {
         let lengths = self.key.len() as u64 | (self.value.len() as u64) << 32;
-        let check = check_begin(self.owner, self.stamp(), self.flags, lengths);
+        let check = check_begin(self.owner, self.cas(), self.flags, lengths);
         let check = crc32c::crc32c_append(crc32c::crc32c_append(check, self.key), self.value);
         let words = [
             self.control.get(),
-            self.stamp(),
+            self.cas(),
             u64::from(check) | u64::from(self.flags) << 32,
             lengths,
         ];
@@ -267,7 +272,7 @@ pub(crate) struct Record<'m, M: Medium> {
     /// Key and value.
     cells: &'m [PmU64],
     word: u64,
-    stamp: u64,
+    cas: u64,
     key_len: usize,
     value_len: usize,
 }
@@ -286,8 +291,8 @@ impl<'m, M: Medium> Record<'m, M> {
     pub(crate) fn at(medium: &'m M, word: u64) -> Result<Self, &'static str> {
         let offset = word & OFFSET_MASK;
         let header = medium.at::<Header>(offset).ok_or("it lies outside the file")?;
-        let stamp = medium.load_relaxed(&header.stamp);
-        if stamp << TAG_SHIFT != word & !OFFSET_MASK {
+        let cas = medium.load_relaxed(&header.stamp);
+        if cas << TAG_SHIFT != word & !OFFSET_MASK {
             return Err("index and record are of different ages");
         }
         let (key_len, value_len) = lengths(medium.load_relaxed(&header.lengths));
@@ -298,7 +303,7 @@ impl<'m, M: Medium> Record<'m, M> {
             .slice(offset + HEADER, (key_len + value_len).div_ceil(8))
             .ok_or("it ends outside the file")?;
         let (key_len, value_len) = (key_len as usize, value_len as usize);
-        Ok(Record { medium, header, cells, word, stamp, key_len, value_len })
+        Ok(Record { medium, header, cells, word, cas, key_len, value_len })
     }
 
     pub(crate) fn offset(&self) -> u64 {
@@ -309,8 +314,8 @@ impl<'m, M: Medium> Record<'m, M> {
         self.word
     }
 
-    pub(crate) fn stamp(&self) -> u64 {
-        self.stamp
+    pub(crate) fn cas(&self) -> u64 {
+        self.cas
     }
 
     pub(crate) fn value_len(&self) -> usize {
@@ -330,7 +335,8 @@ impl<'m, M: Medium> Record<'m, M> {
     /// When it expires; `None` if it is not bound any more, or its control word is damaged.
     #[inline]
     pub(crate) fn expires_at(&self) -> Option<u32> {
-        unseal(Place::Control, self.control()).and_then(|value| u32::try_from(value).ok())
+        decode_checked(WordKind::Control, self.control())
+            .and_then(|value| u32::try_from(value).ok())
     }
 
     /// Whether it has a tombstone, or a control word that is damaged in such a way that it could be one.
@@ -347,7 +353,7 @@ impl<'m, M: Medium> Record<'m, M> {
 
     /// Why [`expires_at`](Record::expires_at) returns `None`.
     pub(crate) fn why_unreadable(&self) -> &'static str {
-        match unseal(Place::Control, self.control()) {
+        match decode_checked(WordKind::Control, self.control()) {
             Some(value) if value & UNBOUND != 0 => REMOVED,
             _ => "its expiry is unreadable",
         }
@@ -379,7 +385,7 @@ impl<'m, M: Medium> Record<'m, M> {
 
     fn check_begin(&self, owner: Owner) -> u32 {
         let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
-        check_begin(owner, self.stamp, self.flags(), lengths)
+        check_begin(owner, self.cas, self.flags(), lengths)
     }
 
     fn check_is(&self, found: u32) -> bool {
@@ -456,7 +462,7 @@ impl<'m, M: Medium> Record<'m, M> {
 
     /// An item around copies of key and value.
     pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], expires_at: u32) -> Item<'a> {
-        Item { key, value, flags: self.flags(), cas: self.stamp, expires_at }
+        Item { key, value, flags: self.flags(), cas: self.cas, expires_at }
     }
 
     /// The error that says that this record is damaged.
@@ -500,7 +506,7 @@ mod tests {
                 record.append_value(&mut value_copy).unwrap();
                 assert_eq!((&*key_copy, &value_copy[6..]), (key, value));
                 assert!(record.verify(OWNER) && record.verifies(OWNER, key, value));
-                assert_eq!((record.flags(), record.stamp()), (0xdead_beef, 0x1_2345));
+                assert_eq!((record.flags(), record.cas()), (0xdead_beef, 0x1_2345));
                 assert_eq!(record.expires_at(), Some(77));
                 assert!(evermap_index::record::key_equals(pool.medium(), draft.word(), key));
                 // SAFETY: nobody writes this pool.

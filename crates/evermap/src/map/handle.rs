@@ -14,19 +14,19 @@ use evermap_pm::medium::Mapped;
 use evermap_pm::region::{Identity, Opened, Region, RegionConfig};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
-use crate::census::Count;
-use crate::claims::Claims;
+use crate::batch::intent;
+use crate::batch::reservations::KeyReservations;
 use crate::clock::Time;
-use crate::error::pm;
+use crate::error::storage;
 use crate::file::{File, Origin};
-use crate::intent;
-use crate::map::{Life, Map, Seat, Setting};
-use crate::maps::Maps;
-use crate::ordered::{News, clear_saved};
-use crate::primary::Primary;
+use crate::index::PrimaryIndex;
+use crate::maintenance::Maintenance;
+use crate::maintenance::census::Count;
+use crate::map::catalog::Maps;
+use crate::map::header::{Map, MapHeader, MapState, OpenContext};
+use crate::ordered::{KeyEvent, clear_saved};
+use crate::record::cas::CasCounter;
 use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes, tombstone_of};
-use crate::stamps::Stamps;
-use crate::upkeep::Upkeep;
 use crate::{Error, IndexKind, Meta, Options, Result};
 
 /// Smallest capacity of a new store: below it, there is no room for records beside the index.
@@ -53,7 +53,7 @@ const FOR_SPACE: u64 = 4096;
 ///
 /// Programs use it through [`Evermap`](crate::Evermap), which opens a file and keeps it in order in the
 /// background. A bare `Store` runs on any [`Medium`], for instance on a simulator that crashes it, and
-/// leaves the upkeep to its caller: [`recover`](Store::recover), [`purge`](Store::purge).
+/// leaves the maintenance to its caller: [`recover`](Store::recover), [`purge`](Store::purge).
 ///
 /// # Errors
 ///
@@ -61,13 +61,13 @@ const FOR_SPACE: u64 = 4096;
 /// * [`Error::KeyTooLong`];
 /// * [`Error::Damaged`] where the record of the key does not verify: other keys are not affected;
 /// * [`Error::Closed`] after [`close`](Store::close), and [`Error::Dropped`] after [`drop_map`](Store::drop_map);
-/// * [`Error::Pm`] with `Poisoned` after a thread panicked in the middle of a change, or `Damaged` where
+/// * [`Error::Storage`] with `Poisoned` after a thread panicked in the middle of a change, or `Damaged` where
 ///   the index is damaged. Mutations can return the latter although they have made their change, where the damage was met
 ///   afterwards.
 ///
 /// Mutations can also answer [`Error::ValueTooLong`]; [`Error::Full`], [`Error::HeldUp`] or
-/// [`Error::Pm`] with `NoSpace`, and nothing has changed then; [`Error::BeingModified`] inside
-/// [`modify`](Store::modify); and [`Error::Pm`] with `Forked` in a forked child.
+/// [`Error::Storage`] with `NoSpace`, and nothing has changed then; [`Error::BeingModified`] inside
+/// [`modify`](Store::modify); and [`Error::Storage`] with `Forked` in a forked child.
 ///
 /// A file has a default map, which is what [`open`](Store::open) answers, and any number of [named](Store::map) ones. A
 /// `Store` is a handle of one of them, to be cloned and shared. What concerns the file as a whole can be done
@@ -102,7 +102,7 @@ impl<M: Medium> Store<M> {
     /// space from before is not reused until then.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Pm`] with `NotAStore`, `NewerFormat`, `Damaged`, `Suspect`, `Config` or
+    /// [`Error::NotFound`]; [`Error::Storage`] with `NotAStore`, `NewerFormat`, `Damaged`, `Suspect`, `Config` or
     /// `NoSpace`.
     pub fn open(medium: M, identity: Identity, options: &Options) -> Result<Self> {
         if !Region::is_blank(&medium) {
@@ -118,7 +118,7 @@ impl<M: Medium> Store<M> {
     /// Makes an empty store in `medium`, whatever was there before.
     ///
     /// # Errors
-    /// [`Error::Pm`] with `Config` or `NoSpace`.
+    /// [`Error::Storage`] with `Config` or `NoSpace`.
     pub fn create(medium: M, identity: Identity, options: &Options) -> Result<Self> {
         let least = least_capacity(options.index);
         if options.capacity < least {
@@ -126,7 +126,7 @@ impl<M: Medium> Store<M> {
                 "a store with the index {} needs a capacity of at least {least} bytes, not {}",
                 options.index, options.capacity
             );
-            return Err(pm(ErrorKind::Config(text)));
+            return Err(storage(ErrorKind::Config(text)));
         }
         let config = RegionConfig {
             extent_size: options.extent_size,
@@ -138,38 +138,38 @@ impl<M: Medium> Store<M> {
 
     /// `opened` is nothing for a new pool.
     fn assemble(pool: Arc<Pool<M>>, opened: Option<Opened>, options: &Options) -> Result<Self> {
-        let (region, seat) = (pool.region(), Seat::of_default(&pool));
-        let root = seat.root(&pool);
+        let (region, header) = (pool.region(), MapHeader::of_default(&pool));
+        let root = header.root(&pool);
         let is_new = pool.medium().load(root) == 0;
         let index = if is_new {
             // Either a new region, or its creation was interrupted before the root was stored: everything
             // that the root is to vouch for is written first.
             // A page of zeros has no root either. But whoever interrupted the creation was opener 1.
             let is_zeroed = opened.is_some() && region.generation() < 2;
-            if !Stamps::is_unused(region) || is_zeroed {
+            if !CasCounter::is_unused(region) || is_zeroed {
                 let at = pool.medium().offset_of(root);
                 return Err(evermap_pm::Error::damaged(at, "the root of the index is lost").into());
             }
-            Stamps::create(region);
-            seat.create_flush(region);
-            Primary::create(options.index, false, &pool, root)?
+            CasCounter::create(region);
+            header.create_flush(region);
+            PrimaryIndex::create(options.index, false, &pool, root)?
         } else {
-            Primary::open(&pool, root)?
+            PrimaryIndex::open(&pool, root)?
         };
-        let stamps = Stamps::open(region, options.on_suspect)?;
+        let cas_counter = CasCounter::open(region, options.on_suspect)?;
         pool.epoch().bound(options.reader_backlog);
         // Before anything else is done to any index, and before the sweep asks what they name.
         let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
         let clean = opened.is_none_or(|opened| opened.clean);
         let suspect = opened.is_some_and(|opened| opened.suspect);
-        let setting = Setting { pool: &pool, stamps: &stamps, options, clean };
-        let map = Arc::new(setting.assemble(seat, index, None, is_new)?);
+        let open_context = OpenContext { pool: &pool, cas_counter: &cas_counter, options, clean };
+        let map = Arc::new(open_context.assemble(header, index, None, is_new)?);
         map.damage_met.store(damage_met, Relaxed);
         map.max_bytes.store(options.max_bytes, Relaxed);
         let file = File {
-            upkeep: Upkeep::new(!pool.is_swept() || map.counters.is_counting(), is_new),
-            stamps,
-            claims: Claims::new(),
+            maintenance: Maintenance::new(!pool.is_swept() || map.counters.is_counting(), is_new),
+            cas_counter,
+            reservations: KeyReservations::new(),
             clock: Time::new(options.clock.clone()),
             verify: options.verify_reads || suspect,
             tombstone: tombstone_of(pool.generation()),
@@ -195,7 +195,7 @@ impl<M: Medium> Store<M> {
     /// [dropped](Store::drop_map) maps had and the background has not freed yet is freed first.
     ///
     /// # Errors
-    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Pm`] with `Io` where the system
+    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Storage`] with `Io` where the system
     /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean stop.
     pub fn close(&self) -> Result<()> {
         let file = &self.file;
@@ -205,33 +205,33 @@ impl<M: Medium> Store<M> {
         if file.closed.swap(true, SeqCst) {
             return Ok(());
         }
-        file.default.set_life(Life::Closed);
+        file.default.set_state(MapState::Closed);
         file.pool.region().ensure_writable()?;
-        file.upkeep.stop();
-        let _sweeping = file.upkeep.sweeping();
+        file.maintenance.stop();
+        let _sweeping = file.maintenance.sweeping();
         let uncounted = self.close_maps();
         fence(SeqCst);
         file.pool.epoch().synchronize();
         // What dropped maps had, and nobody has freed yet: saved as taken, it would be so for ever. Where the next opening
         // sweeps, it finds out.
         if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
-            self.free_graves();
+            self.reclaim_pending_drops();
         }
-        file.stamps.close(file.pool.region());
+        file.cas_counter.close(file.pool.region());
         for store in self.open_maps() {
             store.save_order();
             store.map.save_totals(&file.pool);
         }
-        for seat in uncounted {
-            seat.write_totals(&file.pool, None);
-            clear_saved(&file.pool, seat.saved(&file.pool));
+        for header in uncounted {
+            header.write_totals(&file.pool, None);
+            clear_saved(&file.pool, header.saved(&file.pool));
         }
         Ok(file.pool.close()?)
     }
 
     /// How many records are stored: exact whenever no mutation is running, unless the store was opened after
     /// an unclean stop and has not been swept yet. Counts records that expired or were flushed until the
-    /// background upkeep has removed them. O(1).
+    /// background maintenance has removed them. O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
@@ -276,7 +276,7 @@ impl<M: Medium> Store<M> {
         if !map.is_open() {
             return Err(map.refusal());
         }
-        if map.flush.flush_if_due(file.pool.region(), &file.stamps, &file.clock) {
+        if map.flush.flush_if_due(file.pool.region(), &file.cas_counter, &file.clock) {
             self.has_flushed();
         }
         Ok(guard)
@@ -285,7 +285,7 @@ impl<M: Medium> Store<M> {
     /// A flush has left something to remove.
     pub(crate) fn has_flushed(&self) {
         self.map.expiries.owe_walk();
-        self.file.upkeep.want_purge();
+        self.file.maintenance.want_purge();
     }
 
     /// Begins a mutation.
@@ -320,9 +320,9 @@ impl<M: Medium> Store<M> {
         control: u64,
     ) -> Result<Draft<'d, M>> {
         ensure_length(value)?;
-        let stamp = self.file.stamps.take(self.file.pool.region())?;
-        let (pool, owner) = (&self.file.pool, self.map.seat.owner());
-        Draft::reserve(pool, owner, key.bytes, value, meta.flags, control, stamp)
+        let cas = self.file.cas_counter.take(self.file.pool.region())?;
+        let (pool, owner) = (&self.file.pool, self.map.header.owner());
+        Draft::reserve(pool, owner, key.bytes, value, meta.flags, control, cas)
     }
 
     /// Tries again where space was short but some can be had: what dead records take, or saved keys, or waits for readers to
@@ -330,8 +330,7 @@ impl<M: Medium> Store<M> {
     ///
     /// `attempt` must not hold a guard when it returns.
     pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
-        let is_short =
-            |answer: &Result<R>| matches!(answer, Err(Error::Pm(error)) if error.is_no_space());
+        let is_short = |answer: &Result<R>| matches!(answer, Err(Error::Storage(error)) if error.is_no_space());
         let mut answer = attempt();
         while let Err(Error::Full { needed, .. }) = answer {
             let made = self.open_maps().iter().any(|store| store.make_room(needed));
@@ -346,7 +345,7 @@ impl<M: Medium> Store<M> {
             // Keys that were saved for opening have no claim to space that records need.
             self.open_maps().iter().for_each(Self::forget_saved);
             self.remove_some_dead();
-            if self.file.upkeep.wait_for_space() && self.is_walk_due() {
+            if self.file.maintenance.wait_for_space() && self.is_walk_due() {
                 self.walk_for_space(|| !self.is_walk_due());
             }
             drained = self.drain();
@@ -381,8 +380,8 @@ impl<M: Medium> Store<M> {
         }
         // A failure to remove leaves things as they are.
         let _ = self.remove_expired(FOR_ROOM);
-        let (upkeep, expiries) = (&self.file.upkeep, &self.map.expiries);
-        let is_counted = has_room() || self.bytes().exact || upkeep.wait_for_space();
+        let (maintenance, expiries) = (&self.file.maintenance, &self.map.expiries);
+        let is_counted = has_room() || self.bytes().exact || maintenance.wait_for_space();
         if !has_room() && is_counted && expiries.is_walk_due() {
             self.walk_for_space(|| has_room() || !expiries.is_walk_due());
         }
@@ -397,11 +396,11 @@ impl<M: Medium> Store<M> {
 
     /// Waits until a walk in the background has found `enough` dead records, or walks if nobody else does.
     fn walk_for_space(&self, enough: impl Fn() -> bool) {
-        if self.file.upkeep.wait_for_walk(enough) {
+        if self.file.maintenance.wait_for_walk(enough) {
             return;
         }
         // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
-        if let Some(sweeping) = self.file.upkeep.try_sweeping() {
+        if let Some(sweeping) = self.file.maintenance.try_sweeping() {
             let _ = self.walk_maps(&sweeping);
         }
     }
@@ -418,7 +417,7 @@ impl<M: Medium> Store<M> {
     /// Whether a record is flushed or expired; `None` if its control word is damaged or a tombstone.
     #[inline]
     pub(crate) fn is_dead(&self, record: &Record<'_, M>, mark: u64) -> Option<bool> {
-        if record.stamp() < mark {
+        if record.cas() < mark {
             return Some(true);
         }
         let expires_at = record.expires_at()?;
@@ -450,12 +449,12 @@ impl<M: Medium> Store<M> {
             let since = self.unbindings(key);
             let (mut born_flushed, mut claimed, mut flushing) = (false, false, false);
             // Whether a record was there that nobody can see.
-            let mut buried = false;
+            let mut was_hidden = false;
             // What `decide` has said is done, even if tidying up afterwards fails.
             let mut decided = None;
             let mut decide_once = |word: Option<u64>| {
                 // Whoever has the turn need not ask: no batch runs.
-                claimed = turn.is_none() && self.file.claims.covers(key.hash);
+                claimed = turn.is_none() && self.file.reservations.is_reserved(key.hash);
                 if claimed {
                     return Action::Keep;
                 }
@@ -464,10 +463,10 @@ impl<M: Medium> Store<M> {
                     return Action::Keep;
                 };
                 let live = word.and_then(|word| self.live(word, mark));
-                buried = word.is_some() && live.is_none();
+                was_hidden = word.is_some() && live.is_none();
                 let action = match (decide(live), draft) {
                     (Verdict::Publish | Verdict::PublishWith(_), Some(draft))
-                        if draft.stamp() < mark =>
+                        if draft.cas() < mark =>
                     {
                         // A flush came between the draft and now. What we replace may be absent because of
                         // it, so we come after it, and must not be flushed ourselves.
@@ -494,9 +493,9 @@ impl<M: Medium> Store<M> {
                 decided = Some(change_of(word, action));
                 action
             });
-            let (change, failed) = settled(self.planted(done), decided)?;
+            let (change, failed) = settled(self.injected_failure(done), decided)?;
             if claimed {
-                turn = Some(self.file.claims.turn());
+                turn = Some(self.file.reservations.permit());
                 continue;
             }
             if flushing {
@@ -504,13 +503,13 @@ impl<M: Medium> Store<M> {
                 continue;
             }
             if let (true, Some(draft)) = (born_flushed, draft) {
-                draft.restamp(self.file.stamps.take(self.file.pool.region())?);
+                draft.set_cas(self.file.cas_counter.take(self.file.pool.region())?);
                 continue;
             }
             if change.changed() {
                 self.account(key, change.old, draft.filter(|_| change.new.is_some()), guard);
-                if let Some(news) = News::of(change.old, change.new, buried, since) {
-                    self.notice(key, news, guard);
+                if let Some(event) = KeyEvent::of(change.old, change.new, was_hidden, since) {
+                    self.notice(key, event, guard);
                 }
             }
             return failed.map_or(Ok(change), |error| Err(error.into()));
@@ -519,9 +518,9 @@ impl<M: Medium> Store<M> {
 
     /// In tests, an error after the change was made instead of what the index answers.
     #[inline(always)]
-    fn planted(&self, done: evermap_pm::Result<Change>) -> evermap_pm::Result<Change> {
+    fn injected_failure(&self, done: evermap_pm::Result<Change>) -> evermap_pm::Result<Change> {
         if self.file.pool.medium().mutant("ST-1") && done.as_ref().is_ok_and(Change::changed) {
-            return Err(evermap_pm::Error::damaged(0, "planted"));
+            return Err(evermap_pm::Error::damaged(0, "injected_failure"));
         }
         done
     }
@@ -549,7 +548,7 @@ impl<M: Medium> Store<M> {
         if let Some(draft) = new {
             records += 1;
             bytes += draft.block_bytes() as i64;
-            self.map.usual.written(draft.stamp(), draft.block_bytes());
+            self.map.size_hint.written(draft.cas(), draft.block_bytes());
         }
         if self.map.counters.change(records, bytes) {
             self.map.set_bound(&self.file.pool);
@@ -570,7 +569,7 @@ impl<M: Medium> Store<M> {
         }
         record.set_tombstone(self.file.tombstone);
         let (offset, bytes) = (record.offset(), self.file.pool.block_size(record.bytes()));
-        if self.map.counters.is_counting() && record.stamp() < self.file.stamps.first() {
+        if self.map.counters.is_counting() && record.cas() < self.file.cas_counter.first() {
             self.map.counters.departed(offset, bytes);
         }
         self.file.pool.retire(offset, bytes, guard);

@@ -14,13 +14,13 @@ const SHORT: u64 = 2 * LINE;
 
 /// Bytes of a record that was noted lately; 0 as long as none was.
 #[derive(Default)]
-pub(crate) struct Usual(AtomicU32);
+pub(crate) struct RecordSizeHint(AtomicU32);
 
-impl Usual {
-    /// A record of so many bytes was written; `stamp` is its CAS id.
+impl RecordSizeHint {
+    /// A record of so many bytes was written; `cas` is its CAS id.
     #[inline]
-    pub(crate) fn written(&self, stamp: u64, bytes: u64) {
-        if stamp.is_multiple_of(ONE_IN) {
+    pub(crate) fn written(&self, cas: u64, bytes: u64) {
+        if cas.is_multiple_of(ONE_IN) {
             self.note(bytes);
         }
     }
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn what_was_noted_last_is_usual() {
-        let usual = Usual::default();
+        let usual = RecordSizeHint::default();
         assert_eq!((usual.bytes(), usual.long()), (64, None));
         usual.read(300);
         usual.read(200);

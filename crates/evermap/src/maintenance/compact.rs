@@ -10,10 +10,10 @@ use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::heap::Evacuation;
 
-use crate::read::Walk;
+use crate::maintenance::SweepState;
+use crate::map::handle::Verdict;
+use crate::ops::read::Walk;
 use crate::record::{Draft, Record};
-use crate::store::Verdict;
-use crate::upkeep::SweepState;
 use crate::{Error, Meta, Result, Store};
 
 /// Compaction begins where it can free one byte in this many of extents, and at least a few units.
@@ -39,12 +39,13 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`], [`Error::GuardHeld`], and [`Error::Pm`] with `Poisoned` or `Forked`.
+    /// [`Error::Closed`], [`Error::GuardHeld`], and [`Error::Storage`] with `Poisoned` or `Forked`.
     pub fn compact(&self) -> Result<u64> {
         self.ensure_no_guard("compact")?;
         let moved = self.compact_if_worthwhile()?;
         // What is free since readers have ended, or since records have moved. Not while somebody closes the store.
-        if let Some(_sweeping) = self.file.upkeep.try_sweeping().filter(|_| !self.is_closed()) {
+        if let Some(_sweeping) = self.file.maintenance.try_sweeping().filter(|_| !self.is_closed())
+        {
             self.file.pool.trim();
         }
         Ok(moved)
@@ -68,8 +69,11 @@ impl<M: Medium> Store<M> {
     pub(crate) fn move_together(&self, least: u64, patience: Duration) -> Result<u64> {
         self.file.pool.region().ensure_writable()?;
         // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
-        let Some(_sweeping) = self.file.upkeep.try_sweeping() else { return Ok(0) };
-        if !matches!(self.file.upkeep.sweep_state(), SweepState::NotNeeded | SweepState::Done(_)) {
+        let Some(_sweeping) = self.file.maintenance.try_sweeping() else { return Ok(0) };
+        if !matches!(
+            self.file.maintenance.sweep_state(),
+            SweepState::NotNeeded | SweepState::Done(_)
+        ) {
             return Ok(0);
         }
         let Some(evacuation) = self.file.pool.evacuation(least) else { return Ok(0) };
@@ -82,18 +86,18 @@ impl<M: Medium> Store<M> {
                 Err(error) => return Err(error),
             }
         }
-        self.see_off(&evacuation, patience);
+        self.wait_for_reclamation(&evacuation, patience);
         Ok(moved)
     }
 
     /// Waits until the old copies of what has moved are free. Nothing may be allocated beside them before, or the
     /// extents would never be empty.
-    fn see_off(&self, evacuation: &Evacuation<'_, M>, patience: Duration) {
+    fn wait_for_reclamation(&self, evacuation: &Evacuation<'_, M>, patience: Duration) {
         let (epoch, began) = (self.file.pool.epoch(), Instant::now());
         let settled = epoch.stats().epoch + GRACE;
         loop {
             epoch.drain_within(Duration::ZERO);
-            let late = began.elapsed() >= patience || self.file.upkeep.is_stopping();
+            let late = began.elapsed() >= patience || self.file.maintenance.is_stopping();
             if evacuation.remaining() == 0 || epoch.stats().epoch >= settled || late {
                 return;
             }
@@ -122,11 +126,11 @@ impl<M: Medium> Mover<'_, M> {
                 match self.shift(word, &guard) {
                     Ok(moved) => self.moved += u64::from(moved),
                     // Somebody else needed the room: what has moved so far is as good.
-                    Err(Error::Pm(error)) if error.is_no_space() => return Ok(()),
+                    Err(Error::Storage(error)) if error.is_no_space() => return Ok(()),
                     Err(error) => return Err(error),
                 }
             }
-            if self.store.file.upkeep.is_stopping() {
+            if self.store.file.maintenance.is_stopping() {
                 break;
             }
         }
@@ -137,7 +141,7 @@ impl<M: Medium> Mover<'_, M> {
     /// make its damage look sound.
     fn shift(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
         let (store, key, value) = (self.store, &mut self.key, &mut self.value);
-        let owner = store.map.seat.owner();
+        let owner = store.map.header.owner();
         let Ok(record) = Record::at(store.file.pool.medium(), word) else { return Ok(false) };
         key.clear();
         value.clear();
@@ -147,7 +151,7 @@ impl<M: Medium> Mover<'_, M> {
             return Ok(false);
         }
         let meta = Meta { flags: record.flags(), expires_at: record.expires_at().unwrap_or(0) };
-        let draft = Draft::new(&store.file.pool, owner, key, value, meta, record.stamp())?;
+        let draft = Draft::new(&store.file.pool, owner, key, value, meta, record.cas())?;
         let change = store.commit(
             store.key(key)?,
             MutateMode::ExistingOnly,

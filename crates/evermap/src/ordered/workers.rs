@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use evermap_pm::Medium;
 use evermap_pm::sync::Mutex;
 
-use super::Notices;
+use super::OrderedUpdates;
 use super::build::cores;
 use crate::Store;
 
@@ -51,7 +51,7 @@ fn backends(threads: usize, costs: Costs) -> usize {
 }
 
 /// The threads in the background, and what they have done in this window.
-pub(crate) struct Crew {
+pub(crate) struct WorkerPool {
     cores: usize,
     /// Whether there are such threads.
     present: AtomicBool,
@@ -64,9 +64,9 @@ pub(crate) struct Crew {
     asleep: AtomicBool,
 }
 
-impl Crew {
+impl WorkerPool {
     pub(super) fn new() -> Self {
-        Crew {
+        WorkerPool {
             cores: cores().max(2),
             present: AtomicBool::new(false),
             working: AtomicUsize::new(1),
@@ -139,23 +139,25 @@ impl<M: Medium> Store<M> {
     /// How many threads shall [work on notices](Self::work_on_notices), if any. From now on they are relied on.
     pub(crate) fn recruit(&self) -> usize {
         match &self.map.ordered {
-            Some(ordered) if ordered.notices == Notices::InBackground => {
-                ordered.crew.present.store(true, Relaxed);
-                ordered.crew.size()
+            Some(ordered) if ordered.updates == OrderedUpdates::Background => {
+                ordered.workers.present.store(true, Relaxed);
+                ordered.workers.size()
             }
             _ => 0,
         }
     }
 
-    /// What one thread of the crew does until the store is closed.
+    /// What one thread of the workers does until the store is closed.
     pub(crate) fn work_on_notices(&self, number: usize) {
-        let Some(crew) = self.map.ordered.as_ref().map(|ordered| &ordered.crew) else { return };
+        let Some(workers) = self.map.ordered.as_ref().map(|ordered| &ordered.workers) else {
+            return;
+        };
         let (mut pause, mut window) = (PAUSES[0], Instant::now());
-        while !self.file.upkeep.is_stopping() {
-            let wanted = number < crew.working.load(Relaxed);
-            let worked = wanted && self.work_once(crew, number);
+        while !self.file.maintenance.is_stopping() {
+            let wanted = number < workers.working.load(Relaxed);
+            let worked = wanted && self.work_once(workers, number);
             if number == 0 && window.elapsed() >= WINDOW {
-                crew.think(window.elapsed());
+                workers.think(window.elapsed());
                 window = Instant::now();
             }
             match (worked, wanted && pause < PAUSES[1]) {
@@ -164,27 +166,29 @@ impl<M: Medium> Store<M> {
                     std::thread::park_timeout(pause);
                     pause *= 2;
                 }
-                (false, false) => crew.sleep(wanted),
+                (false, false) => workers.sleep(wanted),
             }
         }
-        crew.present.store(false, Relaxed);
+        workers.present.store(false, Relaxed);
     }
 
-    /// Works on what waits in this thread's lanes; answers whether there was anything.
-    fn work_once(&self, crew: &Crew, number: usize) -> bool {
+    /// Works on what waits in this thread's shards; answers whether there was anything.
+    fn work_once(&self, workers: &WorkerPool, number: usize) -> bool {
         let (Some(ordered), Ok(guard)) = (&self.map.ordered, self.enter()) else { return false };
         let Some(tree) = ordered.tree.get() else { return false };
         let (began, mut batches, mut notices) = (Instant::now(), 0, 0);
-        for lane in ordered.lanes.iter().skip(number).step_by(crew.working.load(Relaxed).max(1)) {
+        for shard in
+            ordered.shards.iter().skip(number).step_by(workers.working.load(Relaxed).max(1))
+        {
             // Whoever works on it already does as well.
-            let Some(_working) = lane.try_work() else { continue };
-            let before = lane.counts().0;
-            batches += u64::from(self.apply_next(ordered, tree, lane, &guard));
-            notices += lane.counts().0 - before;
+            let Some(_working) = shard.try_work() else { continue };
+            let before = shard.counts().0;
+            batches += u64::from(self.apply_next(ordered, tree, shard, &guard));
+            notices += shard.counts().0 - before;
         }
         if batches > 0 {
-            crew.busy_nanos.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
-            crew.notices.fetch_add(notices, Relaxed);
+            workers.busy_nanos.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+            workers.notices.fetch_add(notices, Relaxed);
         }
         batches > 0
     }
@@ -218,13 +222,13 @@ mod tests {
 
     #[test]
     fn a_crew_grows_where_notices_take_long() {
-        let crew = Crew { cores: 16, ..Crew::new() };
-        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. Notices take as long.
-        crew.busy_nanos.store(1_500_000_000, Relaxed);
-        crew.notices.store(10_000, Relaxed);
-        crew.think(WINDOW);
-        assert_eq!(crew.working.load(Relaxed), 8);
-        crew.think(WINDOW);
-        assert_eq!(crew.working.load(Relaxed), 8, "nothing was learned from nothing");
+        let workers = WorkerPool { cores: 16, ..WorkerPool::new() };
+        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. OrderedUpdates take as long.
+        workers.busy_nanos.store(1_500_000_000, Relaxed);
+        workers.notices.store(10_000, Relaxed);
+        workers.think(WINDOW);
+        assert_eq!(workers.working.load(Relaxed), 8);
+        workers.think(WINDOW);
+        assert_eq!(workers.working.load(Relaxed), 8, "nothing was learned from nothing");
     }
 }

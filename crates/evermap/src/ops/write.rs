@@ -5,8 +5,8 @@ use evermap_index::key::BytesRef;
 use evermap_index::record::HEAD;
 use evermap_pm::Medium;
 
+use crate::map::handle::Verdict;
 use crate::record::{Draft, Record};
-use crate::store::Verdict;
 use crate::{Edit, Item, Meta, Outcome, Result, Store};
 
 impl<M: Medium> Store<M> {
@@ -130,11 +130,11 @@ impl<M: Medium> Store<M> {
         let mut found = None;
         let mut stored = false;
         self.commit(key, mode, &guard, Some(&draft), &mut |live| {
-            found = live.map(|record| record.stamp());
+            found = live.map(|record| record.cas());
             stored = allowed(found);
             if stored { Verdict::Publish } else { Verdict::Keep }
         })?;
-        let cas = draft.stamp();
+        let cas = draft.cas();
         Ok(match (found, stored) {
             (None, true) => Outcome::Inserted { cas },
             (Some(_), true) => Outcome::Updated { cas },
@@ -190,12 +190,12 @@ impl<M: Medium> Store<M> {
         let guard = self.enter_writing()?;
         let mut outcome = Outcome::Absent;
         self.commit(key, MutateMode::ExistingOnly, &guard, None, &mut |live| match live {
-            Some(record) if allowed(record.stamp()) => {
+            Some(record) if allowed(record.cas()) => {
                 outcome = Outcome::Removed;
                 Verdict::Remove
             }
             Some(record) => {
-                outcome = Outcome::Kept { cas: record.stamp() };
+                outcome = Outcome::Kept { cas: record.cas() };
                 Verdict::Keep
             }
             None => Verdict::Keep,
@@ -368,8 +368,8 @@ impl<M: Medium> Store<M> {
         })?;
         Ok(done.then(|| match (cas, draft) {
             (_, None) => Outcome::Removed,
-            (None, Some(draft)) => Outcome::Inserted { cas: draft.stamp() },
-            (Some(_), Some(draft)) => Outcome::Updated { cas: draft.stamp() },
+            (None, Some(draft)) => Outcome::Inserted { cas: draft.cas() },
+            (Some(_), Some(draft)) => Outcome::Updated { cas: draft.cas() },
         }))
     }
 
@@ -389,7 +389,7 @@ impl<M: Medium> Store<M> {
     /// See [`Store`].
     pub fn flush_all(&self, at: Option<u32>) -> Result<()> {
         let (file, _guard) = (&self.file, self.enter_writing()?);
-        if self.map.flush.flush(file.pool.region(), &file.stamps, at, file.clock.now()) {
+        if self.map.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
             self.has_flushed();
         }
         Ok(())

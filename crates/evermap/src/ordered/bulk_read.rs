@@ -16,7 +16,7 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{Medium, parallel};
 
 use super::Ordered;
-use crate::read::Walk;
+use crate::ops::read::Walk;
 use crate::record::Record;
 use crate::{Error, Result, Store};
 
@@ -176,7 +176,7 @@ impl<M: Medium> Store<M> {
         walk: &Mutex<Walk<'s, M>>,
         pairs: &mut Vec<(u64, u64)>,
     ) -> Result<Option<Guard<'s>>> {
-        if self.file.upkeep.is_stopping() {
+        if self.file.maintenance.is_stopping() {
             return Err(Error::Closed);
         }
         let mut walk = walk.lock().unwrap_or_else(PoisonError::into_inner);

@@ -34,11 +34,11 @@ use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
-use crate::census::Counters;
-use crate::map::Map;
-use crate::read::Walk;
+use crate::maintenance::census::Counters;
+use crate::map::handle::Verdict;
+use crate::map::header::Map;
+use crate::ops::read::Walk;
 use crate::record::Record;
-use crate::store::Verdict;
 use crate::{Error, Result, Store};
 
 const SHARDS: usize = 8;
@@ -176,13 +176,13 @@ impl Expiries {
 }
 
 /// Keys that were taken out, to be looked at. Those that are left when it is dropped are put back.
-struct Hand<'e> {
+struct DueKeys<'e> {
     expiries: &'e Expiries,
     counters: &'e Counters,
     keys: Vec<Due>,
 }
 
-impl Drop for Hand<'_> {
+impl Drop for DueKeys<'_> {
     fn drop(&mut self) {
         for due in self.keys.drain(..) {
             self.expiries.expect(due.at, due.hash(), self.counters);
@@ -210,13 +210,13 @@ impl<M: Medium> Store<M> {
     pub fn purge(&self) -> Result<u64> {
         self.ensure_no_guard("purge")?;
         self.file.pool.region().ensure_writable()?;
-        let sweeping = self.file.upkeep.sweeping();
+        let sweeping = self.file.maintenance.sweeping();
         self.walk_maps(&sweeping)
     }
 
     /// Removes the records of all maps in the file that have expired, and, if a walk is owed, what it finds; returns how
     /// many. Without a walk the cost is proportional to what has expired. [`Evermap`](crate::Evermap) calls it in the
-    /// background, every second or as often as other upkeep lets it.
+    /// background, every second or as often as other maintenance lets it.
     ///
     /// ```
     /// use evermap::{Clock, Evermap, Meta, Options};
@@ -243,7 +243,7 @@ impl<M: Medium> Store<M> {
         // The next operation on the map is going to flush it, but there may be none.
         let is_flush_due = |map: &Map<M>| map.flush.due().is_some_and(|due| due <= now);
         let is_due = |store: &Self| store.map.expiries.is_walk_due() || is_flush_due(&store.map);
-        !self.file.upkeep.looked.load(Acquire) || self.open_maps().iter().any(is_due)
+        !self.file.maintenance.looked.load(Acquire) || self.open_maps().iter().any(is_due)
     }
 
     /// When the next record can expire; nothing if none does. 0: it is not known yet.
@@ -272,7 +272,8 @@ impl<M: Medium> Store<M> {
 
     /// Lets time go back to what the clock shows, if it was held at `held` and all that had expired by then is removed.
     fn release_time(&self, held: Option<u32>) {
-        if let Some(held) = held.filter(|_| !self.is_walk_due() && !self.file.upkeep.is_stopping())
+        if let Some(held) =
+            held.filter(|_| !self.is_walk_due() && !self.file.maintenance.is_stopping())
         {
             self.file.clock.release(held);
         }
@@ -285,26 +286,26 @@ impl<M: Medium> Store<M> {
             return Ok(0);
         }
         let mut purged = 0;
-        while purged < most && !self.file.upkeep.is_stopping() {
+        while purged < most && !self.file.maintenance.is_stopping() {
             // Anew for each few, so that a mutation that needs room waits for those only, and they are reused soon.
             let (_turn, guard) = (expiries.turn(), self.enter()?);
             let keys = expiries.take(self.file.clock.now());
-            let mut hand = Hand { expiries, counters, keys };
-            if hand.keys.is_empty() {
+            let mut due_keys = DueKeys { expiries, counters, keys };
+            if due_keys.keys.is_empty() {
                 break;
             }
-            purged += self.look_at(&mut hand, &guard)?;
+            purged += self.look_at(&mut due_keys, &guard)?;
         }
         Ok(purged)
     }
 
     /// Looks at keys that are due; returns how many of them it removed.
-    fn look_at(&self, hand: &mut Hand<'_>, guard: &Guard<'_>) -> Result<u64> {
+    fn look_at(&self, due_keys: &mut DueKeys<'_>, guard: &Guard<'_>) -> Result<u64> {
         let (index, m) = (&self.map.index, self.file.pool.medium());
         let key_of = |due: &Due| BytesRef::any(due.hash());
-        hand.keys.iter().for_each(|due| index.prefetch_bucket(key_of(due)));
-        let mut words = Vec::with_capacity(hand.keys.len());
-        for due in &hand.keys {
+        due_keys.keys.iter().for_each(|due| index.prefetch_bucket(key_of(due)));
+        let mut words = Vec::with_capacity(due_keys.keys.len());
+        for due in &due_keys.keys {
             // In a part of the index that cannot be read there is nothing that could be removed.
             let word =
                 unless_damaged(index.get(key_of(due), guard).map_err(Error::from))?.flatten();
@@ -313,10 +314,10 @@ impl<M: Medium> Store<M> {
         }
         let (mark, mut purged) = (self.map.flush.mark(), 0);
         while let Some(word) = words.pop() {
-            if let (Some(due), Some(word)) = (hand.keys.last(), word) {
+            if let (Some(due), Some(word)) = (due_keys.keys.last(), word) {
                 purged += u64::from(self.look_at_one(due.hash(), word, mark, guard)?);
             }
-            hand.keys.pop();
+            due_keys.keys.pop();
         }
         Ok(purged)
     }
@@ -346,7 +347,7 @@ impl<M: Medium> Store<M> {
             Verdict::Keep
         })?;
         if change.removed() {
-            self.file.upkeep.purged.fetch_add(1, Relaxed);
+            self.file.maintenance.purged.fetch_add(1, Relaxed);
         } else {
             self.expect(key.hash, expires_at);
         }
@@ -372,7 +373,7 @@ impl<M: Medium> Store<M> {
     /// Walks through all maps. The caller holds off whatever must not come in between.
     pub(crate) fn walk_maps(&self, _sweeping: &MutexGuard<'_, ()>) -> Result<u64> {
         let (file, held, mut purged) = (&self.file, self.file.clock.held(), 0);
-        file.upkeep.purges.fetch_add(1, Relaxed);
+        file.maintenance.purges.fetch_add(1, Relaxed);
         // In a map that cannot be opened there is nothing that could be removed.
         for store in self.all_maps()?.0 {
             // A flush that is due comes before the walk, so that no other is owed because of it.
@@ -388,8 +389,8 @@ impl<M: Medium> Store<M> {
             }
         }
         // Release: whoever sees this sees what each map knows.
-        file.upkeep.looked.store(true, Release);
-        file.upkeep.has_purged();
+        file.maintenance.looked.store(true, Release);
+        file.maintenance.has_purged();
         self.release_time(held);
         Ok(purged)
     }
@@ -407,9 +408,9 @@ impl<M: Medium> Store<M> {
                 *purged += u64::from(self.look_at_one(hash, word, mark, &guard)?);
             }
             if *purged > before {
-                self.file.upkeep.has_purged();
+                self.file.maintenance.has_purged();
             }
-            if self.file.upkeep.is_stopping() {
+            if self.file.maintenance.is_stopping() {
                 return Ok(false);
             }
         }
@@ -428,7 +429,7 @@ fn unless_damaged<T>(found: Result<T>) -> Result<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::census::Totals;
+    use crate::maintenance::census::Totals;
 
     fn counters(records: u64) -> Counters {
         Counters::new(Some(Totals { records, bytes: 0 }), 0)
@@ -463,10 +464,11 @@ mod tests {
     fn what_was_taken_and_not_looked_at_is_put_back() {
         let (expiries, counters) = (Expiries::new(true), counters(3));
         (0..3).for_each(|hash| expiries.expect(5, hash, &counters));
-        let mut hand = Hand { expiries: &expiries, counters: &counters, keys: expiries.take(5) };
-        assert_eq!((hand.keys.len(), expiries.first()), (3, None));
-        hand.keys.pop();
-        drop(hand);
+        let mut due_keys =
+            DueKeys { expiries: &expiries, counters: &counters, keys: expiries.take(5) };
+        assert_eq!((due_keys.keys.len(), expiries.first()), (3, None));
+        due_keys.keys.pop();
+        drop(due_keys);
         assert_eq!(expiries.take(5).len(), 2);
     }
 

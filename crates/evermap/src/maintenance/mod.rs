@@ -1,6 +1,13 @@
 //! What has to be done that no operation waits for: sweeping after an unclean stop, [removing what is expired or
-//! flushed](crate::expire), [freeing what dropped maps had](crate::maps), and [moving records
-//! together](crate::compact).
+//! flushed](crate::maintenance::expire), [freeing what dropped maps had](crate::map::catalog), and [moving records
+//! together](crate::maintenance::compact).
+
+pub(crate) mod census;
+pub(crate) mod check;
+pub(crate) mod compact;
+pub(crate) mod expire;
+pub(crate) mod stats;
+pub(crate) mod summary;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -11,7 +18,7 @@ use evermap_index::record::OFFSET_MASK;
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 use evermap_pm::{ErrorKind, Medium};
 
-use crate::census::{Census, Totals};
+use crate::maintenance::census::{Census, Totals};
 use crate::record::Record;
 use crate::{Result, Store};
 
@@ -65,21 +72,21 @@ struct Wanted {
     /// A flush has left something to remove.
     purge: bool,
     /// A map was dropped, and its space is not free yet.
-    burial: bool,
+    reclaim: bool,
 }
 
 impl Wanted {
     fn any(self) -> bool {
-        self.purge || self.burial
+        self.purge || self.reclaim
     }
 }
 
-/// State of the upkeep of one file.
-pub(crate) struct Upkeep {
+/// State of the maintenance of one file.
+pub(crate) struct Maintenance {
     sweep: Mutex<SweepState>,
     swept: Condvar,
     /// Whether dropped maps have something to free.
-    burial_ahead: AtomicBool,
+    reclaim_pending: AtomicBool,
     /// Whether a thread in the background sweeps as soon as it can.
     kept: AtomicBool,
     /// Held by whoever sweeps, purges, moves records or frees maps, or must not be disturbed by that.
@@ -97,17 +104,17 @@ pub(crate) struct Upkeep {
     pub(crate) purged: AtomicU64,
 }
 
-impl Upkeep {
+impl Maintenance {
     /// `is_new`: there are no records, and no maps that are not open.
     pub(crate) fn new(needs_sweep: bool, is_new: bool) -> Self {
-        Upkeep {
+        Maintenance {
             sweep: Mutex::new(if needs_sweep {
                 SweepState::Pending
             } else {
                 SweepState::NotNeeded
             }),
             swept: Condvar::new(),
-            burial_ahead: AtomicBool::new(false),
+            reclaim_pending: AtomicBool::new(false),
             kept: AtomicBool::new(false),
             sweeping: Mutex::new(()),
             stop: AtomicBool::new(false),
@@ -151,7 +158,7 @@ impl Upkeep {
         let ahead = |state: &mut SweepState| {
             let kept = self.kept.load(Relaxed) && !self.is_stopping();
             let begun = *state == SweepState::Running;
-            begun || kept && (*state == SweepState::Pending || self.burial_ahead.load(Relaxed))
+            begun || kept && (*state == SweepState::Pending || self.reclaim_pending.load(Relaxed))
         };
         let state = self.sweep.lock().expect("no panics while held");
         // Not for ever: it may itself be waiting for a reader of the calling thread.
@@ -184,7 +191,7 @@ impl Upkeep {
         self.purged_some.notify_all();
     }
 
-    /// Ends all upkeep soon.
+    /// Ends all maintenance soon.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Relaxed);
         let _wanted = self.wanted.lock().expect("no panics while held");
@@ -202,15 +209,15 @@ impl Upkeep {
     }
 
     /// A map was dropped.
-    pub(crate) fn want_burial(&self) {
-        self.burial_ahead.store(true, Relaxed);
-        self.want(|wanted| wanted.burial = true);
+    pub(crate) fn want_reclaim(&self) {
+        self.reclaim_pending.store(true, Relaxed);
+        self.want(|wanted| wanted.reclaim = true);
     }
 
     /// What dropped maps had is free now, unless others were dropped meanwhile.
-    pub(crate) fn set_buried(&self, all: bool) {
+    pub(crate) fn set_reclaimed(&self, all: bool) {
         let _state = self.sweep.lock().expect("no panics while held");
-        self.burial_ahead.store(!all, Relaxed);
+        self.reclaim_pending.store(!all, Relaxed);
         self.swept.notify_all();
     }
 
@@ -229,7 +236,7 @@ impl Upkeep {
         self.changed.notify_all();
     }
 
-    /// Waits for `pause`, or until something is to be done at once. Answers what; nothing if all upkeep is to end.
+    /// Waits for `pause`, or until something is to be done at once. Answers what; nothing if all maintenance is to end.
     fn wait(&self, pause: Duration) -> Option<Wanted> {
         let wanted = self.wanted.lock().expect("no panics while held");
         let idle = |wanted: &mut Wanted| !wanted.any() && !self.is_stopping();
@@ -249,21 +256,21 @@ impl<M: Medium> Store<M> {
     ///
     /// # Errors
     /// [`Error::GuardHeld`](crate::Error::GuardHeld).
-    /// [`Error::Pm`](crate::Error::Pm) with `Damaged` where a part of an index cannot be read, and
+    /// [`Error::Storage`](crate::Error::Storage) with `Damaged` where a part of an index cannot be read, and
     /// [`Error::MapDamaged`](crate::Error::MapDamaged) where a map cannot be opened: space from before stays unused then.
     pub fn recover(&self) -> Result<()> {
         self.ensure_no_guard("recover")?;
-        let _sweeping = self.file.upkeep.sweeping();
-        if !matches!(self.file.upkeep.sweep_state(), SweepState::Pending) || self.is_closed() {
+        let _sweeping = self.file.maintenance.sweeping();
+        if !matches!(self.file.maintenance.sweep_state(), SweepState::Pending) || self.is_closed() {
             return Ok(());
         }
         self.file.pool.region().ensure_writable()?;
-        self.file.upkeep.set_sweep_state(SweepState::Running);
+        self.file.maintenance.set_sweep_state(SweepState::Running);
         let began = Instant::now();
         let swept = self.sweep();
-        self.file.upkeep.set_sweep_state(match &swept {
+        self.file.maintenance.set_sweep_state(match &swept {
             Ok(()) => SweepState::Done(began.elapsed()),
-            Err(_) if self.file.upkeep.is_stopping() => SweepState::Pending,
+            Err(_) if self.file.maintenance.is_stopping() => SweepState::Pending,
             Err(error) => SweepState::Failed(error.to_string()),
         });
         swept
@@ -272,7 +279,7 @@ impl<M: Medium> Store<M> {
     fn sweep(&self) -> Result<()> {
         // Maps that are made from here on have nothing in old extents.
         let (stores, problem) = match self.file.pool.medium().mutant("MA-3") {
-            false => self.all_maps_and_graves()?,
+            false => self.all_maps_and_dropped()?,
             true => self.all_maps()?,
         };
         self.read_parts_ahead();
@@ -280,13 +287,13 @@ impl<M: Medium> Store<M> {
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
             for (store, found) in stores.iter().zip(&mut found) {
-                store.map.seat.block().into_iter().for_each(&mut *mark);
+                store.map.header.block().into_iter().for_each(&mut *mark);
                 let mut sweeper = Sweeper { store, mark, census: &mut census, found };
                 // Whatever else can be read is recovered on the way.
                 visited = visited.and(store.map.index.visit(&mut sweeper));
             }
             visited?;
-            if self.file.upkeep.is_stopping() { Err(interrupted()) } else { Ok(()) }
+            if self.file.maintenance.is_stopping() { Err(interrupted()) } else { Ok(()) }
         };
         if let Some(problem) = problem {
             // What cannot be opened cannot be marked.
@@ -315,7 +322,7 @@ impl<M: Medium> Store<M> {
         for range in self.file.pool.old_parts() {
             let began = Instant::now();
             self.file.pool.medium().read_ahead(range);
-            if self.file.upkeep.is_stopping() {
+            if self.file.maintenance.is_stopping() {
                 return;
             }
             let took = began.elapsed();
@@ -327,15 +334,15 @@ impl<M: Medium> Store<M> {
 
     /// The background thread: sweeps, then purges and compacts when there is reason to, until the store is
     /// closed. A panic in it poisons the store.
-    pub(crate) fn keep_up(&self) {
+    pub(crate) fn run_maintenance(&self) {
         let poison = self.file.pool.region().poison_on_panic();
         // Whatever goes wrong here is in `stat`, or every operation that meets it says so.
         let _ = self.recover();
         let mut walk_at = Instant::now() + WALK_PAUSE;
         let mut pause = Duration::ZERO;
-        while let Some(wanted) = self.file.upkeep.wait(pause) {
-            if wanted.burial {
-                let _ = self.free_dropped();
+        while let Some(wanted) = self.file.maintenance.wait(pause) {
+            if wanted.reclaim {
+                let _ = self.reclaim_dropped();
             }
             // A map may have been opened whose counts do not verify.
             let _ = self.recover();
@@ -390,7 +397,7 @@ impl<M: Medium> Sweeper<'_, M> {
         // The last stop was orderly, but counts are missing. Old and new records share extents, so only their CAS ids tell
         // which is which.
         match Record::at(pool.medium(), word) {
-            Ok(record) => (record.stamp() < self.store.file.stamps.first())
+            Ok(record) => (record.cas() < self.store.file.cas_counter.first())
                 .then(|| pool.block_size(record.bytes())),
             Err(_) => (offset < pool.medium().len()).then_some(0),
         }
@@ -403,7 +410,7 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
     }
 
     fn word(&mut self, word: u64) {
-        if self.store.file.upkeep.is_stopping() {
+        if self.store.file.maintenance.is_stopping() {
             return;
         }
         let offset = word & OFFSET_MASK;

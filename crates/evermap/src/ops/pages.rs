@@ -10,7 +10,7 @@ use evermap_index::Guard;
 use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
-use crate::read::{RECORDS_AHEAD, Walk};
+use crate::ops::read::{RECORDS_AHEAD, Walk};
 use crate::record::Record;
 use crate::{Error, Item, Result, Store};
 
@@ -191,7 +191,7 @@ fn copy_value<M: Medium>(
         Ok(()) => Rest::Whole {
             value: from..values.len(),
             flags: record.flags(),
-            cas: record.stamp(),
+            cas: record.cas(),
             expires_at,
         },
         Err(error) => {

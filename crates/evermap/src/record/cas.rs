@@ -1,7 +1,7 @@
 //! CAS ids.
 //!
 //! Their limit is kept in the region, so that no id is ever given out twice, whatever happens. Persistent words here are
-//! [sealed](crate::sealed).
+//! [sealed](crate::record::checked_word).
 
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
@@ -12,12 +12,12 @@ use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Medium};
 
 use crate::Result;
-use crate::sealed::{Place, seal, unseal};
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 
 /// By how much the persistent limit is raised at a time.
 const STEP: u64 = 1 << 20;
 /// No id reaches this one.
-const LIMIT: u64 = Place::StampLimit.limit();
+const LIMIT: u64 = WordKind::CasLimit.limit();
 /// First id ever. 0 means "none" to callers.
 const FIRST: u64 = 1;
 /// Where ids go on if no copy of the limit can be read: beyond all that were given out before.
@@ -28,7 +28,7 @@ const AFTER_LOSS: u64 = LIMIT / 2;
 struct Next(AtomicU64);
 
 /// The ids of all maps in a file.
-pub(crate) struct Stamps {
+pub(crate) struct CasCounter {
     next: Next,
     /// Ids from here on need the persistent limit raised first.
     limit: AtomicU64,
@@ -38,7 +38,7 @@ pub(crate) struct Stamps {
     changing: Mutex<()>,
 }
 
-impl Stamps {
+impl CasCounter {
     /// Initial words for a new file.
     pub(crate) fn create<M: Medium>(region: &Region<M>) {
         store_limit(region, FIRST);
@@ -49,7 +49,7 @@ impl Stamps {
         let words = region.words();
         [&words.stamp_limit, &words.counters[3]].iter().all(|cell| {
             let word = region.medium().load(cell);
-            word == 0 || word == seal(Place::StampLimit, FIRST)
+            word == 0 || word == encode_checked(WordKind::CasLimit, FIRST)
         })
     }
 
@@ -61,14 +61,14 @@ impl Stamps {
         let (m, words) = (region.medium(), region.words());
         // Two copies on different lines: the greater one is newer, or a crash came between the two.
         let copies = [&words.stamp_limit, &words.counters[3]];
-        let read = |cell: &&_| unseal(Place::StampLimit, m.load(cell));
+        let read = |cell: &&_| decode_checked(WordKind::CasLimit, m.load(cell));
         let limit = match copies.iter().filter_map(read).max() {
             Some(limit) => limit,
             None if on_suspect == OnSuspect::Salvage => AFTER_LOSS,
             None => return Err(lost(m.offset_of(copies[0]), "the limit of the CAS ids").into()),
         };
         store_limit(region, limit);
-        Ok(Stamps {
+        Ok(CasCounter {
             next: Next(AtomicU64::new(limit)),
             limit: AtomicU64::new(limit),
             first: limit,
@@ -83,20 +83,20 @@ impl Stamps {
     #[inline]
     pub(crate) fn take<M: Medium>(&self, region: &Region<M>) -> Result<u64> {
         // Acquire: whoever takes an id that a flush is to leave alone knows of that flush: see `mark`.
-        let stamp = self.next.0.fetch_add(1, Acquire);
-        if stamp >= self.limit.load(Acquire) {
-            self.raise_limit(region, stamp)?;
+        let cas = self.next.0.fetch_add(1, Acquire);
+        if cas >= self.limit.load(Acquire) {
+            self.raise_limit(region, cas)?;
         }
-        Ok(stamp)
+        Ok(cas)
     }
 
     #[cold]
-    fn raise_limit<M: Medium>(&self, region: &Region<M>, stamp: u64) -> Result<()> {
-        let limit = stamp + STEP;
+    fn raise_limit<M: Medium>(&self, region: &Region<M>, cas: u64) -> Result<()> {
+        let limit = cas + STEP;
         if limit >= LIMIT {
             return Err(Error::no_space("CAS ids are used up", 1).into());
         }
-        self.change_limit(region, |current| (stamp >= current).then_some(limit));
+        self.change_limit(region, |current| (cas >= current).then_some(limit));
         Ok(())
     }
 
@@ -148,7 +148,7 @@ impl Stamps {
 fn store_limit<M: Medium>(region: &Region<M>, limit: u64) {
     let (m, words) = (region.medium(), region.words());
     for cell in [&words.stamp_limit, &words.counters[3]] {
-        m.store(cell, seal(Place::StampLimit, limit));
+        m.store(cell, encode_checked(WordKind::CasLimit, limit));
         m.flush(cell);
     }
     m.fence();

@@ -14,7 +14,7 @@ use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
-use crate::pages::Pages;
+use crate::ops::pages::Pages;
 use crate::record::Record;
 use crate::{Error, Item, Result, Store};
 
@@ -24,7 +24,7 @@ pub(crate) const BATCH: usize = 32;
 pub(crate) const RECORDS_AHEAD: usize = 8;
 
 /// A live record, and when it expires.
-pub(crate) type Found<'g, M> = (Record<'g, M>, u32);
+pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
 
 const MISMATCH: &str = "its checksum does not match";
 
@@ -181,7 +181,7 @@ impl<M: Medium> Store<M> {
     pub(crate) fn shown<'a>(
         &self,
         key: &'a [u8],
-        found: Result<Option<Found<'_, M>>>,
+        found: Result<Option<LiveRecord<'_, M>>>,
         value: &'a mut Vec<u8>,
     ) -> Result<Option<Item<'a>>> {
         let Some((record, expires_at)) = found? else { return Ok(None) };
@@ -252,7 +252,7 @@ impl<M: Medium> Store<M> {
     /// Brings a record of the usual length towards the cache.
     #[inline]
     pub(crate) fn prefetch(&self, word: u64) {
-        self.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, self.map.usual.bytes());
+        self.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, self.map.size_hint.bytes());
     }
 
     /// [`find`](Store::find) for a caller that will read the value: its lines come together with those of the key.
@@ -261,8 +261,8 @@ impl<M: Medium> Store<M> {
         &'g self,
         key: BytesRef<'_>,
         guard: &'g Guard<'_>,
-    ) -> Result<Option<Found<'g, M>>> {
-        if let Some(bytes) = self.map.usual.long() {
+    ) -> Result<Option<LiveRecord<'g, M>>> {
+        if let Some(bytes) = self.map.size_hint.long() {
             self.map.index.prefetch_record(key, bytes);
         }
         self.find(key, guard)
@@ -274,7 +274,7 @@ impl<M: Medium> Store<M> {
         &'g self,
         key: BytesRef<'_>,
         guard: &'g Guard<'_>,
-    ) -> Result<Option<Found<'g, M>>> {
+    ) -> Result<Option<LiveRecord<'g, M>>> {
         match self.map.index.get(key, guard)? {
             None => Ok(None),
             Some(word) => self.readable(key, word, guard),
@@ -288,16 +288,16 @@ impl<M: Medium> Store<M> {
         key: BytesRef<'_>,
         mut word: u64,
         guard: &Guard<'_>,
-    ) -> Result<Option<Found<'g, M>>> {
+    ) -> Result<Option<LiveRecord<'g, M>>> {
         loop {
             let record = Record::at(self.file.pool.medium(), word)
                 .map_err(|what| self.damaged_at(key, word, what))?;
-            if record.stamp() < self.map.flush.mark() {
+            if record.cas() < self.map.flush.mark() {
                 return Ok(None);
             }
             if let Some(expires_at) = record.expires_at() {
                 let expired = expires_at != 0 && expires_at <= self.file.clock.now();
-                self.map.usual.read(record.bytes());
+                self.map.size_hint.read(record.bytes());
                 return Ok((!expired).then_some((record, expires_at)));
             }
             match self.bound_since(key, &record, guard)? {
@@ -340,7 +340,7 @@ impl<M: Medium> Store<M> {
     pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         record.append_value(out)?;
-        if self.file.verify && !record.verifies(self.map.seat.owner(), key, &out[start..]) {
+        if self.file.verify && !record.verifies(self.map.header.owner(), key, &out[start..]) {
             out.truncate(start);
             self.met_damage();
             return Err(Error::damaged(key, record.offset(), MISMATCH));
@@ -396,7 +396,7 @@ impl<'s, M: Medium> Walk<'s, M> {
         word: u64,
         guard: &Guard<'_>,
         keys: &mut Vec<u8>,
-    ) -> Result<Option<Found<'s, M>>> {
+    ) -> Result<Option<LiveRecord<'s, M>>> {
         let (store, from) = (self.store, keys.len());
         let record = Record::at(store.file.pool.medium(), word)
             // Of a pair whose record is unreadable nobody knows the key.
@@ -410,8 +410,8 @@ impl<'s, M: Medium> Walk<'s, M> {
         let Some((record, expires_at)) = store.readable(key, word, guard)? else { return Ok(None) };
         if record.word() != word {
             // The key can come again: it was removed and then bound in a part of the index that is still ahead.
-            self.shown_early.insert(record.stamp());
-        } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.stamp()) {
+            self.shown_early.insert(record.cas());
+        } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.cas()) {
             return Ok(None);
         }
         Ok(Some((record, expires_at)))
@@ -472,7 +472,7 @@ impl<M: Medium> Reader<'_, M> {
         let Some((record, expires_at)) = self.store.find_to_read(key, &self.guard)? else {
             return Ok(None);
         };
-        if self.store.file.verify && !record.verify(self.store.map.seat.owner()) {
+        if self.store.file.verify && !record.verify(self.store.map.header.owner()) {
             self.store.met_damage();
             return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
         }
@@ -499,7 +499,7 @@ impl<'r, M: Medium> Entry<'r, M> {
 
     /// Identifies this version of the record.
     pub fn cas(&self) -> u64 {
-        self.record.stamp()
+        self.record.cas()
     }
 
     /// When it expires, in seconds since 1970; 0: never.

@@ -1,10 +1,10 @@
-//! Notices: which keys came or went, until somebody has told the tree.
+//! OrderedUpdates: which keys came or went, until somebody has told the tree.
 //!
 //! A notice says *look this key up again*. It is posted after the hash index was changed and before the
-//! change is acknowledged, by a writer that holds no lock. Notices of one key go to one *lane*, and at any time at
-//! most one thread works on the notices of a lane.
+//! change is acknowledged, by a writer that holds no lock. OrderedUpdates of one key go to one *shard*, and at any time at
+//! most one thread works on the notices of a shard.
 //!
-//! A notice that a key was bound is *certain*, so that nobody need look, where no key of its lane was reported unbound
+//! A notice that a key was bound is *certain*, so that nobody need look, where no key of its shard was reported unbound
 //! since before it was bound. For then whoever unbinds it again reports that later, and the tree is told of it later.
 
 use std::collections::VecDeque;
@@ -16,21 +16,21 @@ use evermap_index::key::BytesRef;
 use evermap_index::ordered::Run;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
-/// Notices in a batch: what one thread applies at a time.
+/// OrderedUpdates in a batch: what one thread applies at a time.
 pub(super) const BATCH: usize = 64;
 /// A batch with so many bytes of keys is full too.
 const BATCH_BYTES: usize = 64 << 10;
-/// Batches of a lane that are kept to be filled again.
+/// Batches of a shard that are kept to be filled again.
 const SPARE: usize = 4;
-/// Most notices that a lane keeps while there is no tree to tell, and most bytes of their keys.
+/// Most notices that a shard keeps while there is no tree to tell, and most bytes of their keys.
 const KEPT: u64 = if cfg!(test) { 1 << 9 } else { 1 << 17 };
 const KEPT_BYTES: usize = 4 << 20;
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum News {
-    /// The key was bound, and was not before, by a change that began when its lane had heard of [so
-    /// many](Lane::unbindings) keys that were unbound.
+pub(crate) enum KeyEvent {
+    /// The key was bound, and was not before, by a change that began when its shard had heard of [so
+    /// many](NoticeShard::unbindings) keys that were unbound.
     Bound { since: u64 },
     /// It was unbound.
     Unbound,
@@ -38,23 +38,28 @@ pub(crate) enum News {
     Unclear,
 }
 
-impl News {
+impl KeyEvent {
     /// What there is to say of a key that named `old` and names `new` since a change that began at
-    /// [`since`](News::Bound): mostly nothing. `buried`: nobody could see the old record.
+    /// [`since`](KeyEvent::Bound): mostly nothing. `was_hidden`: nobody could see the old record.
     #[inline]
-    pub(crate) fn of(old: Option<u64>, new: Option<u64>, buried: bool, since: u64) -> Option<News> {
+    pub(crate) fn of(
+        old: Option<u64>,
+        new: Option<u64>,
+        was_hidden: bool,
+        since: u64,
+    ) -> Option<KeyEvent> {
         match (old, new) {
-            (_, None) => Some(News::Unbound),
-            (None, _) => Some(News::Bound { since }),
+            (_, None) => Some(KeyEvent::Unbound),
+            (None, _) => Some(KeyEvent::Bound { since }),
             // Whoever built the ordered index may have been unable to read the key.
-            _ => buried.then_some(News::Unclear),
+            _ => was_hidden.then_some(KeyEvent::Unclear),
         }
     }
 }
 
-/// Notices that are worked on together, in order.
+/// OrderedUpdates that are worked on together, in order.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(super) struct NoticeBatch {
     /// Keys and their hashes.
     pub(super) keys: Run,
     /// A bit for each notice that is not certain.
@@ -66,29 +71,29 @@ const _: () = assert!(BATCH <= u64::BITS as usize);
 /// The notices of some keys, in order.
 #[repr(align(128))]
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct NoticeShard {
     queue: Mutex<Queue>,
-    /// Held by whoever works on notices of this lane.
+    /// Held by whoever works on notices of this shard.
     working: Mutex<()>,
-    /// Notices posted so far: the ticket of the last.
+    /// OrderedUpdates posted so far: the ticket of the last.
     posted: AtomicU64,
-    /// Notices of which the tree was told.
+    /// OrderedUpdates of which the tree was told.
     applied: AtomicU64,
-    /// Notices posted so far of keys that were unbound.
+    /// OrderedUpdates posted so far of keys that were unbound.
     unbindings: AtomicU64,
 }
 
 #[derive(Default)]
 struct Queue {
     /// Full batches, the oldest first, and the one that is being filled.
-    full: VecDeque<Batch>,
-    filling: Batch,
+    full: VecDeque<NoticeBatch>,
+    filling: NoticeBatch,
     /// Empty ones, with room.
-    spare: Vec<Batch>,
+    spare: Vec<NoticeBatch>,
     /// Bytes of the keys in `filling`, and in all that is full.
     bytes: usize,
     full_bytes: usize,
-    /// Whether notices were dropped, so that nothing is known of any key of this lane.
+    /// Whether notices were dropped, so that nothing is known of any key of this shard.
     dropped: bool,
 }
 
@@ -100,13 +105,13 @@ pub(super) enum Posted {
     Refused,
 }
 
-impl Lane {
+impl NoticeShard {
     /// Posts a notice. `has_tree` says whether there is a tree to tell; it is asked while nobody else posts, so that
     /// whoever makes it true finds all notices in the queue that were posted before.
     pub(super) fn post(
         &self,
         key: BytesRef<'_>,
-        news: News,
+        event: KeyEvent,
         at_once: bool,
         has_tree: impl Fn() -> bool,
     ) -> Posted {
@@ -116,7 +121,7 @@ impl Lane {
             return Posted::Refused;
         }
         // What is told at once overtakes what waits.
-        let certain = !at_once && self.is_certain(news);
+        let certain = !at_once && self.is_certain(event);
         queue.push(key, certain);
         let completed = queue.filling.keys.len() >= BATCH || queue.bytes >= BATCH_BYTES;
         if completed {
@@ -135,14 +140,14 @@ impl Lane {
 
     /// Whether a notice that is being posted is certain. Under the lock of the queue, so that a notice of a key that was
     /// unbound meanwhile either comes later or is seen here.
-    fn is_certain(&self, news: News) -> bool {
-        match news {
-            News::Bound { since } => self.unbindings.load(Relaxed) == since,
-            News::Unbound => {
+    fn is_certain(&self, event: KeyEvent) -> bool {
+        match event {
+            KeyEvent::Bound { since } => self.unbindings.load(Relaxed) == since,
+            KeyEvent::Unbound => {
                 self.unbindings.fetch_add(1, Relaxed);
                 false
             }
-            News::Unclear => false,
+            KeyEvent::Unclear => false,
         }
     }
 
@@ -158,7 +163,7 @@ impl Lane {
         posted - self.applied.load(Relaxed) >= KEPT || queue.full_bytes >= KEPT_BYTES
     }
 
-    /// Waits until nobody works on this lane, and keeps it so.
+    /// Waits until nobody works on this shard, and keeps it so.
     pub(super) fn work(&self) -> MutexGuard<'_, ()> {
         // Whoever panicked here has left a key of which a notice was lost, and poisoned the store.
         self.working.lock().unwrap_or_else(PoisonError::into_inner)
@@ -169,8 +174,8 @@ impl Lane {
         self.working.try_lock().ok()
     }
 
-    /// The oldest notices. The caller works on this lane, and says when they are [applied](Self::applied).
-    pub(super) fn take(&self) -> Option<Batch> {
+    /// The oldest notices. The caller works on this shard, and says when they are [applied](Self::applied).
+    pub(super) fn take(&self) -> Option<NoticeBatch> {
         let mut queue = self.queue();
         if let Some(batch) = queue.full.pop_front() {
             queue.full_bytes -= bytes_of(&batch.keys);
@@ -181,7 +186,7 @@ impl Lane {
     }
 
     /// The notices of a batch that was taken are applied.
-    pub(super) fn applied(&self, mut batch: Batch) {
+    pub(super) fn applied(&self, mut batch: NoticeBatch) {
         // Release: whoever sees the count sees the tree as it was told.
         self.applied.fetch_add(batch.keys.len() as u64, Release);
         batch.keys.clear();
@@ -209,7 +214,7 @@ impl Lane {
         self.queue().dropped
     }
 
-    /// Notices applied so far, and those that wait.
+    /// OrderedUpdates applied so far, and those that wait.
     pub(super) fn counts(&self) -> (u64, u64) {
         let applied = self.applied.load(Acquire);
         (applied, self.posted.load(Relaxed).saturating_sub(applied))
@@ -234,9 +239,9 @@ impl Queue {
     }
 
     /// The batch that is being filled. Another one takes its place.
-    fn next(&mut self) -> Batch {
+    fn next(&mut self) -> NoticeBatch {
         let next = self.spare.pop().unwrap_or_else(|| {
-            let mut next = Batch::default();
+            let mut next = NoticeBatch::default();
             next.keys.reserve(BATCH);
             next
         });
@@ -256,76 +261,82 @@ fn bytes_of(batch: &Run) -> usize {
 mod tests {
     use super::*;
 
-    fn post(lane: &Lane, number: u64) -> Posted {
+    fn post(shard: &NoticeShard, number: u64) -> Posted {
         let key = number.to_be_bytes();
-        lane.post(BytesRef { bytes: &key, hash: number }, News::Bound { since: 0 }, false, || false)
+        shard.post(
+            BytesRef { bytes: &key, hash: number },
+            KeyEvent::Bound { since: 0 },
+            false,
+            || false,
+        )
     }
 
     #[test]
     fn notices_come_in_order_and_are_counted() {
-        let lane = Lane::default();
+        let shard = NoticeShard::default();
         for number in 0..150 {
-            let Posted::Waiting { batches, completed } = post(&lane, number) else { panic!() };
+            let Posted::Waiting { batches, completed } = post(&shard, number) else { panic!() };
             assert_eq!(
                 (batches, completed),
                 ((number as usize + 1) / BATCH, (number + 1) % 64 == 0)
             );
         }
-        let ticket = lane.ticket();
-        assert_eq!((ticket, lane.counts()), (150, (0, 150)));
+        let ticket = shard.ticket();
+        assert_eq!((ticket, shard.counts()), (150, (0, 150)));
         let mut seen = 0u64;
-        let _working = lane.work();
-        assert!(lane.try_work().is_none());
-        while let Some(batch) = lane.take() {
-            assert!(!lane.has_passed(ticket));
+        let _working = shard.work();
+        assert!(shard.try_work().is_none());
+        while let Some(batch) = shard.take() {
+            assert!(!shard.has_passed(ticket));
             assert_eq!(batch.doubts, 0);
             for (key, word) in batch.keys.iter() {
                 assert_eq!((key, word), (&seen.to_be_bytes()[..], seen));
                 seen += 1;
             }
-            lane.applied(batch);
+            shard.applied(batch);
         }
-        assert_eq!((seen, lane.counts()), (150, (150, 0)));
-        assert!(lane.has_passed(ticket));
-        let refused = lane.post(BytesRef { bytes: b"", hash: 0 }, News::Unbound, true, || true);
-        assert!(matches!(refused, Posted::Refused) && lane.ticket() == ticket);
+        assert_eq!((seen, shard.counts()), (150, (150, 0)));
+        assert!(shard.has_passed(ticket));
+        let refused =
+            shard.post(BytesRef { bytes: b"", hash: 0 }, KeyEvent::Unbound, true, || true);
+        assert!(matches!(refused, Posted::Refused) && shard.ticket() == ticket);
     }
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let lane = Lane::default();
+        let shard = NoticeShard::default();
         for number in 0..KEPT {
-            post(&lane, number);
+            post(&shard, number);
         }
-        assert!(lane.has_dropped());
-        assert!(lane.take().is_none() && lane.has_passed(lane.ticket()));
+        assert!(shard.has_dropped());
+        assert!(shard.take().is_none() && shard.has_passed(shard.ticket()));
         // Keys of some length are bounded by their bytes.
-        let lane = Lane::default();
+        let shard = NoticeShard::default();
         let long = vec![7; evermap_index::record::KEY_MAX];
         let most = KEPT_BYTES / long.len();
         for at in 0..most {
-            assert!(!lane.has_dropped(), "{at}");
-            lane.post(BytesRef { bytes: &long, hash: 7 }, News::Unbound, false, || false);
+            assert!(!shard.has_dropped(), "{at}");
+            shard.post(BytesRef { bytes: &long, hash: 7 }, KeyEvent::Unbound, false, || false);
         }
-        assert!(lane.has_dropped());
+        assert!(shard.has_dropped());
     }
 
     /// Whoever has been overtaken by somebody who unbinds a key, perhaps the same, must look.
     #[test]
     fn an_overtaken_notice_is_not_certain() {
-        let lane = Lane::default();
+        let shard = NoticeShard::default();
         let key = BytesRef { bytes: b"key", hash: 7 };
-        let since = lane.unbindings();
-        for (news, at_once) in [
-            (News::Bound { since }, false),
-            (News::Bound { since }, true),
-            (News::Unclear, false),
-            (News::Unbound, false),
-            (News::Bound { since }, false),
-            (News::Bound { since: since + 1 }, false),
+        let since = shard.unbindings();
+        for (event, at_once) in [
+            (KeyEvent::Bound { since }, false),
+            (KeyEvent::Bound { since }, true),
+            (KeyEvent::Unclear, false),
+            (KeyEvent::Unbound, false),
+            (KeyEvent::Bound { since }, false),
+            (KeyEvent::Bound { since: since + 1 }, false),
         ] {
-            lane.post(key, news, at_once, || false);
+            shard.post(key, event, at_once, || false);
         }
-        assert_eq!(lane.take().unwrap().doubts, 0b011110);
+        assert_eq!(shard.take().unwrap().doubts, 0b011110);
     }
 }

@@ -12,7 +12,7 @@ use evermap_index::{BPlus, Guard};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
-use crate::read::BATCH;
+use crate::ops::read::BATCH;
 use crate::{Error, Item, Result, Store};
 
 /// Bytes of values after which an iterator copies no more of them ahead.
@@ -116,7 +116,7 @@ impl<M: Medium> Store<M> {
     ///
     /// # Errors
     /// [`Error::NotOrdered`](crate::Error::NotOrdered), [`Error::OrderedFailed`](crate::Error::OrderedFailed),
-    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Pm`](crate::Error::Pm) with `Forked` or `Poisoned`.
+    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with `Forked` or `Poisoned`.
     pub fn scan(&self, range: impl Into<KeyRange>) -> Result<Scan<'_, M>> {
         Ok(Scan::new(self, self.tree(false)?, range.into()))
     }
@@ -303,7 +303,7 @@ impl<'s, M: Medium> Scan<'s, M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Pm`](crate::Error::Pm) with `Forked` or `Poisoned`. What is
+    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with `Forked` or `Poisoned`. What is
     /// damaged is reported to `each`.
     pub fn visit(&mut self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
         if !self.items.is_empty() {

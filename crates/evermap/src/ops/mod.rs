@@ -1,0 +1,8 @@
+//! The operations on a map.
+
+pub(crate) mod atomic;
+pub(crate) mod pages;
+pub(crate) mod read;
+pub(crate) mod reentry;
+pub(crate) mod scan;
+pub(crate) mod write;
