@@ -241,6 +241,7 @@ fn mapped_options(options: &Options) -> MappedOptions {
         create: options.create,
         lock_wait: options.lock_wait,
         allocate_holes: options.allocate_holes,
+        read_only: false,
     }
 }
 

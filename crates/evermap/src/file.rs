@@ -21,6 +21,9 @@ pub(crate) struct File<M: Medium> {
     pub(crate) reservations: KeyReservations,
     pub(crate) clock: Time,
     pub(crate) verify: bool,
+    /// Whether values may be borrowed from where they are: nothing outside of this store changes a byte, and
+    /// no two records overlap.
+    pub(crate) lends: bool,
     /// What the control words of records become that are unbound in this opening.
     pub(crate) tombstone: u64,
     pub(crate) maintenance: Maintenance,

@@ -30,10 +30,11 @@
 //!
 //! # What is safe Rust under which assumption
 //!
-//! Everything except [`Entry::bytes`] copies what it reads out of the mapping with atomic loads, checks every
-//! offset and length before it uses it, and verifies checksums (unless [`Options::verify_reads`] is off). That
-//! needs no assumption about what the file contains. [`Entry::bytes`] lends bytes where they are, which is
-//! sound only while nobody else writes the file and it is not damaged; so it is `unsafe`.
+//! Reading copies what it reads out of the mapping with atomic loads, checks every offset and length before it
+//! uses it, and verifies checksums (unless [`Options::verify_reads`] is off). That needs no assumption about
+//! what the file contains. [`Map::get_ref`](Store::get_ref) and [`Reader`] lend bytes where they are, which is
+//! sound while nobody else writes the file and it is not damaged. So they do that for stores in memory, and for
+//! files only after the promise [`Options::assume_exclusive_file`], which is `unsafe`; without it they copy.
 //!
 //! One thing cannot be made safe: whoever cuts a mapped file off, or a disk that cannot be read, ends the
 //! process by SIGBUS. [`explain_bus_errors`] makes it say which file it was and what to do, before it ends;
@@ -79,7 +80,8 @@ pub use maintenance::summary::Summary;
 pub use map::catalog::{MAP_NAME_MAX, MapOptions};
 pub use map::handle::Store;
 pub use ops::atomic::counter;
-pub use ops::read::{Entry, Iter, Reader};
+pub use ops::read::Iter;
+pub use ops::reader::{Reader, ValueRef};
 pub use ops::scan::{KeyRange, Scan};
 pub use options::{Durability, Options};
 pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};

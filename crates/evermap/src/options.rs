@@ -73,6 +73,7 @@ pub struct Options {
     pub(crate) max_bytes: u64,
     pub(crate) on_suspect: OnSuspect,
     pub(crate) verify_reads: bool,
+    pub(crate) assumes_exclusive_file: bool,
     pub(crate) lock_wait: Duration,
     pub(crate) allocate_holes: bool,
     pub(crate) seed: Option<u64>,
@@ -101,6 +102,7 @@ impl Options {
             max_bytes: u64::MAX,
             on_suspect: OnSuspect::Refuse,
             verify_reads: true,
+            assumes_exclusive_file: false,
             lock_wait: Duration::from_secs(30),
             allocate_holes: false,
             seed,
@@ -199,6 +201,38 @@ impl Options {
     /// [`check`]: crate::Store::check
     pub fn verify_reads(mut self, verify: bool) -> Self {
         self.verify_reads = verify;
+        self
+    }
+
+    /// Promises that nobody else changes the file, so that values can be borrowed from it:
+    /// [`get_ref`](crate::Store::get_ref) and [`Reader`](crate::Reader) then lend values where they are,
+    /// instead of copies. Stores in memory lend values without it.
+    ///
+    /// A store whose contents are suspect, and that was opened nevertheless, lends nothing.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// // SAFETY: the file is in a directory of this program, which nothing else writes to.
+    /// let options = unsafe { Options::new().assume_exclusive_file() };
+    /// let map = Evermap::open(path, options)?;
+    /// map.put(b"key", &[7; 1_000_000])?;
+    /// assert!(map.get_ref(b"key")?.unwrap().is_borrowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// A borrowed value is a slice of a shared mapping of the file. As long as the store is open, the caller
+    /// has to make sure that:
+    /// * no other program writes to the file or cuts it off. Programs that open it as a store keep to its
+    ///   lock; editors, copying tools and synchronizing services do not;
+    /// * the file is not damaged in such a way that another record or a part of an index overlaps a value,
+    ///   which would be changed with it. Nothing but a failing disk or a foreign write does that; checksums
+    ///   make it very unlikely that such a value is found, but cannot rule it out.
+    pub unsafe fn assume_exclusive_file(mut self) -> Self {
+        self.assumes_exclusive_file = true;
         self
     }
 

@@ -160,6 +160,7 @@ impl<M: Medium> Store<M> {
         pool.epoch().bound(options.reader_backlog);
         // Before anything else is done to any index, and before the sweep asks what they name.
         let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
+        let was_created = opened.is_none();
         let clean = opened.is_none_or(|opened| opened.clean);
         let suspect = opened.is_some_and(|opened| opened.suspect);
         let open_context = OpenContext { pool: &pool, cas_counter: &cas_counter, options, clean };
@@ -172,6 +173,10 @@ impl<M: Medium> Store<M> {
             reservations: KeyReservations::new(),
             clock: Time::new(options.clock.clone()),
             verify: options.verify_reads || suspect,
+            // What was created here is what this process has stored. For everything else there has to be a
+            // promise, which cannot be meant for pages that may be of different ages.
+            lends: !suspect
+                && (options.assumes_exclusive_file || was_created && pool.medium().is_exclusive()),
             tombstone: tombstone_of(pool.generation()),
             origin: Origin {
                 durability: options.durability,

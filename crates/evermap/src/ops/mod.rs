@@ -3,6 +3,7 @@
 pub(crate) mod atomic;
 pub(crate) mod pages;
 pub(crate) mod read;
+pub(crate) mod reader;
 pub(crate) mod reentry;
 pub(crate) mod scan;
 pub(crate) mod write;

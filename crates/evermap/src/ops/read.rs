@@ -1,9 +1,8 @@
 //! Reading.
 //!
-//! There are two ways to read. Most methods *copy*: they load the record's words one by one, and verify the
-//! checksum of the copy. That is safe Rust under no assumption at all, whatever the file contains and
-//! whoever writes to it meanwhile. [`Reader`] lends the bytes where they are; see there for what has to
-//! hold.
+//! What is here *copies*: it loads the record's words one by one, and verifies the checksum of the copy. That is
+//! safe Rust under no assumption at all, whatever the file contains and whoever writes to it meanwhile.
+//! [`reader`](crate::ops::reader) lends the bytes where they are; see there for what has to hold.
 
 use std::collections::HashSet;
 use std::iter::FusedIterator;
@@ -26,7 +25,7 @@ pub(crate) const RECORDS_AHEAD: usize = 8;
 /// A live record, and when it expires.
 pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
 
-const MISMATCH: &str = "its checksum does not match";
+pub(crate) const MISMATCH: &str = "its checksum does not match";
 
 impl<M: Medium> Store<M> {
     /// The value of `key`, copied and verified. Expected O(1); takes no lock and stores to no shared memory
@@ -241,14 +240,6 @@ impl<M: Medium> Store<M> {
         Iter { pages: Pages::new(self) }
     }
 
-    /// Begins to read without copying; see [`Reader`].
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn reader(&self) -> Result<Reader<'_, M>> {
-        Ok(Reader { store: self, guard: self.enter()? })
-    }
-
     /// Brings a record of the usual length towards the cache.
     #[inline]
     pub(crate) fn prefetch(&self, word: u64) {
@@ -441,84 +432,3 @@ impl<M: Medium> Iterator for Iter<'_, M> {
 }
 
 impl<M: Medium> FusedIterator for Iter<'_, M> {}
-
-/// Reads without copying. While it lives, nothing that it could see is used again, so it should be
-/// short-lived: where [too much](crate::Options::reader_backlog) waits for it, mutations fail with
-/// [`Error::HeldUp`]. It stays on the thread that made it, which cannot close, check, sweep, purge
-/// or compact the store meanwhile: those answer [`Error::GuardHeld`].
-///
-/// ```
-/// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-/// map.put(b"key", b"value")?;
-/// let reader = map.reader()?;
-/// let entry = reader.get(b"key")?.unwrap();
-/// // SAFETY: the store has no file that others could write, and it is not damaged.
-/// let value: &[u8] = unsafe { entry.bytes() };
-/// assert_eq!(value, b"value");
-/// # Ok::<(), evermap::Error>(())
-/// ```
-pub struct Reader<'s, M: Medium = Mapped> {
-    store: &'s Store<M>,
-    guard: Guard<'s>,
-}
-
-impl<M: Medium> Reader<'_, M> {
-    /// The record of `key`, verified where it is. Expected O(1).
-    ///
-    /// # Errors
-    /// See [`Store`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Entry<'_, M>>> {
-        let key = self.store.key(key)?;
-        let Some((record, expires_at)) = self.store.find_to_read(key, &self.guard)? else {
-            return Ok(None);
-        };
-        if self.store.file.verify && !record.verify(self.store.map.header.owner()) {
-            self.store.met_damage();
-            return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
-        }
-        Ok(Some(Entry { record, expires_at }))
-    }
-}
-
-/// A record in its place.
-pub struct Entry<'r, M: Medium = Mapped> {
-    record: Record<'r, M>,
-    expires_at: u32,
-}
-
-impl<'r, M: Medium> Entry<'r, M> {
-    /// Length of the value, bytes.
-    pub fn value_len(&self) -> usize {
-        self.record.value_len()
-    }
-
-    /// The caller's own 32 bits.
-    pub fn flags(&self) -> u32 {
-        self.record.flags()
-    }
-
-    /// Identifies this version of the record.
-    pub fn cas(&self) -> u64 {
-        self.record.cas()
-    }
-
-    /// When it expires, in seconds since 1970; 0: never.
-    pub fn expires_at(&self) -> u32 {
-        self.expires_at
-    }
-
-    /// The bytes of the value, where they are.
-    ///
-    /// # Safety
-    ///
-    /// Nobody writes those bytes while the slice lives. The store itself does not: a published record is
-    /// immutable, and the reader keeps its block from being reused. What the caller has to answer for:
-    /// * no other program writes to the file, or cuts it off;
-    /// * the file is not damaged in such a way that another record or a part of the index overlaps this one.
-    ///   Checksums make that very unlikely, but cannot rule out a file whose pages are of different ages.
-    ///   Both hold for a [volatile](crate::Durability::Volatile) store.
-    pub unsafe fn bytes(&self) -> &'r [u8] {
-        // SAFETY: the caller's promise.
-        unsafe { self.record.value_slice() }
-    }
-}

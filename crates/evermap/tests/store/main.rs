@@ -17,6 +17,7 @@ mod maps;
 mod model;
 mod ordered;
 mod panics;
+mod refs;
 mod saved;
 mod space;
 mod sweep;
