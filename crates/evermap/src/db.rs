@@ -125,15 +125,20 @@ impl std::fmt::Debug for Evermap {
 
 impl Owner {
     fn start_threads(&self) -> std::io::Result<()> {
-        self.store.file.maintenance.set_kept();
-        self.start("evermap-keeper", Store::run_maintenance)?;
+        let is_read_only = self.store.file.read_only;
+        if !is_read_only {
+            self.store.file.maintenance.set_kept();
+            self.start("evermap-keeper", Store::run_maintenance)?;
+        }
         if self.store.wants_ordered_built() {
             self.start("evermap-order", |store| {
                 // Whatever goes wrong is in `stat`, and every scan says so.
                 let _ = store.build_ordered(ordered::default_threads());
             })?;
         }
-        for number in 0..self.store.recruit() {
+        // Without changes there are no notices.
+        let workers = if is_read_only { 0 } else { self.store.recruit() };
+        for number in 0..workers {
             self.start("evermap-notices", move |store| store.work_on_notices(number))?;
         }
         Ok(())
@@ -188,6 +193,9 @@ impl Drop for Owner {
 }
 
 fn open_store(path: &Path, options: &Options) -> Result<Store<Mapped>> {
+    if options.read_only {
+        return open_read_only(path, options);
+    }
     let mapped = mapped_options(options);
     let medium = open_medium(path, &mapped, options)?;
     let identity = medium.identity();
@@ -205,6 +213,27 @@ fn open_store(path: &Path, options: &Options) -> Result<Store<Mapped>> {
         }
         opened => opened,
     }
+}
+
+/// Opens what is in the file, and leaves the file as it is.
+fn open_read_only(path: &Path, options: &Options) -> Result<Store<Mapped>> {
+    let contradiction = match options {
+        Options { durability: Durability::Volatile, .. } => Some("a store in memory"),
+        Options { on_suspect: OnSuspect::Discard, .. } => Some("on_suspect = discard"),
+        _ => None,
+    };
+    if let Some(what) = contradiction {
+        let text = format!("read_only contradicts {what}; leave one of them out");
+        return Err(storage(ErrorKind::Config(text)));
+    }
+    let options = options.clone().create(false);
+    let medium = open_medium(path, &mapped_options(&options), &options)?;
+    let identity = medium.identity();
+    let store = open_whole(path, medium, identity, &options)?;
+    if !store.file.origin.clean {
+        return Err(Error::NotClosed { path: path.to_owned() });
+    }
+    Ok(store)
 }
 
 /// Whether the file is a store whose contents cannot be trusted.
@@ -241,7 +270,7 @@ fn mapped_options(options: &Options) -> MappedOptions {
         create: options.create,
         lock_wait: options.lock_wait,
         allocate_holes: options.allocate_holes,
-        read_only: false,
+        read_only: options.read_only,
     }
 }
 

@@ -28,6 +28,24 @@ pub enum Error {
         /// The limit, bytes.
         max: usize,
     },
+    /// A value that is written piece by piece has another length than was announced. Nothing was changed.
+    #[error("value of key \"{key}\" has {written} bytes instead of {expected}; nothing was stored")]
+    ValueLength {
+        /// The key, up to 64 bytes, with unprintable bytes escaped.
+        key: String,
+        /// The length that was announced, bytes.
+        expected: usize,
+        /// Bytes that came, those included that were too many.
+        written: usize,
+    },
+    /// What a value was to be read from failed. Nothing was changed.
+    #[error("reading the value failed after {read} bytes ({source}); nothing was stored")]
+    Source {
+        /// Bytes that had been read before.
+        read: usize,
+        /// Why.
+        source: std::io::Error,
+    },
     /// There is no store at this path, and [`Options::create`](crate::Options::create) was off.
     #[error("{}: no store here; open it with create to make one", path.display())]
     NotFound {
@@ -160,6 +178,18 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// The store was opened [read-only](crate::Options::read_only). Nothing was changed.
+    #[error("the store was opened read-only; open it for writing to change it")]
+    ReadOnly,
+    /// The store was to be opened [read-only](crate::Options::read_only), but was not closed in order, so that it
+    /// has to be recovered.
+    #[error(
+        "{}: the store was not closed; open it for writing once, to recover it, and close it", path.display()
+    )]
+    NotClosed {
+        /// The file.
+        path: PathBuf,
+    },
     /// The store was closed through another handle.
     #[error("the store was closed")]
     Closed,
@@ -208,6 +238,11 @@ impl Error {
     #[cold]
     pub(crate) fn damaged(key: &[u8], offset: u64, what: &'static str) -> Self {
         Error::Damaged { key: shown(key), offset, what }
+    }
+
+    #[cold]
+    pub(crate) fn value_length(key: &[u8], expected: usize, written: usize) -> Self {
+        Error::ValueLength { key: shown(key), expected, written }
     }
 
     #[cold]

@@ -12,7 +12,8 @@ use crate::maintenance::Maintenance;
 use crate::map::catalog::Maps;
 use crate::map::header::{Map, OpenContext};
 use crate::record::cas::CasCounter;
-use crate::{Durability, Options};
+use crate::record::partial::PartialBlocks;
+use crate::{Durability, Error, Options, Result};
 
 /// An open file, or memory that is used like one.
 pub(crate) struct File<M: Medium> {
@@ -20,6 +21,8 @@ pub(crate) struct File<M: Medium> {
     pub(crate) cas_counter: CasCounter,
     pub(crate) reservations: KeyReservations,
     pub(crate) clock: Time,
+    /// Whether nothing may be changed.
+    pub(crate) read_only: bool,
     pub(crate) verify: bool,
     /// Whether values may be borrowed from where they are: nothing outside of this store changes a byte, and
     /// no two records overlap.
@@ -27,6 +30,8 @@ pub(crate) struct File<M: Medium> {
     /// What the control words of records become that are unbound in this opening.
     pub(crate) tombstone: u64,
     pub(crate) maintenance: Maintenance,
+    /// Values that are being written piece by piece.
+    pub(crate) partial: PartialBlocks,
     pub(crate) origin: Origin,
     pub(crate) options: Options,
     pub(crate) closed: AtomicBool,
@@ -45,6 +50,18 @@ pub(crate) struct Origin {
 }
 
 impl<M: Medium> File<M> {
+    /// Begins a change.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `Storage` with `Forked` or `Poisoned`.
+    #[inline]
+    pub(crate) fn ensure_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        Ok(self.pool.region().ensure_writable()?)
+    }
+
     /// What maps are opened with.
     pub(crate) fn open_context(&self) -> OpenContext<'_, M> {
         OpenContext {

@@ -83,6 +83,7 @@ pub use ops::atomic::counter;
 pub use ops::read::Iter;
 pub use ops::reader::{Reader, ValueRef};
 pub use ops::scan::{KeyRange, Scan};
+pub use ops::stream::{ValueReader, ValueWriter};
 pub use options::{Durability, Options};
 pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};
 pub use record::VALUE_MAX;

@@ -67,6 +67,7 @@ impl FromStr for Durability {
 #[must_use]
 pub struct Options {
     pub(crate) create: bool,
+    pub(crate) read_only: bool,
     pub(crate) durability: Durability,
     pub(crate) capacity: u64,
     pub(crate) extent_size: u64,
@@ -96,6 +97,7 @@ impl Options {
         let RegionConfig { extent_size, capacity, seed } = RegionConfig::default();
         Options {
             create: true,
+            read_only: false,
             durability: Durability::Process,
             capacity,
             extent_size,
@@ -145,6 +147,36 @@ impl Options {
     /// Whether a store is made where there is none. On unless told otherwise.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
+        self
+    }
+
+    /// Whether the file is only read: it does not change, and need not be writable. Off by default.
+    ///
+    /// Any number of openings can read a file at a time, in this process and in others. Meanwhile nobody can open
+    /// it for writing, and while somebody has it open for writing, nobody can open it to read.
+    ///
+    /// All mutations fail with [`Error::ReadOnly`](crate::Error::ReadOnly). What has expired is absent, but is not
+    /// removed. A file that was not closed in order is refused with
+    /// [`Error::NotClosed`](crate::Error::NotClosed), because to recover it is to change it. What an opening and an
+    /// index usually note in the file while it is read stays in the memory of this process: that takes about as
+    /// much memory as the parts of the index that are looked at.
+    ///
+    /// ```
+    /// use evermap::{Error, Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(&path, Options::new())?;
+    /// map.put(b"key", b"value")?;
+    /// map.close()?;
+    ///
+    /// let map = Evermap::open(&path, Options::new().read_only(true))?;
+    /// let other = Evermap::open(&path, Options::new().read_only(true))?;
+    /// assert_eq!(map.get(b"key")?, other.get(b"key")?);
+    /// assert!(matches!(map.remove(b"key"), Err(Error::ReadOnly)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
         self
     }
 

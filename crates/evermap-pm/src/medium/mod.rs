@@ -83,6 +83,12 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         false
     }
 
+    /// Returns whether stores stay in this value and end with it: what is underneath does not change, and the
+    /// medium cannot grow.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// Makes at least `len` bytes usable; new bytes read as zero.
     ///
     /// # Errors

@@ -67,7 +67,7 @@ impl<M: Medium> Store<M> {
     /// Moves records together if that frees at least `least` bytes, and waits up to `patience` for readers to
     /// leave the old copies.
     pub(crate) fn move_together(&self, least: u64, patience: Duration) -> Result<u64> {
-        self.file.pool.region().ensure_writable()?;
+        self.file.ensure_writable()?;
         // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
         let Some(_sweeping) = self.file.maintenance.try_sweeping() else { return Ok(0) };
         if !matches!(

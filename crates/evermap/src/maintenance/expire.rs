@@ -209,7 +209,7 @@ impl<M: Medium> Store<M> {
     /// [`Error::GuardHeld`], and see [`Store`].
     pub fn purge(&self) -> Result<u64> {
         self.ensure_no_guard("purge")?;
-        self.file.pool.region().ensure_writable()?;
+        self.file.ensure_writable()?;
         let sweeping = self.file.maintenance.sweeping();
         self.walk_maps(&sweeping)
     }
@@ -256,7 +256,7 @@ impl<M: Medium> Store<M> {
 
     /// Removes what is known to have expired in any map that is open.
     pub(crate) fn purge_expired(&self) -> Result<u64> {
-        self.file.pool.region().ensure_writable()?;
+        self.file.ensure_writable()?;
         let (held, mut purged) = (self.file.clock.held(), 0);
         for store in self.open_maps() {
             // Beginning an operation carries out a flush that is due.

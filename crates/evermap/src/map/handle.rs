@@ -26,6 +26,7 @@ use crate::map::catalog::Maps;
 use crate::map::header::{Map, MapHeader, MapState, OpenContext};
 use crate::ordered::{KeyEvent, clear_saved};
 use crate::record::cas::CasCounter;
+use crate::record::partial::PartialBlocks;
 use crate::record::{Draft, Record, VALUE_MAX, control_of, record_bytes, tombstone_of};
 use crate::{Error, IndexKind, Meta, Options, Result};
 
@@ -172,12 +173,14 @@ impl<M: Medium> Store<M> {
             cas_counter,
             reservations: KeyReservations::new(),
             clock: Time::new(options.clock.clone()),
+            read_only: pool.medium().is_read_only(),
             verify: options.verify_reads || suspect,
             // What was created here is what this process has stored. For everything else there has to be a
             // promise, which cannot be meant for pages that may be of different ages.
             lends: !suspect
                 && (options.assumes_exclusive_file || was_created && pool.medium().is_exclusive()),
             tombstone: tombstone_of(pool.generation()),
+            partial: PartialBlocks::default(),
             origin: Origin {
                 durability: options.durability,
                 file_system: "memory".into(),
@@ -217,6 +220,13 @@ impl<M: Medium> Store<M> {
         let uncounted = self.close_maps();
         fence(SeqCst);
         file.pool.epoch().synchronize();
+        if file.read_only {
+            return Ok(());
+        }
+        // Nobody writes any more, and no record will come of them.
+        if !file.pool.medium().mutant("VW-2") {
+            file.partial.free_all(&file.pool);
+        }
         // What dropped maps had, and nobody has freed yet: saved as taken, it would be so for ever. Where the next opening
         // sweeps, it finds out.
         if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
@@ -297,7 +307,7 @@ impl<M: Medium> Store<M> {
     #[inline]
     pub(crate) fn enter_writing(&self) -> Result<Guard<'_>> {
         // Before anything is allocated: in a forked child even a block is not ours to write.
-        self.file.pool.region().ensure_writable()?;
+        self.file.ensure_writable()?;
         self.enter()
     }
 

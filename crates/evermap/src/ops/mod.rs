@@ -6,4 +6,5 @@ pub(crate) mod read;
 pub(crate) mod reader;
 pub(crate) mod reentry;
 pub(crate) mod scan;
+pub(crate) mod stream;
 pub(crate) mod write;

@@ -107,8 +107,8 @@ impl<M: Medium> Store<M> {
 /// # Ok::<(), evermap::Error>(())
 /// ```
 pub struct Reader<'s, M: Medium = Mapped> {
-    store: &'s Store<M>,
-    guard: Guard<'s>,
+    pub(crate) store: &'s Store<M>,
+    pub(crate) guard: Guard<'s>,
 }
 
 impl<M: Medium> Reader<'_, M> {

@@ -1,6 +1,7 @@
 //! Crashes the store everywhere.
 
 use std::collections::{HashMap, HashSet};
+use std::io::Write;
 use std::sync::Mutex;
 
 use crate::common::{self, value_of};
@@ -177,7 +178,8 @@ impl Live {
         };
         let number = history.map.begin(&self.sim, key, op);
         let outcome = match choice {
-            0..=7 => store.put_with(name, &value, meta),
+            0..=5 => store.put_with(name, &value, meta),
+            6 | 7 => self.put_by_pieces(name, &value, choice == 7),
             8 | 9 => store.insert(name, &value, meta),
             10 => store.update(name, &value, meta),
             11 => store.compare_exchange(name, cas, &value, meta),
@@ -190,6 +192,36 @@ impl Live {
             _ => store.get(name).map(|_| Outcome::Absent),
         };
         self.answered(history, number, before, outcome)
+    }
+
+    /// Writes a value in two pieces, while others are being written, one of which is discarded.
+    fn put_by_pieces(&self, name: &[u8], value: &[u8], finish: bool) -> evermap::Result<Outcome> {
+        let (store, meta) = (&self.store, Meta::default());
+        let (first, second) = value.split_at(value.len() / 2);
+        let mut discarded = store.value_writer(name, 100, meta)?;
+        discarded.write_all(&[1; 60]).expect("not too long");
+        let mut writer = store.value_writer(name, value.len(), meta)?;
+        writer.write_all(first).expect("not too long");
+        if finish {
+            discarded.write_all(&[1; 40]).expect("not too long");
+        }
+        drop(discarded);
+        writer.write_all(second).expect("not too long");
+        writer.finish()
+    }
+
+    /// Closes the store while a value is being written.
+    fn close_while_writing(&self) -> Result<(), String> {
+        let mut writer = match self.store.value_writer(LOG, 3000, Meta::default()) {
+            Err(error) if error.is_no_space() => return self.store.close().map_err(text),
+            writer => writer.map_err(text)?,
+        };
+        writer.write_all(&[1; 2000]).map_err(text)?;
+        self.store.close().map_err(text)?;
+        match writer.write_all(&[1; 1000]) {
+            Err(_) => Ok(()),
+            Ok(()) => Err("a closed store was written to".into()),
+        }
     }
 
     /// Notes what came of a call.
@@ -461,7 +493,7 @@ impl Subject for Workload {
         live.steps(&history, &mut rng, part / 2)?;
         live.store.recover().map_err(text)?;
         live.steps(&history, &mut rng, part / 2)?;
-        live.store.close().map_err(text)?;
+        live.close_while_writing()?;
         drop(live);
         Live::open(sim, self)?.steps(&history, &mut rng, part)?;
         Ok(history)
@@ -601,6 +633,19 @@ fn mistakes_in_batches_are_found() {
         let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
         assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
         println!("{mistake}: {fate:?}");
+    }
+}
+
+/// A record whose value came in pieces is published before the value is durable (1), and an orderly close saves as
+/// taken what was being written (2).
+#[test]
+fn mistakes_in_values_that_come_in_pieces_are_found() {
+    let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
+    for mistake in ["VW-1", "VW-2"] {
+        let config = config(Model::Adr, 20_000);
+        let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
+        println!("{mistake}: {fate:?}");
+        assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
     }
 }
 

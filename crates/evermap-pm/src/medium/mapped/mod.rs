@@ -274,11 +274,6 @@ impl Mapped {
         pages::report(base..base + self.mapping.bytes() as usize)
     }
 
-    /// Returns whether the file is [only read](MappedOptions::read_only).
-    pub fn is_read_only(&self) -> bool {
-        self.file.as_ref().is_some_and(File::is_read_only)
-    }
-
     fn granule(&self) -> u64 {
         self.file.as_ref().map_or(4096, File::granule)
     }
@@ -375,6 +370,10 @@ unsafe impl Medium for Mapped {
 
     fn is_exclusive(&self) -> bool {
         self.file.is_none()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.file.as_ref().is_some_and(File::is_read_only)
     }
 
     fn grow(&self, len: u64) -> Result<()> {
