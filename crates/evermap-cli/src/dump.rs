@@ -1,6 +1,7 @@
 //! `evermap dump`
 
 use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use evermap::Item;
@@ -30,7 +31,7 @@ impl Dump {
         let walked = map.for_each(|item| output.write(item));
         let answer = output.finish();
         // In order too where nobody reads on.
-        map.close()?;
+        map.db().clone().close()?;
         walked?;
         answer
     }
@@ -51,8 +52,8 @@ impl Output {
         Output { format, out, line: Vec::new(), written: Ok(()), damaged: 0 }
     }
 
-    /// Writes a record as a line, or tells of its damage; answers whether it makes sense to go on.
-    pub(crate) fn write(&mut self, item: evermap::Result<Item<'_>>) -> bool {
+    /// Writes a record as a line, or reports its damage. Breaks if the output takes no more.
+    pub(crate) fn write(&mut self, item: evermap::Result<Item<'_>>) -> ControlFlow<()> {
         match item {
             Ok(item) => {
                 self.line.clear();
@@ -64,7 +65,7 @@ impl Output {
                 let _ = writeln!(io::stderr(), "evermap: {error}");
             }
         }
-        self.written.is_ok()
+        if self.written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
     /// Writes what is left, and answers whether all records were sound.

@@ -38,7 +38,7 @@ fn name_options(error: &evermap::Error) -> String {
 impl From<evermap::Error> for Failure {
     fn from(error: evermap::Error) -> Self {
         match error {
-            evermap::Error::NotFound { path } => Failure::Other(format!(
+            evermap::Error::NotFound { path: Some(path) } => Failure::Other(format!(
                 "{}: no store here; `evermap put`, `load` or `serve` makes one",
                 path.display()
             )),

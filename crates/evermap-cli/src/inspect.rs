@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use evermap::{CheckReport, OrderedStat, Stat};
+use evermap::{CheckReport, OrderedStat, SpaceStat, Stat};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -32,11 +32,11 @@ impl StatCommand {
         if self.ordered {
             map.build_ordered(1)?;
         }
-        let stat = map.stat()?;
-        map.close()?;
+        let (stat, space) = (map.stat(), map.space()?);
+        map.db().clone().close()?;
         match self.json {
-            true => say(&stat_as_json(&stat))?,
-            false => say(&stat.to_string().trim_end())?,
+            true => say(&stat_as_json(&stat, &space))?,
+            false => say(&format!("{stat}{space}").trim_end())?,
         }
         Ok(DONE)
     }
@@ -59,9 +59,9 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let map = self.store.open()?;
-        let report = map.check(self.deep)?;
-        map.close()?;
+        let db = self.store.open()?;
+        let report = db.check(self.deep)?;
+        db.close()?;
         match self.json {
             true => say(&report_as_json(&report))?,
             false => say(&report)?,
@@ -76,7 +76,7 @@ pub(crate) fn say(text: &dyn Display) -> Result<(), Failure> {
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
-fn stat_as_json(stat: &Stat) -> Value {
+fn stat_as_json(stat: &Stat, space: &SpaceStat) -> Value {
     json!({
         "path": stat.path.as_ref().map(|path| path.to_string_lossy()),
         "file_system": stat.file_system,
@@ -88,17 +88,17 @@ fn stat_as_json(stat: &Stat) -> Value {
         "records": stat.records.value,
         "record_bytes": stat.record_bytes.value,
         "counts_exact": stat.records.exact,
-        "allocated_bytes": stat.allocated_bytes,
-        "extent_bytes": stat.extent_bytes,
-        "closed_bytes": stat.closed_bytes,
+        "allocated_bytes": space.allocated_bytes,
+        "extent_bytes": space.extent_bytes,
+        "closed_bytes": space.closed_bytes,
         "file_bytes": stat.file_bytes,
         "extent_size": stat.extent_size,
-        "load_factor": stat.load_factor,
-        "segments": stat.segments,
-        "depth": stat.depth,
-        "splits": stat.splits,
-        "merges": stat.merges,
-        "recovered": stat.recovered,
+        "load_factor": space.load_factor,
+        "segments": space.segments,
+        "depth": space.depth,
+        "splits": space.splits,
+        "merges": space.merges,
+        "recovered": space.recovered,
         "generation": stat.generation,
         "clean_open": stat.clean_open,
         "suspect": stat.suspect,
@@ -108,7 +108,7 @@ fn stat_as_json(stat: &Stat) -> Value {
         "flush_mark": stat.flush_mark,
         "flush_due": stat.flush_due,
         "damage_met": stat.damage_met,
-        "heap_faults": stat.heap_faults,
+        "heap_faults": space.heap_faults,
     })
 }
 

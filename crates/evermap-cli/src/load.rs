@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use evermap::{Error, Evermap, IndexKind};
+use evermap::{Error, IndexKind, Map};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressStyle};
 
 use crate::failure::Failure;
@@ -69,7 +69,7 @@ impl Load {
         let loaded = loading.run(format, self.skip_bad);
         let (told, bad) = (loading.summary(), loading.bad);
         // In order too where something went wrong: what was loaded stays.
-        map.close()?;
+        map.db().clone().close()?;
         loaded?;
         let _ = writeln!(io::stderr(), "{told}");
         Ok(if bad == 0 { DONE } else { NO })
@@ -93,7 +93,7 @@ fn progress_bar(bytes: Option<u64>) -> ProgressBar {
 }
 
 struct Loading<'a> {
-    map: &'a Evermap,
+    map: &'a Map,
     lines: Lines<BufReader<ProgressBarIter<Box<dyn Read>>>>,
     /// Of the input.
     name: String,

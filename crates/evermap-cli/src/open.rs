@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use evermap::{Evermap, IndexKind, MapOptions, Options};
+use evermap::{Evermap, IndexKind, Map, MapOptions, Options};
 
 use crate::failure::Failure;
 
@@ -70,24 +70,24 @@ impl StoreArguments {
 
 impl MapArguments {
     /// Opens a map that must be there.
-    pub(crate) fn open(&self) -> Result<Evermap, Failure> {
+    pub(crate) fn open(&self) -> Result<Map, Failure> {
         self.map_of(self.store.open()?, false)
     }
 
     /// Opens a map that must be there, with an ordered index.
-    pub(crate) fn open_ordered(&self) -> Result<Evermap, Failure> {
+    pub(crate) fn open_ordered(&self) -> Result<Map, Failure> {
         self.map_of(self.store.open_with(Options::new().create(false).ordered(true))?, false)
     }
 
     /// Opens a map, or makes it and the store with such an index.
-    pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Evermap, Failure> {
+    pub(crate) fn open_or_create(&self, index: IndexKind) -> Result<Map, Failure> {
         self.map_of(self.store.open_with(Options::new().index(index))?, true)
     }
 
-    fn map_of(&self, store: Evermap, create: bool) -> Result<Evermap, Failure> {
+    fn map_of(&self, db: Evermap, create: bool) -> Result<Map, Failure> {
         match &self.map {
-            None => Ok(store),
-            Some(name) => Ok(store.map(name, MapOptions::new().create(create))?),
+            None => Ok(db.default_map()),
+            Some(name) => Ok(db.map(name, MapOptions::new().create(create))?),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use evermap::{Evermap, IndexKind, Options, Summary};
+use evermap::{Evermap, IndexKind, Options, Stat};
 use evermap_server::server::{ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX};
 use evermap_server::{Config, Port, Server};
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -88,13 +88,14 @@ impl Arguments {
         raise_descriptor_limit(&config);
         let port = take_port(self.listen, path.as_deref())?;
         let began = Instant::now();
-        let map = self.open(path.as_deref())?;
+        let db = self.open(path.as_deref())?;
         let took = began.elapsed();
         let file = path.as_deref().and_then(ServedFile::opened);
         let port = port.map_or_else(|| take_port_of_predecessor(self.listen), Ok)?;
-        let server = Server::start_on(port, Arc::new(map.clone()), config).map_err(port_failed)?;
+        let server =
+            Server::start_on(port, Arc::new(db.default_map()), config).map_err(port_failed)?;
         // Nobody may be listening, and the server goes on without.
-        let _ = writeln!(io::stdout(), "{}", ready(&map.summary(), server.local_addr(), took));
+        let _ = writeln!(io::stdout(), "{}", ready(&db.stat(), server.local_addr(), took));
         std::thread::scope(|scope| {
             let (stop, stopped) = channel();
             let server = &server;
@@ -106,7 +107,7 @@ impl Arguments {
             server.join();
         });
         drop(server);
-        Ok(map.close()?)
+        Ok(db.close()?)
     }
 
     fn config(&self) -> Result<Config, Failure> {
@@ -146,7 +147,7 @@ impl Arguments {
         }
         Ok(match path {
             Some(path) => Evermap::open(path, options)?,
-            None => Evermap::open("", options.durability(evermap::Durability::Volatile))?,
+            None => Evermap::in_memory(options)?,
         })
     }
 }
@@ -239,7 +240,7 @@ fn is_locked(path: &Path) -> bool {
 }
 
 /// What is said when clients can come.
-fn ready(store: &Summary, address: SocketAddr, took: Duration) -> String {
+fn ready(store: &Stat, address: SocketAddr, took: Duration) -> String {
     let took = took.as_secs_f64() * 1e3;
     let Some(path) = &store.path else {
         return format!("ready on {address}: an empty store in memory, gone at exit");

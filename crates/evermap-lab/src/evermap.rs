@@ -1,6 +1,8 @@
 //! Evermap's own store.
 
-use evermap::{Evermap, Options};
+use std::ops::ControlFlow;
+
+use evermap::{Evermap, Map, Options};
 
 use crate::LabError;
 use crate::indexed::{Stage, nameless};
@@ -35,7 +37,7 @@ fn build(
 
 /// The store, and where it is.
 struct Opened {
-    map: Evermap,
+    map: Map,
     place: Place,
     ordered: bool,
 }
@@ -45,21 +47,18 @@ impl Opened {
         let stage = Stage { name, guards: Guards::PerOperation, setup };
         let (capacity, place) = (stage.capacity(), stage.place());
         let options = Options::new().capacity(capacity).seed(0).ordered(ordered);
-        let map = match &setup.file {
-            _ if setup.medium == MediumKind::Dram => {
-                let options = Options::volatile().capacity(capacity).seed(0).ordered(ordered);
-                Evermap::open("", options)?
-            }
+        let db = match &setup.file {
+            _ if setup.medium == MediumKind::Dram => Evermap::in_memory(options)?,
             File::New(path) => Evermap::open(path, options)?,
             File::Existing(path) => Evermap::open(path, options.create(false))?,
             File::Nameless => {
                 let path = nameless(&setup.location);
-                let map = Evermap::open(&path, options)?;
+                let db = Evermap::open(&path, options)?;
                 std::fs::remove_file(&path)?;
-                map
+                db
             }
         };
-        Ok(Opened { map, place, ordered })
+        Ok(Opened { map: db.default_map(), place, ordered })
     }
 }
 
@@ -84,7 +83,7 @@ impl Store for Opened {
                 Ok(item) => each(place, item.value),
                 Err(error) => failure = Some(error),
             }
-            failure.is_none()
+            if failure.is_none() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         failure.map_or(Ok(()), |error| Err(error.into()))
     }
@@ -111,7 +110,7 @@ impl Store for Opened {
                 Ok(item) => each(item.key, item.value),
                 Err(error) => failure = Some(error),
             }
-            failure.is_none()
+            if failure.is_none() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         failure.map_or(Ok(()), |error| Err(error.into()))
     }
@@ -121,12 +120,12 @@ impl Store for Opened {
     }
 
     fn size(&self) -> Result<Size> {
-        let stat = self.map.stat()?;
+        let (stat, space) = (self.map.stat(), self.map.space()?);
         Ok(Size {
             len: Some(stat.records.value),
-            load_factor: Some(stat.load_factor),
+            load_factor: Some(space.load_factor),
             dram_bytes: stat.ordered.as_ref().map(|ordered| ordered.bytes),
-            pm_bytes: Some(stat.allocated_bytes),
+            pm_bytes: Some(space.allocated_bytes),
         })
     }
 

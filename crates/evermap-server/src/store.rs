@@ -4,26 +4,29 @@
 //! Nothing is evicted: a full store refuses what would not fit.
 
 use std::fmt::Display;
+use std::ops::ControlFlow;
 
-use evermap::{Edit, Error, Evermap, Meta, Outcome};
-use evermap_pm::ErrorKind;
+use evermap::{Edit, Error, ErrorKind, Map, Meta, Outcome};
 
 use crate::cache::{
     Arithmetic, Cache, CacheError, Item, Side, StoreMode, StoreOutcome, apply_delta,
 };
 
-impl Cache for Evermap {
+impl Cache for Map {
     fn get_many(
         &self,
         keys: &[&[u8]],
         hit: &mut dyn FnMut(usize, Item<'_>) -> bool,
     ) -> Result<(), CacheError> {
         let mut failed = None;
-        (**self).get_many(keys, |i, found| match found {
-            Ok(item) => show(&item, |item| hit(i, item)),
+        Map::get_many(self, keys, |i, found| match found {
+            Ok(item) => match show(&item, |item| hit(i, item)) {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            },
             Err(error) => {
                 failed = Some(error);
-                false
+                ControlFlow::Break(())
             }
         })?;
         failed.map_or(Ok(()), |error| Err(error.into()))
@@ -35,7 +38,7 @@ impl Cache for Evermap {
         expiry: u32,
         hit: &mut dyn FnMut(Item<'_>),
     ) -> Result<bool, CacheError> {
-        Ok((**self).get_and_touch(key, expiry, |item| show(&item, hit))?.is_some())
+        Ok(Map::get_and_touch(self, key, expiry_of(expiry), |item| show(&item, hit))?.is_some())
     }
 
     fn store(
@@ -46,12 +49,15 @@ impl Cache for Evermap {
         expiry: u32,
         mode: StoreMode,
     ) -> Result<StoreOutcome, CacheError> {
-        let meta = Meta { flags, expires_at: expiry };
+        let meta = Meta::new().with_flags(flags).with_expiry(expiry_of(expiry));
         let outcome = match mode {
-            StoreMode::Set => self.put_with(key, value, meta),
-            StoreMode::Add => self.insert(key, value, meta),
-            StoreMode::Replace => self.update(key, value, meta),
-            StoreMode::Cas(cas) => self.compare_exchange(key, cas, value, meta),
+            StoreMode::Set => {
+                self.put_with(key, value, meta)?;
+                return Ok(StoreOutcome::Stored);
+            }
+            StoreMode::Add => self.try_insert_with(key, value, meta),
+            StoreMode::Replace => self.replace_with(key, value, meta),
+            StoreMode::Cas(cas) => self.compare_exchange_with(key, cas, value, meta),
         }?;
         Ok(match (outcome, mode) {
             (Outcome::Inserted { .. } | Outcome::Updated { .. }, _) => StoreOutcome::Stored,
@@ -68,30 +74,27 @@ impl Cache for Evermap {
         side: Side,
         value_max: usize,
     ) -> Result<StoreOutcome, CacheError> {
-        let mut too_large = false;
-        let outcome = self.modify(key, |item| {
-            // Asked again where another thread was faster, so the answer of before means nothing.
-            too_large = false;
+        let mut outcome = Ok(StoreOutcome::NotStored);
+        self.modify(key, |item| {
+            // Called again if another thread was faster, so what an earlier call decided means nothing.
+            outcome = Ok(StoreOutcome::NotStored);
             let Some(item) = item else { return Edit::Keep };
             if item.value.len() + data.len() > value_max {
-                too_large = true;
+                outcome = Err(CacheError::TooLarge);
                 return Edit::Keep;
             }
+            outcome = Ok(StoreOutcome::Stored);
             Edit::Value(match side {
                 Side::Append => [item.value, data].concat(),
                 Side::Prepend => [data, item.value].concat(),
             })
         })?;
-        match outcome {
-            _ if too_large => Err(CacheError::TooLarge),
-            Outcome::Updated { .. } => Ok(StoreOutcome::Stored),
-            _ => Ok(StoreOutcome::NotStored),
-        }
+        outcome
     }
 
     fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError> {
         let mut answer = Arithmetic::NotFound;
-        let _ = self.modify(key, |item| {
+        self.modify(key, |item| {
             let Some(item) = item else {
                 answer = Arithmetic::NotFound;
                 return Edit::Keep;
@@ -116,28 +119,28 @@ impl Cache for Evermap {
     }
 
     fn touch(&self, key: &[u8], expiry: u32) -> Result<bool, CacheError> {
-        Ok((**self).touch(key, expiry)?)
+        Ok(Map::touch(self, key, expiry_of(expiry))?)
     }
 
     fn flush_all(&self, at: Option<u32>) -> Result<(), CacheError> {
-        Ok((**self).flush_all(at)?)
+        Ok(Map::flush_all(self, at.map(u64::from))?)
     }
 
     /// Under memcached's names where it has them; `limit_maxbytes` is 0 where there is no limit.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
-        let summary = self.summary();
-        each("curr_items", &summary.records.value);
-        each("bytes", &summary.record_bytes.value);
-        each("limit_maxbytes", &summary.max_bytes.unwrap_or(0));
+        let stat = self.stat();
+        each("curr_items", &stat.records.value);
+        each("bytes", &stat.record_bytes.value);
+        each("limit_maxbytes", &stat.max_bytes.unwrap_or(0));
         each("evictions", &0);
-        each("evermap_file_bytes", &summary.file_bytes);
-        each("evermap_durability", &summary.durability);
-        each("evermap_generation", &summary.generation);
-        each("evermap_clean_open", &u8::from(summary.clean_open));
-        each("evermap_counts_exact", &u8::from(summary.records.exact));
-        each("evermap_sweep", &summary.sweep);
-        each("evermap_damage_met", &summary.damage_met);
-        if let Some(ordered) = &summary.ordered {
+        each("evermap_file_bytes", &stat.file_bytes);
+        each("evermap_durability", &stat.durability);
+        each("evermap_generation", &stat.generation);
+        each("evermap_clean_open", &u8::from(stat.clean_open));
+        each("evermap_counts_exact", &u8::from(stat.records.exact));
+        each("evermap_sweep", &stat.sweep);
+        each("evermap_damage_met", &stat.damage_met);
+        if let Some(ordered) = &stat.ordered {
             each("evermap_ordered", &ordered.state);
             each("evermap_ordered_keys", &ordered.keys);
             each("evermap_ordered_bytes", &ordered.bytes);
@@ -145,6 +148,11 @@ impl Cache for Evermap {
             each("evermap_ordered_notices_waiting", &ordered.notices_waiting);
         }
     }
+}
+
+/// When a record expires, given what the protocol says: 0 is never.
+fn expiry_of(expiry: u32) -> Option<u64> {
+    (expiry != 0).then_some(u64::from(expiry))
 }
 
 /// Shows a record of the store as an item of the cache.
@@ -159,7 +167,7 @@ impl From<Error> for CacheError {
             Error::KeyTooLong { .. } | Error::ValueTooLong { .. } => CacheError::TooLarge,
             error if error.is_no_space() => CacheError::OutOfMemory,
             error => match error.kind() {
-                Some(ErrorKind::Poisoned) => CacheError::Poisoned,
+                ErrorKind::Poisoned => CacheError::Poisoned,
                 _ => CacheError::Other(error.to_string()),
             },
         }

@@ -138,8 +138,8 @@ proptest! {
 
     #[test]
     fn the_store_replies_as_the_model_does(steps in vec(step(), 1..120)) {
-        let clock = Clock::manual(NOW);
-        let map = Evermap::open("", Options::volatile().capacity(4 << 30).clock(clock.clone())).unwrap();
+        let clock = Clock::manual(u64::from(NOW));
+        let map = Evermap::in_memory(Options::new().capacity(4 << 30).clock(clock.clone())).unwrap().default_map();
         let model = std::cell::RefCell::new(Talk::new(ITEM_SIZE_MAX, 2000));
         let store = std::cell::RefCell::new(Talk::with(map, ITEM_SIZE_MAX, 2000));
         let mut at_model = Client::new(|request| ask(&mut model.borrow_mut(), request));
@@ -148,7 +148,7 @@ proptest! {
             if let Step::Wait(seconds) = step {
                 let now = model.borrow().now + seconds;
                 model.borrow().cache.set_now(now);
-                clock.set(now);
+                clock.set(u64::from(now));
                 model.borrow_mut().now = now;
                 store.borrow_mut().now = now;
             }
@@ -177,7 +177,7 @@ fn the_store_replies_as_the_model_does_over_sockets() {
     use proptest::test_runner::TestRunner;
 
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let config = Config {
         listen: ([127, 0, 0, 1], 0).into(),
         threads: 2,
@@ -215,7 +215,9 @@ fn the_store_replies_as_the_model_does_over_sockets() {
 
 #[test]
 fn a_full_store_says_so_and_drops_what_was_to_be_replaced() {
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30).max_bytes(100_000)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30).max_bytes(100_000))
+        .unwrap()
+        .default_map();
     let mut talk = Talk::with(map, 1 << 20, 1 << 20);
     let set = |key: &str, len: usize| {
         [format!("set {key} 0 0 {len}\r\n").as_bytes(), &vec![b'x'; len], b"\r\n"].concat()
@@ -236,13 +238,13 @@ fn a_full_store_says_so_and_drops_what_was_to_be_replaced() {
 
 #[test]
 fn errors_of_the_store_are_errors_of_the_cache() {
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let other = map.clone();
     assert_eq!(
         Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
         Err(CacheError::TooLarge)
     );
-    other.close().unwrap();
+    other.db().clone().close().unwrap();
     let closed = CacheError::Other("the store was closed".into());
     assert_eq!(Cache::get_many(&map, &[b"a"], &mut |_, _| true), Err(closed.clone()));
     assert_eq!(Cache::delete(&map, b"a"), Err(closed));
@@ -253,7 +255,7 @@ fn errors_of_the_store_are_errors_of_the_cache() {
 fn changes_of_one_item_by_many_clients_are_atomic() {
     const CLIENTS: usize = 4;
     const ROUNDS: usize = 500;
-    let map = Evermap::open("", Options::volatile().capacity(4 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     for (key, value) in [("number", "0"), ("list", "")] {
         map.put(key.as_bytes(), value.as_bytes()).unwrap();
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap::{Evermap, KeyRange, Options};
+use evermap::{Evermap, KeyRange, Map, Options};
 use tokio::task::{JoinSet, spawn_blocking};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -31,7 +31,7 @@ async fn blocking<R: Send + 'static>(
 
 /// Serves a request. The calls take microseconds and wait for no disk, so they need no thread of their own; a task
 /// that makes many of them lets others run now and then.
-async fn serve(map: Evermap, request: u64) -> Result<(), Failure> {
+async fn serve(map: Map, request: u64) -> Result<(), Failure> {
     for number in 0..WRITES {
         let key = format!("{request:04}/{number:06}");
         map.put(key.as_bytes(), b"value")?;
@@ -48,7 +48,7 @@ async fn serve(map: Evermap, request: u64) -> Result<(), Failure> {
 
 /// The next pairs of a range, and what is left of it. A scan borrows the store and cannot leave the thread with it; the
 /// rest of its range can.
-fn page(map: &Evermap, range: KeyRange) -> evermap::Result<(Vec<Pair>, KeyRange)> {
+fn page(map: &Map, range: KeyRange) -> evermap::Result<(Vec<Pair>, KeyRange)> {
     let mut scan = map.scan(range)?.limit(PAGE);
     let pairs = scan.by_ref().collect::<evermap::Result<_>>()?;
     Ok((pairs, scan.rest()))
@@ -56,7 +56,7 @@ fn page(map: &Evermap, range: KeyRange) -> evermap::Result<(Vec<Pair>, KeyRange)
 
 /// Counts the records under a prefix, a page at a time: between two pages the task may wait for anything, such as a
 /// client that reads slowly.
-async fn count(map: &Evermap, prefix: &str) -> Result<usize, Failure> {
+async fn count(map: &Map, prefix: &str) -> Result<usize, Failure> {
     let mut range = KeyRange::prefix(prefix);
     let mut count = 0;
     loop {
@@ -77,7 +77,7 @@ async fn main() -> Result<(), Failure> {
     let path = named.map_or_else(|| directory.path().join("map"), Into::into);
     // Opening waits for a process that holds the file but is dying.
     let options = Options::new().ordered(true);
-    let map = blocking(move || Evermap::open(path, options)).await?;
+    let map = blocking(move || Evermap::open(path, options)).await?.default_map();
 
     let served = Arc::new(AtomicU64::new(0));
     let mut requests = JoinSet::new();
@@ -98,6 +98,6 @@ async fn main() -> Result<(), Failure> {
 
     // A purge walks over all records; closing waits for operations and readers that are still there.
     let purging = map.clone();
-    println!("{} records had expired", blocking(move || purging.purge()).await?);
-    blocking(move || map.close()).await
+    println!("{} records had expired", blocking(move || purging.db().purge()).await?);
+    blocking(move || map.db().clone().close()).await
 }

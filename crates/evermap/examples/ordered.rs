@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::hint::black_box;
+use std::ops::ControlFlow;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -59,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 None => Options::new(),
             };
             let _ = std::fs::remove_file(path);
-            let map = Evermap::open(path, options())?;
+            let map = Evermap::open(path, options())?.default_map();
             let mut note = |phase: usize, nanos: f64| {
                 figures.entry((phase, way)).or_default().push(nanos);
             };
@@ -85,7 +86,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                         for number in range {
                             let from = scattered(number * 31);
                             let mut scan = map.scan(&from[..]..).expect("scan").limit(SHORT);
-                            scan.visit(|item| black_box(item).is_ok()).expect("scan");
+                            scan.visit(|item| {
+                                black_box(item).expect("sound");
+                                ControlFlow::Continue(())
+                            })
+                            .expect("scan");
                         }
                     }) / SHORT as f64,
                 );
@@ -93,16 +98,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let mut seen = 0;
                 map.scan(..)?.visit(|item| {
                     seen += u64::from(black_box(item).is_ok());
-                    true
+                    ControlFlow::Continue(())
                 })?;
                 assert_eq!(seen, records);
                 note(4, began.elapsed().as_nanos() as f64 / records as f64);
             }
-            map.close()?;
-            let map = Evermap::open(path, options())?;
+            map.db().clone().close()?;
+            let map = Evermap::open(path, options())?.default_map();
             if notices.is_some() {
                 map.build_ordered(1)?;
-                let Some(OrderedState::Ready(took)) = map.summary().ordered.map(|o| o.state) else {
+                let Some(OrderedState::Ready(took)) = map.stat().ordered.map(|o| o.state) else {
                     return Err("not built".into());
                 };
                 note(5, took.as_nanos() as f64 / records as f64);
@@ -117,7 +122,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     }
                 }),
             );
-            map.close()?;
+            map.db().clone().close()?;
         }
     }
     println!("ns each, {records} records, {threads} threads, values of {} bytes", value.len());

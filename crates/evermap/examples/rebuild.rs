@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use evermap::{Evermap, Options, OrderedState, SweepState};
+use evermap::{Evermap, Map, Options, OrderedState, SweepState};
 
 mod keys;
 
@@ -25,7 +25,7 @@ const VALUE: usize = 256;
 
 /// What the child does: sees to it that all records are there, says so, and waits to be killed.
 fn fill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
-    let map = Evermap::open(path, Options::new())?;
+    let map = Evermap::open(path, Options::new())?.default_map();
     for number in map.len().value..records {
         map.put(&key(number), &[7; VALUE])?;
     }
@@ -52,9 +52,9 @@ fn kill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
 }
 
 /// Waits until the ordered index is built; answers how long that took. Does not ask for what takes a walk over the index.
-fn built(map: &Evermap) -> Result<Duration, Box<dyn Error + Send + Sync>> {
+fn built(map: &Map) -> Result<Duration, Box<dyn Error + Send + Sync>> {
     loop {
-        match map.summary().ordered.map(|ordered| ordered.state) {
+        match map.stat().ordered.map(|ordered| ordered.state) {
             Some(OrderedState::Ready(took)) => return Ok(took),
             Some(OrderedState::Failed(why)) => return Err(why.into()),
             Some(_) => std::thread::sleep(Duration::from_millis(10)),
@@ -64,7 +64,7 @@ fn built(map: &Evermap) -> Result<Duration, Box<dyn Error + Send + Sync>> {
 }
 
 /// Looks up keys in random order until `over`; answers how many a second, and how long each took, in nanoseconds.
-fn read(map: &Evermap, records: u64, over: &AtomicBool) -> evermap::Result<(f64, Vec<u32>)> {
+fn read(map: &Map, records: u64, over: &AtomicBool) -> evermap::Result<(f64, Vec<u32>)> {
     let mut nanos = Vec::with_capacity(1 << 24);
     let (mut state, mut value) = (1u64, Vec::new());
     let began = Instant::now();
@@ -108,20 +108,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (records, rounds) = (number(1, 5_000_000)?, number(2, 3)?);
     for round in 0..rounds {
         kill(path, records)?;
-        let map = Evermap::open(path, Options::new().ordered(true))?;
+        let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let alone = built(&map).map_err(|error| error.to_string())?;
         println!("round {}: building with nobody reading: {}", round + 1, rate(records, alone));
 
         let began = Instant::now();
-        map.close()?;
+        map.db().clone().close()?;
         println!("an orderly stop, which saves the keys: {:.2} s", began.elapsed().as_secs_f64());
-        let map = Evermap::open(path, Options::new().ordered(true))?;
+        let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let loaded = built(&map).map_err(|error| error.to_string())?;
         println!("building from those: {}", rate(records, loaded));
         drop(map);
 
         kill(path, records)?;
-        let map = Evermap::open(path, Options::new().ordered(true))?;
+        let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let over = AtomicBool::new(false);
         let (took, reads) = std::thread::scope(|scope| {
             let building = scope.spawn(|| {
@@ -139,9 +139,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         drop(map);
 
         kill(path, records)?;
-        let map = Evermap::open(path, Options::new())?;
+        let map = Evermap::open(path, Options::new())?.default_map();
         timed(&map, records, took, "reads without an index")?;
-        while matches!(map.summary().sweep, SweepState::Pending | SweepState::Running) {
+        while matches!(map.stat().sweep, SweepState::Pending | SweepState::Running) {
             std::thread::sleep(Duration::from_millis(10));
         }
         timed(&map, records, took, "the same, later")?;
@@ -158,7 +158,7 @@ fn rate(records: u64, took: Duration) -> String {
 }
 
 /// Reads for so long.
-fn timed(map: &Evermap, records: u64, long: Duration, what: &str) -> Result<(), Box<dyn Error>> {
+fn timed(map: &Map, records: u64, long: Duration, what: &str) -> Result<(), Box<dyn Error>> {
     let over = AtomicBool::new(false);
     let reads = std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -3,6 +3,7 @@
 //! Puts records with 16-byte keys, overwrites them, and gets them one by one and in batches.
 
 use std::error::Error;
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use evermap::{Evermap, Options};
@@ -34,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         arguments.first().ok_or("usage: throughput PATH [RECORDS [THREADS [VALUE_BYTES]]]")?;
     let (records, threads) = (number(1, 1_000_000)?, number(2, 1)?);
     let value = vec![7u8; number(3, 100)? as usize];
-    let map = Evermap::open(path, Options::new())?;
+    let map = Evermap::open(path, Options::new())?.default_map();
     for name in ["insert", "overwrite"] {
         phase(name, records, threads, |range| {
             range.for_each(|number| map.put(&key(number), &value).expect("put"));
@@ -55,12 +56,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             let keys: Vec<_> = batch.iter().map(|&number| scattered(number)).collect();
             map.get_many(&keys, |_, item| {
                 found += u64::from(item.is_ok());
-                true
+                ControlFlow::Continue(())
             })
             .expect("get_many");
         }
         assert_eq!(found, numbers.len() as u64);
     });
-    println!("{}", map.stat()?);
-    Ok(map.close()?)
+    println!("{}", map.stat());
+    Ok(map.db().clone().close()?)
 }

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A clock may be set back. What has expired stays absent then: an open store takes it to be as late as it has ever been,
 /// until a purge has removed what had expired; from then on it follows the clock again. A record that is stored meanwhile
 /// with an expiry that has passed by that time counts as expired. [`Evermap`](crate::Evermap) purges every few seconds; for
-/// a bare [`Store`](crate::Store) the caller does.
+/// a bare [`Map`](crate::Map) the caller does.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<AtomicU64>>);
 
@@ -27,30 +27,35 @@ impl Clock {
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
     /// let clock = Clock::manual(1_000);
-    /// let map = Evermap::open(path, Options::new().clock(clock.clone()))?;
-    /// map.put_with(b"session", b"alice", Meta { expires_at: 1_060, ..Meta::default() })?;
+    /// let map = Evermap::open(path, Options::new().clock(clock.clone()))?.default_map();
+    /// map.put_with(b"session", b"alice", Meta::new().with_expiry(1_060))?;
     /// clock.set(1_060);
     /// assert_eq!(map.get(b"session")?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn manual(seconds: u32) -> Self {
-        Clock(Some(Arc::new(AtomicU64::new(u64::from(seconds)))))
+    pub fn manual(seconds: u64) -> Self {
+        Clock(Some(Arc::new(AtomicU64::new(seconds))))
     }
 
     /// Sets a manual clock. Nothing for the system's.
-    pub fn set(&self, seconds: u32) {
+    pub fn set(&self, seconds: u64) {
         if let Some(hand) = &self.0 {
-            hand.store(u64::from(seconds), SeqCst);
+            hand.store(seconds, SeqCst);
         }
     }
 
     /// Seconds since 1970, at least 1, so that there is a time before every other. About 25 ns for the system's clock.
-    pub fn now(&self) -> u32 {
+    pub fn now(&self) -> u64 {
         let seconds = match &self.0 {
             Some(hand) => hand.load(SeqCst),
             None => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         };
-        u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
+        seconds.max(1)
+    }
+
+    /// Returns the time as expiries are stored: from the year 2106 on it stands still.
+    fn stored(&self) -> u32 {
+        u32::try_from(self.now()).unwrap_or(u32::MAX)
     }
 }
 
@@ -69,7 +74,7 @@ impl Time {
     /// Seconds since 1970, as [`Clock::now`].
     #[inline]
     pub(crate) fn now(&self) -> u32 {
-        let now = self.clock.now();
+        let now = self.clock.stored();
         // Relaxed, here and below: the order of the changes of this one word is all that matters. It changes once a second, so
         // the line is shared.
         if now == self.latest.load(Relaxed) { now } else { self.advance(now) }
@@ -83,13 +88,13 @@ impl Time {
     /// The time that is held since the clock went back behind it.
     pub(crate) fn held(&self) -> Option<u32> {
         let latest = self.latest.load(Relaxed);
-        (self.clock.now() < latest).then_some(latest)
+        (self.clock.stored() < latest).then_some(latest)
     }
 
     /// Follows the clock again: nothing is there any more that had expired by the time `held`.
     pub(crate) fn release(&self, held: u32) {
         // A later time that somebody was told meanwhile stays.
-        let _ = self.latest.compare_exchange(held, self.clock.now(), Relaxed, Relaxed);
+        let _ = self.latest.compare_exchange(held, self.clock.stored(), Relaxed, Relaxed);
     }
 }
 

@@ -1,171 +1,469 @@
-//! A store in a file, with the maintenance in the background.
+//! The file that maps are stored in: opening it, and closing it.
 
-use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, fence};
 use std::thread::JoinHandle;
 
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
-use evermap_pm::region::{self, Identity, OnSuspect};
+use evermap_pm::region::{self, Identity, OnSuspect, Opened, Region, RegionConfig};
 use evermap_pm::sync::Mutex;
-use evermap_pm::{ErrorKind, Medium};
+use evermap_pm::{Medium, Pool};
 
+use crate::batch::intent;
+use crate::batch::reservations::KeyReservations;
+use crate::clock::Time;
 use crate::error::storage;
+use crate::index::PrimaryIndex;
+use crate::maintenance::Maintenance;
+use crate::map::catalog::Maps;
+use crate::map::header::MapHeader;
+use crate::map::inner::{MapInner, MapState, OpenContext};
 use crate::ordered;
-use crate::{Durability, Error, MapOptions, Options, Result, Store};
+use crate::record::cas::CasCounter;
+use crate::record::partial::PartialBlocks;
+use crate::record::tombstone_of;
+use crate::{Durability, Error, ErrorKind, IndexKind, Map, Options, Result};
 
-/// A map in a file that outlives the process: a handle to be cloned and shared between threads.
+/// A file with maps in it: a handle, to be cloned and shared between threads.
 ///
-/// Its operations are those of [`Store`]. A thread in the background sweeps after an unclean stop and
-/// removes expired records; the first request is answered without waiting for it.
+/// Records are read and written through a [`Map`]: the [default map](Evermap::default_map), or one with a
+/// [name](Evermap::map). Threads in the background sweep after an unclean stop, remove expired records and move
+/// records together; no request waits for them.
 ///
-/// Dropping the last handle closes the store, but cannot say whether that went well:
+/// Dropping the last handle of the file and of its maps closes the file, but cannot report whether that succeeded:
 /// [`close`](Evermap::close) can.
 ///
 /// ```
 /// use evermap::{Evermap, Options};
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("map");
-/// let map = Evermap::open(&path, Options::new())?;
-/// map.put(b"apple", b"red")?;
-/// map.close()?;
+/// let db = Evermap::open(&path, Options::new())?;
+/// db.default_map().put(b"apple", b"red")?;
+/// db.close()?;
 ///
-/// let map = Evermap::open(&path, Options::new().create(false))?;
+/// let map = Evermap::open(&path, Options::new().create(false))?.default_map();
 /// assert_eq!(map.get(b"apple")?.as_deref(), Some(&b"red"[..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone)]
-pub struct Evermap {
-    owner: Arc<Owner>,
-    store: Store<Mapped>,
+///
+/// # Other media
+///
+/// `Evermap<M>` runs on any [`Medium`], for instance on a simulator that crashes it. Such a file is opened with
+/// [`open_medium`](Evermap::open_medium). It has no threads in the background: its caller calls
+/// [`recover`](Evermap::recover), [`purge_if_due`](Evermap::purge_if_due) and [`compact`](Evermap::compact). Dropping
+/// it does not close it.
+pub struct Evermap<M: Medium = Mapped> {
+    pub(crate) file: Arc<FileInner<M>>,
+    /// Closes the file when the last handle is dropped. `None` on a medium of the caller's, and in the handles of the
+    /// background threads, which must not keep the file open.
+    closer: Option<Arc<CloseOnDrop<M>>>,
 }
 
-struct Owner {
-    /// The default map.
-    store: Store<Mapped>,
-    /// Threads in the background.
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    fork: ForkDetector,
+impl<M: Medium> Clone for Evermap<M> {
+    fn clone(&self) -> Self {
+        Evermap { file: self.file.clone(), closer: self.closer.clone() }
+    }
+}
+
+impl<M: Medium> std::fmt::Debug for Evermap<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Evermap").field("path", &self.file.origin.path).finish_non_exhaustive()
+    }
+}
+
+/// An open file, or memory that is used like one: what its maps have in common.
+pub(crate) struct FileInner<M: Medium> {
+    pub(crate) pool: Arc<Pool<M>>,
+    pub(crate) cas_counter: CasCounter,
+    pub(crate) reservations: KeyReservations,
+    pub(crate) clock: Time,
+    /// Whether nothing may be changed.
+    pub(crate) read_only: bool,
+    pub(crate) verify: bool,
+    /// Whether values may be borrowed from where they are: nothing outside of this store changes a byte, and no
+    /// two records overlap.
+    pub(crate) lends: bool,
+    /// The control word of records that are unbound in this opening.
+    pub(crate) tombstone: u64,
+    pub(crate) maintenance: Maintenance,
+    /// Values that are being written piece by piece.
+    pub(crate) partial: PartialBlocks,
+    pub(crate) origin: Origin,
+    /// Whether the last stop was orderly.
+    pub(crate) clean: bool,
+    /// Whether the pages of the file may be of different ages.
+    pub(crate) suspect: bool,
+    pub(crate) options: Options,
+    pub(crate) closed: AtomicBool,
+    pub(crate) default: Arc<MapInner<M>>,
+    pub(crate) maps: Maps<M>,
+}
+
+/// What the file was opened from.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file_system: String,
+    pub(crate) durability: Durability,
+}
+
+impl Origin {
+    /// A medium that was handed over by the caller.
+    fn medium() -> Self {
+        Origin { path: None, file_system: "memory".into(), durability: Durability::Process }
+    }
+
+    fn of_mapped(medium: &Mapped, durability: Durability) -> Self {
+        Origin {
+            path: medium.path().map(Path::to_owned),
+            file_system: medium.filesystem().to_owned(),
+            durability,
+        }
+    }
+}
+
+impl<M: Medium> FileInner<M> {
+    /// Begins a change.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `Storage` with `Forked` or `Poisoned`.
+    #[inline]
+    pub(crate) fn ensure_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        Ok(self.pool.region().ensure_writable()?)
+    }
+
+    /// Returns what maps are opened with.
+    pub(crate) fn open_context(&self) -> OpenContext<'_, M> {
+        OpenContext {
+            pool: &self.pool,
+            cas_counter: &self.cas_counter,
+            options: &self.options,
+            clean: self.clean,
+        }
+    }
 }
 
 impl Evermap {
-    /// Opens the store at `path`, or makes one. About a millisecond, whatever its size and however it was
-    /// stopped; longer while a previous process is dying.
-    ///
-    /// # Errors
-    /// * [`Error::NotFound`] if there is none and [`Options::create`] is off;
-    /// * [`Error::Storage`] or [`Error::Open`] with `InUse` while another process has it, `NotAStore`,
-    ///   `NewerFormat`, `Damaged`, `Suspect` (see [`Options::on_suspect`]), `FileSystem`, `Config`, `NoSpace`
-    ///   or `Io`.
-    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
-        let path = path.as_ref();
-        let mut store = open_store(path, &options).map_err(|error| match error {
-            Error::NotFound { .. } => Error::NotFound { path: path.to_owned() },
-            error => error.at(path),
-        })?;
-        let file = Arc::get_mut(&mut store.file).expect("nobody else has it yet");
-        let medium = file.pool.medium();
-        file.origin.path = medium.path().map(Path::to_owned);
-        file.origin.file_system = medium.filesystem().to_owned();
-        let fork = ForkDetector::new()?;
-        let owner = Owner { store: store.clone(), threads: Mutex::default(), fork };
-        let started = owner.start_threads();
-        started.map_err(|source| evermap_pm::Error::io("starting a thread", path, source))?;
-        Ok(Evermap { owner: Arc::new(owner), store })
-    }
-
-    /// The map called `name`, opened or made: as [`Store::map`], and this handle of it keeps the store open like any
-    /// other.
+    /// Opens the file at `path`, or creates it. Takes about a millisecond, whatever the size of the file and however
+    /// it was stopped; longer while a previous process is dying.
     ///
     /// ```
     /// use evermap::{Evermap, MapOptions, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// let users = Evermap::open(&path, Options::new())?.map("users", MapOptions::new())?;
+    /// let db = Evermap::open(&path, Options::new())?;
+    /// let users = db.map("users", MapOptions::new())?;
     /// users.put(b"1", b"ann")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store::map`].
-    pub fn map(&self, name: &str, options: MapOptions) -> Result<Evermap> {
-        let store = self.store.map(name, options)?;
-        Ok(Evermap { owner: self.owner.clone(), store })
+    /// * [`Error::NotFound`] if there is no file and [`Options::create`] is off;
+    /// * [`Error::NotClosed`] if the file is opened [read-only](Options::read_only), and has to be recovered first;
+    /// * [`Error::Storage`] with one of [`InUse`](ErrorKind::InUse) (another process has the file open),
+    ///   [`NotAStore`](ErrorKind::NotAStore), [`NewerFormat`](ErrorKind::NewerFormat),
+    ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see [`Options::on_suspect`]),
+    ///   [`FileSystem`](ErrorKind::FileSystem), [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) and
+    ///   [`Io`](ErrorKind::Io).
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
+        let path = path.as_ref();
+        open_file(path, &options)
+            .and_then(Self::with_background)
+            .map_err(|error| error.with_path(path))
     }
 
-    /// Closes the store for all handles, those of named maps too: waits for running operations and for [readers](crate::Reader), and
-    /// leaves everything in order. Later operations through other handles answer [`Error::Closed`]. The
-    /// file can be opened again as soon as the last handle is dropped.
+    /// Creates an empty store in memory, without a file. It is gone when the last handle is dropped.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// See [`Store::close`].
-    pub fn close(self) -> Result<()> {
-        self.owner.close()
+    /// [`Error::Storage`] with [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) or
+    /// [`Io`](ErrorKind::Io).
+    pub fn in_memory(options: Options) -> Result<Self> {
+        let medium = Mapped::anonymous(options.capacity, Pages::Huge, FlushKind::Process)?;
+        let (identity, origin) =
+            (medium.identity(), Origin::of_mapped(&medium, Durability::Volatile));
+        Self::with_background(Evermap::create_at(medium, identity, &options, origin)?)
+    }
+
+    /// Starts the threads in the background.
+    fn with_background(db: Self) -> Result<Self> {
+        let closer =
+            CloseOnDrop { db: db.clone(), threads: Mutex::default(), fork: ForkDetector::new()? };
+        closer.start_threads().map_err(|source| {
+            let path = db.file.origin.path.clone().unwrap_or_default();
+            evermap_pm::Error::io("starting a thread", &path, source)
+        })?;
+        Ok(Evermap { file: db.file, closer: Some(Arc::new(closer)) })
     }
 }
 
-impl Deref for Evermap {
-    type Target = Store<Mapped>;
-
-    #[inline(always)]
-    fn deref(&self) -> &Store<Mapped> {
-        &self.store
+impl<M: Medium> Evermap<M> {
+    /// Opens the store in `medium`, or creates one if there is none and [`Options::create`] allows it. O(1) in the
+    /// number of records.
+    ///
+    /// Nothing runs in the background, and dropping the handles does not close the store: see [`Evermap`]. After an
+    /// unclean stop, space from before is not reused until [`recover`](Evermap::recover) is called.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Storage`] with `NotAStore`, `NewerFormat`, `Damaged`, `Suspect`, `Config` or
+    /// `NoSpace`.
+    pub fn open_medium(medium: M, identity: Identity, options: &Options) -> Result<Self> {
+        Self::open_at(medium, identity, options, Origin::medium())
     }
-}
 
-impl std::fmt::Debug for Evermap {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Evermap")
-            .field("path", &self.file.origin.path)
-            .field("map", &self.name())
-            .finish_non_exhaustive()
+    /// Creates an empty store in `medium`, whatever it contained before; otherwise as
+    /// [`open_medium`](Evermap::open_medium).
+    ///
+    /// # Errors
+    /// [`Error::Storage`] with `Config` or `NoSpace`.
+    pub fn create_medium(medium: M, identity: Identity, options: &Options) -> Result<Self> {
+        Self::create_at(medium, identity, options, Origin::medium())
     }
-}
 
-impl Owner {
-    fn start_threads(&self) -> std::io::Result<()> {
-        let is_read_only = self.store.file.read_only;
-        if !is_read_only {
-            self.store.file.maintenance.set_kept();
-            self.start("evermap-keeper", Store::run_maintenance)?;
+    fn open_at(medium: M, identity: Identity, options: &Options, origin: Origin) -> Result<Self> {
+        if !Region::is_blank(&medium) {
+            let (pool, opened) = Pool::open(medium, identity, options.on_suspect)?;
+            return Self::assemble(pool, Some(opened), options, origin);
         }
-        if self.store.wants_ordered_built() {
-            self.start("evermap-order", |store| {
-                // Whatever goes wrong is in `stat`, and every scan says so.
-                let _ = store.build_ordered(ordered::default_threads());
+        if !options.create {
+            return Err(Error::NotFound { path: origin.path });
+        }
+        Self::create_at(medium, identity, options, origin)
+    }
+
+    fn create_at(medium: M, identity: Identity, options: &Options, origin: Origin) -> Result<Self> {
+        let least = least_capacity(options.index);
+        if options.capacity < least {
+            let text = format!(
+                "a store with the index {} needs a capacity of at least {least} bytes, not {}",
+                options.index, options.capacity
+            );
+            return Err(storage(evermap_pm::ErrorKind::Config(text)));
+        }
+        let config = RegionConfig {
+            extent_size: options.extent_size,
+            capacity: options.capacity,
+            seed: options.seed,
+        };
+        Self::assemble(Pool::create(medium, &config, identity)?, None, options, origin)
+    }
+
+    /// `opened` is `None` for a new pool.
+    fn assemble(
+        pool: Arc<Pool<M>>,
+        opened: Option<Opened>,
+        options: &Options,
+        origin: Origin,
+    ) -> Result<Self> {
+        let (region, header) = (pool.region(), MapHeader::of_default(&pool));
+        let root = header.root(&pool);
+        let is_new = pool.medium().load(root) == 0;
+        let index = if is_new {
+            // Either a new region, or its creation was interrupted before the root was stored: everything that the
+            // root vouches for is written first. A page of zeros has no root either, but a creation that was
+            // interrupted was opening 1.
+            let is_zeroed = opened.is_some() && region.generation() < 2;
+            if !CasCounter::is_unused(region) || is_zeroed {
+                let at = pool.medium().offset_of(root);
+                return Err(evermap_pm::Error::damaged(at, "the root of the index is lost").into());
+            }
+            CasCounter::create(region);
+            header.create_flush(region);
+            PrimaryIndex::create(options.index, false, &pool, root)?
+        } else {
+            PrimaryIndex::open(&pool, root)?
+        };
+        let cas_counter = CasCounter::open(region, options.on_suspect)?;
+        pool.epoch().bound(options.reader_backlog);
+        // Before anything else is done to any index, and before the sweep visits what they name.
+        let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
+        let was_created = opened.is_none();
+        let clean = opened.is_none_or(|opened| opened.clean);
+        let suspect = opened.is_some_and(|opened| opened.suspect);
+        let context = OpenContext { pool: &pool, cas_counter: &cas_counter, options, clean };
+        let default = Arc::new(context.assemble(header, index, None, is_new)?);
+        default.damage_met.store(damage_met, Relaxed);
+        default.max_bytes.store(options.max_bytes, Relaxed);
+        let needs_sweep = !pool.is_swept() || default.counters.is_counting();
+        let file = FileInner {
+            maintenance: Maintenance::new(needs_sweep, is_new),
+            partial: PartialBlocks::default(),
+            cas_counter,
+            reservations: KeyReservations::new(),
+            clock: Time::new(options.clock.clone()),
+            read_only: pool.medium().is_read_only(),
+            verify: options.verify_reads || suspect,
+            // What was created here is what this process has stored. Everything else needs a promise, which
+            // cannot be meant for pages that may be of different ages.
+            lends: !suspect
+                && (options.assumes_exclusive_file || was_created && pool.medium().is_exclusive()),
+            tombstone: tombstone_of(pool.generation()),
+            origin,
+            clean,
+            suspect,
+            options: options.clone(),
+            closed: AtomicBool::new(false),
+            default,
+            maps: Maps::new(),
+            pool,
+        };
+        Ok(Evermap { file: Arc::new(file), closer: None })
+    }
+
+    /// Returns the default map, which every file has and which has no name. O(1).
+    ///
+    /// A program that needs one map needs no other:
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(&path, Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn default_map(&self) -> Map<M> {
+        self.handle_of(&self.file.default)
+    }
+
+    /// Returns a handle of a map of this file.
+    pub(crate) fn handle_of(&self, inner: &Arc<MapInner<M>>) -> Map<M> {
+        Map { db: self.clone(), inner: inner.clone() }
+    }
+
+    /// Closes the file for all handles, those of its maps too: waits for running operations of other threads and for
+    /// [readers](crate::Reader), and leaves everything in order, so that the next opening needs no sweep.
+    ///
+    /// Later operations on any map return [`Error::Closed`]; closing again does nothing. What
+    /// [dropped](Evermap::drop_map) maps occupied is reclaimed first. The file can be opened again as soon as the last
+    /// handle of it and of its maps is dropped.
+    ///
+    /// # Errors
+    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Storage`] with `Io` if the system could not write,
+    /// `Poisoned` or `Forked`; the next opening then finds an unclean stop.
+    pub fn close(self) -> Result<()> {
+        match &self.closer {
+            Some(closer) => closer.close(),
+            None => self.close_file(),
+        }
+    }
+
+    fn close_file(&self) -> Result<()> {
+        let file = &self.file;
+        if !self.is_closed() {
+            self.ensure_no_guard("close")?;
+        }
+        if file.closed.swap(true, SeqCst) {
+            return Ok(());
+        }
+        file.default.set_state(MapState::Closed);
+        file.pool.region().ensure_writable()?;
+        file.maintenance.stop();
+        let _sweeping = file.maintenance.sweeping();
+        let uncounted = self.close_maps();
+        fence(SeqCst);
+        file.pool.epoch().synchronize();
+        if file.read_only {
+            return Ok(());
+        }
+        // No operation runs any more, so what is being written will not be finished.
+        if !file.pool.medium().mutant("VW-2") {
+            file.partial.free_all(&file.pool);
+        }
+        // The blocks of dropped maps that are not reclaimed yet: saved as allocated, they would stay so for ever. If
+        // the next opening sweeps, it finds out.
+        if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
+            self.reclaim_pending_drops();
+        }
+        file.cas_counter.close(file.pool.region());
+        for map in self.open_maps() {
+            map.save_order();
+            map.inner.save_totals(&file.pool);
+        }
+        for header in uncounted {
+            header.write_totals(&file.pool, None);
+            ordered::clear_saved(&file.pool, header.saved(&file.pool));
+        }
+        Ok(file.pool.close()?)
+    }
+
+    /// Returns `true` if the file was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.file.closed.load(SeqCst)
+    }
+}
+
+/// Smallest capacity of a new store: below it, there is no room for records beside the index.
+const fn least_capacity(index: IndexKind) -> u64 {
+    match index {
+        IndexKind::DashEh => 64 << 10,
+        // Those begin with more buckets.
+        _ => 128 << 10,
+    }
+}
+
+/// The threads in the background. Dropping it closes the file.
+struct CloseOnDrop<M: Medium> {
+    /// Without a closer of its own.
+    db: Evermap<M>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    fork: ForkDetector,
+}
+
+impl CloseOnDrop<Mapped> {
+    fn start_threads(&self) -> std::io::Result<()> {
+        let read_only = self.db.file.read_only;
+        if !read_only {
+            self.db.file.maintenance.set_has_thread();
+            self.start("evermap-maint", |map| map.db.run_maintenance())?;
+        }
+        let default = self.db.default_map();
+        if default.wants_ordered_built() {
+            self.start("evermap-order", |map| {
+                // A failure is in `stat`, and every scan returns it.
+                let _ = map.build_ordered(ordered::default_threads());
             })?;
         }
         // Without changes there are no notices.
-        let workers = if is_read_only { 0 } else { self.store.recruit() };
+        let workers = if read_only { 0 } else { default.notice_workers() };
         for number in 0..workers {
-            self.start("evermap-notices", move |store| store.work_on_notices(number))?;
+            self.start("evermap-notices", move |map| map.work_on_notices(number))?;
         }
         Ok(())
     }
 
-    fn start(
-        &self,
-        name: &str,
-        work: impl FnOnce(&Store<Mapped>) + Send + 'static,
-    ) -> std::io::Result<()> {
-        let store = self.store.clone();
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&store))?;
+    fn start(&self, name: &str, work: impl FnOnce(&Map) + Send + 'static) -> std::io::Result<()> {
+        let map = self.db.default_map();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&map))?;
         self.threads.lock().expect("no panics while held").push(thread);
         Ok(())
     }
+}
 
+impl<M: Medium> CloseOnDrop<M> {
     fn close(&self) -> Result<()> {
-        // Before the threads are waited for: they may be waiting for the guard.
-        if !self.store.is_closed() {
-            self.store.ensure_no_guard("close")?;
+        // Before waiting for the threads, which may be waiting for the guard.
+        if !self.db.is_closed() {
+            self.db.ensure_no_guard("close")?;
         }
         self.stop_threads();
-        self.store.close()
+        self.db.close_file()
     }
 
     fn stop_threads(&self) {
-        self.store.file.maintenance.stop();
+        self.db.file.maintenance.stop();
         let threads = std::mem::take(&mut *self.threads.lock().expect("no panics while held"));
         if self.fork.is_child() {
             // The threads do not exist here, and waiting for them would never end.
@@ -173,81 +471,73 @@ impl Owner {
         }
         for thread in threads {
             thread.thread().unpark();
-            // A panic in one has poisoned the store, which says so itself.
+            // A panic in one has poisoned the store, which reports it.
             let _ = thread.join();
         }
     }
 }
 
-impl Drop for Owner {
+impl<M: Medium> Drop for CloseOnDrop<M> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What the panic interrupted is unknown: let the next opening recover.
+            // What the panic interrupted is unknown: the next opening recovers.
             self.stop_threads();
         } else if self.close().is_err() {
-            // Of a reader that was leaked, for one: then nobody can wait for the threads, but they
-            // end.
-            self.store.file.maintenance.stop();
+            // Because of a reader that was leaked, for example: the threads cannot be waited for, but they end.
+            self.db.file.maintenance.stop();
         }
     }
 }
 
-fn open_store(path: &Path, options: &Options) -> Result<Store<Mapped>> {
+fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
     if options.read_only {
         return open_read_only(path, options);
     }
     let mapped = mapped_options(options);
-    let medium = open_medium(path, &mapped, options)?;
+    let medium = open_mapped(path, &mapped, options)?;
     let identity = medium.identity();
     let held = match options.on_suspect {
         OnSuspect::Discard => medium.hold()?,
         OnSuspect::Refuse | OnSuspect::Salvage => None,
     };
     let Some(held) = held else { return open_whole(path, medium, identity, options) };
-    // Opened as if it were to be refused, so that a store that can be trusted is kept. The lock is held from
-    // the judgement to the end, so that it is about the same contents.
+    // Opened as with `Refuse`, so that a store that can be trusted is kept. The lock is held from the judgement to
+    // the end, so that both concern the same contents.
     let refusing = options.clone().on_suspect(OnSuspect::Refuse);
     match open_whole(path, medium, identity, &refusing) {
-        Err(error) if is_untrusted(&error) => {
-            Store::create(held.emptied(&mapped)?, identity, options)
+        Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
+            let medium = held.emptied(&mapped)?;
+            let origin = Origin::of_mapped(&medium, Durability::Process);
+            Evermap::create_at(medium, identity, options, origin)
         }
         opened => opened,
     }
 }
 
-/// Opens what is in the file, and leaves the file as it is.
-fn open_read_only(path: &Path, options: &Options) -> Result<Store<Mapped>> {
-    let contradiction = match options {
-        Options { durability: Durability::Volatile, .. } => Some("a store in memory"),
-        Options { on_suspect: OnSuspect::Discard, .. } => Some("on_suspect = discard"),
-        _ => None,
-    };
-    if let Some(what) = contradiction {
-        let text = format!("read_only contradicts {what}; leave one of them out");
-        return Err(storage(ErrorKind::Config(text)));
+/// Opens the store in a file, and leaves the file as it is.
+fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
+    if options.on_suspect == OnSuspect::Discard {
+        let text = "read_only contradicts on_suspect = discard; leave one of them out".into();
+        return Err(storage(evermap_pm::ErrorKind::Config(text)));
     }
     let options = options.clone().create(false);
-    let medium = open_medium(path, &mapped_options(&options), &options)?;
+    let medium = open_mapped(path, &mapped_options(&options), &options)?;
     let identity = medium.identity();
-    let store = open_whole(path, medium, identity, &options)?;
-    if !store.file.origin.clean {
+    // What opening stores goes to private pages, and so does what is repaired on the way.
+    let db = open_whole(path, medium, identity, &options)?;
+    if !db.file.clean {
         return Err(Error::NotClosed { path: path.to_owned() });
     }
-    Ok(store)
+    Ok(db)
 }
 
-/// Whether the file is a store whose contents cannot be trusted.
-fn is_untrusted(error: &Error) -> bool {
-    error.is_damaged() || matches!(error.kind(), Some(ErrorKind::Suspect { .. }))
-}
-
-/// Opens what is in `medium`, unless that is but a part of what is in the file.
+/// Opens what is in `medium`, unless that is only a part of what is in the file.
 fn open_whole(
     path: &Path,
     medium: Mapped,
     identity: Identity,
     options: &Options,
-) -> Result<Store<Mapped>> {
+) -> Result<Evermap> {
     // A file of less than a page looks empty to the medium.
     if medium.len() == 0 && medium.path().is_some() {
         let io = |source| evermap_pm::Error::io("reading", path, source);
@@ -257,10 +547,12 @@ fn open_whole(
         }
         if !bytes.is_empty() {
             let why = format!("it has only {} bytes", bytes.len());
-            return Err(storage(ErrorKind::NotAStore { path: path.to_owned(), why }));
+            let path = path.to_owned();
+            return Err(storage(evermap_pm::ErrorKind::NotAStore { path, why }));
         }
     }
-    Store::open(medium, identity, options)
+    let origin = Origin::of_mapped(&medium, Durability::Process);
+    Evermap::open_at(medium, identity, options, origin)
 }
 
 fn mapped_options(options: &Options) -> MappedOptions {
@@ -274,15 +566,12 @@ fn mapped_options(options: &Options) -> MappedOptions {
     }
 }
 
-fn open_medium(path: &Path, mapped: &MappedOptions, options: &Options) -> Result<Mapped> {
-    if options.durability == Durability::Volatile {
-        return Ok(Mapped::anonymous(options.capacity, Pages::Huge, FlushKind::Process)?);
-    }
+fn open_mapped(path: &Path, mapped: &MappedOptions, options: &Options) -> Result<Mapped> {
     Mapped::open(path, mapped).map_err(|error| match error.kind() {
-        ErrorKind::Io { source, .. }
+        evermap_pm::ErrorKind::Io { source, .. }
             if !options.create && source.kind() == std::io::ErrorKind::NotFound =>
         {
-            Error::NotFound { path: path.to_owned() }
+            Error::NotFound { path: Some(path.to_owned()) }
         }
         _ => error.into(),
     })

@@ -1,8 +1,8 @@
 //! What can go wrong, said so that a person can act on it.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use evermap_pm::ErrorKind;
 use evermap_pm::epoch::Backlog;
 
 /// Result of everything that can fail in this crate.
@@ -28,6 +28,14 @@ pub enum Error {
         /// The limit, bytes.
         max: usize,
     },
+    /// A record is to expire later than [`EXPIRY_MAX`](crate::EXPIRY_MAX). Nothing was changed.
+    #[error("expiry {at} is too late; the latest is {max} seconds since 1970")]
+    ExpiryTooLate {
+        /// The expiry, in seconds since 1970.
+        at: u64,
+        /// The limit.
+        max: u64,
+    },
     /// A value that is written piece by piece has another length than was announced. Nothing was changed.
     #[error("value of key \"{key}\" has {written} bytes instead of {expected}; nothing was stored")]
     ValueLength {
@@ -35,22 +43,48 @@ pub enum Error {
         key: String,
         /// The length that was announced, bytes.
         expected: usize,
-        /// Bytes that came, those included that were too many.
+        /// The number of bytes that came, including those that were too many.
         written: usize,
     },
-    /// What a value was to be read from failed. Nothing was changed.
+    /// Reading a value from its source failed. Nothing was changed.
     #[error("reading the value failed after {read} bytes ({source}); nothing was stored")]
     Source {
-        /// Bytes that had been read before.
+        /// The number of bytes that had been read before.
         read: usize,
         /// Why.
         source: std::io::Error,
     },
+    /// What is stored under a key is not of the type as which a [typed map](crate::TypedMap) reads it.
+    #[cfg(feature = "serde")]
+    #[error(
+        "{what} of key \"{key}\" is no {type_name} ({why}); read it as the type that was stored"
+    )]
+    Undecodable {
+        /// The key as bytes, up to 64 of them, with unprintable ones escaped.
+        key: String,
+        /// `key` or `value`.
+        what: &'static str,
+        /// The type that it should be.
+        type_name: &'static str,
+        /// Why it is not.
+        why: String,
+    },
+    /// A value of a [typed map](crate::TypedMap) refuses to be serialized. Nothing was changed.
+    #[cfg(feature = "serde")]
+    #[error("value of key \"{key}\" of type {type_name} cannot be serialized ({why})")]
+    Unencodable {
+        /// The key as bytes, up to 64 of them, with unprintable ones escaped.
+        key: String,
+        /// The type of the value.
+        type_name: &'static str,
+        /// Why.
+        why: String,
+    },
     /// There is no store at this path, and [`Options::create`](crate::Options::create) was off.
-    #[error("{}: no store here; open it with create to make one", path.display())]
+    #[error("{}no store here; open it with create to make one", prefix(path.as_deref()))]
     NotFound {
-        /// Where it was looked for.
-        path: PathBuf,
+        /// Where it was looked for; `None` for a medium without a path.
+        path: Option<PathBuf>,
     },
     /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was changed.
     #[error(
@@ -118,7 +152,7 @@ pub enum Error {
         /// What was called.
         operation: &'static str,
     },
-    /// A closure of [`modify`](crate::Store::modify) was changing the key that it was called for.
+    /// A closure of [`modify`](crate::Map::modify) was changing the key that it was called for.
     /// Nothing was changed by that call.
     #[error(
         "key \"{key}\" is being modified by this thread; let the closure return the change instead of making it"
@@ -171,7 +205,7 @@ pub enum Error {
         name: String,
     },
     /// What leads to the map does not verify. The default map and other named maps are not affected.
-    #[error("map \"{name}\" cannot be opened ({why}); drop it to be rid of it")]
+    #[error("map \"{name}\" cannot be opened ({why}); use `drop_map` to discard it")]
     MapDamaged {
         /// Its name.
         name: String,
@@ -182,9 +216,9 @@ pub enum Error {
     #[error("the store was opened read-only; open it for writing to change it")]
     ReadOnly,
     /// The store was to be opened [read-only](crate::Options::read_only), but was not closed in order, so that it
-    /// has to be recovered.
+    /// has to be recovered first.
     #[error(
-        "{}: the store was not closed; open it for writing once, to recover it, and close it", path.display()
+        "{}: the store was not closed; open it for writing to recover it, and close it", path.display()
     )]
     NotClosed {
         /// The file.
@@ -193,46 +227,182 @@ pub enum Error {
     /// The store was closed through another handle.
     #[error("the store was closed")]
     Closed,
-    /// The file could not be opened.
-    #[error("{}: {source}", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: evermap_pm::Error,
-    },
-    /// The memory underneath answered an error.
+    /// The file, the memory or the operating system underneath reported an error.
     #[error(transparent)]
-    Storage(evermap_pm::Error),
+    Storage(StorageError),
+}
+
+/// The kinds of [`Error`]: what a program decides by.
+///
+/// ```
+/// use evermap::{ErrorKind, Evermap, Options};
+/// let missing = Evermap::open("/no/such/file", Options::new().create(false)).unwrap_err();
+/// assert_eq!(missing.kind(), ErrorKind::NotFound);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch names the map that
+    /// it is applied to.
+    InvalidInput,
+    /// There is no file, or no map of this name.
+    NotFound,
+    /// The disk, the file's capacity, the memory limit or memory itself is full. Nothing was changed.
+    NoSpace,
+    /// Something in the file does not verify.
+    Damaged,
+    /// The value is no counter, or the counter would overflow.
+    Counter,
+    /// The calling thread would wait for itself.
+    WouldDeadlock,
+    /// Too much memory waits for a reader to end.
+    HeldUp,
+    /// There is no ordered index.
+    NotOrdered,
+    /// The map has another kind of index.
+    OtherIndex,
+    /// The map was dropped.
+    Dropped,
+    /// The store was closed, or is being closed.
+    Closed,
+    /// Another process has the file open, or it is open read-only.
+    InUse,
+    /// The store was opened read-only.
+    ReadOnly,
+    /// The store was not closed in order, and cannot be opened read-only.
+    NotClosed,
+    /// A value cannot be encoded, or stored bytes cannot be decoded as the type that was asked for.
+    Encoding,
+    /// The file holds something else.
+    NotAStore,
+    /// The file was written by a later version of Evermap.
+    NewerFormat,
+    /// The pages of the file may be of different ages: see [`Options::on_suspect`](crate::Options::on_suspect).
+    Suspect,
+    /// A setting cannot be met, or contradicts what the file was created with.
+    Config,
+    /// The file system cannot keep the promise.
+    FileSystem,
+    /// The operating system refused something.
+    Io,
+    /// A thread panicked in the middle of a change. Opening the file again recovers the store.
+    Poisoned,
+    /// The process was forked after it opened the file.
+    Forked,
+    /// Another kind of error of the storage underneath.
+    Other,
+}
+
+/// An error of the file, the memory or the operating system underneath.
+pub struct StorageError {
+    source: evermap_pm::Error,
+    /// The file that was being opened.
+    path: Option<Box<Path>>,
+}
+
+impl StorageError {
+    /// Returns what kind of error this is.
+    pub fn kind(&self) -> ErrorKind {
+        use evermap_pm::ErrorKind as Storage;
+        match self.source.kind() {
+            Storage::NotAStore { .. } => ErrorKind::NotAStore,
+            Storage::NewerFormat { .. } => ErrorKind::NewerFormat,
+            Storage::Damaged { .. } => ErrorKind::Damaged,
+            Storage::InUse { .. } | Storage::OpenReadOnly { .. } => ErrorKind::InUse,
+            Storage::ReadOnly { .. } => ErrorKind::ReadOnly,
+            Storage::NoSpace { .. } => ErrorKind::NoSpace,
+            Storage::KeyTooLong { .. } => ErrorKind::InvalidInput,
+            Storage::Io { .. } => ErrorKind::Io,
+            Storage::FileSystem { .. } => ErrorKind::FileSystem,
+            Storage::Suspect { .. } => ErrorKind::Suspect,
+            Storage::Config(_) => ErrorKind::Config,
+            Storage::Forked => ErrorKind::Forked,
+            Storage::Poisoned => ErrorKind::Poisoned,
+            _ => ErrorKind::Other,
+        }
+    }
+
+    pub(crate) fn is_no_space(&self) -> bool {
+        self.source.is_no_space()
+    }
+}
+
+impl fmt::Debug for StorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StorageError")
+            .field("source", &self.source)
+            .field("path", &self.path)
+            .finish()
+    }
+}
+
+impl fmt::Display for StorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.source.to_string();
+        match &self.path {
+            // The text names the file already.
+            Some(path) if text.starts_with(&*path.to_string_lossy()) => f.write_str(&text),
+            // Errors of a region without a path leave the place for it empty.
+            Some(_) => {
+                write!(f, "{}{}", prefix(self.path.as_deref()), text.trim_start_matches(": "))
+            }
+            None => f.write_str(text.trim_start_matches(": ")),
+        }
+    }
+}
+
+impl std::error::Error for StorageError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.source()
+    }
 }
 
 impl Error {
-    /// Whether something is full: the disk, the file's capacity or the memory limit. Nothing was changed.
+    /// Returns what kind of error this is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::KeyTooLong { .. }
+            | Error::ValueTooLong { .. }
+            | Error::ExpiryTooLate { .. }
+            | Error::ValueLength { .. }
+            | Error::BatchTooLarge { .. }
+            | Error::BatchMap { .. }
+            | Error::MapName { .. } => ErrorKind::InvalidInput,
+            Error::NotFound { .. } | Error::NoSuchMap { .. } => ErrorKind::NotFound,
+            Error::Full { .. } => ErrorKind::NoSpace,
+            Error::Damaged { .. } | Error::MapDamaged { .. } => ErrorKind::Damaged,
+            Error::NotACounter { .. } | Error::Overflow { .. } => ErrorKind::Counter,
+            Error::GuardHeld { .. } | Error::BeingModified { .. } => ErrorKind::WouldDeadlock,
+            Error::HeldUp(_) => ErrorKind::HeldUp,
+            Error::NotOrdered | Error::OrderedFailed { .. } => ErrorKind::NotOrdered,
+            Error::OtherIndex { .. } => ErrorKind::OtherIndex,
+            Error::Dropped { .. } => ErrorKind::Dropped,
+            Error::Closed => ErrorKind::Closed,
+            Error::ReadOnly => ErrorKind::ReadOnly,
+            Error::NotClosed { .. } => ErrorKind::NotClosed,
+            Error::Source { .. } => ErrorKind::Io,
+            #[cfg(feature = "serde")]
+            Error::Undecodable { .. } | Error::Unencodable { .. } => ErrorKind::Encoding,
+            Error::Storage(error) => error.kind(),
+        }
+    }
+
+    /// Returns `true` if something is full: the disk, the file's capacity or the memory limit. Nothing was changed.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile().max_bytes(10_000))?;
+    /// let map = Evermap::in_memory(Options::new().max_bytes(10_000))?.default_map();
     /// let error = map.put(b"key", &[0; 20_000]).unwrap_err();
     /// assert!(error.is_no_space());
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Error::Full { .. }) || matches!(self.kind(), Some(ErrorKind::NoSpace { .. }))
+        self.kind() == ErrorKind::NoSpace
     }
 
-    /// Whether something in the file is damaged.
+    /// Returns `true` if something in the file is damaged.
     pub fn is_damaged(&self) -> bool {
-        matches!(self, Error::Damaged { .. } | Error::MapDamaged { .. })
-            || matches!(self.kind(), Some(ErrorKind::Damaged { .. }))
-    }
-
-    /// The kind of error that the memory underneath answered, if it was that.
-    pub fn kind(&self) -> Option<&ErrorKind> {
-        match self {
-            Error::Storage(error) | Error::Open { source: error, .. } => Some(error.kind()),
-            _ => None,
-        }
+        self.kind() == ErrorKind::Damaged
     }
 
     #[cold]
@@ -243,6 +413,23 @@ impl Error {
     #[cold]
     pub(crate) fn value_length(key: &[u8], expected: usize, written: usize) -> Self {
         Error::ValueLength { key: shown(key), expected, written }
+    }
+
+    #[cfg(feature = "serde")]
+    #[cold]
+    pub(crate) fn undecodable(
+        key: &[u8],
+        what: &'static str,
+        type_name: &'static str,
+        why: String,
+    ) -> Self {
+        Error::Undecodable { key: shown(key), what, type_name, why }
+    }
+
+    #[cfg(feature = "serde")]
+    #[cold]
+    pub(crate) fn unencodable(key: &[u8], type_name: &'static str, why: String) -> Self {
+        Error::Unencodable { key: shown(key), type_name, why }
     }
 
     #[cold]
@@ -266,30 +453,21 @@ impl Error {
         Error::HeldUp(Box::new(backlog))
     }
 
-    /// Names the file in an error from below that does not.
+    /// Adds the path of the file that was being opened.
     #[cold]
-    pub(crate) fn at(self, file: &Path) -> Self {
-        let Error::Storage(source) = self else { return self };
-        let path = file.to_owned();
-        let named = match source.kind() {
-            ErrorKind::NotAStore { path: empty, why } if empty.as_os_str().is_empty() => {
-                ErrorKind::NotAStore { path, why: why.clone() }
+    pub(crate) fn with_path(self, path: &Path) -> Self {
+        match self {
+            Error::Storage(StorageError { source, .. }) => {
+                Error::Storage(StorageError { source, path: Some(path.into()) })
             }
-            ErrorKind::NewerFormat { path: empty, found, known }
-                if empty.as_os_str().is_empty() =>
-            {
-                ErrorKind::NewerFormat { path, found: *found, known: *known }
-            }
-            ErrorKind::Suspect { path: empty, why } if empty.as_os_str().is_empty() => {
-                ErrorKind::Suspect { path, why: why.clone() }
-            }
-            ErrorKind::Damaged { .. } | ErrorKind::NoSpace { .. } | ErrorKind::Config(_) => {
-                return Error::Open { path, source };
-            }
-            _ => return Error::Storage(source),
-        };
-        Error::Storage(named.into())
+            error => error,
+        }
     }
+}
+
+/// The path of a file before a message about it.
+fn prefix(path: Option<&Path>) -> String {
+    path.map_or_else(String::new, |path| format!("{}: ", path.display()))
 }
 
 /// A key as messages show it.
@@ -304,12 +482,13 @@ fn shown(key: &[u8]) -> String {
 
 impl From<evermap_pm::Error> for Error {
     #[cold]
-    fn from(error: evermap_pm::Error) -> Self {
-        Error::Storage(error)
+    fn from(source: evermap_pm::Error) -> Self {
+        Error::Storage(StorageError { source, path: None })
     }
 }
 
-/// The memory under a store answered this.
-pub(crate) fn storage(kind: ErrorKind) -> Error {
-    Error::Storage(kind.into())
+/// Returns an error of the storage underneath.
+#[cold]
+pub(crate) fn storage(kind: evermap_pm::ErrorKind) -> Error {
+    evermap_pm::Error::from(kind).into()
 }

@@ -1,54 +1,91 @@
-//! What goes into a store and what comes out of it.
+//! What is stored in a map and what is read from it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What is stored beside a value.
+/// What is stored beside a value: [`Meta::default`] has no flags and never expires.
+///
+/// ```
+/// use evermap::Meta;
+/// let meta = Meta::new().with_flags(7).with_expiry(2_000_000_000);
+/// assert_eq!((meta.flags, meta.expires_at), (7, Some(2_000_000_000)));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Meta {
-    /// 32 bits of the caller's own.
+    /// 32 bits that belong to the caller.
     pub flags: u32,
-    /// When the record expires, in seconds since 1970; 0: never. From that second on it counts as absent.
-    pub expires_at: u32,
+    /// When the record expires, in seconds since 1970; `None`: never. From that second on it counts as absent.
+    pub expires_at: Option<u64>,
 }
 
 impl Meta {
-    /// Expires `after` from now by the system's clock, in whole seconds, at least one. A duration that is too long to be
-    /// represented means the last second that can be, in the year 2106.
+    /// Returns metadata without flags that never expires.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns metadata that expires `after` from now by the system's clock, in whole seconds, at least one.
     ///
     /// ```
     /// use std::time::Duration;
     /// use evermap::{Evermap, Meta, Options};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(path, Options::new())?;
+    /// let map = Evermap::in_memory(Options::new())?.default_map();
     /// map.put_with(b"session", b"alice", Meta::expiring(Duration::from_secs(3600)))?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn expiring(after: Duration) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-        let at = now.saturating_add(after.as_secs().max(1));
-        Meta { flags: 0, expires_at: u32::try_from(at).unwrap_or(u32::MAX) }
+        Self::new().with_expiry(now.saturating_add(after.as_secs().max(1)))
+    }
+
+    /// Sets the flags.
+    #[must_use]
+    pub fn with_flags(mut self, flags: u32) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Sets when the record expires, in seconds since 1970, or that it never does. Storing a record fails with
+    /// [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate) if that is later than [`EXPIRY_MAX`].
+    #[must_use]
+    pub fn with_expiry(mut self, expires_at: impl Into<Option<u64>>) -> Self {
+        self.expires_at = expires_at.into();
+        self
     }
 }
 
 /// A record, copied out of the store and verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Item<'a> {
     /// The key.
     pub key: &'a [u8],
     /// The value.
     pub value: &'a [u8],
-    /// The caller's own 32 bits.
+    /// 32 bits that belong to the caller.
     pub flags: u32,
     /// Identifies this version of the record: no other version of any key ever has the same id. Never 0.
     pub cas: u64,
-    /// When it expires, in seconds since 1970; 0: never.
-    pub expires_at: u32,
+    /// When it expires, in seconds since 1970; `None`: never.
+    pub expires_at: Option<u64>,
 }
 
-/// How a mutation ended.
+impl<'a> Item<'a> {
+    /// Returns a record of these parts, for programs that show records from elsewhere.
+    pub fn new(key: &'a [u8], value: &'a [u8], cas: u64, meta: Meta) -> Self {
+        Item { key, value, flags: meta.flags, cas, expires_at: meta.expires_at }
+    }
+
+    /// Returns its flags and expiry: what it was stored with.
+    pub fn meta(&self) -> Meta {
+        Meta { flags: self.flags, expires_at: self.expires_at }
+    }
+}
+
+/// How a conditional operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "whether something was stored may depend on what was there"]
+#[must_use = "whether something was changed depends on what was there"]
+#[non_exhaustive]
 pub enum Outcome {
     /// The key was absent, and is stored now.
     Inserted {
@@ -60,7 +97,7 @@ pub enum Outcome {
         /// CAS id of the new record.
         cas: u64,
     },
-    /// The key was present, and is gone now.
+    /// The key was present, and is absent now.
     Removed,
     /// The key is present; nothing was changed.
     Kept {
@@ -72,16 +109,14 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// CAS id of the new record, if one was stored.
+    /// Returns the CAS id of the new record, if one was stored.
     ///
     /// ```
-    /// use evermap::{Evermap, Meta, Options};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(path, Options::new())?;
-    /// assert!(map.insert(b"k", b"v", Meta::default())?.stored().is_some());
-    /// assert!(map.insert(b"k", b"w", Meta::default())?.stored().is_none());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new())?.default_map();
+    /// assert!(map.try_insert(b"k", b"v")?.stored().is_some());
+    /// assert!(map.try_insert(b"k", b"w")?.stored().is_none());
+    /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn stored(self) -> Option<u64> {
         match self {
@@ -90,14 +125,25 @@ impl Outcome {
         }
     }
 
-    /// Whether anything was changed.
+    /// Returns the CAS id of the record that the key has now, or `None` if it is absent.
+    pub fn cas(self) -> Option<u64> {
+        match self {
+            Outcome::Inserted { cas } | Outcome::Updated { cas } | Outcome::Kept { cas } => {
+                Some(cas)
+            }
+            Outcome::Removed | Outcome::Absent => None,
+        }
+    }
+
+    /// Returns `true` if anything was changed.
     pub fn changed(self) -> bool {
         !matches!(self, Outcome::Kept { .. } | Outcome::Absent)
     }
 }
 
-/// What the closure of [`modify`](crate::Store::modify) decides.
+/// What the closure of [`modify`](crate::Map::modify) decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Edit {
     /// Leave things as they are.
     Keep,

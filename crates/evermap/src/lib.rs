@@ -4,7 +4,8 @@
 //! use evermap::{Evermap, Options};
 //! # let dir = tempfile::tempdir()?;
 //! # let path = dir.path().join("map");
-//! let map = Evermap::open(&path, Options::new())?;
+//! let db = Evermap::open(&path, Options::new())?;
+//! let map = db.default_map();
 //! map.put(b"apple", b"red")?;
 //! assert_eq!(map.get(b"apple")?, Some(b"red".to_vec()));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -20,21 +21,21 @@
 //! |---|---|
 //! | [`close`](Evermap::close), or the last handle dropped | everything |
 //! | death of the process (`kill -9`, a panic, `abort`) | every acknowledged write; each one wholly or not at all |
-//! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](evermap_pm::ErrorKind::Suspect), and [`Options::on_suspect`] decides |
+//! | crash of the operating system, power loss | nothing is promised after an unclean stop. The next opening says [`Suspect`](ErrorKind::Suspect), and [`Options::on_suspect`] decides |
 //! | a damaged file | an answer may be lost, and most losses are reported as [`Error::Damaged`]; no wrong value, no crash, no hang. |
 //!
 //! # Many maps in one file
 //!
 //! [`Evermap::map`] opens or makes another map in the same file, with keys of its own, by its name;
-//! [`drop_map`](Store::drop_map) drops one. Both are crash-safe.
+//! [`drop_map`](Evermap::drop_map) drops one. Both are crash-safe.
 //!
 //! # What is safe Rust under which assumption
 //!
-//! Reading copies what it reads out of the mapping with atomic loads, checks every offset and length before it
-//! uses it, and verifies checksums (unless [`Options::verify_reads`] is off). That needs no assumption about
-//! what the file contains. [`Map::get_ref`](Store::get_ref) and [`Reader`] lend bytes where they are, which is
-//! sound while nobody else writes the file and it is not damaged. So they do that for stores in memory, and for
-//! files only after the promise [`Options::assume_exclusive_file`], which is `unsafe`; without it they copy.
+//! Reading copies records out of the mapping with atomic loads, checks every offset and length before it uses it,
+//! and verifies checksums (unless [`Options::verify_reads`] is off). That needs no assumption about what the file
+//! contains. [`Map::get_ref`] and [`Reader`] lend bytes where they are, which is sound only while nobody else writes
+//! the file and it is not damaged. So they do that for stores in memory, and for files only after a promise,
+//! [`Options::assume_exclusive_file`], which is `unsafe`; without it they copy.
 //!
 //! One thing cannot be made safe: whoever cuts a mapped file off, or a disk that cannot be read, ends the
 //! process by SIGBUS. [`explain_bus_errors`] makes it say which file it was and what to do, before it ends;
@@ -52,7 +53,6 @@ mod batch;
 mod clock;
 mod db;
 mod error;
-mod file;
 mod index;
 mod item;
 mod maintenance;
@@ -61,13 +61,15 @@ mod ops;
 mod options;
 mod ordered;
 mod record;
+#[cfg(feature = "serde")]
+mod typed;
 
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;
 pub use db::Evermap;
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result, StorageError};
 pub use evermap_index::record::KEY_MAX;
-pub use evermap_pm::epoch::{Backlog, Holder};
+pub use evermap_pm::epoch::{Backlog, EpochStats, Holder};
 pub use evermap_pm::medium::explain_bus_errors;
 pub use evermap_pm::region::OnSuspect;
 pub use index::IndexKind;
@@ -75,18 +77,19 @@ pub use item::{Edit, Item, Meta, Outcome};
 pub use maintenance::SweepState;
 pub use maintenance::census::Count;
 pub use maintenance::check::CheckReport;
-pub use maintenance::stats::Stat;
-pub use maintenance::summary::Summary;
+pub use maintenance::stats::{SpaceStat, Stat};
 pub use map::catalog::{MAP_NAME_MAX, MapOptions};
-pub use map::handle::Store;
+pub use map::handle::Map;
 pub use ops::atomic::counter;
-pub use ops::read::Iter;
+pub use ops::read::{Iter, Keys};
 pub use ops::reader::{Reader, ValueRef};
 pub use ops::scan::{KeyRange, Scan};
 pub use ops::stream::{ValueReader, ValueWriter};
 pub use options::{Durability, Options};
 pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};
-pub use record::VALUE_MAX;
+pub use record::{EXPIRY_MAX, VALUE_MAX};
+#[cfg(feature = "serde")]
+pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap};
 
 /// The README's example has to work as it stands.
 #[cfg(doctest)]

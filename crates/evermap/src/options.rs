@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use evermap_pm::ErrorKind;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
 use crate::error::storage;
@@ -49,7 +48,9 @@ impl FromStr for Durability {
             .find(|level| level.as_str() == name)
             .ok_or_else(|| {
                 let known = "volatile or process";
-                storage(ErrorKind::Config(format!("durability `{name}` is unknown; use {known}")))
+                storage(evermap_pm::ErrorKind::Config(format!(
+                    "durability `{name}` is unknown; use {known}"
+                )))
             })
     }
 }
@@ -60,7 +61,7 @@ impl FromStr for Durability {
 /// use evermap::{Evermap, Options};
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("map");
-/// let map = Evermap::open(path, Options::new().capacity(64 << 30))?;
+/// let map = Evermap::open(path, Options::new().capacity(64 << 30))?.default_map();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -68,7 +69,6 @@ impl FromStr for Durability {
 pub struct Options {
     pub(crate) create: bool,
     pub(crate) read_only: bool,
-    pub(crate) durability: Durability,
     pub(crate) capacity: u64,
     pub(crate) extent_size: u64,
     pub(crate) max_bytes: u64,
@@ -98,7 +98,6 @@ impl Options {
         Options {
             create: true,
             read_only: false,
-            durability: Durability::Process,
             capacity,
             extent_size,
             max_bytes: u64::MAX,
@@ -116,18 +115,6 @@ impl Options {
         }
     }
 
-    /// A new store in memory without a file. The path is ignored.
-    ///
-    /// ```
-    /// use evermap::{Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile())?;
-    /// map.put(b"key", b"value")?;
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    pub fn volatile() -> Self {
-        Options::new().durability(Durability::Volatile)
-    }
-
     /// Options for a new store of at most `bytes`, from 64 KiB on (128 KiB with an index other than Dash-EH), which takes space in units of 4 KiB instead of the
     /// usual 16 KiB.
     ///
@@ -135,7 +122,7 @@ impl Options {
     /// use evermap::{Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(&path, Options::small(256 << 10))?;
+    /// let map = Evermap::open(&path, Options::small(256 << 10))?.default_map();
     /// map.put(b"key", b"value")?;
     /// assert!(std::fs::metadata(&path)?.len() <= 256 << 10);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -152,37 +139,31 @@ impl Options {
 
     /// Whether the file is only read: it does not change, and need not be writable. Off by default.
     ///
-    /// Any number of openings can read a file at a time, in this process and in others. Meanwhile nobody can open
-    /// it for writing, and while somebody has it open for writing, nobody can open it to read.
+    /// Any number of openings can read a file at a time, in this process and in others. Meanwhile it cannot be
+    /// opened for writing; and while it is open for writing, it cannot be opened to be read.
     ///
     /// All mutations fail with [`Error::ReadOnly`](crate::Error::ReadOnly). What has expired is absent, but is not
     /// removed. A file that was not closed in order is refused with
     /// [`Error::NotClosed`](crate::Error::NotClosed), because to recover it is to change it. What an opening and an
-    /// index usually note in the file while it is read stays in the memory of this process: that takes about as
-    /// much memory as the parts of the index that are looked at.
+    /// index usually note in the file while it is read stays in the memory of this process: that takes up to as
+    /// much memory as the parts of the index that are looked at. Only for [`Evermap::open`](crate::Evermap::open).
     ///
     /// ```
     /// use evermap::{Error, Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(&path, Options::new())?;
-    /// map.put(b"key", b"value")?;
-    /// map.close()?;
+    /// let db = Evermap::open(&path, Options::new())?;
+    /// db.default_map().put(b"key", b"value")?;
+    /// db.close()?;
     ///
-    /// let map = Evermap::open(&path, Options::new().read_only(true))?;
-    /// let other = Evermap::open(&path, Options::new().read_only(true))?;
+    /// let map = Evermap::open(&path, Options::new().read_only(true))?.default_map();
+    /// let other = Evermap::open(&path, Options::new().read_only(true))?.default_map();
     /// assert_eq!(map.get(b"key")?, other.get(b"key")?);
     /// assert!(matches!(map.remove(b"key"), Err(Error::ReadOnly)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
-        self
-    }
-
-    /// What the store is to survive. Checked when it is opened, never silently lowered.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = durability;
         self
     }
 
@@ -207,7 +188,7 @@ impl Options {
     ///
     /// Records that are expired or flushed make room when it is needed. After an unclean stop, until the sweep has counted, an upper
     /// bound stands in for what records take, which may be an eighth too high; a mutation that finds no room waits for a sweep
-    /// that is under way, but not for long. A bare [`Store`](crate::Store) begins none by itself.
+    /// that is under way, but not for long. A bare [`Map`](crate::Map) begins none by itself.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
         self
@@ -230,14 +211,14 @@ impl Options {
     /// damaged file. On unless told otherwise. When off, records are verified by [`check`] only, and on
     /// reads where the file was suspect when it was opened.
     ///
-    /// [`check`]: crate::Store::check
+    /// [`check`]: crate::Evermap::check
     pub fn verify_reads(mut self, verify: bool) -> Self {
         self.verify_reads = verify;
         self
     }
 
-    /// Promises that nobody else changes the file, so that values can be borrowed from it:
-    /// [`get_ref`](crate::Store::get_ref) and [`Reader`](crate::Reader) then lend values where they are,
+    /// Promises that nothing else changes the file, so that values can be borrowed from it:
+    /// [`get_ref`](crate::Map::get_ref) and [`Reader`](crate::Reader) then lend values where they are,
     /// instead of copies. Stores in memory lend values without it.
     ///
     /// A store whose contents are suspect, and that was opened nevertheless, lends nothing.
@@ -248,7 +229,7 @@ impl Options {
     /// # let path = dir.path().join("map");
     /// // SAFETY: the file is in a directory of this program, which nothing else writes to.
     /// let options = unsafe { Options::new().assume_exclusive_file() };
-    /// let map = Evermap::open(path, options)?;
+    /// let map = Evermap::open(path, options)?.default_map();
     /// map.put(b"key", &[7; 1_000_000])?;
     /// assert!(map.get_ref(b"key")?.unwrap().is_borrowed());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -256,8 +237,8 @@ impl Options {
     ///
     /// # Safety
     ///
-    /// A borrowed value is a slice of a shared mapping of the file. As long as the store is open, the caller
-    /// has to make sure that:
+    /// A borrowed value is a slice of a mapping of the file. As long as the store is open, the caller has to make
+    /// sure that:
     /// * no other program writes to the file or cuts it off. Programs that open it as a store keep to its
     ///   lock; editors, copying tools and synchronizing services do not;
     /// * the file is not damaged in such a way that another record or a part of an index overlaps a value,
@@ -283,7 +264,7 @@ impl Options {
     /// use evermap::{Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(path, Options::new().allocate_holes(true))?;
+    /// let map = Evermap::open(path, Options::new().allocate_holes(true))?.default_map();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn allocate_holes(mut self, allocate: bool) -> Self {
@@ -304,7 +285,7 @@ impl Options {
     /// ```
     /// use evermap::{Evermap, IndexKind, Options};
     /// for &kind in IndexKind::ALL {
-    ///     let map = Evermap::open("", Options::volatile().index(kind))?;
+    ///     let map = Evermap::in_memory(Options::new().index(kind))?.default_map();
     ///     map.put(b"key", b"value")?;
     ///     assert_eq!(map.stat()?.index, kind);
     /// }
@@ -316,7 +297,7 @@ impl Options {
     }
 
     /// Whether the maps of the store also know which key comes next, so that they can be
-    /// [scanned](crate::Store::scan). Off unless told otherwise.
+    /// [scanned](crate::Map::scan). Off unless told otherwise.
     ///
     /// That takes ordinary memory, some 40 bytes a key and what of the key is beyond 15 bytes. A store can be opened with it and
     /// without. After opening it is built in the background, while everything but scans works already; that of a named map
@@ -324,7 +305,7 @@ impl Options {
     ///
     /// ```
     /// use evermap::{Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// map.put(b"b", b"2")?;
     /// map.put(b"a", b"1")?;
     /// let first = map.scan(..)?.next().unwrap()?;
@@ -352,7 +333,7 @@ impl Options {
     ///
     /// ```
     /// use evermap::{Error, Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile().reader_backlog(1 << 20))?;
+    /// let map = Evermap::in_memory(Options::new().reader_backlog(1 << 20))?.default_map();
     /// let reader = map.reader()?;
     /// let refused = (0..1_000_000u32).find_map(|_| map.put(b"key", &[0; 10_000]).err());
     /// assert!(matches!(refused, Some(Error::HeldUp(_))));

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use evermap::{Item, Meta};
+use evermap::Item;
 use serde::{Deserialize, Serialize};
 
 use super::Record;
@@ -56,11 +56,12 @@ pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
         // The line that serde counts is always the first.
         error.to_string().replace(" at line 1 column ", " at column ")
     })?;
-    Ok(Record { key: key.decode()?, value: value.decode()?, meta: Meta { flags, expires_at } })
+    Ok(Record { key: key.decode()?, value: value.decode()?, meta: super::meta(flags, expires_at) })
 }
 
 pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
-    let Item { key, value, flags, expires_at, .. } = *item;
+    let Item { key, value, flags, .. } = *item;
+    let expires_at = super::expiry(item);
     let line = Line { key: Bytes::new(key), value: Bytes::new(value), flags, expires_at };
     serde_json::to_writer(&mut *out, &line).expect("strings and numbers, into a vector");
     out.push(b'\n');
@@ -78,7 +79,7 @@ mod tests {
             (r#"{"key":{"base64":"/w=="},"value":{"base64":""}}"#, b"\xff", b"", (0, 0)),
             (r#"{"key":"k","value":"v","flags":7,"expires_at":9}"#, b"k", b"v", (7, 9)),
         ] {
-            let meta = Meta { flags: meta.0, expires_at: meta.1 };
+            let meta = crate::format::meta(meta.0, meta.1);
             let expected = Record { key: key.into(), value: value.into(), meta };
             assert_eq!(parse(line.as_bytes()), Ok(expected), "{line}");
         }
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_are_base64() {
         let mut out = Vec::new();
-        append(&Item { key: b"k", value: b"\xff", flags: 1, cas: 1, expires_at: 0 }, &mut out);
+        append(&Item::new(b"k", b"\xff", 1, crate::format::meta(1, 0)), &mut out);
         let expected = "{\"key\":\"k\",\"value\":{\"base64\":\"/w==\"},\"flags\":1}\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }

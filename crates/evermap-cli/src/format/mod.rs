@@ -72,6 +72,16 @@ pub(crate) fn in_one_line(text: &str) -> String {
     String::from_utf8(line).expect("escapes are text")
 }
 
+/// Returns metadata as the formats have it: an expiry of 0 is never.
+fn meta(flags: u32, expires_at: u32) -> Meta {
+    Meta::new().with_flags(flags).with_expiry((expires_at != 0).then_some(u64::from(expires_at)))
+}
+
+/// Returns when a record expires as the formats have it: 0 is never.
+fn expiry(item: &Item<'_>) -> u32 {
+    item.expires_at.map_or(0, |at| u32::try_from(at).unwrap_or(u32::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,7 +108,7 @@ mod tests {
             flags in prop_oneof![Just(0), any::<u32>()],
             expires_at in prop_oneof![Just(0), any::<u32>()],
         ) {
-            let item = Item { key: &key, value: &value, flags, cas: 1, expires_at };
+            let item = Item::new(&key, &value, 1, meta(flags, expires_at));
             for format in [Format::Tsv, Format::Jsonl] {
                 let mut text = Vec::new();
                 format.append(&item, &mut text);
@@ -106,7 +116,7 @@ mod tests {
                 prop_assert_eq!(text.pop(), Some(b'\n'));
                 prop_assert!(std::str::from_utf8(&text).is_ok());
                 let record = format.parse(&text);
-                let meta = Meta { flags, expires_at };
+                let meta = meta(flags, expires_at);
                 prop_assert_eq!(record, Ok(Record { key: key.clone(), value: value.clone(), meta }));
             }
         }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use evermap::{Item, Meta};
+use evermap::Item;
 
 use super::Record;
 
@@ -13,7 +13,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
     let key = unescape(fields.next().unwrap_or_default())?;
     let Some(value) = fields.next() else { return Err("there is no tab after the key".into()) };
     let mut number = |name| fields.next().map_or(Ok(0), |field| parse_number(name, field));
-    let meta = Meta { flags: number("flags")?, expires_at: number("expiry")? };
+    let meta = super::meta(number("flags")?, number("expiry")?);
     if fields.next().is_some() {
         return Err(
             "there is something after the expiry; a tab within a value is written \\t".into()
@@ -35,7 +35,7 @@ pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
     out.push(b'\t');
     escape(item.value, out);
     let mut number = |number| write!(out, "\t{number}").expect("a vector takes everything");
-    match (item.flags, item.expires_at) {
+    match (item.flags, super::expiry(item)) {
         (0, 0) => {}
         (flags, 0) => number(flags),
         (flags, expires_at) => {
@@ -113,7 +113,11 @@ mod tests {
     use super::*;
 
     fn record(key: &str, value: &[u8], flags: u32, expires_at: u32) -> Result<Record, String> {
-        Ok(Record { key: key.into(), value: value.into(), meta: Meta { flags, expires_at } })
+        Ok(Record {
+            key: key.into(),
+            value: value.into(),
+            meta: crate::format::meta(flags, expires_at),
+        })
     }
 
     #[test]
@@ -158,7 +162,7 @@ mod tests {
     fn text_stays_readable() {
         let mut out = Vec::new();
         let value = b"caf\xc3\xa9 \xff\x1b\n";
-        append(&Item { key: b"k", value, flags: 0, cas: 1, expires_at: 9 }, &mut out);
+        append(&Item::new(b"k", value, 1, crate::format::meta(0, 9)), &mut out);
         assert_eq!(String::from_utf8(out).unwrap(), "k\tcaf\u{e9} \\xff\\x1b\\n\t0\t9\n");
     }
 }

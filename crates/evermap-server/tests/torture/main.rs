@@ -32,7 +32,7 @@ struct Tally {
 fn torture(threads: usize) {
     let wanted = std::env::var("EVERMAP_TORTURE")
         .map_or(REQUESTS, |text| text.parse().expect("EVERMAP_TORTURE is a number of requests"));
-    let map = Evermap::open("", Options::volatile().capacity(8 << 30)).unwrap();
+    let map = Evermap::in_memory(Options::new().capacity(8 << 30)).unwrap().default_map();
     let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads, ..Config::default() };
     let server = Server::start(Arc::new(map), config).unwrap();
     let (values, tally) = (Values::default(), Tally::default());

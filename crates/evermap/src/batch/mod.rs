@@ -1,12 +1,13 @@
 //! Changes of several keys that happen together or not at all.
 //!
-//! How [`Store::apply`] goes, and why each step is right, is told in `docs/batches.md`.
+//! How [`Map::apply`] goes, and why each step is right, is told in `docs/batches.md`.
 
 pub(crate) mod intent;
 pub(crate) mod reservations;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
@@ -19,8 +20,8 @@ use crate::map::handle::ensure_length;
 use crate::ops::atomic::sum;
 use crate::ops::read::LiveRecord;
 use crate::ordered::KeyEvent;
-use crate::record::{Draft, control_of, record_bytes};
-use crate::{Error, Item, MapOptions, Meta, Outcome, Result, Store};
+use crate::record::{Draft, control_of, decode_expiry, encode_expiry, record_bytes};
+use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result};
 
 /// Most keys that a [`Batch`] can name.
 pub const BATCH_MAX: usize = 1 << 16;
@@ -28,10 +29,10 @@ pub const BATCH_MAX: usize = 1 << 16;
 const FORMAT: u32 = 6;
 /// Expiry of a record that is not there yet: no clock shows less.
 const NOT_YET: u32 = 1;
-/// How often [`Store::get_together`] looks again before it holds batches off.
+/// How often [`Map::get_together`] looks again before it holds batches off.
 const LOOKS: usize = 8;
 
-/// Changes and conditions, to be [applied](Store::apply) together. Keys and values are copied.
+/// Changes and conditions, to be [applied](Map::apply) together. Keys and values are copied.
 ///
 /// Changes of one key take effect in the order in which they were added, as if one operation after the other had made
 /// them: a [`put`](Batch::put) or [`remove`](Batch::remove) replaces what was said before, and an [`add`](Batch::add)
@@ -42,7 +43,7 @@ const LOOKS: usize = 8;
 ///
 /// ```
 /// use evermap::{Applied, Batch};
-/// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
 /// map.fetch_add(b"alice", 100)?;
 /// let mut transfer = Batch::new();
 /// transfer.add(b"alice", -30).add(b"bob", 30).put(b"last", b"alice to bob");
@@ -106,7 +107,7 @@ impl Batch {
     ///
     /// ```
     /// use evermap::Batch;
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.apply(Batch::new().put(b"a", b"1").put(b"b", b"2"))?;
     /// assert_eq!(map.get(b"b")?.as_deref(), Some(&b"2"[..]));
     /// # Ok::<(), evermap::Error>(())
@@ -119,8 +120,8 @@ impl Batch {
     ///
     /// ```
     /// use evermap::{Batch, Meta};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// map.apply(Batch::new().put_with(b"a", b"1", Meta { flags: 7, expires_at: 0 }))?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.apply(Batch::new().put_with(b"a", b"1", Meta::new().with_flags(7)))?;
     /// assert_eq!(map.get_with(b"a", |item| item.flags)?, Some(7));
     /// # Ok::<(), evermap::Error>(())
     /// ```
@@ -129,7 +130,7 @@ impl Batch {
         self
     }
 
-    /// Adds `delta` to the counter under `key`, as [`Store::fetch_add`] does. If it is no counter, or the sum does not fit,
+    /// Adds `delta` to the counter under `key`, as [`Map::fetch_add`] does. If it is no counter, or the sum does not fit,
     /// applying the batch returns that error, and nothing changes.
     ///
     /// Additions to one key are made as one, of their sum: only the final value must fit. After a [`put`](Batch::put) of the
@@ -137,7 +138,7 @@ impl Batch {
     ///
     /// ```
     /// use evermap::Batch;
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.apply(Batch::new().add(b"here", -1).add(b"there", 1).add(b"there", 1))?;
     /// assert_eq!(map.fetch_add(b"there", 0)?, 2);
     /// # Ok::<(), evermap::Error>(())
@@ -151,7 +152,7 @@ impl Batch {
     ///
     /// ```
     /// use evermap::Batch;
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"old name", b"value")?;
     /// map.apply(Batch::new().remove(b"old name").put(b"new name", b"value"))?;
     /// assert!(!map.contains(b"old name")?);
@@ -168,7 +169,7 @@ impl Batch {
     ///
     /// ```
     /// use evermap::{Applied, Batch};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"config", b"1")?;
     /// let cas = map.get_with(b"config", |item| item.cas)?;
     /// let mut batch = Batch::new();
@@ -182,19 +183,19 @@ impl Batch {
         self
     }
 
-    /// From here on, what is said concerns the map of this [name](Store::map), which has to exist when the batch is applied;
+    /// From here on, what is said concerns the map of this [name](Evermap::map), which has to exist when the batch is applied;
     /// with `None`, again the map that the batch is applied to.
     ///
     /// ```
     /// use evermap::{Batch, MapOptions};
-    /// # let store = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// let (orders, done) = (store.map("orders", MapOptions::new())?, store.map("done", MapOptions::new())?);
+    /// # let db = evermap::Evermap::in_memory(evermap::Options::new())?;
+    /// let (orders, done) = (db.map("orders", MapOptions::new())?, db.map("done", MapOptions::new())?);
     /// orders.put(b"17", b"a book")?;
     /// let mut batch = Batch::new();
     /// batch.add(b"open orders", -1);
     /// batch.in_map("orders").remove(b"17");
     /// batch.in_map("done").put(b"17", b"a book");
-    /// assert!(store.apply(&batch)?.is_done());
+    /// assert!(db.apply(&batch)?.is_done());
     /// assert!(done.contains(b"17")? && !orders.contains(b"17")?);
     /// # Ok::<(), evermap::Error>(())
     /// ```
@@ -256,6 +257,7 @@ impl Batch {
 /// How applying a [`Batch`] ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a batch with conditions may have changed nothing"]
+#[non_exhaustive]
 pub enum Applied {
     /// All of it happened. The outcome for each key, in the order in which the batch first named them.
     Done(Vec<Outcome>),
@@ -279,7 +281,7 @@ impl Applied {
 
 /// A map that a batch concerns.
 struct BatchMap<'s, M: Medium> {
-    store: &'s Store<M>,
+    store: &'s Map<M>,
     /// The flush that its keys were looked at after.
     mark: u64,
 }
@@ -287,7 +289,7 @@ struct BatchMap<'s, M: Medium> {
 impl<'s, M: Medium> BatchMap<'s, M> {
     /// Whether no flush has come in between.
     fn is_settled(&self) -> bool {
-        self.store.map.flush.settled_mark() == Some(self.mark)
+        self.store.inner.flush.settled_mark() == Some(self.mark)
     }
 
     /// What a claimed key is bound to: for as long as it is claimed.
@@ -295,7 +297,7 @@ impl<'s, M: Medium> BatchMap<'s, M> {
         let store = self.store;
         let mut word = None;
         // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
-        let found = store.map.index.mutate(key, MutateMode::ExistingOnly, guard, &mut |found| {
+        let found = store.inner.index.mutate(key, MutateMode::ExistingOnly, guard, &mut |found| {
             word = found;
             Action::Keep
         });
@@ -307,7 +309,7 @@ impl<'s, M: Medium> BatchMap<'s, M> {
 
 /// What is to become of one key of a batch.
 struct KeyPlan<'s, M: Medium> {
-    store: &'s Store<M>,
+    store: &'s Map<M>,
     key: BytesRef<'s>,
     /// The word that the index has, whether or not the record is alive.
     word: Option<u64>,
@@ -321,7 +323,7 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
     /// Bytes of the block that the new record is to take.
     fn block_bytes(&self) -> u64 {
         self.value.as_ref().map_or(0, |(value, _)| {
-            self.store.file.pool.block_size(record_bytes(self.key.bytes.len(), value.len()))
+            self.store.db.file.pool.block_size(record_bytes(self.key.bytes.len(), value.len()))
         })
     }
 
@@ -359,7 +361,7 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
         let mut meta = Meta::default();
         if let Some((record, expires_at)) = &live {
             self.store.copy(key, record, &mut value)?;
-            meta = Meta { flags: record.flags(), expires_at: *expires_at };
+            meta = Meta::new().with_flags(record.flags()).with_expiry(decode_expiry(*expires_at));
         }
         Ok((self.added(live.is_some().then_some(&value[..]), delta)?, meta))
     }
@@ -367,7 +369,7 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
     /// What it changes, with its new record flushed; nothing if it changes nothing.
     fn step(&self) -> Result<Option<KeyStep<'_, M>>> {
         let (store, key) = (self.store, self.key);
-        let (map, old) = (store.map.header.descriptor(), self.word.unwrap_or(0));
+        let (map, old) = (store.inner.header.descriptor(), self.word.unwrap_or(0));
         let since = store.unbindings(key);
         let was_hidden = self.word.is_some() && self.found.is_none();
         let Some((value, meta)) = &self.value else {
@@ -382,13 +384,13 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
                 draft: None,
             }));
         };
-        let control = control_of(meta.expires_at);
+        let control = control_of(encode_expiry(meta.expires_at)?);
         let draft = store.reserve(
             key,
             value,
-            *meta,
+            meta.flags,
             match old {
-                0 if !store.file.pool.medium().mutant("BA-2") => control_of(NOT_YET),
+                0 if !store.db.file.pool.medium().mutant("BA-2") => control_of(NOT_YET),
                 _ => control,
             },
         )?;
@@ -410,9 +412,9 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
 
 /// A change of the index that is on its way.
 struct KeyStep<'d, M: Medium> {
-    store: &'d Store<M>,
+    store: &'d Map<M>,
     key: BytesRef<'d>,
-    /// [`unbindings`](Store::unbindings) before it.
+    /// [`unbindings`](Map::unbindings) before it.
     since: u64,
     entry: Entry,
     /// Whether the index has a record for the key that nobody can see.
@@ -427,7 +429,7 @@ impl<M: Medium> KeyStep<'_, M> {
     }
 
     fn carry_out(&self, guard: &Guard<'_>) -> Result<()> {
-        self.entry.carry_out(self.key, &self.store.file.pool, &self.store.map.index, guard)
+        self.entry.carry_out(self.key, &self.store.db.file.pool, &self.store.inner.index, guard)
     }
 
     /// Retires, counts and notes, once it has happened.
@@ -451,7 +453,31 @@ enum Progress {
     Overtaken,
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Evermap<M> {
+    /// Applies `batch` with [`Map::apply`] to the maps that it [names](Batch::in_map), and to the default map where it
+    /// names none.
+    ///
+    /// ```
+    /// use evermap::{Batch, Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let (orders, done) = (db.map("orders", MapOptions::new())?, db.map("done", MapOptions::new())?);
+    /// orders.put(b"17", b"a book")?;
+    /// let mut batch = Batch::new();
+    /// batch.in_map("orders").remove(b"17");
+    /// batch.in_map("done").put(b"17", b"a book");
+    /// assert!(db.apply(&batch)?.is_done());
+    /// assert!(done.contains(b"17")? && !orders.contains(b"17")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map::apply`].
+    pub fn apply(&self, batch: &Batch) -> Result<Applied> {
+        self.default_map().apply(batch)
+    }
+}
+
+impl<M: Medium> Map<M> {
     /// Does everything that `batch` says, or nothing: in this map, and in those of the same file that it
     /// [names](Batch::in_map).
     ///
@@ -459,13 +485,13 @@ impl<M: Medium> Store<M> {
     /// and counters read, at the same moment at which the changes happen, as far as all mutations are concerned:
     /// no other mutation of any of its keys comes in between. Readers that look while it happens may see some
     /// keys as they were and others as they are to be, but nothing that is taken back;
-    /// [`get_together`](Store::get_together) sees all or nothing. Batches run one at a time, mutations of other keys and
+    /// [`get_together`](Map::get_together) sees all or nothing. Batches run one at a time, mutations of other keys and
     /// all reads beside them.
     ///
     /// Expected O(keys). See [`Batch`] for an example.
     ///
     /// # Errors
-    /// See [`Store`]; [`Error::BatchTooLarge`]; [`Error::NoSuchMap`] and what else [`map`](Store::map) answers for a map that it
+    /// See [`Map`]; [`Error::BatchTooLarge`]; [`Error::NoSuchMap`] and what else [`map`](Evermap::map) answers for a map that it
     /// names, and [`Error::BatchMap`] if that is this one; [`Error::NotACounter`], [`Error::Overflow`] and [`Error::Damaged`] where
     /// a counter cannot be read. Nothing has changed then. If the *index* turns out to be damaged in the middle, the
     /// store is poisoned, and the next opening completes the batch as far as it can.
@@ -475,12 +501,13 @@ impl<M: Medium> Store<M> {
         }
         let keys: Vec<_> = batch.keys().map(|key| self.key(key)).collect::<Result<_>>()?;
         for part in &batch.parts {
-            if let Base::Put(value, _) = &part.change.base {
+            if let Base::Put(value, meta) = &part.change.base {
                 ensure_length(value)?;
+                encode_expiry(meta.expires_at)?;
             }
         }
-        self.ensure_not_backed_up()?;
-        self.with_space(|| {
+        self.db.ensure_not_backed_up()?;
+        self.db.with_space(|| {
             loop {
                 let named = self.maps_of(batch)?;
                 let stores: Vec<_> = std::iter::once(self).chain(&named).collect();
@@ -497,16 +524,16 @@ impl<M: Medium> Store<M> {
     /// The maps that a batch names.
     fn maps_of(&self, batch: &Batch) -> Result<Vec<Self>> {
         let open = |(name, _): &(Box<str>, Places)| {
-            let store = self.map(name, MapOptions::new().create(false))?;
-            match Arc::ptr_eq(&store.map, &self.map) {
-                false => Ok(store),
+            let map = self.db.map(name, MapOptions::new().create(false))?;
+            match Arc::ptr_eq(&map.inner, &self.inner) {
+                false => Ok(map),
                 true => Err(Error::BatchMap { name: name.to_string() }),
             }
         };
         batch.named.iter().map(open).collect()
     }
 
-    /// One round of [`apply`](Store::apply) to these maps; nothing if a flush has overtaken it.
+    /// One round of [`apply`](Map::apply) to these maps; nothing if a flush has overtaken it.
     fn try_apply(
         &self,
         batch: &Batch,
@@ -515,16 +542,16 @@ impl<M: Medium> Store<M> {
     ) -> Result<Option<Applied>> {
         let guards: Vec<_> =
             stores.iter().map(|store| store.enter_writing()).collect::<Result<_>>()?;
-        let turn = self.file.reservations.permit();
-        if let Some(gone) = stores.iter().find(|store| !store.map.is_open()) {
+        let turn = self.db.file.reservations.permit();
+        if let Some(gone) = stores.iter().find(|store| !store.inner.is_open()) {
             // It was dropped while we waited: what leads to it is gone, and an intent must not name it.
-            return Err(gone.map.refusal());
+            return Err(gone.inner.refusal());
         }
-        let _claim = self.file.reservations.reserve(&turn, keys);
+        let _claim = self.db.file.reservations.reserve(&turn, keys);
         let mut maps = Vec::with_capacity(stores.len());
         for &store in stores {
-            let Some(mark) = store.map.flush.settled_mark() else {
-                store.map.flush.wait_for_flush();
+            let Some(mark) = store.inner.flush.settled_mark() else {
+                store.inner.flush.wait_for_flush();
                 return Ok(None);
             };
             maps.push(BatchMap { store, mark });
@@ -535,7 +562,7 @@ impl<M: Medium> Store<M> {
         for (part, &key) in batch.parts.iter().zip(keys) {
             let plan = maps[part.map].look(key, guard)?;
             if part.expected.iter().any(|expected| *expected != plan.found) {
-                let map = plan.store.map.name.as_deref().filter(|_| part.map > 0).map(Into::into);
+                let map = plan.store.inner.name.as_deref().filter(|_| part.map > 0).map(Into::into);
                 let (key, found) = (part.key.clone(), plan.found);
                 return Ok(Some(Applied::Refused { map, key, found }));
             }
@@ -575,10 +602,10 @@ impl<M: Medium> Store<M> {
         if steps.is_empty() {
             return Ok(Progress::Done);
         }
-        let (region, m) = (self.file.pool.region(), self.file.pool.medium());
+        let (region, m) = (self.db.file.pool.region(), self.db.file.pool.medium());
         region.raise_format(FORMAT)?;
         let entries: Vec<_> = steps.iter().map(|step| step.entry).collect();
-        let mut intent = Intent::flushed(&self.file.pool, &entries)?;
+        let mut intent = Intent::flushed(&self.db.file.pool, &entries)?;
         // Everything that the index and the root slot are going to name is durable.
         m.fence();
         let poison = region.poison_on_panic();
@@ -593,7 +620,7 @@ impl<M: Medium> Store<M> {
         }
         steps.iter().filter_map(|step| step.draft.as_ref()).for_each(Draft::set_published);
         intent.declare();
-        self.file.reservations.begin_changing();
+        self.db.file.reservations.begin_changing();
         for step in steps {
             if let Err(error) = step.carry_out(guard) {
                 // Decided, but not to be done: dropping the guard poisons the store, and the next opening tries again.
@@ -605,7 +632,7 @@ impl<M: Medium> Store<M> {
             // The control words of new records.
             m.fence();
         }
-        self.file.reservations.end_changing();
+        self.db.file.reservations.end_changing();
         intent.fulfil();
         poison.disarm();
         steps.iter().for_each(|step| step.settle(guard));
@@ -616,40 +643,41 @@ impl<M: Medium> Store<M> {
     /// Each value by itself is current at some moment of the call; mutations that are no batches may come in between.
     ///
     /// Calls `each` with the position in `keys` and the record for each key that is present, in order, or with the error
-    /// where a record is damaged. Stops when `each` answers `false`. Looks again where a batch came in between, and
+    /// where a record is damaged. Stops when `each` returns `Break`. Looks again where a batch came in between, and
     /// after a few times in vain holds batches off while it looks. A guard is held meanwhile, so `each` should be quick.
     /// Expected O(keys), with cache misses overlapped.
     ///
     /// ```
     /// use evermap::{Batch, counter};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.apply(Batch::new().add(b"here", -5).add(b"there", 5))?;
+    /// use std::ops::ControlFlow;
     /// let mut total = 0;
     /// map.get_together(&["here", "there"], |_, item| {
     ///     total += item.ok().and_then(|item| counter(item.value)).unwrap_or(0);
-    ///     true
+    ///     ControlFlow::Continue(())
     /// })?;
     /// assert_eq!(total, 0, "whatever other threads transfer meanwhile");
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]; damaged records are reported to `each` instead. [`Error::Storage`] with `Forked` in a forked child.
+    /// See [`Map`]; damaged records are reported to `each` instead. [`Error::Storage`] with `Forked` in a forked child.
     pub fn get_together<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
-        mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
         let keys: Vec<_> = keys.iter().map(|key| self.key(key.as_ref())).collect::<Result<_>>()?;
         // In a forked child nobody tells whether a batch changes things.
-        self.file.pool.region().ensure_writable()?;
+        self.db.file.pool.region().ensure_writable()?;
         let guard = self.enter()?;
         let found = self.look_together(&keys, &guard)?;
         let mut value = Vec::new();
         for (at, (key, found)) in keys.iter().zip(found).enumerate() {
             // Records do not change, and the guard keeps them: the copy is of the moment of the look.
             if let Some(shown) = self.shown(key.bytes, found, &mut value).transpose()
-                && !each(at, shown)
+                && each(at, shown).is_break()
             {
                 break;
             }
@@ -665,25 +693,26 @@ impl<M: Medium> Store<M> {
     ) -> Result<Vec<Result<Option<LiveRecord<'g, M>>>>> {
         let mut backoff = Backoff::new();
         for looks in 0.. {
-            let turn = (looks >= LOOKS).then(|| self.file.reservations.permit());
-            let (settled, mark) = (self.file.reservations.version(), self.map.flush.mark());
+            let turn = (looks >= LOOKS).then(|| self.db.file.reservations.permit());
+            let (settled, mark) = (self.db.file.reservations.version(), self.inner.flush.mark());
             if turn.is_some() && settled.is_none() {
                 // The one that was changing things could not go on.
-                self.file.pool.region().ensure_sound()?;
+                self.db.file.pool.region().ensure_sound()?;
             }
             let Some(settled) = settled else {
                 backoff.wait();
                 continue;
             };
             let mut words = vec![None; keys.len()];
-            self.map.index.get_many(keys, &mut words, guard)?;
+            self.inner.index.get_many(keys, &mut words, guard)?;
             words.iter().flatten().for_each(|&word| self.prefetch(word));
             let found = keys.iter().zip(words);
             let found: Vec<_> = found
                 .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word, guard)))
                 .collect();
             // A flush must not come in between either.
-            if self.file.reservations.unchanged_since(settled) && self.map.flush.mark() == mark {
+            if self.db.file.reservations.unchanged_since(settled) && self.inner.flush.mark() == mark
+            {
                 return Ok(found);
             }
         }
@@ -701,7 +730,7 @@ fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()
         let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
         let mut acted = false;
         let change =
-            step.store.map.index.mutate(step.key, MutateMode::MayInsert, guard, &mut |_| {
+            step.store.inner.index.mutate(step.key, MutateMode::MayInsert, guard, &mut |_| {
                 acted = true;
                 draft.set_published();
                 Action::Put(draft.word())
@@ -724,7 +753,7 @@ fn unbind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) {
         let Some(draft) = &step.draft else { continue };
         let mut acted = false;
         let _ =
-            step.store.map.index.mutate(step.key, MutateMode::ExistingOnly, guard, &mut |word| {
+            step.store.inner.index.mutate(step.key, MutateMode::ExistingOnly, guard, &mut |word| {
                 acted = word == Some(draft.word());
                 if acted { Action::Remove } else { Action::Keep }
             });

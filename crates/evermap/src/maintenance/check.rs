@@ -10,12 +10,12 @@ use evermap_pm::Medium;
 use crate::maintenance::SweepState;
 use crate::ops::read::Walk;
 use crate::record::Record;
-use crate::{Error, Result, Store};
+use crate::{Error, Evermap, Map, Result};
 
 /// Problems that are described; the rest are counted.
 const DESCRIBED: usize = 1000;
 
-/// What [`Store::check`] found.
+/// What [`Evermap::check`] found.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
@@ -76,7 +76,7 @@ impl fmt::Display for CheckReport {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Evermap<M> {
     /// Looks at the whole file and describes everything that is wrong: the index of each map, that exactly the reachable
     /// blocks are allocated, the counts, that the ordered index, if it is ready, has the keys that are there, and if
     /// `deep`, every record with its checksum. Changes nothing.
@@ -90,7 +90,7 @@ impl<M: Medium> Store<M> {
     /// like problems. O(n) time, 16 bytes of memory a record.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// let report = map.check(true)?;
     /// assert!(report.is_sound(), "{report}");
@@ -100,11 +100,11 @@ impl<M: Medium> Store<M> {
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed), [`Error::GuardHeld`](crate::Error::GuardHeld); the
-    /// rest is in the report. Of a store that is poisoned, or in a forked child, only this map is
-    /// checked.
+    /// rest is in the report. Of a store that is poisoned, or in a forked child, only the default
+    /// map is checked.
     pub fn check(&self, deep: bool) -> Result<CheckReport> {
         self.ensure_no_guard("check")?;
-        drop(self.enter()?);
+        drop(self.default_map().enter()?);
         let mut report = CheckReport { deep, ..Default::default() };
         if let Err(error) = self.recover() {
             report.problem(format!("sweep: {error}"));
@@ -119,7 +119,9 @@ impl<M: Medium> Store<M> {
         // What waits to be reused is allocated but not reachable.
         self.file.pool.epoch().drain();
         let (stores, problem) = match self.all_maps() {
-            Err(error) if !matches!(error, Error::Closed) => (vec![self.clone()], Some(error)),
+            Err(error) if !matches!(error, Error::Closed) => {
+                (vec![self.default_map()], Some(error))
+            }
             all => all?,
         };
         if let Some(problem) = &problem {
@@ -135,88 +137,6 @@ impl<M: Medium> Store<M> {
             self.check_blocks(&mut report, reachable);
         }
         Ok(report)
-    }
-
-    /// Looks at one map; answers whether all of its blocks were shown to `reachable`.
-    fn check_map(&self, report: &mut CheckReport, reachable: &mut Reachable) -> Result<bool> {
-        let of_map = self.name().map_or(String::new(), |name| format!("map \"{name}\": "));
-        for problem in self.map.index.check() {
-            report.problem(format!("{of_map}index: {problem}"));
-        }
-        let before = (report.records, report.bytes);
-        self.check_records(report)?;
-        self.check_counts(report, before);
-        match self.check_ordered(&mut |what| report.problem(format!("{of_map}{what}"))) {
-            Err(Error::Closed) => return Err(Error::Closed),
-            Err(error) => report.problem(format!("{of_map}ordered index: {error}")),
-            Ok(()) => {}
-        }
-        reachable.0.extend(self.map.header.block());
-        match self.map.saved.blocks(&self.file.pool) {
-            Some(blocks) => reachable.0.extend(blocks),
-            None => {
-                report.problem(format!("{of_map}the keys that were saved in order cannot be read"))
-            }
-        }
-        let visited = self.map.index.visit(reachable);
-        if let Err(error) = &visited {
-            report.problem(format!("{of_map}index: {error}"));
-        }
-        Ok(visited.is_ok())
-    }
-
-    fn check_records(&self, report: &mut CheckReport) -> Result<()> {
-        let mark = self.map.flush.mark();
-        let mut walk = Walk::new(self);
-        let mut pairs = Vec::new();
-        while let Some(_guard) = walk.next(&mut pairs)? {
-            if let Err(error) = walk.take_error() {
-                report.problem(format!("index: {error}"));
-            }
-            if report.deep {
-                pairs.iter().for_each(|(_, word)| self.prefetch(*word));
-            }
-            for &(hash, word) in &pairs {
-                report.records += 1;
-                let place = word & OFFSET_MASK;
-                match self.file.pool.block(place) {
-                    Some(bytes) => report.bytes += bytes,
-                    None => {
-                        report.problem(format!("record at offset {place:#x}: there is no block"));
-                        continue;
-                    }
-                }
-                if !report.deep {
-                    continue;
-                }
-                match self.check_record(hash, word) {
-                    Ok(record) => {
-                        report.dead += u64::from(self.is_dead(&record, mark) == Some(true))
-                    }
-                    Err(problem) => report.problem(problem),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn check_record(&self, hash: u64, word: u64) -> Result<Record<'_, M>, String> {
-        let place = word & OFFSET_MASK;
-        let record = Record::at(self.file.pool.medium(), word)
-            .map_err(|what| format!("record at offset {place:#x}: {what}"))?;
-        let describe = |what| record.damaged(what).to_string();
-        let mut key = Vec::new();
-        record.append_key(&mut key).map_err(|error| error.to_string())?;
-        if BytesRef::new(&key, self.file.pool.seed()).hash != hash {
-            return Err(describe("it is not where its key belongs"));
-        }
-        if record.expires_at().is_none() {
-            return Err(describe(record.why_unreadable()));
-        }
-        if !record.verify(self.map.header.owner()) {
-            return Err(describe("its checksum does not match"));
-        }
-        Ok(record)
     }
 
     /// Compares what is reachable with what is allocated.
@@ -248,10 +168,94 @@ impl<M: Medium> Store<M> {
             ));
         }
     }
+}
+
+impl<M: Medium> Map<M> {
+    /// Looks at one map; answers whether all of its blocks were shown to `reachable`.
+    fn check_map(&self, report: &mut CheckReport, reachable: &mut Reachable) -> Result<bool> {
+        let of_map = self.name().map_or(String::new(), |name| format!("map \"{name}\": "));
+        for problem in self.inner.index.check() {
+            report.problem(format!("{of_map}index: {problem}"));
+        }
+        let before = (report.records, report.bytes);
+        self.check_records(report)?;
+        self.check_counts(report, before);
+        match self.check_ordered(&mut |what| report.problem(format!("{of_map}{what}"))) {
+            Err(Error::Closed) => return Err(Error::Closed),
+            Err(error) => report.problem(format!("{of_map}ordered index: {error}")),
+            Ok(()) => {}
+        }
+        reachable.0.extend(self.inner.header.block());
+        match self.inner.saved.blocks(&self.db.file.pool) {
+            Some(blocks) => reachable.0.extend(blocks),
+            None => {
+                report.problem(format!("{of_map}the keys that were saved in order cannot be read"))
+            }
+        }
+        let visited = self.inner.index.visit(reachable);
+        if let Err(error) = &visited {
+            report.problem(format!("{of_map}index: {error}"));
+        }
+        Ok(visited.is_ok())
+    }
+
+    fn check_records(&self, report: &mut CheckReport) -> Result<()> {
+        let mark = self.inner.flush.mark();
+        let mut walk = Walk::new(self);
+        let mut pairs = Vec::new();
+        while let Some(_guard) = walk.next(&mut pairs)? {
+            if let Err(error) = walk.take_error() {
+                report.problem(format!("index: {error}"));
+            }
+            if report.deep {
+                pairs.iter().for_each(|(_, word)| self.prefetch(*word));
+            }
+            for &(hash, word) in &pairs {
+                report.records += 1;
+                let place = word & OFFSET_MASK;
+                match self.db.file.pool.block(place) {
+                    Some(bytes) => report.bytes += bytes,
+                    None => {
+                        report.problem(format!("record at offset {place:#x}: there is no block"));
+                        continue;
+                    }
+                }
+                if !report.deep {
+                    continue;
+                }
+                match self.check_record(hash, word) {
+                    Ok(record) => {
+                        report.dead += u64::from(self.is_dead(&record, mark) == Some(true))
+                    }
+                    Err(problem) => report.problem(problem),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_record(&self, hash: u64, word: u64) -> Result<Record<'_, M>, String> {
+        let place = word & OFFSET_MASK;
+        let record = Record::at(self.db.file.pool.medium(), word)
+            .map_err(|what| format!("record at offset {place:#x}: {what}"))?;
+        let describe = |what| record.damaged(what).to_string();
+        let mut key = Vec::new();
+        record.append_key(&mut key).map_err(|error| error.to_string())?;
+        if BytesRef::new(&key, self.db.file.pool.seed()).hash != hash {
+            return Err(describe("it is not where its key belongs"));
+        }
+        if record.expires_at().is_none() {
+            return Err(describe(record.why_unreadable()));
+        }
+        if !record.verify(self.inner.header.owner()) {
+            return Err(describe("its checksum does not match"));
+        }
+        Ok(record)
+    }
 
     /// Compares what was counted with what was found `before` this map and after it.
     fn check_counts(&self, report: &mut CheckReport, before: (u64, u64)) {
-        let (totals, exact) = self.map.counters.totals();
+        let (totals, exact) = self.inner.counters.totals();
         if !exact {
             return;
         }

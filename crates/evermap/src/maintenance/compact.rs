@@ -11,10 +11,10 @@ use evermap_pm::Medium;
 use evermap_pm::heap::Evacuation;
 
 use crate::maintenance::SweepState;
-use crate::map::handle::Verdict;
+use crate::ops::commit::Verdict;
 use crate::ops::read::Walk;
 use crate::record::{Draft, Record};
-use crate::{Error, Meta, Result, Store};
+use crate::{Error, Evermap, Map, Result};
 
 /// Compaction begins where it can free one byte in this many of extents, and at least a few units.
 const WORTHWHILE: u64 = 8;
@@ -25,14 +25,14 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// others may move the epoch on just after we have collected.
 const GRACE: u64 = 3;
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Evermap<M> {
     /// Moves records of all maps in the file together where that frees at least an eighth of the space in use for other sizes; answers how
     /// many it moved: none while another thread does the same, sweeps or checks. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
     /// Gives memory that is free back to the system, but for some that will soon be needed.
     /// [`Evermap`](crate::Evermap) calls it in the background.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// assert_eq!(map.compact()?, 0, "one record cannot be closer together");
     /// # Ok::<(), evermap::Error>(())
@@ -107,7 +107,7 @@ impl<M: Medium> Store<M> {
 }
 
 struct Mover<'s, M: Medium> {
-    store: &'s Store<M>,
+    store: &'s Map<M>,
     key: Vec<u8>,
     value: Vec<u8>,
     moved: u64,
@@ -130,7 +130,7 @@ impl<M: Medium> Mover<'_, M> {
                     Err(error) => return Err(error),
                 }
             }
-            if self.store.file.maintenance.is_stopping() {
+            if self.store.db.file.maintenance.is_stopping() {
                 break;
             }
         }
@@ -141,8 +141,8 @@ impl<M: Medium> Mover<'_, M> {
     /// make its damage look sound.
     fn shift(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
         let (store, key, value) = (self.store, &mut self.key, &mut self.value);
-        let owner = store.map.header.owner();
-        let Ok(record) = Record::at(store.file.pool.medium(), word) else { return Ok(false) };
+        let owner = store.inner.header.owner();
+        let Ok(record) = Record::at(store.db.file.pool.medium(), word) else { return Ok(false) };
         key.clear();
         value.clear();
         record.append_key(key)?;
@@ -150,8 +150,8 @@ impl<M: Medium> Mover<'_, M> {
         if !record.verifies(owner, key, value) {
             return Ok(false);
         }
-        let meta = Meta { flags: record.flags(), expires_at: record.expires_at().unwrap_or(0) };
-        let draft = Draft::new(&store.file.pool, owner, key, value, meta, record.cas())?;
+        let meta = (record.flags(), record.expires_at().unwrap_or(0));
+        let draft = Draft::new(&store.db.file.pool, owner, key, value, meta, record.cas())?;
         let change = store.commit(
             store.key(key)?,
             MutateMode::ExistingOnly,

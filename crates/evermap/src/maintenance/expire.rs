@@ -35,11 +35,10 @@ use evermap_pm::Medium;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
 use crate::maintenance::census::Counters;
-use crate::map::handle::Verdict;
-use crate::map::header::Map;
+use crate::ops::commit::Verdict;
 use crate::ops::read::Walk;
 use crate::record::Record;
-use crate::{Error, Result, Store};
+use crate::{Error, Evermap, Map, Result};
 
 const SHARDS: usize = 8;
 /// Keys that are looked at together.
@@ -190,14 +189,14 @@ impl Drop for DueKeys<'_> {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Evermap<M> {
     /// Removes the records of all maps in the file that are expired or flushed; returns how many. Other operations may go on
     /// meanwhile; a sweep, a compaction or a check has to end first, so the calling thread must not hold a
-    /// [`Reader`](crate::Reader). O(n): looks at every record, where [`purge_if_due`](Store::purge_if_due) does so only if
+    /// [`Reader`](crate::Reader). O(n): looks at every record, where [`purge_if_due`](Evermap::purge_if_due) does so only if
     /// it has to.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// map.touch(b"key", 1)?;
     /// map.purge()?;
@@ -206,7 +205,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::GuardHeld`], and see [`Store`].
+    /// [`Error::GuardHeld`], and see [`Map`].
     pub fn purge(&self) -> Result<u64> {
         self.ensure_no_guard("purge")?;
         self.file.ensure_writable()?;
@@ -221,8 +220,8 @@ impl<M: Medium> Store<M> {
     /// ```
     /// use evermap::{Clock, Evermap, Meta, Options};
     /// let clock = Clock::manual(1_000);
-    /// let map = Evermap::open("", Options::volatile().clock(clock.clone()))?;
-    /// map.put_with(b"session", b"alice", Meta { expires_at: 1_060, ..Meta::default() })?;
+    /// let map = Evermap::in_memory(Options::new().clock(clock.clone()))?.default_map();
+    /// map.put_with(b"session", b"alice", Meta::new().with_expiry(1_060))?;
     /// assert_eq!(map.purge_if_due()?, 0);
     /// clock.set(1_060);
     /// assert_eq!(map.purge_if_due()?, 1);
@@ -230,7 +229,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::GuardHeld`], and see [`Store`].
+    /// [`Error::GuardHeld`], and see [`Map`].
     pub fn purge_if_due(&self) -> Result<u64> {
         // Whether a walk is due must not decide over what the caller may hold.
         self.ensure_no_guard("purge_if_due")?;
@@ -241,8 +240,8 @@ impl<M: Medium> Store<M> {
     pub(crate) fn is_walk_due(&self) -> bool {
         let now = u64::from(self.file.clock.now());
         // The next operation on the map is going to flush it, but there may be none.
-        let is_flush_due = |map: &Map<M>| map.flush.due().is_some_and(|due| due <= now);
-        let is_due = |store: &Self| store.map.expiries.is_walk_due() || is_flush_due(&store.map);
+        let is_flush_due = |map: &Map<M>| map.inner.flush.due().is_some_and(|due| due <= now);
+        let is_due = |map: &Map<M>| map.inner.expiries.is_walk_due() || is_flush_due(map);
         !self.file.maintenance.looked.load(Acquire) || self.open_maps().iter().any(is_due)
     }
 
@@ -251,7 +250,7 @@ impl<M: Medium> Store<M> {
         if self.is_walk_due() {
             return Some(0);
         }
-        self.open_maps().iter().filter_map(|store| store.map.expiries.first()).min()
+        self.open_maps().iter().filter_map(|store| store.inner.expiries.first()).min()
     }
 
     /// Removes what is known to have expired in any map that is open.
@@ -279,17 +278,44 @@ impl<M: Medium> Store<M> {
         }
     }
 
+    /// Walks through all maps. The caller holds off whatever must not come in between.
+    pub(crate) fn walk_maps(&self, _sweeping: &MutexGuard<'_, ()>) -> Result<u64> {
+        let (file, held, mut purged) = (&self.file, self.file.clock.held(), 0);
+        file.maintenance.purges.fetch_add(1, Relaxed);
+        // In a map that cannot be opened there is nothing that could be removed.
+        for store in self.all_maps()?.0 {
+            // A flush that is due comes before the walk, so that no other is owed because of it.
+            let walked = store.enter().map(drop).and_then(|()| {
+                store.inner.expiries.begin_walk();
+                store.walk(&mut purged)
+            });
+            store.inner.expiries.end_walk(matches!(walked, Ok(true)));
+            match walked {
+                Ok(true) | Err(Error::Dropped { .. }) => {}
+                Ok(false) => return Ok(purged),
+                Err(error) => return Err(error),
+            }
+        }
+        // Release: whoever sees this sees what each map knows.
+        file.maintenance.looked.store(true, Release);
+        file.maintenance.has_purged();
+        self.release_time(held);
+        Ok(purged)
+    }
+}
+
+impl<M: Medium> Map<M> {
     /// Removes what is known to have expired in this map: `most` records, or little more; returns how many.
     pub(crate) fn remove_expired(&self, most: u64) -> Result<u64> {
-        let (expiries, counters) = (&self.map.expiries, &self.map.counters);
-        if expiries.first().is_none_or(|first| first > self.file.clock.now()) {
+        let (expiries, counters) = (&self.inner.expiries, &self.inner.counters);
+        if expiries.first().is_none_or(|first| first > self.db.file.clock.now()) {
             return Ok(0);
         }
         let mut purged = 0;
-        while purged < most && !self.file.maintenance.is_stopping() {
+        while purged < most && !self.db.file.maintenance.is_stopping() {
             // Anew for each few, so that a mutation that needs room waits for those only, and they are reused soon.
             let (_turn, guard) = (expiries.turn(), self.enter()?);
-            let keys = expiries.take(self.file.clock.now());
+            let keys = expiries.take(self.db.file.clock.now());
             let mut due_keys = DueKeys { expiries, counters, keys };
             if due_keys.keys.is_empty() {
                 break;
@@ -301,7 +327,7 @@ impl<M: Medium> Store<M> {
 
     /// Looks at keys that are due; returns how many of them it removed.
     fn look_at(&self, due_keys: &mut DueKeys<'_>, guard: &Guard<'_>) -> Result<u64> {
-        let (index, m) = (&self.map.index, self.file.pool.medium());
+        let (index, m) = (&self.inner.index, self.db.file.pool.medium());
         let key_of = |due: &Due| BytesRef::any(due.hash());
         due_keys.keys.iter().for_each(|due| index.prefetch_bucket(key_of(due)));
         let mut words = Vec::with_capacity(due_keys.keys.len());
@@ -312,7 +338,7 @@ impl<M: Medium> Store<M> {
             word.iter().for_each(|word| m.prefetch(word & OFFSET_MASK));
             words.push(word);
         }
-        let (mark, mut purged) = (self.map.flush.mark(), 0);
+        let (mark, mut purged) = (self.inner.flush.mark(), 0);
         while let Some(word) = words.pop() {
             if let (Some(due), Some(word)) = (due_keys.keys.last(), word) {
                 purged += u64::from(self.look_at_one(due.hash(), word, mark, guard)?);
@@ -325,7 +351,7 @@ impl<M: Medium> Store<M> {
     /// Removes what a key is bound to if it is dead, given what a look has shown; returns whether it did. What lives becomes due
     /// at its expiry.
     fn look_at_one(&self, hash: u64, word: u64, mark: u64, guard: &Guard<'_>) -> Result<bool> {
-        let Ok(record) = Record::at(self.file.pool.medium(), word) else { return Ok(false) };
+        let Ok(record) = Record::at(self.db.file.pool.medium(), word) else { return Ok(false) };
         match self.is_dead(&record, mark) {
             Some(true) => Ok(unless_damaged(self.remove_dead(&record, guard))?.unwrap_or(false)),
             Some(false) => {
@@ -347,7 +373,7 @@ impl<M: Medium> Store<M> {
             Verdict::Keep
         })?;
         if change.removed() {
-            self.file.maintenance.purged.fetch_add(1, Relaxed);
+            self.db.file.maintenance.purged.fetch_add(1, Relaxed);
         } else {
             self.expect(key.hash, expires_at);
         }
@@ -357,7 +383,7 @@ impl<M: Medium> Store<M> {
     /// Makes the key with this hash due at its expiry, if it has one.
     fn expect(&self, hash: u64, expires_at: Option<u32>) {
         if let Some(at) = expires_at.filter(|&at| at != 0) {
-            self.map.expiries.expect(at, hash, &self.map.counters);
+            self.inner.expiries.expect(at, hash, &self.inner.counters);
         }
     }
 
@@ -370,31 +396,6 @@ impl<M: Medium> Store<M> {
         }
     }
 
-    /// Walks through all maps. The caller holds off whatever must not come in between.
-    pub(crate) fn walk_maps(&self, _sweeping: &MutexGuard<'_, ()>) -> Result<u64> {
-        let (file, held, mut purged) = (&self.file, self.file.clock.held(), 0);
-        file.maintenance.purges.fetch_add(1, Relaxed);
-        // In a map that cannot be opened there is nothing that could be removed.
-        for store in self.all_maps()?.0 {
-            // A flush that is due comes before the walk, so that no other is owed because of it.
-            let walked = store.enter().map(drop).and_then(|()| {
-                store.map.expiries.begin_walk();
-                store.walk(&mut purged)
-            });
-            store.map.expiries.end_walk(matches!(walked, Ok(true)));
-            match walked {
-                Ok(true) | Err(Error::Dropped { .. }) => {}
-                Ok(false) => return Ok(purged),
-                Err(error) => return Err(error),
-            }
-        }
-        // Release: whoever sees this sees what each map knows.
-        file.maintenance.looked.store(true, Release);
-        file.maintenance.has_purged();
-        self.release_time(held);
-        Ok(purged)
-    }
-
     /// Walks through this map, and adds to `purged` how many records it removes; returns whether it came to the end.
     fn walk(&self, purged: &mut u64) -> Result<bool> {
         let mut walk = Walk::new(self);
@@ -402,15 +403,17 @@ impl<M: Medium> Store<M> {
         while let Some(guard) = walk.next(&mut pairs)? {
             // A segment that cannot be read has nothing that could be removed.
             let _ = walk.take_error();
-            pairs.iter().for_each(|(_, word)| self.file.pool.medium().prefetch(word & OFFSET_MASK));
-            let (mark, before) = (self.map.flush.mark(), *purged);
+            pairs
+                .iter()
+                .for_each(|(_, word)| self.db.file.pool.medium().prefetch(word & OFFSET_MASK));
+            let (mark, before) = (self.inner.flush.mark(), *purged);
             for &(hash, word) in &pairs {
                 *purged += u64::from(self.look_at_one(hash, word, mark, &guard)?);
             }
             if *purged > before {
-                self.file.maintenance.has_purged();
+                self.db.file.maintenance.has_purged();
             }
-            if self.file.maintenance.is_stopping() {
+            if self.db.file.maintenance.is_stopping() {
                 return Ok(false);
             }
         }

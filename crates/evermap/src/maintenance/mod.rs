@@ -7,7 +7,6 @@ pub(crate) mod check;
 pub(crate) mod compact;
 pub(crate) mod expire;
 pub(crate) mod stats;
-pub(crate) mod summary;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -20,7 +19,7 @@ use evermap_pm::{ErrorKind, Medium};
 
 use crate::maintenance::census::{Census, Totals};
 use crate::record::Record;
-use crate::{Result, Store};
+use crate::{Error, Evermap, Map, Result};
 
 /// A part of an index that is there sooner was in memory.
 const SWEEP_NOTICED: Duration = Duration::from_millis(1);
@@ -88,7 +87,7 @@ pub(crate) struct Maintenance {
     /// Whether dropped maps have something to free.
     reclaim_pending: AtomicBool,
     /// Whether a thread in the background sweeps as soon as it can.
-    kept: AtomicBool,
+    has_thread: AtomicBool,
     /// Held by whoever sweeps, purges, moves records or frees maps, or must not be disturbed by that.
     sweeping: Mutex<()>,
     stop: AtomicBool,
@@ -115,7 +114,7 @@ impl Maintenance {
             }),
             swept: Condvar::new(),
             reclaim_pending: AtomicBool::new(false),
-            kept: AtomicBool::new(false),
+            has_thread: AtomicBool::new(false),
             sweeping: Mutex::new(()),
             stop: AtomicBool::new(false),
             wanted: Mutex::default(),
@@ -147,18 +146,20 @@ impl Maintenance {
         self.swept.notify_all();
     }
 
-    /// A thread in the background is being started.
-    pub(crate) fn set_kept(&self) {
-        self.kept.store(true, Relaxed);
+    /// Notes that a thread in the background is being started.
+    pub(crate) fn set_has_thread(&self) {
+        self.has_thread.store(true, Relaxed);
     }
 
     /// Gives what frees space in the background some time to end; returns whether it has, or nothing was under way.
     #[cold]
     pub(crate) fn wait_for_space(&self) -> bool {
         let ahead = |state: &mut SweepState| {
-            let kept = self.kept.load(Relaxed) && !self.is_stopping();
+            let has_thread = self.has_thread.load(Relaxed) && !self.is_stopping();
             let begun = *state == SweepState::Running;
-            begun || kept && (*state == SweepState::Pending || self.reclaim_pending.load(Relaxed))
+            begun
+                || has_thread
+                    && (*state == SweepState::Pending || self.reclaim_pending.load(Relaxed))
         };
         let state = self.sweep.lock().expect("no panics while held");
         // Not for ever: it may itself be waiting for a reader of the calling thread.
@@ -172,7 +173,7 @@ impl Maintenance {
     /// there is such a thread.
     #[cold]
     pub(crate) fn wait_for_walk(&self, enough: impl Fn() -> bool) -> bool {
-        if !self.kept.load(Relaxed) || self.is_stopping() {
+        if !self.has_thread.load(Relaxed) || self.is_stopping() {
             return false;
         }
         self.want_purge();
@@ -246,7 +247,7 @@ impl Maintenance {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Evermap<M> {
     /// After an unclean stop: finds out which space of the file is in use, so that the rest can be reused, repairs every
     /// part of the index of each map on the way, and counts records. Does nothing if that is done or not needed.
     ///
@@ -267,7 +268,10 @@ impl<M: Medium> Store<M> {
         self.file.pool.region().ensure_writable()?;
         self.file.maintenance.set_sweep_state(SweepState::Running);
         let began = Instant::now();
-        let swept = self.sweep();
+        let swept = self.sweep().map_err(|error| match self.file.maintenance.is_stopping() {
+            true => Error::Closed,
+            false => error,
+        });
         self.file.maintenance.set_sweep_state(match &swept {
             Ok(()) => SweepState::Done(began.elapsed()),
             Err(_) if self.file.maintenance.is_stopping() => SweepState::Pending,
@@ -287,10 +291,10 @@ impl<M: Medium> Store<M> {
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
             for (store, found) in stores.iter().zip(&mut found) {
-                store.map.header.block().into_iter().for_each(&mut *mark);
+                store.inner.header.block().into_iter().for_each(&mut *mark);
                 let mut sweeper = Sweeper { store, mark, census: &mut census, found };
                 // Whatever else can be read is recovered on the way.
-                visited = visited.and(store.map.index.visit(&mut sweeper));
+                visited = visited.and(store.inner.index.visit(&mut sweeper));
             }
             visited?;
             if self.file.maintenance.is_stopping() { Err(interrupted()) } else { Ok(()) }
@@ -308,8 +312,8 @@ impl<M: Medium> Store<M> {
             self.file.pool.sweep(visit)?;
         }
         for (store, found) in stores.iter().zip(found) {
-            store.map.counters.settle(&mut census, found);
-            store.map.set_bound(&self.file.pool);
+            store.inner.counters.settle(&mut census, found);
+            store.inner.set_bound(&self.file.pool);
         }
         Ok(())
     }
@@ -365,14 +369,14 @@ impl<M: Medium> Store<M> {
     fn tighten_bounds(&self) {
         let poisoned = self.file.pool.region().ensure_writable().is_err();
         for store in self.open_maps().iter().filter(|_| !poisoned) {
-            if store.map.counters.is_bound_loose() {
-                store.map.set_bound(&self.file.pool);
+            if store.inner.counters.is_bound_loose() {
+                store.inner.set_bound(&self.file.pool);
             }
         }
     }
 }
 
-/// What a sweep answers that closing the store cut short.
+/// Ends a sweep that closing the store has interrupted. [`Evermap::recover`] reports it as [`Error::Closed`].
 fn interrupted() -> evermap_pm::Error {
     ErrorKind::Config("the store is being closed".into()).into()
 }
@@ -380,7 +384,7 @@ fn interrupted() -> evermap_pm::Error {
 /// Marks every block that the index names, and counts the records of earlier openings. It looks at no record, since these can
 /// be many times as much to read as the indexes.
 struct Sweeper<'s, M: Medium> {
-    store: &'s Store<M>,
+    store: &'s Map<M>,
     mark: &'s mut dyn FnMut(u64),
     census: &'s mut Census,
     found: &'s mut Totals,
@@ -389,7 +393,7 @@ struct Sweeper<'s, M: Medium> {
 impl<M: Medium> Sweeper<'_, M> {
     /// Bytes of the record that `word` names, if it was stored before this opening; 0 if it cannot be read.
     fn old_bytes(&self, word: u64) -> Option<u64> {
-        let (pool, offset) = (&self.store.file.pool, word & OFFSET_MASK);
+        let (pool, offset) = (&self.store.db.file.pool, word & OFFSET_MASK);
         if !pool.is_swept() {
             // What was stored since is in other extents, and was counted when it was stored.
             return pool.old_block(offset);
@@ -397,7 +401,7 @@ impl<M: Medium> Sweeper<'_, M> {
         // The last stop was orderly, but counts are missing. Old and new records share extents, so only their CAS ids tell
         // which is which.
         match Record::at(pool.medium(), word) {
-            Ok(record) => (record.cas() < self.store.file.cas_counter.first())
+            Ok(record) => (record.cas() < self.store.db.file.cas_counter.first())
                 .then(|| pool.block_size(record.bytes())),
             Err(_) => (offset < pool.medium().len()).then_some(0),
         }
@@ -410,7 +414,7 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
     }
 
     fn word(&mut self, word: u64) {
-        if self.store.file.maintenance.is_stopping() {
+        if self.store.db.file.maintenance.is_stopping() {
             return;
         }
         let offset = word & OFFSET_MASK;

@@ -6,6 +6,7 @@
 //! `docs/maps.md`.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
@@ -15,11 +16,12 @@ use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, Pool};
 
-use crate::map::header::{Map, MapHeader, MapState};
+use crate::map::header::MapHeader;
+use crate::map::inner::{MapInner, MapState};
 use crate::record::cas::lost;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::{Record, tombstone_of};
-use crate::{Error, IndexKind, Meta, Outcome, Result, Store};
+use crate::{Error, Evermap, IndexKind, Map, Meta, Outcome, Result};
 
 /// Longest name of a map, bytes.
 pub const MAP_NAME_MAX: usize = 250;
@@ -32,9 +34,9 @@ const FORMAT: u32 = 7;
 ///
 /// ```
 /// use evermap::{Evermap, MapOptions, Options};
-/// let store = Evermap::open("", Options::volatile())?;
-/// assert!(store.map("users", MapOptions::new().create(false)).is_err());
-/// let users = store.map("users", MapOptions::new())?;
+/// let db = Evermap::in_memory(Options::new())?;
+/// assert!(db.map("users", MapOptions::new().create(false)).is_err());
+/// let users = db.map("users", MapOptions::new())?;
 /// # Ok::<(), evermap::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -68,9 +70,9 @@ impl MapOptions {
     ///
     /// ```
     /// use evermap::{Error, Evermap, IndexKind, MapOptions, Options};
-    /// let store = Evermap::open("", Options::volatile())?;
-    /// store.map("users", MapOptions::new().index(IndexKind::Clht))?;
-    /// let other = store.map("users", MapOptions::new().index(IndexKind::Level));
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// db.map("users", MapOptions::new().index(IndexKind::Clht))?;
+    /// let other = db.map("users", MapOptions::new().index(IndexKind::Level));
     /// assert!(matches!(other.unwrap_err(), Error::OtherIndex { .. }));
     /// # Ok::<(), evermap::Error>(())
     /// ```
@@ -84,10 +86,10 @@ impl MapOptions {
     ///
     /// ```
     /// # use evermap::{Error, Evermap, MapOptions, Options};
-    /// let store = Evermap::open("", Options::volatile())?;
-    /// let little = store.map("little", MapOptions::new().max_bytes(10_000))?;
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let little = db.map("little", MapOptions::new().max_bytes(10_000))?;
     /// assert!(matches!(little.put(b"key", &[0; 20_000]), Err(Error::Full { .. })));
-    /// store.put(b"key", &[0; 20_000])?;
+    /// db.default_map().put(b"key", &[0; 20_000])?;
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn max_bytes(mut self, bytes: u64) -> Self {
@@ -101,10 +103,10 @@ pub(crate) struct Maps<M: Medium>(Mutex<Table<M>>);
 
 /// What is known of them. Whoever makes, opens or drops one holds its lock; nobody who does waits for a guard to end.
 pub(crate) struct Table<M: Medium> {
-    catalogue: Option<Arc<Map<M>>>,
-    open: BTreeMap<Box<str>, Arc<Map<M>>>,
+    catalogue: Option<Arc<MapInner<M>>>,
+    open: BTreeMap<Box<str>, Arc<MapInner<M>>>,
     /// Dropped, and not freed yet.
-    pending_drops: Vec<Arc<Map<M>>>,
+    pending_drops: Vec<Arc<MapInner<M>>>,
 }
 
 impl<M: Medium> Maps<M> {
@@ -119,7 +121,7 @@ impl<M: Medium> Maps<M> {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Evermap<M> {
     /// The map called `name`, opened or made: another map in the same file, with keys of its own.
     ///
     /// Making one is crash-safe: it is there wholly or not at all, and durable when this returns. An empty one takes less
@@ -127,19 +129,19 @@ impl<M: Medium> Store<M> {
     ///
     /// ```
     /// use evermap::{Evermap, MapOptions, Options};
-    /// let store = Evermap::open("", Options::volatile())?;
-    /// let users = store.map("users", MapOptions::new())?;
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let users = db.map("users", MapOptions::new())?;
     /// users.put(b"1", b"ann")?;
-    /// assert_eq!(store.get(b"1")?, None, "the default map is another one");
-    /// assert_eq!(store.map("users", MapOptions::new())?.get(b"1")?, Some(b"ann".to_vec()));
-    /// assert_eq!(store.maps()?, ["users"]);
+    /// assert_eq!(db.default_map().get(b"1")?, None, "the default map is another one");
+    /// assert_eq!(db.map("users", MapOptions::new())?.get(b"1")?, Some(b"ann".to_vec()));
+    /// assert_eq!(db.maps()?, ["users"]);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::MapName`] unless the name has 1 to [`MAP_NAME_MAX`] bytes; [`Error::NoSuchMap`], [`Error::OtherIndex`],
     /// [`Error::MapDamaged`], [`Error::Closed`]; [`Error::Storage`] with `NoSpace`, `Damaged`, `Poisoned` or `Forked`.
-    pub fn map(&self, name: &str, options: MapOptions) -> Result<Store<M>> {
+    pub fn map(&self, name: &str, options: MapOptions) -> Result<Map<M>> {
         if name.is_empty() || name.len() > MAP_NAME_MAX {
             return Err(Error::MapName { len: name.len(), max: MAP_NAME_MAX });
         }
@@ -150,39 +152,26 @@ impl<M: Medium> Store<M> {
                 None if !options.create => return Err(Error::NoSuchMap { name: name.into() }),
                 None => self.make_map(&mut table, name, options)?,
             };
-            let found = store.map.index.kind();
+            let found = store.inner.index.kind();
             if let Some(asked) = options.index.filter(|&asked| asked != found) {
                 return Err(Error::OtherIndex { name: name.into(), found, asked });
             }
             if let Some(bytes) = options.max_bytes {
-                store.map.max_bytes.store(bytes, Relaxed);
+                store.inner.max_bytes.store(bytes, Relaxed);
             }
             Ok(store)
         })
-    }
-
-    /// The name of this map; nothing for the default one.
-    ///
-    /// ```
-    /// # use evermap::{Evermap, MapOptions, Options};
-    /// let store = Evermap::open("", Options::volatile())?;
-    /// assert_eq!(store.name(), None);
-    /// assert_eq!(store.map("users", MapOptions::new())?.name(), Some("users"));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    pub fn name(&self) -> Option<&str> {
-        self.map.name.as_deref()
     }
 
     /// The names of all named maps in the file, in order. O(maps).
     ///
     /// ```
     /// # use evermap::{Evermap, MapOptions, Options};
-    /// let store = Evermap::open("", Options::volatile())?;
+    /// let db = Evermap::in_memory(Options::new())?;
     /// for name in ["users", "orders"] {
-    ///     store.map(name, MapOptions::new())?;
+    ///     db.map(name, MapOptions::new())?;
     /// }
-    /// assert_eq!(store.maps()?, ["orders", "users"]);
+    /// assert_eq!(db.maps()?, ["orders", "users"]);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
@@ -197,16 +186,16 @@ impl<M: Medium> Store<M> {
     /// wholly or not at all, and durably gone when this returns. O(1).
     ///
     /// Its handles answer [`Error::Dropped`] from now on; a new map of the same name can be made at once. The space comes
-    /// back in the background, once nobody reads there any more; or by [`reclaim_dropped`](Store::reclaim_dropped).
+    /// back in the background, once nobody reads there any more; or by [`reclaim_dropped`](Evermap::reclaim_dropped).
     ///
     /// ```
     /// # use evermap::{Error, Evermap, MapOptions, Options};
-    /// let store = Evermap::open("", Options::volatile())?;
-    /// let users = store.map("users", MapOptions::new())?;
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let users = db.map("users", MapOptions::new())?;
     /// users.put(b"1", b"ann")?;
-    /// assert!(store.drop_map("users")?);
+    /// assert!(db.drop_map("users")?);
     /// assert!(matches!(users.get(b"1"), Err(Error::Dropped { .. })));
-    /// assert!(store.map("users", MapOptions::new())?.iter().next().is_none());
+    /// assert!(db.map("users", MapOptions::new())?.iter().next().is_none());
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
@@ -218,7 +207,7 @@ impl<M: Medium> Store<M> {
         let mut table = self.table()?;
         let map = match self.find_map(&mut table, name) {
             Ok(None) => return Ok(false),
-            Ok(Some(store)) => Some(store.map),
+            Ok(Some(map)) => Some(map.inner),
             // What cannot be opened can be dropped all the same.
             Err(error) if error.is_damaged() => None,
             Err(error) => return Err(error),
@@ -236,7 +225,7 @@ impl<M: Medium> Store<M> {
         // Without waiting for readers, even where much waits for them: one of them may be waiting
         // for the table.
         let removed =
-            catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, |_| true));
+            catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, None, |_| true));
         // An error may mean that only tidying up failed.
         let is_gone = removed.is_ok() || matches!(catalogue.contains(name.as_bytes()), Ok(false));
         drop(turn);
@@ -263,11 +252,11 @@ impl<M: Medium> Store<M> {
     ///
     /// ```
     /// # use evermap::{Evermap, MapOptions, Options};
-    /// let store = Evermap::open("", Options::volatile())?;
-    /// store.map("users", MapOptions::new())?.put(b"1", b"ann")?;
-    /// store.drop_map("users")?;
-    /// store.reclaim_dropped()?;
-    /// assert!(store.check(true)?.is_sound());
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// db.map("users", MapOptions::new())?.put(b"1", b"ann")?;
+    /// db.drop_map("users")?;
+    /// db.reclaim_dropped()?;
+    /// assert!(db.check(true)?.is_sound());
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
@@ -290,14 +279,14 @@ impl<M: Medium> Store<M> {
         Ok(pending_drops.len() as u64)
     }
 
-    /// What [`reclaim_dropped`](Store::reclaim_dropped) does, for a caller that has waited for all operations to end and keeps
+    /// What [`reclaim_dropped`](Evermap::reclaim_dropped) does, for a caller that has waited for all operations to end and keeps
     /// sweeps away.
     pub(crate) fn reclaim_pending_drops(&self) {
         let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
         self.reclaim(&pending_drops);
     }
 
-    fn reclaim(&self, pending_drops: &[Arc<Map<M>>]) {
+    fn reclaim(&self, pending_drops: &[Arc<MapInner<M>>]) {
         let (file, poison) = (&self.file, self.file.pool.region().poison_on_panic());
         for map in pending_drops {
             if !free_everything(&file.pool, map) {
@@ -317,18 +306,13 @@ impl<M: Medium> Store<M> {
         if self.file.closed.load(SeqCst) { Err(Error::Closed) } else { Ok(table) }
     }
 
-    /// A handle of another map of the same file.
-    fn beside(&self, map: &Arc<Map<M>>) -> Self {
-        Store { file: self.file.clone(), map: map.clone() }
-    }
-
     /// The catalogue, if there is one.
     ///
     /// # Errors
     /// `Damaged`; never with [`OnSuspect::Salvage`], which does without and so drops all named maps.
-    fn catalogue(&self, table: &mut Table<M>) -> Result<Option<Self>> {
+    fn catalogue(&self, table: &mut Table<M>) -> Result<Option<Map<M>>> {
         if let Some(map) = &table.catalogue {
-            return Ok(Some(self.beside(map)));
+            return Ok(Some(self.handle_of(map)));
         }
         let (file, m) = (&self.file, self.file.pool.medium());
         let root = file.pool.root(ROOT);
@@ -349,13 +333,13 @@ impl<M: Medium> Store<M> {
             opened => {
                 let map = self.counted(opened?);
                 table.catalogue = Some(map.clone());
-                Ok(Some(self.beside(&map)))
+                Ok(Some(self.handle_of(&map)))
             }
         }
     }
 
     /// A map that was just opened, with its counts on their way.
-    fn counted(&self, map: Map<M>) -> Arc<Map<M>> {
+    fn counted(&self, map: MapInner<M>) -> Arc<MapInner<M>> {
         if map.counters.is_counting() {
             self.file.maintenance.want_census();
         }
@@ -363,7 +347,7 @@ impl<M: Medium> Store<M> {
     }
 
     /// Makes the catalogue. Crash-safe: the root slot names it when all of it is durable.
-    fn make_catalogue(&self, table: &mut Table<M>) -> Result<Self> {
+    fn make_catalogue(&self, table: &mut Table<M>) -> Result<Map<M>> {
         let (file, m) = (&self.file, self.file.pool.medium());
         // The kind that is smallest when empty.
         let map = Arc::new(file.open_context().create(IndexKind::Clht, None)?);
@@ -372,24 +356,24 @@ impl<M: Medium> Store<M> {
         m.store(root, encode_checked(WordKind::Catalogue, map.header.descriptor()));
         m.persist(root);
         table.catalogue = Some(map.clone());
-        Ok(self.beside(&map))
+        Ok(self.handle_of(&map))
     }
 
     /// The map called `name`, if there is one.
-    fn find_map(&self, table: &mut Table<M>, name: &str) -> Result<Option<Self>> {
+    fn find_map(&self, table: &mut Table<M>, name: &str) -> Result<Option<Map<M>>> {
         if let Some(map) = table.open.get(name) {
-            return Ok(Some(self.beside(map)));
+            return Ok(Some(self.handle_of(map)));
         }
         let count = |error: &Error| {
             if error.is_damaged() {
-                self.met_damage();
+                self.default_map().met_damage();
             }
         };
         let catalogue = self.catalogue(table).inspect_err(count)?;
         let Some(catalogue) = catalogue else { return Ok(None) };
         let damaged = |error: Error| match error.is_damaged() {
             true => {
-                self.met_damage();
+                self.default_map().met_damage();
                 Error::MapDamaged { name: name.into(), why: error.to_string() }
             }
             false => error,
@@ -399,18 +383,18 @@ impl<M: Medium> Store<M> {
         };
         let map = self.counted(self.open_described(name, &value).map_err(damaged)?);
         table.open.insert(name.into(), map.clone());
-        Ok(Some(self.beside(&map)))
+        Ok(Some(self.handle_of(&map)))
     }
 
     /// Opens the map that the catalogue binds to `value`.
-    fn open_described(&self, name: &str, value: &[u8]) -> Result<Map<M>> {
+    fn open_described(&self, name: &str, value: &[u8]) -> Result<MapInner<M>> {
         let file = &self.file;
         let offset = value.try_into().map_or(0, u64::from_le_bytes);
         file.open_context().open(MapHeader::at(&file.pool, offset)?, Some(name))
     }
 
     /// Makes the map called `name`, which does not exist.
-    fn make_map(&self, table: &mut Table<M>, name: &str, options: MapOptions) -> Result<Self> {
+    fn make_map(&self, table: &mut Table<M>, name: &str, options: MapOptions) -> Result<Map<M>> {
         let (file, region) = (&self.file, self.file.pool.region());
         file.ensure_writable()?;
         region.raise_format(FORMAT)?;
@@ -443,20 +427,10 @@ impl<M: Medium> Store<M> {
             }
             let map = Arc::new(map);
             table.open.insert(name.into(), map.clone());
-            Ok(self.beside(&map))
+            Ok(self.handle_of(&map))
         })();
         poison.disarm();
         made
-    }
-
-    /// Binds a name in the catalogue, for a caller that knows that it is free and must not wait for space.
-    fn insert_name(&self, name: &[u8], value: &[u8]) -> Result<()> {
-        let name = self.key(name)?;
-        let absent = |found: Option<u64>| found.is_none();
-        match self.try_store(name, value, Meta::default(), MutateMode::MayInsert, &absent)? {
-            Outcome::Inserted { .. } => Ok(()),
-            _ => unreachable!("whoever makes a map holds the table"),
-        }
     }
 
     /// The names in the catalogue, in order, and what was wrong with one that could not be read.
@@ -475,7 +449,7 @@ impl<M: Medium> Store<M> {
                     Ok(name) => names.push(name),
                     Err(error) => unreadable = Some(error),
                 }
-                true
+                ControlFlow::Continue(())
             })?;
         }
         names.sort_unstable();
@@ -488,9 +462,9 @@ impl<M: Medium> Store<M> {
     ///
     /// # Errors
     /// [`Error::Closed`], `Forked`.
-    pub(crate) fn all_maps(&self) -> Result<(Vec<Self>, Option<Error>)> {
+    pub(crate) fn all_maps(&self) -> Result<(Vec<Map<M>>, Option<Error>)> {
         let mut table = self.table()?;
-        let mut stores = vec![self.beside(&self.file.default)];
+        let mut stores = vec![self.handle_of(&self.file.default)];
         let listed = self.catalogue(&mut table).and_then(|catalogue| {
             stores.extend(catalogue);
             self.names(&mut table)
@@ -507,10 +481,10 @@ impl<M: Medium> Store<M> {
 
     /// The same with those that were dropped and not freed yet: everything that may name blocks, but for maps that are
     /// made later.
-    pub(crate) fn all_maps_and_dropped(&self) -> Result<(Vec<Self>, Option<Error>)> {
+    pub(crate) fn all_maps_and_dropped(&self) -> Result<(Vec<Map<M>>, Option<Error>)> {
         let (mut stores, problem) = self.all_maps()?;
         // One that was dropped in between is there twice, which does no harm.
-        stores.extend(self.file.maps.lock().pending_drops.iter().map(|map| self.beside(map)));
+        stores.extend(self.file.maps.lock().pending_drops.iter().map(|map| self.handle_of(map)));
         Ok((stores, problem))
     }
 
@@ -528,7 +502,7 @@ impl<M: Medium> Store<M> {
         let file = &self.file;
         let mut table = file.maps.lock();
         let mut uncounted = Vec::new();
-        if !file.origin.clean
+        if !file.clean
             && let Ok(Some(catalogue)) = self.catalogue(&mut table)
         {
             // What cannot be read cannot be opened later either.
@@ -536,24 +510,49 @@ impl<M: Medium> Store<M> {
                 let value = item.map_or(&[][..], |item| item.value);
                 let offset = value.try_into().map_or(0, u64::from_le_bytes);
                 uncounted.extend(MapHeader::described(&file.pool, offset));
-                true
+                ControlFlow::Continue(())
             });
         }
         for map in table.catalogue.iter().chain(table.open.values()) {
             map.set_state(MapState::Closed);
         }
         uncounted.retain(|header| {
-            let is_it = |map: &Arc<Map<M>>| map.header.descriptor() == header.descriptor();
+            let is_it = |map: &Arc<MapInner<M>>| map.header.descriptor() == header.descriptor();
             !table.open.values().any(is_it)
         });
         uncounted
     }
 
     /// Every map that is open now.
-    pub(crate) fn open_maps(&self) -> Vec<Self> {
+    pub(crate) fn open_maps(&self) -> Vec<Map<M>> {
         let table = self.file.maps.lock();
         let named = table.catalogue.iter().chain(table.open.values());
-        std::iter::once(&self.file.default).chain(named).map(|map| self.beside(map)).collect()
+        std::iter::once(&self.file.default).chain(named).map(|map| self.handle_of(map)).collect()
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// The name of this map; nothing for the default one.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// assert_eq!(db.default_map().name(), None);
+    /// assert_eq!(db.map("users", MapOptions::new())?.name(), Some("users"));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn name(&self) -> Option<&str> {
+        self.inner.name.as_deref()
+    }
+
+    /// Binds a name in the catalogue, for a caller that knows that it is free and must not wait for space.
+    fn insert_name(&self, name: &[u8], value: &[u8]) -> Result<()> {
+        let name = self.key(name)?;
+        let absent = |found: Option<u64>| found.is_none();
+        match self.try_store(name, value, Meta::default(), MutateMode::MayInsert, None, &absent)? {
+            Outcome::Inserted { .. } => Ok(()),
+            _ => unreachable!("the table is locked"),
+        }
     }
 }
 
@@ -585,7 +584,7 @@ impl<M: Medium> Visitor for OwnedBlocks<'_, M> {
 
 /// Frees every block of a map that nothing leads to and nobody uses, and sees to it that its records are not readable any
 /// more; answers whether that was all. O(records), 8 bytes of memory each.
-fn free_everything<M: Medium>(pool: &Pool<M>, map: &Map<M>) -> bool {
+fn free_everything<M: Medium>(pool: &Pool<M>, map: &MapInner<M>) -> bool {
     let tombstone = tombstone_of(pool.generation());
     let mut all =
         OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], whole: true };

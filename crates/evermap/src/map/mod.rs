@@ -3,3 +3,4 @@
 pub(crate) mod catalog;
 pub(crate) mod handle;
 pub(crate) mod header;
+pub(crate) mod inner;

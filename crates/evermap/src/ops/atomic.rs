@@ -1,18 +1,18 @@
-//! Mutations that compute the new value from the old one: [`modify`](Store::modify) with the arithmetic done.
+//! Mutations that compute the new value from the old one: [`modify`](Map::modify) with the arithmetic done.
 
 use evermap_pm::Medium;
 
-use crate::{Edit, Error, Outcome, Result, Store};
+use crate::{Edit, Error, Item, Map, Result};
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// Adds `delta` to the counter under `key`, and answers what it was before. Expected O(1).
     ///
     /// A counter is a value of 8 bytes: an `i64`, little-endian. An absent key counts as 0. Flags and expiry stay as
     /// they are. [`counter`] reads one, and `delta` 0 makes one. (`memcached`'s counters are decimal text; the server
-    /// changes those by [`modify`](Store::modify).)
+    /// changes those by [`modify`](Map::modify).)
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// assert_eq!(map.fetch_add(b"visits", 2)?, 0);
     /// assert_eq!(map.fetch_add(b"visits", -3)?, 2);
     /// assert_eq!(map.get(b"visits")?, Some((-1i64).to_le_bytes().to_vec()));
@@ -20,11 +20,11 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]. [`Error::NotACounter`] for a value of another length, [`Error::Overflow`] where the sum has no
+    /// See [`Map`]. [`Error::NotACounter`] for a value of another length, [`Error::Overflow`] where the sum has no
     /// room in an `i64`: nothing has changed then.
     pub fn fetch_add(&self, key: &[u8], delta: i64) -> Result<i64> {
         let mut answer = Ok((0, 0));
-        let _ = self.modify_by(self.begin_change(key)?, |current| {
+        let _outcome = self.modify_by(self.begin_change(key)?, |current| {
             // Asked again where another thread was faster, so the answer of before means nothing.
             answer = sum(key, current.map(|item| item.value), delta.into());
             match answer {
@@ -36,47 +36,53 @@ impl<M: Medium> Store<M> {
     }
 
     /// Appends `data` to the value under `key`. Flags and expiry stay as they are; an absent key gets `data` alone.
-    /// Answers `Inserted` or `Updated`. O(length of the whole value): it is written anew.
+    /// Returns the CAS id of the new record. O(length of the whole value): it is written anew.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// let _ = map.append(b"log", b"one ")?;
-    /// let _ = map.append(b"log", b"two")?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.append(b"log", b"one ")?;
+    /// map.append(b"log", b"two")?;
     /// assert_eq!(map.get(b"log")?.as_deref(), Some(&b"one two"[..]));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
-    pub fn append(&self, key: &[u8], data: &[u8]) -> Result<Outcome> {
-        self.modify_by(self.begin_change(key)?, |current| {
+    /// See [`Map`].
+    pub fn append(&self, key: &[u8], data: &[u8]) -> Result<u64> {
+        self.modify_to(key, |current| {
             Edit::Value([current.map_or(&[][..], |item| item.value), data].concat())
         })
     }
 
-    /// Puts `data` before the value under `key`; otherwise as [`append`](Store::append).
+    /// Puts `data` before the value under `key`; otherwise as [`append`](Map::append).
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// let _ = map.prepend(b"path", b"file")?;
-    /// let _ = map.prepend(b"path", b"directory/")?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.prepend(b"path", b"file")?;
+    /// map.prepend(b"path", b"directory/")?;
     /// assert_eq!(map.get(b"path")?.as_deref(), Some(&b"directory/file"[..]));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
-    pub fn prepend(&self, key: &[u8], data: &[u8]) -> Result<Outcome> {
-        self.modify_by(self.begin_change(key)?, |current| {
+    /// See [`Map`].
+    pub fn prepend(&self, key: &[u8], data: &[u8]) -> Result<u64> {
+        self.modify_to(key, |current| {
             Edit::Value([data, current.map_or(&[][..], |item| item.value)].concat())
         })
+    }
+
+    /// Changes `key` by an `edit` that always stores something. Returns the CAS id of the new record.
+    fn modify_to(&self, key: &[u8], edit: impl FnMut(Option<Item<'_>>) -> Edit) -> Result<u64> {
+        let outcome = self.modify_by(self.begin_change(key)?, edit)?;
+        Ok(outcome.cas().expect("something was stored"))
     }
 }
 
 /// The number in the value of a counter; nothing if it has another length than 8 bytes.
 ///
 /// ```
-/// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
 /// map.fetch_add(b"visits", 5)?;
 /// assert_eq!(map.get(b"visits")?.as_deref().and_then(evermap::counter), Some(5));
 /// assert_eq!(evermap::counter(b"5"), None);

@@ -1,10 +1,12 @@
 //! The operations on a map.
 
 pub(crate) mod atomic;
+pub(crate) mod commit;
 pub(crate) mod pages;
 pub(crate) mod read;
 pub(crate) mod reader;
 pub(crate) mod reentry;
 pub(crate) mod scan;
+pub(crate) mod space;
 pub(crate) mod stream;
 pub(crate) mod write;

@@ -11,13 +11,13 @@ use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
 use crate::ops::read::{RECORDS_AHEAD, Walk};
-use crate::record::Record;
-use crate::{Error, Item, Result, Store};
+use crate::record::{Record, decode_expiry};
+use crate::{Error, Item, Map, Result};
 
 /// Bytes of keys and values after which further values are copied when their turn comes.
 const AT_ONCE: usize = 256 << 10;
 
-/// Shows all records of a map: see [`Store::for_each`] for what it promises.
+/// Shows all records of a map: see [`Map::for_each`] for what it promises.
 pub(crate) struct Pages<'s, M: Medium> {
     walk: Walk<'s, M>,
     /// What the index has for the page. Empty between two calls.
@@ -27,6 +27,7 @@ pub(crate) struct Pages<'s, M: Medium> {
     at: usize,
     keys: Vec<u8>,
     values: Vec<u8>,
+    keys_only: bool,
     over: bool,
 }
 
@@ -42,6 +43,8 @@ struct Copied {
 enum Rest {
     /// All: its value is at this place in `values`.
     Whole { value: Range<usize>, flags: u32, cas: u64, expires_at: u32 },
+    /// Nothing, because only its key is asked for.
+    KeyOnly,
     /// Nothing yet.
     Later,
     /// It has gone since its key was copied.
@@ -57,7 +60,7 @@ impl Rest {
 }
 
 impl<'s, M: Medium> Pages<'s, M> {
-    pub(crate) fn new(store: &'s Store<M>) -> Self {
+    pub(crate) fn new(store: &'s Map<M>) -> Self {
         Pages {
             walk: Walk::new(store),
             pairs: Vec::new(),
@@ -65,8 +68,14 @@ impl<'s, M: Medium> Pages<'s, M> {
             at: 0,
             keys: Vec::new(),
             values: Vec::new(),
+            keys_only: false,
             over: false,
         }
+    }
+
+    /// Shows keys only: for [`next_key`](Pages::next_key).
+    pub(crate) fn of_keys(store: &'s Map<M>) -> Self {
+        Pages { keys_only: true, ..Pages::new(store) }
     }
 
     /// The next record, or what is wrong with it; nothing at the end.
@@ -74,26 +83,45 @@ impl<'s, M: Medium> Pages<'s, M> {
     /// # Errors
     /// [`Error::Closed`] or [`Error::Dropped`], once: that is the end.
     pub(crate) fn next(&mut self) -> Result<Option<Result<Item<'_>>>> {
-        let found = self.find_next();
-        self.over |= !matches!(found, Ok(Some(_)));
-        let Some(at) = found? else { return Ok(None) };
+        let Some(at) = self.find_next_once()? else { return Ok(None) };
         let Copied { key, rest, .. } = &mut self.records[at];
         let key = &self.keys[key.clone()];
         Ok(Some(match std::mem::replace(rest, Rest::Gone) {
             Rest::Whole { value, flags, cas, expires_at } => {
+                let expires_at = decode_expiry(expires_at);
                 Ok(Item { key, value: &self.values[value], flags, cas, expires_at })
             }
             Rest::Unreadable(error) => Err(*error),
-            Rest::Later | Rest::Gone => unreachable!("those are not found"),
+            Rest::KeyOnly | Rest::Later | Rest::Gone => unreachable!("those are not found"),
         }))
+    }
+
+    /// Returns the key of the next record, or what is wrong with it; `None` at the end.
+    ///
+    /// # Errors
+    /// As for [`next`](Pages::next).
+    pub(crate) fn next_key(&mut self) -> Result<Option<Result<&[u8]>>> {
+        let Some(at) = self.find_next_once()? else { return Ok(None) };
+        let Copied { key, rest, .. } = &mut self.records[at];
+        Ok(Some(match std::mem::replace(rest, Rest::Gone) {
+            Rest::Unreadable(error) => Err(*error),
+            _ => Ok(&self.keys[key.clone()]),
+        }))
+    }
+
+    /// Returns where the next record is that can be shown. After an error, and after the end, there is none.
+    fn find_next_once(&mut self) -> Result<Option<usize>> {
+        let found = self.find_next();
+        self.over |= !matches!(found, Ok(Some(_)));
+        found
     }
 
     /// Where the next record is that can be shown.
     fn find_next(&mut self) -> Result<Option<usize>> {
         while !self.over {
-            if !self.store().map.is_open() {
+            if !self.store().inner.is_open() {
                 // What was copied is not shown any more, as if it had been looked up only now.
-                return Err(self.store().map.refusal());
+                return Err(self.store().inner.refusal());
             }
             let Some(record) = self.records.get(self.at) else {
                 if self.turn_over()? {
@@ -104,7 +132,7 @@ impl<'s, M: Medium> Pages<'s, M> {
             match record.rest {
                 Rest::Later => self.copy_values()?,
                 Rest::Gone => self.at += 1,
-                Rest::Whole { .. } | Rest::Unreadable(_) => {
+                Rest::Whole { .. } | Rest::KeyOnly | Rest::Unreadable(_) => {
                     self.at += 1;
                     return Ok(Some(self.at - 1));
                 }
@@ -113,7 +141,7 @@ impl<'s, M: Medium> Pages<'s, M> {
         Ok(None)
     }
 
-    fn store(&self) -> &'s Store<M> {
+    fn store(&self) -> &'s Map<M> {
         self.walk.store
     }
 
@@ -144,6 +172,7 @@ impl<'s, M: Medium> Pages<'s, M> {
     fn copy(&mut self, hash: u64, word: u64, guard: &Guard<'_>) {
         let from = self.keys.len();
         let rest = match self.walk.named(hash, word, guard, &mut self.keys) {
+            Ok(Some(_)) if self.keys_only => Rest::KeyOnly,
             Ok(Some(_)) if self.keys.len() + self.values.len() >= AT_ONCE => Rest::Later,
             Ok(Some((record, expires_at))) => {
                 copy_value(self.store(), &self.keys[from..], &record, expires_at, &mut self.values)
@@ -180,7 +209,7 @@ impl<'s, M: Medium> Pages<'s, M> {
 }
 
 fn copy_value<M: Medium>(
-    store: &Store<M>,
+    store: &Map<M>,
     key: &[u8],
     record: &Record<'_, M>,
     expires_at: u32,

@@ -1,11 +1,12 @@
 //! Reading.
 //!
-//! What is here *copies*: it loads the record's words one by one, and verifies the checksum of the copy. That is
-//! safe Rust under no assumption at all, whatever the file contains and whoever writes to it meanwhile.
+//! Everything here *copies*: it loads the record's words one by one, and verifies the checksum of the copy. That is
+//! safe Rust under no assumption at all, whatever the file contains and whatever writes to it meanwhile.
 //! [`reader`](crate::ops::reader) lends the bytes where they are; see there for what has to hold.
 
 use std::collections::HashSet;
 use std::iter::FusedIterator;
+use std::ops::ControlFlow;
 
 use evermap_index::Guard;
 use evermap_index::key::BytesRef;
@@ -15,7 +16,7 @@ use evermap_pm::medium::Mapped;
 
 use crate::ops::pages::Pages;
 use crate::record::Record;
-use crate::{Error, Item, Result, Store};
+use crate::{Error, Item, Map, Result};
 
 /// Keys that are looked up together by `get_many`.
 pub(crate) const BATCH: usize = 32;
@@ -27,12 +28,12 @@ pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
 
 pub(crate) const MISMATCH: &str = "its checksum does not match";
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// The value of `key`, copied and verified. Expected O(1); takes no lock and stores to no shared memory
     /// but the guard's own line.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// assert_eq!(map.get(b"key")?, Some(b"value".to_vec()));
     /// assert_eq!(map.get(b"other")?, None);
@@ -40,7 +41,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut value = Vec::new();
         Ok(self.get_into(key, &mut value)?.then_some(value))
@@ -50,7 +51,7 @@ impl<M: Medium> Store<M> {
     /// error.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// let mut out = b"> ".to_vec();
     /// assert!(map.get_into(b"key", &mut out)?);
@@ -59,7 +60,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn get_into(&self, key: &[u8], out: &mut Vec<u8>) -> Result<bool> {
         let key = self.key(key)?;
         let guard = self.enter()?;
@@ -71,14 +72,14 @@ impl<M: Medium> Store<M> {
     /// Calls `read` with the whole record of `key`, copied and verified; answers what it answers.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// map.put_with(b"key", b"value", evermap::Meta { flags: 7, expires_at: 0 })?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put_with(b"key", b"value", evermap::Meta::new().with_flags(7))?;
     /// assert_eq!(map.get_with(b"key", |item| item.flags)?, Some(7));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
         let key = self.key(key)?;
         let guard = self.enter()?;
@@ -93,45 +94,46 @@ impl<M: Medium> Store<M> {
     /// Whether `key` is present. Does not verify the value.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// assert!(!map.contains(b"key")?);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn contains(&self, key: &[u8]) -> Result<bool> {
         let key = self.key(key)?;
         let guard = self.enter()?;
         Ok(self.find(key, &guard)?.is_some())
     }
 
-    /// Looks up many keys with their cache misses overlapped: faster than one [`get`](Store::get) after the
+    /// Looks up many keys with their cache misses overlapped: faster than one [`get`](Map::get) after the
     /// other as soon as the store is larger than the cache.
     ///
     /// Calls `each` with the position in `keys` and the record for each key that is present, in order, or
-    /// with the error where a record is damaged. Stops when `each` answers `false`. A guard is held
+    /// with the error if a record is damaged. Stops when `each` returns `Break`. A guard is held
     /// meanwhile, so `each` should be quick.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"a", b"1")?;
     /// map.put(b"c", b"3")?;
+    /// use std::ops::ControlFlow;
     /// let mut found = Vec::new();
     /// map.get_many(&[b"a", b"b", b"c"], |at, item| {
     ///     found.push((at, item.unwrap().value.to_vec()));
-    ///     true
+    ///     ControlFlow::Continue(())
     /// })?;
     /// assert_eq!(found, [(0, b"1".to_vec()), (2, b"3".to_vec())]);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]; damaged records are reported to `each` instead.
+    /// See [`Map`]; damaged records are reported to `each` instead.
     pub fn get_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
-        mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
         let guard = self.enter()?;
         let mut value = Vec::new();
@@ -141,38 +143,38 @@ impl<M: Medium> Store<M> {
                 *slot = self.key(key.as_ref())?;
             }
             let refs = &refs[..keys.len()];
-            if !self
-                .get_batch(refs, &mut value, &guard, |at, item| each(batch * BATCH + at, item))?
-            {
-                return Ok(());
+            let each = |at, item: Result<Item<'_>>| each(batch * BATCH + at, item);
+            if self.get_batch(refs, &mut value, &guard, each)?.is_break() {
+                break;
             }
         }
         Ok(())
     }
 
-    /// [`get_many`](Store::get_many) of [`BATCH`] keys at most, with room for a value; answers whether to go on.
+    /// [`get_many`](Map::get_many) of [`BATCH`] keys at most, with room for a value. Returns what `each`
+    /// returned last.
     #[inline]
     pub(crate) fn get_batch(
         &self,
         keys: &[BytesRef<'_>],
         value: &mut Vec<u8>,
         guard: &Guard<'_>,
-        mut each: impl FnMut(usize, Result<Item<'_>>) -> bool,
-    ) -> Result<bool> {
+        mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
         let mut words = [None; BATCH];
-        self.map.index.get_many(keys, &mut words[..keys.len()], guard)?;
+        self.inner.index.get_many(keys, &mut words[..keys.len()], guard)?;
         for word in words.iter().flatten() {
             self.prefetch(*word);
         }
         for (at, (key, word)) in keys.iter().zip(words).enumerate() {
             let found = word.map_or(Ok(None), |word| self.readable(*key, word, guard));
             if let Some(shown) = self.shown(key.bytes, found, value).transpose()
-                && !each(at, shown)
+                && each(at, shown).is_break()
             {
-                return Ok(false);
+                return Ok(ControlFlow::Break(()));
             }
         }
-        Ok(true)
+        Ok(ControlFlow::Continue(()))
     }
 
     /// What was found for `key` as it is shown, with its value copied to `value`.
@@ -190,7 +192,7 @@ impl<M: Medium> Store<M> {
     }
 
     /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a
-    /// record or a part of the index is damaged. Stops when `each` answers `false`. O(n).
+    /// record or a part of the index is damaged. Stops when `each` returns `Break`. O(n).
     ///
     /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile,
     /// at most once. (A key that is removed and put again meanwhile has two records.) Each is
@@ -201,12 +203,13 @@ impl<M: Medium> Store<M> {
     /// for 256 KiB of values or the largest of them.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
+    /// use std::ops::ControlFlow;
     /// let mut bytes = 0;
     /// map.for_each(|item| {
     ///     bytes += item.map_or(0, |item| item.value.len());
-    ///     true
+    ///     ControlFlow::Continue(())
     /// })?;
     /// assert_eq!(bytes, 5);
     /// # Ok::<(), evermap::Error>(())
@@ -215,20 +218,23 @@ impl<M: Medium> Store<M> {
     /// # Errors
     /// [`Error::Closed`] and [`Error::Dropped`], `each` itself may be the cause; the rest is shown
     /// to `each`.
-    pub fn for_each(&self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
+    pub fn for_each(
+        &self,
+        mut each: impl FnMut(Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
         let mut pages = Pages::new(self);
         while let Some(item) = pages.next()? {
-            if !each(item) {
+            if each(item).is_break() {
                 break;
             }
         }
         Ok(())
     }
 
-    /// All keys and values, as [`for_each`](Store::for_each) shows them.
+    /// All keys and values, as [`for_each`](Map::for_each) shows them.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// for pair in map.iter() {
     ///     let (key, value) = pair?;
@@ -240,21 +246,35 @@ impl<M: Medium> Store<M> {
         Iter { pages: Pages::new(self) }
     }
 
+    /// Returns an iterator over all keys, in no particular order: as [`iter`](Map::iter), without reading the values. The
+    /// records are not verified, except that each belongs to its key.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// let keys = map.keys().collect::<evermap::Result<Vec<_>>>()?;
+    /// assert_eq!(keys, [b"key"]);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn keys(&self) -> Keys<'_, M> {
+        Keys { pages: Pages::of_keys(self) }
+    }
+
     /// Brings a record of the usual length towards the cache.
     #[inline]
     pub(crate) fn prefetch(&self, word: u64) {
-        self.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, self.map.size_hint.bytes());
+        self.db.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, self.inner.size_hint.bytes());
     }
 
-    /// [`find`](Store::find) for a caller that will read the value: its lines come together with those of the key.
+    /// [`find`](Map::find) for a caller that will read the value: its lines come together with those of the key.
     #[inline]
     pub(crate) fn find_to_read<'g>(
         &'g self,
         key: BytesRef<'_>,
         guard: &'g Guard<'_>,
     ) -> Result<Option<LiveRecord<'g, M>>> {
-        if let Some(bytes) = self.map.size_hint.long() {
-            self.map.index.prefetch_record(key, bytes);
+        if let Some(bytes) = self.inner.size_hint.long() {
+            self.inner.index.prefetch_record(key, bytes);
         }
         self.find(key, guard)
     }
@@ -266,7 +286,7 @@ impl<M: Medium> Store<M> {
         key: BytesRef<'_>,
         guard: &'g Guard<'_>,
     ) -> Result<Option<LiveRecord<'g, M>>> {
-        match self.map.index.get(key, guard)? {
+        match self.inner.index.get(key, guard)? {
             None => Ok(None),
             Some(word) => self.readable(key, word, guard),
         }
@@ -281,14 +301,14 @@ impl<M: Medium> Store<M> {
         guard: &Guard<'_>,
     ) -> Result<Option<LiveRecord<'g, M>>> {
         loop {
-            let record = Record::at(self.file.pool.medium(), word)
+            let record = Record::at(self.db.file.pool.medium(), word)
                 .map_err(|what| self.damaged_at(key, word, what))?;
-            if record.cas() < self.map.flush.mark() {
+            if record.cas() < self.inner.flush.mark() {
                 return Ok(None);
             }
             if let Some(expires_at) = record.expires_at() {
-                let expired = expires_at != 0 && expires_at <= self.file.clock.now();
-                self.map.size_hint.read(record.bytes());
+                let expired = expires_at != 0 && expires_at <= self.db.file.clock.now();
+                self.inner.size_hint.read(record.bytes());
                 return Ok((!expired).then_some((record, expires_at)));
             }
             match self.bound_since(key, &record, guard)? {
@@ -310,8 +330,8 @@ impl<M: Medium> Store<M> {
         record: &Record<'_, M>,
         guard: &Guard<'_>,
     ) -> Result<Option<u64>> {
-        if record.was_unbound_in(self.file.pool.generation()) {
-            let bound = self.map.index.get(key, guard)?;
+        if record.was_unbound_in(self.db.file.pool.generation()) {
+            let bound = self.inner.index.get(key, guard)?;
             // The guard keeps the block from being used again, so the same word means the same record.
             if bound != Some(record.word()) {
                 return Ok(bound);
@@ -321,7 +341,7 @@ impl<M: Medium> Store<M> {
     }
 
     #[cold]
-    fn damaged_at(&self, key: BytesRef<'_>, word: u64, what: &'static str) -> Error {
+    pub(crate) fn damaged_at(&self, key: BytesRef<'_>, word: u64, what: &'static str) -> Error {
         self.met_damage();
         Error::damaged(key.bytes, word & OFFSET_MASK, what)
     }
@@ -331,7 +351,7 @@ impl<M: Medium> Store<M> {
     pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         record.append_value(out)?;
-        if self.file.verify && !record.verifies(self.map.header.owner(), key, &out[start..]) {
+        if self.db.file.verify && !record.verifies(self.inner.header.owner(), key, &out[start..]) {
             out.truncate(start);
             self.met_damage();
             return Err(Error::damaged(key, record.offset(), MISMATCH));
@@ -342,7 +362,7 @@ impl<M: Medium> Store<M> {
 
 /// A walk through the index, one segment at a time.
 pub(crate) struct Walk<'s, M: Medium> {
-    pub(crate) store: &'s Store<M>,
+    pub(crate) store: &'s Map<M>,
     /// Where to go on: see [`Persistent::scan`](evermap_index::Persistent::scan).
     from: Option<u64>,
     error: Option<Error>,
@@ -352,7 +372,7 @@ pub(crate) struct Walk<'s, M: Medium> {
 }
 
 impl<'s, M: Medium> Walk<'s, M> {
-    pub(crate) fn new(store: &'s Store<M>) -> Self {
+    pub(crate) fn new(store: &'s Map<M>) -> Self {
         Walk { store, from: Some(0), error: None, shown_early: HashSet::new() }
     }
 
@@ -368,7 +388,7 @@ impl<'s, M: Medium> Walk<'s, M> {
         let Some(from) = self.from else { return Ok(None) };
         let guard = self.store.enter()?;
         let (shown, next) =
-            self.store.map.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
+            self.store.inner.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
         self.from = next;
         self.error = shown.err().map(Error::from);
         Ok(Some(guard))
@@ -389,7 +409,7 @@ impl<'s, M: Medium> Walk<'s, M> {
         keys: &mut Vec<u8>,
     ) -> Result<Option<LiveRecord<'s, M>>> {
         let (store, from) = (self.store, keys.len());
-        let record = Record::at(store.file.pool.medium(), word)
+        let record = Record::at(store.db.file.pool.medium(), word)
             // Of a pair whose record is unreadable nobody knows the key.
             .map_err(|what| store.damaged_at(BytesRef { bytes: &[], hash }, word, what))?;
         record.append_key(keys)?;
@@ -409,10 +429,10 @@ impl<'s, M: Medium> Walk<'s, M> {
     }
 }
 
-/// All keys and values of a store: see [`Store::iter`].
+/// All keys and values of a store: see [`Map::iter`].
 ///
 /// It holds nothing in the store between two calls, so it may be kept for as long as one likes: it
-/// keeps no memory from being used again, and [`close`](Store::close) does not wait for it.
+/// keeps no memory from being used again, and [`close`](Evermap::close) does not wait for it.
 pub struct Iter<'s, M: Medium = Mapped> {
     pages: Pages<'s, M>,
 }
@@ -432,3 +452,33 @@ impl<M: Medium> Iterator for Iter<'_, M> {
 }
 
 impl<M: Medium> FusedIterator for Iter<'_, M> {}
+
+impl<'s, M: Medium> IntoIterator for &'s Map<M> {
+    type Item = Result<(Vec<u8>, Vec<u8>)>;
+    type IntoIter = Iter<'s, M>;
+
+    fn into_iter(self) -> Iter<'s, M> {
+        self.iter()
+    }
+}
+
+/// All keys of a map: see [`Map::keys`]. It holds nothing in the store between two calls, as [`Iter`].
+pub struct Keys<'s, M: Medium = Mapped> {
+    pages: Pages<'s, M>,
+}
+
+impl<M: Medium> Iterator for Keys<'_, M> {
+    type Item = Result<Vec<u8>>;
+
+    /// Returns the error of a damaged record, or of a damaged part of the index, and goes on with what comes next. If the
+    /// store was closed, or the map was dropped, returns that error once and then ends.
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.pages.next_key() {
+            Ok(Some(shown)) => Some(shown.map(<[u8]>::to_vec)),
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+impl<M: Medium> FusedIterator for Keys<'_, M> {}

@@ -25,13 +25,14 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::ops::read::MISMATCH;
-use crate::{Error, Result, Store};
+use crate::record::decode_expiry;
+use crate::{Error, Map, Result};
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// Returns the value of `key` without copying it, where that is safe: in a store in memory, and in a
     /// file that was opened with
     /// [`assume_exclusive_file`](crate::Options::assume_exclusive_file). Elsewhere it is copied, as
-    /// [`get`](Store::get) does. Returns `None` if the key is absent.
+    /// [`get`](Map::get) does. Returns `None` if the key is absent.
     ///
     /// Expected O(1), and O(length) to verify its checksum, unless
     /// [`verify_reads`](crate::Options::verify_reads) is off. A large value that is borrowed and not
@@ -40,7 +41,7 @@ impl<M: Medium> Store<M> {
     /// A borrowed value holds a guard: see [`Reader`], which lends many values under one.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", &[7; 100_000])?;
     /// let value = map.get_ref(b"key")?.unwrap();
     /// assert!(value.is_borrowed());
@@ -51,7 +52,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn get_ref(&self, key: &[u8]) -> Result<Option<ValueRef<'_>>> {
         let key = self.key(key)?;
         let guard = self.enter()?;
@@ -73,11 +74,12 @@ impl<M: Medium> Store<M> {
     /// Returns the value of `key`, verified. If it is borrowed, it may be used as long as `guard` is held.
     fn value_ref(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<ValueRef<'_>>> {
         let Some((record, expires_at)) = self.find_to_read(key, guard)? else { return Ok(None) };
-        let bytes = if self.file.lends {
+        let bytes = if self.db.file.lends {
             // SAFETY: nothing writes these bytes while `guard` is held: see the head of this module, and
             // `File::lends` for what is outside of this store. They are used no longer than that.
             let value = unsafe { record.value_slice() };
-            if self.file.verify && !record.verifies(self.map.header.owner(), key.bytes, value) {
+            if self.db.file.verify && !record.verifies(self.inner.header.owner(), key.bytes, value)
+            {
                 self.met_damage();
                 return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
             }
@@ -98,7 +100,7 @@ impl<M: Medium> Store<M> {
 /// or compact the store meanwhile: those return [`Error::GuardHeld`].
 ///
 /// ```
-/// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
 /// map.put(b"a", b"1")?;
 /// map.put(b"b", b"22")?;
 /// let reader = map.reader()?;
@@ -107,22 +109,22 @@ impl<M: Medium> Store<M> {
 /// # Ok::<(), evermap::Error>(())
 /// ```
 pub struct Reader<'s, M: Medium = Mapped> {
-    pub(crate) store: &'s Store<M>,
+    pub(crate) store: &'s Map<M>,
     pub(crate) guard: Guard<'s>,
 }
 
 impl<M: Medium> Reader<'_, M> {
-    /// Returns the value of `key`, borrowed as by [`get_ref`](Store::get_ref), or `None` if the key is absent.
+    /// Returns the value of `key`, borrowed as by [`get_ref`](Map::get_ref), or `None` if the key is absent.
     /// Expected O(1).
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn get(&self, key: &[u8]) -> Result<Option<ValueRef<'_>>> {
         self.store.value_ref(self.store.key(key)?, &self.guard)
     }
 }
 
-/// A value, borrowed from the store or copied out of it: see [`Store::get_ref`].
+/// A value, borrowed from the store or copied out of it: see [`Map::get_ref`].
 pub struct ValueRef<'s> {
     bytes: Bytes,
     flags: u32,
@@ -156,9 +158,9 @@ impl ValueRef<'_> {
         self.cas
     }
 
-    /// Returns when the record expires, in seconds since 1970; 0: never.
-    pub fn expires_at(&self) -> u32 {
-        self.expires_at
+    /// Returns when the record expires, in seconds since 1970, or `None` if it never does.
+    pub fn expires_at(&self) -> Option<u64> {
+        decode_expiry(self.expires_at)
     }
 
     /// Returns the bytes as a vector, and ends the guard. Copies them unless they are a copy already.

@@ -3,10 +3,10 @@
 //! A thread can hold two things while code of the caller runs:
 //!
 //! * a guard, as long as a [`Reader`](crate::Reader) lives, and in the closures of
-//!   [`get_many`](Store::get_many), [`get_together`](Store::get_together),
-//!   [`modify`](Store::modify) and [`Scan::visit`](crate::Scan::visit). Other closures run without
+//!   [`get_many`](Map::get_many), [`get_together`](Map::get_together),
+//!   [`modify`](Map::modify) and [`Scan::visit`](crate::Scan::visit). Other closures run without
 //!   one, and iterators and scans hold none between two calls;
-//! * the record that a closure of [`modify`](Store::modify) was shown. It is not locked, but
+//! * the record that a closure of [`modify`](Map::modify) was shown. It is not locked, but
 //!   `modify` begins again if it was changed meanwhile.
 //!
 //! No code of the caller ever runs under a lock. So this is all that there is to refuse:
@@ -26,7 +26,7 @@ use std::time::Duration;
 use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
-use crate::{Error, Result, Store};
+use crate::{Error, Evermap, Map, Result};
 
 /// How long a mutation waits for guards of other threads where too much memory waits for them.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ thread_local! {
     static EDITED: RefCell<Vec<(usize, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lives while a closure of [`modify`](Store::modify) runs.
+/// Lives while a closure of [`modify`](Map::modify) runs.
 pub(crate) struct Edit(());
 
 impl Drop for Edit {
@@ -49,7 +49,7 @@ impl Drop for Edit {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Evermap<M> {
     /// Refuses `operation` if the calling thread holds a guard.
     pub(crate) fn ensure_no_guard(&self, operation: &'static str) -> Result<()> {
         match self.file.pool.epoch().is_held_here() {
@@ -58,6 +58,21 @@ impl<M: Medium> Store<M> {
         }
     }
 
+    /// Gives guards some time to end where more memory waits for them than may.
+    #[inline]
+    pub(crate) fn ensure_not_backed_up(&self) -> Result<()> {
+        if self.file.pool.epoch().is_backed_up() { self.wait_for_readers() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn wait_for_readers(&self) -> Result<()> {
+        // In a forked child, guards of threads that do not exist there would never end.
+        self.file.pool.region().ensure_writable()?;
+        self.file.pool.epoch().relieve(PATIENCE).map_err(Error::held_up)
+    }
+}
+
+impl<M: Medium> Map<M> {
     /// Begins to show the record of `key` to a closure that decides what becomes of it.
     pub(crate) fn begin_edit(&self, key: BytesRef<'_>) -> Edit {
         let edit = (self.identity(), key.hash);
@@ -72,7 +87,7 @@ impl<M: Medium> Store<M> {
     pub(crate) fn begin_change<'k>(&self, key: &'k [u8]) -> Result<BytesRef<'k>> {
         let key = self.key(key)?;
         self.ensure_not_edited(key)?;
-        self.ensure_not_backed_up()?;
+        self.db.ensure_not_backed_up()?;
         Ok(key)
     }
 
@@ -93,19 +108,6 @@ impl<M: Medium> Store<M> {
 
     /// Tells this map from all others that are open.
     fn identity(&self) -> usize {
-        Arc::as_ptr(&self.map).addr()
-    }
-
-    /// Gives guards some time to end where more memory waits for them than may.
-    #[inline]
-    pub(crate) fn ensure_not_backed_up(&self) -> Result<()> {
-        if self.file.pool.epoch().is_backed_up() { self.wait_for_readers() } else { Ok(()) }
-    }
-
-    #[cold]
-    fn wait_for_readers(&self) -> Result<()> {
-        // In a forked child, guards of threads that do not exist there would never end.
-        self.file.pool.region().ensure_writable()?;
-        self.file.pool.epoch().relieve(PATIENCE).map_err(Error::held_up)
+        Arc::as_ptr(&self.inner).addr()
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::iter::FusedIterator;
 use std::ops::{
-    Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive,
+    Bound, ControlFlow, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo,
+    RangeToInclusive,
 };
 
 use evermap_index::key::BytesRef;
@@ -13,7 +14,7 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::ops::read::BATCH;
-use crate::{Error, Item, Result, Store};
+use crate::{Error, Item, Map, Result};
 
 /// Bytes of values after which an iterator copies no more of them ahead.
 const AHEAD_BYTES: usize = 64 << 10;
@@ -90,20 +91,20 @@ from_ranges!(
     (Bound<K>, Bound<K>)
 );
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// The records whose keys are in `range`, in ascending order. Needs [`Options::ordered`](crate::Options::ordered).
     ///
     /// Sees every change that was acknowledged before this call. A key that is present throughout is shown exactly
     /// once, one that comes or goes meanwhile at most once; each pair was stored at some moment during the scan. Not a
     /// snapshot: pairs are of different moments. Writers go on meanwhile, and nothing is locked.
     ///
-    /// The first call after opening may wait until the ordered index is [built](Store::build_ordered), and each until
+    /// The first call after opening may wait until the ordered index is [built](Map::build_ordered), and each until
     /// the ordered index has been told of changes that were acknowledged just before. O(log n), and then O(1) a pair
     /// at the price of a lookup whose cache misses overlap.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
-    /// let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// for name in ["cow", "ant", "dog", "bee"] {
     ///     map.put(name.as_bytes(), b"")?;
     /// }
@@ -121,11 +122,11 @@ impl<M: Medium> Store<M> {
         Ok(Scan::new(self, self.tree(false)?, range.into()))
     }
 
-    /// The records whose keys begin with `prefix`: as [`scan`](Store::scan).
+    /// The records whose keys begin with `prefix`: as [`scan`](Map::scan).
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
-    /// # let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// map.put(b"user:1", b"ann")?;
     /// map.put(b"user:2", b"bob")?;
     /// map.put(b"visits", b"7")?;
@@ -134,37 +135,37 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`scan`](Store::scan).
+    /// See [`scan`](Map::scan).
     pub fn scan_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_, M>> {
         self.scan(KeyRange::prefix(prefix))
     }
 
-    /// [`scan`](Store::scan) without waiting for changes that were acknowledged just before: some thousand keys that
+    /// [`scan`](Map::scan) without waiting for changes that were acknowledged just before: some thousand keys that
     /// came last may be missing.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
-    /// # let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// map.put(b"key", b"value")?;
     /// assert!(map.scan_relaxed(..)?.count() <= 1);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`scan`](Store::scan).
+    /// See [`scan`](Map::scan).
     pub fn scan_relaxed(&self, range: impl Into<KeyRange>) -> Result<Scan<'_, M>> {
         Ok(Scan::new(self, self.tree(true)?, range.into()))
     }
 }
 
-/// Shows records in the order of their keys: see [`Store::scan`].
+/// Shows records in the order of their keys: see [`Map::scan`].
 ///
 /// As an iterator it answers copies of keys and values, or the error where a record is damaged;
 /// [`visit`](Scan::visit) shows whole records and copies less. It holds nothing in the store between two calls, so it
 /// may be kept for as long as one likes, and [`rest`](Scan::rest) even longer.
 #[must_use = "a scan shows nothing unless it is asked to"]
 pub struct Scan<'s, M: Medium = Mapped> {
-    store: &'s Store<M>,
+    store: &'s Map<M>,
     tree: &'s BPlus,
     cursor: Cursor<'s>,
     direction: Direction,
@@ -184,16 +185,11 @@ pub struct Scan<'s, M: Medium = Mapped> {
 }
 
 impl<'s, M: Medium> Scan<'s, M> {
-    fn new(store: &'s Store<M>, tree: &'s BPlus, range: KeyRange) -> Self {
+    fn new(store: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
         Self::towards(Direction::Ascending, store, tree, range)
     }
 
-    fn towards(
-        direction: Direction,
-        store: &'s Store<M>,
-        tree: &'s BPlus,
-        range: KeyRange,
-    ) -> Self {
+    fn towards(direction: Direction, store: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
         let bounds = (range.start_bound(), range.end_bound());
         let cursor = Cursor::new(tree, bounds, direction);
         let until = match direction {
@@ -219,7 +215,7 @@ impl<'s, M: Medium> Scan<'s, M> {
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
-    /// # let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// for key in [b"a", b"b", b"c"] {
     ///     map.put(key, b"")?;
     /// }
@@ -241,7 +237,7 @@ impl<'s, M: Medium> Scan<'s, M> {
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
-    /// # let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// for key in [b"a", b"b", b"c"] {
     ///     map.put(key, b"")?;
     /// }
@@ -260,7 +256,7 @@ impl<'s, M: Medium> Scan<'s, M> {
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
-    /// # let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// for key in [b"a", b"b", b"c"] {
     ///     map.put(key, b"")?;
     /// }
@@ -285,18 +281,19 @@ impl<'s, M: Medium> Scan<'s, M> {
     }
 
     /// Calls `each` with the records in order, copied and verified, or with the error where one is
-    /// damaged, until it answers `false`. Going on later goes on behind the record that was shown
+    /// damaged, until it returns `Break`. Going on later goes on behind the record that was shown
     /// last. A guard is held meanwhile, for 32 records at a time, so `each` should be quick; it may
     /// use the store, but not wait for guards.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
-    /// # let map = Evermap::open("", Options::volatile().ordered(true))?;
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
     /// map.put(b"key", b"value")?;
+    /// use std::ops::ControlFlow;
     /// let mut bytes = 0;
     /// map.scan(..)?.visit(|item| {
     ///     bytes += item.map_or(0, |item| item.value.len());
-    ///     true
+    ///     ControlFlow::Continue(())
     /// })?;
     /// assert_eq!(bytes, 5);
     /// # Ok::<(), evermap::Error>(())
@@ -305,16 +302,19 @@ impl<'s, M: Medium> Scan<'s, M> {
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with `Forked` or `Poisoned`. What is
     /// damaged is reported to `each`.
-    pub fn visit(&mut self, mut each: impl FnMut(Result<Item<'_>>) -> bool) -> Result<()> {
+    pub fn visit(
+        &mut self,
+        mut each: impl FnMut(Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
         if !self.items.is_empty() {
             self.begin_again(self.direction);
         }
         let mut value = Vec::new();
-        let mut go_on = true;
-        while go_on && self.fetch_keys()? {
+        let mut flow = ControlFlow::Continue(());
+        while flow.is_continue() && self.fetch_keys()? {
             self.look_up(&mut value, |_, item| {
-                go_on = each(item);
-                go_on
+                flow = each(item);
+                flow
             })?;
         }
         Ok(())
@@ -334,7 +334,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         }
         if self.at == self.keys.len() {
             // In a forked child, other threads may have been changing the tree.
-            self.store.file.pool.region().ensure_writable()?;
+            self.store.db.file.pool.region().ensure_writable()?;
             self.keys.clear();
             self.at = 0;
             let wanted = BATCH.min(usize::try_from(self.limit).unwrap_or(BATCH));
@@ -347,11 +347,11 @@ impl<'s, M: Medium> Scan<'s, M> {
         Ok(!self.keys.is_empty())
     }
 
-    /// Looks keys up that were fetched, until `each` answers `false`.
+    /// Looks up keys that were fetched, until `each` returns `Break`.
     fn look_up(
         &mut self,
         value: &mut Vec<u8>,
-        mut each: impl FnMut(&[u8], Result<Item<'_>>) -> bool,
+        mut each: impl FnMut(&[u8], Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
         let guard = self.store.enter()?;
         let places = self.at..self.keys.len();
@@ -363,7 +363,8 @@ impl<'s, M: Medium> Scan<'s, M> {
         let (mut shown, mut last) = (0, 0);
         let mut show = |at: usize, item: Result<Item<'_>>| {
             (shown, last) = (shown + 1, at);
-            each(refs[at].bytes, item) && shown < limit
+            each(refs[at].bytes, item)?;
+            if shown < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         let looked_up = match self.store.get_batch(refs, value, &guard, &mut show) {
             // A part of the hash index cannot be read. It is told of with each key that leads there, and only with those.
@@ -372,33 +373,33 @@ impl<'s, M: Medium> Scan<'s, M> {
         };
         self.limit -= shown;
         match looked_up {
-            Ok(true) => self.at = self.keys.len(),
+            Ok(ControlFlow::Continue(())) => self.at = self.keys.len(),
             // `each` wants no more, or what comes next cannot be looked up.
-            Ok(false) | Err(_) if shown > 0 => self.at += last + 1,
-            Ok(false) | Err(_) => {}
+            Ok(ControlFlow::Break(())) | Err(_) if shown > 0 => self.at += last + 1,
+            Ok(ControlFlow::Break(())) | Err(_) => {}
         }
         looked_up.map(|_| ())
     }
 
-    /// Looks keys up one by one; answers whether to go on.
+    /// Looks keys up one by one. Returns what `show` returned last.
     #[cold]
     fn look_up_singly(
         &self,
         refs: &[BytesRef<'_>],
         value: &mut Vec<u8>,
         guard: &Guard<'_>,
-        show: &mut impl FnMut(usize, Result<Item<'_>>) -> bool,
-    ) -> Result<bool> {
+        show: &mut impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
         for (at, key) in refs.chunks(1).enumerate() {
-            let go_on = match self.store.get_batch(key, value, guard, |_, item| show(at, item)) {
+            let flow = match self.store.get_batch(key, value, guard, |_, item| show(at, item)) {
                 Err(error) if error.is_damaged() => show(at, Err(error)),
                 looked_up => looked_up?,
             };
-            if !go_on {
-                return Ok(false);
+            if flow.is_break() {
+                return Ok(flow);
             }
         }
-        Ok(true)
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Copies some records ahead for the iterator; answers whether there may be any.
@@ -412,7 +413,7 @@ impl<'s, M: Medium> Scan<'s, M> {
             let value = item.map(|item| item.value.to_vec());
             bytes += value.as_ref().map_or(0, Vec::len);
             items.push_back((key.to_vec(), value));
-            bytes < AHEAD_BYTES
+            if bytes < AHEAD_BYTES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
         self.items = items;
         looked_up.map(|()| true)
@@ -426,11 +427,11 @@ impl<M: Medium> Iterator for Scan<'_, M> {
     /// closed for instance; and then nothing more.
     fn next(&mut self) -> Option<Self::Item> {
         while !self.over {
-            if !self.store.map.is_open() {
+            if !self.store.inner.is_open() {
                 // What was copied ahead is not shown any more, as if it had been looked up only
                 // now.
                 self.over = true;
-                return Some(Err(self.store.map.refusal()));
+                return Some(Err(self.store.inner.refusal()));
             }
             if let Some((key, value)) = self.items.pop_front() {
                 return Some(value.map(|value| (key, value)));

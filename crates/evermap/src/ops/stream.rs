@@ -8,26 +8,26 @@ use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
-use crate::map::handle::Verdict;
+use crate::ops::commit::Verdict;
 use crate::ops::read::MISMATCH;
 use crate::ops::reader::Reader;
 use crate::record::partial::PartialRecord;
-use crate::record::{Record, VALUE_MAX, control_of, record_bytes};
-use crate::{Error, Meta, Outcome, Result, Store};
+use crate::record::{Record, VALUE_MAX, control_of, encode_expiry, record_bytes};
+use crate::{Error, Map, Meta, Result};
 
 /// How many bytes are taken from a source at a time.
 const PIECE: usize = 64 << 10;
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// Binds `key` to the next `len` bytes of `source`, whatever was there. The value is not held in memory.
     /// Expected O(len).
     ///
-    /// The key is bound when all bytes have come, as by [`put`](Store::put); until then, and if that fails or
+    /// The key is bound when all bytes have come, as by [`put`](Map::put); until then, and if that fails or
     /// the process dies, it keeps the value that it has, and no space is lost. What follows in `source` is
     /// left there.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// let mut source = std::io::repeat(7);
     /// map.put_from(b"key", 1_000_000, &mut source)?;
     /// assert_eq!(map.get(b"key")?.unwrap().len(), 1_000_000);
@@ -40,7 +40,7 @@ impl<M: Medium> Store<M> {
     ///
     /// # Errors
     /// [`Error::Source`] if reading `source` fails, [`Error::ValueLength`] if it ends too early; and those of
-    /// a mutation, see [`Store`]. Nothing has changed then.
+    /// a mutation, see [`Map`]. Nothing has changed then.
     pub fn put_from(&self, key: &[u8], len: usize, mut source: impl Read) -> Result<()> {
         let mut writer = self.value_writer(key, len, Meta::default())?;
         let mut piece = vec![0; len.min(PIECE)];
@@ -53,35 +53,35 @@ impl<M: Medium> Store<M> {
                 Err(source) => return Err(Error::Source { read: writer.written(), source }),
             }
         }
-        let _ = writer.finish()?;
-        Ok(())
+        writer.finish().map(drop)
     }
 
     /// Begins to write a value of `len` bytes for `key`; see [`ValueWriter`]. Takes its space now. O(1).
     ///
     /// ```
     /// use std::io::Write;
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// let mut writer = map.value_writer(b"key", 11, evermap::Meta::default())?;
     /// write!(writer, "{}, ", "hello")?;
     /// write!(writer, "{}", "you!")?;
     /// assert_eq!(map.get(b"key")?, None);
-    /// let _ = writer.finish()?;
+    /// writer.finish()?;
     /// assert_eq!(map.get(b"key")?.as_deref(), Some(&b"hello, you!"[..]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn value_writer(&self, key: &[u8], len: usize, meta: Meta) -> Result<ValueWriter<'_, M>> {
         if len > VALUE_MAX {
             return Err(Error::ValueTooLong { len, max: VALUE_MAX });
         }
+        let meta = (meta.flags, control_of(encode_expiry(meta.expires_at)?));
         let named = self.begin_change(key)?;
-        let record = self.with_space(|| {
+        let record = self.db.with_space(|| {
             let _guard = self.enter_writing()?;
-            self.ensure_room(self.file.pool.block_size(record_bytes(key.len(), len)))?;
-            PartialRecord::reserve(&self.file.pool, &self.file.partial, named.bytes, len)
+            self.ensure_room(self.db.file.pool.block_size(record_bytes(key.len(), len)))?;
+            PartialRecord::reserve(&self.db.file.pool, &self.db.file.partial, named.bytes, len)
         })?;
         Ok(ValueWriter { store: self, key: key.to_vec(), meta, record: Some(record) })
     }
@@ -92,7 +92,7 @@ impl<M: Medium> Store<M> {
     ///
     /// ```
     /// use std::io::{Read, Seek, SeekFrom};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"hello, you!")?;
     /// let mut reader = map.value_reader(b"key")?.unwrap();
     /// let mut text = String::new();
@@ -103,7 +103,7 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn value_reader(&self, key: &[u8]) -> Result<Option<ValueReader<'_, M>>> {
         let key = self.key(key)?;
         let guard = self.enter()?;
@@ -119,29 +119,29 @@ impl<M: Medium> Store<M> {
         guard: &Guard<'_>,
     ) -> Result<Option<ValueReader<'_, M>>> {
         let Some((found, _)) = self.find(key, guard)? else { return Ok(None) };
-        if self.file.verify && !found.verify(self.map.header.owner()) {
+        if self.db.file.verify && !found.verify(self.inner.header.owner()) {
             self.met_damage();
             return Err(Error::damaged(key.bytes, found.offset(), MISMATCH));
         }
         // The same, but not borrowed from the guard, which moves into the reader.
-        let record = Record::at(self.file.pool.medium(), found.word());
+        let record = Record::at(self.db.file.pool.medium(), found.word());
         let record = record.map_err(|what| Error::damaged(key.bytes, found.offset(), what))?;
         Ok(Some(ValueReader { record, at: 0, guard: None }))
     }
 }
 
 impl<M: Medium> Reader<'_, M> {
-    /// Begins to read the value of `key` piece by piece, as [`value_reader`](Store::value_reader), under the
+    /// Begins to read the value of `key` piece by piece, as [`value_reader`](Map::value_reader), under the
     /// guard of this reader.
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn stream(&self, key: &[u8]) -> Result<Option<ValueReader<'_, M>>> {
         self.store.read_under(self.store.key(key)?, &self.guard)
     }
 }
 
-/// Writes a value piece by piece: see [`Store::value_writer`].
+/// Writes a value piece by piece: see [`Map::value_writer`].
 ///
 /// [`finish`](ValueWriter::finish) binds the key to the value; until then nobody sees it. Dropping the writer
 /// discards what was written. So does closing the store, for which nobody has to wait: writing fails
@@ -150,9 +150,10 @@ impl<M: Medium> Reader<'_, M> {
 /// It holds neither a lock nor a guard between two calls, so it may live as long as its source needs.
 #[must_use = "a value is stored by `finish` only"]
 pub struct ValueWriter<'s, M: Medium = Mapped> {
-    store: &'s Store<M>,
+    store: &'s Map<M>,
     key: Vec<u8>,
-    meta: Meta,
+    /// Flags and control word.
+    meta: (u32, u64),
     /// `None` once the record is published.
     record: Option<PartialRecord>,
 }
@@ -168,51 +169,43 @@ impl<M: Medium> ValueWriter<'_, M> {
         self.record.as_ref().map_or(0, |record| record.value_len() - record.written())
     }
 
-    /// Binds the key to the value, whatever was there. Returns `Inserted` or `Updated`. Expected O(1).
+    /// Binds the key to the value, whether or not it is present. Returns the CAS id of the new record. Expected O(1).
     ///
     /// # Errors
-    /// [`Error::ValueLength`] if bytes are missing; and those of a mutation, see [`Store`]. What was written is
+    /// [`Error::ValueLength`] if bytes are missing; and those of a mutation, see [`Map`]. What was written is
     /// discarded then.
-    pub fn finish(mut self) -> Result<Outcome> {
+    pub fn finish(mut self) -> Result<u64> {
         if self.remaining() > 0 {
             return Err(self.wrong_length(0));
         }
         let (store, key) = (self.store, std::mem::take(&mut self.key));
         let key = store.begin_change(&key)?;
-        store.with_space(|| self.try_finish(key))
+        store.db.with_space(|| self.try_finish(key))
     }
 
-    fn try_finish(&mut self, key: BytesRef<'_>) -> Result<Outcome> {
-        let (store, file) = (self.store, &self.store.file);
+    fn try_finish(&mut self, key: BytesRef<'_>) -> Result<u64> {
+        let (store, file) = (self.store, &*self.store.db.file);
         let guard = store.enter_writing()?;
         let bytes = self.record.as_ref().map_or(0, |record| record.block_bytes(&file.pool));
         store.ensure_room(bytes)?;
         let cas = file.cas_counter.take(file.pool.region())?;
         // From here on the draft has the block.
         let record = self.record.take().expect("not published yet");
-        let meta = (self.meta.flags, control_of(self.meta.expires_at));
-        let owner = store.map.header.owner();
-        let draft = record.draft(&file.pool, &file.partial, owner, key.bytes, meta, cas);
+        let owner = store.inner.header.owner();
+        let draft = record.draft(&file.pool, &file.partial, owner, key.bytes, self.meta, cas);
         // A mistake, which tests have to notice: the value is not durable when the record is published.
         if file.pool.medium().mutant("VW-1") {
             draft.set_cas(cas)
         } else {
             draft.persist()
         }
-        let mut found = None;
-        let done = store.commit(key, MutateMode::MayInsert, &guard, Some(&draft), &mut |live| {
-            found = live.map(|record| record.cas());
-            Verdict::Publish
-        });
+        let done = store
+            .commit(key, MutateMode::MayInsert, &guard, Some(&draft), &mut |_| Verdict::Publish);
         if record.take_back(&file.partial, &draft) {
             self.record = Some(record);
         }
         done?;
-        let cas = draft.cas();
-        Ok(match found {
-            None => Outcome::Inserted { cas },
-            Some(_) => Outcome::Updated { cas },
-        })
+        Ok(draft.cas())
     }
 
     /// Writes all of these bytes.
@@ -223,7 +216,7 @@ impl<M: Medium> ValueWriter<'_, M> {
         // The guard keeps the store from being closed meanwhile.
         let _guard = self.store.enter_writing()?;
         let record = self.record.as_mut().expect("not published yet");
-        record.append(self.store.file.pool.medium(), bytes);
+        record.append(self.store.db.file.pool.medium(), bytes);
         Ok(())
     }
 
@@ -258,7 +251,7 @@ impl<M: Medium> Write for ValueWriter<'_, M> {
 impl<M: Medium> Drop for ValueWriter<'_, M> {
     fn drop(&mut self) {
         if let Some(record) = self.record.take() {
-            record.free(&self.store.file.pool, &self.store.file.partial);
+            record.free(&self.store.db.file.pool, &self.store.db.file.partial);
         }
     }
 }
@@ -272,7 +265,7 @@ impl<M: Medium> fmt::Debug for ValueWriter<'_, M> {
     }
 }
 
-/// Reads a value piece by piece, from wherever one wants: see [`Store::value_reader`].
+/// Reads a value piece by piece, from wherever one wants: see [`Map::value_reader`].
 ///
 /// It reads the version of the value that was there when it was made, whatever happens to the key. For that
 /// it holds a guard, or borrows one from a [`Reader`]: see there for what that means to others. The value was

@@ -1,139 +1,218 @@
-//! Mutations.
+//! Mutations of one key.
 
 use evermap_index::MutateMode;
 use evermap_index::key::BytesRef;
 use evermap_index::record::HEAD;
 use evermap_pm::Medium;
 
-use crate::map::handle::Verdict;
-use crate::record::{Draft, Record};
-use crate::{Edit, Item, Meta, Outcome, Result, Store};
+use crate::ops::commit::Verdict;
+use crate::record::{Draft, Record, encode_expiry};
+use crate::{Edit, Item, Map, Meta, Outcome, Result};
 
-impl<M: Medium> Store<M> {
-    /// Binds `key` to `value`, whatever was there. Expected O(1).
+impl<M: Medium> Map<M> {
+    /// Binds `key` to `value`, whether or not it is present. Expected O(1).
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// assert_eq!(map.get(b"key")?.as_deref(), Some(&b"value"[..]));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        let _ = self.put_with(key, value, Meta::default())?;
-        Ok(())
+        self.put_with(key, value, Meta::default()).map(drop)
     }
 
-    /// [`put`](Store::put) with flags and expiry. Answers `Inserted` or `Updated`.
-    ///
-    /// ```
-    /// use evermap::{Meta, Outcome};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// let meta = Meta { flags: 7, expires_at: 0 };
-    /// assert!(matches!(map.put_with(b"key", b"value", meta)?, Outcome::Inserted { .. }));
-    /// assert!(matches!(map.put_with(b"key", b"other", meta)?, Outcome::Updated { .. }));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Store`].
-    pub fn put_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::MayInsert, |_| true)
-    }
-
-    /// Binds `key` to `value` if it is absent. Answers `Inserted` or `Kept`. Expected O(1).
-    ///
-    /// ```
-    /// use evermap::{Meta, Outcome};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// assert!(matches!(map.insert(b"key", b"value", Meta::default())?, Outcome::Inserted { .. }));
-    /// assert!(matches!(map.insert(b"key", b"other", Meta::default())?, Outcome::Kept { .. }));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Store`].
-    pub fn insert(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::MayInsert, |cas| cas.is_none())
-    }
-
-    /// Binds `key` to `value` if it is present. Answers `Updated` or `Absent`. Expected O(1).
-    ///
-    /// ```
-    /// use evermap::{Meta, Outcome};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// assert_eq!(map.update(b"key", b"value", Meta::default())?, Outcome::Absent);
-    /// map.put(b"key", b"value")?;
-    /// assert!(map.update(b"key", b"other", Meta::default())?.stored().is_some());
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Store`].
-    pub fn update(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::ExistingOnly, |cas| cas.is_some())
-    }
-
-    /// Binds `key` to `value` if its record has this CAS id. Answers `Updated`, `Kept` with the CAS id that is
-    /// there, or `Absent`. Expected O(1).
+    /// Binds `key` to `value` with flags and expiry, whether or not it is present. Returns the CAS id of the new
+    /// record. Expected O(1).
     ///
     /// ```
     /// use evermap::Meta;
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// let cas = map.put_with(b"key", b"value", Meta::default())?.stored().unwrap();
-    /// assert!(map.compare_exchange(b"key", cas, b"next", Meta::default())?.stored().is_some());
-    /// assert!(map.compare_exchange(b"key", cas, b"late", Meta::default())?.stored().is_none());
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// let cas = map.put_with(b"key", b"value", Meta::new().with_flags(7))?;
+    /// assert_eq!(map.get_with(b"key", |item| (item.flags, item.cas))?, Some((7, cas)));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
-    pub fn compare_exchange(
+    /// See [`Map`].
+    pub fn put_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<u64> {
+        let outcome = self.store(key, value, meta, MutateMode::MayInsert, None, |_| true)?;
+        Ok(outcome.cas().expect("something was stored"))
+    }
+
+    /// Binds `key` to `value`, and returns the value that it had before, or `None` if it was absent. Expected O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// assert_eq!(map.insert(b"key", b"value")?, None);
+    /// assert_eq!(map.insert(b"key", b"other")?, Some(b"value".to_vec()));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`]. If the old value is damaged, this returns [`Error::Damaged`](crate::Error::Damaged), and the key is
+    /// bound to the new value nevertheless.
+    pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.insert_with(key, value, Meta::default())
+    }
+
+    /// [`insert`](Map::insert) with flags and expiry.
+    ///
+    /// # Errors
+    /// See [`insert`](Map::insert).
+    pub fn insert_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Option<Vec<u8>>> {
+        let mut old = OldValue::default();
+        let stored =
+            self.store(key, value, meta, MutateMode::MayInsert, Some(&mut old), |_| true)?;
+        Ok(old.of(stored))
+    }
+
+    /// Binds `key` to `value` if it is absent. Returns [`Outcome::Inserted`], or [`Outcome::Kept`] with the CAS id of
+    /// the record that is there. Expected O(1).
+    ///
+    /// ```
+    /// use evermap::Outcome;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// assert!(matches!(map.try_insert(b"key", b"value")?, Outcome::Inserted { .. }));
+    /// assert!(matches!(map.try_insert(b"key", b"other")?, Outcome::Kept { .. }));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn try_insert(&self, key: &[u8], value: &[u8]) -> Result<Outcome> {
+        self.try_insert_with(key, value, Meta::default())
+    }
+
+    /// [`try_insert`](Map::try_insert) with flags and expiry.
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn try_insert_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
+        self.store(key, value, meta, MutateMode::MayInsert, None, |cas| cas.is_none())
+    }
+
+    /// Returns the value of `key`; if it is absent, binds it to `value` first. Expected O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// assert_eq!(map.get_or_insert(b"key", b"value")?, b"value");
+    /// assert_eq!(map.get_or_insert(b"key", b"other")?, b"value");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn get_or_insert(&self, key: &[u8], value: &[u8]) -> Result<Vec<u8>> {
+        let (mut old, meta) = (OldValue::default(), Meta::default());
+        let is_absent = |cas: Option<u64>| cas.is_none();
+        let stored =
+            self.store(key, value, meta, MutateMode::MayInsert, Some(&mut old), is_absent)?;
+        Ok(old.of(stored).unwrap_or_else(|| value.to_vec()))
+    }
+
+    /// Binds `key` to `value` if it is present. Returns [`Outcome::Updated`] or [`Outcome::Absent`]. Expected O(1).
+    ///
+    /// ```
+    /// use evermap::Outcome;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// assert_eq!(map.replace(b"key", b"value")?, Outcome::Absent);
+    /// map.put(b"key", b"value")?;
+    /// assert!(map.replace(b"key", b"other")?.stored().is_some());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<Outcome> {
+        self.replace_with(key, value, Meta::default())
+    }
+
+    /// [`replace`](Map::replace) with flags and expiry.
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn replace_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
+        self.store(key, value, meta, MutateMode::ExistingOnly, None, |cas| cas.is_some())
+    }
+
+    /// Binds `key` to `value` if its record has this CAS id. Returns [`Outcome::Updated`], [`Outcome::Kept`] with the
+    /// CAS id that is there, or [`Outcome::Absent`]. Expected O(1).
+    ///
+    /// ```
+    /// use evermap::Meta;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// let cas = map.put_with(b"key", b"value", Meta::new())?;
+    /// assert!(map.compare_exchange(b"key", cas, b"next")?.stored().is_some());
+    /// assert!(map.compare_exchange(b"key", cas, b"late")?.stored().is_none());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn compare_exchange(&self, key: &[u8], cas: u64, value: &[u8]) -> Result<Outcome> {
+        self.compare_exchange_with(key, cas, value, Meta::default())
+    }
+
+    /// [`compare_exchange`](Map::compare_exchange) with flags and expiry.
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn compare_exchange_with(
         &self,
         key: &[u8],
         cas: u64,
         value: &[u8],
         meta: Meta,
     ) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::ExistingOnly, |found| found == Some(cas))
+        self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| found == Some(cas))
     }
 
-    /// Stores a record if `allowed`, given the CAS id of the live one.
+    /// Stores a record if `allowed`, given the CAS id of the live one. Copies the value of the live one to `old`.
     fn store(
         &self,
         key: &[u8],
         value: &[u8],
         meta: Meta,
         mode: MutateMode,
+        mut old: Option<&mut OldValue>,
         allowed: impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
         let key = self.begin_change(key)?;
-        self.with_space(|| self.try_store(key, value, meta, mode, &allowed))
+        self.db.with_space(|| self.try_store(key, value, meta, mode, old.as_deref_mut(), &allowed))
     }
 
+    /// [`store`](Map::store) without waiting for space.
     pub(crate) fn try_store(
         &self,
         key: BytesRef<'_>,
         value: &[u8],
         meta: Meta,
         mode: MutateMode,
+        old: Option<&mut OldValue>,
         allowed: &impl Fn(Option<u64>) -> bool,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
-        // What the index has about the key comes while the record is written.
-        self.map.index.prefetch_bucket(key);
+        // What the index has about the key arrives while the record is written.
+        self.inner.index.prefetch_bucket(key);
         let draft = self.draft(key, value, meta)?;
         draft.persist();
-        self.map.index.prefetch_record(key, HEAD);
+        self.inner.index.prefetch_record(key, HEAD);
         let mut found = None;
+        let mut word = None;
         let mut stored = false;
         self.commit(key, mode, &guard, Some(&draft), &mut |live| {
             found = live.map(|record| record.cas());
+            word = live.map(|record| record.word());
             stored = allowed(found);
             if stored { Verdict::Publish } else { Verdict::Keep }
         })?;
+        if let (Some(old), Some(word)) = (old, word) {
+            self.copy_old(key, word, old)?;
+        }
         let cas = draft.cas();
         Ok(match (found, stored) {
             (None, true) => Outcome::Inserted { cas },
@@ -143,10 +222,19 @@ impl<M: Medium> Store<M> {
         })
     }
 
-    /// Removes `key`; answers whether it was present. Expected O(1).
+    /// Copies the value of a record that was live when its key was locked. The caller has held a guard since before, so
+    /// that the record is still in its place even if it was replaced or removed.
+    fn copy_old(&self, key: BytesRef<'_>, word: u64, old: &mut OldValue) -> Result<()> {
+        let record = Record::at(self.db.file.pool.medium(), word)
+            .map_err(|what| self.damaged_at(key, word, what))?;
+        old.0.clear();
+        self.copy(key.bytes, &record, &mut old.0)
+    }
+
+    /// Removes `key`. Returns `true` if it was present. Expected O(1).
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// assert!(map.remove(b"key")?);
     /// assert!(!map.remove(b"key")?);
@@ -154,93 +242,120 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`]. A damaged record is removed too.
+    /// See [`Map`]. A damaged record is removed too.
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
-        Ok(self.take_away(key, |_| true)? == Outcome::Removed)
+        let key = self.begin_change(key)?;
+        Ok(self.unbind(key, None, |_| true)? == Outcome::Removed)
     }
 
-    /// Removes `key` if its record has this CAS id. Answers `Removed`, `Kept` with the CAS id that is there, or
-    /// `Absent`. Expected O(1).
+    /// Removes `key`, and returns the value that it had, or `None` if it was absent. Expected O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.take(b"key")?, Some(b"value".to_vec()));
+    /// assert_eq!(map.take(b"key")?, None);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`]. If the value is damaged, this returns [`Error::Damaged`](crate::Error::Damaged), and the key is
+    /// removed nevertheless.
+    pub fn take(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let (key, mut old) = (self.begin_change(key)?, OldValue::default());
+        let outcome = self.unbind(key, Some(&mut old), |_| true)?;
+        Ok((outcome == Outcome::Removed).then_some(old.0))
+    }
+
+    /// Removes `key` if its record has this CAS id. Returns [`Outcome::Removed`], [`Outcome::Kept`] with the CAS id
+    /// that is there, or [`Outcome::Absent`]. Expected O(1).
     ///
     /// ```
     /// use evermap::{Meta, Outcome};
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
-    /// let cas = map.put_with(b"key", b"value", Meta::default())?.stored().unwrap();
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// let cas = map.put_with(b"key", b"value", Meta::default())?;
     /// assert_eq!(map.remove_if(b"key", cas + 1)?, Outcome::Kept { cas });
     /// assert_eq!(map.remove_if(b"key", cas)?, Outcome::Removed);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn remove_if(&self, key: &[u8], cas: u64) -> Result<Outcome> {
-        self.take_away(key, |found| found == cas)
+        self.unbind(self.begin_change(key)?, None, |found| found == cas)
     }
 
-    fn take_away(&self, key: &[u8], allowed: impl Fn(u64) -> bool) -> Result<Outcome> {
-        self.unbind(self.begin_change(key)?, allowed)
-    }
-
-    /// Removes the live record of `key` if `allowed`, given its CAS id.
+    /// Removes the live record of `key` if `allowed`, given its CAS id. Copies its value to `old`.
     pub(crate) fn unbind(
         &self,
         key: BytesRef<'_>,
+        old: Option<&mut OldValue>,
         allowed: impl Fn(u64) -> bool,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
-        let mut outcome = Outcome::Absent;
-        self.commit(key, MutateMode::ExistingOnly, &guard, None, &mut |live| match live {
-            Some(record) if allowed(record.cas()) => {
-                outcome = Outcome::Removed;
-                Verdict::Remove
+        let (mut outcome, mut word) = (Outcome::Absent, None);
+        self.commit(key, MutateMode::ExistingOnly, &guard, None, &mut |live| {
+            word = live.map(|record| record.word());
+            match live {
+                Some(record) if allowed(record.cas()) => {
+                    outcome = Outcome::Removed;
+                    Verdict::Remove
+                }
+                Some(record) => {
+                    outcome = Outcome::Kept { cas: record.cas() };
+                    Verdict::Keep
+                }
+                None => {
+                    outcome = Outcome::Absent;
+                    Verdict::Keep
+                }
             }
-            Some(record) => {
-                outcome = Outcome::Kept { cas: record.cas() };
-                Verdict::Keep
-            }
-            None => Verdict::Keep,
         })?;
+        if let (Some(old), Some(word)) = (old, word) {
+            self.copy_old(key, word, old)?;
+        }
         Ok(outcome)
     }
 
-    /// Changes the expiry of `key` (seconds since 1970; 0: never) and nothing else; answers whether it is
+    /// Changes when `key` expires (seconds since 1970; `None`: never), and nothing else. Returns `true` if it is
     /// present. The CAS id stays. Expected O(1).
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// assert!(map.touch(b"key", 1)?);
+    /// assert!(map.touch(b"key", Some(1))?);
     /// assert_eq!(map.get(b"key")?, None, "1970 is over");
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
-    pub fn touch(&self, key: &[u8], expires_at: u32) -> Result<bool> {
-        let key = self.begin_change(key)?;
+    /// See [`Map`].
+    pub fn touch(&self, key: &[u8], expires_at: Option<u64>) -> Result<bool> {
+        let (key, expires_at) = (self.begin_change(key)?, encode_expiry(expires_at)?);
         let guard = self.enter_writing()?;
         Ok(self.touch_under(key, expires_at, &guard)?.is_some())
     }
 
-    /// [`touch`](Store::touch), and `read` of the record whose expiry was changed.
+    /// Changes when `key` expires, as [`touch`](Map::touch) does, and calls `read` with its record. Returns what `read`
+    /// returns, or `None` if the key is absent.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// let length = map.get_and_touch(b"key", 0, |item| item.value.len())?;
+    /// let length = map.get_and_touch(b"key", None, |item| item.value.len())?;
     /// assert_eq!(length, Some(5));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn get_and_touch<R>(
         &self,
         key: &[u8],
-        expires_at: u32,
+        expires_at: Option<u64>,
         read: impl FnOnce(Item<'_>) -> R,
     ) -> Result<Option<R>> {
-        let key = self.begin_change(key)?;
+        let (key, expires_at) = (self.begin_change(key)?, encode_expiry(expires_at)?);
         let guard = self.enter_writing()?;
         let Some(record) = self.touch_under(key, expires_at, &guard)? else { return Ok(None) };
         let mut value = Vec::new();
@@ -265,26 +380,26 @@ impl<M: Medium> Store<M> {
             }
             Verdict::Keep
         });
-        // Whatever else went wrong, if it was touched.
+        // If it was touched, whatever else went wrong.
         if word.is_some() && expires_at != 0 {
             self.expect_instead(key.hash, before, Some(expires_at));
         }
         touched?;
-        Ok(word.and_then(|word| Record::at(self.file.pool.medium(), word).ok()))
+        Ok(word.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok()))
     }
 
-    /// The general atomic read-modify-write: shows `edit` the current record and does what it decides.
+    /// Changes `key` by an atomic read-modify-write: calls `edit` with the current record and does what it decides.
+    /// Returns the CAS id of the record that the key has then, or `None` if it is absent.
     ///
-    /// `edit` runs without any lock, and again with the newer record where another thread was faster, so it
-    /// should be short and without effects of its own. Answers any [`Outcome`]. Expected O(1) while threads do
-    /// not compete for the key; some thread always succeeds.
+    /// `edit` runs without any lock, and again with the newer record if another thread was faster, so it should be
+    /// short and have no effects of its own. Expected O(1) while threads do not compete for the key; some thread always
+    /// succeeds.
     ///
-    /// `edit` may use the store, but not change the same key, and not call what waits for guards:
-    /// it runs under one.
+    /// `edit` may use the store, but not change the same key, and not call what waits for guards: it runs under one.
     ///
     /// ```
     /// use evermap::Edit;
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// for _ in 0..3 {
     ///     map.modify(b"visits", |current| {
     ///         let count = current.map_or(0, |item| item.value[0]);
@@ -296,26 +411,54 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
+    /// See [`Map`].
     pub fn modify(
         &self,
         key: &[u8],
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
-    ) -> Result<Outcome> {
+    ) -> Result<Option<u64>> {
         let key = self.begin_change(key)?;
-        self.modify_by(key, |item| {
+        let outcome = self.modify_by(key, |item| {
             let _edit = self.begin_edit(key);
             edit(item)
-        })
+        })?;
+        Ok(outcome.cas())
     }
 
-    /// [`modify`](Store::modify) by an `edit` that does not use the store.
+    /// Changes `key` as [`modify`](Map::modify) does, and returns the value that it had before, or `None` if it was
+    /// absent.
+    ///
+    /// ```
+    /// use evermap::Edit;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"state", b"ready")?;
+    /// let before = map.fetch_modify(b"state", |_| Edit::Value(b"running".to_vec()))?;
+    /// assert_eq!(before, Some(b"ready".to_vec()));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn fetch_modify(
+        &self,
+        key: &[u8],
+        mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
+    ) -> Result<Option<Vec<u8>>> {
+        let mut before = None;
+        self.modify(key, |item| {
+            before = item.map(|item| item.value.to_vec());
+            edit(item)
+        })?;
+        Ok(before)
+    }
+
+    /// [`modify`](Map::modify) by an `edit` that does not use the store.
     pub(crate) fn modify_by(
         &self,
         key: BytesRef<'_>,
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Outcome> {
-        self.with_space(|| {
+        self.db.with_space(|| {
             loop {
                 if let Some(outcome) = self.try_modify(key, &mut edit)? {
                     return Ok(outcome);
@@ -324,14 +467,14 @@ impl<M: Medium> Store<M> {
         })
     }
 
-    /// One round of [`modify`](Store::modify); nothing if another thread was faster.
+    /// Does one round of [`modify`](Map::modify). Returns `None` if another thread was faster.
     fn try_modify(
         &self,
         key: BytesRef<'_>,
         edit: &mut impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Option<Outcome>> {
-        // The guard keeps the record that was seen from being reused, so that its word means the same
-        // record as long as it is compared.
+        // The guard keeps the record that was seen from being reused, so that its word means the same record as long as
+        // it is compared.
         let guard = self.enter_writing()?;
         let mut value = Vec::new();
         let seen = match self.find(key, &guard)? {
@@ -350,7 +493,7 @@ impl<M: Medium> Store<M> {
             }
             Edit::Remove if cas.is_none() => return Ok(Some(Outcome::Absent)),
             Edit::Remove => (None, Meta::default(), false),
-            Edit::Value(new) => (Some(new), Meta { flags, expires_at: 0 }, true),
+            Edit::Value(new) => (Some(new), Meta::new().with_flags(flags), true),
             Edit::Record(new, meta) => (Some(new), *meta, false),
         };
         let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
@@ -373,12 +516,12 @@ impl<M: Medium> Store<M> {
         }))
     }
 
-    /// Makes everything absent that was stored so far: at once, or at the first operation at or after `at`
-    /// (seconds since 1970). A later call replaces one that is pending. Survives a crash like any other
-    /// mutation. O(1); the space comes back in the background.
+    /// Makes everything absent that was stored so far: immediately, or at the first operation at or after `at` (seconds
+    /// since 1970). A later call replaces one that is pending. Survives a crash like any other mutation. O(1); the
+    /// space is reclaimed in the background.
     ///
     /// ```
-    /// # let map = evermap::Evermap::open("", evermap::Options::volatile())?;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
     /// map.flush_all(None)?;
     /// assert_eq!(map.get(b"key")?, None);
@@ -386,12 +529,27 @@ impl<M: Medium> Store<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Store`].
-    pub fn flush_all(&self, at: Option<u32>) -> Result<()> {
-        let (file, _guard) = (&self.file, self.enter_writing()?);
-        if self.map.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
+    /// See [`Map`].
+    pub fn flush_all(&self, at: Option<u64>) -> Result<()> {
+        let at = at.map(|at| encode_expiry(Some(at))).transpose()?;
+        let (file, _guard) = (&self.db.file, self.enter_writing()?);
+        if self.inner.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
             self.has_flushed();
         }
         Ok(())
+    }
+}
+
+/// The value that a key had before a mutation.
+#[derive(Default)]
+pub(crate) struct OldValue(Vec<u8>);
+
+impl OldValue {
+    /// Returns the value, given how the mutation ended.
+    fn of(self, outcome: Outcome) -> Option<Vec<u8>> {
+        match outcome {
+            Outcome::Updated { .. } | Outcome::Kept { .. } | Outcome::Removed => Some(self.0),
+            Outcome::Inserted { .. } | Outcome::Absent => None,
+        }
     }
 }

@@ -19,7 +19,7 @@ use evermap_pm::sync::Mutex;
 
 use super::{NoticeShard, Ordered, OrderedState, TOGETHER};
 use crate::ops::read::Walk;
-use crate::{Error, Result, Store};
+use crate::{Error, Map, Result};
 
 /// Threads to build with unless somebody says otherwise: half of the cores, for others have to do there too.
 pub(crate) fn default_threads() -> usize {
@@ -44,10 +44,10 @@ impl Drop for Building<'_> {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// Whether the ordered index is asked for and nobody has begun to build it.
     pub(crate) fn wants_ordered_built(&self) -> bool {
-        self.map.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
+        self.inner.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
     }
 
     /// Builds the [ordered index](crate::Options::ordered) with so many threads, the calling one among them, unless
@@ -62,7 +62,7 @@ impl<M: Medium> Store<M> {
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
     /// # Evermap::open(&path, Options::new())?.put(b"key", b"value")?;
-    /// let map = Evermap::open(&path, Options::new().ordered(true))?;
+    /// let map = Evermap::open(&path, Options::new().ordered(true))?.default_map();
     /// map.build_ordered(2)?;
     /// assert_eq!(map.summary().ordered.unwrap().keys, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -72,8 +72,8 @@ impl<M: Medium> Store<M> {
     /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Storage`] with `Forked` or
     /// `Poisoned`.
     pub fn build_ordered(&self, threads: usize) -> Result<()> {
-        let ordered = self.map.ordered.as_ref().ok_or(Error::NotOrdered)?;
-        self.file.pool.region().ensure_writable()?;
+        let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
+        self.db.file.pool.region().ensure_writable()?;
         {
             let state = ordered.state.lock().expect("no panics while held");
             let is_building = |state: &mut OrderedState| *state == OrderedState::Building;
@@ -115,7 +115,7 @@ impl<M: Medium> Store<M> {
         self.publish_tree(ordered, tree)?;
         // Whoever checks the file must not see it go, and whoever sweeps may be waiting for a reader of this thread: then
         // the next stop frees it.
-        if let Some(_sweeping) = self.file.maintenance.try_sweeping() {
+        if let Some(_sweeping) = self.db.file.maintenance.try_sweeping() {
             self.forget_saved();
         }
         Ok(())
@@ -168,7 +168,7 @@ impl<M: Medium> Store<M> {
             }
             for (key, hash) in run.iter() {
                 let key = BytesRef { bytes: key, hash };
-                if self.map.index.get(key, &guard)?.is_none() {
+                if self.inner.index.get(key, &guard)?.is_none() {
                     differs(key, true, &guard);
                 }
             }
@@ -177,7 +177,7 @@ impl<M: Medium> Store<M> {
 
     /// What is wrong with the ordered index, if it is ready. While nobody changes the store.
     pub(crate) fn check_ordered(&self, problem: &mut dyn FnMut(String)) -> Result<()> {
-        let Some(ordered) = self.map.ordered.as_ref().filter(|ordered| ordered.is_ready()) else {
+        let Some(ordered) = self.inner.ordered.as_ref().filter(|ordered| ordered.is_ready()) else {
             return Ok(());
         };
         let tree = self.tree(false)?;
@@ -198,7 +198,7 @@ mod tests {
     use evermap_pm::region::Identity;
 
     use super::*;
-    use crate::{Options, OrderedUpdates};
+    use crate::{Evermap, Options, OrderedUpdates};
 
     fn key_of(number: u32) -> [u8; 4] {
         number.wrapping_mul(0x9e37_79b1).to_be_bytes()
@@ -207,7 +207,7 @@ mod tests {
     /// Keys come and go between the walk and the tree: as many as are kept, and far more.
     #[test]
     fn what_changed_meanwhile_is_made_up_for() {
-        for (notices, changes) in [
+        for (updates, changes) in [
             (OrderedUpdates::Batched, 300),
             (OrderedUpdates::Sync, 300),
             (OrderedUpdates::Batched, 20_000),
@@ -215,19 +215,19 @@ mod tests {
         ] {
             let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
             let options = Options::new().capacity(64 << 20).ordered(true).ordered_updates(updates);
-            let store = Store::create(medium, Identity::default(), &options).unwrap();
+            let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
+            let store = db.default_map();
             for number in 0..10_000 {
                 store.put(&key_of(number), b"before").unwrap();
             }
             // As if it had been opened now.
-            let Store { file, map } = store;
-            drop(map);
-            let mut file = Arc::into_inner(file).expect("nobody else has it");
-            let map = Arc::get_mut(&mut file.default).expect("nobody else has it");
-            map.ordered = Some(Ordered::new(notices, false).unwrap());
-            let map = file.default.clone();
-            let store = Store { file: Arc::new(file), map };
-            let ordered = store.map.ordered.as_ref().unwrap();
+            drop(store);
+            let mut db = db;
+            let file = Arc::get_mut(&mut db.file).expect("this is the only handle");
+            let map = Arc::get_mut(&mut file.default).expect("this is the only handle");
+            map.ordered = Some(Ordered::new(updates, false).unwrap());
+            let store = db.default_map();
+            let ordered = store.inner.ordered.as_ref().unwrap();
             let tree = store.tree_of_index(ordered, 2).unwrap();
             assert_eq!(ordered.stat().keys_read, 10_000);
             for number in 0..changes {
@@ -242,7 +242,7 @@ mod tests {
             ordered.set_state(OrderedState::Ready(Duration::ZERO));
             let mut problems = Vec::new();
             store.check_ordered(&mut |problem| problems.push(problem)).unwrap();
-            assert_eq!(problems, Vec::<String>::new(), "{notices:?} {changes}");
+            assert_eq!(problems, Vec::<String>::new(), "{updates:?} {changes}");
             assert_eq!(store.scan(..).unwrap().count() as u64, store.len().value);
         }
     }

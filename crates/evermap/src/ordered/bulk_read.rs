@@ -18,7 +18,7 @@ use evermap_pm::{Medium, parallel};
 use super::Ordered;
 use crate::ops::read::Walk;
 use crate::record::Record;
-use crate::{Error, Result, Store};
+use crate::{Error, Map, Result};
 
 /// Pairs, about, whose records one thread reads under one guard: the more, the nearer to each other they lie in the file.
 const READ_TOGETHER: usize = if cfg!(test) { 1 << 11 } else { 1 << 19 };
@@ -65,7 +65,7 @@ impl Group {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// A tree of the keys of all records, read and built by so many threads.
     pub(super) fn tree_of_index(&self, ordered: &Ordered, threads: usize) -> Result<BPlus> {
         let walk = Mutex::new(Walk::new(self));
@@ -108,10 +108,10 @@ impl<M: Medium> Store<M> {
         }
         let apart = pairs.len() / JUDGED;
         let records = pairs.iter().step_by(apart);
-        let records = records.flat_map(|&(_, word)| Record::at(self.file.pool.medium(), word));
-        let bytes = records.map(|record| self.file.pool.block_size(record.bytes()));
+        let records = records.flat_map(|&(_, word)| Record::at(self.db.file.pool.medium(), word));
+        let bytes = records.map(|record| self.db.file.pool.block_size(record.bytes()));
         let (count, bytes) = bytes.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
-        let all = self.file.pool.medium().len().checked_div(bytes / u64::max(count, 1));
+        let all = self.db.file.pool.medium().len().checked_div(bytes / u64::max(count, 1));
         all.map_or(pairs.len(), |all| all as usize)
     }
 
@@ -176,7 +176,7 @@ impl<M: Medium> Store<M> {
         walk: &Mutex<Walk<'s, M>>,
         pairs: &mut Vec<(u64, u64)>,
     ) -> Result<Option<Guard<'s>>> {
-        if self.file.maintenance.is_stopping() {
+        if self.db.file.maintenance.is_stopping() {
             return Err(Error::Closed);
         }
         let mut walk = walk.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,7 +189,7 @@ impl<M: Medium> Store<M> {
 
     #[inline]
     fn prefetch_key(&self, word: u64) {
-        self.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, KEY_BYTES);
+        self.db.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, KEY_BYTES);
     }
 
     /// Makes `key` that of a pair, if it can be read and belongs where it is; answers whether. Dead records count too: the
@@ -203,8 +203,9 @@ impl<M: Medium> Store<M> {
         key: &mut Vec<u8>,
     ) -> bool {
         key.clear();
-        let read = Record::at(self.file.pool.medium(), word).is_ok_and(|record| {
-            record.append_key(key).is_ok() && BytesRef::new(key, self.file.pool.seed()).hash == hash
+        let read = Record::at(self.db.file.pool.medium(), word).is_ok_and(|record| {
+            record.append_key(key).is_ok()
+                && BytesRef::new(key, self.db.file.pool.seed()).hash == hash
         });
         if !read {
             ordered.unreadable.fetch_add(1, Relaxed);

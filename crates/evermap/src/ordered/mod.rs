@@ -29,7 +29,7 @@ use evermap_pm::sync::{Condvar, Mutex};
 
 use self::notices::{BATCH, NoticeBatch, NoticeShard, Posted};
 use self::workers::WorkerPool;
-use crate::{Error, Result, Store};
+use crate::{Error, Map, Result};
 
 mod build;
 mod bulk_read;
@@ -53,7 +53,7 @@ const BACKLOG: usize = 16;
 
 /// Who tells the ordered index that keys came or went.
 ///
-/// All keep the promises of [`scan`](Store::scan). What they cost is told in `docs/ordered.md`.
+/// All keep the promises of [`scan`](Map::scan). What they cost is told in `docs/ordered.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OrderedUpdates {
@@ -158,18 +158,18 @@ impl Ordered {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// What a change that may bind `key` asks before it begins, for [`KeyEvent::Bound`].
     #[inline]
     pub(crate) fn unbindings(&self, key: BytesRef<'_>) -> u64 {
-        self.map.ordered.as_ref().map_or(0, |ordered| ordered.shard(key.hash).unbindings())
+        self.inner.ordered.as_ref().map_or(0, |ordered| ordered.shard(key.hash).unbindings())
     }
 
     /// Says that the index binds `key` now and did not before, or the other way round. Every writer says so before its
     /// change is acknowledged, holding no lock.
     #[inline]
     pub(crate) fn notice(&self, key: BytesRef<'_>, event: KeyEvent, guard: &Guard<'_>) {
-        if let Some(ordered) = &self.map.ordered {
+        if let Some(ordered) = &self.inner.ordered {
             self.post(ordered, key, event, guard);
         }
     }
@@ -203,7 +203,7 @@ impl<M: Medium> Store<M> {
         guard: &Guard<'_>,
     ) {
         let _working = shard.work();
-        let told = match self.map.index.get(key, guard) {
+        let told = match self.inner.index.get(key, guard) {
             Ok(None) => tree.remove(key.bytes),
             _ => tree.insert(key.bytes, key.hash),
         };
@@ -268,7 +268,7 @@ impl<M: Medium> Store<M> {
         let mut words = [None; TOGETHER];
         // What cannot be looked up counts as there: a scan looks again.
         if doubts > 0
-            && self.map.index.get_many(&refs[..doubts], &mut words[..doubts], guard).is_ok()
+            && self.inner.index.get_many(&refs[..doubts], &mut words[..doubts], guard).is_ok()
         {
             let absent = doubted.iter().zip(words).take(doubts).filter(|(_, word)| word.is_none());
             absent.for_each(|(&place, _)| pairs[place].1 = None);
@@ -291,18 +291,18 @@ impl<M: Medium> Store<M> {
 
     /// The tree with all that ever happened, if it is complete. For a caller that has ended all operations.
     fn settled_tree(&self) -> Option<&BPlus> {
-        let ordered = self.map.ordered.as_ref().filter(|ordered| ordered.is_ready())?;
+        let ordered = self.inner.ordered.as_ref().filter(|ordered| ordered.is_ready())?;
         let tree = ordered.tree.get()?;
-        self.catch_up(ordered, tree, &self.file.pool.pin());
+        self.catch_up(ordered, tree, &self.db.file.pool.pin());
         // Unless there was no memory for that.
         ordered.is_ready().then_some(tree)
     }
 
     /// The tree, for a scan: with everything that was acknowledged before, unless `relaxed`.
     pub(crate) fn tree(&self, relaxed: bool) -> Result<&BPlus> {
-        let ordered = self.map.ordered.as_ref().ok_or(Error::NotOrdered)?;
+        let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
         // Not in a forked child: other threads may have been changing the tree.
-        self.file.pool.region().ensure_writable()?;
+        self.db.file.pool.region().ensure_writable()?;
         if !ordered.is_ready() {
             self.build_ordered(default_threads())?;
         }
@@ -323,14 +323,15 @@ mod tests {
     use evermap_pm::region::Identity;
 
     use super::*;
-    use crate::Options;
+    use crate::{Evermap, Options};
 
     /// A writer binds a key and is held up; another one unbinds it and says so; then the first says what it has done.
     #[test]
     fn a_removal_may_overtake_the_notice_of_an_insertion() {
         let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
         let options = Options::new().capacity(64 << 20).ordered(true);
-        let store = Store::create(medium, Identity::default(), &options).unwrap();
+        let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
+        let store = db.default_map();
         let key = store.key(b"key").unwrap();
         let since = store.unbindings(key);
         store.put(key.bytes, b"").unwrap();

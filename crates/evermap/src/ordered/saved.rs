@@ -21,7 +21,7 @@ use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Medium, PmU64, Pool, parallel, pod};
 
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
-use crate::{Durability, Result, Store};
+use crate::{Durability, Map, Result};
 
 /// Format of a region in which keys may be saved: programs that only know the ones before would take the blocks for lost,
 /// and change the map without a word to the cell.
@@ -278,12 +278,12 @@ impl<M: Medium> Drop for Writer<'_, M> {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// The keys that an orderly stop has left, in runs that follow each other, read by so many threads; nothing if there
     /// are none, or they do not verify.
     pub(super) fn read_saved(&self, threads: usize) -> Option<Vec<Run>> {
-        let (pool, seed) = (&self.file.pool, self.file.pool.seed());
-        let blocks = self.map.saved.blocks(pool).filter(|blocks| !blocks.is_empty())?;
+        let (pool, seed) = (&self.db.file.pool, self.db.file.pool.seed());
+        let blocks = self.inner.saved.blocks(pool).filter(|blocks| !blocks.is_empty())?;
         let parts: Vec<&[u64]> = blocks.chunks(blocks.len().div_ceil(threads.max(1))).collect();
         let read = |part: usize| {
             let mut run = Run::new();
@@ -296,15 +296,15 @@ impl<M: Medium> Store<M> {
 
     /// Frees what an orderly stop has left: the tree has it now, or it no longer says anything.
     pub(crate) fn forget_saved(&self) {
-        self.map.saved.free(&self.file.pool, self.map.header.saved(&self.file.pool));
+        self.inner.saved.free(&self.db.file.pool, self.inner.header.saved(&self.db.file.pool));
     }
 
     /// Whether what an orderly stop has left still says what is there.
     fn saved_is_current(&self) -> bool {
-        let (totals, exact) = self.map.counters.totals();
+        let (totals, exact) = self.inner.counters.totals();
         // Whatever comes into a map has a CAS id of its own; and if nothing came, a key that went makes them fewer.
-        let unchanged = self.file.cas_counter.next() == self.file.cas_counter.first();
-        unchanged && exact && self.map.saved.lock().is_some_and(|it| it.records == totals.records)
+        let unchanged = self.db.file.cas_counter.next() == self.db.file.cas_counter.first();
+        unchanged && exact && self.inner.saved.lock().is_some_and(|it| it.records == totals.records)
     }
 
     /// Saves the keys of this map in order for the next opening, if the tree is complete, there is space, they take little
@@ -314,8 +314,8 @@ impl<M: Medium> Store<M> {
             return;
         }
         self.forget_saved();
-        let volatile = self.file.options.durability == Durability::Volatile;
-        if volatile || !self.file.pool.is_swept() {
+        let volatile = self.db.file.origin.durability == Durability::Volatile;
+        if volatile || !self.db.file.pool.is_swept() {
             return;
         }
         let Some(tree) = self.settled_tree() else { return };
@@ -324,9 +324,9 @@ impl<M: Medium> Store<M> {
     }
 
     fn write_order(&self, tree: &BPlus) -> Result<()> {
-        let (totals, exact) = self.map.counters.totals();
+        let (totals, exact) = self.inner.counters.totals();
         let share = totals.bytes / totals.records.max(1) / SHARE;
-        let mut writer = Writer::new(&self.file.pool, share);
+        let mut writer = Writer::new(&self.db.file.pool, share);
         let (mut cursor, mut keys) = (Cursor::new(tree, .., Direction::Ascending), 0);
         while let Some((key, _)) = cursor.next()? {
             writer.push(key)?;
@@ -334,7 +334,7 @@ impl<M: Medium> Store<M> {
         }
         // Where a record cannot be read, or was not counted, the next opening had better look itself.
         if exact && keys == totals.records {
-            writer.finish(self.map.header.saved(&self.file.pool))?;
+            writer.finish(self.inner.header.saved(&self.db.file.pool))?;
         }
         Ok(())
     }

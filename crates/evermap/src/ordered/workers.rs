@@ -14,7 +14,7 @@ use evermap_pm::sync::Mutex;
 
 use super::OrderedUpdates;
 use super::build::cores;
-use crate::Store;
+use crate::Map;
 
 /// How often the number of working threads is thought over.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -135,10 +135,10 @@ impl WorkerPool {
     }
 }
 
-impl<M: Medium> Store<M> {
+impl<M: Medium> Map<M> {
     /// How many threads shall [work on notices](Self::work_on_notices), if any. From now on they are relied on.
-    pub(crate) fn recruit(&self) -> usize {
-        match &self.map.ordered {
+    pub(crate) fn notice_workers(&self) -> usize {
+        match &self.inner.ordered {
             Some(ordered) if ordered.updates == OrderedUpdates::Background => {
                 ordered.workers.present.store(true, Relaxed);
                 ordered.workers.size()
@@ -149,11 +149,11 @@ impl<M: Medium> Store<M> {
 
     /// What one thread of the workers does until the store is closed.
     pub(crate) fn work_on_notices(&self, number: usize) {
-        let Some(workers) = self.map.ordered.as_ref().map(|ordered| &ordered.workers) else {
+        let Some(workers) = self.inner.ordered.as_ref().map(|ordered| &ordered.workers) else {
             return;
         };
         let (mut pause, mut window) = (PAUSES[0], Instant::now());
-        while !self.file.maintenance.is_stopping() {
+        while !self.db.file.maintenance.is_stopping() {
             let wanted = number < workers.working.load(Relaxed);
             let worked = wanted && self.work_once(workers, number);
             if number == 0 && window.elapsed() >= WINDOW {
@@ -174,7 +174,7 @@ impl<M: Medium> Store<M> {
 
     /// Works on what waits in this thread's shards; answers whether there was anything.
     fn work_once(&self, workers: &WorkerPool, number: usize) -> bool {
-        let (Some(ordered), Ok(guard)) = (&self.map.ordered, self.enter()) else { return false };
+        let (Some(ordered), Ok(guard)) = (&self.inner.ordered, self.enter()) else { return false };
         let Some(tree) = ordered.tree.get() else { return false };
         let (began, mut batches, mut notices) = (Instant::now(), 0, 0);
         for shard in

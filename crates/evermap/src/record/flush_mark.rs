@@ -17,7 +17,7 @@ use crate::record::cas::{CasCounter, lost};
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 
 /// The flushes of one map.
-pub(crate) struct Flush {
+pub(crate) struct FlushMark {
     /// Where the persistent words are: the mark, and when a pending flush falls due.
     at: u64,
     /// Records with a smaller id are flushed.
@@ -30,7 +30,7 @@ pub(crate) struct Flush {
     changing: Mutex<()>,
 }
 
-impl Flush {
+impl FlushMark {
     /// Initial words for a new map, at `at`.
     pub(crate) fn create<M: Medium>(region: &Region<M>, at: u64) {
         store(region, at, 0, 0);
@@ -56,7 +56,7 @@ impl Flush {
             _ => return Err(lost(at, "the flush mark").into()),
         };
         store(region, at, mark, due);
-        Ok(Flush {
+        Ok(FlushMark {
             at,
             mark: AtomicU64::new(mark),
             flushing: AtomicBool::new(false),

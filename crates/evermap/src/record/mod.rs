@@ -24,7 +24,7 @@ use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths};
 use evermap_pm::{Medium, PmU64, Pool};
 
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
-use crate::{Error, Item, Meta, Result};
+use crate::{Error, Item, Result};
 
 /// Longest value, bytes: 1 GiB. A large value takes neighbouring units of the file for itself.
 pub const VALUE_MAX: usize = 1 << 30;
@@ -41,6 +41,28 @@ pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
 
 fn word_of(offset: u64, cas: u64) -> u64 {
     offset | cas << TAG_SHIFT
+}
+
+/// Latest expiry of a record, in seconds since 1970: some time in the year 2106. In the file it has 32 bits.
+pub const EXPIRY_MAX: u64 = u32::MAX as u64;
+
+/// Returns an expiry as it is stored: 0 is never. What expires in the first second of 1970 does so in the next.
+///
+/// # Errors
+/// [`Error::ExpiryTooLate`].
+pub(crate) fn encode_expiry(expires_at: Option<u64>) -> Result<u32> {
+    match expires_at {
+        None => Ok(0),
+        Some(at) => {
+            u32::try_from(at.max(1)).map_err(|_| Error::ExpiryTooLate { at, max: EXPIRY_MAX })
+        }
+    }
+}
+
+/// Returns an expiry as the caller sees it.
+#[inline]
+pub(crate) fn decode_expiry(stored: u32) -> Option<u64> {
+    (stored != 0).then_some(u64::from(stored))
 }
 
 /// A control word.
@@ -126,11 +148,11 @@ impl<'d, M: Medium> Draft<'d, M> {
         owner: Owner,
         key: &'d [u8],
         value: &'d [u8],
-        meta: Meta,
+        (flags, expires_at): (u32, u32),
         cas: u64,
     ) -> Result<Self> {
-        let control = control_of(meta.expires_at);
-        let draft = Self::reserve(pool, owner, key, value, meta.flags, control, cas)?;
+        let control = control_of(expires_at);
+        let draft = Self::reserve(pool, owner, key, value, flags, control, cas)?;
         draft.persist();
         Ok(draft)
     }
@@ -505,6 +527,7 @@ impl<'m, M: Medium> Record<'m, M> {
 
     /// An item around copies of key and value.
     pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], expires_at: u32) -> Item<'a> {
+        let expires_at = decode_expiry(expires_at);
         Item { key, value, flags: self.flags(), cas: self.cas, expires_at }
     }
 
@@ -541,7 +564,7 @@ mod tests {
         for key_len in 0..20 {
             for value_len in (0..20).chain([80]) {
                 let (key, value) = (&bytes[..key_len], &bytes[20..20 + value_len]);
-                let meta = Meta { flags: 0xdead_beef, expires_at: 77 };
+                let meta = (0xdead_beef, 77);
                 let draft = Draft::new(&pool, OWNER, key, value, meta, 0x1_2345).unwrap();
                 let record = Record::at(pool.medium(), draft.word()).unwrap();
                 let (mut key_copy, mut value_copy) = (Vec::new(), b"before".to_vec());
@@ -563,7 +586,7 @@ mod tests {
     #[test]
     fn golden() {
         let pool = pool();
-        let meta = Meta { flags: 7, expires_at: 0 };
+        let meta = (7, 0);
         let draft = Draft::new(&pool, Owner::of(0), b"key", b"value", meta, 42).unwrap();
         let record = Record::at(pool.medium(), draft.word()).unwrap();
         assert_eq!(pool.medium().load(&record.header.check), 7 << 32 | 0xb895_98cf);
@@ -580,7 +603,7 @@ mod tests {
         let pool = pool();
         let owners = [0, 64, 128, 1 << 40].map(Owner::of);
         for owner in owners {
-            let meta = Meta::default();
+            let meta = (0, 0);
             let draft = Draft::new(&pool, owner, b"key", b"value", meta, 42).unwrap();
             let record = Record::at(pool.medium(), draft.word()).unwrap();
             for other in owners {
@@ -594,7 +617,7 @@ mod tests {
     fn every_changed_bit_is_noticed() {
         let pool = pool();
         let value: Vec<u8> = (0..61).collect();
-        let draft = Draft::new(&pool, OWNER, b"some key", &value, Meta::default(), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"some key", &value, (0, 0), 42).unwrap();
         let cells = draft.cells(0);
         for bit in 0..cells.len() * 64 {
             let (cell, flip) = (&cells[bit / 64], 1 << (bit % 64));
@@ -611,7 +634,7 @@ mod tests {
     #[test]
     fn a_record_with_a_tombstone_is_not_readable_and_hardly_becomes_so() {
         let pool = pool();
-        let draft = Draft::new(&pool, OWNER, b"k", b"v", Meta::default(), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
         let record = Record::at(pool.medium(), draft.word()).unwrap();
         assert!(!record.is_unbound() && record.expires_at() == Some(0));
         record.set_tombstone(tombstone_of(7));
@@ -630,7 +653,7 @@ mod tests {
     #[test]
     fn a_draft_that_is_not_published_does_not_verify_later() {
         let pool = pool();
-        let draft = Draft::new(&pool, OWNER, b"k", b"v", Meta::default(), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
         let word = draft.word();
         assert_eq!(Record::at(pool.medium(), word).unwrap().expires_at(), Some(0));
         drop(draft);
@@ -640,7 +663,7 @@ mod tests {
     #[test]
     fn a_word_that_names_no_record_is_refused() {
         let pool = pool();
-        let draft = Draft::new(&pool, OWNER, b"k", b"v", Meta::default(), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
         let word = draft.word();
         let m = pool.medium();
         assert!(Record::at(m, word).is_ok());

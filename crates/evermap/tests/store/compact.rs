@@ -4,16 +4,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::common::{self, is_value_of, value_of};
-use evermap::{Clock, Evermap, Meta, Store};
+use evermap::{Clock, Map};
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
 
 const KEYS: u64 = 3000;
 
-fn store(capacity: u64) -> Store<Dram> {
+fn store(capacity: u64) -> Map<Dram> {
     let medium = Dram::reserve(capacity, Pages::Base).unwrap();
     let options = common::small(capacity).clock(Clock::manual(1000));
-    Store::open(medium, Identity::default(), &options).unwrap()
+    crate::common::open_medium(medium, Identity::default(), &options).unwrap()
 }
 
 fn key_of(key: u64) -> Vec<u8> {
@@ -32,15 +32,15 @@ fn shifting_sizes_do_not_grow_the_store() {
                 store.put(&key_of(key), &value_of(&key_of(key), round, size as usize)).unwrap();
             }
         }
-        store.compact().unwrap();
-        let stat = store.stat().unwrap();
+        store.db().compact().unwrap();
+        let stat = store.space().unwrap();
         extents.push(stat.extent_bytes as f64 / stat.allocated_bytes as f64);
     }
     for key in 0..KEYS {
         let value = store.get(&key_of(key)).unwrap().unwrap();
         assert!(is_value_of(&key_of(key), &value));
     }
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
     let worst = extents.iter().copied().fold(0.0, f64::max);
     assert!(worst < 1.25, "space in use / space needed: {extents:.2?}");
@@ -51,33 +51,33 @@ fn shifting_sizes_do_not_grow_the_store() {
 fn what_moves_stays_the_same() {
     let store = store(8 << 20);
     let put = |key: u64| {
-        let meta = Meta { flags: key as u32, expires_at: 2000 + key as u32 };
-        store.put_with(&key_of(key), &value_of(&key_of(key), key, 70), meta).unwrap().stored()
+        let meta = crate::common::meta(key as u32, 2000 + key);
+        store.put_with(&key_of(key), &value_of(&key_of(key), key, 70), meta).unwrap()
     };
     let ids: Vec<_> = (0..KEYS).map(put).collect();
     for key in (0..KEYS).filter(|key| key % 10 != 0) {
         store.remove(&key_of(key)).unwrap();
     }
-    store.touch(&key_of(0), 7777).unwrap();
-    let before = store.stat().unwrap();
-    assert!(store.compact().unwrap() > KEYS / 20);
-    let after = store.stat().unwrap();
+    store.touch(&key_of(0), Some(7777)).unwrap();
+    let (records, before) = (store.stat().record_bytes, store.space().unwrap());
+    assert!(store.db().compact().unwrap() > KEYS / 20);
+    let after = store.space().unwrap();
     // What the index takes, which differs from kind to kind, cannot be moved.
-    let scattered = |stat: &evermap::Stat| stat.extent_bytes - stat.allocated_bytes;
+    let scattered = |stat: &evermap::SpaceStat| stat.extent_bytes - stat.allocated_bytes;
     assert!(scattered(&after) < scattered(&before) / 2, "{before:?} {after:?}");
-    assert_eq!(after.record_bytes, before.record_bytes);
+    assert_eq!(store.stat().record_bytes, records);
     for key in (0..KEYS).step_by(10) {
-        let expires_at = if key == 0 { 7777 } else { 2000 + key as u32 };
+        let expires_at = if key == 0 { 7777 } else { 2000 + key };
         let same = store.get_with(&key_of(key), |item| {
             item.value == value_of(&key_of(key), key, 70)
-                && (item.flags, item.expires_at) == (key as u32, expires_at)
-                && Some(item.cas) == ids[key as usize]
+                && (item.flags, item.expires_at) == (key as u32, Some(expires_at))
+                && item.cas == ids[key as usize]
         });
         assert_eq!(same.unwrap(), Some(true));
     }
-    let more = (0..5).map(|_| store.compact().unwrap()).find(|&moved| moved == 0);
+    let more = (0..5).map(|_| store.db().compact().unwrap()).find(|&moved| moved == 0);
     assert_eq!(more, Some(0), "it comes to an end");
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -106,7 +106,7 @@ fn looking_for_space_waits_for_nobody_who_waits_for_us() {
     let last = (0..).find(|&key| full(key)).unwrap();
     let reader = store.reader().unwrap();
     std::thread::scope(|threads| {
-        let check = threads.spawn(|| store.check(true).unwrap());
+        let check = threads.spawn(|| store.db().check(true).unwrap());
         for _ in 0..100 {
             assert!(full(last));
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -176,25 +176,27 @@ fn records_move_beside_readers_and_writers() {
         }
         let mut moved = 0;
         while moved < 5 * KEYS {
-            moved += store.compact().unwrap();
+            moved += store.db().compact().unwrap();
         }
         enough.store(true, Relaxed);
     });
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
 /// The keeper of a store in a file does it without being asked.
 #[test]
 fn it_happens_in_the_background() {
-    let map = Evermap::open("", common::volatile().capacity(8 << 20).extent_size(4096)).unwrap();
+    let map =
+        crate::common::in_memory(crate::common::options().capacity(8 << 20).extent_size(4096))
+            .unwrap();
     (0..KEYS).for_each(|key| map.put(&key_of(key), &[1; 100]).unwrap());
-    let full = map.stat().unwrap().extent_bytes;
+    let full = map.space().unwrap().extent_bytes;
     for key in (0..KEYS).filter(|key| key % 10 != 0) {
         map.remove(&key_of(key)).unwrap();
     }
-    while map.stat().unwrap().extent_bytes > full / 2 {
+    while map.space().unwrap().extent_bytes > full / 2 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    map.close().unwrap();
+    map.db().clone().close().unwrap();
 }

@@ -1,11 +1,12 @@
 //! Several threads at once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
-use evermap::{Edit, Error, Evermap, IndexKind, Meta, Options, Outcome};
+use evermap::{Edit, Error, IndexKind, Map, Meta, Options, Outcome};
 
 fn small_extents() -> Options {
     common::options().capacity(256 << 20).extent_size(64 << 10)
@@ -20,7 +21,7 @@ fn number(value: &[u8]) -> u64 {
 fn increments_are_conserved() {
     const KEYS: u64 = 8;
     const ROUNDS: u64 = 8_000;
-    let map = Evermap::open("", common::volatile()).unwrap();
+    let map = crate::common::in_memory(crate::common::options()).unwrap();
     let ids = std::sync::Mutex::new(HashSet::new());
     thread::scope(|threads| {
         for me in 0..4u64 {
@@ -31,11 +32,11 @@ fn increments_are_conserved() {
                 for _ in 0..ROUNDS {
                     let key = random.below(KEYS).to_le_bytes();
                     if me % 2 == 0 {
-                        let outcome = map.modify(&key, |item| {
+                        let stored = map.modify(&key, |item| {
                             let count = item.map_or(0, |item| number(item.value));
                             Edit::Value((count + 1).to_le_bytes().to_vec())
                         });
-                        mine.extend(outcome.unwrap().stored());
+                        mine.extend(stored.unwrap());
                         continue;
                     }
                     // The same by hand.
@@ -44,10 +45,13 @@ fn increments_are_conserved() {
                             map.get_with(&key, |item| (number(item.value), item.cas)).unwrap();
                         let meta = Meta::default();
                         let outcome = match seen {
-                            None => map.insert(&key, &1u64.to_le_bytes(), meta),
-                            Some((count, cas)) => {
-                                map.compare_exchange(&key, cas, &(count + 1).to_le_bytes(), meta)
-                            }
+                            None => map.try_insert_with(&key, &1u64.to_le_bytes(), meta),
+                            Some((count, cas)) => map.compare_exchange_with(
+                                &key,
+                                cas,
+                                &(count + 1).to_le_bytes(),
+                                meta,
+                            ),
                         };
                         if let Some(cas) = outcome.unwrap().stored() {
                             mine.push(cas);
@@ -65,7 +69,7 @@ fn increments_are_conserved() {
     });
     let sum: u64 = map.iter().map(|pair| number(&pair.unwrap().1)).sum();
     assert_eq!(sum, 4 * ROUNDS);
-    let report = map.check(true).unwrap();
+    let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -73,7 +77,7 @@ fn increments_are_conserved() {
 #[test]
 fn readers_see_whole_values() {
     const KEYS: u64 = 200;
-    let map = Evermap::open("", small_extents().durability(evermap::Durability::Volatile)).unwrap();
+    let map = crate::common::in_memory(small_extents()).unwrap();
     let done = AtomicBool::new(false);
     let key_of = |key: u64| format!("key {key}").into_bytes();
     thread::scope(|threads| {
@@ -106,7 +110,7 @@ fn readers_see_whole_values() {
                         1 => map
                             .get_many(&keys, |at, item| {
                                 assert!(is_value_of(&keys[at], item.unwrap().value));
-                                true
+                                ControlFlow::Continue(())
                             })
                             .unwrap(),
                         _ => {
@@ -123,8 +127,8 @@ fn readers_see_whole_values() {
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         done.store(true, SeqCst);
     });
-    assert_eq!(map.stat().unwrap().damage_met, 0);
-    let report = map.check(true).unwrap();
+    assert_eq!(map.stat().damage_met, 0);
+    let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -142,7 +146,7 @@ impl Drop for Ends<'_> {
 #[test]
 fn iteration_shows_what_stays_exactly_once() {
     const STABLE: u64 = 3_000;
-    let map = Evermap::open("", small_extents().durability(evermap::Durability::Volatile)).unwrap();
+    let map = crate::common::in_memory(small_extents()).unwrap();
     let key_of = |kind: &str, key: u64| format!("{kind} {key}").into_bytes();
     for key in 0..STABLE {
         map.put(&key_of("stable", key), b"here").unwrap();
@@ -177,7 +181,7 @@ fn iteration_shows_what_stays_exactly_once() {
                         map.get(&key_of("stable", 7)).unwrap().as_deref(),
                         Some(&b"here"[..])
                     );
-                    true
+                    ControlFlow::Continue(())
                 })
                 .unwrap();
             } else {
@@ -188,17 +192,17 @@ fn iteration_shows_what_stays_exactly_once() {
             assert!((0..STABLE).all(|key| shown.contains_key(&stable(key))));
         }
     });
-    let stat = map.stat().unwrap();
-    let shrinks = matches!(stat.index, IndexKind::DashEh | IndexKind::Clht);
-    assert!(stat.merges > 0 || !shrinks, "the index never shrank");
-    let report = map.check(true).unwrap();
+    let space = map.space().unwrap();
+    let shrinks = matches!(map.stat().index, IndexKind::DashEh | IndexKind::Clht);
+    assert!(space.merges > 0 || !shrinks, "the index never shrank");
+    let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
 /// What a thread knows of its own keys.
 type Own = BTreeMap<Vec<u8>, u64>;
 
-fn churn(store: &evermap::Store<Kept>, own: &mut Own, me: u64, random: &mut Random) {
+fn churn(store: &evermap::Map<Kept>, own: &mut Own, me: u64, random: &mut Random) {
     let key = format!("{me}/{}", random.below(4_000)).into_bytes();
     match random.below(5) {
         0 | 1 => {
@@ -207,10 +211,8 @@ fn churn(store: &evermap::Store<Kept>, own: &mut Own, me: u64, random: &mut Rand
         _ => {
             let version = random.next();
             let len = random.below(300) as usize;
-            let outcome =
-                store.put_with(&key, &value_of(&key, version, len), Meta::default()).unwrap();
-            let new = own.insert(key, version).is_none();
-            assert_eq!(matches!(outcome, Outcome::Inserted { .. }), new);
+            let before = store.insert(&key, &value_of(&key, version, len)).unwrap();
+            assert_eq!(before.is_none(), own.insert(key, version).is_none());
         }
     }
 }
@@ -246,7 +248,7 @@ fn sweeping_under_load_ends_exact() {
                     }
                 });
             }
-            store.recover().unwrap();
+            store.db().recover().unwrap();
             swept.store(true, SeqCst);
         });
         let records: usize = owns.iter().map(Own::len).sum();
@@ -255,7 +257,7 @@ fn sweeping_under_load_ends_exact() {
             let value = store.get(key).unwrap().expect("acknowledged");
             assert_eq!(value, value_of(key, *version, value.len()));
         }
-        let report = store.check(true).unwrap();
+        let report = store.db().check(true).unwrap();
         assert!(report.is_sound(), "{report}");
         assert_eq!(report.records, records as u64);
     }
@@ -264,7 +266,7 @@ fn sweeping_under_load_ends_exact() {
 /// An insert that found the old record flushed comes after the flush, so it must not be flushed itself.
 #[test]
 fn inserts_beside_flushes_are_before_or_after() {
-    let map = Evermap::open("", common::volatile()).unwrap();
+    let map = crate::common::in_memory(crate::common::options()).unwrap();
     let (begun, ended, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|threads| {
         let (map, begun, ended, done) = (&map, &begun, &ended, &done);
@@ -281,7 +283,7 @@ fn inserts_beside_flushes_are_before_or_after() {
                 for _ in 0..30_000 {
                     let before = ended.load(SeqCst);
                     map.put(&[me], b"old").unwrap();
-                    let outcome = map.insert(&[me], b"new", Meta::default()).unwrap();
+                    let outcome = map.try_insert(&[me], b"new").unwrap();
                     let found = map.get(&[me]).unwrap();
                     // At most one flush since before the put.
                     if begun.load(SeqCst) <= before + 1
@@ -294,20 +296,20 @@ fn inserts_beside_flushes_are_before_or_after() {
             });
         }
     });
-    let report = map.check(true).unwrap();
+    let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
 /// What the background removes while a check looks at it is no problem.
 #[test]
 fn checks_beside_purges_are_sound() {
-    let map = Evermap::open("", common::volatile()).unwrap();
+    let map = crate::common::in_memory(crate::common::options()).unwrap();
     for round in 0..300u64 {
         for key in 0..round % 20 {
             map.put(&key.to_le_bytes(), b"value").unwrap();
         }
         map.flush_all(None).unwrap();
-        let report = map.check(true).unwrap();
+        let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{report}");
     }
 }
@@ -318,7 +320,7 @@ fn closing_under_load_loses_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     for round in 0..5u64 {
-        let map = Evermap::open(&path, small_extents()).unwrap();
+        let map = crate::common::open_file(&path, small_extents()).unwrap();
         let acknowledged = thread::scope(|threads| {
             let writers: Vec<_> = (0..3u64)
                 .map(|me| {
@@ -339,18 +341,18 @@ fn closing_under_load_loses_nothing() {
             while map.len().value < 5_000 * (round + 1) {
                 thread::yield_now();
             }
-            map.close().unwrap();
+            map.db().clone().close().unwrap();
             writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
         });
-        let map = Evermap::open(&path, small_extents()).unwrap();
-        assert!(map.stat().unwrap().clean_open);
+        let map = crate::common::open_file(&path, small_extents()).unwrap();
+        assert!(map.stat().clean_open);
         for (me, &count) in acknowledged.iter().enumerate() {
             for number in 0..count {
                 let key = format!("{round} {me} {number}").into_bytes();
                 assert!(is_value_of(&key, &map.get(&key).unwrap().expect("acknowledged")));
             }
         }
-        let report = map.check(true).unwrap();
+        let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{report}");
     }
 }
@@ -358,20 +360,20 @@ fn closing_under_load_loses_nothing() {
 /// A panic in a caller's closure is the caller's affair: it runs without locks.
 #[test]
 fn panics_of_callers_harm_nothing() {
-    let map = Evermap::open("", common::volatile()).unwrap();
+    let map = crate::common::in_memory(crate::common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
-    let panics = |action: &dyn Fn(&Evermap)| {
+    let panics = |action: &dyn Fn(&Map)| {
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| action(&map)));
         assert!(caught.is_err());
     };
     panics(&|map| drop(map.modify(b"key", |_| panic!("caller"))));
     panics(&|map| drop(map.for_each(|_| panic!("caller"))));
     panics(&|map| drop(map.get_with(b"key", |_| panic!("caller"))));
-    panics(&|map| drop(map.get_and_touch(b"key", 0, |_| panic!("caller"))));
+    panics(&|map| drop(map.get_and_touch(b"key", None, |_| panic!("caller"))));
     panics(&|map| drop(map.get_many(&[b"key"], |_, _| panic!("caller"))));
     assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     map.put(b"key", b"other").unwrap();
-    let report = map.check(true).unwrap();
+    let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    map.close().unwrap();
+    map.db().clone().close().unwrap();
 }

@@ -6,6 +6,7 @@
 //! every index.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::RwLock;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use std::io::{BufRead, BufReader};
 
 use crate::common::{self, Random, child};
-use evermap::{Batch, Evermap, IndexKind, MapOptions, Meta, Options, counter};
+use evermap::{Batch, IndexKind, Map, MapOptions, Meta, Options, counter};
 use evermap_pm::PmU64;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 
@@ -176,19 +177,19 @@ fn options(index: IndexKind) -> Options {
 }
 
 /// Opens the map that the threads work on: the default one, or that of this name.
-fn open(path: &Path, index: IndexKind, name: &str) -> Evermap {
-    let store = Evermap::open(path, options(index)).unwrap();
-    if name.is_empty() { store } else { store.map(name, MapOptions::new()).unwrap() }
+fn open(path: &Path, index: IndexKind, name: &str) -> Map {
+    let store = crate::common::open_file(path, options(index)).unwrap();
+    if name.is_empty() { store } else { store.db().map(name, MapOptions::new()).unwrap() }
 }
 
 /// Another map of the same file comes and goes all the time.
-fn make_and_drop(map: &Evermap) {
+fn make_and_drop(map: &Map) {
     for round in 0u64.. {
-        let passing = map.map("passing", MapOptions::new()).unwrap();
+        let passing = map.db().map("passing", MapOptions::new()).unwrap();
         for number in 0..round % 300 {
             passing.put(&number.to_le_bytes(), &[7; 100]).unwrap();
         }
-        assert!(map.drop_map("passing").unwrap());
+        assert!(map.db().drop_map("passing").unwrap());
     }
 }
 
@@ -201,7 +202,7 @@ fn work_until_killed() {
     let (map, ledger, seed) = (word(), word(), word().parse::<u64>().unwrap());
     let (index, name) = (word().parse().unwrap(), word());
     let map = open(map.as_ref(), index, name);
-    SIDES.iter().for_each(|side| drop(map.map(side, MapOptions::new()).unwrap()));
+    SIDES.iter().for_each(|side| drop(map.db().map(side, MapOptions::new()).unwrap()));
     let ledger = &Ledger::open(ledger.as_ref());
     // Held for writing while a flush makes the tallies begin anew.
     let tallying = &RwLock::new(());
@@ -222,12 +223,12 @@ fn work_until_killed() {
         threads.spawn(move || {
             let names: Vec<_> = (0..ACCOUNTS).map(account).collect();
             loop {
-                map.purge().unwrap();
+                map.db().purge().unwrap();
                 assert_eq!(sum_of(map, &names), 0, "somebody saw a part of a transfer");
             }
         });
         // Only now, so that each round has something to lose, however busy the machine is.
-        let records = || map.stat().unwrap().next_cas;
+        let records = || map.stat().next_cas;
         let first = records();
         while records() < first + 1000 {
             std::thread::sleep(Duration::from_millis(1));
@@ -236,23 +237,17 @@ fn work_until_killed() {
     });
 }
 
-fn sum_of(map: &Evermap, names: &[Vec<u8>]) -> i64 {
+fn sum_of(map: &Map, names: &[Vec<u8>]) -> i64 {
     let mut sum = 0;
     map.get_together(names, |_, item| {
         sum += counter(item.unwrap().value).expect("a counter");
-        true
+        ControlFlow::Continue(())
     })
     .unwrap();
     sum
 }
 
-fn tally_things(
-    map: &Evermap,
-    ledger: &Ledger,
-    tallying: &RwLock<()>,
-    me: usize,
-    mut random: Random,
-) {
+fn tally_things(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, me: usize, mut random: Random) {
     loop {
         let _tallying = tallying.read().unwrap();
         let thing = random.below(THINGS as u64) as usize;
@@ -271,40 +266,40 @@ fn tally_things(
                 let value = (seen.map_or(0, |(value, _)| value) + 1).to_le_bytes();
                 tally.issue(1);
                 let outcome = match seen {
-                    None => map.insert(&place, &value, forever),
-                    Some((_, cas)) => map.compare_exchange(&place, cas, &value, forever),
+                    None => map.try_insert_with(&place, &value, forever),
+                    Some((_, cas)) => map.compare_exchange_with(&place, cas, &value, forever),
                 };
                 match outcome.unwrap().stored() {
                     None => tally.withdraw(),
-                    cas => {
+                    Some(cas) => {
                         tally.acknowledge();
-                        ledger.note(me, cas, &place, &value);
+                        ledger.note(me, Some(cas), &place, &value);
                     }
                 }
             }
             "log" if tally.issued() - tally.base() < LONGEST_LOG => {
                 let piece = tally.issue(1) << 8 | me as u64;
-                let _ = map.append(&place, &piece.to_le_bytes()).unwrap();
+                map.append(&place, &piece.to_le_bytes()).unwrap();
                 tally.acknowledge();
             }
             "log" => {}
             _ => {
                 // First something that is expired at once, so that a purge is after the key.
                 let version = tally.issue(1);
-                let _ = map.put_with(&place, b"old", Meta { flags: 0, expires_at: 1 }).unwrap();
+                map.put_with(&place, b"old", crate::common::meta(0, 1)).unwrap();
                 if random.below(2) == 0 {
                     std::thread::yield_now();
                 }
                 let value = version.to_le_bytes();
-                let cas = map.put_with(&place, &value, forever).unwrap().stored();
+                let cas = map.put_with(&place, &value, forever).unwrap();
                 tally.acknowledge();
-                ledger.note(me, cas, &place, &value);
+                ledger.note(me, Some(cas), &place, &value);
             }
         }
     }
 }
 
-fn transfer(map: &Evermap, ledger: &Ledger, me: usize, mut random: Random) {
+fn transfer(map: &Map, ledger: &Ledger, me: usize, mut random: Random) {
     loop {
         let from = random.below(ACCOUNTS as u64) as usize;
         let to = (from + 1 + random.below(ACCOUNTS as u64 - 1) as usize) % ACCOUNTS;
@@ -341,7 +336,7 @@ fn transfer(map: &Evermap, ledger: &Ledger, me: usize, mut random: Random) {
     }
 }
 
-fn flush(map: &Evermap, ledger: &Ledger, tallying: &RwLock<()>, mut random: Random) {
+fn flush(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, mut random: Random) {
     loop {
         std::thread::sleep(Duration::from_millis(random.below(60)));
         let _nobody = tallying.write().unwrap();
@@ -363,7 +358,7 @@ fn know(ids: &mut Ids, cas: u64, print: u64) {
 }
 
 /// Compares what is there with what was announced and acknowledged, and begins anew.
-fn settle(map: &Evermap, ledger: &Ledger, ids: &mut Ids) {
+fn settle(map: &Map, ledger: &Ledger, ids: &mut Ids) {
     let canary = map.contains(CANARY).unwrap();
     match ledger.flush_state() {
         0 => assert!(!canary, "a flushed record came back"),
@@ -375,7 +370,7 @@ fn settle(map: &Evermap, ledger: &Ledger, ids: &mut Ids) {
     map.remove(CANARY).unwrap();
     let names: Vec<_> = (0..ACCOUNTS).map(account).collect();
     assert_eq!(sum_of(map, &names), 0, "a part of a transfer is there");
-    let sides = SIDES.map(|side| sum_of(&map.map(side, MapOptions::new()).unwrap(), &names));
+    let sides = SIDES.map(|side| sum_of(&map.db().map(side, MapOptions::new()).unwrap(), &names));
     assert_eq!(sides[0] + sides[1], 0, "one side of a transfer is there");
     for (thing, kind) in KINDS.into_iter().enumerate() {
         let tallies: Vec<_> = (0..THREADS).map(|thread| ledger.tally(thread, thing)).collect();
@@ -427,10 +422,10 @@ fn settle(map: &Evermap, ledger: &Ledger, ids: &mut Ids) {
     let mut seen = HashMap::new();
     map.for_each(|item| {
         let item = item.unwrap();
-        assert!(item.expires_at == 0 || item.expires_at > now, "expired, and yet there");
+        assert!(item.expires_at.is_none_or(|at| at > now), "expired, and yet there");
         assert_eq!(seen.insert(item.cas, item.key.to_vec()), None, "one CAS id for two records");
         know(ids, item.cas, print_of(item.key, item.value));
-        true
+        ControlFlow::Continue(())
     })
     .unwrap();
 }
@@ -454,7 +449,7 @@ fn kill_again_and_again(index: IndexKind, name: &str, kills: u64) {
         let ledger = Ledger::open(&ledger);
         settle(&map, &ledger, &mut ids);
         if round % 3 == 2 {
-            let report = map.check(true).unwrap();
+            let report = map.db().check(true).unwrap();
             assert!(report.is_sound(), "{report}");
             assert!(map.len().exact);
         }

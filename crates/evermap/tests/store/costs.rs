@@ -1,13 +1,13 @@
 //! How often an operation waits for what it wrote to be durable.
 
 use crate::common::{Kept, value_of};
-use evermap::Store;
+use evermap::Map;
 
 /// Fences of each of many operations, ascending.
 fn fences(
     medium: &Kept,
-    store: &Store<Kept>,
-    mut operation: impl FnMut(&Store<Kept>, u64),
+    store: &Map<Kept>,
+    mut operation: impl FnMut(&Map<Kept>, u64),
 ) -> Vec<u64> {
     let mut counts: Vec<_> = (0..20_000)
         .map(|number| {
@@ -30,7 +30,7 @@ fn key_of(number: u64) -> Vec<u8> {
 fn a_put_waits_three_times() {
     let medium = Kept::new(64 << 20);
     let store = medium.open(&evermap::Options::new().capacity(64 << 20)).unwrap();
-    let put = |store: &Store<Kept>, number| {
+    let put = |store: &Map<Kept>, number| {
         store.put(&key_of(number), &value_of(&key_of(number), number, 100)).unwrap();
     };
     let inserts = fences(&medium, &store, put);

@@ -7,8 +7,7 @@ use std::sync::Mutex;
 use crate::common::{self, value_of};
 use crate::ordered;
 use evermap::{
-    Applied, Batch, Clock, Edit, Error, IndexKind, MapOptions, Meta, Options, Outcome, Store,
-    counter,
+    Applied, Batch, Clock, Edit, Error, IndexKind, Map, MapOptions, Meta, Options, Outcome, counter,
 };
 use evermap_pm::Medium;
 use evermap_pm::region::{Identity, Region};
@@ -43,7 +42,7 @@ struct BatchOps {
 }
 
 struct Live {
-    store: Store<Sim>,
+    store: Map<Sim>,
     sim: Sim,
     keys: u64,
     maps: u64,
@@ -100,7 +99,8 @@ impl Live {
             .seed(7)
             .clock(clock.clone())
             .ordered(true);
-        let store = Store::open(sim.clone(), Identity::default(), &options).map_err(text)?;
+        let store =
+            crate::common::open_medium(sim.clone(), Identity::default(), &options).map_err(text)?;
         let (keys, maps) = (workload.keys, workload.maps);
         Ok(Live { store, sim: sim.clone(), keys, maps, clock, ids: HashSet::new() })
     }
@@ -111,9 +111,9 @@ impl Live {
     }
 
     /// The map in which a key is; nothing if there is none.
-    fn map_of(&self, key: u64) -> Result<Option<Store<Sim>>, String> {
+    fn map_of(&self, key: u64) -> Result<Option<Map<Sim>>, String> {
         let Some(name) = map_name(key) else { return Ok(Some(self.store.clone())) };
-        match self.store.map(&name, MapOptions::new().create(false)) {
+        match self.store.db().map(&name, MapOptions::new().create(false)) {
             Err(error) if is_no_map(&error) => Ok(None),
             opened => opened.map(Some).map_err(text),
         }
@@ -131,8 +131,8 @@ impl Live {
         Ok(Some(u64::from_le_bytes(*version)))
     }
 
-    fn use_id(&self, history: &History, number: u64, outcome: Outcome) -> Result<(), String> {
-        let Some(cas) = outcome.stored() else { return Ok(()) };
+    fn use_id(&self, history: &History, number: u64, stored: Option<u64>) -> Result<(), String> {
+        let Some(cas) = stored else { return Ok(()) };
         let again = history.ids.lock().unwrap().insert(cas, number);
         if again.is_some() || self.ids.contains(&cas) {
             return Err(format!("CAS id {cas} was given out twice"));
@@ -162,11 +162,11 @@ impl Live {
             20 => return self.flush(history, None),
             21 => return self.flush(history, Some(1000)),
             22 => {
-                store.purge().map_err(text)?;
+                store.db().purge().map_err(text)?;
                 return Ok(());
             }
             23 => {
-                store.compact().map_err(text)?;
+                store.db().compact().map_err(text)?;
                 return Ok(());
             }
             24..=28 => return self.batch(history, rng, version),
@@ -178,31 +178,33 @@ impl Live {
         };
         let number = history.map.begin(&self.sim, key, op);
         let outcome = match choice {
-            0..=5 => store.put_with(name, &value, meta),
-            6 | 7 => self.put_by_pieces(name, &value, choice == 7),
-            8 | 9 => store.insert(name, &value, meta),
-            10 => store.update(name, &value, meta),
-            11 => store.compare_exchange(name, cas, &value, meta),
-            12 | 13 => store.remove_if(name, cas),
+            0..=4 => store.put_with(name, &value, meta).map(Some),
+            5 | 6 => self.put_by_pieces(name, &value, choice == 6).map(Some),
+            7 => store.insert_with(name, &value, meta).map(|_| None),
+            8 | 9 => store.try_insert_with(name, &value, meta).map(Outcome::stored),
+            10 => store.replace_with(name, &value, meta).map(Outcome::stored),
+            11 => store.compare_exchange_with(name, cas, &value, meta).map(Outcome::stored),
+            12 => store.remove_if(name, cas).map(Outcome::stored),
+            13 => store.take(name).map(|_| None),
             14..=16 => store.modify(name, |_| Edit::Value(value.clone())),
             17 => store.modify(name, |_| Edit::Remove),
-            18 => store.remove(name).map(|_| Outcome::Absent),
+            18 => store.remove(name).map(|_| None),
             // Expired by its new expiry: as good as removed.
-            19 => store.touch(name, 999).map(|_| Outcome::Absent),
-            _ => store.get(name).map(|_| Outcome::Absent),
+            19 => store.touch(name, Some(999)).map(|_| None),
+            _ => store.get(name).map(|_| None),
         };
         self.answered(history, number, before, outcome)
     }
 
-    /// Writes a value in two pieces, while others are being written, one of which is discarded.
-    fn put_by_pieces(&self, name: &[u8], value: &[u8], finish: bool) -> evermap::Result<Outcome> {
+    /// Writes a value in two pieces, while another one is being written that is discarded, in part or `whole`.
+    fn put_by_pieces(&self, name: &[u8], value: &[u8], whole: bool) -> evermap::Result<u64> {
         let (store, meta) = (&self.store, Meta::default());
         let (first, second) = value.split_at(value.len() / 2);
         let mut discarded = store.value_writer(name, 100, meta)?;
         discarded.write_all(&[1; 60]).expect("not too long");
         let mut writer = store.value_writer(name, value.len(), meta)?;
         writer.write_all(first).expect("not too long");
-        if finish {
+        if whole {
             discarded.write_all(&[1; 40]).expect("not too long");
         }
         drop(discarded);
@@ -212,12 +214,13 @@ impl Live {
 
     /// Closes the store while a value is being written.
     fn close_while_writing(&self) -> Result<(), String> {
+        let close = || self.store.db().clone().close().map_err(text);
         let mut writer = match self.store.value_writer(LOG, 3000, Meta::default()) {
-            Err(error) if error.is_no_space() => return self.store.close().map_err(text),
+            Err(error) if error.is_no_space() => return close(),
             writer => writer.map_err(text)?,
         };
         writer.write_all(&[1; 2000]).map_err(text)?;
-        self.store.close().map_err(text)?;
+        close()?;
         match writer.write_all(&[1; 1000]) {
             Err(_) => Ok(()),
             Ok(()) => Err("a closed store was written to".into()),
@@ -230,12 +233,12 @@ impl Live {
         history: &History,
         number: u64,
         before: Option<u64>,
-        outcome: evermap::Result<Outcome>,
+        stored: evermap::Result<Option<u64>>,
     ) -> Result<(), String> {
-        match outcome {
-            Ok(outcome) => {
+        match stored {
+            Ok(stored) => {
                 history.map.end(&self.sim, number, before);
-                self.use_id(history, number, outcome)
+                self.use_id(history, number, stored)
             }
             Err(error) if error.is_no_space() => {
                 history.map.fail(&self.sim, number);
@@ -250,7 +253,7 @@ impl Live {
         let (map, version) = (rng.below(self.maps), rng.draw());
         match rng.below(16) {
             0 | 1 => return self.drop_map(history, map),
-            2 => return self.store.reclaim_dropped().map(drop).map_err(text),
+            2 => return self.store.db().reclaim_dropped().map(drop).map_err(text),
             3 => return self.flush_map(history, map),
             _ => {}
         }
@@ -261,20 +264,23 @@ impl Live {
         let choice = rng.below(8);
         let op = if choice < 6 { MapOp::Upsert(version) } else { MapOp::Remove };
         let number = history.map.begin(&self.sim, key, op);
-        let done = self.store.map(&name_of(map), MapOptions::new()).and_then(|map| match choice {
-            0..=3 => map.put_with(name, &value, Meta::default()),
-            4 | 5 => match map.apply(Batch::new().put(name, &value).add(b"count", 1))? {
-                Applied::Done(outcomes) => Ok(outcomes[0]),
-                refused => panic!("{refused:?}"),
-            },
-            _ => map.remove(name).map(|_| Outcome::Absent),
-        });
+        let done =
+            self.store.db().map(&name_of(map), MapOptions::new()).and_then(|map| match choice {
+                0..=3 => map.put_with(name, &value, Meta::default()).map(Some),
+                4 | 5 => match map.apply(Batch::new().put(name, &value).add(b"count", 1))? {
+                    Applied::Done(outcomes) => Ok(outcomes[0].stored()),
+                    refused => panic!("{refused:?}"),
+                },
+                _ => map.remove(name).map(|_| None),
+            });
         self.answered(history, number, before, done)
     }
 
     /// Dropping a map is the removal of every key in it, all at once.
     fn drop_map(&self, history: &History, map: u64) -> Result<(), String> {
-        self.remove_all(history, keys_of(map), |live| live.store.drop_map(&name_of(map)).map(drop))
+        self.remove_all(history, keys_of(map), |live| {
+            live.store.db().drop_map(&name_of(map)).map(drop)
+        })
     }
 
     fn flush_map(&self, history: &History, map: u64) -> Result<(), String> {
@@ -343,7 +349,7 @@ impl Live {
             Ok(Applied::Done(outcomes)) if !unmet => {
                 for ((&number, before), outcome) in numbers.iter().zip(before).zip(outcomes) {
                     history.map.end(&self.sim, number, before);
-                    self.use_id(history, number, outcome)?;
+                    self.use_id(history, number, outcome.stored())?;
                 }
                 Ok(())
             }
@@ -378,7 +384,7 @@ impl Live {
             return Ok(None);
         }
         let bank = BANKS[account as usize % 2];
-        self.store.map(bank, MapOptions::new()).map(|_| Some(bank)).map_err(text)
+        self.store.db().map(bank, MapOptions::new()).map(|_| Some(bank)).map_err(text)
     }
 
     /// Appends the number of what is there already.
@@ -396,14 +402,14 @@ impl Live {
         let before = self.version(key)?;
         let number = history.map.begin(&self.sim, key, MapOp::Remove);
         let now = self.clock.now();
-        let meta = Meta { flags: 0, expires_at: now };
+        let meta = crate::common::meta(0, now);
         let stored = self.store.put_with(&key_of(key), b"expired from the beginning", meta);
         match stored {
             Ok(_) => history.map.end(&self.sim, number, before),
             Err(error) if error.is_no_space() => history.map.fail(&self.sim, number),
             Err(error) => return Err(text(error)),
         }
-        self.store.purge_if_due().map(drop).map_err(text)
+        self.store.db().purge_if_due().map(drop).map_err(text)
     }
 
     /// How many pieces were appended: each is its own number, once.
@@ -422,6 +428,7 @@ impl Live {
                 None => self.store.get(&account(number)),
                 Some(bank) => self
                     .store
+                    .db()
                     .map(bank, MapOptions::new())
                     .and_then(|bank| bank.get(&account(number))),
             };
@@ -454,7 +461,7 @@ impl Live {
     }
 
     /// A flush is the removal of every key, all at once.
-    fn flush(&self, history: &History, at: Option<u32>) -> Result<(), String> {
+    fn flush(&self, history: &History, at: Option<u64>) -> Result<(), String> {
         self.remove_all(history, 0..self.keys, |live| live.store.flush_all(at))
     }
 
@@ -463,7 +470,7 @@ impl Live {
     }
 
     fn verify(&self) -> Result<(), String> {
-        let report = self.store.check(true).map_err(text)?;
+        let report = self.store.db().check(true).map_err(text)?;
         ordered::scan_agrees(&self.store)?;
         if report.is_sound() && self.store.len().exact { Ok(()) } else { Err(text(report)) }
     }
@@ -491,7 +498,7 @@ impl Subject for Workload {
         drop(live);
         let live = Live::open(sim, self)?;
         live.steps(&history, &mut rng, part / 2)?;
-        live.store.recover().map_err(text)?;
+        live.store.db().recover().map_err(text)?;
         live.steps(&history, &mut rng, part / 2)?;
         live.close_while_writing()?;
         drop(live);
@@ -515,7 +522,7 @@ impl Subject for Workload {
         let acknowledged = |(cas, number): (&u64, &u64)| (*number < point.ended()).then_some(*cas);
         live.ids = history.ids.lock().unwrap().iter().filter_map(acknowledged).collect();
         if point.record().is_multiple_of(2) {
-            live.store.recover().map_err(text)?;
+            live.store.db().recover().map_err(text)?;
         }
         for key in live.all_keys() {
             history.map.check(&key, point, live.version(key)?)?;
@@ -541,14 +548,14 @@ impl Subject for Workload {
         live.verify()?;
         live.steps(&history, &mut rng, 5)?;
         if self.maps == 0 {
-            live.store.close().map_err(text)?;
+            live.store.db().clone().close().map_err(text)?;
             return Ok(history);
         }
         // Closed before anybody has freed what the map had: nothing may stay taken for ever.
         live.drop_map(&history, rng.below(self.maps))?;
         let expected: Vec<_> =
             live.all_keys().map(|key| live.version(key)).collect::<Result<_, _>>()?;
-        live.store.close().map_err(text)?;
+        live.store.db().clone().close().map_err(text)?;
         let live = Live::open(&live.sim, self)?;
         for (key, expected) in live.all_keys().zip(expected) {
             if live.version(key)? != expected {

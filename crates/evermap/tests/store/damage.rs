@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::common::{self, Random, child, is_value_of, value_of};
-use evermap::{Batch, Evermap, IndexKind, Item, MapOptions, Meta, OnSuspect, Options, Outcome};
+use evermap::{Batch, IndexKind, Item, Map, MapOptions, OnSuspect, Options, Outcome};
 use evermap_pm::Medium;
 
 const BYTES: u64 = 256 << 10;
@@ -26,7 +27,7 @@ const KEYS: u64 = 800;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The time of every store here: expired records and flushes are no damage.
-const NOW: u32 = 1000;
+const NOW: u64 = 1000;
 
 fn options(index: IndexKind) -> Options {
     Options::small(BYTES).index(index).seed(1).clock(evermap::Clock::manual(NOW)).ordered(true)
@@ -40,14 +41,12 @@ fn key_of(number: u64) -> Vec<u8> {
     key
 }
 
-fn put(map: &Evermap, number: u64, version: u64) -> evermap::Result<()> {
+fn put(map: &Map, number: u64, version: u64) -> evermap::Result<()> {
     let key = key_of(number);
     // Most are small, one in 300 takes several extents.
     let len = if number % 300 == 50 { 9_000 } else { 40 + version as usize % 150 };
-    let meta = Meta {
-        flags: version as u32,
-        expires_at: if version.is_multiple_of(3) { 5000 } else { 0 },
-    };
+    let expires_at = if version.is_multiple_of(3) { 5000 } else { 0 };
+    let meta = crate::common::meta(version as u32, expires_at);
     map.put_with(&key, &value_of(&key, version, len), meta).map(drop)
 }
 
@@ -58,7 +57,7 @@ fn number_of(key: &[u8]) -> u64 {
 }
 
 /// Removes keys in all ways but the usual one, and makes changes that are refused: what they leave behind must not be seen.
-fn remove_in_other_ways(map: &Evermap, stage: u64) -> evermap::Result<()> {
+fn remove_in_other_ways(map: &Map, stage: u64) -> evermap::Result<()> {
     let gone = |number: u64| key_of(KEYS + 10 * stage + number);
     for number in 0..10 {
         put(map, KEYS + 10 * stage + number, 40_000 + stage)?;
@@ -69,13 +68,13 @@ fn remove_in_other_ways(map: &Evermap, stage: u64) -> evermap::Result<()> {
     }
     assert!(map.apply(&batch)?.is_done());
     for number in 5..10 {
-        map.touch(&gone(number), NOW)?;
+        map.touch(&gone(number), Some(NOW))?;
     }
-    map.purge()?;
+    map.db().purge()?;
     for number in (0..KEYS).step_by(40) {
         let key = key_of(number);
         if map.contains(&key)? {
-            let refused = map.insert(&key, &value_of(&key, 50_000, 60), Meta::default())?;
+            let refused = map.try_insert(&key, &value_of(&key, 50_000, 60))?;
             assert!(matches!(refused, Outcome::Kept { .. }));
         }
     }
@@ -88,8 +87,8 @@ const NAMED_KEYS: u64 = 60;
 /// The root slot by which named maps are found.
 const CATALOGUE: usize = 8192 + 512 + 14 * 8;
 
-fn named(map: &Evermap) -> evermap::Result<Evermap> {
-    map.map(NAMED, MapOptions::new().index(IndexKind::Clht))
+fn named(map: &Map) -> evermap::Result<Map> {
+    map.db().map(NAMED, MapOptions::new().index(IndexKind::Clht))
 }
 
 /// Whether something was once stored: flags and value tell the version.
@@ -97,7 +96,7 @@ fn was_stored(item: &Item<'_>) -> bool {
     is_value_of(item.key, item.value)
         && item.value[item.key.len()..].first_chunk().is_some_and(|version| {
             u64::from_le_bytes(*version) as u32 == item.flags
-                && [0, 5000].contains(&item.expires_at)
+                && [None, Some(5000)].contains(&item.expires_at)
         })
 }
 
@@ -221,7 +220,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
 fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
     let mut older = Vec::new();
     for stage in 0..3u64 {
-        let map = Evermap::open(path, options(index)).unwrap();
+        let map = crate::common::open_file(path, options(index)).unwrap();
         for number in 0..KEYS * (stage + 1) / 3 {
             if number % (stage + 2) == 0 {
                 put(&map, number, stage * 1000 + number).unwrap();
@@ -234,7 +233,7 @@ fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
         let named = named(&map).unwrap();
         (1..NAMED_KEYS).for_each(|number| put(&named, number, stage * 1000 + number).unwrap());
         drop(named);
-        map.close().unwrap();
+        map.db().clone().close().unwrap();
         older.push(std::fs::read(path).unwrap());
     }
     if stop == "unclean" {
@@ -254,7 +253,7 @@ fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
 fn write_and_hang() {
     let Some(argument) = child::asked_for("damage::write_and_hang") else { return };
     let (path, index) = argument.split_once('\n').unwrap();
-    let map = Evermap::open(path, options(index.parse().unwrap())).unwrap();
+    let map = crate::common::open_file(path, options(index.parse().unwrap())).unwrap();
     (0..KEYS).step_by(9).for_each(|number| put(&map, number, 9000 + number).unwrap());
     println!("ready");
     loop {
@@ -294,7 +293,7 @@ fn assert_current(item: &Item<'_>, expected: &BTreeMap<u64, u64>) {
 }
 
 /// Looks for everything in one map in every way; answers how many keys are missing without an error.
-fn look_closely(map: &Evermap, keys: u64, expected: &BTreeMap<u64, u64>) -> u64 {
+fn look_closely(map: &Map, keys: u64, expected: &BTreeMap<u64, u64>) -> u64 {
     let mut missing = 0;
     for number in 0..keys {
         let key = key_of(number);
@@ -306,7 +305,7 @@ fn look_closely(map: &Evermap, keys: u64, expected: &BTreeMap<u64, u64>) -> u64 
     let keys: Vec<_> = (0..keys).map(key_of).collect();
     let mut current = |item: evermap::Result<Item<'_>>| {
         item.iter().for_each(|item| assert_current(item, expected));
-        true
+        ControlFlow::Continue(())
     };
     let _ = map.get_many(&keys, |_, item| current(item));
     let _ = map.get_together(&keys, |_, item| current(item));
@@ -322,7 +321,7 @@ fn look_closely(map: &Evermap, keys: u64, expected: &BTreeMap<u64, u64>) -> u64 
 
 impl Tally {
     /// The same for the named map.
-    fn look_named(&mut self, map: &Evermap) {
+    fn look_named(&mut self, map: &Map) {
         let Ok(map) = named(map) else {
             self.unnamed += 1;
             return;
@@ -337,13 +336,13 @@ impl Tally {
             if let Ok(item) = item {
                 assert!(was_stored(&item), "wrong value in the named map: {item:?}");
             }
-            true
+            ControlFlow::Continue(())
         })
         .unwrap();
     }
 
     /// Looks at everything; only what was once stored may be shown.
-    fn look(&mut self, map: &Evermap, expected: &BTreeMap<u64, u64>) {
+    fn look(&mut self, map: &Map, expected: &BTreeMap<u64, u64>) {
         self.look_named(map);
         for number in 0..KEYS + 100 {
             let key = key_of(number);
@@ -358,14 +357,14 @@ impl Tally {
             if let Ok(item) = item {
                 assert!(item.key == keys[at] && was_stored(&item), "wrong value: {item:?}");
             }
-            true
+            ControlFlow::Continue(())
         });
         let mut all_were_stored = |item: evermap::Result<Item<'_>>| {
             if let Ok(item) = item {
                 // Not even what is in the catalogue, whose pairs a walk can meet where a file was cut off.
                 assert!(was_stored(&item), "wrong value: {item:?}");
             }
-            true
+            ControlFlow::Continue(())
         };
         map.for_each(&mut all_were_stored).unwrap();
         if let Ok(mut scan) = map.scan(..) {
@@ -376,26 +375,26 @@ impl Tally {
     /// Looks at a damaged file without changing it: what is shown is what it had last, and what is missing is noticed.
     fn inspect(&mut self, path: &Path, options: &Options, expected: &Contents, damage: &Damage) {
         for round in 0..2 {
-            let Ok(map) = Evermap::open(path, options.clone()) else { return };
+            let Ok(map) = crate::common::open_file(path, options.clone()) else { return };
             let mut missing = look_closely(&map, KEYS + 100, &expected.default);
-            let _ = map.maps();
+            let _ = map.db().maps();
             if let Ok(named) = named(&map) {
                 missing += look_closely(&named, NAMED_KEYS, &expected.named);
             }
-            let report = map.check(true).unwrap();
-            let _ = map.stat().map(|stat| stat.to_string());
+            let report = map.db().check(true).unwrap();
+            let _ = map.space().map(|space| format!("{}{space}", map.stat()));
             if round == 0 && missing > 0 {
                 self.lossy += 1;
                 if report.is_sound() {
                     self.unnoticed.push(format!("{damage}: {missing} missing"));
                 }
             }
-            let _ = map.close();
+            let _ = map.db().clone().close();
         }
     }
 
     fn try_out(&mut self, path: &Path, options: Options, expected: &BTreeMap<u64, u64>) -> bool {
-        let Ok(map) = Evermap::open(path, options.clone()) else {
+        let Ok(map) = crate::common::open_file(path, options.clone()) else {
             self.refused += 1;
             return false;
         };
@@ -404,43 +403,45 @@ impl Tally {
             let _ = put(&map, number, 20_000 + number);
         }
         let _ = map.remove(&key_of(11));
-        let _ = map.touch(&key_of(12), 5000);
-        let _ = map.purge();
-        let report = map.check(true).unwrap();
+        let _ = map.touch(&key_of(12), Some(5000));
+        let _ = map.db().purge();
+        let report = map.db().check(true).unwrap();
         self.problems += u64::from(!report.is_sound());
         assert!(
-            map.stat().map(|stat| stat.to_string().len()).is_ok_and(|len| len > 100)
+            map.space()
+                .map(|space| format!("{}{space}", map.stat()).len())
+                .is_ok_and(|len| len > 100)
                 || !report.is_sound()
         );
         self.look(&map, expected);
         if self.cases.is_multiple_of(2) {
             // Whatever is left of it goes, and a new one comes.
-            let _ = map.drop_map(NAMED);
-            let _ = map.reclaim_dropped();
+            let _ = map.db().drop_map(NAMED);
+            let _ = map.db().reclaim_dropped();
             if let Ok(named) = named(&map) {
                 let _ = put(&named, 3, 30_000);
             }
             self.look(&map, expected);
         }
-        let _ = map.close();
+        let _ = map.db().clone().close();
         // And once more: what the damage led to must not be worse.
-        if let Ok(map) = Evermap::open(path, options) {
+        if let Ok(map) = crate::common::open_file(path, options) {
             self.look(&map, expected);
         }
-        true
+        ControlFlow::Continue(())
     }
 }
 
 /// Contents of an undamaged store.
 fn contents(path: &Path, index: IndexKind) -> Contents {
-    let map = Evermap::open(path, options(index)).unwrap();
-    let of = |map: &Evermap| {
+    let map = crate::common::open_file(path, options(index)).unwrap();
+    let of = |map: &Map| {
         let version = |number: u64| map.get_with(&key_of(number), |item| item.flags).unwrap();
         let pair = |number| Some((number, u64::from(version(number)?)));
         (0..KEYS).filter_map(pair).collect()
     };
     let contents = Contents { default: of(&map), named: of(&named(&map).unwrap()) };
-    map.close().unwrap();
+    map.db().clone().close().unwrap();
     contents
 }
 
@@ -592,7 +593,7 @@ fn zeroed_pages_of_an_index_are_noticed() {
             let is_lost = |key: &u64| matches!(store.get(&key.to_le_bytes()), Ok(None));
             let lost = (0..RECORDS).filter(is_lost).count();
             // Deep: a page of records is one of the pages too.
-            let report = store.check(true).unwrap();
+            let report = store.db().check(true).unwrap();
             // Where a page had fewer, it may be empty by chance.
             match (lost >= 60, report.is_sound()) {
                 (true, true) => unnoticed.push((page, lost)),
@@ -612,7 +613,7 @@ fn with_removed(options: &Options) -> common::Kept {
     (0..100u64).for_each(|key| store.put(&key.to_le_bytes(), b"old").unwrap());
     (0..20u64).for_each(|key| assert!(store.remove(&key.to_le_bytes()).unwrap()));
     (20..40u64).for_each(|key| store.put(&key.to_le_bytes(), b"new").unwrap());
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     memory
 }
 

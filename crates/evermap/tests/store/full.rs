@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
-use evermap::{Error, Evermap, MapOptions, Options, Store};
+use evermap::{Error, Map, MapOptions, Options};
 use evermap_pm::Medium;
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -16,7 +17,7 @@ fn key_of(number: u64) -> Vec<u8> {
 type Model = BTreeMap<u64, usize>;
 
 /// Puts new keys until there is no space; answers how many.
-fn fill<M: Medium>(store: &Store<M>, model: &mut Model, next: &mut u64, len: usize) -> usize {
+fn fill<M: Medium>(store: &Map<M>, model: &mut Model, next: &mut u64, len: usize) -> usize {
     let mut count = 0;
     loop {
         let key = key_of(*next);
@@ -34,7 +35,7 @@ fn fill<M: Medium>(store: &Store<M>, model: &mut Model, next: &mut u64, len: usi
     }
 }
 
-fn verify<M: Medium>(store: &Store<M>, model: &Model) {
+fn verify<M: Medium>(store: &Map<M>, model: &Model) {
     for &number in model.keys() {
         let key = key_of(number);
         assert!(is_value_of(&key, &store.get(&key).unwrap().expect("acknowledged")));
@@ -43,15 +44,15 @@ fn verify<M: Medium>(store: &Store<M>, model: &Model) {
     store
         .for_each(|item| {
             shown += usize::from(item.is_ok());
-            true
+            ControlFlow::Continue(())
         })
         .unwrap();
     assert_eq!(shown, model.len());
 }
 
-fn check<M: Medium>(store: &Store<M>, model: &Model) {
+fn check<M: Medium>(store: &Map<M>, model: &Model) {
     verify(store, model);
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
     assert_eq!(report.records, model.len() as u64);
 }
@@ -79,11 +80,11 @@ fn space_ends_anywhere() {
             verify(&store, &model);
             if step % 2 == 0 {
                 // Without space there is no room to note which blocks are taken.
-                store.close().unwrap();
+                store.db().clone().close().unwrap();
             }
             drop(store);
             store = memory.open(&options).unwrap();
-            store.recover().unwrap();
+            store.db().recover().unwrap();
             check(&store, &model);
             let gone = random.below(4);
             model.retain(|&number, _| {
@@ -163,13 +164,13 @@ fn a_full_disk_loses_nothing() {
         };
         let path = disk.0.join("map");
         let (mut model, mut next) = (Model::new(), 0);
-        let map = Evermap::open(&path, options()).unwrap();
+        let map = crate::common::open_file(&path, options()).unwrap();
         fill(&map, &mut model, &mut next, [0, 200, 3000][round as usize % 3]);
         verify(&map, &model);
         // There is no room for anything at the end either.
         disk.take_all_but(0);
-        map.close().unwrap();
-        let map = Evermap::open(&path, options()).unwrap();
+        map.db().clone().close().unwrap();
+        let map = crate::common::open_file(&path, options()).unwrap();
         verify(&map, &model);
         // Whole extents become free, and their pages go back to the disk, where another file takes them.
         model.retain(|&number, _| {
@@ -183,8 +184,8 @@ fn a_full_disk_loses_nothing() {
         disk.give_back();
         fill(&map, &mut model, &mut next, 200);
         check(&map, &model);
-        map.close().unwrap();
-        check(&Evermap::open(&path, options()).unwrap(), &model);
+        map.db().clone().close().unwrap();
+        check(&crate::common::open_file(&path, options()).unwrap(), &model);
     }
 }
 
@@ -195,19 +196,19 @@ fn a_disk_too_small_for_any_store_says_so() {
         return;
     };
     let path = disk.0.join("map");
-    let error = Evermap::open(&path, options()).unwrap_err();
+    let error = crate::common::open_file(&path, options()).unwrap_err();
     assert!(error.is_no_space(), "{error}");
     drop(disk);
     // With room, creation is begun again.
     let disk = Disk::mount(8000).unwrap();
     let path = disk.0.join("map");
     disk.take_all_but(20 << 10);
-    let error = Evermap::open(&path, options()).unwrap_err();
+    let error = crate::common::open_file(&path, options()).unwrap_err();
     assert!(error.is_no_space() && error.to_string().contains("map"), "{error}");
     disk.give_back();
-    let map = Evermap::open(&path, options()).unwrap();
+    let map = crate::common::open_file(&path, options()).unwrap();
     map.put(b"key", b"value").unwrap();
-    map.close().unwrap();
+    map.db().clone().close().unwrap();
 }
 
 /// After a kill the limit holds for what was there before too, although nobody has counted it yet.
@@ -217,7 +218,7 @@ fn the_limit_holds_between_a_kill_and_the_sweep() {
         let memory = Kept::new(64 << 20);
         let options = common::options().capacity(64 << 20).extent_size(64 << 10).seed(1);
         let mut store = memory.open(&options).unwrap();
-        let users = store.map("users", MapOptions::new()).unwrap();
+        let users = store.db().map("users", MapOptions::new()).unwrap();
         users.put(b"one", b"user").unwrap();
         drop(users);
         let mut next = 0u64;
@@ -230,7 +231,7 @@ fn the_limit_holds_between_a_kill_and_the_sweep() {
             drop(store);
             store = memory.open(&options).unwrap();
         }
-        store.recover().unwrap();
+        store.db().recover().unwrap();
         let (bytes, each) = (store.bytes().value, store.bytes().value / next);
         drop(store);
         let limit = bytes + bytes / 2;
@@ -249,10 +250,10 @@ fn the_limit_holds_between_a_kill_and_the_sweep() {
         // What goes makes room, and each map has a limit of its own.
         (0..10).for_each(|key| assert!(store.remove(&key_of(key)).unwrap()));
         (0..10).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
-        let users = store.map("users", MapOptions::new().max_bytes(1 << 20)).unwrap();
+        let users = store.db().map("users", MapOptions::new().max_bytes(1 << 20)).unwrap();
         users.put(b"two", &[1; 100_000]).unwrap();
         // Once all is counted, there is room for exactly what the limit says.
-        store.recover().unwrap();
+        store.db().recover().unwrap();
         assert!(store.bytes().exact);
         let mut at = next + stored;
         while store.put(&key_of(at), &[1; 100]).is_ok() {
@@ -277,12 +278,12 @@ fn the_limit_waits_for_the_sweep() {
     };
     let medium = open();
     let identity = medium.identity();
-    let store = Store::open(medium, identity, &options()).unwrap();
+    let store = crate::common::open_medium(medium, identity, &options()).unwrap();
     (0..20_000u64).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
     let bytes = store.bytes().value;
     drop(store);
     // Room for one more: far less than nobody knows by how much the bound is too high.
-    let map = Evermap::open(&path, options().max_bytes(bytes + 1000)).unwrap();
+    let map = crate::common::open_file(&path, options().max_bytes(bytes + 1000)).unwrap();
     map.put(b"one more", &[1; 100]).unwrap();
     assert!(map.bytes().exact, "it could not have known");
     assert!((0..20u64).any(|key| map.put(&key.to_le_bytes(), &[1; 100]).is_err()));

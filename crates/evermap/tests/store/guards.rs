@@ -1,6 +1,7 @@
 //! Guards: any number of them, what a thread that holds one may do, and what waits for them.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -8,22 +9,22 @@ use std::sync::Barrier;
 use std::thread;
 
 use crate::common;
-use evermap::{Batch, Edit, Error, Evermap, MapOptions, Meta, Options, Result, Store};
+use evermap::{Batch, Edit, Error, Map, MapOptions, Meta, Options, Result};
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
 
 /// A store without threads in the background, whose guards are known.
-fn bare() -> Store<Dram> {
+fn bare() -> Map<Dram> {
     let medium = Dram::reserve(256 << 20, Pages::Base).unwrap();
     let options = common::options().capacity(256 << 20).extent_size(64 << 10);
-    Store::create(medium, Identity::default(), &options).unwrap()
+    crate::common::create_medium(medium, Identity::default(), &options).unwrap()
 }
 
 /// All threads are inside a closure, and have a reader, before any of them looks something up.
 #[test]
 fn any_number_of_threads_look_up_inside_closures() {
     const THREADS: usize = 520;
-    let map = Evermap::open("", common::volatile()).unwrap();
+    let map = crate::common::in_memory(crate::common::options()).unwrap();
     (0..10u32).for_each(|key| map.put(&key.to_le_bytes(), b"1").unwrap());
     let (map, all) = (&map, &Barrier::new(THREADS));
     thread::scope(|threads| {
@@ -42,7 +43,7 @@ fn any_number_of_threads_look_up_inside_closures() {
                         all.wait();
                     }
                     seen += 1;
-                    true
+                    ControlFlow::Continue(())
                 })
                 .unwrap();
                 assert_eq!(seen, 10);
@@ -60,10 +61,10 @@ fn any_number_of_readers_and_iterators_nest_in_one_thread() {
     let mut iterators: Vec<_> = (0..300).map(|_| store.iter()).collect();
     assert!(iterators.iter_mut().all(|iterator| iterator.next().is_some()));
     assert!(readers.iter().all(|reader| reader.get(b"key").unwrap().is_some()));
-    assert_eq!(store.stat().unwrap().epoch.guards, 10_000 + 1, "one is that of the question");
+    assert_eq!(store.stat().epoch.guards, 10_000 + 1, "one is that of the question");
     drop(readers);
-    assert_eq!(store.stat().unwrap().epoch.guards, 1, "begun iterators have none");
-    store.close().unwrap();
+    assert_eq!(store.stat().epoch.guards, 1, "begun iterators have none");
+    store.db().clone().close().unwrap();
 }
 
 /// What is held while an operation is called.
@@ -77,8 +78,8 @@ enum Held {
 
 const KEY: &[u8] = b"key";
 
-type Within = fn(&Evermap, &mut dyn FnMut());
-type Operation = fn(&Evermap) -> Result<()>;
+type Within = fn(&Map, &mut dyn FnMut());
+type Operation = fn(&Map) -> Result<()>;
 
 /// Where a caller's code runs, and what its thread holds there. What the method answers does not
 /// matter: the store may have been closed.
@@ -91,19 +92,19 @@ const PLACES: &[(&str, Held, Within)] = &[
     ("get_many", Held::Guard, |map, run| {
         let _ = map.get_many(&[KEY], |_, _| {
             run();
-            true
+            ControlFlow::Continue(())
         });
     }),
     ("get_together", Held::Guard, |map, run| {
         let _ = map.get_together(&[KEY], |_, _| {
             run();
-            true
+            ControlFlow::Continue(())
         });
     }),
     ("visit", Held::Guard, |map, run| {
         let _ = map.scan(..).unwrap().limit(1).visit(|_| {
             run();
-            true
+            ControlFlow::Continue(())
         });
     }),
     ("modify", Held::Key, |map, run| {
@@ -128,7 +129,7 @@ const PLACES: &[(&str, Held, Within)] = &[
         });
     }),
     ("the same key of another map", Held::Guard, |map, run| {
-        let other = map.map("other", MapOptions::new()).unwrap();
+        let other = map.db().map("other", MapOptions::new()).unwrap();
         let _ = other.modify(KEY, |_| {
             run();
             Edit::Keep
@@ -137,7 +138,7 @@ const PLACES: &[(&str, Held, Within)] = &[
     ("for_each", Held::Nothing, |map, run| {
         let _ = map.for_each(|_| {
             run();
-            false
+            ControlFlow::Break(())
         });
     }),
     ("a begun iterator", Held::Nothing, |map, run| {
@@ -156,32 +157,32 @@ const PLACES: &[(&str, Held, Within)] = &[
         map.get_with(KEY, |_| run()).unwrap();
     }),
     ("get_and_touch", Held::Nothing, |map, run| {
-        map.get_and_touch(KEY, 0, |_| run()).unwrap();
+        map.get_and_touch(KEY, None, |_| run()).unwrap();
     }),
 ];
 
 /// Operations that wait for guards, or for others who do.
 const WAITING: &[(&str, Operation)] = &[
-    ("close", |map| map.clone().close()),
-    ("check", |map| map.check(true).map(drop)),
-    ("recover", |map| map.recover()),
-    ("reclaim_dropped", |map| map.reclaim_dropped().map(drop)),
-    ("purge", |map| map.purge().map(drop)),
-    ("purge_if_due", |map| map.purge_if_due().map(drop)),
-    ("compact", |map| map.compact().map(drop)),
+    ("close", |map| map.db().clone().close()),
+    ("check", |map| map.db().check(true).map(drop)),
+    ("recover", |map| map.db().recover()),
+    ("reclaim_dropped", |map| map.db().reclaim_dropped().map(drop)),
+    ("purge", |map| map.db().purge().map(drop)),
+    ("purge_if_due", |map| map.db().purge_if_due().map(drop)),
+    ("compact", |map| map.db().compact().map(drop)),
 ];
 
 /// Operations that change the key.
 const CHANGING: &[(&str, Operation)] = &[
     ("put", |map| map.put(KEY, b"other")),
     ("put_with", |map| map.put_with(KEY, b"other", Meta::default()).map(drop)),
-    ("insert", |map| map.insert(KEY, b"other", Meta::default()).map(drop)),
-    ("update", |map| map.update(KEY, b"other", Meta::default()).map(drop)),
-    ("compare_exchange", |map| map.compare_exchange(KEY, 1, b"other", Meta::default()).map(drop)),
+    ("insert", |map| map.try_insert(KEY, b"other").map(drop)),
+    ("update", |map| map.replace(KEY, b"other").map(drop)),
+    ("compare_exchange", |map| map.compare_exchange(KEY, 1, b"other").map(drop)),
     ("remove", |map| map.remove(KEY).map(drop)),
     ("remove_if", |map| map.remove_if(KEY, 1).map(drop)),
-    ("touch", |map| map.touch(KEY, u32::MAX).map(drop)),
-    ("get_and_touch", |map| map.get_and_touch(KEY, u32::MAX, |_| ()).map(drop)),
+    ("touch", |map| map.touch(KEY, Some(u64::from(u32::MAX))).map(drop)),
+    ("get_and_touch", |map| map.get_and_touch(KEY, Some(u64::from(u32::MAX)), |_| ()).map(drop)),
     ("modify", |map| map.modify(KEY, |_| Edit::Remove).map(drop)),
     ("fetch_add", |map| map.fetch_add(KEY, 1).map(drop)),
     ("append", |map| map.append(KEY, b"more").map(drop)),
@@ -195,26 +196,26 @@ const OTHERS: &[(&str, Operation)] = &[
     ("get_into", |map| map.get_into(KEY, &mut Vec::new()).map(drop)),
     ("get_with", |map| map.get_with(KEY, |_| ()).map(drop)),
     ("contains", |map| map.contains(KEY).map(drop)),
-    ("get_many", |map| map.get_many(&[KEY], |_, _| true)),
-    ("get_together", |map| map.get_together(&[KEY], |_, _| true)),
-    ("for_each", |map| map.for_each(|_| true)),
+    ("get_many", |map| map.get_many(&[KEY], |_, _| ControlFlow::Continue(()))),
+    ("get_together", |map| map.get_together(&[KEY], |_, _| ControlFlow::Continue(()))),
+    ("for_each", |map| map.for_each(|_| ControlFlow::Continue(()))),
     ("iter", |map| map.iter().try_for_each(|pair| pair.map(drop))),
     ("reader", |map| map.reader()?.get(KEY).map(drop)),
     ("scan", |map| map.scan(..)?.try_for_each(|pair| pair.map(drop))),
-    ("visit", |map| map.scan(..)?.visit(|_| true)),
+    ("visit", |map| map.scan(..)?.visit(|_| ControlFlow::Continue(()))),
     ("scan_relaxed", |map| map.scan_relaxed(..)?.try_for_each(|pair| pair.map(drop))),
     ("build_ordered", |map| map.build_ordered(1)),
     ("put another", |map| map.put(b"yet another", b"value")),
     ("remove another", |map| map.remove(b"yet another").map(drop)),
     ("apply to another", |map| map.apply(Batch::new().put(b"yet another", b"1")).map(drop)),
-    ("the key of another map", |map| map.map("third", MapOptions::new())?.put(KEY, b"value")),
-    ("map", |map| map.map("third", MapOptions::new()).map(drop)),
-    ("maps", |map| map.maps().map(drop)),
-    ("drop_map", |map| map.drop_map("dropped").map(drop)),
+    ("the key of another map", |map| map.db().map("third", MapOptions::new())?.put(KEY, b"value")),
+    ("map", |map| map.db().map("third", MapOptions::new()).map(drop)),
+    ("maps", |map| map.db().maps().map(drop)),
+    ("drop_map", |map| map.db().drop_map("dropped").map(drop)),
     ("flush_all", |map| map.flush_all(None)),
-    ("stat", |map| map.stat().map(drop)),
+    ("space", |map| map.space().map(drop)),
     ("summary", |map| {
-        map.summary();
+        map.stat();
         map.len();
         map.bytes();
         Ok(())
@@ -230,9 +231,9 @@ fn whatever_a_thread_holds_every_operation_ends() {
             [(WAITING, &[Held::Guard, Held::Key][..]), (CHANGING, &[Held::Key]), (OTHERS, &[])]
         {
             for &(name, operation) in operations {
-                let map = Evermap::open("", common::volatile().ordered(true)).unwrap();
+                let map = crate::common::in_memory(crate::common::options().ordered(true)).unwrap();
                 map.fetch_add(KEY, 7).unwrap();
-                drop(map.map("dropped", MapOptions::new()).unwrap());
+                drop(map.db().map("dropped", MapOptions::new()).unwrap());
                 let mut answers = Vec::new();
                 within(&map, &mut || answers.push(operation(&map)));
                 assert!(!answers.is_empty(), "{name} in {place}");
@@ -271,26 +272,26 @@ fn modify_goes_on_after_a_refused_change() {
         assert!(refused.to_string().contains("key \"key\" is being modified"), "{refused}");
         Edit::Value(b"decided".to_vec())
     });
-    assert!(outcome.unwrap().stored().is_some());
+    assert!(outcome.unwrap().is_some());
     assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&b"decided"[..]));
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _ = store.modify(KEY, |_| panic!("as planned"));
     }));
     assert!(panicked.is_err());
     store.put(KEY, b"afterwards").unwrap();
-    assert!(store.check(true).unwrap().is_sound());
+    assert!(store.db().check(true).unwrap().is_sound());
 }
 
 /// Iterators and scans that have begun hold nothing; of a store that was closed they say so once.
 #[test]
 fn closing_does_not_wait_for_what_is_paused() {
-    let map = Evermap::open("", common::volatile().ordered(true)).unwrap();
+    let map = crate::common::in_memory(crate::common::options().ordered(true)).unwrap();
     (0..100u32).for_each(|key| map.put(&key.to_be_bytes(), b"value").unwrap());
     let (mut iterator, mut scan) = (map.iter(), map.scan(..).unwrap());
     let mut limited = map.scan(..).unwrap();
     assert!(iterator.next().unwrap().is_ok());
     assert!(scan.next().unwrap().is_ok() && limited.next().unwrap().is_ok());
-    map.clone().close().unwrap();
+    map.db().clone().close().unwrap();
     assert!(matches!(iterator.next(), Some(Err(Error::Closed))));
     assert!(matches!(scan.next(), Some(Err(Error::Closed))));
     assert!(matches!(limited.next(), Some(Err(Error::Closed))));
@@ -301,7 +302,7 @@ fn closing_does_not_wait_for_what_is_paused() {
     let mut shown = 0;
     let ended = map.for_each(|_| {
         shown += 1;
-        true
+        ControlFlow::Continue(())
     });
     assert!(matches!(ended, Err(Error::Closed)) && shown == 0);
 }
@@ -311,19 +312,19 @@ fn closing_does_not_wait_for_what_is_paused() {
 fn a_walk_ends_where_the_store_is_closed() {
     for drops in [false, true] {
         let store = bare();
-        let map = store.map("map", MapOptions::new()).unwrap();
+        let map = store.db().map("map", MapOptions::new()).unwrap();
         (0..100u32).for_each(|key| map.put(&key.to_be_bytes(), b"value").unwrap());
         let mut shown = 0;
         let ended = map.for_each(|item| {
             item.unwrap();
             shown += 1;
             if drops {
-                assert!(store.drop_map("map").unwrap());
-                assert_eq!(store.reclaim_dropped().unwrap(), 1);
+                assert!(store.db().drop_map("map").unwrap());
+                assert_eq!(store.db().reclaim_dropped().unwrap(), 1);
             } else {
-                store.close().unwrap();
+                store.db().clone().close().unwrap();
             }
-            true
+            ControlFlow::Continue(())
         });
         assert_eq!(shown, 1);
         match drops {
@@ -366,14 +367,14 @@ fn a_walk_shows_what_is_there_throughout_exactly_once() {
                     }
                 }
                 step += 1;
-                true
+                ControlFlow::Continue(())
             })
             .unwrap();
         for key in (0..KEYS).filter(|key| key % 10 != 0) {
             assert!(seen.contains_key(&key), "key {key} is not shown, with values of {sizes:?}");
         }
         assert_eq!(removed.len() as u32, KEYS / 10);
-        assert!(store.check(true).unwrap().is_sound());
+        assert!(store.db().check(true).unwrap().is_sound());
     }
 }
 
@@ -384,11 +385,11 @@ fn a_paused_iterator_keeps_nothing() {
     (0..100u32).for_each(|key| store.put(&key.to_be_bytes(), &[0; 10_000]).unwrap());
     let mut iterator = store.iter();
     iterator.next().unwrap().unwrap();
-    let before = store.stat().unwrap().extent_bytes;
+    let before = store.space().unwrap().extent_bytes;
     for round in 1..=20 {
         (0..100u32).for_each(|key| store.put(&key.to_be_bytes(), &[round; 10_000]).unwrap());
     }
-    let after = store.stat().unwrap().extent_bytes;
+    let after = store.space().unwrap().extent_bytes;
     assert!(after < before + 5_000_000, "20 million bytes were replaced: {before} to {after}");
     assert_eq!(iterator.count(), 99);
 }
@@ -405,7 +406,7 @@ fn a_reader_that_is_forgotten_holds_writers_up() {
     const LIMIT: u64 = 32 << 20;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("map");
-    let map = Evermap::open(&path, Options::new().reader_backlog(LIMIT)).unwrap();
+    let map = crate::common::open_file(&path, Options::new().reader_backlog(LIMIT)).unwrap();
     let overwrite = |rounds: u32| -> Result<()> {
         (0..rounds * 1000).try_for_each(|put| map.put(&(put % 1000).to_be_bytes(), &[7; 4000]))
     };
@@ -437,14 +438,14 @@ fn a_reader_that_is_forgotten_holds_writers_up() {
         forgetful.join().unwrap();
     });
     overwrite(2).unwrap();
-    map.compact().unwrap();
+    map.db().compact().unwrap();
     let compacted = occupied(&path);
-    assert!(map.check(true).unwrap().is_sound());
-    map.close().unwrap();
+    assert!(map.db().check(true).unwrap().is_sound());
+    map.db().clone().close().unwrap();
     let closed = occupied(&path);
     assert!(compacted < small + (24 << 20), "{small} before, {compacted} after");
     assert!(closed < small + (8 << 20), "{small} before, {closed} when closed");
-    let map = Evermap::open(&path, Options::new()).unwrap();
-    assert!(map.summary().clean_open && map.check(true).unwrap().is_sound());
+    let map = crate::common::open_file(&path, Options::new()).unwrap();
+    assert!(map.stat().clean_open && map.db().check(true).unwrap().is_sound());
     assert_eq!(map.len().value, 1000);
 }

@@ -24,4 +24,5 @@ mod space;
 mod streams;
 mod sweep;
 mod trust;
+mod typed;
 mod walks;

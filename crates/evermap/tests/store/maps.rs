@@ -1,12 +1,12 @@
 //! Named maps: many in one file, made and dropped.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{
-    Batch, Clock, Error, Evermap, IndexKind, MAP_NAME_MAX, MapOptions, Meta, Options, Store,
-    SweepState,
+    Batch, Clock, Error, IndexKind, MAP_NAME_MAX, Map, MapOptions, Meta, Options, SweepState,
 };
 use evermap_pm::Medium;
 
@@ -22,7 +22,7 @@ fn key_of(number: u64) -> Vec<u8> {
     format!("key {number}").into_bytes()
 }
 
-fn fill(store: &Store<Kept>, keys: std::ops::Range<u64>, version: u64) {
+fn fill(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
     for number in keys {
         let key = key_of(number);
         store.put(&key, &value_of(&key, version, 20 + number as usize % 300)).unwrap();
@@ -30,7 +30,7 @@ fn fill(store: &Store<Kept>, keys: std::ops::Range<u64>, version: u64) {
 }
 
 /// Everything in the store has this version.
-fn assert_filled(store: &Store<Kept>, keys: std::ops::Range<u64>, version: u64) {
+fn assert_filled(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
     let mut shown = 0;
     for pair in store.iter() {
         let (key, value) = pair.unwrap();
@@ -42,19 +42,19 @@ fn assert_filled(store: &Store<Kept>, keys: std::ops::Range<u64>, version: u64) 
     assert!(keys.into_iter().all(|number| store.contains(&key_of(number)).unwrap()));
 }
 
-fn assert_sound(store: &Store<Kept>) {
-    let report = store.check(true).unwrap();
+fn assert_sound(store: &Map<Kept>) {
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
-fn allocated(store: &Store<Kept>) -> u64 {
-    store.stat().unwrap().allocated_bytes
+fn allocated(store: &Map<Kept>) -> u64 {
+    store.space().unwrap().allocated_bytes
 }
 
 #[test]
 fn maps_are_independent_of_each_other() {
     let store = Kept::new(256 << 20).open(&options().clock(Clock::manual(1000))).unwrap();
-    let [one, two] = ["one", "two"].map(|name| store.map(name, MapOptions::new()).unwrap());
+    let [one, two] = ["one", "two"].map(|name| store.db().map(name, MapOptions::new()).unwrap());
     for (version, map) in [&store, &one, &two].into_iter().enumerate() {
         fill(map, 0..500, version as u64);
     }
@@ -62,17 +62,17 @@ fn maps_are_independent_of_each_other() {
         assert_filled(map, 0..500, version as u64);
         assert_eq!(map.len().value, 500);
     }
-    assert_eq!(store.maps().unwrap(), ["one", "two"]);
+    assert_eq!(store.db().maps().unwrap(), ["one", "two"]);
     assert_eq!((store.name(), one.name()), (None, Some("one")));
-    let again = two.map("one", existing()).unwrap();
+    let again = two.db().map("one", existing()).unwrap();
     again.put(b"new", b"value").unwrap();
     assert_eq!(one.get(b"new").unwrap().as_deref(), Some(&b"value"[..]), "it is the same map");
     assert!(one.remove(b"new").unwrap());
-    let stat = one.stat().unwrap();
+    let stat = one.stat();
     assert_eq!((stat.map.as_deref(), stat.maps, stat.records.value), (Some("one"), 2, 500));
     // No CAS id is given out twice, not even in different maps.
     let [a, b] = [&one, &two].map(|map| map.put_with(b"k", b"v", Meta::default()).unwrap());
-    assert_ne!(a.stored(), b.stored());
+    assert_ne!(a, b);
     // A flush is of one map, and a batch too.
     one.flush_all(None).unwrap();
     assert_eq!(one.iter().count(), 0);
@@ -83,8 +83,8 @@ fn maps_are_independent_of_each_other() {
     assert_eq!(two.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
     assert!(!two.contains(b"k").unwrap() && !one.contains(b"a").unwrap());
     // What expires in any map is purged.
-    let _ = two.put_with(b"gone", b"", Meta { flags: 0, expires_at: 1 }).unwrap();
-    store.purge().unwrap();
+    two.put_with(b"gone", b"", crate::common::meta(0, 1)).unwrap();
+    store.db().purge().unwrap();
     assert_eq!((one.len().value, two.len().value), (0, 502));
     assert_sound(&store);
 }
@@ -93,25 +93,25 @@ fn maps_are_independent_of_each_other() {
 fn names_and_kinds_are_checked() {
     let store = Kept::new(64 << 20).open(&options()).unwrap();
     for name in ["", &"x".repeat(MAP_NAME_MAX + 1)] {
-        let refused = store.map(name, MapOptions::new()).map(drop).unwrap_err();
+        let refused = store.db().map(name, MapOptions::new()).map(drop).unwrap_err();
         assert!(matches!(refused, Error::MapName { .. }), "{refused}");
     }
     for name in ["x", "ä b\n", &"x".repeat(MAP_NAME_MAX)] {
-        store.map(name, MapOptions::new()).unwrap().put(b"key", name.as_bytes()).unwrap();
+        store.db().map(name, MapOptions::new()).unwrap().put(b"key", name.as_bytes()).unwrap();
     }
-    assert_eq!(store.maps().unwrap(), ["x", &"x".repeat(MAP_NAME_MAX), "ä b\n"]);
-    let refused = store.map("none", existing()).map(drop).unwrap_err();
+    assert_eq!(store.db().maps().unwrap(), ["x", &"x".repeat(MAP_NAME_MAX), "ä b\n"]);
+    let refused = store.db().map("none", existing()).map(drop).unwrap_err();
     assert!(matches!(&refused, Error::NoSuchMap { name } if name == "none"), "{refused}");
-    assert!(!store.drop_map("none").unwrap());
+    assert!(!store.db().drop_map("none").unwrap());
     for (asked, found) in [(IndexKind::Clht, IndexKind::Level), (IndexKind::Level, IndexKind::Clht)]
     {
         let name = found.name();
-        store.map(name, MapOptions::new().index(found)).unwrap();
-        let refused = store.map(name, MapOptions::new().index(asked)).map(drop).unwrap_err();
+        store.db().map(name, MapOptions::new().index(found)).unwrap();
+        let refused = store.db().map(name, MapOptions::new().index(asked)).map(drop).unwrap_err();
         assert!(matches!(refused, Error::OtherIndex { .. }), "{refused}");
-        assert_eq!(store.map(name, existing()).unwrap().stat().unwrap().index, found);
+        assert_eq!(store.db().map(name, existing()).unwrap().stat().index, found);
     }
-    let little = store.map("little", MapOptions::new().max_bytes(1000)).unwrap();
+    let little = store.db().map("little", MapOptions::new().max_bytes(1000)).unwrap();
     assert!(matches!(little.put(b"key", &[0; 2000]), Err(Error::Full { .. })));
     store.put(b"key", &[0; 2000]).unwrap();
 }
@@ -126,11 +126,11 @@ fn the_first_named_map_raises_the_format() {
     };
     let store = memory.open(&options()).unwrap();
     store.put(b"key", b"value").unwrap();
-    assert!(store.map("none", existing()).is_err());
-    assert_eq!((store.maps().unwrap().len(), format()), (0, [5, 5]));
-    store.map("some", MapOptions::new()).unwrap();
+    assert!(store.db().map("none", existing()).is_err());
+    assert_eq!((store.db().maps().unwrap().len(), format()), (0, [5, 5]));
+    store.db().map("some", MapOptions::new()).unwrap();
     assert_eq!(format(), [7, 7]);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
 }
@@ -143,36 +143,37 @@ fn they_are_there_after_every_kind_of_stop() {
         for round in 0..6u64 {
             let names: Vec<_> = (0..5).map(|number| format!("map {number}")).collect();
             for (number, name) in names.iter().enumerate() {
-                let map = store.map(name, MapOptions::new()).unwrap();
+                let map = store.db().map(name, MapOptions::new()).unwrap();
                 // Some are not touched in every round: what was saved of them has to count then.
                 if round == 0 || (round + number as u64).is_multiple_of(3) {
                     fill(&map, 0..200 * (1 + number as u64), 7);
                 }
             }
             if round % 2 == 0 {
-                store.close().unwrap();
+                store.db().clone().close().unwrap();
             }
             drop(store);
             store = memory.open(&options).unwrap();
             if round == 4 {
                 // Neither opened nor counted before the next stop.
-                store.close().unwrap();
+                store.db().clone().close().unwrap();
                 store = memory.open(&options).unwrap();
             }
             if round % 2 == 1 {
-                assert!(!store.map("map 1", existing()).unwrap().len().exact);
+                assert!(!store.db().map("map 1", existing()).unwrap().len().exact);
                 if round == 3 {
                     // An orderly stop before the sweep: nothing that was saved earlier counts.
-                    store.close().unwrap();
+                    store.db().clone().close().unwrap();
                     store = memory.open(&options).unwrap();
                 }
-                store.recover().unwrap();
+                store.db().recover().unwrap();
             } else {
-                assert_eq!(store.stat().unwrap().sweep, SweepState::NotNeeded);
+                assert_eq!(store.stat().sweep, SweepState::NotNeeded);
             }
-            assert_eq!(store.maps().unwrap(), names);
+            assert_eq!(store.db().maps().unwrap(), names);
             for (number, name) in names.iter().enumerate() {
-                let (map, keys) = (store.map(name, existing()).unwrap(), 200 * (1 + number as u64));
+                let (map, keys) =
+                    (store.db().map(name, existing()).unwrap(), 200 * (1 + number as u64));
                 assert_filled(&map, 0..keys, 7);
                 assert_eq!((map.len().value, map.len().exact), (keys, true), "{kind} {round}");
             }
@@ -190,14 +191,14 @@ fn an_empty_one_takes_at_most_64_kib() {
             let store = Kept::new(256 << 20).open(&options).unwrap();
             let before = allocated(&store);
             for number in 0..MAPS {
-                store.map(&format!("map {number}"), MapOptions::new()).unwrap();
+                store.db().map(&format!("map {number}"), MapOptions::new()).unwrap();
             }
             let each = (allocated(&store) - before) / MAPS;
             println!("{kind}, extents of {extent_size}: {each} bytes a map");
             assert!(each <= 64 << 10, "{kind}: {each} bytes");
             if extent_size > 64 << 10 {
                 assert_sound(&store);
-                assert_eq!(store.stat().unwrap().maps, MAPS);
+                assert_eq!(store.stat().maps, MAPS);
             }
         }
     }
@@ -206,40 +207,40 @@ fn an_empty_one_takes_at_most_64_kib() {
 #[test]
 fn a_dropped_map_answers_so() {
     let store = Kept::new(64 << 20).open(&options().ordered(true)).unwrap();
-    let map = store.map("map", MapOptions::new()).unwrap();
+    let map = store.db().map("map", MapOptions::new()).unwrap();
     fill(&map, 0..100, 1);
     let (mut iter, mut scan) = (map.iter(), map.scan(..).unwrap());
     assert!(iter.next().unwrap().is_ok() && scan.next().unwrap().is_ok());
     drop(iter);
-    assert!(store.drop_map("map").unwrap());
+    assert!(store.db().drop_map("map").unwrap());
     let is_dropped = |error: Error| matches!(error, Error::Dropped { name } if name == "map");
     assert!(is_dropped(map.get(b"key 1").unwrap_err()));
     assert!(is_dropped(map.put(b"key 1", b"").unwrap_err()));
     assert!(is_dropped(map.remove(b"key 1").unwrap_err()));
     assert!(is_dropped(map.flush_all(None).unwrap_err()));
     assert!(is_dropped(map.apply(Batch::new().add(b"n", 1)).unwrap_err()));
-    assert!(is_dropped(map.get_together(&["n"], |_, _| true).unwrap_err()));
-    assert!(is_dropped(map.for_each(|_| true).unwrap_err()));
+    assert!(is_dropped(map.get_together(&["n"], |_, _| ControlFlow::Continue(())).unwrap_err()));
+    assert!(is_dropped(map.for_each(|_| ControlFlow::Continue(())).unwrap_err()));
     assert!(is_dropped(map.iter().next().unwrap().unwrap_err()));
-    assert!(is_dropped(map.stat().unwrap_err()));
+    assert!(is_dropped(map.space().unwrap_err()));
     assert!(is_dropped(scan.by_ref().find_map(Result::err).unwrap()));
     assert!(is_dropped(map.scan(..).map(drop).unwrap_err()));
     assert!(is_dropped(map.reader().map(drop).unwrap_err()));
     // Another map, at once.
-    let new = store.map("map", MapOptions::new()).unwrap();
+    let new = store.db().map("map", MapOptions::new()).unwrap();
     assert_eq!(new.iter().count(), 0);
     fill(&new, 0..100, 2);
     assert!(is_dropped(map.get(b"key 1").unwrap_err()));
-    store.reclaim_dropped().unwrap();
+    store.db().reclaim_dropped().unwrap();
     assert_filled(&new, 0..100, 2);
     assert!(is_dropped(map.get(b"key 1").unwrap_err()));
     assert_sound(&store);
-    assert!(!store.drop_map("other").unwrap());
-    store.close().unwrap();
+    assert!(!store.db().drop_map("other").unwrap());
+    store.db().clone().close().unwrap();
     assert!(matches!(new.get(b"key 1"), Err(Error::Closed)));
-    assert!(matches!(store.map("map", MapOptions::new()), Err(Error::Closed)));
-    assert!(matches!(store.drop_map("map"), Err(Error::Closed)));
-    assert!(matches!(store.maps(), Err(Error::Closed)));
+    assert!(matches!(store.db().map("map", MapOptions::new()), Err(Error::Closed)));
+    assert!(matches!(store.db().drop_map("map"), Err(Error::Closed)));
+    assert!(matches!(store.db().maps(), Err(Error::Closed)));
 }
 
 /// How a store is stopped after a map was dropped.
@@ -271,10 +272,10 @@ fn dropping_leaks_nothing() {
             let (memory, options) = (Kept::new(256 << 20), options().index(kind));
             let store = memory.open(&options).unwrap();
             fill(&store, 0..50, 0);
-            fill(&store.map("stays", MapOptions::new()).unwrap(), 0..50, 1);
-            store.recover().unwrap();
+            fill(&store.db().map("stays", MapOptions::new()).unwrap(), 0..50, 1);
+            store.db().recover().unwrap();
             let before = allocated(&store);
-            fill(&store.map("goes", MapOptions::new()).unwrap(), 0..3000, 2);
+            fill(&store.db().map("goes", MapOptions::new()).unwrap(), 0..3000, 2);
             let full = allocated(&store);
             assert!(full > before + 3000 * 100);
             let store = match end {
@@ -284,35 +285,35 @@ fn dropping_leaks_nothing() {
                 }
                 _ => store,
             };
-            assert!(store.drop_map("goes").unwrap());
+            assert!(store.db().drop_map("goes").unwrap());
             match end {
                 End::FreedAndClosed | End::FreedAndKilled | End::KilledAndFreed => {
-                    assert_eq!(store.reclaim_dropped().unwrap(), 1);
+                    assert_eq!(store.db().reclaim_dropped().unwrap(), 1);
                 }
                 // The sweep must not give back what is freed later.
                 End::KilledAndSwept => {
-                    store.recover().unwrap();
-                    fill(&store.map("new", MapOptions::new()).unwrap(), 0..3000, 3);
-                    assert_eq!(store.reclaim_dropped().unwrap(), 1);
-                    assert_filled(&store.map("new", existing()).unwrap(), 0..3000, 3);
+                    store.db().recover().unwrap();
+                    fill(&store.db().map("new", MapOptions::new()).unwrap(), 0..3000, 3);
+                    assert_eq!(store.db().reclaim_dropped().unwrap(), 1);
+                    assert_filled(&store.db().map("new", existing()).unwrap(), 0..3000, 3);
                     assert_sound(&store);
-                    assert!(store.drop_map("new").unwrap());
+                    assert!(store.db().drop_map("new").unwrap());
                 }
                 _ => {}
             }
             if !matches!(end, End::Killed | End::FreedAndKilled) {
-                store.close().unwrap();
+                store.db().clone().close().unwrap();
             }
             drop(store);
             let store = memory.open(&options).unwrap();
             if matches!(end, End::FreedAndClosed | End::Closed) {
-                assert_eq!(store.stat().unwrap().sweep, SweepState::NotNeeded);
+                assert_eq!(store.stat().sweep, SweepState::NotNeeded);
             }
-            store.recover().unwrap();
+            store.db().recover().unwrap();
             assert_eq!(allocated(&store), before, "{kind} {end:?}");
             assert_filled(&store, 0..50, 0);
-            assert_filled(&store.map("stays", existing()).unwrap(), 0..50, 1);
-            assert_eq!(store.maps().unwrap(), ["stays"]);
+            assert_filled(&store.db().map("stays", existing()).unwrap(), 0..50, 1);
+            assert_eq!(store.db().maps().unwrap(), ["stays"]);
             assert_sound(&store);
         }
     }
@@ -324,7 +325,7 @@ fn a_map_that_finds_no_space_leaves_nothing() {
     for &kind in IndexKind::ALL {
         let (memory, options) = (Kept::new(1 << 20), Options::small(1 << 20).index(kind).seed(3));
         let store = memory.open(&options).unwrap();
-        store.map("first", MapOptions::new()).unwrap().put(b"key", b"value").unwrap();
+        store.db().map("first", MapOptions::new()).unwrap().put(b"key", b"value").unwrap();
         let mut filler = 0u64;
         for len in [9000, 700, 40] {
             while store.put(&filler.to_le_bytes(), &vec![1; len]).is_ok() {
@@ -334,7 +335,7 @@ fn a_map_that_finds_no_space_leaves_nothing() {
         let mut made = Vec::new();
         for round in 0..40u64 {
             let name = format!("map {round}");
-            match store.map(&name, MapOptions::new()) {
+            match store.db().map(&name, MapOptions::new()) {
                 Ok(_) => made.push(name),
                 Err(error) => assert!(error.is_no_space(), "{error}"),
             }
@@ -344,18 +345,18 @@ fn a_map_that_finds_no_space_leaves_nothing() {
             }
         }
         assert!(!made.is_empty(), "{kind}");
-        assert_eq!(store.maps().unwrap().len(), made.len() + 1);
+        assert_eq!(store.db().maps().unwrap().len(), made.len() + 1);
         for name in made {
-            assert!(store.drop_map(&name).unwrap());
+            assert!(store.db().drop_map(&name).unwrap());
         }
-        store.reclaim_dropped().unwrap();
+        store.db().reclaim_dropped().unwrap();
         assert_sound(&store);
-        store.close().unwrap();
+        store.db().clone().close().unwrap();
         drop(store);
         let store = memory.open(&options).unwrap();
-        assert_eq!(store.stat().unwrap().sweep, SweepState::NotNeeded);
-        store.recover().unwrap();
-        assert_eq!(store.maps().unwrap(), ["first"]);
+        assert_eq!(store.stat().sweep, SweepState::NotNeeded);
+        store.db().recover().unwrap();
+        assert_eq!(store.db().maps().unwrap(), ["first"]);
         assert_sound(&store);
     }
 }
@@ -368,7 +369,7 @@ fn maps_come_and_go_during_a_sweep() {
         let (memory, options) = (Kept::new(256 << 20), options().index(kind).seed(seed));
         let store = memory.open(&options).unwrap();
         for number in 0..20 {
-            let map = store.map(&format!("old {number}"), MapOptions::new()).unwrap();
+            let map = store.db().map(&format!("old {number}"), MapOptions::new()).unwrap();
             fill(&map, 0..600, number);
         }
         drop(store);
@@ -379,22 +380,22 @@ fn maps_come_and_go_during_a_sweep() {
         let swept = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                store.recover().unwrap();
+                store.db().recover().unwrap();
                 swept.store(true, SeqCst);
             });
             for version in 100u64.. {
                 let number = random.below(30);
                 let name = format!("{} {number}", if number < 20 { "old" } else { "new" });
                 if expected.remove(&name).is_some() {
-                    assert!(store.drop_map(&name).unwrap());
+                    assert!(store.db().drop_map(&name).unwrap());
                     if random.below(3) == 0 {
                         // Waits for the sweep where that is still running.
                         std::thread::scope(|scope| {
-                            scope.spawn(|| store.reclaim_dropped().unwrap());
+                            scope.spawn(|| store.db().reclaim_dropped().unwrap());
                         });
                     }
                 } else {
-                    fill(&store.map(&name, MapOptions::new()).unwrap(), 0..600, version);
+                    fill(&store.db().map(&name, MapOptions::new()).unwrap(), 0..600, version);
                     expected.insert(name, version);
                 }
                 if swept.load(SeqCst) && version > 140 {
@@ -403,17 +404,17 @@ fn maps_come_and_go_during_a_sweep() {
             }
         });
         let names: Vec<_> = expected.keys().cloned().collect();
-        assert_eq!(store.maps().unwrap(), names);
+        assert_eq!(store.db().maps().unwrap(), names);
         for (name, &version) in &expected {
-            assert_filled(&store.map(name, existing()).unwrap(), 0..600, version);
+            assert_filled(&store.db().map(name, existing()).unwrap(), 0..600, version);
         }
         assert_sound(&store);
-        store.close().unwrap();
+        store.db().clone().close().unwrap();
         drop(store);
         let store = memory.open(&options).unwrap();
-        assert_eq!(store.stat().unwrap().sweep, SweepState::NotNeeded);
+        assert_eq!(store.stat().sweep, SweepState::NotNeeded);
         for (name, &version) in &expected {
-            let map = store.map(name, existing()).unwrap();
+            let map = store.db().map(name, existing()).unwrap();
             assert_eq!((map.len().value, map.len().exact), (600, true));
             assert_filled(&map, 0..600, version);
         }
@@ -425,7 +426,7 @@ fn maps_come_and_go_during_a_sweep() {
 #[test]
 fn threads_make_and_drop_the_same_maps() {
     let directory = tempfile::tempdir().unwrap();
-    let store = Evermap::open(directory.path().join("map"), options()).unwrap();
+    let store = crate::common::open_file(directory.path().join("map"), options()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let store = store.clone();
@@ -435,18 +436,18 @@ fn threads_make_and_drop_the_same_maps() {
                     let name = format!("map {}", random.below(3));
                     let map = match random.below(20) {
                         0 => {
-                            store.drop_map(&name).unwrap();
+                            store.db().drop_map(&name).unwrap();
                             continue;
                         }
                         1 => {
-                            store.compact().unwrap();
+                            store.db().compact().unwrap();
                             continue;
                         }
                         2 => {
-                            store.purge().unwrap();
+                            store.db().purge().unwrap();
                             continue;
                         }
-                        _ => store.map(&name, MapOptions::new()).unwrap(),
+                        _ => store.db().map(&name, MapOptions::new()).unwrap(),
                     };
                     let key = key_of(random.below(50));
                     let used = match random.below(4) {
@@ -461,7 +462,7 @@ fn threads_make_and_drop_the_same_maps() {
                         2 => map.for_each(|item| {
                             let item = item.unwrap_or_else(|error| panic!("{error}"));
                             assert!(is_value_of(item.key, item.value));
-                            true
+                            ControlFlow::Continue(())
                         }),
                         _ => map.put(&key, &value_of(&key, step, random.below(500) as usize)),
                     };
@@ -473,16 +474,16 @@ fn threads_make_and_drop_the_same_maps() {
             });
         }
     });
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    for name in store.maps().unwrap() {
-        store.drop_map(&name).unwrap();
+    for name in store.db().maps().unwrap() {
+        store.db().drop_map(&name).unwrap();
     }
-    store.close().unwrap();
-    let store = Evermap::open(directory.path().join("map"), options()).unwrap();
-    assert_eq!(store.stat().unwrap().sweep, SweepState::NotNeeded);
-    assert!(store.maps().unwrap().is_empty());
-    let report = store.check(true).unwrap();
+    store.db().clone().close().unwrap();
+    let store = crate::common::open_file(directory.path().join("map"), options()).unwrap();
+    assert_eq!(store.stat().sweep, SweepState::NotNeeded);
+    assert!(store.db().maps().unwrap().is_empty());
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -491,21 +492,28 @@ fn threads_make_and_drop_the_same_maps() {
 fn handles_of_a_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let users = Evermap::open(&path, options()).unwrap().map("users", MapOptions::new()).unwrap();
+    let users = crate::common::open_file(&path, options())
+        .unwrap()
+        .db()
+        .map("users", MapOptions::new())
+        .unwrap();
     users.put(b"1", b"ann").unwrap();
-    let other = users.map("other", MapOptions::new()).unwrap();
-    let before = users.stat().unwrap().allocated_bytes;
+    let other = users.db().map("other", MapOptions::new()).unwrap();
+    let before = users.space().unwrap().allocated_bytes;
     (0..2000).for_each(|number| other.put(&key_of(number), &[7; 200]).unwrap());
-    assert!(users.drop_map("other").unwrap());
-    while users.stat().unwrap().allocated_bytes >= before {
+    assert!(users.db().drop_map("other").unwrap());
+    while users.space().unwrap().allocated_bytes >= before {
         std::thread::yield_now();
     }
     drop(other);
-    users.close().unwrap();
-    let users =
-        Evermap::open(&path, options().create(false)).unwrap().map("users", existing()).unwrap();
+    users.db().clone().close().unwrap();
+    let users = crate::common::open_file(&path, options().create(false))
+        .unwrap()
+        .db()
+        .map("users", existing())
+        .unwrap();
     assert_eq!(users.get(b"1").unwrap().as_deref(), Some(&b"ann"[..]));
-    assert_eq!(users.maps().unwrap(), ["users"]);
+    assert_eq!(users.db().maps().unwrap(), ["users"]);
 }
 
 /// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no other.
@@ -516,12 +524,12 @@ fn damage_costs_one_map_an_answer() {
     let template = Kept::new(64 << 20);
     let store = template.open(&options).unwrap();
     fill(&store, 0..100, 0);
-    fill(&store.map("good", MapOptions::new()).unwrap(), 0..100, 1);
-    let bad = store.map("bad", MapOptions::new()).unwrap();
+    fill(&store.db().map("good", MapOptions::new()).unwrap(), 0..100, 1);
+    let bad = store.db().map("bad", MapOptions::new()).unwrap();
     fill(&bad, 0..100, 2);
     // By this its descriptor is known: a flush in the distant future.
-    bad.flush_all(Some(u32::MAX)).unwrap();
-    store.close().unwrap();
+    bad.flush_all(Some(u64::from(u32::MAX))).unwrap();
+    store.db().clone().close().unwrap();
     drop(store);
     let offset = |word: u64| word & ((1 << 48) - 1);
     let catalogue = offset(template.word(ROOTS + 14 * 8));
@@ -539,7 +547,7 @@ fn damage_costs_one_map_an_answer() {
             let store = memory.open(&options).unwrap();
             assert_filled(&store, 0..100, 0);
             for name in ["good", "bad"] {
-                match store.map(name, existing()) {
+                match store.db().map(name, existing()) {
                     Ok(map) => {
                         assert!(map.iter().filter(Result::is_ok).count() <= 100);
                     }
@@ -550,22 +558,22 @@ fn damage_costs_one_map_an_answer() {
                     }
                 }
             }
-            let _ = store.recover();
-            let _ = store.purge();
-            let _ = store.check(true).unwrap();
-            let dropped = store.drop_map("bad");
+            let _ = store.db().recover();
+            let _ = store.db().purge();
+            let _ = store.db().check(true).unwrap();
+            let dropped = store.db().drop_map("bad");
             if !(catalogue..catalogue + 48).contains(&at) {
                 assert!(dropped.unwrap());
-                store.reclaim_dropped().unwrap();
-                fill(&store.map("bad", MapOptions::new()).unwrap(), 0..100, 3);
-                store.close().unwrap();
+                store.db().reclaim_dropped().unwrap();
+                fill(&store.db().map("bad", MapOptions::new()).unwrap(), 0..100, 3);
+                store.db().clone().close().unwrap();
                 drop(store);
                 // Whatever was lost is found out by now.
                 let store = memory.open(&options).unwrap();
                 assert_filled(&store, 0..100, 0);
-                assert_filled(&store.map("good", existing()).unwrap(), 0..100, 1);
-                assert_filled(&store.map("bad", existing()).unwrap(), 0..100, 3);
-                store.recover().unwrap();
+                assert_filled(&store.db().map("good", existing()).unwrap(), 0..100, 1);
+                assert_filled(&store.db().map("bad", existing()).unwrap(), 0..100, 3);
+                store.db().recover().unwrap();
                 assert_sound(&store);
             }
         }
@@ -579,33 +587,34 @@ fn records_of_all_maps_move_together() {
     let options = Options::small(64 << 20).index(common::index()).seed(9);
     let store = memory.open(&options).unwrap();
     let names = ["one", "two", "three"];
-    let maps = names.map(|name| store.map(name, MapOptions::new()).unwrap());
+    let maps = names.map(|name| store.db().map(name, MapOptions::new()).unwrap());
     for number in 0..9000 {
         fill(&maps[number as usize % 3], number..number + 1, 4);
     }
     for number in (0..9000).filter(|number| number % 10 != 0) {
         assert!(maps[number as usize % 3].remove(&key_of(number)).unwrap());
     }
-    let cas = |map: &Store<Kept>| {
+    let cas = |map: &Map<Kept>| {
         let mut ids = BTreeMap::new();
         let shown = map.for_each(|item| {
             let item = item.unwrap();
             assert!(is_value_of(item.key, item.value));
-            ids.insert(item.key.to_vec(), item.cas).is_none()
+            assert_eq!(ids.insert(item.key.to_vec(), item.cas), None);
+            ControlFlow::Continue(())
         });
         shown.unwrap();
         ids
     };
     let before = maps.each_ref().map(cas);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     drop((store, maps));
     // Nobody has opened them since.
     let store = memory.open(&options).unwrap();
-    let extent_bytes = store.stat().unwrap().extent_bytes;
-    assert!(store.compact().unwrap() > 100);
-    assert!(store.stat().unwrap().extent_bytes < extent_bytes / 2);
+    let extent_bytes = store.space().unwrap().extent_bytes;
+    assert!(store.db().compact().unwrap() > 100);
+    assert!(store.space().unwrap().extent_bytes < extent_bytes / 2);
     for (name, before) in names.iter().zip(before) {
-        assert_eq!(cas(&store.map(name, existing()).unwrap()), before);
+        assert_eq!(cas(&store.db().map(name, existing()).unwrap()), before);
     }
     assert_sound(&store);
 }
@@ -616,21 +625,21 @@ fn what_is_dead_goes_from_all_maps() {
     let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
     let options = options().clock(clock.clone());
     let store = memory.open(&options).unwrap();
-    let mortal = store.map("mortal", MapOptions::new()).unwrap();
+    let mortal = store.db().map("mortal", MapOptions::new()).unwrap();
     for number in 0..50 {
-        let meta = Meta { flags: 0, expires_at: if number < 20 { 2000 } else { 0 } };
-        let _ = mortal.put_with(&key_of(number), b"value", meta).unwrap();
+        let meta = crate::common::meta(0, if number < 20 { 2000 } else { 0 });
+        mortal.put_with(&key_of(number), b"value", meta).unwrap();
     }
-    let flushed = store.map("flushed", MapOptions::new()).unwrap();
+    let flushed = store.db().map("flushed", MapOptions::new()).unwrap();
     fill(&flushed, 0..30, 1);
     flushed.flush_all(Some(2000)).unwrap();
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     let store = memory.open(&options).unwrap();
-    assert_eq!(store.purge().unwrap(), 0);
-    assert_eq!(store.purge_if_due().unwrap(), 0);
+    assert_eq!(store.db().purge().unwrap(), 0);
+    assert_eq!(store.db().purge_if_due().unwrap(), 0);
     clock.set(2000);
-    assert_eq!(store.purge_if_due().unwrap(), 50);
-    assert_eq!(store.map("mortal", existing()).unwrap().len().value, 30);
-    assert_eq!(store.map("flushed", existing()).unwrap().len().value, 0);
+    assert_eq!(store.db().purge_if_due().unwrap(), 50);
+    assert_eq!(store.db().map("mortal", existing()).unwrap().len().value, 30);
+    assert_eq!(store.db().map("flushed", existing()).unwrap().len().value, 0);
     assert_sound(&store);
 }

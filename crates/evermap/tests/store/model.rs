@@ -1,16 +1,17 @@
 //! Random operations on a store and on a model of it, with orderly and unclean stops in between.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use crate::common::{self, Kept, Random, value_of};
 use crate::ordered;
-use evermap::{Clock, Edit, Error, MapOptions, Meta, Options, Outcome, Store};
+use evermap::{Clock, Edit, Error, Map, MapOptions, Meta, Options, Outcome};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
     value: Vec<u8>,
     flags: u32,
-    expires_at: u32,
+    expires_at: u64,
     cas: u64,
 }
 
@@ -18,8 +19,8 @@ struct Entry {
 #[derive(Default)]
 struct Model {
     entries: BTreeMap<Vec<u8>, Entry>,
-    flush_due: Option<u32>,
-    now: u32,
+    flush_due: Option<u64>,
+    now: u64,
     /// Every CAS id that was ever given out.
     ids: std::collections::HashSet<u64>,
 }
@@ -37,7 +38,7 @@ impl Model {
 
     fn set(&mut self, key: &[u8], value: Vec<u8>, meta: Meta, cas: u64) {
         assert!(self.ids.insert(cas), "CAS id {cas} was given out twice");
-        let Meta { flags, expires_at } = meta;
+        let (flags, expires_at) = (meta.flags, meta.expires_at.unwrap_or(0));
         self.entries.insert(key.to_vec(), Entry { value, flags, expires_at, cas });
     }
 
@@ -68,7 +69,7 @@ fn key_of(random: &mut Random, keys: u64) -> Vec<u8> {
 }
 
 /// The model after any operation must be what every way of reading shows.
-fn compare(store: &Store<Kept>, model: &mut Model, keys: u64) {
+fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
     model.settle();
     let mut shown = BTreeMap::new();
     store
@@ -77,17 +78,17 @@ fn compare(store: &Store<Kept>, model: &mut Model, keys: u64) {
             let entry = Entry {
                 value: item.value.to_vec(),
                 flags: item.flags,
-                expires_at: item.expires_at,
+                expires_at: item.expires_at.unwrap_or(0),
                 cas: item.cas,
             };
             assert!(shown.insert(item.key.to_vec(), entry).is_none(), "shown twice");
-            true
+            ControlFlow::Continue(())
         })
         .unwrap();
     assert_eq!(shown, model.entries);
     let pairs: BTreeMap<_, _> = store.iter().map(|pair| pair.unwrap()).collect();
     assert!(pairs.iter().eq(model.entries.iter().map(|(key, entry)| (key, &entry.value))));
-    if store.summary().ordered.is_some() {
+    if store.stat().ordered.is_some() {
         let expected: Vec<_> =
             model.entries.iter().map(|(key, entry)| (key.clone(), entry.value.clone())).collect();
         ordered::assert_scans(store, &expected);
@@ -98,7 +99,7 @@ fn compare(store: &Store<Kept>, model: &mut Model, keys: u64) {
     store
         .get_many(&asked, |at, item| {
             found[at] = Some(item.unwrap().value.to_vec());
-            true
+            ControlFlow::Continue(())
         })
         .unwrap();
     for (key, found) in asked.iter().zip(found) {
@@ -114,36 +115,51 @@ fn compare(store: &Store<Kept>, model: &mut Model, keys: u64) {
     }
 }
 
-fn step(store: &Store<Kept>, model: &mut Model, random: &mut Random, clock: &Clock, keys: u64) {
+fn step(store: &Map<Kept>, model: &mut Model, random: &mut Random, clock: &Clock, keys: u64) {
     let key = &key_of(random, keys)[..];
     let len = if random.below(100) == 0 { 20_000 } else { random.below(200) as usize };
     let value = value_of(key, random.next(), len);
-    let expires_at = if random.below(4) == 0 { model.now + random.below(40) as u32 } else { 0 };
-    let meta = Meta { flags: random.next() as u32, expires_at };
+    let expires_at = if random.below(4) == 0 { model.now + random.below(40) } else { 0 };
+    let meta = crate::common::meta(random.next() as u32, expires_at);
+    let expiry = meta.expires_at;
     model.settle();
     let before = model.entries.get(key).cloned();
     match random.below(16) {
-        0..=3 => {
-            let outcome = store.put_with(key, &value, meta).unwrap();
-            model.stored(key, value, meta, true, outcome);
+        0..=2 => {
+            let cas = store.put_with(key, &value, meta).unwrap();
+            model.set(key, value, meta, cas);
+        }
+        3 => {
+            let old = store.insert_with(key, &value, meta).unwrap();
+            assert_eq!(old, before.map(|entry| entry.value));
+            let cas = store.get_with(key, |item| item.cas).unwrap();
+            match cas {
+                Some(cas) => model.set(key, value, meta, cas),
+                // It has expired already.
+                None => drop(model.entries.remove(key)),
+            }
         }
         4 => {
-            let outcome = store.insert(key, &value, meta).unwrap();
+            let outcome = store.try_insert_with(key, &value, meta).unwrap();
             model.stored(key, value, meta, before.is_none(), outcome);
         }
         5 => {
-            let outcome = store.update(key, &value, meta).unwrap();
+            let outcome = store.replace_with(key, &value, meta).unwrap();
             model.stored(key, value, meta, before.is_some(), outcome);
         }
         6 => {
             let right = random.below(2) == 0;
             let cas = before.as_ref().map_or(99, |entry| entry.cas) + u64::from(!right);
-            let outcome = store.compare_exchange(key, cas, &value, meta).unwrap();
+            let outcome = store.compare_exchange_with(key, cas, &value, meta).unwrap();
             model.stored(key, value, meta, right && before.is_some(), outcome);
         }
-        7 | 8 => {
+        7 => {
             assert_eq!(store.remove(key).unwrap(), before.is_some());
             model.entries.remove(key);
+        }
+        8 => {
+            let old = store.take(key).unwrap();
+            assert_eq!(old, model.entries.remove(key).map(|entry| entry.value));
         }
         9 => {
             let right = random.below(2) == 0;
@@ -160,16 +176,16 @@ fn step(store: &Store<Kept>, model: &mut Model, random: &mut Random, clock: &Clo
         }
         10 | 11 => modify(store, model, key, value, meta, random.below(4)),
         12 => {
-            let found = store.get_and_touch(key, expires_at, |item| item.value.to_vec()).unwrap();
+            let found = store.get_and_touch(key, expiry, |item| item.value.to_vec()).unwrap();
             assert_eq!(found, before.as_ref().map(|entry| entry.value.clone()));
             model.entries.entry(key.to_vec()).and_modify(|entry| entry.expires_at = expires_at);
         }
         13 => {
-            assert_eq!(store.touch(key, expires_at).unwrap(), before.is_some());
+            assert_eq!(store.touch(key, expiry).unwrap(), before.is_some());
             model.entries.entry(key.to_vec()).and_modify(|entry| entry.expires_at = expires_at);
         }
         14 if random.below(200) == 0 => {
-            let at = (random.below(2) == 0).then(|| model.now + random.below(20) as u32);
+            let at = (random.below(2) == 0).then(|| model.now + random.below(20));
             store.flush_all(at).unwrap();
             model.flush_due = Some(at.unwrap_or(model.now));
         }
@@ -181,24 +197,18 @@ fn step(store: &Store<Kept>, model: &mut Model, random: &mut Random, clock: &Clo
         }
     }
     if random.below(10) == 0 {
-        model.now += random.below(3) as u32;
+        model.now += random.below(3);
         clock.set(model.now);
     }
 }
 
-fn modify(
-    store: &Store<Kept>,
-    model: &mut Model,
-    key: &[u8],
-    value: Vec<u8>,
-    meta: Meta,
-    how: u64,
-) {
+fn modify(store: &Map<Kept>, model: &mut Model, key: &[u8], value: Vec<u8>, meta: Meta, how: u64) {
     let before = model.entries.get(key).cloned();
-    let outcome = store
+    let stored = store
         .modify(key, |item| {
-            let item =
-                item.map(|item| (item.key, item.value, item.flags, item.expires_at, item.cas));
+            let item = item.map(|item| {
+                (item.key, item.value, item.flags, item.expires_at.unwrap_or(0), item.cas)
+            });
             let expected = before
                 .as_ref()
                 .map(|entry| (key, &entry.value[..], entry.flags, entry.expires_at, entry.cas));
@@ -212,19 +222,19 @@ fn modify(
         })
         .unwrap();
     match (how, before) {
-        (0, Some(entry)) => assert_eq!(outcome, Outcome::Kept { cas: entry.cas }),
-        (0 | 1, None) => assert_eq!(outcome, Outcome::Absent),
+        (0, Some(entry)) => assert_eq!(stored, Some(entry.cas)),
+        (0 | 1, None) => assert_eq!(stored, None),
         (1, Some(_)) => {
-            assert_eq!(outcome, Outcome::Removed);
+            assert_eq!(stored, None);
             model.entries.remove(key);
         }
         (2, before) => {
             let (old, flags, expires_at) = before
                 .map_or((Vec::new(), 0, 0), |entry| (entry.value, entry.flags, entry.expires_at));
-            let meta = Meta { flags, expires_at };
-            model.stored(key, [old, value].concat(), meta, true, outcome);
+            let meta = crate::common::meta(flags, expires_at);
+            model.set(key, [old, value].concat(), meta, stored.unwrap());
         }
-        (_, _) => model.stored(key, value, meta, true, outcome),
+        (_, _) => model.set(key, value, meta, stored.unwrap()),
     }
 }
 
@@ -242,7 +252,7 @@ struct Maps {
     memory: Kept,
     options: Options,
     clock: Clock,
-    stores: Vec<Store<Kept>>,
+    stores: Vec<Map<Kept>>,
     models: Vec<Model>,
     keys: u64,
 }
@@ -264,13 +274,13 @@ impl Maps {
     }
 
     fn open_map(&mut self, at: usize) {
-        let map = self.stores[0].map(&format!("map {at}"), MapOptions::new()).unwrap();
+        let map = self.stores[0].db().map(&format!("map {at}"), MapOptions::new()).unwrap();
         self.stores.truncate(at);
         self.stores.push(map);
     }
 
     /// The default one.
-    fn first(&self) -> &Store<Kept> {
+    fn first(&self) -> &Map<Kept> {
         &self.stores[0]
     }
 
@@ -288,12 +298,12 @@ impl Maps {
             return;
         }
         let at = 1 + random.below(self.models.len() as u64 - 1) as usize;
-        assert!(self.first().drop_map(&format!("map {at}")).unwrap());
+        assert!(self.first().db().drop_map(&format!("map {at}")).unwrap());
         assert!(matches!(self.stores[at].get(b"k1"), Err(Error::Dropped { .. })));
         self.models[at].entries.clear();
         self.models[at].flush_due = None;
         if random.below(2) == 0 {
-            self.first().reclaim_dropped().unwrap();
+            self.first().db().reclaim_dropped().unwrap();
         }
         (at..self.models.len()).for_each(|at| self.open_map(at));
     }
@@ -305,12 +315,12 @@ impl Maps {
     }
 
     fn assert_sound(&self) {
-        let report = self.first().check(true).unwrap();
+        let report = self.first().db().check(true).unwrap();
         assert!(report.is_sound(), "{report}");
     }
 
     fn purge(&self) {
-        self.first().purge().unwrap();
+        self.first().db().purge().unwrap();
         for (store, model) in self.stores.iter().zip(&self.models) {
             assert_eq!(store.len().value, model.entries.len() as u64);
             ordered::assert_keys_are_counted(store);
@@ -340,7 +350,7 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
         };
         if stop == Stop::Orderly {
             // Whether or not the sweep of an earlier stop has run.
-            maps.first().close().unwrap();
+            maps.first().db().clone().close().unwrap();
         }
         maps.open();
         if stop == Stop::UncleanTwice {
@@ -353,7 +363,7 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
             maps.drop_one(&mut random);
         }
         if random.below(2) == 0 {
-            maps.first().recover().unwrap();
+            maps.first().db().recover().unwrap();
             assert!(maps.stores.iter().all(|store| store.len().exact));
         }
         maps.compare();
@@ -368,9 +378,9 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
             assert!(store.remove(key).unwrap());
         }
     }
-    maps.first().purge().unwrap();
-    maps.first().recover().unwrap();
-    let report = maps.first().check(true).unwrap();
+    maps.first().db().purge().unwrap();
+    maps.first().db().recover().unwrap();
+    let report = maps.first().db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
     // Those of the catalogue.
     assert_eq!(report.records, named as u64);

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::ops::ControlFlow;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
-use evermap::{
-    Clock, Error, Evermap, KeyRange, Meta, Options, OrderedState, OrderedUpdates, Store,
-};
+use evermap::{Clock, Error, KeyRange, Map, Options, OrderedState, OrderedUpdates};
 use evermap_pm::{Medium, PmU64};
 
 type Pair = (Vec<u8>, Vec<u8>);
@@ -28,7 +27,7 @@ fn pairs<M: Medium>(scan: evermap::Scan<'_, M>) -> Vec<Pair> {
 }
 
 /// Every way of scanning shows exactly these pairs.
-pub(crate) fn assert_scans<M: Medium>(store: &Store<M>, expected: &[Pair]) {
+pub(crate) fn assert_scans<M: Medium>(store: &Map<M>, expected: &[Pair]) {
     let backwards: Vec<Pair> = expected.iter().rev().cloned().collect();
     assert_eq!(pairs(store.scan(..).unwrap()), expected);
     assert_eq!(pairs(store.scan(..).unwrap().reverse()), backwards);
@@ -39,7 +38,7 @@ pub(crate) fn assert_scans<M: Medium>(store: &Store<M>, expected: &[Pair]) {
         .visit(|item| {
             let item = item.unwrap();
             visited.push((item.key.to_vec(), item.value.to_vec()));
-            true
+            ControlFlow::Continue(())
         })
         .unwrap();
     assert_eq!(visited, expected);
@@ -83,7 +82,7 @@ fn within(pairs: &[Pair], has: impl Fn(&[u8]) -> bool) -> Vec<Pair> {
 }
 
 /// Each piece by a new scan that goes on where the last one was left; turning round twice in between changes nothing.
-fn in_pieces<M: Medium>(store: &Store<M>, mut range: KeyRange, random: &mut Random) -> Vec<Pair> {
+fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random) -> Vec<Pair> {
     let mut all = Vec::new();
     loop {
         let mut scan = store.scan(range).unwrap();
@@ -112,17 +111,17 @@ fn in_pieces<M: Medium>(store: &Store<M>, mut range: KeyRange, random: &mut Rand
 }
 
 /// When everything that is dead is removed, the ordered index has as many keys as there are records.
-pub(crate) fn assert_keys_are_counted<M: Medium>(store: &Store<M>) {
-    if let Some(before) = store.summary().ordered {
+pub(crate) fn assert_keys_are_counted<M: Medium>(store: &Map<M>) {
+    if let Some(before) = store.stat().ordered {
         assert_eq!(before.unreadable, 0);
         drop(store.scan(..).unwrap());
-        let ordered = store.summary().ordered.unwrap();
+        let ordered = store.stat().ordered.unwrap();
         assert_eq!((ordered.keys, ordered.notices_waiting), (store.len().value, 0));
     }
 }
 
 /// A scan shows what lookups and a walk over the hash index show.
-pub(crate) fn scan_agrees<M: Medium>(store: &Store<M>) -> Result<(), String> {
+pub(crate) fn scan_agrees<M: Medium>(store: &Map<M>) -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let mut walked = BTreeMap::new();
     for pair in store.iter() {
@@ -141,7 +140,7 @@ pub(crate) fn scan_agrees<M: Medium>(store: &Store<M>) -> Result<(), String> {
 }
 
 fn volatile(notices: OrderedUpdates) -> Options {
-    common::volatile().ordered(true).ordered_updates(notices)
+    crate::common::options().ordered(true).ordered_updates(notices)
 }
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -150,7 +149,7 @@ fn key_of(number: u64) -> Vec<u8> {
 
 #[test]
 fn without_an_ordered_index_a_scan_says_what_to_do() {
-    let map = Evermap::open("", common::volatile()).unwrap();
+    let map = crate::common::in_memory(crate::common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     for refused in [map.scan(..), map.scan_relaxed(..), map.scan_prefix("k")] {
         let error = refused.err().unwrap();
@@ -158,17 +157,17 @@ fn without_an_ordered_index_a_scan_says_what_to_do() {
         assert!(error.to_string().contains("Options::ordered(true)"), "{error}");
     }
     assert!(matches!(map.build_ordered(1), Err(Error::NotOrdered)));
-    assert!(map.summary().ordered.is_none() && map.stat().unwrap().ordered.is_none());
+    assert!(map.stat().ordered.is_none() && map.stat().ordered.is_none());
 }
 
 #[test]
 fn a_closed_store_ends_scans() {
-    let map = Evermap::open("", volatile(OrderedUpdates::default())).unwrap();
+    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     (0..100).for_each(|key| map.put(&key_of(key), b"value").unwrap());
     let other = map.clone();
     let mut scan = other.scan(..).unwrap();
     assert_eq!(scan.next().unwrap().unwrap().0, key_of(0));
-    map.close().unwrap();
+    map.db().clone().close().unwrap();
     let rest: Vec<_> = scan.by_ref().collect();
     assert!(matches!(rest.last(), Some(Err(Error::Closed))) && rest.len() < 100);
     assert!(scan.next().is_none(), "an error ends it");
@@ -182,7 +181,7 @@ fn keys_that_stay_are_seen_exactly_once() {
     const KEYS: u64 = 3_000;
     const ROUNDS: u64 = 25_000;
     for notices in NOTICES {
-        let map = &Evermap::open("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         let stays = |number: u64| number.is_multiple_of(3);
         for number in (0..KEYS).filter(|&number| stays(number)) {
             map.put(&key_of(number), &value_of(&key_of(number), 0, 30)).unwrap();
@@ -201,8 +200,8 @@ fn keys_that_stay_are_seen_exactly_once() {
                             map.remove(&key).unwrap();
                         }
                         if round % 5_000 == 0 {
-                            map.compact().unwrap();
-                            map.purge().unwrap();
+                            map.db().compact().unwrap();
+                            map.db().purge().unwrap();
                         }
                     }
                     writing.fetch_sub(1, SeqCst);
@@ -229,7 +228,7 @@ fn keys_that_stay_are_seen_exactly_once() {
             }
         });
         scan_agrees(map).unwrap();
-        let report = map.check(true).unwrap();
+        let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{notices:?}: {report}");
     }
 }
@@ -239,7 +238,7 @@ fn keys_that_stay_are_seen_exactly_once() {
 #[test]
 fn a_scan_sees_what_was_acknowledged() {
     for notices in NOTICES {
-        let map = &Evermap::open("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         thread::scope(|threads| {
             for me in 0..3u64 {
                 threads.spawn(move || {
@@ -269,7 +268,7 @@ fn a_scan_sees_what_was_acknowledged() {
 #[test]
 fn what_others_acknowledged_is_seen_too() {
     for notices in NOTICES {
-        let map = &Evermap::open("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         let (added, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
         thread::scope(|threads| {
             threads.spawn(move || {
@@ -296,7 +295,7 @@ fn what_others_acknowledged_is_seen_too() {
 fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     const KEYS: u64 = 200_000;
     for notices in NOTICES {
-        let map = &Evermap::open("", volatile(notices)).unwrap();
+        let map = &crate::common::in_memory(volatile(notices)).unwrap();
         let bound = &AtomicU64::new(0);
         thread::scope(|threads| {
             threads.spawn(move || {
@@ -323,18 +322,18 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
 /// Nobody scans, and no batch is full in the end: threads in the background do all of it, after they have slept, too.
 #[test]
 fn the_tree_is_told_without_being_asked() {
-    let map = Evermap::open("", volatile(OrderedUpdates::Background)).unwrap();
+    let map = crate::common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
     for burst in 1..=3 {
         thread::sleep(Duration::from_millis(20));
         (0..2000).for_each(|number| map.put(&key_of(burst * 10_000 + number), b"").unwrap());
-        let told = || map.summary().ordered.is_some_and(|ordered| ordered.notices_waiting == 0);
+        let told = || map.stat().ordered.is_some_and(|ordered| ordered.notices_waiting == 0);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !told() {
-            assert!(Instant::now() < deadline, "{:?}", map.summary().ordered);
+            assert!(Instant::now() < deadline, "{:?}", map.stat().ordered);
             thread::sleep(Duration::from_millis(1));
         }
     }
-    assert_eq!(map.summary().ordered.unwrap().keys, 6000);
+    assert_eq!(map.stat().ordered.unwrap().keys, 6000);
 }
 
 /// After an unclean stop everything is written, removed and looked up at once, while threads build the ordered index.
@@ -354,7 +353,7 @@ fn building_goes_on_beside_writers() {
         }
         drop(store);
         let store = &memory.open(&options).unwrap();
-        assert_eq!(store.summary().ordered.unwrap().state, OrderedState::Pending);
+        assert_eq!(store.stat().ordered.unwrap().state, OrderedState::Pending);
         let (start, built) = (&Barrier::new(3), &AtomicBool::new(false));
         thread::scope(|threads| {
             for me in 0..2u64 {
@@ -382,13 +381,13 @@ fn building_goes_on_beside_writers() {
             }
             built.store(true, SeqCst);
         });
-        assert!(matches!(store.summary().ordered.unwrap().state, OrderedState::Ready(_)));
+        assert!(matches!(store.stat().ordered.unwrap().state, OrderedState::Ready(_)));
         scan_agrees(store).unwrap();
-        store.recover().unwrap();
-        let report = store.check(true).unwrap();
+        store.db().recover().unwrap();
+        let report = store.db().check(true).unwrap();
         assert!(report.is_sound(), "{report}");
         assert_keys_are_counted(store);
-        store.close().unwrap();
+        store.db().clone().close().unwrap();
         let store = memory.open(&options).unwrap();
         scan_agrees(&store).unwrap();
     }
@@ -403,7 +402,8 @@ fn a_file_is_scanned_after_opening_with_and_without() {
     for round in 0..6u64 {
         let ordered = round % 3 != 1;
         let way = NOTICES[round as usize % 3];
-        let map = Evermap::open(&path, options().ordered(ordered).ordered_updates(way)).unwrap();
+        let map = crate::common::open_file(&path, options().ordered(ordered).ordered_updates(way))
+            .unwrap();
         for number in 0..3_000 {
             let key = key_of(number * 7 % 5_000 + round * 400);
             if number % 4 == 0 {
@@ -418,7 +418,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
             let seen = pairs(map.scan(..).unwrap());
             assert!(seen.iter().map(|(key, value)| (key, value)).eq(&expected));
         }
-        map.close().unwrap();
+        map.db().clone().close().unwrap();
     }
 }
 
@@ -436,7 +436,7 @@ fn closing_ends_building() {
             let scans: Vec<_> =
                 (0..2).map(|_| threads.spawn(|| store.scan(..).map(Iterator::count))).collect();
             thread::sleep(Duration::from_micros(200 * round));
-            store.close().unwrap();
+            store.db().clone().close().unwrap();
             for scan in scans {
                 assert!(matches!(scan.join().unwrap(), Err(Error::Closed) | Ok(_)));
             }
@@ -452,30 +452,30 @@ fn what_is_purged_leaves_the_tree() {
         let options = common::options().capacity(64 << 20).clock(clock.clone());
         let store = memory.open(&options.ordered(true).ordered_updates(notices)).unwrap();
         for number in 0..2_000 {
-            let meta = Meta { flags: 0, expires_at: if number % 2 == 0 { 2000 } else { 0 } };
-            let _ = store.put_with(&key_of(number), b"value", meta).unwrap();
+            let meta = crate::common::meta(0, if number % 2 == 0 { 2000 } else { 0 });
+            store.put_with(&key_of(number), b"value", meta).unwrap();
         }
         assert_eq!(store.scan(..).unwrap().count(), 2_000);
         clock.set(2000);
         assert_eq!(store.scan(..).unwrap().count(), 1_000);
-        assert_eq!(store.summary().ordered.unwrap().keys, 2_000, "dead, but not purged");
+        assert_eq!(store.stat().ordered.unwrap().keys, 2_000, "dead, but not purged");
         // A dead key comes back without having left.
         store.put(&key_of(0), b"again").unwrap();
         assert_eq!(store.scan(..).unwrap().limit(1).next().unwrap().unwrap().1, b"again");
-        assert_eq!(store.purge().unwrap(), 999);
+        assert_eq!(store.db().purge().unwrap(), 999);
         assert_keys_are_counted(&store);
         assert_eq!(store.len().value, 1_001);
         store.flush_all(None).unwrap();
         assert_eq!(store.scan(..).unwrap().count(), 0);
         store.put(b"after", b"the flush").unwrap();
-        store.purge().unwrap();
+        store.db().purge().unwrap();
         assert_keys_are_counted(&store);
         assert_eq!(pairs(store.scan(..).unwrap()), [(b"after".to_vec(), b"the flush".to_vec())]);
     }
 }
 
 /// Changes the word of a key's record that is so many words behind its CAS id.
-fn damage(memory: &Kept, store: &Store<Kept>, key: &[u8], behind: u64) {
+fn damage(memory: &Kept, store: &Map<Kept>, key: &[u8], behind: u64) {
     let cas = store.get_with(key, |item| item.cas).unwrap().unwrap();
     let word = |at: u64| memory.load(memory.at::<PmU64>(at * 8).unwrap());
     let begins = u64::from_le_bytes(*key.first_chunk().unwrap());
@@ -485,7 +485,7 @@ fn damage(memory: &Kept, store: &Store<Kept>, key: &[u8], behind: u64) {
     memory.store(memory.at::<PmU64>(at * 8).unwrap(), word(at) ^ 1);
 }
 
-fn a_hundred_records(options: &Options) -> (Kept, Store<Kept>) {
+fn a_hundred_records(options: &Options) -> (Kept, Map<Kept>) {
     let memory = Kept::new(64 << 20);
     let store = memory.open(options).unwrap();
     for number in 0..100 {
@@ -506,7 +506,7 @@ fn a_damaged_record_is_scanned_once_it_is_repaired() {
         drop(store);
         let store = memory.open(&options).unwrap();
         assert_eq!(store.scan(..).unwrap().count(), 99);
-        assert_eq!(store.summary().ordered.unwrap().unreadable, 1);
+        assert_eq!(store.stat().ordered.unwrap().unreadable, 1);
         assert!(!matches!(store.get(&wanted), Ok(Some(_))));
         store.put(&wanted, b"repaired").unwrap();
         assert_eq!(store.scan(..).unwrap().count(), 100);
@@ -532,7 +532,7 @@ fn a_damaged_value_is_told_of_in_its_place() {
 /// Values that are larger than what an iterator copies ahead, between small ones.
 #[test]
 fn large_values_come_one_by_one() {
-    let map = Evermap::open("", volatile(OrderedUpdates::default())).unwrap();
+    let map = crate::common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     for number in 0..60 {
         let len = if number % 5 == 0 { 300_000 } else { 10 };
         map.put(&key_of(number), &vec![number as u8; len]).unwrap();

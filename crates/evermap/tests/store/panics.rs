@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{self, Kept, Random, value_of};
-use evermap::{Clock, Edit, Error, Meta, OrderedUpdates, Store};
-use evermap_pm::ErrorKind;
+use evermap::{Clock, Edit, Error, ErrorKind, Map, OrderedUpdates};
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -23,11 +22,11 @@ impl Step {
         Step { kind: random.below(12), key, value }
     }
 
-    fn run(&self, store: &Store<Kept>) -> evermap::Result<()> {
+    fn run(&self, store: &Map<Kept>) -> evermap::Result<()> {
         match self.kind {
             0 | 1 => store.remove(&self.key).map(drop),
             2 => store.modify(&self.key, |_| Edit::Value(self.value.clone())).map(drop),
-            3 => store.touch(&self.key, 1).map(drop),
+            3 => store.touch(&self.key, Some(1)).map(drop),
             4 if self.key[0] == 7 => store.flush_all(None),
             _ => store.put(&self.key, &self.value),
         }
@@ -42,7 +41,7 @@ impl Step {
     }
 }
 
-fn contents(store: &Store<Kept>) -> State {
+fn contents(store: &Map<Kept>) -> State {
     store.iter().map(|pair| pair.unwrap()).collect()
 }
 
@@ -75,8 +74,8 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
         // Nothing hangs on what the panic left locked.
         match store.put(&step.key, &step.value) {
             Err(error) => {
-                assert!(matches!(error.kind(), Some(ErrorKind::Poisoned)), "{error}");
-                assert!(store.close().is_err(), "closing must not vouch for it");
+                assert!(error.kind() == ErrorKind::Poisoned, "{error}");
+                assert!(store.db().clone().close().is_err(), "closing must not vouch for it");
                 poisoned += 1;
             }
             Ok(()) => {
@@ -94,10 +93,10 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
         }
         // Now and then nothing is swept between two panics.
         if round % 4 != 0 {
-            store.recover().unwrap();
+            store.db().recover().unwrap();
         }
         if round % 4 == 1 {
-            let report = store.check(true).unwrap();
+            let report = store.db().check(true).unwrap();
             assert!(report.is_sound(), "{report}");
         }
     }
@@ -112,7 +111,7 @@ fn an_error_after_a_change_leaves_it_accounted_for() {
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).ordered(true);
     let options = options.ordered_updates(OrderedUpdates::Sync).clock(clock.clone());
     let store = memory.open(&options).unwrap();
-    let meta = |expires_at| Meta { flags: 0, expires_at };
+    let meta = |expires_at| crate::common::meta(0, expires_at);
     for key in [b"a", b"b", b"c"] {
         store.put(key, b"value").unwrap();
     }
@@ -123,22 +122,22 @@ fn an_error_after_a_change_leaves_it_accounted_for() {
     failed(store.put(b"a", b"other").err());
     failed(store.put_with(b"d", b"new", meta(2000)).err());
     failed(store.remove(b"b").err());
-    assert!(store.touch(b"c", 1).unwrap());
-    store.purge_if_due().unwrap();
+    assert!(store.touch(b"c", Some(1)).unwrap());
+    store.db().purge_if_due().unwrap();
     memory.fail_after_changes(false);
     let keys: Vec<_> = store.scan(..).unwrap().map(|pair| pair.unwrap().0).collect();
     assert_eq!(keys, [b"a", b"d"]);
     assert_eq!(store.get(b"a").unwrap().as_deref(), Some(&b"other"[..]));
     clock.set(2000);
-    assert_eq!(store.purge_if_due().unwrap(), 1, "its expiry is known");
+    assert_eq!(store.db().purge_if_due().unwrap(), 1, "its expiry is known");
     assert_eq!((store.len().value, store.len().exact), (1, true));
     assert_eq!(store.bytes().value, bytes / 3);
     store.put(b"b", b"value").unwrap();
     store.put(b"c", b"value").unwrap();
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     let store = memory.open(&options).unwrap();
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound() && report.records == 3, "{report}");
 }

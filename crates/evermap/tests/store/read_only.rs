@@ -6,13 +6,14 @@ use std::process::Command;
 use std::thread;
 
 use crate::common::{self, Random, value_of};
-use evermap::{Batch, Clock, Error, Evermap, IndexKind, MapOptions, Meta, OnSuspect, Options};
-use evermap_pm::ErrorKind;
+use evermap::{
+    Batch, Clock, Error, ErrorKind, Evermap, IndexKind, Map, MapOptions, OnSuspect, Options,
+};
 use tempfile::TempDir;
 
 const RECORDS: u64 = 3000;
 /// When the clock of the tests begins.
-const NOW: u32 = 1000;
+const NOW: u64 = 1000;
 
 fn options() -> Options {
     common::options().capacity(1 << 30).extent_size(64 << 10).clock(Clock::manual(NOW))
@@ -31,19 +32,14 @@ fn value(key: u64) -> Vec<u8> {
 }
 
 /// A store with a named map, and with a record that has expired, as a writer has left it.
-fn filled(options: Options) -> (TempDir, PathBuf, Evermap) {
+fn closed(options: Options) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let map = Evermap::open(&path, options).unwrap();
+    let map = common::open_file(&path, options).unwrap();
     (0..RECORDS).for_each(|key| map.put(&key_of(key), &value(key)).unwrap());
-    let _ = map.put_with(b"expired", b"1", Meta { flags: 0, expires_at: NOW + 5 }).unwrap();
-    map.map("users", MapOptions::new()).unwrap().put(b"1", b"ann").unwrap();
-    (directory, path, map)
-}
-
-fn closed(options: Options) -> (TempDir, PathBuf) {
-    let (directory, path, map) = filled(options);
-    map.close().unwrap();
+    map.put_with(b"expired", b"1", common::meta(0, NOW + 5)).unwrap();
+    map.db().map("users", MapOptions::new()).unwrap().put(b"1", b"ann").unwrap();
+    map.db().clone().close().unwrap();
     (directory, path)
 }
 
@@ -51,14 +47,14 @@ fn refusal(path: &Path, options: Options) -> Error {
     Evermap::open(path, options).expect_err("must be refused")
 }
 
-fn assert_reads_all(map: &Evermap) {
+fn assert_reads_all(map: &Map) {
     for key in 0..RECORDS {
         assert!(map.get(&key_of(key)).unwrap() == Some(value(key)));
     }
     assert_eq!(map.iter().map(|pair| pair.unwrap()).count() as u64, RECORDS + 1);
     assert!(map.get(b"none").unwrap().is_none());
     assert_eq!(
-        map.map("users", MapOptions::new()).unwrap().get(b"1").unwrap(),
+        map.db().map("users", MapOptions::new()).unwrap().get(b"1").unwrap(),
         Some(b"ann".into())
     );
 }
@@ -71,17 +67,17 @@ fn reading_changes_no_byte_of_the_file() {
         let before = std::fs::read(&path).unwrap();
         let time = std::fs::metadata(&path).unwrap().modified().unwrap();
         let clock = Clock::manual(NOW);
-        let map = Evermap::open(&path, reading().ordered(true).clock(clock.clone())).unwrap();
+        let map = common::open_file(&path, reading().ordered(true).clock(clock.clone())).unwrap();
         assert_reads_all(&map);
         let scanned: Vec<_> = map.scan_prefix("key").unwrap().map(|pair| pair.unwrap().0).collect();
         assert!(scanned.iter().eq((0..RECORDS).map(key_of).collect::<Vec<_>>().iter()));
         clock.set(NOW + 5);
         assert!(map.get(b"expired").unwrap().is_none());
         assert!(map.get_ref(&key_of(7)).unwrap().unwrap()[..] == value(7)[..]);
-        let report = map.check(true).unwrap();
+        let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{index}: {report}");
-        assert!(map.len().exact && map.stat().unwrap().clean_open);
-        map.close().unwrap();
+        assert!(map.len().exact && map.stat().clean_open);
+        map.db().clone().close().unwrap();
         assert!(std::fs::read(&path).unwrap() == before, "{index}");
         assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), time);
     }
@@ -90,61 +86,60 @@ fn reading_changes_no_byte_of_the_file() {
 #[test]
 fn several_readers_at_once_keep_a_writer_out() {
     let (_directory, path) = closed(options());
-    let [first, second] = [(); 2].map(|()| Evermap::open(&path, reading()).unwrap());
+    let [first, second] = [(); 2].map(|()| common::open_file(&path, reading()).unwrap());
     thread::scope(|threads| {
         for map in [&first, &second] {
             threads.spawn(|| assert_reads_all(map));
         }
     });
     let error = refusal(&path, options());
-    assert!(
-        matches!(error.kind(), Some(ErrorKind::OpenReadOnly { path: named }) if *named == path),
-        "{error}"
-    );
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    assert!(error.to_string().contains("opened read-only by others"), "{error}");
     drop(first);
-    assert!(matches!(refusal(&path, options()).kind(), Some(ErrorKind::OpenReadOnly { .. })));
+    assert_eq!(refusal(&path, options()).kind(), ErrorKind::InUse);
     assert_reads_all(&second);
-    second.close().unwrap();
-    let writer = Evermap::open(&path, options()).unwrap();
-    assert!(matches!(refusal(&path, reading()).kind(), Some(ErrorKind::InUse { .. })));
+    second.db().clone().close().unwrap();
+    let writer = common::open_file(&path, options()).unwrap();
+    assert_eq!(refusal(&path, reading()).kind(), ErrorKind::InUse);
     writer.put(b"new", b"1").unwrap();
     assert_reads_all_and(&writer, 1);
 }
 
-fn assert_reads_all_and(map: &Evermap, more: u64) {
+fn assert_reads_all_and(map: &Map, more: u64) {
     assert_eq!(map.iter().count() as u64, RECORDS + 1 + more);
 }
 
 #[test]
 fn whatever_would_change_something_is_refused() {
     let (_directory, path) = closed(options());
-    let map = Evermap::open(&path, reading().ordered(true)).unwrap();
-    let users = map.map("users", MapOptions::new()).unwrap();
+    let map = common::open_file(&path, reading().ordered(true)).unwrap();
+    let users = map.db().map("users", MapOptions::new()).unwrap();
     let key = &key_of(1)[..];
     let changes: [(&str, Box<dyn Fn() -> evermap::Result<()>>); 16] = [
         ("put", Box::new(|| map.put(key, b"x"))),
         ("remove", Box::new(|| map.remove(key).map(drop))),
         ("remove of nothing", Box::new(|| map.remove(b"none").map(drop))),
-        ("touch", Box::new(|| map.touch(key, 0).map(drop))),
+        ("touch", Box::new(|| map.touch(key, None).map(drop))),
         ("append", Box::new(|| map.append(key, b"x").map(drop))),
         ("modify", Box::new(|| map.modify(key, |_| evermap::Edit::Remove).map(drop))),
         ("batch", Box::new(|| map.apply(Batch::new().put(key, b"x")).map(drop))),
         ("flush_all", Box::new(|| map.flush_all(None))),
         ("put_from", Box::new(|| map.put_from(key, 1, &b"x"[..]))),
-        ("value_writer", Box::new(|| map.value_writer(key, 1, Meta::default()).map(drop))),
-        ("purge", Box::new(|| map.purge().map(drop))),
-        ("compact", Box::new(|| map.compact().map(drop))),
+        ("value_writer", Box::new(|| map.value_writer(key, 1, evermap::Meta::new()).map(drop))),
+        ("purge", Box::new(|| map.db().purge().map(drop))),
+        ("compact", Box::new(|| map.db().compact().map(drop))),
         ("put in a named map", Box::new(|| users.put(b"1", b"x"))),
-        ("drop_map", Box::new(|| map.drop_map("users").map(drop))),
-        ("new map", Box::new(|| map.map("new", MapOptions::new()).map(drop))),
-        ("get_and_touch", Box::new(|| map.get_and_touch(key, 0, |_| ()).map(drop))),
+        ("drop_map", Box::new(|| map.db().drop_map("users").map(drop))),
+        ("new map", Box::new(|| map.db().map("new", MapOptions::new()).map(drop))),
+        ("get_and_touch", Box::new(|| map.get_and_touch(key, None, |_| ()).map(drop))),
     ];
     for (name, change) in changes {
         let error = change().unwrap_err();
         assert!(matches!(error, Error::ReadOnly), "{name}: {error}");
+        assert_eq!(error.kind(), ErrorKind::ReadOnly);
     }
     assert_reads_all(&map);
-    let report = map.check(true).unwrap();
+    let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -154,7 +149,7 @@ fn a_store_that_was_not_closed_is_not_read() {
     if let Some(path) =
         common::child::asked_for("read_only::a_store_that_was_not_closed_is_not_read")
     {
-        let map = Evermap::open(path, options()).unwrap();
+        let map = common::open_file(path, options()).unwrap();
         map.put(b"new", b"1").unwrap();
         std::process::abort();
     }
@@ -166,19 +161,20 @@ fn a_store_that_was_not_closed_is_not_read() {
     for on_suspect in [OnSuspect::Refuse, OnSuspect::Salvage] {
         let error = refusal(&path, reading().on_suspect(on_suspect));
         assert!(matches!(&error, Error::NotClosed { path: named } if *named == path), "{error}");
+        assert_eq!(error.kind(), ErrorKind::NotClosed);
     }
     assert!(std::fs::read(&path).unwrap() == before);
-    let map = Evermap::open(&path, options()).unwrap();
+    let map = common::open_file(&path, options()).unwrap();
     assert_eq!(map.get(b"new").unwrap(), Some(b"1".to_vec()));
-    map.close().unwrap();
-    assert_reads_all_and(&Evermap::open(&path, reading()).unwrap(), 1);
+    map.db().clone().close().unwrap();
+    assert_reads_all_and(&common::open_file(&path, reading()).unwrap(), 1);
 }
 
 #[test]
 fn a_file_that_may_not_be_written_can_be_read() {
     let (_directory, path) = closed(options());
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
-    assert_reads_all(&Evermap::open(&path, reading()).unwrap());
+    assert_reads_all(&common::open_file(&path, reading()).unwrap());
     // The superuser may write all the same.
     let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     assert_eq!(Evermap::open(&path, options()).is_ok(), is_root);
@@ -189,20 +185,15 @@ fn what_cannot_be_read_is_refused_and_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     let error = refusal(&path, reading());
-    assert!(matches!(&error, Error::NotFound { path: named } if *named == path), "{error}");
+    assert!(matches!(&error, Error::NotFound { path: Some(named) } if *named == path), "{error}");
     assert!(!path.exists());
     for text in ["", "some text"] {
         std::fs::write(&path, text).unwrap();
         assert!(Evermap::open(&path, reading()).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), text.as_bytes());
     }
-    for contradiction in [
-        reading().on_suspect(OnSuspect::Discard),
-        reading().durability(evermap::Durability::Volatile),
-    ] {
-        let error = refusal(&path, contradiction);
-        assert!(matches!(error.kind(), Some(ErrorKind::Config(_))), "{error}");
-    }
+    let contradiction = reading().on_suspect(OnSuspect::Discard);
+    assert_eq!(refusal(&path, contradiction).kind(), ErrorKind::Config);
 }
 
 /// The keys that a writer has saved in order are there for every reader after it.
@@ -210,14 +201,14 @@ fn what_cannot_be_read_is_refused_and_left_alone() {
 fn keys_that_were_saved_in_order_are_used_and_kept() {
     let (_directory, path) = closed(options().ordered(true));
     for _ in 0..2 {
-        let map = Evermap::open(&path, reading().ordered(true)).unwrap();
+        let map = common::open_file(&path, reading().ordered(true)).unwrap();
         let count = map.scan(..).unwrap().map(|pair| pair.unwrap()).count() as u64;
         assert_eq!(count, RECORDS + 1);
-        map.close().unwrap();
+        map.db().clone().close().unwrap();
     }
-    let map = Evermap::open(&path, options().ordered(true)).unwrap();
+    let map = common::open_file(&path, options().ordered(true)).unwrap();
     assert_eq!(map.scan(..).unwrap().count() as u64, RECORDS + 1);
-    let report = map.check(true).unwrap();
+    let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -234,13 +225,13 @@ fn damaged_files_are_read_as_far_as_they_go() {
             damaged[at] ^= 1 << random.below(8);
         }
         std::fs::write(&path, &damaged).unwrap();
-        if let Ok(map) = Evermap::open(&path, reading()) {
+        if let Ok(map) = common::open_file(&path, reading()) {
             for key in 0..RECORDS {
                 if let Ok(Some(found)) = map.get(&key_of(key)) {
                     assert!(found == value(key));
                 }
             }
-            let _ = map.check(true).unwrap().to_string();
+            let _ = map.db().check(true).unwrap().to_string();
         }
         assert!(std::fs::read(&path).unwrap() == damaged);
     }

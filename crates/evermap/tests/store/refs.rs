@@ -3,7 +3,7 @@
 use std::thread;
 
 use crate::common::{self, Kept, value_of};
-use evermap::{Batch, Clock, Error, Evermap, MapOptions, Meta, OnSuspect, Options, Store};
+use evermap::{Batch, Clock, Error, Map, MapOptions, OnSuspect, Options};
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
@@ -11,7 +11,7 @@ const KEY: &[u8] = b"key";
 const LEN: usize = 10_000;
 const CAPACITY: u64 = 32 << 20;
 /// When the clock of the tests begins.
-const NOW: u32 = 1000;
+const NOW: u64 = 1000;
 
 fn options() -> Options {
     common::small(CAPACITY)
@@ -29,11 +29,11 @@ fn value() -> Vec<u8> {
 }
 
 /// A store in memory, which so lends values, and its clock.
-fn store() -> (Store<Dram>, Clock) {
+fn store() -> (Map<Dram>, Clock) {
     let clock = Clock::manual(NOW);
     let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
     let options = options().clock(clock.clone());
-    (Store::create(medium, Identity::default(), &options).unwrap(), clock)
+    (common::create_medium(medium, Identity::default(), &options).unwrap(), clock)
 }
 
 fn key_of(key: u64) -> Vec<u8> {
@@ -41,7 +41,7 @@ fn key_of(key: u64) -> Vec<u8> {
 }
 
 /// Takes up space that has become free, with bytes that differ from those of [`value`].
-fn reuse(store: &Store<Dram>) {
+fn reuse(store: &Map<Dram>) {
     let fillers = (0..300u32).map(u32::to_le_bytes);
     fillers.clone().for_each(|key| store.put(&key, &[0xee; LEN]).unwrap());
     fillers.for_each(|key| assert!(store.remove(&key).unwrap()));
@@ -51,15 +51,18 @@ fn reuse(store: &Store<Dram>) {
 /// says so. It may wait for the guard afterwards.
 fn held_through(
     name: &str,
-    store: &Store<Dram>,
-    map: &Store<Dram>,
+    store: &Map<Dram>,
+    map: &Map<Dram>,
     change: impl FnOnce() + Send,
     is_made: impl Fn() -> bool,
 ) {
-    let _ = map.put_with(KEY, &value(), Meta { flags: 7, expires_at: NOW + 10 }).unwrap();
-    let before = store.stat().unwrap().allocated_bytes;
+    map.put_with(KEY, &value(), common::meta(7, NOW + 10)).unwrap();
+    let before = store.space().unwrap().allocated_bytes;
     let held = map.get_ref(KEY).unwrap().unwrap();
-    assert!(held.is_borrowed() && (held.flags(), held.expires_at()) == (7, NOW + 10), "{name}");
+    assert!(
+        held.is_borrowed() && (held.flags(), held.expires_at()) == (7, Some(NOW + 10)),
+        "{name}"
+    );
     let cas = held.cas();
     thread::scope(|threads| {
         let changing = threads.spawn(change);
@@ -69,34 +72,32 @@ fn held_through(
         assert!(is_made(), "{name}");
         reuse(store);
         assert!(held[..] == value()[..], "{name}");
-        assert!(store.stat().unwrap().epoch.bytes_waiting >= LEN, "{name}");
+        assert!(store.stat().epoch.bytes_waiting >= LEN, "{name}");
         assert_eq!(held.cas(), cas);
         drop(held);
         changing.join().unwrap();
     });
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{name}: {report}");
-    let stat = store.stat().unwrap();
-    assert_eq!(stat.epoch.bytes_waiting, 0, "{name}");
+    let stat = store.space().unwrap();
+    assert_eq!(store.stat().epoch.bytes_waiting, 0, "{name}");
     // The catalogue and the index of a dropped map are gone, too; the index of the default one may have grown.
     assert!(stat.allocated_bytes <= before + LEN as u64, "{name}: {before} {stat:?}");
 }
 
 #[test]
 fn a_borrowed_value_stays_through_every_change_of_its_key() {
-    let changes: [(&str, fn(&Store<Dram>)); 7] = [
+    let changes: [(&str, fn(&Map<Dram>)); 7] = [
         ("put", |map| map.put(KEY, &[1; LEN]).unwrap()),
         ("remove", |map| assert!(map.remove(KEY).unwrap())),
-        ("append", |map| {
-            let _ = map.append(KEY, b"more").unwrap();
-        }),
+        ("append", |map| drop(map.append(KEY, b"more").unwrap())),
         ("modify", |map| {
             let _ = map.modify(KEY, |_| evermap::Edit::Value(vec![2; LEN])).unwrap();
         }),
         ("batch", |map| drop(map.apply(Batch::new().put(KEY, &[3; LEN])).unwrap())),
         ("batch that removes", |map| drop(map.apply(Batch::new().remove(KEY)).unwrap())),
         ("touch and put", |map| {
-            assert!(map.touch(KEY, NOW + 99).unwrap());
+            assert!(map.touch(KEY, Some(NOW + 99)).unwrap());
             map.put(KEY, &[4; LEN]).unwrap();
         }),
     ];
@@ -112,13 +113,13 @@ fn a_borrowed_value_stays_when_its_record_expires_or_is_flushed() {
     let (store, clock) = store();
     let expire = || {
         clock.set(NOW + 10);
-        store.purge().unwrap();
+        store.db().purge().unwrap();
     };
     held_through("expiry", &store, &store, expire, || store.len().value == 0);
     let (store, _) = self::store();
     let flush = || {
         store.flush_all(None).unwrap();
-        store.purge().unwrap();
+        store.db().purge().unwrap();
     };
     held_through("flush", &store, &store, flush, || store.len().value == 0);
 }
@@ -126,10 +127,10 @@ fn a_borrowed_value_stays_when_its_record_expires_or_is_flushed() {
 #[test]
 fn a_borrowed_value_stays_when_its_map_is_dropped() {
     let (store, _) = store();
-    let map = store.map("users", MapOptions::new()).unwrap();
+    let map = store.db().map("users", MapOptions::new()).unwrap();
     let drop_map = || {
-        store.drop_map("users").unwrap();
-        store.reclaim_dropped().unwrap();
+        store.db().drop_map("users").unwrap();
+        store.db().reclaim_dropped().unwrap();
     };
     map.put(KEY, &value()).unwrap();
     let held = map.get_ref(KEY).unwrap().unwrap();
@@ -144,7 +145,7 @@ fn a_borrowed_value_stays_when_its_map_is_dropped() {
         drop(held);
         dropping.join().unwrap();
     });
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -163,7 +164,7 @@ fn a_borrowed_value_stays_when_its_record_is_moved() {
     let address = |value: &[u8]| value.as_ptr().addr();
     let before: Vec<_> = held.iter().map(|value| address(value)).collect();
     thread::scope(|threads| {
-        assert!(threads.spawn(|| store.compact().unwrap()).join().unwrap() > 0);
+        assert!(threads.spawn(|| store.db().compact().unwrap()).join().unwrap() > 0);
     });
     reuse(&store);
     let has_moved = |(key, before): (&u64, &usize)| {
@@ -175,9 +176,9 @@ fn a_borrowed_value_stays_when_its_record_is_moved() {
     }
     drop(held);
     drop(reader);
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    assert_eq!(store.stat().unwrap().epoch.bytes_waiting, 0);
+    assert_eq!(store.stat().epoch.bytes_waiting, 0);
 }
 
 /// Old blocks are freed by a sweep, which so must not take the one that is borrowed.
@@ -192,7 +193,7 @@ fn a_borrowed_value_stays_through_a_sweep() {
     assert!(held.is_borrowed());
     store.remove(KEY).unwrap();
     thread::scope(|threads| {
-        let sweeping = threads.spawn(|| store.recover().unwrap());
+        let sweeping = threads.spawn(|| store.db().recover().unwrap());
         for key in 0..300 {
             store.put(&key_of(key), &[0xee; LEN]).unwrap();
         }
@@ -201,9 +202,9 @@ fn a_borrowed_value_stays_through_a_sweep() {
         drop(held);
         sweeping.join().unwrap();
     });
-    let report = store.check(true).unwrap();
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    assert_eq!(store.stat().unwrap().closed_bytes, 0);
+    assert_eq!(store.space().unwrap().closed_bytes, 0);
 }
 
 #[test]
@@ -211,9 +212,9 @@ fn what_is_borrowed_keeps_its_thread_from_closing() {
     let (store, _) = store();
     store.put(KEY, &value()).unwrap();
     let held = store.get_ref(KEY).unwrap().unwrap();
-    assert!(matches!(store.close(), Err(Error::GuardHeld { operation: "close" })));
+    assert!(matches!(store.db().clone().close(), Err(Error::GuardHeld { operation: "close" })));
     assert_eq!(held.into_vec(), value());
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     assert!(matches!(store.get_ref(KEY), Err(Error::Closed)));
 }
 
@@ -224,7 +225,7 @@ fn a_copy_holds_no_guard() {
     store.put(KEY, &value()).unwrap();
     let copy = store.get_ref(KEY).unwrap().unwrap();
     assert!(!copy.is_borrowed());
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     assert!(copy[..] == value()[..]);
     assert_eq!(copy.into_vec(), value());
 }
@@ -234,7 +235,7 @@ fn a_file_lends_values_after_a_promise_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     for (options, borrowed) in [(options(), false), (promised(), true), (options(), false)] {
-        let map = Evermap::open(&path, options).unwrap();
+        let map = common::open_file(&path, options).unwrap();
         map.put(KEY, &value()).unwrap();
         for value_ref in [map.get_ref(KEY).unwrap(), map.reader().unwrap().get(KEY).unwrap()] {
             let value_ref = value_ref.unwrap();
@@ -242,7 +243,7 @@ fn a_file_lends_values_after_a_promise_only() {
             assert!(value_ref[..] == value()[..]);
         }
         assert!(map.get_ref(b"other").unwrap().is_none());
-        map.close().unwrap();
+        map.db().clone().close().unwrap();
     }
 }
 
@@ -252,7 +253,7 @@ fn memory_lends_values_if_its_store_was_created_here() {
     for creates in [true, false] {
         let memory = Kept::new(CAPACITY).claiming_to_be_exclusive();
         if !creates {
-            memory.open(&options()).unwrap().close().unwrap();
+            memory.open(&options()).unwrap().db().clone().close().unwrap();
         }
         let store = memory.open(&options()).unwrap();
         store.put(KEY, &value()).unwrap();
@@ -266,8 +267,8 @@ fn a_suspect_store_lends_nothing() {
     memory.open(&promised()).unwrap().put(KEY, &value()).unwrap();
     let later = Identity { boot: [1, 2], ..Identity::default() };
     let options = promised().on_suspect(OnSuspect::Salvage);
-    let store = Store::open(memory, later, &options).unwrap();
-    assert!(store.stat().unwrap().suspect);
+    let store = common::open_medium(memory, later, &options).unwrap();
+    assert!(store.stat().suspect);
     assert!(!store.get_ref(KEY).unwrap().unwrap().is_borrowed());
 }
 
@@ -285,6 +286,6 @@ fn a_borrowed_value_is_verified() {
             Ok(found) => assert!(!verifies && found.unwrap()[..] != value()[..]),
             Err(error) => assert!(verifies && error.is_damaged(), "{error}"),
         }
-        assert_eq!(store.stat().unwrap().damage_met, u64::from(verifies));
+        assert_eq!(store.stat().damage_met, u64::from(verifies));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::common::{self, Kept, Random, value_of};
 use crate::ordered::scan_agrees;
-use evermap::{Evermap, MapOptions, Options, OrderedStat, Store};
+use evermap::{Map, MapOptions, Options, OrderedStat};
 use evermap_pm::Medium;
 
 /// Root slot of the default map's saved keys, and where slots are: part of the format.
@@ -15,13 +15,13 @@ fn options() -> Options {
 }
 
 /// The ordered index once it is built, and whether it agrees with the hash index.
-fn built<M: Medium>(store: &Store<M>) -> OrderedStat {
+fn built<M: Medium>(store: &Map<M>) -> OrderedStat {
     scan_agrees(store).unwrap();
-    store.summary().ordered.unwrap()
+    store.stat().ordered.unwrap()
 }
 
-fn sound<M: Medium>(store: &Store<M>) {
-    let report = store.check(true).unwrap();
+fn sound<M: Medium>(store: &Map<M>) {
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
@@ -43,7 +43,7 @@ fn an_orderly_stop_saves_the_keys() {
     let mut expected = [BTreeMap::new(), BTreeMap::new()];
     for round in 0..6 {
         let store = memory.open(&options()).unwrap();
-        let named = store.map("named", MapOptions::new()).unwrap();
+        let named = store.db().map("named", MapOptions::new()).unwrap();
         for (store, expected) in [&store, &named].into_iter().zip(&mut expected) {
             if round == 2 {
                 // Nobody asks for the tree, and nothing changes.
@@ -65,7 +65,7 @@ fn an_orderly_stop_saves_the_keys() {
             }
         }
         sound(&store);
-        store.close().unwrap();
+        store.db().clone().close().unwrap();
         for (number, store) in [store, named].into_iter().enumerate() {
             assert!(store.scan(..).is_err(), "closed: {number}");
         }
@@ -79,28 +79,28 @@ fn an_orderly_stop_saves_the_keys() {
 #[test]
 fn what_was_saved_counts_only_if_nothing_came_after() {
     let memory = Kept::new(64 << 20);
-    let fill = |store: &Store<Kept>, from: u64| {
+    let fill = |store: &Map<Kept>, from: u64| {
         (from..from + 500).for_each(|number| store.put(&key_of(number), b"value").unwrap());
     };
-    let open_named = |store: &Store<Kept>| store.map("named", MapOptions::new()).unwrap();
+    let open_named = |store: &Map<Kept>| store.db().map("named", MapOptions::new()).unwrap();
     let store = memory.open(&options()).unwrap();
     fill(&store, 0);
     fill(&open_named(&store), 0);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     // Without the tree, whatever changes.
     let store = memory.open(&options().ordered(false)).unwrap();
     assert!(store.remove(&key_of(7)).unwrap());
     sound(&store);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert!(!built(&store).from_saved);
     sound(&store);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     // A map that nobody has opened meanwhile is as it was.
     let store = memory.open(&options()).unwrap();
     assert!(built(&store).from_saved);
     assert!(built(&open_named(&store)).from_saved);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     // As if the process had died, before and after the keys were loaded.
     for loads in [false, true] {
         let store = memory.open(&options()).unwrap();
@@ -110,23 +110,23 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
         fill(&store, 600);
         drop(store);
         let store = memory.open(&options()).unwrap();
-        store.recover().unwrap();
+        store.db().recover().unwrap();
         assert!(!built(&store).from_saved);
         sound(&store);
-        store.close().unwrap();
+        store.db().clone().close().unwrap();
     }
     let store = memory.open(&options()).unwrap();
     assert!(!built(&open_named(&store)).from_saved, "what it had was swept");
     sound(&store);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     // Dropping a map frees what was saved of it.
     let store = memory.open(&options()).unwrap();
-    assert!(store.drop_map("named").unwrap());
-    store.reclaim_dropped().unwrap();
+    assert!(store.db().drop_map("named").unwrap());
+    store.db().reclaim_dropped().unwrap();
     sound(&store);
     store.put(b"another", b"value").unwrap();
     // The tree is not built yet: the stop has nothing to save.
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert!(!built(&store).from_saved);
 }
@@ -137,7 +137,7 @@ fn damaged_keys_are_read_from_the_hash_index() {
     let template = Kept::new(64 << 20);
     let store = template.open(&options()).unwrap();
     (3..3000).for_each(|number| store.put(&key_of(number), b"value").unwrap());
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     let last = template.word(ROOT) & ((1 << 48) - 1);
     let first_words = (last..last + 30 * 8).step_by(8);
     let end = last + 24 + (template.word(last + 8) >> 32) / 8 * 8;
@@ -151,9 +151,9 @@ fn damaged_keys_are_read_from_the_hash_index() {
             let stat = built(&store);
             used += u64::from(stat.from_saved);
             assert_eq!(stat.keys, store.len().value);
-            store.close().unwrap();
+            store.db().clone().close().unwrap();
             let store = memory.open(&options()).unwrap();
-            store.recover().unwrap();
+            store.db().recover().unwrap();
             sound(&store);
         }
     }
@@ -166,14 +166,14 @@ fn saved_keys_give_way_where_space_is_short() {
     let memory = Kept::new(4 << 20);
     let options = options().capacity(4 << 20);
     let store = memory.open(&options).unwrap();
-    let put = |store: &Store<Kept>, number: u64| {
+    let put = |store: &Map<Kept>, number: u64| {
         let key = key_of(number);
         store.put(&key, &value_of(&key, number, 300))
     };
     let full = (3..).find(|&number| put(&store, number).is_err()).unwrap();
     (full - 2000..full).for_each(|number| assert!(store.remove(&key_of(number)).unwrap()));
-    store.compact().unwrap();
-    store.close().unwrap();
+    store.db().compact().unwrap();
+    store.db().clone().close().unwrap();
     assert_ne!(memory.word(ROOT), 0, "they are saved");
     let store = memory.open(&options).unwrap();
     (full - 2000..full).for_each(|number| put(&store, number).unwrap());
@@ -192,7 +192,7 @@ fn a_full_store_saves_nothing() {
     let first = 3;
     let mut stored = first;
     {
-        let store = Evermap::open(&path, options()).unwrap();
+        let store = crate::common::open_file(&path, options()).unwrap();
         let full = loop {
             match store.put(&value_of(&key_of(stored), stored, 300), b"") {
                 Ok(()) => stored += 1,
@@ -200,9 +200,9 @@ fn a_full_store_saves_nothing() {
             }
         };
         assert!(full.is_no_space(), "{full}");
-        store.close().unwrap();
+        store.db().clone().close().unwrap();
     }
-    let store = Evermap::open(&path, options()).unwrap();
+    let store = crate::common::open_file(&path, options()).unwrap();
     store.build_ordered(1).unwrap();
     assert!(!built(&store).from_saved);
     assert_eq!(store.scan(..).unwrap().count() as u64, stored - first);

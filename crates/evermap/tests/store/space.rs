@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::common::{Kept, Random};
-use evermap::{Evermap, IndexKind, MapOptions, Options, Store};
+use evermap::{IndexKind, Map, MapOptions, Options};
 use evermap_pm::Medium;
 
 const MIB: u64 = 1 << 20;
@@ -56,7 +56,7 @@ fn a_file_takes_at_most_twice_what_is_in_it() {
     for (number, mix) in mixes.into_iter().enumerate() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map");
-        let map = Evermap::open(&path, Options::new().seed(7)).unwrap();
+        let map = crate::common::open_file(&path, Options::new().seed(7)).unwrap();
         assert!(size_of(&path) < MIB, "an empty store takes {}", size_of(&path));
         let (mut bytes, mut random) = (0, Random::new(number as u64));
         for key in 0u64.. {
@@ -71,7 +71,7 @@ fn a_file_takes_at_most_twice_what_is_in_it() {
                 break;
             }
         }
-        map.close().unwrap();
+        map.db().clone().close().unwrap();
         let size = size_of(&path);
         assert!(size <= most(bytes), "mix {number}: {size} for {bytes} bytes, closed");
     }
@@ -82,13 +82,13 @@ fn large_values_take_what_they_need() {
     for len in [MIB, MIB + 1000, 2 * MIB, 2 * MIB + 1, 3_333_333] {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = directory.path().join("map");
-        let map = Evermap::open(&path, Options::new()).unwrap();
+        let map = crate::common::open_file(&path, Options::new()).unwrap();
         for key in 1..=24u64 {
             map.put(&key.to_le_bytes(), &value(len)).unwrap();
             let size = size_of(&path);
             assert!(size <= key * len * 115 / 100 + MIB / 2, "{size} for {key} values of {len}");
         }
-        map.close().unwrap();
+        map.db().clone().close().unwrap();
         assert!(size_of(&path) <= 24 * len * 115 / 100);
     }
 }
@@ -99,10 +99,10 @@ fn several_maps_share_a_small_file() {
     for &kind in IndexKind::ALL {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map");
-        let map = Evermap::open(&path, Options::new().index(kind)).unwrap();
+        let map = crate::common::open_file(&path, Options::new().index(kind)).unwrap();
         let options = || MapOptions::new();
         let maps: Vec<_> =
-            ["a", "b", "c"].iter().map(|name| map.map(name, options()).unwrap()).collect();
+            ["a", "b", "c"].iter().map(|name| map.db().map(name, options()).unwrap()).collect();
         let mut bytes = 0;
         for key in 0..900u64 {
             for store in maps.iter().chain([&map]) {
@@ -149,7 +149,7 @@ fn the_smallest_stores_take_records() {
             let count = keys.take_while(|&key| put(key)).count();
             let least = if index == IndexKind::DashEh { least } else { 1 };
             assert!(count >= least, "{count} records in {capacity} bytes with {index}");
-            assert!(store.stat().unwrap().file_bytes <= capacity);
+            assert!(store.stat().file_bytes <= capacity);
         }
     }
 }
@@ -161,7 +161,7 @@ fn the_capacity_takes_no_space() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map");
         let options = Options::new().extent_size(extent_size).capacity(256 << 30);
-        let map = Evermap::open(&path, options).unwrap();
+        let map = crate::common::open_file(&path, options).unwrap();
         map.put(b"key", b"value").unwrap();
         assert!(size_of(&path) < MIB, "{} with extents of {extent_size}", size_of(&path));
     }
@@ -176,7 +176,7 @@ fn kills_take_no_space_for_good() {
         let mut random = Random::new(11);
         let store = memory.open(&options).unwrap();
         let (mut sizes, mut written) = (vec![0; 4800], 0);
-        let mut put = |store: &Store<Kept>, key: u64| {
+        let mut put = |store: &Map<Kept>, key: u64| {
             let len = uniform(&mut random);
             store.put(&key.to_le_bytes(), &value(len)).unwrap();
             sizes[key as usize] = 8 + len;
@@ -190,8 +190,8 @@ fn kills_take_no_space_for_good() {
         for round in 0..110 {
             let store = memory.open(&options).unwrap();
             if swept(round) {
-                store.recover().unwrap();
-                store.compact().unwrap();
+                store.db().recover().unwrap();
+                store.db().compact().unwrap();
                 written = 0;
             }
             let mut bytes = 0;
@@ -226,13 +226,13 @@ fn churn_takes_no_space_for_good() {
             *kept = 8 + len;
         }
         if round % 500 == 499 {
-            store.compact().unwrap();
+            store.db().compact().unwrap();
         }
         // At its largest it holds that much.
         let file = memory.len();
         assert!(file <= most(4000 * 5 * 512), "{file} after {round} changes");
     }
-    let (bytes, stat) = (sizes.iter().sum::<u64>(), store.stat().unwrap());
+    let (bytes, stat) = (sizes.iter().sum::<u64>(), store.space().unwrap());
     assert!(stat.extent_bytes <= 2 * bytes + MIB, "{stat} for {bytes} bytes");
 }
 
@@ -249,7 +249,7 @@ fn an_orderly_stop_does_not_double_a_store_of_long_keys() {
         store.put(&key(number), b"value").unwrap();
     }
     assert_eq!(store.scan(..).unwrap().count(), 500);
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     let bytes = 500 * (evermap::KEY_MAX as u64 + 5);
     assert!(memory.len() <= bytes * 3 / 2, "{} for {bytes}", memory.len());
     let store = memory.open(&Options::new().ordered(true)).unwrap();

@@ -4,7 +4,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{self, Kept, value_of};
-use evermap::{Clock, Error, MapOptions, Meta, Options, Outcome, Store};
+use evermap::{Clock, Error, Map, MapOptions, Meta, Options};
 use evermap_pm::Medium;
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
@@ -16,24 +16,24 @@ fn options() -> Options {
     common::small(CAPACITY)
 }
 
-fn store() -> Store<Dram> {
+fn store() -> Map<Dram> {
     let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
-    Store::create(medium, Identity::default(), &options()).unwrap()
+    common::create_medium(medium, Identity::default(), &options()).unwrap()
 }
 
-fn assert_sound<M: Medium>(store: &Store<M>) {
-    let report = store.check(true).unwrap();
+fn assert_sound<M: Medium>(store: &Map<M>) {
+    let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
 /// Writes a value for [`KEY`] in pieces of `piece` bytes.
 fn put_in_pieces<M: Medium>(
-    store: &Store<M>,
+    store: &Map<M>,
     key: &[u8],
     value: &[u8],
     piece: usize,
-) -> evermap::Result<Outcome> {
-    let mut writer = store.value_writer(key, value.len(), Meta { flags: 7, expires_at: 0 })?;
+) -> evermap::Result<u64> {
+    let mut writer = store.value_writer(key, value.len(), common::meta(7, 0))?;
     for piece in value.chunks(piece) {
         writer.write_all(piece).unwrap();
     }
@@ -49,7 +49,7 @@ fn pieces_of_every_size_make_the_same_value_at_every_alignment() {
         for len in (0..20).chain([97, 1000]) {
             let value = value_of(b"", len, len as usize);
             for piece in [1, 2, 3, 7, 8, 9, 16, 50, 2000] {
-                let _ = put_in_pieces(&store, key, &value, piece).unwrap();
+                put_in_pieces(&store, key, &value, piece).unwrap();
                 let found = store.get_with(key, |item| (item.value == value, item.flags));
                 assert_eq!(found.unwrap(), Some((true, 7)), "{key:?} {len} {piece}");
                 store.remove(key).unwrap();
@@ -71,21 +71,22 @@ fn a_value_that_comes_in_pieces_replaces_one_at_its_end() {
     }
     assert_eq!((writer.written(), writer.remaining()), (value.len(), 0));
     assert_sound(&store);
-    assert!(matches!(writer.finish().unwrap(), Outcome::Updated { .. }));
+    let cas = writer.finish().unwrap();
+    assert_eq!(store.get_with(KEY, |item| item.cas).unwrap(), Some(cas));
     assert!(store.get(KEY).unwrap() == Some(value));
-    assert!(matches!(put_in_pieces(&store, b"new", b"1", 1).unwrap(), Outcome::Inserted { .. }));
+    assert!(put_in_pieces(&store, b"new", b"1", 1).unwrap() > cas);
     assert_sound(&store);
     assert_eq!(store.len().value, 2);
 }
 
 /// What `use_up` makes of a value that is being written takes no space, and changes nothing.
-fn assert_discarded(use_up: impl FnOnce(&Store<Dram>)) {
+fn assert_discarded(use_up: impl FnOnce(&Map<Dram>)) {
     let store = store();
     store.put(KEY, b"old").unwrap();
-    let before = store.stat().unwrap().allocated_bytes;
+    let before = store.space().unwrap().allocated_bytes;
     use_up(&store);
     assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&b"old"[..]));
-    assert_eq!(store.stat().unwrap().allocated_bytes, before);
+    assert_eq!(store.space().unwrap().allocated_bytes, before);
     assert_sound(&store);
 }
 
@@ -95,7 +96,7 @@ fn a_value_that_is_not_finished_is_discarded() {
         let mut writer = store.value_writer(KEY, 100_000, Meta::default()).unwrap();
         writer.write_all(&[1; 5000]).unwrap();
         // The block is taken, and a check knows why.
-        assert!(store.stat().unwrap().allocated_bytes > 100_000);
+        assert!(store.space().unwrap().allocated_bytes > 100_000);
         assert_sound(store);
     });
     assert_discarded(|store| {
@@ -117,7 +118,7 @@ fn a_value_does_not_become_longer_than_announced() {
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     assert!(error.to_string().contains("11 bytes instead of 10"), "{error}");
     writer.write_all(&[1; 2]).unwrap();
-    let _ = writer.finish().unwrap();
+    writer.finish().unwrap();
     assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&[1; 10][..]));
     let too_long = store.value_writer(KEY, evermap::VALUE_MAX + 1, Meta::default());
     assert!(matches!(too_long.map(drop), Err(Error::ValueTooLong { .. })));
@@ -174,12 +175,12 @@ fn a_source_that_ends_or_fails_changes_nothing() {
 /// The source is code of the caller, and may do anything with the store.
 #[test]
 fn a_source_may_use_the_store() {
-    struct Using<'s>(&'s Store<Dram>);
+    struct Using<'s>(&'s Map<Dram>);
     impl Read for Using<'_> {
         fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
             self.0.put(KEY, b"meanwhile").unwrap();
             self.0.put_from(b"other", 3, io::repeat(3)).unwrap();
-            self.0.purge().unwrap();
+            self.0.db().purge().unwrap();
             assert_sound(self.0);
             out.fill(1);
             Ok(out.len())
@@ -196,13 +197,13 @@ fn closing_discards_what_is_being_written_and_waits_for_nobody() {
     let memory = Kept::new(CAPACITY);
     let store = memory.open(&options()).unwrap();
     store.put(KEY, b"old").unwrap();
-    let before = store.stat().unwrap().allocated_bytes;
+    let before = store.space().unwrap().allocated_bytes;
     let mut writers: Vec<_> =
         (0..3).map(|_| store.value_writer(KEY, 100_000, Meta::default()).unwrap()).collect();
     writers.iter_mut().for_each(|writer| writer.write_all(&[1; 50_000]).unwrap());
     let mut whole = store.value_writer(KEY, 3, Meta::default()).unwrap();
     whole.write_all(b"new").unwrap();
-    store.close().unwrap();
+    store.db().clone().close().unwrap();
     assert!(matches!(whole.finish(), Err(Error::Closed)));
     let error = writers[0].write(&[1]).unwrap_err();
     assert_eq!(error.to_string(), Error::Closed.to_string());
@@ -211,8 +212,8 @@ fn closing_discards_what_is_being_written_and_waits_for_nobody() {
     // The first has seen its writers end after it was closed; the second has not.
     for memory in [memory, closed] {
         let store = memory.open(&options()).unwrap();
-        assert!(store.stat().unwrap().clean_open);
-        assert_eq!(store.stat().unwrap().allocated_bytes, before);
+        assert!(store.stat().clean_open);
+        assert_eq!(store.space().unwrap().allocated_bytes, before);
         assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&b"old"[..]));
         assert_sound(&store);
     }
@@ -221,11 +222,11 @@ fn closing_discards_what_is_being_written_and_waits_for_nobody() {
 #[test]
 fn dropping_a_map_ends_what_is_being_written_for_it() {
     let store = store();
-    let map = store.map("users", MapOptions::new()).unwrap();
+    let map = store.db().map("users", MapOptions::new()).unwrap();
     let mut writer = map.value_writer(KEY, 10, Meta::default()).unwrap();
     writer.write_all(&[1; 10]).unwrap();
-    store.drop_map("users").unwrap();
-    store.reclaim_dropped().unwrap();
+    store.db().drop_map("users").unwrap();
+    store.db().reclaim_dropped().unwrap();
     assert!(matches!(writer.finish(), Err(Error::Dropped { .. })));
     assert_sound(&store);
 }
@@ -235,15 +236,15 @@ fn a_death_in_the_middle_leaves_the_old_value_and_all_space() {
     let memory = Kept::new(CAPACITY);
     let store = memory.open(&options()).unwrap();
     store.put(KEY, b"old").unwrap();
-    let before = store.stat().unwrap().allocated_bytes;
+    let before = store.space().unwrap().allocated_bytes;
     let mut writer = store.value_writer(KEY, 100_000, Meta::default()).unwrap();
     writer.write_all(&[1; 100_000]).unwrap();
     let dead = memory.copy();
-    let _ = writer.finish().unwrap();
+    writer.finish().unwrap();
     let store = dead.open(&options()).unwrap();
     assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&b"old"[..]));
-    store.recover().unwrap();
-    assert_eq!(store.stat().unwrap().allocated_bytes, before);
+    store.db().recover().unwrap();
+    assert_eq!(store.space().unwrap().allocated_bytes, before);
     assert_sound(&store);
 }
 
@@ -260,7 +261,7 @@ fn a_panic_in_the_middle_leaves_the_old_value_or_the_new_one() {
         memory.light_fuse(flushes);
         let finished = catch_unwind(AssertUnwindSafe(|| writer.finish().unwrap()));
         if !memory.put_fuse_out() {
-            let _ = finished.unwrap();
+            finished.unwrap();
             assert!(flushes > 2);
             return;
         }
@@ -268,7 +269,7 @@ fn a_panic_in_the_middle_leaves_the_old_value_or_the_new_one() {
         let store = memory.open(&options()).unwrap();
         let value = store.get(KEY).unwrap().unwrap();
         assert!(value == b"old" || value == [1; 1000], "{flushes}");
-        store.recover().unwrap();
+        store.db().recover().unwrap();
         assert_sound(&store);
     }
 }
@@ -288,7 +289,7 @@ fn a_flush_of_the_map_in_the_middle_comes_before_the_value() {
     writer.write_all(&[2; 500]).unwrap();
     let other = store.clone();
     memory.at_next_fence(move || other.flush_all(None).unwrap());
-    assert!(matches!(writer.finish().unwrap(), Outcome::Inserted { .. }));
+    writer.finish().unwrap();
     assert_eq!(store.get(KEY).unwrap(), Some([[1; 500], [2; 500]].concat()));
     assert_sound(&store);
 }
@@ -297,7 +298,7 @@ fn a_flush_of_the_map_in_the_middle_comes_before_the_value() {
 fn a_limit_holds_for_values_that_come_in_pieces() {
     let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
     let options = options().max_bytes(100_000);
-    let store = Store::create(medium, Identity::default(), &options).unwrap();
+    let store = common::create_medium(medium, Identity::default(), &options).unwrap();
     let too_large = store.value_writer(KEY, 200_000, Meta::default());
     assert!(matches!(too_large.map(drop), Err(Error::Full { .. })));
     let mut writer = store.value_writer(KEY, 60_000, Meta::default()).unwrap();
@@ -312,7 +313,7 @@ fn a_limit_holds_for_values_that_come_in_pieces() {
 fn a_reader_reads_from_anywhere() {
     let store = store();
     let value = value_of(KEY, 1, 1000);
-    let _ = store.put_with(KEY, &value, Meta { flags: 7, expires_at: 0 }).unwrap();
+    store.put_with(KEY, &value, common::meta(7, 0)).unwrap();
     let mut reader = store.value_reader(KEY).unwrap().unwrap();
     assert_eq!((reader.len(), reader.flags()), (1000, 7));
     for from in 0..40 {
@@ -348,11 +349,11 @@ fn a_reader_reads_the_version_that_it_began_with() {
             reader.by_ref().take(100).read_to_end(&mut found).unwrap();
         }
         assert!(found == value);
-        assert!(matches!(store.close(), Err(Error::GuardHeld { .. })));
+        assert!(matches!(store.db().clone().close(), Err(Error::GuardHeld { .. })));
     }
     drop(both);
     assert_sound(&store);
-    assert_eq!(store.stat().unwrap().epoch.bytes_waiting, 0);
+    assert_eq!(store.stat().epoch.bytes_waiting, 0);
 }
 
 #[test]
@@ -364,5 +365,5 @@ fn a_damaged_value_is_not_read() {
     memory.set_word(at.unwrap(), 1);
     let error = store.value_reader(KEY).map(drop).unwrap_err();
     assert!(error.is_damaged(), "{error}");
-    assert_eq!(store.stat().unwrap().damage_met, 1);
+    assert_eq!(store.stat().damage_met, 1);
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use crate::common::Kept;
-use evermap::{IndexKind, MapOptions, Options, Store};
+use evermap::{IndexKind, MapOptions, Options};
 use evermap_pm::PmU64;
 use evermap_pm::medium::Medium;
 use evermap_pm::region::Identity;
@@ -103,7 +103,7 @@ fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
     let memory = Kept::new(16 << 20);
     let options = Options::small(16 << 20).index(index).seed(3);
     let store = memory.open(&options).unwrap();
-    let named = store.map("named", MapOptions::new()).unwrap();
+    let named = store.db().map("named", MapOptions::new()).unwrap();
     for (map, keys) in [(&store, 1000u64), (&named, 200)] {
         for key in 0..keys {
             let len = if key == 7 { 40_000 } else { 100 + key as usize % 3 * 700 };
@@ -125,17 +125,18 @@ fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
 fn a_sweep_reads_no_record() {
     for &index in IndexKind::ALL {
         let (watched, options, counts) = killed(index);
-        let store = Store::open(watched.clone(), Identity::default(), &options).unwrap();
-        store.recover().unwrap();
-        let named = store.map("named", MapOptions::new()).unwrap();
+        let store =
+            crate::common::open_medium(watched.clone(), Identity::default(), &options).unwrap();
+        store.db().recover().unwrap();
+        let named = store.db().map("named", MapOptions::new()).unwrap();
         assert_eq!([&store, &named].map(|map| map.len().value), counts, "{index}");
         assert!(store.len().exact && named.len().exact);
         // The records of the catalogue are read, and are not watched.
         assert_eq!(watched.touched.load(Relaxed), 0, "{index}");
-        let report = store.check(false).unwrap();
+        let report = store.db().check(false).unwrap();
         assert!(report.is_sound(), "{index}: {report}");
         assert_eq!(watched.touched.load(Relaxed), 0, "{index}: a check that is not deep");
-        let report = store.check(true).unwrap();
+        let report = store.db().check(true).unwrap();
         assert!(report.is_sound(), "{index}: {report}");
         assert!(watched.touched.load(Relaxed) > 1000, "records are watched");
     }

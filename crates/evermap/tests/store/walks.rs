@@ -1,7 +1,7 @@
 //! Walks through the index that others rely on to miss nothing: the sweep, the order when it is built, purges. Each is held up
 //! in the middle, while iterators begin beside it, rest and end, and the index grows.
 
-use evermap::{Clock, IndexKind, Meta, Options, Store};
+use evermap::{Clock, IndexKind, Map, Options};
 
 use crate::common::Kept;
 
@@ -20,7 +20,7 @@ fn key(number: u64) -> [u8; 16] {
     key
 }
 
-fn put(store: &Store<Kept>, numbers: std::ops::Range<u64>) {
+fn put(store: &Map<Kept>, numbers: std::ops::Range<u64>) {
     numbers.for_each(|number| store.put(&key(number), &[number as u8; 50]).unwrap());
 }
 
@@ -29,7 +29,7 @@ fn options(kind: IndexKind) -> Options {
 }
 
 /// A store with so many records, whose process was killed.
-fn killed(options: &Options, records: u64) -> (Kept, Store<Kept>) {
+fn killed(options: &Options, records: u64) -> (Kept, Map<Kept>) {
     let memory = Kept::new(256 << 20);
     put(&memory.open(options).unwrap(), 0..records);
     let store = memory.open(options).unwrap();
@@ -40,7 +40,7 @@ fn killed(options: &Options, records: u64) -> (Kept, Store<Kept>) {
 /// is called before the walk goes on.
 fn disturb(
     memory: &Kept,
-    store: &Store<Kept>,
+    store: &Map<Kept>,
     added: std::ops::Range<u64>,
     then: impl FnOnce() + Send + 'static,
 ) {
@@ -63,7 +63,7 @@ fn a_sweep_frees_nothing_that_is_in_use() {
     for &kind in IndexKind::ALL {
         let (memory, store) = killed(&options(kind), THERE);
         disturb(&memory, &store, THERE..THERE + ADDED, || ());
-        store.recover().unwrap();
+        store.db().recover().unwrap();
         // All that the sweep has freed is used again.
         put(&store, THERE + ADDED..3 * (THERE + ADDED));
         for number in 0..3 * (THERE + ADDED) {
@@ -79,7 +79,7 @@ fn an_order_that_is_built_has_every_key() {
     const ALL: u64 = THERE_IN_ORDER + ADDED_IN_ORDER;
     for kind in [IndexKind::default(), IndexKind::Level] {
         let (memory, store) = killed(&options(kind).ordered(true), THERE_IN_ORDER);
-        store.recover().unwrap();
+        store.db().recover().unwrap();
         disturb(&memory, &store, THERE_IN_ORDER..ALL, || ());
         store.build_ordered(1).unwrap();
         let shown = store.scan(..).unwrap().map(|pair| pair.unwrap().0);
@@ -95,9 +95,9 @@ fn a_purge_removes_all_that_has_expired() {
         let clock = Clock::manual(1_000);
         let memory = Kept::new(256 << 20);
         let store = memory.open(&options(kind).clock(clock.clone())).unwrap();
-        let meta = Meta { expires_at: 1_060, ..Meta::default() };
+        let meta = crate::common::meta(0, 1_060);
         (0..THERE).for_each(|number| store.put_with(&key(number), b"", meta).map(drop).unwrap());
         disturb(&memory, &store, THERE..THERE + ADDED, move || clock.set(1_060));
-        assert_eq!(store.purge().unwrap(), THERE, "{kind}");
+        assert_eq!(store.db().purge().unwrap(), THERE, "{kind}");
     }
 }

@@ -3,12 +3,13 @@
 pub(crate) mod child;
 
 use std::ops::Range;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use evermap::{IndexKind, Options, Store};
+use evermap::{Evermap, IndexKind, Map, Meta, Options};
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
@@ -30,9 +31,37 @@ pub(crate) fn small(bytes: u64) -> Options {
     Options::small(bytes).index(index())
 }
 
-/// [`Options::volatile`] for the tests.
-pub(crate) fn volatile() -> Options {
-    Options::volatile().index(index())
+/// Opens the default map of the file at `path`.
+pub(crate) fn open_file(path: impl AsRef<Path>, options: Options) -> evermap::Result<Map> {
+    Evermap::open(path, options).map(|db| db.default_map())
+}
+
+/// Opens the default map of a new store in memory.
+pub(crate) fn in_memory(options: Options) -> evermap::Result<Map> {
+    Evermap::in_memory(options).map(|db| db.default_map())
+}
+
+/// Opens the default map of the store in `medium`.
+pub(crate) fn open_medium<M: Medium>(
+    medium: M,
+    identity: Identity,
+    options: &Options,
+) -> evermap::Result<Map<M>> {
+    Evermap::open_medium(medium, identity, options).map(|db| db.default_map())
+}
+
+/// Opens the default map of a new store in `medium`.
+pub(crate) fn create_medium<M: Medium>(
+    medium: M,
+    identity: Identity,
+    options: &Options,
+) -> evermap::Result<Map<M>> {
+    Evermap::create_medium(medium, identity, options).map(|db| db.default_map())
+}
+
+/// Metadata with these flags and this expiry; 0: never.
+pub(crate) fn meta(flags: u32, expires_at: u64) -> Meta {
+    Meta::new().with_flags(flags).with_expiry(Some(expires_at).filter(|&at| at != 0))
 }
 
 /// Memory that outlives the stores in it: dropping a store without closing it is the death of its process
@@ -70,8 +99,8 @@ impl Kept {
         Kept { claims_to_be_exclusive: true, ..self }
     }
 
-    pub(crate) fn open(&self, options: &Options) -> evermap::Result<Store<Kept>> {
-        Store::open(self.clone(), Identity::default(), options)
+    pub(crate) fn open(&self, options: &Options) -> evermap::Result<Map<Kept>> {
+        open_medium(self.clone(), Identity::default(), options)
     }
 
     /// The word at this offset.

@@ -1,0 +1,166 @@
+//! What belongs to one map, and to no other of the same file.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+use evermap_pm::{Medium, Pool};
+
+use crate::index::PrimaryIndex;
+use crate::maintenance::census::{Counters, Totals};
+use crate::maintenance::expire::Expiries;
+use crate::map::header::MapHeader;
+use crate::ordered::{Ordered, Saved};
+use crate::record::cas::CasCounter;
+use crate::record::flush_mark::FlushMark;
+use crate::record::size_hint::RecordSizeHint;
+use crate::{Error, IndexKind, Options, Result};
+
+/// Whether a map can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum MapState {
+    Open,
+    Closed,
+    Dropped,
+}
+
+/// What belongs to one map, and to no other of the same file.
+pub(crate) struct MapInner<M: Medium> {
+    /// Nothing for the default map.
+    pub(crate) name: Option<Box<str>>,
+    pub(crate) header: MapHeader,
+    pub(crate) index: PrimaryIndex<M>,
+    pub(crate) flush: FlushMark,
+    pub(crate) counters: Counters,
+    pub(crate) max_bytes: AtomicU64,
+    pub(crate) expiries: Expiries,
+    /// Nothing unless [`Options::ordered`] asks for it.
+    pub(crate) ordered: Option<Ordered>,
+    /// What the last stop has left of the tree.
+    pub(crate) saved: Saved,
+    /// Reads that met a damaged record since opening.
+    pub(crate) damage_met: AtomicU64,
+    /// How long its records are.
+    pub(crate) size_hint: RecordSizeHint,
+    state: AtomicU8,
+}
+
+/// What a map is opened with.
+pub(crate) struct OpenContext<'s, M: Medium> {
+    pub(crate) pool: &'s Arc<Pool<M>>,
+    pub(crate) cas_counter: &'s CasCounter,
+    pub(crate) options: &'s Options,
+    /// Whether the file was closed in order before.
+    pub(crate) clean: bool,
+}
+
+impl<M: Medium> OpenContext<'_, M> {
+    /// Makes an empty map with a descriptor, all of it durable, that nothing names yet.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing is allocated then.
+    pub(crate) fn create(&self, kind: IndexKind, name: Option<&str>) -> Result<MapInner<M>> {
+        let header = MapHeader::create(self.pool)?;
+        let index = PrimaryIndex::create(kind, true, self.pool, header.root(self.pool));
+        let index = index.inspect_err(|_| self.pool.free_unpublished(header.descriptor()))?;
+        let map = self.assemble(header, index, name, true);
+        // There was no memory for what is not in the file: what is there, nobody knows any more.
+        map.inspect_err(|_| self.pool.lose_track())
+    }
+
+    /// Opens the map whose words are there. O(1).
+    ///
+    /// # Errors
+    /// `Damaged` if they do not verify.
+    pub(crate) fn open(&self, header: MapHeader, name: Option<&str>) -> Result<MapInner<M>> {
+        let index = PrimaryIndex::open(self.pool, header.root(self.pool))?;
+        self.assemble(header, index, name, false)
+    }
+
+    /// An open map of its parts.
+    pub(crate) fn assemble(
+        &self,
+        header: MapHeader,
+        index: PrimaryIndex<M>,
+        name: Option<&str>,
+        is_new: bool,
+    ) -> Result<MapInner<M>> {
+        let known = match is_new {
+            true => Some(Totals::default()),
+            false if self.clean => header.read_totals(self.pool),
+            false => None,
+        };
+        if is_new {
+            header.write_bound(self.pool, 0);
+        }
+        // Where it is damaged, what nobody has counted may be all that there is from before.
+        let bound = header.read_bound(self.pool);
+        let bound = bound.unwrap_or_else(|| self.pool.heap_stats().closed_bytes);
+        let (orderly, records) =
+            (self.clean && self.pool.is_swept(), known.map(|known| known.records));
+        let saved = Saved::open(self.pool, header.saved(self.pool), orderly, records);
+        let ordered = self.options.ordered && (header.is_default() || name.is_some());
+        Ok(MapInner {
+            name: name.map(Box::from),
+            header,
+            index,
+            flush: FlushMark::open(
+                self.pool.region(),
+                header.flush(),
+                self.cas_counter,
+                self.options.on_suspect,
+            )?,
+            counters: Counters::new(known, bound),
+            max_bytes: AtomicU64::new(u64::MAX),
+            expiries: Expiries::new(is_new),
+            ordered: ordered
+                .then(|| Ordered::new(self.options.ordered_updates, is_new))
+                .transpose()?,
+            saved,
+            damage_met: AtomicU64::new(0),
+            size_hint: RecordSizeHint::default(),
+            state: AtomicU8::new(MapState::Open as u8),
+        })
+    }
+}
+
+impl<M: Medium> MapInner<M> {
+    /// Whether operations may begin.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        // SeqCst: an operation pins a guard and then reads this; who ends the map's state stores it and then looks for
+        // guards. One of the two sees the other.
+        self.state.load(SeqCst) == MapState::Open as u8
+    }
+
+    pub(crate) fn set_state(&self, state: MapState) {
+        self.state.store(state as u8, SeqCst);
+    }
+
+    /// Why no operation may begin.
+    #[cold]
+    pub(crate) fn refusal(&self) -> Error {
+        match &self.name {
+            Some(name) if self.state.load(SeqCst) == MapState::Dropped as u8 => {
+                Error::Dropped { name: name.to_string() }
+            }
+            _ => Error::Closed,
+        }
+    }
+
+    /// Chooses a new bound for the bytes of its records, and puts it into the file.
+    #[cold]
+    pub(crate) fn set_bound(&self, pool: &Pool<M>) {
+        // A change is complete only with what follows this.
+        let poison = pool.region().poison_on_panic();
+        self.counters.set_bound(|bound| self.header.write_bound(pool, bound));
+        poison.disarm();
+    }
+
+    /// Saves the counts for the next opening, if they are right.
+    pub(crate) fn save_totals(&self, pool: &Pool<M>) {
+        let (totals, exact) = self.counters.totals();
+        self.header.write_totals(pool, exact.then_some(totals));
+    }
+}

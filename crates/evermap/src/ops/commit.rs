@@ -1,0 +1,265 @@
+//! The one way in which a key changes, but for batches.
+
+use evermap_index::key::BytesRef;
+use evermap_index::{Action, Change, Guard, MutateMode};
+use evermap_pm::Medium;
+
+use crate::ordered::KeyEvent;
+use crate::record::{Draft, Record};
+use crate::{Map, Result};
+
+/// What a mutation decides about a key.
+pub(crate) enum Verdict {
+    /// Leave things as they are.
+    Keep,
+    /// Bind the key to the draft.
+    Publish,
+    /// Bind the key to the draft, with this control word.
+    PublishWith(u64),
+    /// Remove the key.
+    Remove,
+}
+
+/// Why a key could not be changed while it was locked. The change is tried again.
+#[derive(Clone, Copy)]
+enum Obstacle {
+    /// A batch has reserved the key.
+    Reserved,
+    /// A flush has chosen its mark, and not made it visible yet.
+    Flushing,
+    /// A flush came after the draft got its CAS id: the draft needs a newer one.
+    BornFlushed,
+}
+
+/// What came of one look at a locked key.
+#[derive(Clone, Copy)]
+enum Round {
+    /// The key is absent from the index, and only an existing key is to be changed.
+    NotAsked,
+    /// Nothing was changed.
+    Again(Obstacle),
+    /// A decision was made. `was_hidden`: the key was bound to a record that no reader can see.
+    Decided { change: Change, action: Action, was_hidden: bool },
+}
+
+impl Round {
+    /// Returns what the index is to do.
+    fn action(self) -> Action {
+        match self {
+            Round::Decided { action, .. } => action,
+            Round::NotAsked | Round::Again(_) => Action::Keep,
+        }
+    }
+
+    /// Returns what the index does if it does as it is told.
+    fn change(self) -> Option<Change> {
+        match self {
+            Round::Decided { change, .. } => Some(change),
+            Round::NotAsked | Round::Again(_) => None,
+        }
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// Whether a record is flushed or expired; `None` if its control word is damaged or a tombstone.
+    #[inline]
+    pub(crate) fn is_dead(&self, record: &Record<'_, M>, mark: u64) -> Option<bool> {
+        if record.cas() < mark {
+            return Some(true);
+        }
+        let expires_at = record.expires_at()?;
+        Some(expires_at != 0 && expires_at <= self.db.file.clock.now())
+    }
+
+    /// The record that `word` names, unless it is unreadable, flushed or expired.
+    pub(crate) fn live(&self, word: u64, mark: u64) -> Option<Record<'_, M>> {
+        let record = Record::at(self.db.file.pool.medium(), word).ok()?;
+        (self.is_dead(&record, mark) == Some(false)).then_some(record)
+    }
+
+    /// Changes `key` while it is locked: calls `decide` with its live record, if there is one, and does what it decides.
+    /// Everything but [batches](Map::apply) changes this way.
+    ///
+    /// A record that is dead or unreadable is not shown to `decide`, and is removed along the way. `decide` may be called
+    /// more than once, of which the last call counts. It must not panic, and must not use the store.
+    pub(crate) fn commit(
+        &self,
+        key: BytesRef<'_>,
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        draft: Option<&Draft<'_, M>>,
+        decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
+    ) -> Result<Change> {
+        let mut permit = None;
+        loop {
+            let since = self.unbindings(key);
+            let mut round = Round::NotAsked;
+            let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
+                round = self.round(key, word, draft, permit.is_some(), decide);
+                round.action()
+            });
+            // What `decide` has decided is done, even if tidying up afterwards fails.
+            let (change, failed) = settled(self.injected_failure(done), round.change())?;
+            match round {
+                Round::Again(Obstacle::Reserved) => {
+                    permit = Some(self.db.file.reservations.permit());
+                    continue;
+                }
+                Round::Again(Obstacle::Flushing) => {
+                    self.inner.flush.wait_for_flush();
+                    continue;
+                }
+                Round::Again(Obstacle::BornFlushed) => {
+                    let file = &self.db.file;
+                    draft
+                        .expect("only a draft is born")
+                        .set_cas(file.cas_counter.take(file.pool.region())?);
+                    continue;
+                }
+                // An earlier round may have shown a record that is gone by now.
+                Round::NotAsked => drop(decide(None)),
+                Round::Decided { was_hidden, .. } if change.changed() => {
+                    self.account(key, change.old, draft.filter(|_| change.new.is_some()), guard);
+                    let event = KeyEvent::of(change.old, change.new, was_hidden, since);
+                    if let Some(event) = event {
+                        self.notice(key, event, guard);
+                    }
+                }
+                Round::Decided { .. } => {}
+            }
+            return failed.map_or(Ok(change), |error| Err(error.into()));
+        }
+    }
+
+    /// Decides about `key`, which is locked and bound to `word`. The caller has a `permit` if no batch can run.
+    fn round(
+        &self,
+        key: BytesRef<'_>,
+        word: Option<u64>,
+        draft: Option<&Draft<'_, M>>,
+        has_permit: bool,
+        decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
+    ) -> Round {
+        if !has_permit && self.db.file.reservations.is_reserved(key.hash) {
+            return Round::Again(Obstacle::Reserved);
+        }
+        let Some(mark) = self.inner.flush.settled_mark() else {
+            return Round::Again(Obstacle::Flushing);
+        };
+        let live = word.and_then(|word| self.live(word, mark));
+        let was_hidden = word.is_some() && live.is_none();
+        let action = match (decide(live), draft) {
+            (Verdict::Publish | Verdict::PublishWith(_), Some(draft)) if draft.cas() < mark => {
+                // A flush came between the draft and now. The record that this one replaces may be absent because of
+                // the flush, so this one comes after it, and must not be flushed itself.
+                return Round::Again(Obstacle::BornFlushed);
+            }
+            (Verdict::Publish, Some(draft)) => publish(draft),
+            (Verdict::PublishWith(control), Some(draft)) => {
+                draft.set_control(control);
+                publish(draft)
+            }
+            (Verdict::Remove, _) => Action::Remove,
+            _ if was_hidden => Action::Remove,
+            _ => Action::Keep,
+        };
+        // A mistake, which tests have to notice: what is still bound has a tombstone for a moment.
+        if self.db.file.pool.medium().mutant("TO-1") && action != Action::Keep {
+            live.inspect(|record| record.set_tombstone(self.db.file.tombstone));
+        }
+        Round::Decided { change: change_of(word, action), action, was_hidden }
+    }
+
+    /// In tests, an error after the change was made instead of what the index answers.
+    #[inline(always)]
+    fn injected_failure(&self, done: evermap_pm::Result<Change>) -> evermap_pm::Result<Change> {
+        if self.db.file.pool.medium().mutant("ST-1") && done.as_ref().is_ok_and(Change::changed) {
+            return Err(evermap_pm::Error::damaged(0, "injected by a test"));
+        }
+        done
+    }
+
+    /// Retires what was replaced, counts, and sees to it that the key is looked at when the new record expires.
+    pub(crate) fn account(
+        &self,
+        key: BytesRef<'_>,
+        old: Option<u64>,
+        new: Option<&Draft<'_, M>>,
+        guard: &Guard<'_>,
+    ) {
+        if let Some(expiry) = new.and_then(Draft::expiry) {
+            // Nobody changes it any more, now that it is unlinked, and the guard keeps it.
+            let old = old.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok());
+            let before = old.and_then(|record| record.expires_at());
+            self.expect_instead(key.hash, before, Some(expiry));
+        }
+        let (mut records, mut bytes) = (0, 0);
+        if let Some(word) = old
+            && let Some(gone) = self.retire(word, guard)
+        {
+            (records, bytes) = (-1, -(gone as i64));
+        }
+        if let Some(draft) = new {
+            records += 1;
+            bytes += draft.block_bytes() as i64;
+            self.inner.size_hint.written(draft.cas(), draft.block_bytes());
+        }
+        if self.inner.counters.change(records, bytes) {
+            self.inner.set_bound(&self.db.file.pool);
+        }
+    }
+
+    /// Retires a record that was unlinked durably, and sees to it that it is not readable any more; returns the bytes that it
+    /// was counted with. `None` if this happened to it before: it was not counted then, and its block is not ours.
+    fn retire(&self, word: u64, guard: &Guard<'_>) -> Option<u64> {
+        let Ok(record) = Record::at(self.db.file.pool.medium(), word) else {
+            // Damage: its block may be part of something else by now. Better to lose it than to free that.
+            return Some(0);
+        };
+        // Damage has led the index to it again. Its block is free, or is the next one that some thread writes.
+        if record.is_unbound() {
+            self.met_damage();
+            return None;
+        }
+        record.set_tombstone(self.db.file.tombstone);
+        let (offset, bytes) = (record.offset(), self.db.file.pool.block_size(record.bytes()));
+        if self.inner.counters.is_counting() && record.cas() < self.db.file.cas_counter.first() {
+            self.inner.counters.departed(offset, bytes);
+        }
+        self.db.file.pool.retire(offset, bytes, guard);
+        Some(bytes)
+    }
+}
+
+/// What a key is bound to before and after an action.
+fn change_of(old: Option<u64>, action: Action) -> Change {
+    let new = match action {
+        Action::Keep => old,
+        Action::Put(word) => Some(word),
+        Action::Remove => None,
+    };
+    Change { old, new }
+}
+
+/// What a mutation has changed, and what failed afterwards, given what the index answers and what was decided.
+///
+/// # Errors
+/// What the index answers, if nothing has changed.
+fn settled(
+    done: evermap_pm::Result<Change>,
+    decided: Option<Change>,
+) -> evermap_pm::Result<(Change, Option<evermap_pm::Error>)> {
+    match (done, decided.filter(Change::changed)) {
+        (Ok(change), _) => Ok((change, None)),
+        // It was done, and whoever lacks space would try again: that what could have come after it lacked some is not his concern.
+        (Err(error), Some(change)) if error.is_no_space() => Ok((change, None)),
+        (Err(error), Some(change)) => Ok((change, Some(error))),
+        (Err(error), None) => Err(error),
+    }
+}
+
+fn publish<M: Medium>(draft: &Draft<'_, M>) -> Action {
+    // From here on a panic must not free it: it may be reachable.
+    draft.set_published();
+    Action::Put(draft.word())
+}
