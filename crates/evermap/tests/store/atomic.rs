@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{self, Kept};
-use evermap::{Batch, EXPIRY_MAX, Error, Map, counter};
+use evermap::{Batch, EXPIRY_MAX, Edit, Error, Item, Map, Outcome, counter};
 
 #[test]
 fn counters_count_and_say_what_is_none() {
@@ -135,4 +135,70 @@ fn nothing_is_lost_between_threads() {
         }
         assert_eq!(pieces[&me], expected);
     }
+}
+
+/// A flush and a newer record come before `replace` stores its own, so it has to begin again; and before it does, the key
+/// is removed. So nothing is replaced, whatever the first attempt has seen.
+#[test]
+fn a_replacement_that_begins_again_reports_what_it_finds_then() {
+    let memory = Kept::new(16 << 20);
+    let options = common::options().capacity(16 << 20).extent_size(64 << 10);
+    let map = memory.open(&options).unwrap();
+    map.put(b"key", b"old").unwrap();
+    let (other, kept) = (map.clone(), memory.clone());
+    memory.at_next_fence(move || {
+        other.flush_all(None).unwrap();
+        other.put(b"key", b"newer").unwrap();
+        // The next fence makes the new CAS id of the replacement durable.
+        kept.at_next_fence(move || assert!(other.remove(b"key").unwrap()));
+    });
+    assert_eq!(map.replace(b"key", b"replacement").unwrap(), Outcome::Absent);
+    assert_eq!(map.get(b"key").unwrap(), None);
+    assert_eq!(map.len().value, 0);
+}
+
+#[test]
+fn old_values_are_returned() {
+    let map = common::in_memory(common::options()).unwrap();
+    assert_eq!(map.insert(b"key", b"1").unwrap(), None);
+    assert_eq!(map.insert_with(b"key", b"2", common::meta(7, 0)).unwrap(), Some(b"1".to_vec()));
+    assert_eq!(map.get_or_insert(b"key", b"3").unwrap(), b"2");
+    assert_eq!(map.get_or_insert(b"other", b"3").unwrap(), b"3");
+    let edit = |_: Option<Item<'_>>| Edit::Value(b"4".to_vec());
+    assert_eq!(map.fetch_modify(b"key", edit).unwrap(), Some(b"2".to_vec()));
+    assert_eq!(map.get_with(b"key", |item| item.flags).unwrap(), Some(7));
+    assert_eq!(map.fetch_modify(b"none", |_| Edit::Keep).unwrap(), None);
+    assert_eq!(map.take(b"key").unwrap(), Some(b"4".to_vec()));
+    assert_eq!(map.take(b"key").unwrap(), None);
+    assert_eq!(map.insert_with(b"gone", b"1", common::meta(0, 1)).unwrap(), None);
+    assert_eq!(map.insert(b"gone", b"2").unwrap(), None, "what has expired is absent");
+}
+
+/// Threads hand a key on by values: each value is returned to exactly one of them.
+#[test]
+fn each_old_value_is_returned_once() {
+    const ROUNDS: u32 = 20_000;
+    let map = common::in_memory(common::options()).unwrap();
+    let seen: Vec<Vec<Vec<u8>>> = thread::scope(|threads| {
+        let exchange = |me: u32| {
+            let map = &map;
+            move || {
+                let next = |round: u32| (u64::from(me) << 32 | u64::from(round)).to_le_bytes();
+                let old = |round: u32| match round % 3 {
+                    0 => map.take(b"key").unwrap(),
+                    _ => map.insert(b"key", &next(round)).unwrap(),
+                };
+                (0..ROUNDS).filter_map(old).collect()
+            }
+        };
+        let workers: Vec<_> = (0..3).map(|me| threads.spawn(exchange(me))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    let mut seen: Vec<Vec<u8>> = seen.into_iter().flatten().collect();
+    seen.extend(map.take(b"key").unwrap());
+    let stored = (0..ROUNDS).filter(|round| round % 3 != 0).count() * 3;
+    assert_eq!(seen.len(), stored);
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), stored, "a value was returned twice");
 }

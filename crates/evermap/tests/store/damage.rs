@@ -428,7 +428,7 @@ impl Tally {
         if let Ok(map) = crate::common::open_file(path, options) {
             self.look(&map, expected);
         }
-        ControlFlow::Continue(())
+        true
     }
 }
 

@@ -100,7 +100,7 @@ fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random
             let item = item.unwrap();
             all.push((item.key.to_vec(), item.value.to_vec()));
             left = left.saturating_sub(1);
-            left > 0
+            if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         scan.visit(visit).unwrap();
         range = scan.rest();

@@ -101,3 +101,22 @@ fn a_purge_removes_all_that_has_expired() {
         assert_eq!(store.db().purge().unwrap(), THERE, "{kind}");
     }
 }
+
+#[test]
+fn keys_are_those_of_the_records() {
+    let map = crate::common::in_memory(crate::common::options()).unwrap();
+    assert_eq!(map.keys().count(), 0);
+    for number in 0..3_000u32 {
+        map.put(&number.to_be_bytes(), &[0; 100]).unwrap();
+    }
+    map.put_with(b"expired", b"", crate::common::meta(0, 1)).unwrap();
+    let mut keys: Vec<_> = map.keys().map(Result::unwrap).collect();
+    keys.sort_unstable();
+    let expected: Vec<_> = (0..3_000u32).map(|number| number.to_be_bytes().to_vec()).collect();
+    assert!(keys == expected);
+    let mut walk = map.keys();
+    walk.next().unwrap().unwrap();
+    map.db().clone().close().unwrap();
+    assert!(matches!(walk.next(), Some(Err(evermap::Error::Closed))));
+    assert!(walk.next().is_none());
+}
