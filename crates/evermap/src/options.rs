@@ -241,6 +241,7 @@ impl Options {
     /// sure that:
     /// * no other program writes to the file or cuts it off. Programs that open it as a store keep to its
     ///   lock; editors, copying tools and synchronizing services do not;
+    /// * a forked child does not use what was borrowed before the fork;
     /// * the file is not damaged in such a way that another record or a part of an index overlaps a value,
     ///   which would be changed with it. Nothing but a failing disk or a foreign write does that; checksums
     ///   make it very unlikely that such a value is found, but cannot rule it out.

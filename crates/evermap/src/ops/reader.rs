@@ -12,7 +12,8 @@
 //! * what changes afterwards is the control word (expiry, tombstone), which is not part of the value;
 //! * every operation that replaces or removes a record, moves it, or drops its map, retires the block, and
 //!   it is freed, written, or given back to the system after all guards of that time have ended;
-//! * closing waits for guards, and the mapping lives as long as a handle does.
+//! * closing waits for guards, and the mapping lives as long as a handle does;
+//! * a forked child, whose guards are unknown to its parent, copies.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -74,12 +75,13 @@ impl<M: Medium> Map<M> {
     /// Returns the value of `key`, verified. If it is borrowed, it may be used as long as `guard` is held.
     fn value_ref(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<ValueRef<'_>>> {
         let Some((record, expires_at)) = self.find_to_read(key, guard)? else { return Ok(None) };
-        let bytes = if self.db.file.lends {
+        let file = &*self.db.file;
+        // In a forked child the guard means nothing to the threads of the parent.
+        let bytes = if file.lends && file.pool.region().ensure_writable().is_ok() {
             // SAFETY: nothing writes these bytes while `guard` is held: see the head of this module, and
             // `File::lends` for what is outside of this store. They are used no longer than that.
             let value = unsafe { record.value_slice() };
-            if self.db.file.verify && !record.verifies(self.inner.header.owner(), key.bytes, value)
-            {
+            if file.verify && !record.verifies(self.inner.header.owner(), key.bytes, value) {
                 self.met_damage();
                 return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
             }
