@@ -31,7 +31,7 @@ impl Dump {
         let walked = map.for_each(|item| output.write(item));
         let answer = output.finish();
         // In order too where nobody reads on.
-        map.db().clone().close()?;
+        map.into_db().close()?;
         walked?;
         answer
     }

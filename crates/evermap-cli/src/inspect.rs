@@ -33,7 +33,7 @@ impl StatCommand {
             map.build_ordered(1)?;
         }
         let (stat, space) = (map.stat(), map.space()?);
-        map.db().clone().close()?;
+        map.into_db().close()?;
         match self.json {
             true => say(&stat_as_json(&stat, &space))?,
             false => say(&format!("{stat}{space}").trim_end())?,

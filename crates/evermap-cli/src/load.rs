@@ -69,7 +69,7 @@ impl Load {
         let loaded = loading.run(format, self.skip_bad);
         let (told, bad) = (loading.summary(), loading.bad);
         // In order too where something went wrong: what was loaded stays.
-        map.db().clone().close()?;
+        map.into_db().close()?;
         loaded?;
         let _ = writeln!(io::stderr(), "{told}");
         Ok(if bad == 0 { DONE } else { NO })

@@ -50,7 +50,7 @@ impl Scan {
         });
         let answer = output.finish();
         // In order too where nobody reads on.
-        map.db().clone().close()?;
+        map.into_db().close()?;
         scanned?;
         answer
     }

@@ -27,7 +27,7 @@ impl Get {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open()?;
         let value = map.get(self.key.as_bytes())?;
-        map.db().clone().close()?;
+        map.into_db().close()?;
         let Some(mut value) = value else { return Ok(NO) };
         let mut out = io::stdout();
         if out.is_terminal() {
@@ -60,7 +60,7 @@ impl Put {
         };
         let map = self.store.open_or_create(IndexKind::default())?;
         map.put(self.key.as_bytes(), &value)?;
-        map.db().clone().close()?;
+        map.into_db().close()?;
         Ok(DONE)
     }
 }
@@ -93,7 +93,7 @@ impl Del {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open()?;
         let removed = map.remove(self.key.as_bytes())?;
-        map.db().clone().close()?;
+        map.into_db().close()?;
         Ok(if removed { DONE } else { NO })
     }
 }

@@ -244,7 +244,7 @@ fn errors_of_the_store_are_errors_of_the_cache() {
         Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
         Err(CacheError::TooLarge)
     );
-    other.db().clone().close().unwrap();
+    other.into_db().close().unwrap();
     let closed = CacheError::Other("the store was closed".into());
     assert_eq!(Cache::get_many(&map, &[b"a"], &mut |_, _| true), Err(closed.clone()));
     assert_eq!(Cache::delete(&map, b"a"), Err(closed));

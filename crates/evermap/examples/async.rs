@@ -1,7 +1,7 @@
 //! A store in an asynchronous program: `async [PATH]`.
 //!
-//! Point operations are calls of memory speed: they are made directly, as those of a hash map would be. What waits for
-//! other processes or walks over many records goes to threads that may block.
+//! Point operations are calls of memory speed: they are made directly, as those of a hash map would
+//! be. What waits for other processes or walks over many records goes to threads that may block.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ async fn blocking<R: Send + 'static>(
     Ok(spawn_blocking(work).await??)
 }
 
-/// Serves a request. The calls take microseconds and wait for no disk, so they need no thread of their own; a task
-/// that makes many of them lets others run now and then.
+/// Serves a request. The calls take microseconds and wait for no disk, so they need no thread of
+/// their own; a task that makes many of them lets others run now and then.
 async fn serve(map: Map, request: u64) -> Result<(), Failure> {
     for number in 0..WRITES {
         let key = format!("{request:04}/{number:06}");
@@ -46,16 +46,16 @@ async fn serve(map: Map, request: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The next pairs of a range, and what is left of it. A scan borrows the store and cannot leave the thread with it; the
-/// rest of its range can.
+/// The next pairs of a range, and what is left of it. A scan borrows the store and cannot leave the
+/// thread with it; the rest of its range can.
 fn page(map: &Map, range: KeyRange) -> evermap::Result<(Vec<Pair>, KeyRange)> {
     let mut scan = map.scan(range)?.limit(PAGE);
     let pairs = scan.by_ref().collect::<evermap::Result<_>>()?;
     Ok((pairs, scan.rest()))
 }
 
-/// Counts the records under a prefix, a page at a time: between two pages the task may wait for anything, such as a
-/// client that reads slowly.
+/// Counts the records under a prefix, a page at a time: between two pages the task may wait for
+/// anything, such as a client that reads slowly.
 async fn count(map: &Map, prefix: &str) -> Result<usize, Failure> {
     let mut range = KeyRange::prefix(prefix);
     let mut count = 0;
@@ -96,8 +96,9 @@ async fn main() -> Result<(), Failure> {
     assert_eq!(served.load(Relaxed), REQUESTS);
     println!("{REQUESTS} requests, {} records of the first", count(&map, "0000/").await?);
 
-    // A purge walks over all records; closing waits for operations and readers that are still there.
+    // A purge walks over all records; closing waits for operations and readers that are still
+    // there.
     let purging = map.clone();
     println!("{} records had expired", blocking(move || purging.db().purge()).await?);
-    blocking(move || map.db().clone().close()).await
+    blocking(move || map.into_db().close()).await
 }

@@ -1,7 +1,8 @@
 //! What an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
 //!
-//! For each way to tell it, and without: puts records with 16-byte keys, overwrites them, scans, and opens the store
-//! again. The ways take turns, so that whatever else the machine does meets all of them; medians are shown.
+//! For each way to tell it, and without: puts records with 16-byte keys, overwrites them, scans,
+//! and opens the store again. The ways take turns, so that whatever else the machine does meets all
+//! of them; medians are shown.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -103,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 assert_eq!(seen, records);
                 note(4, began.elapsed().as_nanos() as f64 / records as f64);
             }
-            map.db().clone().close()?;
+            map.into_db().close()?;
             let map = Evermap::open(path, options())?.default_map();
             if notices.is_some() {
                 map.build_ordered(1)?;
@@ -122,7 +123,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     }
                 }),
             );
-            map.db().clone().close()?;
+            map.into_db().close()?;
         }
     }
     println!("ns each, {records} records, {threads} threads, values of {} bytes", value.len());

@@ -1,8 +1,9 @@
 //! What it costs readers that the ordered index is built anew: `rebuild PATH [RECORDS [ROUNDS]]`.
 //!
-//! A child process fills a store and is killed. Then, in each round, the store is opened with an ordered index and
-//! without; each time after a kill, and once after an orderly stop. One thread looks keys up for as long as building takes, and notes how long each
-//! look-up took; without an ordered index it does so for as long. Building is timed once more with nobody reading.
+//! A child process fills a store and is killed. Then, in each round, the store is opened with an
+//! ordered index and without; each time after a kill, and once after an orderly stop. One thread
+//! looks keys up for as long as building takes, and notes how long each look-up took; without an
+//! ordered index it does so for as long. Building is timed once more with nobody reading.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -51,7 +52,8 @@ fn kill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Waits until the ordered index is built; answers how long that took. Does not ask for what takes a walk over the index.
+/// Waits until the ordered index is built; answers how long that took. Does not ask for what takes
+/// a walk over the index.
 fn built(map: &Map) -> Result<Duration, Box<dyn Error + Send + Sync>> {
     loop {
         match map.stat().ordered.map(|ordered| ordered.state) {
@@ -63,7 +65,8 @@ fn built(map: &Map) -> Result<Duration, Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// Looks up keys in random order until `over`; answers how many a second, and how long each took, in nanoseconds.
+/// Looks up keys in random order until `over`; answers how many a second, and how long each took,
+/// in nanoseconds.
 fn read(map: &Map, records: u64, over: &AtomicBool) -> evermap::Result<(f64, Vec<u32>)> {
     let mut nanos = Vec::with_capacity(1 << 24);
     let (mut state, mut value) = (1u64, Vec::new());
@@ -113,7 +116,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("round {}: building with nobody reading: {}", round + 1, rate(records, alone));
 
         let began = Instant::now();
-        map.db().clone().close()?;
+        map.into_db().close()?;
         println!("an orderly stop, which saves the keys: {:.2} s", began.elapsed().as_secs_f64());
         let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let loaded = built(&map).map_err(|error| error.to_string())?;

@@ -63,5 +63,5 @@ fn main() -> Result<(), Box<dyn Error>> {
         assert_eq!(found, numbers.len() as u64);
     });
     println!("{}", map.stat());
-    Ok(map.db().clone().close()?)
+    Ok(map.into_db().close()?)
 }

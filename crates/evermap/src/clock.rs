@@ -1,26 +1,27 @@
-//! What time it is, as far as expiry is concerned.
+//! The time, as far as expiry is concerned.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where a store gets the time from: the system, or a hand-set clock for tests and simulations.
+/// Where a store gets the time from: the system, or a manual clock for tests and simulations.
 ///
-/// A clock may be set back. What has expired stays absent then: an open store takes it to be as late as it has ever been,
-/// until a purge has removed what had expired; from then on it follows the clock again. A record that is stored meanwhile
-/// with an expiry that has passed by that time counts as expired. [`Evermap`](crate::Evermap) purges every few seconds; for
-/// a bare [`Map`](crate::Map) the caller does.
+/// A clock may be set back. What has expired stays absent then: an open store keeps the latest time
+/// that it has seen, until a purge has removed what had expired; from then on it follows the clock
+/// again. A record that is stored meanwhile with an expiry before that time counts as expired. On a
+/// file, a thread in the background purges about every second.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<AtomicU64>>);
 
 impl Clock {
-    /// The system's wall clock.
+    /// Returns the wall clock of the system.
     pub fn system() -> Self {
         Clock(None)
     }
 
-    /// A clock that stands at `seconds` since 1970 until it is [set](Clock::set). Clones share it.
+    /// Returns a clock that shows `seconds` since 1970 until it is [set](Clock::set). Clones share
+    /// it.
     ///
     /// ```
     /// use evermap::{Clock, Evermap, Meta, Options};
@@ -37,14 +38,15 @@ impl Clock {
         Clock(Some(Arc::new(AtomicU64::new(seconds))))
     }
 
-    /// Sets a manual clock. Nothing for the system's.
+    /// Sets a manual clock. Does nothing to the clock of the system.
     pub fn set(&self, seconds: u64) {
         if let Some(hand) = &self.0 {
             hand.store(seconds, SeqCst);
         }
     }
 
-    /// Seconds since 1970, at least 1, so that there is a time before every other. About 25 ns for the system's clock.
+    /// Returns the seconds since 1970, at least 1, so that there is a time before every other.
+    /// Takes about 25 ns for the clock of the system.
     pub fn now(&self) -> u64 {
         let seconds = match &self.0 {
             Some(hand) => hand.load(SeqCst),
@@ -59,10 +61,11 @@ impl Clock {
     }
 }
 
-/// The time of an open file: that of its clock, but it does not go back before it is [released](Time::release).
+/// The time of an open file: that of its clock, except that it does not go back until it is
+/// [released](Time::release).
 pub(crate) struct Time {
     clock: Clock,
-    /// The latest time that anybody was told.
+    /// The latest time that was returned.
     latest: AtomicU32,
 }
 
@@ -71,12 +74,12 @@ impl Time {
         Time { clock, latest: AtomicU32::new(0) }
     }
 
-    /// Seconds since 1970, as [`Clock::now`].
+    /// Returns the seconds since 1970, as [`Clock::now`] does.
     #[inline]
     pub(crate) fn now(&self) -> u32 {
         let now = self.clock.stored();
-        // Relaxed, here and below: the order of the changes of this one word is all that matters. It changes once a second, so
-        // the line is shared.
+        // Relaxed, here and below: the order of the changes of this one word is all that matters.
+        // It changes once a second, so that the cache line stays shared.
         if now == self.latest.load(Relaxed) { now } else { self.advance(now) }
     }
 
@@ -85,15 +88,15 @@ impl Time {
         self.latest.fetch_max(now, Relaxed).max(now)
     }
 
-    /// The time that is held since the clock went back behind it.
+    /// Returns the time that is held since the clock went back behind it.
     pub(crate) fn held(&self) -> Option<u32> {
         let latest = self.latest.load(Relaxed);
         (self.clock.stored() < latest).then_some(latest)
     }
 
-    /// Follows the clock again: nothing is there any more that had expired by the time `held`.
+    /// Follows the clock again. All records that had expired by the time `held` are removed.
     pub(crate) fn release(&self, held: u32) {
-        // A later time that somebody was told meanwhile stays.
+        // A later time that was returned meanwhile stays.
         let _ = self.latest.compare_exchange(held, self.clock.stored(), Relaxed, Relaxed);
     }
 }

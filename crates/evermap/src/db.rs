@@ -29,12 +29,12 @@ use crate::{Durability, Error, ErrorKind, IndexKind, Map, Options, Result};
 
 /// A file with maps in it: a handle, to be cloned and shared between threads.
 ///
-/// Records are read and written through a [`Map`]: the [default map](Evermap::default_map), or one with a
-/// [name](Evermap::map). Threads in the background sweep after an unclean stop, remove expired records and move
-/// records together; no request waits for them.
+/// Records are read and written through a [`Map`]: the [default map](Evermap::default_map), or one
+/// with a [name](Evermap::map). Threads in the background sweep after an unclean stop, remove
+/// expired records and move records together; no request waits for them.
 ///
-/// Dropping the last handle of the file and of its maps closes the file, but cannot report whether that succeeded:
-/// [`close`](Evermap::close) can.
+/// Dropping the last handle of the file and of its maps closes the file, but cannot report whether
+/// that succeeded: [`close`](Evermap::close) can.
 ///
 /// ```
 /// use evermap::{Evermap, Options};
@@ -51,14 +51,14 @@ use crate::{Durability, Error, ErrorKind, IndexKind, Map, Options, Result};
 ///
 /// # Other media
 ///
-/// `Evermap<M>` runs on any [`Medium`], for instance on a simulator that crashes it. Such a file is opened with
-/// [`open_medium`](Evermap::open_medium). It has no threads in the background: its caller calls
-/// [`recover`](Evermap::recover), [`purge_if_due`](Evermap::purge_if_due) and [`compact`](Evermap::compact). Dropping
-/// it does not close it.
+/// `Evermap<M>` runs on any [`Medium`], for instance on a simulator that crashes it. Such a file is
+/// opened with [`open_medium`](Evermap::open_medium). It has no threads in the background: its
+/// caller calls [`recover`](Evermap::recover), [`purge_if_due`](Evermap::purge_if_due) and
+/// [`compact`](Evermap::compact). Dropping it does not close it.
 pub struct Evermap<M: Medium = Mapped> {
     pub(crate) file: Arc<FileInner<M>>,
-    /// Closes the file when the last handle is dropped. `None` on a medium of the caller's, and in the handles of the
-    /// background threads, which must not keep the file open.
+    /// Closes the file when the last handle is dropped. `None` on a medium of the caller's, and in
+    /// the handles of the background threads, which must not keep the file open.
     closer: Option<Arc<CloseOnDrop<M>>>,
 }
 
@@ -150,8 +150,8 @@ impl<M: Medium> FileInner<M> {
 }
 
 impl Evermap {
-    /// Opens the file at `path`, or creates it. Takes about a millisecond, whatever the size of the file and however
-    /// it was stopped; longer while a previous process is dying.
+    /// Opens the file at `path`, or creates it. Takes about a millisecond, whatever the size of the
+    /// file and however it was stopped; longer while a previous process is dying.
     ///
     /// ```
     /// use evermap::{Evermap, MapOptions, Options};
@@ -165,12 +165,13 @@ impl Evermap {
     ///
     /// # Errors
     /// * [`Error::NotFound`] if there is no file and [`Options::create`] is off;
-    /// * [`Error::NotClosed`] if the file is opened [read-only](Options::read_only), and has to be recovered first;
-    /// * [`Error::Storage`] with one of [`InUse`](ErrorKind::InUse) (another process has the file open),
-    ///   [`NotAStore`](ErrorKind::NotAStore), [`NewerFormat`](ErrorKind::NewerFormat),
-    ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see [`Options::on_suspect`]),
-    ///   [`FileSystem`](ErrorKind::FileSystem), [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) and
-    ///   [`Io`](ErrorKind::Io).
+    /// * [`Error::NotClosed`] if the file is opened [read-only](Options::read_only), and has to be
+    ///   recovered first;
+    /// * [`Error::Storage`] with one of [`InUse`](ErrorKind::InUse) (another process has the file
+    ///   open), [`NotAStore`](ErrorKind::NotAStore), [`NewerFormat`](ErrorKind::NewerFormat),
+    ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see
+    ///   [`Options::on_suspect`]), [`FileSystem`](ErrorKind::FileSystem),
+    ///   [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) and [`Io`](ErrorKind::Io).
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref();
         open_file(path, &options)
@@ -178,7 +179,8 @@ impl Evermap {
             .map_err(|error| error.with_path(path))
     }
 
-    /// Creates an empty store in memory, without a file. It is gone when the last handle is dropped.
+    /// Creates an empty store in memory, without a file. It is gone when the last handle is
+    /// dropped.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -210,15 +212,16 @@ impl Evermap {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Opens the store in `medium`, or creates one if there is none and [`Options::create`] allows it. O(1) in the
-    /// number of records.
+    /// Opens the store in `medium`, or creates one if there is none and [`Options::create`] allows
+    /// it. O(1) in the number of records.
     ///
-    /// Nothing runs in the background, and dropping the handles does not close the store: see [`Evermap`]. After an
-    /// unclean stop, space from before is not reused until [`recover`](Evermap::recover) is called.
+    /// Nothing runs in the background, and dropping the handles does not close the store: see
+    /// [`Evermap`]. After an unclean stop, space from before is not reused until
+    /// [`recover`](Evermap::recover) is called.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Storage`] with `NotAStore`, `NewerFormat`, `Damaged`, `Suspect`, `Config` or
-    /// `NoSpace`.
+    /// [`Error::NotFound`]; [`Error::Storage`] with `NotAStore`, `NewerFormat`, `Damaged`,
+    /// `Suspect`, `Config` or `NoSpace`.
     pub fn open_medium(medium: M, identity: Identity, options: &Options) -> Result<Self> {
         Self::open_at(medium, identity, options, Origin::medium())
     }
@@ -271,9 +274,9 @@ impl<M: Medium> Evermap<M> {
         let root = header.root(&pool);
         let is_new = pool.medium().load(root) == 0;
         let index = if is_new {
-            // Either a new region, or its creation was interrupted before the root was stored: everything that the
-            // root vouches for is written first. A page of zeros has no root either, but a creation that was
-            // interrupted was opening 1.
+            // Either a new region, or its creation was interrupted before the root was stored:
+            // everything that the root vouches for is written first. A page of zeros has no root
+            // either, but a creation that was interrupted was opening 1.
             let is_zeroed = opened.is_some() && region.generation() < 2;
             if !CasCounter::is_unused(region) || is_zeroed {
                 let at = pool.medium().offset_of(root);
@@ -343,16 +346,17 @@ impl<M: Medium> Evermap<M> {
         Map { db: self.clone(), inner: inner.clone() }
     }
 
-    /// Closes the file for all handles, those of its maps too: waits for running operations of other threads and for
-    /// [readers](crate::Reader), and leaves everything in order, so that the next opening needs no sweep.
+    /// Closes the file for all handles, those of its maps too: waits for running operations of
+    /// other threads and for [readers](crate::Reader), and leaves everything in order, so that the
+    /// next opening needs no sweep.
     ///
     /// Later operations on any map return [`Error::Closed`]; closing again does nothing. What
-    /// [dropped](Evermap::drop_map) maps occupied is reclaimed first. The file can be opened again as soon as the last
-    /// handle of it and of its maps is dropped.
+    /// [dropped](Evermap::drop_map) maps occupied is reclaimed first. The file can be opened again
+    /// as soon as the last handle of it and of its maps is dropped.
     ///
     /// # Errors
-    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Storage`] with `Io` if the system could not write,
-    /// `Poisoned` or `Forked`; the next opening then finds an unclean stop.
+    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Storage`] with `Io` if the system
+    /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean stop.
     pub fn close(self) -> Result<()> {
         match &self.closer {
             Some(closer) => closer.close(),
@@ -382,8 +386,8 @@ impl<M: Medium> Evermap<M> {
         if !file.pool.medium().mutant("VW-2") {
             file.partial.free_all(&file.pool);
         }
-        // The blocks of dropped maps that are not reclaimed yet: saved as allocated, they would stay so for ever. If
-        // the next opening sweeps, it finds out.
+        // The blocks of dropped maps that are not reclaimed yet: saved as allocated, they would
+        // stay so for ever. If the next opening sweeps, it finds out.
         if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
             self.reclaim_pending_drops();
         }
@@ -483,7 +487,8 @@ impl<M: Medium> Drop for CloseOnDrop<M> {
             // What the panic interrupted is unknown: the next opening recovers.
             self.stop_threads();
         } else if self.close().is_err() {
-            // Because of a reader that was leaked, for example: the threads cannot be waited for, but they end.
+            // Because of a reader that was leaked, for example: the threads cannot be waited for,
+            // but they end.
             self.db.file.maintenance.stop();
         }
     }
@@ -501,8 +506,8 @@ fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
         OnSuspect::Refuse | OnSuspect::Salvage => None,
     };
     let Some(held) = held else { return open_whole(path, medium, identity, options) };
-    // Opened as with `Refuse`, so that a store that can be trusted is kept. The lock is held from the judgement to
-    // the end, so that both concern the same contents.
+    // Opened as with `Refuse`, so that a store that can be trusted is kept. The lock is held from
+    // the judgement to the end, so that both concern the same contents.
     let refusing = options.clone().on_suspect(OnSuspect::Refuse);
     match open_whole(path, medium, identity, &refusing) {
         Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {

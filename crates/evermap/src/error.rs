@@ -86,7 +86,8 @@ pub enum Error {
         /// Where it was looked for; `None` for a medium without a path.
         path: Option<PathBuf>,
     },
-    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was changed.
+    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was
+    /// changed.
     #[error(
         "memory limit of {limit} bytes reached (needs {needed} more); remove something or raise it"
     )]
@@ -98,7 +99,8 @@ pub enum Error {
     },
     /// The record of this key does not verify. Its value is lost; other keys are not affected.
     #[error(
-        "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); put or remove the key to repair it"
+        "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); \
+         put or remove the key to repair it"
     )]
     Damaged {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
@@ -146,7 +148,9 @@ pub enum Error {
     /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or
     /// `Scan::visit`. Nothing was done.
     #[error(
-        "{operation} would wait for itself: this thread holds a guard of the store (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); call it after that has ended"
+        "{operation} would wait for itself: this thread holds a guard of the store \
+         (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); \
+         call it after that has ended"
     )]
     GuardHeld {
         /// What was called.
@@ -155,7 +159,8 @@ pub enum Error {
     /// A closure of [`modify`](crate::Map::modify) was changing the key that it was called for.
     /// Nothing was changed by that call.
     #[error(
-        "key \"{key}\" is being modified by this thread; let the closure return the change instead of making it"
+        "key \"{key}\" is being modified by this thread; \
+         let the closure return the change instead of making it"
     )]
     BeingModified {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
@@ -204,7 +209,8 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// What leads to the map does not verify. The default map and other named maps are not affected.
+    /// What leads to the map does not verify. The default map and other named maps are not
+    /// affected.
     #[error("map \"{name}\" cannot be opened ({why}); use `drop_map` to discard it")]
     MapDamaged {
         /// Its name.
@@ -242,12 +248,13 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch names the map that
-    /// it is applied to.
+    /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch
+    /// names the map that it is applied to.
     InvalidInput,
     /// There is no file, or no map of this name.
     NotFound,
-    /// The disk, the file's capacity, the memory limit or memory itself is full. Nothing was changed.
+    /// The disk, the file's capacity, the memory limit or memory itself is full. Nothing was
+    /// changed.
     NoSpace,
     /// Something in the file does not verify.
     Damaged,
@@ -277,7 +284,8 @@ pub enum ErrorKind {
     NotAStore,
     /// The file was written by a later version of Evermap.
     NewerFormat,
-    /// The pages of the file may be of different ages: see [`Options::on_suspect`](crate::Options::on_suspect).
+    /// The pages of the file may be of different ages: see
+    /// [`Options::on_suspect`](crate::Options::on_suspect).
     Suspect,
     /// A setting cannot be met, or contradicts what the file was created with.
     Config,
@@ -387,7 +395,8 @@ impl Error {
         }
     }
 
-    /// Returns `true` if something is full: the disk, the file's capacity or the memory limit. Nothing was changed.
+    /// Returns `true` if something is full: the disk, the file's capacity or the memory limit.
+    /// Nothing was changed.
     ///
     /// ```
     /// use evermap::{Evermap, Options};

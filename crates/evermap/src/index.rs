@@ -51,11 +51,14 @@ impl IndexKind {
     }
 }
 
-/// Dash-LH for heaps of small extents and for named maps: its first arrays hold two segments instead of a mebibyte of them.
+/// Dash-LH for heaps of small extents and for named maps: its first arrays hold two segments
+/// instead of a mebibyte of them.
 type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
-/// Level hashing for heaps of small extents and for named maps: its chunks hold 32 buckets instead of a mebibyte of them.
+/// Level hashing for heaps of small extents and for named maps: its chunks hold 32 buckets instead
+/// of a mebibyte of them.
 type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
-/// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual Level hashing.
+/// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual
+/// Level hashing.
 const LARGE_EXTENT: u64 = 2 << 20;
 /// Below this capacity two segments of Dash-EH would leave little for records: it begins with one.
 const ONE_SEGMENT: u64 = 256 << 10;
@@ -63,7 +66,8 @@ const ONE_SEGMENT: u64 = 256 << 10;
 /// Declares the types of index that a store can have. The rest of the store does not know them.
 macro_rules! types {
     ($($variant:ident: $index:ident, $kind:ident;)+) => {
-        /// An index of some kind: there is one in each store, so that its size does not matter. Every operation costs one well-predicted branch more than the index itself.
+        /// An index of some kind: there is one in each store, so that its size does not matter.
+        /// Every operation costs one well-predicted branch more than the index itself.
         #[allow(clippy::large_enum_variant)]
         enum AnyIndex<M: Medium> {
             $($variant($index<Bytes, M>),)+
@@ -87,7 +91,7 @@ macro_rules! types {
             }
         }
 
-        /// Does the same with an index of any type.
+        /// Evaluates the expression with the index, whatever its type.
         macro_rules! with {
             ($chosen:expr, $any:ident => $does:expr) => {
                 match $chosen {
@@ -171,8 +175,8 @@ impl<M: Medium> PrimaryIndex<M> {
         PrimaryIndex { index, damage_met: AtomicU64::new(0) }
     }
 
-    /// Makes an empty index of this kind for the root cell `root` to name: enough for the smallest store, and with
-    /// `small` not above 64 KiB in any store.
+    /// Makes an empty index of this kind for the root cell `root` to name: enough for the smallest
+    /// store, and with `small` not above 64 KiB in any store.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -195,7 +199,7 @@ impl<M: Medium> PrimaryIndex<M> {
         self.index.kind()
     }
 
-    /// How many operations found the index damaged.
+    /// Returns the number of operations that found the index damaged.
     pub(crate) fn damage_met(&self) -> u64 {
         self.damage_met.load(Relaxed)
     }

@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Meta {
     /// 32 bits that belong to the caller.
     pub flags: u32,
-    /// When the record expires, in seconds since 1970; `None`: never. From that second on it counts as absent.
+    /// When the record expires, in seconds since 1970; `None`: never. From that second on it counts
+    /// as absent.
     pub expires_at: Option<u64>,
 }
 
@@ -24,7 +25,8 @@ impl Meta {
         Self::default()
     }
 
-    /// Returns metadata that expires `after` from now by the system's clock, in whole seconds, at least one.
+    /// Returns metadata that expires `after` from now by the system's clock, in whole seconds, at
+    /// least one.
     ///
     /// ```
     /// use std::time::Duration;
@@ -45,8 +47,9 @@ impl Meta {
         self
     }
 
-    /// Sets when the record expires, in seconds since 1970, or that it never does. Storing a record fails with
-    /// [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate) if that is later than [`EXPIRY_MAX`].
+    /// Sets when the record expires, in seconds since 1970, or that it never does. Storing a record
+    /// fails with [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate) if that is later than
+    /// [`EXPIRY_MAX`](crate::EXPIRY_MAX).
     #[must_use]
     pub fn with_expiry(mut self, expires_at: impl Into<Option<u64>>) -> Self {
         self.expires_at = expires_at.into();
@@ -64,7 +67,8 @@ pub struct Item<'a> {
     pub value: &'a [u8],
     /// 32 bits that belong to the caller.
     pub flags: u32,
-    /// Identifies this version of the record: no other version of any key ever has the same id. Never 0.
+    /// Identifies this version of the record: no other version of any key ever has the same id.
+    /// Never 0.
     pub cas: u64,
     /// When it expires, in seconds since 1970; `None`: never.
     pub expires_at: Option<u64>,

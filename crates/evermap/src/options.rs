@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! The options that a file is opened with.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use evermap_pm::region::{OnSuspect, RegionConfig};
 use crate::error::storage;
 use crate::{Clock, Error, IndexKind, OrderedUpdates};
 
-/// See [`Options::reader_backlog`]. Far more than waits for operations that are short.
+/// The default of [`Options::reader_backlog`]: far more than ever waits for short operations.
 const READER_BACKLOG: u64 = 64 << 20;
 
 /// What a store survives.
@@ -18,8 +18,9 @@ const READER_BACKLOG: u64 = 64 << 20;
 pub enum Durability {
     /// Nothing: memory without a file, gone at exit.
     Volatile,
-    /// Every acknowledged write survives the death of the process at any instruction. After a crash of the
-    /// operating system the store knows that its pages may be of different ages, and says so.
+    /// Every acknowledged write survives the death of the process at any instruction. After a crash
+    /// of the operating system the store knows that its pages may be of different ages, and says
+    /// so.
     #[default]
     Process,
 }
@@ -92,7 +93,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Opens the store, or makes one where there is none.
+    /// Returns the default options: the file is opened, or created if it does not exist.
     pub fn new() -> Self {
         let RegionConfig { extent_size, capacity, seed } = RegionConfig::default();
         Options {
@@ -115,8 +116,8 @@ impl Options {
         }
     }
 
-    /// Options for a new store of at most `bytes`, from 64 KiB on (128 KiB with an index other than Dash-EH), which takes space in units of 4 KiB instead of the
-    /// usual 16 KiB.
+    /// Returns options for a new file of up to `bytes`, at least 64 KiB (128 KiB with an index
+    /// other than Dash-EH), which takes space in units of 4 KiB instead of 16 KiB.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -131,7 +132,7 @@ impl Options {
         Options::new().capacity(bytes).extent_size(4096)
     }
 
-    /// Whether a store is made where there is none. On unless told otherwise.
+    /// Sets whether the file is created if it does not exist. The default is `true`.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
@@ -167,49 +168,54 @@ impl Options {
         self
     }
 
-    /// Most bytes that the file may grow to: address space, not memory or space in the file. 256 GiB unless told
-    /// otherwise, at least 64 KiB, or 128 KiB with an index other than Dash-EH. A store cannot outgrow the capacity that it was created with.
+    /// Sets the maximum size of a new file, bytes: address space, not memory or space on disk. The
+    /// default is 256 GiB, the minimum 64 KiB, or 128 KiB with an index other than Dash-EH. A file
+    /// cannot outgrow the capacity that it was created with.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
         self
     }
 
-    /// Most bytes that a *new* store takes at once for records of similar size: a power of two from 4 KiB to 1 GiB,
-    /// 2 MiB unless told otherwise. It takes space in units of a 128th of that, but at least 4 KiB and at most 16 KiB: a
-    /// few for the first records of each size, more as they become many, and as many as it needs for each large value.
-    /// Small units suit stores of less than a megabyte: see [`small`](Options::small).
+    /// Sets the maximum number of bytes that a *new* file takes at a time for records of similar
+    /// size: a power of two from 4 KiB to 1 GiB; the default is 2 MiB. Space is taken in units of a
+    /// 128th of that, but at least 4 KiB and at most 16 KiB: a few for the first records of each
+    /// size, more as they become many, and as many as are needed for each large value. Small units
+    /// suit files of less than a megabyte: see [`small`](Options::small).
     pub fn extent_size(mut self, bytes: u64) -> Self {
         self.extent_size = bytes;
         self
     }
 
-    /// Most bytes that the records of the default map may take together; beyond it, mutations return [`Error::Full`]. No limit
-    /// unless told otherwise. May be exceeded by one record per thread.
+    /// Sets the maximum number of bytes that the records of the default map may take together;
+    /// beyond it, mutations return [`Error::Full`]. The default is no limit. It may be exceeded by
+    /// one record per thread.
     ///
-    /// Records that are expired or flushed make room when it is needed. After an unclean stop, until the sweep has counted, an upper
-    /// bound stands in for what records take, which may be an eighth too high; a mutation that finds no room waits for a sweep
-    /// that is under way, but not for long. A bare [`Map`](crate::Map) begins none by itself.
+    /// Records that are expired or flushed are removed when space is needed. After an unclean stop,
+    /// until the sweep has counted, an upper bound stands in for what records take, which may be an
+    /// eighth too high; a mutation that finds no space waits for a while for a sweep that is under
+    /// way.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
         self
     }
 
-    /// What to do with a store whose contents cannot be trusted: after a crash of the operating system, or
-    /// where the file was copied while the store was open, was cut off, or is damaged. Refused unless told
-    /// otherwise.
+    /// Sets what to do with a file whose contents cannot be trusted: after a crash of the operating
+    /// system, or if the file was copied while it was open, was cut off, or is damaged. The default
+    /// is [`OnSuspect::Refuse`].
     ///
-    /// Which to choose: a store that was killed before an *orderly* shutdown of the machine is whole, but it
-    /// cannot know that; [`OnSuspect::Salvage`] loses nothing then. After a crash or a power cut it keeps all
-    /// that verifies: records may be missing, or be older than what was last acknowledged. A cache may rather
-    /// start empty, with [`OnSuspect::Discard`]. Files that are no stores are never overwritten.
+    /// Which to choose: a store that was killed before an *orderly* shutdown of the machine is
+    /// whole, but it cannot know that; [`OnSuspect::Salvage`] loses nothing then. After a crash or
+    /// a power cut it keeps all that verifies: records may be missing, or be older than what was
+    /// last acknowledged. A cache may rather start empty, with [`OnSuspect::Discard`]. Files that
+    /// are not stores are never overwritten.
     pub fn on_suspect(mut self, on_suspect: OnSuspect) -> Self {
         self.on_suspect = on_suspect;
         self
     }
 
-    /// Whether every read verifies the record's checksum, so that nothing wrong is ever returned from a
-    /// damaged file. On unless told otherwise. When off, records are verified by [`check`] only, and on
-    /// reads where the file was suspect when it was opened.
+    /// Sets whether every read verifies the checksum of the record, so that a wrong value is never
+    /// returned from a damaged file. The default is `true`. When off, records are verified by
+    /// [`check`] only, and on reads where the file was suspect when it was opened.
     ///
     /// [`check`]: crate::Evermap::check
     pub fn verify_reads(mut self, verify: bool) -> Self {
@@ -250,16 +256,18 @@ impl Options {
         self
     }
 
-    /// How long to wait for another process that holds the file but is dying. 30 s unless told otherwise.
+    /// Sets how long to wait for another process that has the file open but is dying. The default
+    /// is 30 s.
     pub fn lock_wait(mut self, wait: Duration) -> Self {
         self.lock_wait = wait;
         self
     }
 
-    /// Whether the whole length of the file is to have space of its own from the beginning, so that no later
-    /// use of that length can find the file system full: opening answers `NoSpace` if there is too little.
-    /// Off unless told otherwise: the space of what is in use is set aside in any case, also where a sparse
-    /// copy has left holes, but free space that the store has given back is taken again when it is needed.
+    /// Sets whether the whole length of the file gets space on disk from the beginning, so that no
+    /// later use of that length can find the file system full: opening returns `NoSpace` if there
+    /// is too little. The default is `false`: the space of what is in use is allocated in any case,
+    /// also if a sparse copy has left holes, but free space that was returned to the system is
+    /// allocated again when it is needed.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -273,22 +281,22 @@ impl Options {
         self
     }
 
-    /// Seed of a new store's hash function; drawn at random unless told otherwise. Fixed seeds make runs
-    /// repeatable, but whoever knows the seed can choose keys that collide.
+    /// Sets the seed of the hash function of a new file. The default is a random one. Fixed seeds
+    /// make runs repeatable, but an attacker that knows the seed can choose keys that collide.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Which kind of index finds the records of a *new* store, and of new maps in it. Dash-EH unless told otherwise; what
-    /// exists keeps the one it was made with.
+    /// Sets which kind of index a *new* file has, and new maps in it. The default is Dash-EH; maps
+    /// that exist keep the one that they were created with.
     ///
     /// ```
     /// use evermap::{Evermap, IndexKind, Options};
     /// for &kind in IndexKind::ALL {
     ///     let map = Evermap::in_memory(Options::new().index(kind))?.default_map();
     ///     map.put(b"key", b"value")?;
-    ///     assert_eq!(map.stat()?.index, kind);
+    ///     assert_eq!(map.stat().index, kind);
     /// }
     /// # Ok::<(), evermap::Error>(())
     /// ```
@@ -297,12 +305,13 @@ impl Options {
         self
     }
 
-    /// Whether the maps of the store also know which key comes next, so that they can be
-    /// [scanned](crate::Map::scan). Off unless told otherwise.
+    /// Sets whether the maps of the file also have an index of the keys in order, so that they can
+    /// be [scanned](crate::Map::scan). The default is `false`.
     ///
-    /// That takes ordinary memory, some 40 bytes a key and what of the key is beyond 15 bytes. A store can be opened with it and
-    /// without. After opening it is built in the background, while everything but scans works already; that of a named map
-    /// by its first scan. An orderly stop saves the keys in order, so that the next opening reads no records for it.
+    /// That takes ordinary memory, about 40 bytes for a key, and its length beyond 15 bytes. A file
+    /// can be opened with it and without. After opening it is built in the background, while
+    /// everything but scans works already; that of a named map is built by its first scan. An
+    /// orderly stop saves the keys in order, so that the next opening reads no records for it.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -318,19 +327,21 @@ impl Options {
         self
     }
 
-    /// Who tells the ordered index that keys came or went. [`OrderedUpdates::Background`] unless told otherwise.
+    /// Sets which threads update the ordered index when keys are bound and unbound. The default is
+    /// [`OrderedUpdates::Background`].
     pub fn ordered_updates(mut self, ordered_updates: OrderedUpdates) -> Self {
         self.ordered_updates = ordered_updates;
         self
     }
 
-    /// How many bytes may wait for readers to end before mutations are held up, where that is more
-    /// than a quarter of the file. 64 MiB unless told otherwise.
+    /// Sets the number of bytes that may wait for readers to end before mutations are held up, or a
+    /// quarter of the file if that is more. The default is 64 MiB.
     ///
     /// What is replaced or removed cannot be used again while a [`Reader`](crate::Reader) lives
     /// that could see it. Beyond this limit, mutations wait up to a second for readers to end, and
     /// then fail with [`Error::HeldUp`], which names the thread; those of the thread that holds the
-    /// reader fail at once. So a reader that is forgotten does not make the file grow for ever.
+    /// reader fail immediately. So a reader that is forgotten does not make the file grow without
+    /// end.
     ///
     /// ```
     /// use evermap::{Error, Evermap, Options};
@@ -347,7 +358,7 @@ impl Options {
         self
     }
 
-    /// Where the store gets the time from. The system unless told otherwise.
+    /// Sets where the time comes from. The default is the clock of the system.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self

@@ -1,17 +1,19 @@
-//! What a batch is about to do, written down so that a crash in the middle cannot leave a part of it.
+//! The changes of a batch, stored so that a crash in the middle cannot leave a part of them.
 //!
 //! ```text
 //! 0    number of entries (lower 48 bits), 1 if they name maps or 0 (upper 16 bits)
 //! 8    CRC32C of the word before and the entries
-//! 16   entries of 24 or 32 bytes: index word before (0: absent), index word after (0: absent), control word after,
-//!      and if they name maps, where the descriptor of the map is (0: the default map)
+//! 16   entries of 24 or 32 bytes: index word before (0: absent), index word after (0: absent), control
+//!      word after, and if they name maps, the offset of the descriptor of the map (0: the default map)
 //! ```
 //!
-//! They name maps where not all of them concern the default map: so every batch on that is as it was before there were others.
+//! Entries name maps if not all of them concern the default map. So a batch on the default map is
+//! stored as it was in formats before named maps.
 //!
-//! The batch is decided by the store of one word, the root slot that names the intent; so it is the only word outside
-//! the index that ever names records, and the only one that names the intent's own block. Opening carries out what it
-//! finds there before anything else happens, the sweep included, and empties the slot: the sweep need not know of it.
+//! The batch is decided by the store of one word, the root slot that names the intent. It is the
+//! only word outside the indexes that ever names records, and the only one that names the intent's
+//! own block. Opening carries out the intent that it finds before anything else happens, the sweep
+//! included, and empties the slot: the sweep need not know of it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
@@ -32,13 +34,14 @@ use crate::{Error, Result};
 
 /// Root slot that names the intent of the batch that runs.
 const ROOT: usize = 15;
-/// Words before the entries.
+/// The number of words before the entries.
 const HEAD: usize = 2;
 /// In the first word: the entries name maps.
 const NAMES_MAPS: u64 = 1 << 48;
 
-/// One change of a batch. Carrying it out needs no space, so it cannot fail for want of any: a key that was absent has
-/// been bound to its record before, which counts as expired until the control word says otherwise.
+/// One change of a batch. Carrying it out needs no space, so it cannot fail for lack of it: a key
+/// that was absent has been bound to its record before, which counts as expired until its control
+/// word changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// Descriptor of the map; 0: the default one.
@@ -52,10 +55,10 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Makes the change, unless it is made already. Durable after the next fence. O(1).
+    /// Makes the change, unless it was made already. Durable after the next fence. O(1).
     ///
     /// # Errors
-    /// Whatever the index answers; nothing has changed then.
+    /// Any error of the index; nothing has changed then.
     pub(crate) fn carry_out<M: Medium>(
         &self,
         key: BytesRef<'_>,
@@ -80,14 +83,15 @@ impl Entry {
             if self.new == 0 { Action::Remove } else { Action::Put(self.new) }
         });
         match change {
-            // What failed afterwards was tidying up.
+            // What failed afterwards was only tidying up.
             Err(_) if acted => Ok(()),
             change => Ok(change.map(drop)?),
         }
     }
 }
 
-/// An intent that nobody acts on before it is [declared](Intent::declare). Dropping it frees it, unless it stands.
+/// An intent, which has no effect before it is [declared](Intent::declare). Dropping it frees its
+/// block, unless it was declared and not fulfilled.
 pub(crate) struct Intent<'p, M: Medium> {
     pool: &'p Pool<M>,
     offset: u64,
@@ -95,7 +99,7 @@ pub(crate) struct Intent<'p, M: Medium> {
 }
 
 impl<'p, M: Medium> Intent<'p, M> {
-    /// Writes `entries` down and flushes them: durable after the next fence.
+    /// Stores `entries` and flushes them: durable after the next fence.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -123,14 +127,15 @@ impl<'p, M: Medium> Intent<'p, M> {
         Ok(Intent { pool, offset, stands: false })
     }
 
-    /// From here on the batch will happen, whatever else does. Durable on return.
+    /// Decides the batch: from here on it is carried out, if necessary by the next opening. Durable
+    /// on return.
     pub(crate) fn declare(&mut self) {
         // From here on a panic must not free it.
         self.stands = true;
         store_root(self.pool, encode_checked(WordKind::Intent, self.offset));
     }
 
-    /// The batch has happened, durably. Durable on return.
+    /// Ends the intent of a batch that was carried out durably. Durable on return.
     pub(crate) fn fulfil(mut self) {
         store_root(self.pool, 0);
         self.stands = false;
@@ -155,15 +160,16 @@ fn check_of(head: u64, entries: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&head.to_le_bytes()), entries)
 }
 
-/// Words of an entry behind this first word.
+/// Returns the number of words of an entry, given the first word of the intent.
 fn words_of(head: u64) -> usize {
     if head & NAMES_MAPS == 0 { 3 } else { 4 }
 }
 
-/// Carries out the intent that a crash has left, if there is one. Every step is one that was on its way, so that a crash
-/// in the middle of this leaves what it began with. O(entries).
+/// Carries out the intent that a crash has left, if there is one. Each step may have been taken
+/// before, so a crash in the middle of this is no different. O(entries).
 ///
-/// Entries whose record or whose part of the index is damaged are left out, and counted in the answer.
+/// Returns the number of entries that were skipped because their record or their part of the index
+/// is damaged.
 ///
 /// # Errors
 /// `Damaged` if the intent does not verify; with [`OnSuspect::Salvage`] it is dropped instead.
@@ -213,7 +219,8 @@ pub(crate) fn resume<M: Medium>(
     Ok(damaged)
 }
 
-/// The index of the map that an entry names. A map cannot be dropped while an intent names it, so its descriptor is one.
+/// Returns the index of the map that an entry names. A map cannot be dropped while an intent names
+/// it, so its descriptor is valid.
 fn index_of<'i, M: Medium>(
     map: u64,
     pool: &Arc<Pool<M>>,
@@ -245,7 +252,8 @@ fn resume_one<M: Medium>(
     record.append_key(&mut key)?;
     let key = BytesRef::new(&key, pool.seed());
     entry.carry_out(key, pool, index, guard)?;
-    // Whoever carries a batch out in one go does this once it is over: the sweep is to free the block, and does not read it.
+    // A batch that is not interrupted does this when it is complete: the sweep frees the block, and
+    // does not read it.
     if entry.old != 0
         && index.get(key, guard)? != Some(entry.old)
         && let Ok(old) = Record::at(pool.medium(), entry.old)
@@ -257,7 +265,7 @@ fn resume_one<M: Medium>(
     Ok(())
 }
 
-/// What the root slot names; nothing if it does not verify.
+/// Returns the entries of the intent that the root slot names, or `None` if it does not verify.
 fn read<M: Medium>(m: &M, root: u64) -> Option<Vec<Entry>> {
     let offset = decode_checked(WordKind::Intent, root)?;
     let head = m.slice::<PmU64>(offset, HEAD as u64)?;

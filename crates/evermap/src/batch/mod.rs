@@ -1,6 +1,6 @@
 //! Changes of several keys that happen together or not at all.
 //!
-//! How [`Map::apply`] goes, and why each step is right, is told in `docs/batches.md`.
+//! The steps of [`Map::apply`], and why each of them is right, are described in `docs/batches.md`.
 
 pub(crate) mod intent;
 pub(crate) mod reservations;
@@ -23,23 +23,26 @@ use crate::ordered::KeyEvent;
 use crate::record::{Draft, control_of, decode_expiry, encode_expiry, record_bytes};
 use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result};
 
-/// Most keys that a [`Batch`] can name.
+/// The maximum number of keys in a [`Batch`].
 pub const BATCH_MAX: usize = 1 << 16;
-/// Format of a region in which a crash can leave an intent: programs that only know the one before would ignore it.
+/// Format of a region in which a crash can leave an intent. Programs that know only the format
+/// before it would ignore the intent.
 const FORMAT: u32 = 6;
 /// Expiry of a record that is not there yet: no clock shows less.
 const NOT_YET: u32 = 1;
-/// How often [`Map::get_together`] looks again before it holds batches off.
-const LOOKS: usize = 8;
+/// The number of attempts of [`Map::get_together`] before it keeps batches from running.
+const ATTEMPTS: usize = 8;
 
-/// Changes and conditions, to be [applied](Map::apply) together. Keys and values are copied.
+/// Changes and conditions that are [applied](Map::apply) together. Keys and values are copied.
 ///
-/// Changes of one key take effect in the order in which they were added, as if one operation after the other had made
-/// them: a [`put`](Batch::put) or [`remove`](Batch::remove) replaces what was said before, and an [`add`](Batch::add)
-/// counts from there. So an account that receives what it gives keeps its balance, and two additions add both. Conditions
-/// are about what is there before the batch, whatever the batch itself does to the key.
+/// Changes of one key take effect in the order in which they were added, as if one operation after
+/// the other had made them: a [`put`](Batch::put) or [`remove`](Batch::remove) replaces earlier
+/// changes of the key, and an [`add`](Batch::add) counts from there. So an account that receives
+/// what it gives keeps its balance, and two additions add both. Conditions are about the state
+/// before the batch, whatever the batch itself does to the key.
 ///
-/// They concern the map that the batch is applied to, until [`in_map`](Batch::in_map) names another of the same file.
+/// Changes and conditions concern the map that the batch is applied to, until
+/// [`in_map`](Batch::in_map) names another one of the same file.
 ///
 /// ```
 /// use evermap::{Applied, Batch};
@@ -54,23 +57,25 @@ const LOOKS: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     parts: Vec<Part>,
-    /// Where each key of the map that the batch is applied to is in `parts`.
+    /// The index in `parts` of each key of the map that the batch is applied to.
     places: Places,
-    /// The same for the maps that it names.
+    /// The names of other maps, and the indices in `parts` of their keys.
     named: Vec<(Box<str>, Places)>,
-    /// Which map the next changes concern: 0 the one that the batch is applied to, and from 1 up those that it names.
+    /// The map that the next changes concern: 0 is the one that the batch is applied to, and 1 is
+    /// the first in `named`.
     map: usize,
 }
 
 type Places = HashMap<Vec<u8>, usize>;
 
-/// What a batch says about one key.
+/// The changes and conditions of one key.
 #[derive(Clone, Debug)]
 struct Part {
     map: usize,
     key: Vec<u8>,
     change: Change,
-    /// The CAS ids that have to be there, or that there must be none. With two that differ the batch is always refused.
+    /// The CAS ids that the key must have; `None`: it must be absent. With two that differ the
+    /// batch is always refused.
     expected: Vec<Option<u64>>,
 }
 
@@ -78,11 +83,12 @@ struct Part {
 #[derive(Clone, Debug, Default)]
 struct Change {
     base: Base,
-    /// The sum of what is added to the counter that `base` leaves. No batch holds enough additions to overflow it.
+    /// The sum of what is added to the counter that `base` leaves. No batch has enough additions to
+    /// overflow it.
     added: Option<i128>,
 }
 
-/// What becomes of a key before anything is added to it.
+/// What happens to a key before anything is added to it.
 #[derive(Clone, Debug, Default)]
 enum Base {
     #[default]
@@ -98,12 +104,13 @@ impl From<Base> for Change {
 }
 
 impl Batch {
-    /// An empty batch.
+    /// Returns an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Binds `key` to `value`, whatever was there. Replaces what the batch says about the key so far, except conditions.
+    /// Binds `key` to `value`, whether or not it is present. Replaces earlier changes of the key in
+    /// this batch.
     ///
     /// ```
     /// use evermap::Batch;
@@ -116,7 +123,7 @@ impl Batch {
         self.put_with(key, value, Meta::default())
     }
 
-    /// [`put`](Batch::put) with flags and expiry.
+    /// Binds `key` to `value` as [`put`](Batch::put) does, with flags and expiry.
     ///
     /// ```
     /// use evermap::{Batch, Meta};
@@ -130,11 +137,12 @@ impl Batch {
         self
     }
 
-    /// Adds `delta` to the counter under `key`, as [`Map::fetch_add`] does. If it is no counter, or the sum does not fit,
-    /// applying the batch returns that error, and nothing changes.
+    /// Adds `delta` to the counter under `key`, as [`Map::fetch_add`] does. If it is no counter, or
+    /// the sum does not fit, applying the batch returns that error, and nothing changes.
     ///
-    /// Additions to one key are made as one, of their sum: only the final value must fit. After a [`put`](Batch::put) of the
-    /// key in the same batch they count from that value, after a [`remove`](Batch::remove) from 0.
+    /// Several additions to one key are made as a single one of their sum: only the final value
+    /// must fit. After a [`put`](Batch::put) of the key in the same batch they count from that
+    /// value, after a [`remove`](Batch::remove) from 0.
     ///
     /// ```
     /// use evermap::Batch;
@@ -148,7 +156,7 @@ impl Batch {
         self
     }
 
-    /// Removes `key`, if it is present. Replaces what the batch says about the key so far, except conditions.
+    /// Removes `key`, if it is present. Replaces earlier changes of the key in this batch.
     ///
     /// ```
     /// use evermap::Batch;
@@ -163,9 +171,9 @@ impl Batch {
         self
     }
 
-    /// Makes it a condition that the record of `key` has this CAS id, or with `None` that the key is absent, before any
-    /// change of the batch: conditions do not see what the batch does. All conditions have to hold, so a batch with two
-    /// different ones for a key is always refused.
+    /// Adds the condition that the record of `key` has this CAS id, or with `None` that the key is
+    /// absent, before any change of the batch: conditions do not see what the batch does. All
+    /// conditions must hold, so a batch with two different ones for a key is always refused.
     ///
     /// ```
     /// use evermap::{Applied, Batch};
@@ -183,13 +191,15 @@ impl Batch {
         self
     }
 
-    /// From here on, what is said concerns the map of this [name](Evermap::map), which has to exist when the batch is applied;
-    /// with `None`, again the map that the batch is applied to.
+    /// Makes the changes and conditions that are added next concern the map of this
+    /// [name](Evermap::map), which must exist when the batch is applied; with `None`, again the map
+    /// that the batch is applied to.
     ///
     /// ```
     /// use evermap::{Batch, MapOptions};
     /// # let db = evermap::Evermap::in_memory(evermap::Options::new())?;
-    /// let (orders, done) = (db.map("orders", MapOptions::new())?, db.map("done", MapOptions::new())?);
+    /// let orders = db.map("orders", MapOptions::new())?;
+    /// let done = db.map("done", MapOptions::new())?;
     /// orders.put(b"17", b"a book")?;
     /// let mut batch = Batch::new();
     /// batch.add(b"open orders", -1);
@@ -212,22 +222,23 @@ impl Batch {
         self
     }
 
-    /// How many keys it names.
+    /// Returns the number of keys in the batch.
     pub fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// Whether it names no key.
+    /// Returns `true` if there is no key in the batch.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// The keys that it names, in the order in which it first named them.
+    /// Returns the keys in the batch, in the order in which they were first added.
     pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(|part| &part.key[..])
     }
 
-    /// Empties it, so that its memory can be used again. What is said next concerns the map that it is applied to.
+    /// Empties the batch and keeps its memory. What is added next concerns the map that the batch
+    /// is applied to.
     pub fn clear(&mut self) {
         self.parts.clear();
         self.places.clear();
@@ -254,26 +265,26 @@ impl Batch {
     }
 }
 
-/// How applying a [`Batch`] ended.
+/// The result of applying a [`Batch`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a batch with conditions may have changed nothing"]
 #[non_exhaustive]
 pub enum Applied {
-    /// All of it happened. The outcome for each key, in the order in which the batch first named them.
+    /// All of it was done. The outcome for each key, in the order of [`Batch::keys`].
     Done(Vec<Outcome>),
     /// A condition did not hold; nothing was changed.
     Refused {
-        /// The map that the batch names for it; nothing for the one that it is applied to.
+        /// The name of the map; `None` for the one that the batch is applied to.
         map: Option<String>,
-        /// Its key: the first of those whose conditions did not hold.
+        /// The first key whose condition did not hold.
         key: Vec<u8>,
-        /// The CAS id that is there, if the key is present.
+        /// The CAS id of its record, if the key is present.
         found: Option<u64>,
     },
 }
 
 impl Applied {
-    /// Whether it happened.
+    /// Returns `true` if the batch was applied.
     pub fn is_done(&self) -> bool {
         matches!(self, Applied::Done(_))
     }
@@ -282,21 +293,22 @@ impl Applied {
 /// A map that a batch concerns.
 struct BatchMap<'s, M: Medium> {
     store: &'s Map<M>,
-    /// The flush that its keys were looked at after.
+    /// The flush mark when its keys were read.
     mark: u64,
 }
 
 impl<'s, M: Medium> BatchMap<'s, M> {
-    /// Whether no flush has come in between.
+    /// Returns `true` if no flush has come in between.
     fn is_settled(&self) -> bool {
         self.store.inner.flush.settled_mark() == Some(self.mark)
     }
 
-    /// What a claimed key is bound to: for as long as it is claimed.
-    fn look(&self, key: BytesRef<'s>, guard: &Guard<'_>) -> Result<KeyPlan<'s, M>> {
+    /// Reads what a reserved key is bound to. It stays so for as long as the key is reserved.
+    fn read(&self, key: BytesRef<'s>, guard: &Guard<'_>) -> Result<KeyPlan<'s, M>> {
         let store = self.store;
         let mut word = None;
-        // Under the key's lock, even though nothing is to change: who held it before has finished, durably.
+        // Under the key's lock, although nothing is to change: an earlier holder of the lock has
+        // finished, durably.
         let found = store.inner.index.mutate(key, MutateMode::ExistingOnly, guard, &mut |found| {
             word = found;
             Action::Keep
@@ -307,11 +319,11 @@ impl<'s, M: Medium> BatchMap<'s, M> {
     }
 }
 
-/// What is to become of one key of a batch.
+/// What is to be done to one key of a batch.
 struct KeyPlan<'s, M: Medium> {
     store: &'s Map<M>,
     key: BytesRef<'s>,
-    /// The word that the index has, whether or not the record is alive.
+    /// The word that the key is bound to, whether or not the record is live.
     word: Option<u64>,
     /// CAS id of the live record.
     found: Option<u64>,
@@ -320,7 +332,7 @@ struct KeyPlan<'s, M: Medium> {
 }
 
 impl<'s, M: Medium> KeyPlan<'s, M> {
-    /// Bytes of the block that the new record is to take.
+    /// Returns the size of the block of the new record.
     fn block_bytes(&self) -> u64 {
         self.value.as_ref().map_or(0, |(value, _)| {
             self.store.db.file.pool.block_size(record_bytes(self.key.bytes.len(), value.len()))
@@ -340,13 +352,13 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
         Ok(())
     }
 
-    /// The counter that is `value` after adding `delta`.
+    /// Returns the counter `value` after adding `delta`.
     fn added(&self, value: Option<&[u8]>, delta: i128) -> Result<Cow<'static, [u8]>> {
         let (_, sum) = sum(self.key.bytes, value, delta)?;
         Ok(Cow::Owned(sum.to_le_bytes().to_vec()))
     }
 
-    /// The same for the counter in the store, with its flags and expiry.
+    /// Returns the counter in the store after adding `delta`, with its flags and expiry.
     fn added_to_current(
         &self,
         delta: i128,
@@ -366,7 +378,7 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
         Ok((self.added(live.is_some().then_some(&value[..]), delta)?, meta))
     }
 
-    /// What it changes, with its new record flushed; nothing if it changes nothing.
+    /// Returns the change of the index, with the new record flushed, or `None` if nothing changes.
     fn step(&self) -> Result<Option<KeyStep<'_, M>>> {
         let (store, key) = (self.store, self.key);
         let (map, old) = (store.inner.header.descriptor(), self.word.unwrap_or(0));
@@ -410,20 +422,20 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
     }
 }
 
-/// A change of the index that is on its way.
+/// A change of the index that is being made.
 struct KeyStep<'d, M: Medium> {
     store: &'d Map<M>,
     key: BytesRef<'d>,
-    /// [`unbindings`](Map::unbindings) before it.
+    /// The number of [`unbindings`](Map::unbindings) before it.
     since: u64,
     entry: Entry,
-    /// Whether the index has a record for the key that nobody can see.
+    /// Whether the key was bound to a record that no reader can see.
     was_hidden: bool,
     draft: Option<Draft<'d, M>>,
 }
 
 impl<M: Medium> KeyStep<'_, M> {
-    /// Whether the key is absent from the index until now.
+    /// Returns `true` if the key was absent from the index before.
     fn is_new(&self) -> bool {
         self.entry.old == 0
     }
@@ -432,7 +444,7 @@ impl<M: Medium> KeyStep<'_, M> {
         self.entry.carry_out(self.key, &self.store.db.file.pool, &self.store.inner.index, guard)
     }
 
-    /// Retires, counts and notes, once it has happened.
+    /// Retires the old record, counts, and posts a notice, once the change was made.
     fn settle(&self, guard: &Guard<'_>) {
         let KeyStep { store, key, since, entry, was_hidden, draft } = self;
         let word = |word: u64| (word != 0).then_some(word);
@@ -446,21 +458,22 @@ impl<M: Medium> KeyStep<'_, M> {
     }
 }
 
-/// How far a batch came.
+/// How an attempt to apply a batch ended.
 enum Progress {
     Done,
-    /// A flush came between the looks and the decision: the looks no longer mean anything.
+    /// A flush came between reading the keys and the decision: what was read is out of date.
     Overtaken,
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Applies `batch` with [`Map::apply`] to the maps that it [names](Batch::in_map), and to the default map where it
-    /// names none.
+    /// Applies `batch` with [`Map::apply`] to the maps that it [names](Batch::in_map), and to the
+    /// default map where it names none.
     ///
     /// ```
     /// use evermap::{Batch, Evermap, MapOptions, Options};
     /// let db = Evermap::in_memory(Options::new())?;
-    /// let (orders, done) = (db.map("orders", MapOptions::new())?, db.map("done", MapOptions::new())?);
+    /// let orders = db.map("orders", MapOptions::new())?;
+    /// let done = db.map("done", MapOptions::new())?;
     /// orders.put(b"17", b"a book")?;
     /// let mut batch = Batch::new();
     /// batch.in_map("orders").remove(b"17");
@@ -478,22 +491,23 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// Does everything that `batch` says, or nothing: in this map, and in those of the same file that it
-    /// [names](Batch::in_map).
+    /// Makes all changes of `batch` or none of them: in this map, and in those of the same file
+    /// that the batch [names](Batch::in_map).
     ///
-    /// After a crash at any moment all of it is there or none; when this returns, all of it is. Conditions are checked,
-    /// and counters read, at the same moment at which the changes happen, as far as all mutations are concerned:
-    /// no other mutation of any of its keys comes in between. Readers that look while it happens may see some
-    /// keys as they were and others as they are to be, but nothing that is taken back;
-    /// [`get_together`](Map::get_together) sees all or nothing. Batches run one at a time, mutations of other keys and
-    /// all reads beside them.
+    /// After a crash at any moment all changes are there or none; when this returns, all are.
+    /// Conditions are checked, and counters read, atomically with the changes: no other mutation of
+    /// any of the keys comes in between. A reader may see some keys before and others after the
+    /// change while the batch is applied, but nothing that is taken back;
+    /// [`get_together`](Map::get_together) sees all changes or none. Batches run one at a time;
+    /// mutations of other keys and all reads run beside them.
     ///
     /// Expected O(keys). See [`Batch`] for an example.
     ///
     /// # Errors
-    /// See [`Map`]; [`Error::BatchTooLarge`]; [`Error::NoSuchMap`] and what else [`map`](Evermap::map) answers for a map that it
-    /// names, and [`Error::BatchMap`] if that is this one; [`Error::NotACounter`], [`Error::Overflow`] and [`Error::Damaged`] where
-    /// a counter cannot be read. Nothing has changed then. If the *index* turns out to be damaged in the middle, the
+    /// See [`Map`]; [`Error::BatchTooLarge`]; [`Error::NoSuchMap`] and the other errors of
+    /// [`map`](Evermap::map) for a map that it names, and [`Error::BatchMap`] if that is this one;
+    /// [`Error::NotACounter`], [`Error::Overflow`], and [`Error::Damaged`] if a counter cannot be
+    /// read. Nothing has changed then. If the *index* turns out to be damaged in the middle, the
     /// store is poisoned, and the next opening completes the batch as far as it can.
     pub fn apply(&self, batch: &Batch) -> Result<Applied> {
         if batch.len() > BATCH_MAX {
@@ -521,7 +535,7 @@ impl<M: Medium> Map<M> {
         })
     }
 
-    /// The maps that a batch names.
+    /// Opens the maps that a batch names.
     fn maps_of(&self, batch: &Batch) -> Result<Vec<Self>> {
         let open = |(name, _): &(Box<str>, Places)| {
             let map = self.db.map(name, MapOptions::new().create(false))?;
@@ -533,7 +547,8 @@ impl<M: Medium> Map<M> {
         batch.named.iter().map(open).collect()
     }
 
-    /// One round of [`apply`](Map::apply) to these maps; nothing if a flush has overtaken it.
+    /// Makes one attempt to apply `batch` to these maps. Returns `None` if a flush has overtaken
+    /// it.
     fn try_apply(
         &self,
         batch: &Batch,
@@ -542,12 +557,13 @@ impl<M: Medium> Map<M> {
     ) -> Result<Option<Applied>> {
         let guards: Vec<_> =
             stores.iter().map(|store| store.enter_writing()).collect::<Result<_>>()?;
-        let turn = self.db.file.reservations.permit();
+        let permit = self.db.file.reservations.permit();
         if let Some(gone) = stores.iter().find(|store| !store.inner.is_open()) {
-            // It was dropped while we waited: what leads to it is gone, and an intent must not name it.
+            // It was dropped while this thread waited: nothing leads to it any more, and an intent
+            // must not name it.
             return Err(gone.inner.refusal());
         }
-        let _claim = self.db.file.reservations.reserve(&turn, keys);
+        let _reservation = self.db.file.reservations.reserve(&permit, keys);
         let mut maps = Vec::with_capacity(stores.len());
         for &store in stores {
             let Some(mark) = store.inner.flush.settled_mark() else {
@@ -556,11 +572,11 @@ impl<M: Medium> Map<M> {
             };
             maps.push(BatchMap { store, mark });
         }
-        // They are all of one domain: any of them protects what any map leads to.
+        // All guards are of one domain: any of them protects the records of all maps.
         let guard = &guards[0];
         let mut plans = Vec::with_capacity(keys.len());
         for (part, &key) in batch.parts.iter().zip(keys) {
-            let plan = maps[part.map].look(key, guard)?;
+            let plan = maps[part.map].read(key, guard)?;
             if part.expected.iter().any(|expected| *expected != plan.found) {
                 let map = plan.store.inner.name.as_deref().filter(|_| part.map > 0).map(Into::into);
                 let (key, found) = (part.key.clone(), plan.found);
@@ -592,7 +608,7 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Makes all steps happen, or none. All keys are claimed, and everything looked at.
+    /// Takes all steps or none. All keys are reserved, and were read.
     fn carry_through(
         &self,
         steps: &[KeyStep<'_, M>],
@@ -606,7 +622,7 @@ impl<M: Medium> Map<M> {
         region.raise_format(FORMAT)?;
         let entries: Vec<_> = steps.iter().map(|step| step.entry).collect();
         let mut intent = Intent::flushed(&self.db.file.pool, &entries)?;
-        // Everything that the index and the root slot are going to name is durable.
+        // Everything that the index and the root slot will name is durable from here on.
         m.fence();
         let poison = region.poison_on_panic();
         if let Err(error) = bind_new(steps, guard) {
@@ -623,7 +639,8 @@ impl<M: Medium> Map<M> {
         self.db.file.reservations.begin_changing();
         for step in steps {
             if let Err(error) = step.carry_out(guard) {
-                // Decided, but not to be done: dropping the guard poisons the store, and the next opening tries again.
+                // The batch is decided, but cannot be completed: dropping the guard poisons the
+                // store, and the next opening tries again.
                 drop(poison);
                 return Err(error);
             }
@@ -639,13 +656,15 @@ impl<M: Medium> Map<M> {
         Ok(Progress::Done)
     }
 
-    /// Looks up several keys as they are between two batches: whatever one batch changes is seen wholly or not at all.
-    /// Each value by itself is current at some moment of the call; mutations that are no batches may come in between.
+    /// Looks up several keys as they are between two batches: the changes of a batch are all seen
+    /// or none. Each value by itself is current at some moment of the call; mutations other than
+    /// batches may come in between.
     ///
-    /// Calls `each` with the position in `keys` and the record for each key that is present, in order, or with the error
-    /// where a record is damaged. Stops when `each` returns `Break`. Looks again where a batch came in between, and
-    /// after a few times in vain holds batches off while it looks. A guard is held meanwhile, so `each` should be quick.
-    /// Expected O(keys), with cache misses overlapped.
+    /// Calls `each` with the position in `keys` and the record for each key that is present, in
+    /// order, or with the error if a record is damaged. Stops when `each` returns `Break`. Reads
+    /// again if a batch came in between, and after a few attempts keeps batches from running. A
+    /// guard is held while `each` is called, so it should be quick. Expected O(keys), with cache
+    /// misses overlapped.
     ///
     /// ```
     /// use evermap::{Batch, counter};
@@ -662,20 +681,21 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Map`]; damaged records are reported to `each` instead. [`Error::Storage`] with `Forked` in a forked child.
+    /// See [`Map`]; damaged records are reported to `each` instead. [`Error::Storage`] with
+    /// `Forked` in a forked child.
     pub fn get_together<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
         mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
         let keys: Vec<_> = keys.iter().map(|key| self.key(key.as_ref())).collect::<Result<_>>()?;
-        // In a forked child nobody tells whether a batch changes things.
+        // In a forked child it cannot be known whether a batch was making changes.
         self.db.file.pool.region().ensure_writable()?;
         let guard = self.enter()?;
-        let found = self.look_together(&keys, &guard)?;
+        let found = self.find_together(&keys, &guard)?;
         let mut value = Vec::new();
         for (at, (key, found)) in keys.iter().zip(found).enumerate() {
-            // Records do not change, and the guard keeps them: the copy is of the moment of the look.
+            // Records do not change, and the guard keeps them: the copy is what was found.
             if let Some(shown) = self.shown(key.bytes, found, &mut value).transpose()
                 && each(at, shown).is_break()
             {
@@ -685,21 +705,21 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// The live records of `keys` at a moment at which no batch was changing anything.
-    fn look_together<'g>(
+    /// Returns the live records of `keys` at a moment at which no batch was making changes.
+    fn find_together<'g>(
         &'g self,
         keys: &[BytesRef<'_>],
         guard: &'g Guard<'_>,
     ) -> Result<Vec<Result<Option<LiveRecord<'g, M>>>>> {
         let mut backoff = Backoff::new();
-        for looks in 0.. {
-            let turn = (looks >= LOOKS).then(|| self.db.file.reservations.permit());
-            let (settled, mark) = (self.db.file.reservations.version(), self.inner.flush.mark());
-            if turn.is_some() && settled.is_none() {
-                // The one that was changing things could not go on.
+        for attempt in 0.. {
+            let permit = (attempt >= ATTEMPTS).then(|| self.db.file.reservations.permit());
+            let (version, mark) = (self.db.file.reservations.version(), self.inner.flush.mark());
+            if permit.is_some() && version.is_none() {
+                // The batch that was making changes could not go on.
                 self.db.file.pool.region().ensure_sound()?;
             }
-            let Some(settled) = settled else {
+            let Some(version) = version else {
                 backoff.wait();
                 continue;
             };
@@ -711,7 +731,7 @@ impl<M: Medium> Map<M> {
                 .map(|(key, word)| word.map_or(Ok(None), |word| self.readable(*key, word, guard)))
                 .collect();
             // A flush must not come in between either.
-            if self.db.file.reservations.unchanged_since(settled) && self.inner.flush.mark() == mark
+            if self.db.file.reservations.unchanged_since(version) && self.inner.flush.mark() == mark
             {
                 return Ok(found);
             }
@@ -720,11 +740,12 @@ impl<M: Medium> Map<M> {
     }
 }
 
-/// Binds keys that are absent to their records, which count as expired until their control words change: so
-/// that all that needs space in the index is done before the batch is decided, and nobody sees it.
+/// Binds keys that are absent to their records, which count as expired until their control words
+/// change: so everything that needs space in the index is done before the batch is decided, and no
+/// reader sees it.
 ///
 /// # Errors
-/// `NoSpace`, or whatever the index answers; nothing has changed then.
+/// `NoSpace`, or any error of the index; nothing has changed then.
 fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()> {
     for (at, step) in steps.iter().enumerate() {
         let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
@@ -736,7 +757,7 @@ fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()
                 Action::Put(draft.word())
             });
         match change {
-            // What failed afterwards was tidying up.
+            // What failed afterwards was only tidying up.
             Err(error) if !acted => {
                 unbind_new(&steps[..at], guard);
                 return Err(error.into());
@@ -747,7 +768,7 @@ fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()
     Ok(())
 }
 
-/// Takes back what [`bind_new`] has done.
+/// Undoes what [`bind_new`] has done.
 fn unbind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) {
     for step in steps.iter().filter(|step| step.is_new()) {
         let Some(draft) = &step.draft else { continue };
@@ -757,13 +778,13 @@ fn unbind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) {
                 acted = word == Some(draft.word());
                 if acted { Action::Remove } else { Action::Keep }
             });
-        // What cannot be taken back nobody sees, and a purge removes it: until then it counts like all that are
-        // expired.
+        // No reader sees what cannot be undone, and a purge removes it: until then it counts as
+        // other expired records do.
         step.store.account(step.key, None, Some(draft), guard);
         if acted {
             step.store.account(step.key, Some(draft.word()), None, guard);
         }
-        // The ordered index may have met it.
+        // The ordered index may have seen it.
         step.store.notice(step.key, KeyEvent::Unbound, guard);
     }
 }

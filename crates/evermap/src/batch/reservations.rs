@@ -1,9 +1,10 @@
-//! Which keys a batch is about to change, and whose permit it is.
+//! The keys that a batch is about to change, and the permit to run a batch.
 //!
-//! One batch runs at a time. It reserves its keys, and from then on leaves alone whatever it has not looked at yet: each
-//! mutation asks, while it holds the key's lock, whether the key is reserved, and if so lets go of it and waits for the
-//! batch's permit to end. Once the batch has itself held a key's lock, nobody else changes that key: who locked it before
-//! is done, durably, and who locks it later sees the reserve, because the lock handed it on.
+//! One batch runs at a time. It reserves its keys before it reads any of them. Each mutation asks,
+//! while it holds the key's lock, whether the key is reserved; if so, it releases the lock and
+//! waits for the batch's permit. Once the batch has itself held a key's lock, no other thread
+//! changes that key: an earlier holder of the lock has finished, durably, and a later one sees the
+//! reservation, because the lock orders it after.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -12,21 +13,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use evermap_index::key::BytesRef;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
-/// A reservation covers all keys whose hashes agree in this many upper bits. A stranger among them waits in vain, but for no
-/// longer than the owner would.
+/// A reservation covers all keys whose hashes agree in this many upper bits. False sharing: an
+/// unrelated key may wait for the batch, but no longer than a reserved one would.
 const BITS: u32 = 16;
 const WORDS: usize = (1 << BITS) / 64;
 
-/// Held by the batch that runs, and by mutations that came upon a reserve: nobody else has any then.
+/// Held by the batch that runs, and by a mutation that met a reservation: while it is held, no
+/// other thread makes any.
 pub(crate) type BatchPermit<'s> = MutexGuard<'s, ()>;
 
-/// The reservations of a store, and how many batches have changed it.
+/// The reservations of a file, and the number of batches that have changed it.
 pub(crate) struct KeyReservations {
     permit: Mutex<()>,
-    /// Whether there are any: all that mutations look at while no batch runs.
+    /// Whether there are any: the only word that mutations read while no batch runs.
     any: AtomicBool,
     reserved: Box<[AtomicU64]>,
-    /// Odd while a batch changes what others see.
+    /// Odd while a batch changes what other threads see.
     changes: AtomicU64,
 }
 
@@ -40,7 +42,7 @@ impl KeyReservations {
         }
     }
 
-    /// Waits until no batch runs, and keeps it so.
+    /// Waits until no batch runs, and keeps others from running until the permit is dropped.
     pub(crate) fn permit(&self) -> BatchPermit<'_> {
         // A panic under it has poisoned the store.
         self.permit.lock().unwrap_or_else(PoisonError::into_inner)
@@ -64,44 +66,48 @@ impl KeyReservations {
         }
     }
 
-    /// Whether a batch reserves the key with this hash. Asked under the key's lock.
+    /// Returns `true` if a batch has reserved the key with this hash. The caller holds the key's
+    /// lock.
     #[inline]
     pub(crate) fn is_reserved(&self, hash: u64) -> bool {
-        // Acquire: who finds no reserve any more comes after all that the batch did, the end of its intent included.
+        // Acquire: a thread that finds no reservation any more comes after everything that the
+        // batch did, including the end of its intent.
         self.any.load(Acquire) && {
             let (word, bit) = place(hash);
             self.reserved[word].load(Acquire) & bit != 0
         }
     }
 
-    /// Others begin to see changes.
+    /// Notes that other threads begin to see changes.
     pub(crate) fn begin_changing(&self) {
         self.changes.fetch_add(1, Relaxed);
-        // Whoever sees one of the changes sees that they have begun.
+        // A thread that sees one of the changes sees that they have begun.
         fence(Release);
     }
 
-    /// Others see all changes now.
+    /// Notes that other threads see all changes now.
     pub(crate) fn end_changing(&self) {
-        // Release: whoever sees this sees all of them.
+        // Release: a thread that sees this sees all of them.
         self.changes.fetch_add(1, Release);
     }
 
-    /// How many batches have begun and ended to change things; nothing while one does.
+    /// Returns the number of times that a batch has begun or ended its changes, or `None` while one
+    /// makes changes.
     pub(crate) fn version(&self) -> Option<u64> {
-        // Acquire: what the last batch did is seen from here on.
+        // Acquire: the changes of the last batch are seen from here on.
         Some(self.changes.load(Acquire)).filter(|changes| changes.is_multiple_of(2))
     }
 
-    /// Whether no batch has changed anything since [`version`](KeyReservations::version) answered `changes`.
+    /// Returns `true` if no batch has changed anything since [`version`](KeyReservations::version)
+    /// returned `changes`.
     pub(crate) fn unchanged_since(&self, changes: u64) -> bool {
-        // What was read before is not read later.
+        // Reads before this are not moved behind it.
         fence(Acquire);
         self.changes.load(Relaxed) == changes
     }
 }
 
-/// Claimed keys. Dropping it gives them up.
+/// Reserved keys. Dropping it releases them.
 pub(crate) struct Reservation<'s> {
     reservations: &'s KeyReservations,
     words: Vec<usize>,
@@ -117,7 +123,7 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// Which bit stands for a key.
+/// Returns the word and the bit of a key.
 #[inline]
 fn place(hash: u64) -> (usize, u64) {
     let at = (hash >> (64 - BITS)) as usize;

@@ -1,12 +1,13 @@
-//! How many records there are, and how many bytes they take.
+//! The number of records, and of the bytes that they take.
 //!
-//! An orderly close saves the counts. After any other stop they are found out in the background, while
-//! mutations go on: a census counts the records of earlier openings that the index shows, and mutators
-//! report those that they unlink meanwhile. Both together, without duplicates, are what was there when
-//! the store was opened; what has changed since is counted as it happens.
+//! An orderly close saves the counts. After any other stop they are determined in the background,
+//! while mutations go on: a census counts the records of earlier openings that the index shows, and
+//! mutators report those that they unlink meanwhile. Both together, without duplicates, are what
+//! was there when the store was opened; what has changed since is counted as it happens.
 //!
-//! Until a census is through, a limit has to hold for what it has not counted yet too. So a map keeps in the file how many bytes
-//! its records take at most: a *bound*, some way above what they take now, so that it is seldom raised.
+//! Until a census is complete, a limit has to hold for what it has not counted yet too. So a map
+//! keeps in the file an upper limit of the bytes that its records take: a *bound*, some way above
+//! what they take now, so that it is seldom raised.
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
@@ -17,7 +18,8 @@ use evermap_pm::epoch::thread_ordinal;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
-/// How far each shard may grow before the bound in the file has to be raised: this part of all bytes, but not less than so many.
+/// The bytes by which each shard may grow before the bound in the file has to be raised: this part
+/// of all bytes, but at least `SLACK_LEAST`.
 const SLACK_PART: i64 = 128;
 const SLACK_LEAST: i64 = 4096;
 
@@ -26,13 +28,13 @@ const SLACK_LEAST: i64 = 4096;
 pub struct Count {
     /// The number.
     pub value: u64,
-    /// Whether it is right. After an unclean stop it is not until the background sweep is through; it then
-    /// covers only what was stored since.
+    /// Whether it is exact. After an unclean stop it is not until the sweep in the background is
+    /// complete; it then counts only what was stored since.
     pub exact: bool,
 }
 
 impl std::fmt::Display for Count {
-    /// The number, after a `~` where it is not exact.
+    /// Writes the number, after a `~` if it is not exact.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mark = if self.exact { "" } else { "~" };
         f.pad(&format!("{mark}{}", self.value))
@@ -51,7 +53,7 @@ pub(crate) struct Totals {
 struct Shard {
     records: AtomicI64,
     bytes: AtomicI64,
-    /// As far as the bound in the file covers `bytes`.
+    /// The value of `bytes` up to which the bound in the file covers it.
     covered: AtomicI64,
 }
 
@@ -60,7 +62,7 @@ pub(crate) struct Counters {
     shards: [Shard; SHARDS],
     /// While a census is due: the most bytes that records of earlier openings took. 0 afterwards.
     uncounted: AtomicU64,
-    /// The bound in the file, and held while it changes.
+    /// The bound in the file. The lock is held while it changes.
     bound: Mutex<u64>,
     exact: AtomicBool,
     /// While a census is due: where records of earlier openings were unlinked, and their bytes.
@@ -69,7 +71,8 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Counts that begin with `known`, or with a census to come, where the file says that records take at most `bound` bytes.
+    /// Returns counts that begin with `known`, or with a census to come, in a file that says that
+    /// records take at most `bound` bytes.
     pub(crate) fn new(known: Option<Totals>, bound: u64) -> Self {
         let counters = Counters {
             shards: Default::default(),
@@ -91,18 +94,20 @@ impl Counters {
         self.shards[0].bytes.fetch_add(totals.bytes as i64, Relaxed);
     }
 
-    /// Counts a change; returns whether the bound in the file has to be [raised](Counters::set_bound).
+    /// Counts a change. Returns `true` if the bound in the file has to be
+    /// [raised](Counters::set_bound).
     #[inline]
     pub(crate) fn change(&self, records: i64, bytes: i64) -> bool {
         let shard = &self.shards[thread_ordinal() % SHARDS];
         if records != 0 {
             shard.records.fetch_add(records, Relaxed);
         }
-        // The line is this thread's already. A crash between the change and the new bound costs one record per thread.
+        // This thread has the cache line already. A crash between the change and the new bound
+        // costs one record per thread.
         bytes != 0 && shard.bytes.fetch_add(bytes, Relaxed) + bytes > shard.covered.load(Relaxed)
     }
 
-    /// Chooses a new bound, and has `keep` put it into the file.
+    /// Chooses a new bound, and calls `keep` to store it in the file.
     pub(crate) fn set_bound(&self, keep: impl FnOnce(u64)) {
         let mut bound = self.hold_bound();
         let bytes = self.shards.each_ref().map(|shard| shard.bytes.load(Relaxed));
@@ -120,26 +125,29 @@ impl Counters {
         self.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the bound in the file is so far above what is there that another should be [chosen](Counters::set_bound).
+    /// Returns `true` if the bound in the file is so far above what is there that another one
+    /// should be [chosen](Counters::set_bound).
     pub(crate) fn is_bound_loose(&self) -> bool {
         let bound = *self.hold_bound();
         let slack = SLACK_LEAST as u64 * SHARDS as u64;
         bound > self.most_bytes() / 4 * 5 + 2 * slack
     }
 
-    /// The most bytes that records may take, whether or not all of them are counted.
+    /// Returns an upper limit of the bytes that records take, whether or not all of them are
+    /// counted.
     pub(crate) fn most_bytes(&self) -> u64 {
         let sum: i64 = self.shards.iter().map(|shard| shard.bytes.load(Relaxed)).sum();
         (self.uncounted.load(Acquire) as i64 + sum).max(0) as u64
     }
 
-    /// Whether mutators have to report records of earlier openings that they unlink.
+    /// Returns `true` if mutators have to report records of earlier openings that they unlink.
     #[inline]
     pub(crate) fn is_counting(&self) -> bool {
         self.counting.load(Relaxed)
     }
 
-    /// A record of an earlier opening was unlinked. The guard of the unlinking is still alive.
+    /// Notes that a record of an earlier opening was unlinked. The guard of the unlinking is still
+    /// alive.
     #[cold]
     pub(crate) fn departed(&self, offset: u64, bytes: u64) {
         let mut departed = self.departed.lock().expect("no panics while held");
@@ -148,10 +156,12 @@ impl Counters {
         }
     }
 
-    /// Takes over what a census found in this map, if one was due. Every guard that was alive while it ran is gone.
+    /// Takes over what a census found in this map, if one was due. Every guard that was alive while
+    /// it ran has ended.
     pub(crate) fn settle(&self, census: &mut Census, mut found: Totals) {
         if !self.is_counting() {
-            // An orderly stop that had no room to save which blocks are taken: swept, but the counts are known.
+            // An orderly stop that had no space to save which blocks are allocated: swept, but the
+            // counts are known.
             return;
         }
         let departed = self.departed.lock().expect("no panics while held").take();
@@ -159,14 +169,14 @@ impl Counters {
             census.count(&mut found, offset, bytes);
         }
         self.add(found);
-        // Release: whoever sees this sees the sum.
+        // Release: a thread that sees this sees the sum.
         self.uncounted.store(0, Release);
         self.counting.store(false, Relaxed);
-        // Release: whoever sees this sees the sum.
+        // Release: a thread that sees this sees the sum.
         self.exact.store(true, Release);
     }
 
-    /// The counts now, and whether they are exact.
+    /// Returns the counts now, and whether they are exact.
     pub(crate) fn totals(&self) -> (Totals, bool) {
         let exact = self.exact.load(Acquire);
         let sum = |each: fn(&Shard) -> &AtomicI64| {
@@ -179,7 +189,7 @@ impl Counters {
     }
 }
 
-/// What a census has seen, in whatever map: no two of them have the same record.
+/// The records that a census has seen, in any map: no two maps have a record in common.
 #[derive(Default)]
 pub(crate) struct Census {
     /// A bit for each 32 bytes, in chunks of 2 MiB: blocks are at least 32 bytes apart.
@@ -213,7 +223,8 @@ mod tests {
     fn a_census_and_the_departed_make_what_was_there() {
         let counters = Counters::new(None, 1_000);
         assert!(counters.is_counting());
-        // Three old records of 64 bytes; one goes before the census passes, one after, and one is added.
+        // Three old records of 64 bytes; one goes before the census passes, one after, and one is
+        // added.
         let (mut census, mut found) = (Census::default(), Totals::default());
         counters.departed(4096, 64);
         counters.change(-1, -64);

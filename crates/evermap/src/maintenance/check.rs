@@ -1,4 +1,4 @@
-//! Looking at everything, and saying what is wrong.
+//! Checking a whole file, and reporting what is wrong.
 
 use std::fmt;
 
@@ -7,36 +7,37 @@ use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
 
-use crate::maintenance::SweepState;
+use crate::maintenance::sweep::SweepState;
 use crate::ops::read::Walk;
 use crate::record::Record;
 use crate::{Error, Evermap, Map, Result};
 
-/// Problems that are described; the rest are counted.
+/// The number of problems that are described; the rest are counted.
 const DESCRIBED: usize = 1000;
 
-/// What [`Evermap::check`] found.
+/// The report of [`Evermap::check`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
-    /// Each problem in words, the first thousand of them.
+    /// A description of each problem, up to the first thousand.
     pub problems: Vec<String>,
-    /// Problems beyond those.
+    /// The number of problems beyond those.
     pub more_problems: u64,
     /// Whether the records were read, and their checksums verified.
     pub deep: bool,
-    /// Records of all maps, and one for each named map in the catalogue, dead ones included.
+    /// The number of records in all maps, plus one for each named map in the catalogue, including
+    /// dead ones.
     pub records: u64,
-    /// Records that are expired or flushed; 0 unless the check was deep.
+    /// The number of records that are expired or flushed; 0 unless the check was deep.
     pub dead: u64,
     /// Bytes of the blocks that hold records.
     pub bytes: u64,
-    /// Blocks that can be reached from the index, its own included.
+    /// The number of blocks that can be reached from an index, including its own.
     pub blocks: u64,
 }
 
 impl CheckReport {
-    /// Whether nothing is wrong.
+    /// Returns `true` if nothing is wrong.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty()
     }
@@ -51,7 +52,7 @@ impl CheckReport {
 }
 
 impl fmt::Display for CheckReport {
-    /// A line for each problem, then a summary.
+    /// Writes a line for each problem, then a summary.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for problem in &self.problems {
             writeln!(f, "{problem}")?;
@@ -77,17 +78,19 @@ impl fmt::Display for CheckReport {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Looks at the whole file and describes everything that is wrong: the index of each map, that exactly the reachable
-    /// blocks are allocated, the counts, that the ordered index, if it is ready, has the keys that are there, and if
-    /// `deep`, every record with its checksum. Changes nothing.
+    /// Checks the whole file and describes everything that is wrong: the index of each map, that
+    /// exactly the reachable blocks are allocated, the counts, that the ordered index, if it is
+    /// ready, has the same keys, and if `deep`, every record with its checksum. Changes nothing.
     ///
-    /// Without `deep` no record is read, so that the time depends on the size of the indexes and not on that of the file.
+    /// Without `deep` no record is read, so that the time depends on the size of the indexes and
+    /// not on that of the file.
     ///
-    /// Records that are lost are noticed by the counts that an orderly stop saves; after an unclean stop only where
-    /// what is left of an index shows that something is missing, such as a page without any record among full ones.
+    /// Records that are lost are noticed by the counts that an orderly stop saves; after an unclean
+    /// stop only where what is left of an index shows that something is missing, such as a page
+    /// without any record among full ones.
     ///
-    /// Waits for the sweep after an unclean stop. Call it while nobody changes the store, or changes may look
-    /// like problems. O(n) time, 16 bytes of memory a record.
+    /// Waits for the sweep after an unclean stop. Call it while no other thread changes the store:
+    /// changes may look like problems. O(n) time, 16 bytes of memory a record.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -99,9 +102,9 @@ impl<M: Medium> Evermap<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed), [`Error::GuardHeld`](crate::Error::GuardHeld); the
-    /// rest is in the report. Of a store that is poisoned, or in a forked child, only the default
-    /// map is checked.
+    /// [`Error::Closed`](crate::Error::Closed), [`Error::GuardHeld`](crate::Error::GuardHeld).
+    /// Everything else is in the report. Of a store that is poisoned, or in a forked child, only
+    /// the default map is checked.
     pub fn check(&self, deep: bool) -> Result<CheckReport> {
         self.ensure_no_guard("check")?;
         drop(self.default_map().enter()?);
@@ -114,9 +117,10 @@ impl<M: Medium> Evermap<M> {
         if let Err(error) = self.reclaim_dropped() {
             report.problem(format!("dropped maps: {error}"));
         }
-        // Records that are being moved would be seen twice, and what is purged meanwhile counted after all.
-        let _upkeep = self.file.maintenance.sweeping();
-        // What waits to be reused is allocated but not reachable.
+        // Records that are being moved would be seen twice, and records that are purged meanwhile
+        // would be counted.
+        let _sweeping = self.file.maintenance.sweeping();
+        // Retired blocks are allocated but not reachable.
         self.file.pool.epoch().drain();
         let (stores, problem) = match self.all_maps() {
             Err(error) if !matches!(error, Error::Closed) => {
@@ -156,45 +160,47 @@ impl<M: Medium> Evermap<M> {
             of.iter().copied().filter(|block| from.binary_search(block).is_err()).collect()
         };
         for block in missing(&allocated, &reachable) {
-            report.problem(format!("block at offset {block:#x}: in use but free for reuse"));
+            report.problem(format!("block at offset {block:#x}: reachable but not allocated"));
         }
         for block in missing(&reachable, &allocated) {
-            report.problem(format!("block at offset {block:#x}: not in use but not free either"));
+            report
+                .problem(format!("block at offset {block:#x}: leaked: allocated but unreachable"));
         }
         let faults = self.file.pool.heap_stats().faults;
         if faults > 0 {
             report.problem(format!(
-                "heap: {faults} entries of its table that cannot be right, or frees or marks of what is no block"
+                "heap: {faults} impossible entries in its table, \
+                 or frees or marks of something that is not a block"
             ));
         }
     }
 }
 
 impl<M: Medium> Map<M> {
-    /// Looks at one map; answers whether all of its blocks were shown to `reachable`.
+    /// Checks one map. Returns `true` if all of its blocks were shown to `reachable`.
     fn check_map(&self, report: &mut CheckReport, reachable: &mut Reachable) -> Result<bool> {
-        let of_map = self.name().map_or(String::new(), |name| format!("map \"{name}\": "));
+        let prefix = self.name().map_or(String::new(), |name| format!("map \"{name}\": "));
         for problem in self.inner.index.check() {
-            report.problem(format!("{of_map}index: {problem}"));
+            report.problem(format!("{prefix}index: {problem}"));
         }
         let before = (report.records, report.bytes);
         self.check_records(report)?;
         self.check_counts(report, before);
-        match self.check_ordered(&mut |what| report.problem(format!("{of_map}{what}"))) {
+        match self.check_ordered(&mut |what| report.problem(format!("{prefix}{what}"))) {
             Err(Error::Closed) => return Err(Error::Closed),
-            Err(error) => report.problem(format!("{of_map}ordered index: {error}")),
+            Err(error) => report.problem(format!("{prefix}ordered index: {error}")),
             Ok(()) => {}
         }
         reachable.0.extend(self.inner.header.block());
         match self.inner.saved.blocks(&self.db.file.pool) {
             Some(blocks) => reachable.0.extend(blocks),
             None => {
-                report.problem(format!("{of_map}the keys that were saved in order cannot be read"))
+                report.problem(format!("{prefix}the keys that were saved in order cannot be read"))
             }
         }
         let visited = self.inner.index.visit(reachable);
         if let Err(error) = &visited {
-            report.problem(format!("{of_map}index: {error}"));
+            report.problem(format!("{prefix}index: {error}"));
         }
         Ok(visited.is_ok())
     }
@@ -242,7 +248,7 @@ impl<M: Medium> Map<M> {
         let mut key = Vec::new();
         record.append_key(&mut key).map_err(|error| error.to_string())?;
         if BytesRef::new(&key, self.db.file.pool.seed()).hash != hash {
-            return Err(describe("it is not where its key belongs"));
+            return Err(describe("it is stored under the hash of another key"));
         }
         if record.expires_at().is_none() {
             return Err(describe(record.why_unreadable()));
@@ -253,7 +259,8 @@ impl<M: Medium> Map<M> {
         Ok(record)
     }
 
-    /// Compares what was counted with what was found `before` this map and after it.
+    /// Compares the counts of this map with what was found in it; `before` was found in the maps
+    /// before.
     fn check_counts(&self, report: &mut CheckReport, before: (u64, u64)) {
         let (totals, exact) = self.inner.counters.totals();
         if !exact {
@@ -270,7 +277,7 @@ impl<M: Medium> Map<M> {
     }
 }
 
-/// Everything that the index names.
+/// The blocks and records that an index names.
 struct Reachable(Vec<u64>);
 
 impl Visitor for Reachable {

@@ -1,7 +1,8 @@
-//! Moving records out of extents that hold little, so that their space can serve other sizes.
+//! Moving records out of extents that are sparsely used, so that their space can serve other sizes.
 //!
-//! A record moves like any other replacement: a copy is made durable, the index is told, the old block is
-//! retired. The copy keeps the CAS id, so that nobody sees a difference; whatever changes the record meanwhile wins.
+//! A record moves like any other replacement: a copy is made durable, the index is changed, the old
+//! block is retired. The copy keeps the CAS id, so that no caller sees a difference. A change of
+//! the record meanwhile wins.
 
 use std::time::{Duration, Instant};
 
@@ -10,26 +11,30 @@ use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::heap::Evacuation;
 
-use crate::maintenance::SweepState;
+use crate::maintenance::sweep::SweepState;
 use crate::ops::commit::Verdict;
 use crate::ops::read::Walk;
 use crate::record::{Draft, Record};
 use crate::{Error, Evermap, Map, Result};
 
-/// Compaction begins where it can free one byte in this many of extents, and at least a few units.
+/// Compaction begins if it can free one byte in this number of bytes of extents, and at least a few
+/// units.
 const WORTHWHILE: u64 = 8;
-/// How long compaction waits for readers to leave what has moved, and how often it looks.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long compaction waits until no reader uses the old copies, and how often it checks.
+const RECLAMATION_WAIT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(1);
-/// Epochs after which a block that was retired before is surely free: two for its grace period, and one since
-/// others may move the epoch on just after we have collected.
+/// The number of epochs after which a block that was retired is certainly free: two for its grace
+/// period, and one because other threads may advance the epoch just after this one has collected.
 const GRACE: u64 = 3;
 
 impl<M: Medium> Evermap<M> {
-    /// Moves records of all maps in the file together where that frees at least an eighth of the space in use for other sizes; answers how
-    /// many it moved: none while another thread does the same, sweeps or checks. Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) else.
-    /// Gives memory that is free back to the system, but for some that will soon be needed.
-    /// [`Evermap`](crate::Evermap) calls it in the background.
+    /// Moves records of all maps in the file together if that frees at least an eighth of the space
+    /// in use for other sizes, and returns free memory to the system, except for some that will
+    /// soon be needed. Returns the number of records that it moved: 0 while another thread
+    /// compacts, sweeps or checks.
+    ///
+    /// Other operations may go on meanwhile. O(1) if there is nothing to gain, O(n) otherwise. On a
+    /// file, a thread in the background does this.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -39,11 +44,14 @@ impl<M: Medium> Evermap<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`], [`Error::GuardHeld`], and [`Error::Storage`] with `Poisoned` or `Forked`.
+    /// [`Error::Closed`], [`Error::ReadOnly`], [`Error::GuardHeld`], and [`Error::Storage`] with
+    /// `Poisoned` or `Forked`.
     pub fn compact(&self) -> Result<u64> {
         self.ensure_no_guard("compact")?;
+        self.file.ensure_writable()?;
         let moved = self.compact_if_worthwhile()?;
-        // What is free since readers have ended, or since records have moved. Not while somebody closes the store.
+        // What became free when readers ended or records moved. Not while another thread closes the
+        // store.
         if let Some(_sweeping) = self.file.maintenance.try_sweeping().filter(|_| !self.is_closed())
         {
             self.file.pool.trim();
@@ -53,7 +61,7 @@ impl<M: Medium> Evermap<M> {
 
     fn compact_if_worthwhile(&self) -> Result<u64> {
         if self.file.pool.epoch().is_backed_up() {
-            // What moves would wait for readers too.
+            // The old copies would wait for readers too.
             return Ok(0);
         }
         let (stats, unit) = (self.file.pool.heap_stats(), self.file.pool.region().unit());
@@ -61,14 +69,15 @@ impl<M: Medium> Evermap<M> {
         if stats.extent_bytes - stats.closed_bytes < stats.allocated_bytes + least {
             return Ok(0);
         }
-        self.move_together(least, PATIENCE)
+        self.move_together(least, RECLAMATION_WAIT)
     }
 
-    /// Moves records together if that frees at least `least` bytes, and waits up to `patience` for readers to
-    /// leave the old copies.
-    pub(crate) fn move_together(&self, least: u64, patience: Duration) -> Result<u64> {
+    /// Moves records together if that frees at least `least` bytes, and waits up to `wait` for
+    /// readers to leave the old copies.
+    pub(crate) fn move_together(&self, least: u64, wait: Duration) -> Result<u64> {
         self.file.ensure_writable()?;
-        // Not waiting: whoever holds this may himself wait for a reader of the calling thread.
+        // Without waiting: the holder of this lock may itself wait for a reader of the calling
+        // thread.
         let Some(_sweeping) = self.file.maintenance.try_sweeping() else { return Ok(0) };
         if !matches!(
             self.file.maintenance.sweep_state(),
@@ -78,7 +87,7 @@ impl<M: Medium> Evermap<M> {
         }
         let Some(evacuation) = self.file.pool.evacuation(least) else { return Ok(0) };
         let mut moved = 0;
-        // What is in a map that cannot be opened stays where it is.
+        // The records of a map that cannot be opened stay where they are.
         for store in &self.all_maps()?.0 {
             let mut mover = Mover { store, key: Vec::new(), value: Vec::new(), moved: 0 };
             match mover.run(&evacuation) {
@@ -86,18 +95,18 @@ impl<M: Medium> Evermap<M> {
                 Err(error) => return Err(error),
             }
         }
-        self.wait_for_reclamation(&evacuation, patience);
+        self.wait_for_reclamation(&evacuation, wait);
         Ok(moved)
     }
 
-    /// Waits until the old copies of what has moved are free. Nothing may be allocated beside them before, or the
-    /// extents would never be empty.
-    fn wait_for_reclamation(&self, evacuation: &Evacuation<'_, M>, patience: Duration) {
+    /// Waits until the old copies of what has moved are reclaimed. Nothing may be allocated beside
+    /// them before, because the extents would never become empty.
+    fn wait_for_reclamation(&self, evacuation: &Evacuation<'_, M>, wait: Duration) {
         let (epoch, began) = (self.file.pool.epoch(), Instant::now());
         let settled = epoch.stats().epoch + GRACE;
         loop {
             epoch.drain_within(Duration::ZERO);
-            let late = began.elapsed() >= patience || self.file.maintenance.is_stopping();
+            let late = began.elapsed() >= wait || self.file.maintenance.is_stopping();
             if evacuation.remaining() == 0 || epoch.stats().epoch >= settled || late {
                 return;
             }
@@ -123,9 +132,9 @@ impl<M: Medium> Mover<'_, M> {
             pairs.retain(|(_, word)| evacuation.contains(word & OFFSET_MASK));
             pairs.iter().for_each(|(_, word)| self.store.prefetch(*word));
             for &(_, word) in &pairs {
-                match self.shift(word, &guard) {
+                match self.move_record(word, &guard) {
                     Ok(moved) => self.moved += u64::from(moved),
-                    // Somebody else needed the room: what has moved so far is as good.
+                    // Another thread took the space. What has moved so far stays moved.
                     Err(Error::Storage(error)) if error.is_no_space() => return Ok(()),
                     Err(error) => return Err(error),
                 }
@@ -137,9 +146,9 @@ impl<M: Medium> Mover<'_, M> {
         Ok(())
     }
 
-    /// Moves the record that `word` names; answers whether it did. One that does not verify stays: a copy would
-    /// make its damage look sound.
-    fn shift(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
+    /// Moves the record that `word` names. Returns `true` if it did. A record that does not verify
+    /// stays: a copy would make its damage look sound.
+    fn move_record(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
         let (store, key, value) = (self.store, &mut self.key, &mut self.value);
         let owner = store.inner.header.owner();
         let Ok(record) = Record::at(store.db.file.pool.medium(), word) else { return Ok(false) };

@@ -8,8 +8,8 @@ use evermap_index::Stats;
 use evermap_pm::epoch::{EpochStats, Holder};
 use evermap_pm::{ErrorKind, Medium};
 
-use crate::maintenance::SweepState;
 use crate::maintenance::census::Count;
+use crate::maintenance::sweep::SweepState;
 use crate::ordered::Ordered;
 use crate::{Durability, Evermap, IndexKind, Map, OrderedStat, Result};
 
@@ -61,14 +61,16 @@ pub struct Stat {
     pub flush_mark: u64,
     /// When a pending flush falls due, in seconds since 1970.
     pub flush_due: Option<u64>,
-    /// When the next record can expire, in seconds since 1970; `Some(0)` if that is not known because a walk through
-    /// all records is due; `None` if none expires.
+    /// When the next record can expire, in seconds since 1970; `Some(0)` if that is not known
+    /// because a walk through all records is due; `None` if none expires.
     pub next_expiry: Option<u64>,
-    /// Number of walks through all records since opening, to remove those that were expired or flushed.
+    /// Number of walks through all records since opening, to remove those that were expired or
+    /// flushed.
     pub purges: u64,
     /// Number of records that were removed since opening because they were expired or flushed.
     pub purged: u64,
-    /// Number of operations that met a damaged record, or a damaged part of the index, since opening.
+    /// Number of operations that met a damaged record, or a damaged part of the index, since
+    /// opening.
     pub damage_met: u64,
 }
 
@@ -82,10 +84,11 @@ pub struct SpaceStat {
     pub extent_bytes: u64,
     /// Bytes of extents from before an unclean stop that wait for the sweep.
     pub closed_bytes: u64,
-    /// Number of entries of the extent table that could not be right, and of frees and marks of what is no block, since
-    /// opening: damage, or a bug.
+    /// Number of entries of the extent table that could not be right, and of frees and marks of
+    /// what is no block, since opening: damage, or a bug.
     pub heap_faults: u64,
-    /// Records per slot of the index, 0 to 1. If the index cannot be read as a whole, its figures are zero.
+    /// Records per slot of the index, 0 to 1. If the index cannot be read as a whole, its figures
+    /// are zero.
     pub load_factor: f64,
     /// Number of segments of the index.
     pub segments: u64,
@@ -158,8 +161,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Returns how the space of the file and the index of this map are used. Walks the index and the table of extents,
-    /// but no record: O(n / 1000).
+    /// Returns how the space of the file and the index of this map are used. Walks the index and
+    /// the table of extents, but no record: O(n / 1000).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -173,7 +176,8 @@ impl<M: Medium> Map<M> {
     pub fn space(&self) -> Result<SpaceStat> {
         let guard = self.enter()?;
         let index = match self.inner.index.stats(&guard) {
-            // It counts as damage that was met, which is all there is to report about the index then.
+            // It counts as damage that was met, which is all there is to report about the index
+            // then.
             Err(error) if matches!(error.kind(), ErrorKind::Damaged { .. }) => Stats::default(),
             known => known?,
         };

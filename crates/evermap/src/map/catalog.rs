@@ -1,8 +1,9 @@
-//! Named maps: which there are, making them and dropping them.
+//! The catalogue of named maps: opening, creating and dropping them.
 //!
-//! A root slot names the descriptor of the *catalogue*, a map like the others that binds the name of each to the offset of its
-//! [descriptor](crate::map::header). So a map comes with one word of the catalogue's index, and goes with one; everything
-//! before it is unreachable, and everything after it too. How that goes, and why each step is right, is told in
+//! A root slot names the descriptor of the *catalogue*, a map like the others that binds the name
+//! of each to the offset of its [descriptor](crate::map::header). So the change of one word of the
+//! catalogue's index creates a map, and of another drops it; before the one and after the other,
+//! everything of the map is unreachable. The steps, and why each of them is right, are described in
 //! `docs/maps.md`.
 
 use std::collections::BTreeMap;
@@ -23,11 +24,12 @@ use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::{Record, tombstone_of};
 use crate::{Error, Evermap, IndexKind, Map, Meta, Outcome, Result};
 
-/// Longest name of a map, bytes.
+/// The maximum length of the name of a map, bytes.
 pub const MAP_NAME_MAX: usize = 250;
 /// Root slot that names the catalogue's descriptor.
 const ROOT: usize = 14;
-/// Format of a region with named maps: programs that only know the ones before would take what is in them for free.
+/// Format of a region with named maps. Programs that know only the formats before it would treat
+/// the blocks of named maps as free.
 const FORMAT: u32 = 7;
 
 /// How a named map is opened.
@@ -54,19 +56,20 @@ impl Default for MapOptions {
 }
 
 impl MapOptions {
-    /// Opens the map, or makes one where there is none.
+    /// Opens the map, or creates it if it does not exist.
     pub fn new() -> Self {
         MapOptions { create: true, index: None, max_bytes: None }
     }
 
-    /// Whether a map is made where there is none. On unless told otherwise.
+    /// Sets whether the map is created if it does not exist. The default is `true`.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
     }
 
-    /// Which kind of index the map is to have. A map that exists with another is not opened. Unless told otherwise, a
-    /// new map has what [`Options::index`](crate::Options::index) says, and one that exists what it has.
+    /// Sets which kind of index the map must have. A map that exists with another kind is not
+    /// opened. The default is that of [`Options::index`](crate::Options::index) for a new map, and
+    /// any for one that exists.
     ///
     /// ```
     /// use evermap::{Error, Evermap, IndexKind, MapOptions, Options};
@@ -81,8 +84,9 @@ impl MapOptions {
         self
     }
 
-    /// Most bytes that the records of this map may take together, from now on; beyond it, mutations answer
-    /// [`Error::Full`]. No limit unless told otherwise. Not kept in the file.
+    /// Sets the maximum number of bytes that the records of this map may take together, from now
+    /// on; beyond it, mutations return [`Error::Full`]. The default is no limit. It is not stored
+    /// in the file.
     ///
     /// ```
     /// # use evermap::{Error, Evermap, MapOptions, Options};
@@ -98,14 +102,15 @@ impl MapOptions {
     }
 }
 
-/// The maps of a file that have names.
+/// The named maps of a file.
 pub(crate) struct Maps<M: Medium>(Mutex<Table<M>>);
 
-/// What is known of them. Whoever makes, opens or drops one holds its lock; nobody who does waits for a guard to end.
+/// What is known of the named maps. A thread that creates, opens or drops one holds the lock of
+/// this; while it does, it never waits for a guard to end.
 pub(crate) struct Table<M: Medium> {
     catalogue: Option<Arc<MapInner<M>>>,
     open: BTreeMap<Box<str>, Arc<MapInner<M>>>,
-    /// Dropped, and not freed yet.
+    /// Dropped, and not reclaimed yet.
     pending_drops: Vec<Arc<MapInner<M>>>,
 }
 
@@ -122,10 +127,11 @@ impl<M: Medium> Maps<M> {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// The map called `name`, opened or made: another map in the same file, with keys of its own.
+    /// Opens or creates the map called `name`: another map in the same file, with its own keys.
     ///
-    /// Making one is crash-safe: it is there wholly or not at all, and durable when this returns. An empty one takes less
-    /// than 64 KiB. Any number of handles of one map may be open; they are the same map. Opening is O(1).
+    /// Creation is crash-safe: the map exists completely or not at all, and durably when this
+    /// returns. An empty map takes less than 64 KiB. Any number of handles of one map may be open;
+    /// they are the same map. Opening is O(1).
     ///
     /// ```
     /// use evermap::{Evermap, MapOptions, Options};
@@ -139,8 +145,9 @@ impl<M: Medium> Evermap<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MapName`] unless the name has 1 to [`MAP_NAME_MAX`] bytes; [`Error::NoSuchMap`], [`Error::OtherIndex`],
-    /// [`Error::MapDamaged`], [`Error::Closed`]; [`Error::Storage`] with `NoSpace`, `Damaged`, `Poisoned` or `Forked`.
+    /// [`Error::MapName`] unless the name has 1 to [`MAP_NAME_MAX`] bytes; [`Error::NoSuchMap`],
+    /// [`Error::OtherIndex`], [`Error::MapDamaged`], [`Error::Closed`]; [`Error::Storage`] with
+    /// `NoSpace`, `Damaged`, `Poisoned` or `Forked`.
     pub fn map(&self, name: &str, options: MapOptions) -> Result<Map<M>> {
         if name.is_empty() || name.len() > MAP_NAME_MAX {
             return Err(Error::MapName { len: name.len(), max: MAP_NAME_MAX });
@@ -163,7 +170,7 @@ impl<M: Medium> Evermap<M> {
         })
     }
 
-    /// The names of all named maps in the file, in order. O(maps).
+    /// Returns the names of all named maps in the file, in order. O(maps).
     ///
     /// ```
     /// # use evermap::{Evermap, MapOptions, Options};
@@ -176,17 +183,19 @@ impl<M: Medium> Evermap<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Damaged`] or [`Error::Storage`] with `Damaged` where a name cannot be read.
+    /// [`Error::Closed`]; [`Error::Damaged`] or [`Error::Storage`] with `Damaged` where a name
+    /// cannot be read.
     pub fn maps(&self) -> Result<Vec<String>> {
         let (names, unreadable) = self.names(&mut *self.table()?)?;
         unreadable.map_or(Ok(names), Err)
     }
 
-    /// Drops the map called `name` with everything in it; answers whether there was one. Crash-safe: it is there
-    /// wholly or not at all, and durably gone when this returns. O(1).
+    /// Drops the map called `name` with everything in it. Returns `true` if it existed. Crash-safe:
+    /// the map exists completely or not at all, and durably not when this returns. O(1).
     ///
-    /// Its handles answer [`Error::Dropped`] from now on; a new map of the same name can be made at once. The space comes
-    /// back in the background, once nobody reads there any more; or by [`reclaim_dropped`](Evermap::reclaim_dropped).
+    /// Its handles return [`Error::Dropped`] from now on; a new map of the same name can be created
+    /// immediately. The space is reclaimed in the background, once no thread reads there any more,
+    /// or by [`reclaim_dropped`](Evermap::reclaim_dropped).
     ///
     /// ```
     /// # use evermap::{Error, Evermap, MapOptions, Options};
@@ -208,22 +217,22 @@ impl<M: Medium> Evermap<M> {
         let map = match self.find_map(&mut table, name) {
             Ok(None) => return Ok(false),
             Ok(Some(map)) => Some(map.inner),
-            // What cannot be opened can be dropped all the same.
+            // A map that cannot be opened can be dropped all the same.
             Err(error) if error.is_damaged() => None,
             Err(error) => return Err(error),
         };
         let Some(catalogue) = self.catalogue(&mut table)? else { return Ok(false) };
         let poison = region.poison_on_panic();
-        // No batch runs meanwhile, and those that wait ask again whether the map is open: so no intent names a
-        // map that is gone.
+        // No batch runs meanwhile, and those that wait check again whether the map is open: so no
+        // intent names a map that is gone.
         let turn = file.reservations.permit();
-        // First, so that nothing is acknowledged that began after the map was gone.
+        // First, so that no operation is acknowledged that began after the map was gone.
         map.iter().for_each(|map| map.set_state(MapState::Dropped));
         if let Some(map) = map.as_ref().filter(|_| file.pool.medium().mutant("MA-1")) {
             free_everything(&file.pool, map);
         }
-        // Without waiting for readers, even where much waits for them: one of them may be waiting
-        // for the table.
+        // Without waiting for readers, even if much memory waits for them: one of them may be
+        // waiting for the table.
         let removed =
             catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, None, |_| true));
         // An error may mean that only tidying up failed.
@@ -236,7 +245,7 @@ impl<M: Medium> Evermap<M> {
                     table.pending_drops.push(map);
                     file.maintenance.want_reclaim();
                 }
-                // Nobody can walk through what is in it: the next opening has to find out.
+                // Its contents cannot be walked through: the next opening sweeps.
                 None => file.pool.lose_track(),
             }
         } else {
@@ -246,9 +255,9 @@ impl<M: Medium> Evermap<M> {
         if is_gone { Ok(true) } else { removed.map(|_| false) }
     }
 
-    /// Frees the space of maps that were dropped; answers how many those were. Waits for operations
-    /// on them to end; a sweep, a purge or a check has to end first. O(records in them).
-    /// [`Evermap`](crate::Evermap) calls it in the background.
+    /// Reclaims the space of maps that were dropped. Returns the number of those maps. Waits for
+    /// operations on them to end; a sweep, a purge or a check has to end first. O(records in them).
+    /// On a file, a thread in the background does this.
     ///
     /// ```
     /// # use evermap::{Evermap, MapOptions, Options};
@@ -265,22 +274,22 @@ impl<M: Medium> Evermap<M> {
     pub fn reclaim_dropped(&self) -> Result<u64> {
         self.ensure_no_guard("reclaim_dropped")?;
         self.file.pool.region().ensure_writable()?;
-        // A sweep must see a dropped map wholly or not at all: what it does not mark is free afterwards, and would
-        // be freed a second time.
+        // A sweep must see a dropped map completely or not at all: what it does not mark is free
+        // afterwards, and would be freed a second time.
         let _sweeping = self.file.maintenance.sweeping();
         if self.is_closed() || self.file.maps.lock().pending_drops.is_empty() {
             return Ok(0);
         }
-        // Operations that began before the drop may still be at it, and what they have retired is to come back too. Maps
-        // that are dropped from here on wait.
+        // Operations that began before the drop may still be running, and what they have retired is
+        // reclaimed too. Maps that are dropped from here on wait for the next call.
         let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
         self.file.pool.epoch().drain();
         self.reclaim(&pending_drops);
         Ok(pending_drops.len() as u64)
     }
 
-    /// What [`reclaim_dropped`](Evermap::reclaim_dropped) does, for a caller that has waited for all operations to end and keeps
-    /// sweeps away.
+    /// Does what [`reclaim_dropped`](Evermap::reclaim_dropped) does, for a caller that has waited
+    /// for all operations to end and keeps sweeps from running.
     pub(crate) fn reclaim_pending_drops(&self) {
         let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
         self.reclaim(&pending_drops);
@@ -297,19 +306,20 @@ impl<M: Medium> Evermap<M> {
         file.maintenance.set_reclaimed(file.maps.lock().pending_drops.is_empty());
     }
 
-    /// The table of named maps, unless the file is closed.
+    /// Locks the table of named maps, unless the file is closed.
     fn table(&self) -> Result<MutexGuard<'_, Table<M>>> {
-        // In a forked child another thread may have held the lock for ever.
+        // In a forked child, a thread that does not exist there may hold the lock.
         self.file.pool.region().ensure_writable()?;
         let table = self.file.maps.lock();
-        // Asked under the lock: see `close_maps`.
+        // Checked under the lock: see `close_maps`.
         if self.file.closed.load(SeqCst) { Err(Error::Closed) } else { Ok(table) }
     }
 
-    /// The catalogue, if there is one.
+    /// Returns the catalogue, if there is one.
     ///
     /// # Errors
-    /// `Damaged`; never with [`OnSuspect::Salvage`], which does without and so drops all named maps.
+    /// `Damaged`; never with [`OnSuspect::Salvage`], which goes on without it and so drops all
+    /// named maps.
     fn catalogue(&self, table: &mut Table<M>) -> Result<Option<Map<M>>> {
         if let Some(map) = &table.catalogue {
             return Ok(Some(self.handle_of(map)));
@@ -338,7 +348,7 @@ impl<M: Medium> Evermap<M> {
         }
     }
 
-    /// A map that was just opened, with its counts on their way.
+    /// Returns a map that was just opened, with its census requested if it needs one.
     fn counted(&self, map: MapInner<M>) -> Arc<MapInner<M>> {
         if map.counters.is_counting() {
             self.file.maintenance.want_census();
@@ -346,7 +356,7 @@ impl<M: Medium> Evermap<M> {
         Arc::new(map)
     }
 
-    /// Makes the catalogue. Crash-safe: the root slot names it when all of it is durable.
+    /// Creates the catalogue. Crash-safe: the root slot names it when all of it is durable.
     fn make_catalogue(&self, table: &mut Table<M>) -> Result<Map<M>> {
         let (file, m) = (&self.file, self.file.pool.medium());
         // The kind that is smallest when empty.
@@ -359,7 +369,7 @@ impl<M: Medium> Evermap<M> {
         Ok(self.handle_of(&map))
     }
 
-    /// The map called `name`, if there is one.
+    /// Returns the map called `name`, if there is one.
     fn find_map(&self, table: &mut Table<M>, name: &str) -> Result<Option<Map<M>>> {
         if let Some(map) = table.open.get(name) {
             return Ok(Some(self.handle_of(map)));
@@ -393,7 +403,7 @@ impl<M: Medium> Evermap<M> {
         file.open_context().open(MapHeader::at(&file.pool, offset)?, Some(name))
     }
 
-    /// Makes the map called `name`, which does not exist.
+    /// Creates the map called `name`, which does not exist.
     fn make_map(&self, table: &mut Table<M>, name: &str, options: MapOptions) -> Result<Map<M>> {
         let (file, region) = (&self.file, self.file.pool.region());
         file.ensure_writable()?;
@@ -410,7 +420,8 @@ impl<M: Medium> Evermap<M> {
             let value = map.header.descriptor().to_le_bytes();
             match catalogue.insert_name(name.as_bytes(), &value) {
                 Ok(()) => {}
-                // An error may mean that only tidying up failed. Where nobody can tell, nothing is freed.
+                // An error may mean that only tidying up failed. If that cannot be known, nothing
+                // is freed.
                 Err(error) => match catalogue.contains(name.as_bytes()) {
                     Ok(true) => {}
                     Ok(false) => {
@@ -433,7 +444,7 @@ impl<M: Medium> Evermap<M> {
         made
     }
 
-    /// The names in the catalogue, in order, and what was wrong with one that could not be read.
+    /// Returns the names in the catalogue, in order, and the error of one that could not be read.
     fn names(&self, table: &mut Table<M>) -> Result<(Vec<String>, Option<Error>)> {
         let (mut names, mut unreadable) = (Vec::new(), None);
         if let Some(catalogue) = self.catalogue(table)? {
@@ -441,7 +452,7 @@ impl<M: Medium> Evermap<M> {
                 let name = item.and_then(|item| {
                     let not_text = |_| Error::MapDamaged {
                         name: item.key.escape_ascii().to_string(),
-                        why: "its name is no text".into(),
+                        why: "its name is not UTF-8".into(),
                     };
                     String::from_utf8(item.key.to_vec()).map_err(not_text)
                 });
@@ -456,9 +467,9 @@ impl<M: Medium> Evermap<M> {
         Ok((names, unreadable))
     }
 
-    /// All maps of the file, the catalogue included, each opened if it was not, and what was wrong with one that could
-    /// not be opened. A map that is made later is not among them; one that is dropped meanwhile answers
-    /// [`Error::Dropped`].
+    /// Returns all maps of the file, including the catalogue, and opens those that are not open;
+    /// and the error of one that could not be opened. A map that is created later is not among
+    /// them; one that is dropped meanwhile returns [`Error::Dropped`].
     ///
     /// # Errors
     /// [`Error::Closed`], `Forked`.
@@ -479,25 +490,25 @@ impl<M: Medium> Evermap<M> {
         Ok((stores, problem))
     }
 
-    /// The same with those that were dropped and not freed yet: everything that may name blocks, but for maps that are
-    /// made later.
+    /// Returns all maps as [`all_maps`](Evermap::all_maps) does, and those that were dropped and
+    /// not reclaimed yet: everything that may name blocks, except maps that are created later.
     pub(crate) fn all_maps_and_dropped(&self) -> Result<(Vec<Map<M>>, Option<Error>)> {
         let (mut stores, problem) = self.all_maps()?;
-        // One that was dropped in between is there twice, which does no harm.
+        // A map that was dropped in between is there twice, which does no harm.
         stores.extend(self.file.maps.lock().pending_drops.iter().map(|map| self.handle_of(map)));
         Ok((stores, problem))
     }
 
-    /// How many named maps there are, as far as that is known.
+    /// Returns the number of named maps, as far as that is known.
     pub(crate) fn map_count(&self) -> u64 {
         let Ok(mut table) = self.table() else { return 0 };
         let catalogue = self.catalogue(&mut table);
         catalogue.ok().flatten().map_or(0, |catalogue| catalogue.len().value)
     }
 
-    /// Makes all maps refuse operations. Answers where the counts are of those that nobody has opened, if the last stop was
-    /// unclean: they may have changed since these were saved. The file is marked closed, so that no map is opened or
-    /// made later.
+    /// Makes all maps refuse operations. If the last stop was unclean, returns the headers of the
+    /// maps that were not opened since: they may have changed since their counts were saved. The
+    /// file is marked closed, so that no map is opened or created later.
     pub(crate) fn close_maps(&self) -> Vec<MapHeader> {
         let file = &self.file;
         let mut table = file.maps.lock();
@@ -505,7 +516,7 @@ impl<M: Medium> Evermap<M> {
         if !file.clean
             && let Ok(Some(catalogue)) = self.catalogue(&mut table)
         {
-            // What cannot be read cannot be opened later either.
+            // A map whose name cannot be read cannot be opened later either.
             let _ = catalogue.for_each(|item| {
                 let value = item.map_or(&[][..], |item| item.value);
                 let offset = value.try_into().map_or(0, u64::from_le_bytes);
@@ -523,7 +534,7 @@ impl<M: Medium> Evermap<M> {
         uncounted
     }
 
-    /// Every map that is open now.
+    /// Returns all maps that are open now.
     pub(crate) fn open_maps(&self) -> Vec<Map<M>> {
         let table = self.file.maps.lock();
         let named = table.catalogue.iter().chain(table.open.values());
@@ -532,7 +543,7 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// The name of this map; nothing for the default one.
+    /// Returns the name of this map; `None` for the default one.
     ///
     /// ```
     /// # use evermap::{Evermap, MapOptions, Options};
@@ -545,7 +556,8 @@ impl<M: Medium> Map<M> {
         self.inner.name.as_deref()
     }
 
-    /// Binds a name in the catalogue, for a caller that knows that it is free and must not wait for space.
+    /// Binds a name in the catalogue. The caller knows that it is free, and must not wait for
+    /// space.
     fn insert_name(&self, name: &[u8], value: &[u8]) -> Result<()> {
         let name = self.key(name)?;
         let absent = |found: Option<u64>| found.is_none();
@@ -556,12 +568,12 @@ impl<M: Medium> Map<M> {
     }
 }
 
-/// Everything that a map has.
+/// All blocks of a map.
 struct OwnedBlocks<'p, M: Medium> {
     pool: &'p Pool<M>,
     tombstone: u64,
     blocks: Vec<u64>,
-    whole: bool,
+    is_complete: bool,
 }
 
 impl<M: Medium> Visitor for OwnedBlocks<'_, M> {
@@ -572,30 +584,32 @@ impl<M: Medium> Visitor for OwnedBlocks<'_, M> {
     fn word(&mut self, word: u64) {
         match Record::at(self.pool.medium(), word) {
             Ok(record) if !record.is_unbound() => {
-                // The descriptor of another map may come to lie where this one's was, and its records verify there.
+                // The descriptor of another map may be stored where this one was, and the records
+                // of this one would verify there.
                 record.set_tombstone(self.tombstone);
                 self.blocks.push(word & OFFSET_MASK);
             }
-            // Damage: its block may be part of something else by now. Better to lose it than to free that.
-            _ => self.whole = false,
+            // Damage: its block may be part of something else by now. It is better to leak it than
+            // to free that.
+            _ => self.is_complete = false,
         }
     }
 }
 
-/// Frees every block of a map that nothing leads to and nobody uses, and sees to it that its records are not readable any
-/// more; answers whether that was all. O(records), 8 bytes of memory each.
+/// Frees all blocks of a map that nothing leads to and no thread uses, and makes its records
+/// unreadable. Returns `true` if all were freed. O(records), 8 bytes of memory each.
 fn free_everything<M: Medium>(pool: &Pool<M>, map: &MapInner<M>) -> bool {
     let tombstone = tombstone_of(pool.generation());
     let mut all =
-        OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], whole: true };
+        OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], is_complete: true };
     let visited = map.index.visit(&mut all);
     match map.saved.take(pool) {
         Some(blocks) => all.blocks.extend(blocks),
-        None => all.whole = false,
+        None => all.is_complete = false,
     }
-    // The index is still read while it is visited, so nothing is freed before.
+    // The index is read while it is visited, so nothing is freed before.
     all.blocks.sort_unstable();
     all.blocks.dedup();
     all.blocks.iter().for_each(|&block| pool.free_unpublished(block));
-    visited.is_ok() && all.whole
+    visited.is_ok() && all.is_complete
 }

@@ -16,13 +16,13 @@ use crate::{Error, Evermap, Meta, Result};
 
 /// A map from keys to values in a file: a handle, to be cloned and shared between threads.
 ///
-/// All operations take `&self` and may be called from any number of threads. Each is atomic, and all operations on
-/// one key happen in a single order. A mutation is durable when it returns. Keys have up to [`KEY_MAX`] bytes, values
-/// up to [`VALUE_MAX`] bytes.
+/// All operations take `&self` and may be called from any number of threads. Each is atomic, and
+/// all operations on one key happen in a single order. A mutation is durable when it returns. Keys
+/// have up to [`KEY_MAX`] bytes, values up to [`VALUE_MAX`] bytes.
 ///
-/// A file has a [default map](Evermap::default_map), which has no name, and any number of [named](Evermap::map) ones.
-/// Operations on the file as a whole are methods of [`Evermap`]; [`db`](Map::db) returns it. A handle of a map keeps
-/// the file open, as a handle of the file does.
+/// A file has a [default map](Evermap::default_map), which has no name, and any number of
+/// [named](Evermap::map) ones. Operations on the file as a whole are methods of [`Evermap`];
+/// [`db`](Map::db) returns it. A handle of a map keeps the file open, as a handle of the file does.
 ///
 /// # Errors
 ///
@@ -31,14 +31,15 @@ use crate::{Error, Evermap, Meta, Result};
 /// * [`Error::Damaged`] if the record of the key does not verify: other keys are not affected;
 /// * [`Error::Closed`] after [`close`](Evermap::close), and [`Error::Dropped`] after
 ///   [`drop_map`](Evermap::drop_map);
-/// * [`Error::Storage`] with [`Poisoned`](crate::ErrorKind::Poisoned) after a thread panicked in the middle of a
-///   change, or [`Damaged`](crate::ErrorKind::Damaged) if the index is damaged. Mutations can return the latter
-///   although they have made their change, if the damage was met afterwards.
+/// * [`Error::Storage`] with [`Poisoned`](crate::ErrorKind::Poisoned) after a thread panicked in
+///   the middle of a change, or [`Damaged`](crate::ErrorKind::Damaged) if the index is damaged.
+///   Mutations can return the latter although they have made their change, if the damage was met
+///   afterwards.
 ///
-/// Mutations can also return [`Error::ValueTooLong`], [`Error::ExpiryTooLate`]; [`Error::Full`], [`Error::HeldUp`] or
-/// [`Error::Storage`] with [`NoSpace`](crate::ErrorKind::NoSpace), and nothing has changed then;
-/// [`Error::BeingModified`] inside [`modify`](Map::modify); and [`Error::Storage`] with
-/// [`Forked`](crate::ErrorKind::Forked) in a forked child.
+/// Mutations can also return [`Error::ValueTooLong`], [`Error::ExpiryTooLate`]; [`Error::Full`],
+/// [`Error::HeldUp`] or [`Error::Storage`] with [`NoSpace`](crate::ErrorKind::NoSpace), and nothing
+/// has changed then; [`Error::BeingModified`] inside [`modify`](Map::modify); and
+/// [`Error::Storage`] with [`Forked`](crate::ErrorKind::Forked) in a forked child.
 pub struct Map<M: Medium = Mapped> {
     pub(crate) db: Evermap<M>,
     pub(crate) inner: Arc<MapInner<M>>,
@@ -62,9 +63,24 @@ impl<M: Medium> Map<M> {
         &self.db
     }
 
-    /// How many records are stored: exact whenever no mutation is running, unless the store was opened after
-    /// an unclean stop and has not been swept yet. Counts records that expired or were flushed until the
-    /// background maintenance has removed them. O(1).
+    /// Turns the handle of the map into one of its file, for example to close it.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(&path, Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// map.into_db().close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn into_db(self) -> Evermap<M> {
+        self.db
+    }
+
+    /// How many records are stored: exact whenever no mutation is running, unless the store was
+    /// opened after an unclean stop and has not been swept yet. Counts records that expired or were
+    /// flushed until the background maintenance has removed them. O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -129,7 +145,8 @@ impl<M: Medium> Map<M> {
         self.enter()
     }
 
-    /// Takes the space of a record, if the map has room for it; to be written before it is published.
+    /// Takes the space of a record, if the map has room for it; to be written before it is
+    /// published.
     pub(crate) fn draft<'d>(
         &'d self,
         key: BytesRef<'d>,
@@ -144,7 +161,8 @@ impl<M: Medium> Map<M> {
         self.reserve(key, value, meta.flags, control_of(encode_expiry(meta.expires_at)?))
     }
 
-    /// The same whether or not there is room for it, and with a control word that may differ from what it is to be.
+    /// The same whether or not there is room for it, and with a control word that may differ from
+    /// what it is to be.
     pub(crate) fn reserve<'d>(
         &'d self,
         key: BytesRef<'d>,

@@ -1,17 +1,19 @@
-//! One of the maps in a file, and where its own words are.
+//! Where a map keeps its own words in the file.
 //!
 //! ```text
 //! byte  0  own       says that this is a descriptor, and which
 //! byte  8  root      names the index
 //! byte 16  flush     the mark, and when a pending flush falls due
-//! byte 32  counters  records and bytes; count after an orderly stop. After any other, the bytes are an upper bound
+//! byte 32  counters  records and bytes, exact after an orderly stop; after any other, the bytes are
+//!                    an upper limit
 //! byte 48  saved     names the keys in order, if an orderly stop has saved them
 //! byte 56  reserved
 //! ```
 //!
-//! Every map but the default one has such a *descriptor*, a block of its own that never moves. The default map has the same
-//! words in the region's header, where they were before there were others. All of them are [sealed](crate::record::checked_word) but
-//! the root, which is the index's business.
+//! Every map but the default one has such a *descriptor*, a block of its own that never moves. The
+//! default map has the same words in the region's header, where they were before there were named
+//! maps. All of them are [checked words](crate::record::checked_word) except the root, which
+//! belongs to the index.
 
 use evermap_pm::region::Region;
 use evermap_pm::{Medium, PmU64, Pool, pod};
@@ -38,7 +40,7 @@ const DEFAULT: usize = 0;
 /// Root slot that names its saved keys.
 const DEFAULT_SAVED: usize = 13;
 
-/// Where a map keeps the words that change in place: offsets.
+/// The offsets of the words of a map that change in place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapHeader {
     /// 0: the default map, which has no descriptor.
@@ -51,7 +53,7 @@ pub(crate) struct MapHeader {
 }
 
 impl MapHeader {
-    /// The words of the default map.
+    /// Returns the offsets of the words of the default map.
     pub(crate) fn of_default<M: Medium>(pool: &Pool<M>) -> Self {
         let (m, words) = (pool.medium(), pool.region().words());
         MapHeader {
@@ -64,7 +66,8 @@ impl MapHeader {
         }
     }
 
-    /// The words of the descriptor at `offset`, unless that is none.
+    /// Returns the offsets of the words of the descriptor at `offset`, or `None` if there is no
+    /// descriptor.
     pub(crate) fn described<M: Medium>(pool: &Pool<M>, offset: u64) -> Option<Self> {
         let m = pool.medium();
         let descriptor = m.at::<Descriptor>(offset)?;
@@ -80,7 +83,7 @@ impl MapHeader {
         })
     }
 
-    /// The same where there has to be one.
+    /// Returns the offsets of the words of the descriptor at `offset`, where there must be one.
     ///
     /// # Errors
     /// `Damaged`.
@@ -89,7 +92,7 @@ impl MapHeader {
         header.ok_or_else(|| evermap_pm::Error::damaged(offset, "no map is described here").into())
     }
 
-    /// Makes a descriptor that nothing names yet, and that names no index yet. Durable on return.
+    /// Creates a descriptor that nothing names yet, and that names no index yet. Durable on return.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -107,7 +110,7 @@ impl MapHeader {
         Ok(header)
     }
 
-    /// Initial words for the flushes of a new map.
+    /// Stores the initial words for the flushes of a new map.
     pub(crate) fn create_flush<M: Medium>(&self, region: &Region<M>) {
         FlushMark::create(region, self.flush);
     }
@@ -116,33 +119,33 @@ impl MapHeader {
         self.descriptor == 0
     }
 
-    /// The block that these words are in; 0 for the default map.
+    /// Returns the offset of the descriptor; 0 for the default map.
     pub(crate) fn descriptor(&self) -> u64 {
         self.descriptor
     }
 
-    /// The same as something that the map keeps in the heap.
+    /// Returns the block of the descriptor; `None` for the default map.
     pub(crate) fn block(&self) -> Option<u64> {
         (!self.is_default()).then_some(self.descriptor)
     }
 
-    /// What the checksums of its records begin with.
+    /// Returns what the checksums of its records begin with.
     #[inline]
     pub(crate) fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// Returns where the words for flushes are.
+    /// Returns the offset of the words for flushes.
     pub(crate) fn flush(&self) -> u64 {
         self.flush
     }
 
-    /// The cell that names the index.
+    /// Returns the cell that names the index.
     pub(crate) fn root<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
         pool.medium().at(self.root).expect("checked with the header")
     }
 
-    /// The cell that names the saved keys.
+    /// Returns the cell that names the saved keys.
     pub(crate) fn saved<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
         pool.medium().at(self.saved).expect("checked with the header")
     }
@@ -151,7 +154,7 @@ impl MapHeader {
         pool.medium().at(self.counters).expect("checked with the header")
     }
 
-    /// What an orderly close saved; nothing if that does not verify.
+    /// Returns the counts that an orderly stop has saved, or `None` if they do not verify.
     pub(crate) fn read_totals<M: Medium>(&self, pool: &Pool<M>) -> Option<Totals> {
         let (m, [records, bytes]) = (pool.medium(), self.counters(pool));
         let records = decode_checked(WordKind::Records, m.load(records))?;
@@ -159,7 +162,7 @@ impl MapHeader {
         Some(Totals { records, bytes })
     }
 
-    /// Saves the counts. Without them, the next opening counts, and the bound stays what it is.
+    /// Saves the counts. With `None`, the next opening counts, and the bound stays as it is.
     pub(crate) fn write_totals<M: Medium>(&self, pool: &Pool<M>, totals: Option<Totals>) {
         let (m, cells) = (pool.medium(), self.counters(pool));
         let [records, bytes] = cells;
@@ -173,12 +176,13 @@ impl MapHeader {
         m.persist(cells);
     }
 
-    /// The most bytes that the records took when the last stop came, however it did; nothing if that does not verify.
+    /// Returns the upper limit of the bytes that the records took at the last stop, orderly or not,
+    /// or `None` if it does not verify.
     pub(crate) fn read_bound<M: Medium>(&self, pool: &Pool<M>) -> Option<u64> {
         decode_checked(WordKind::Bytes, pool.medium().load(&self.counters(pool)[1]))
     }
 
-    /// Says that the records take at most so many bytes, durably.
+    /// Stores the upper limit of the bytes that the records take, durably.
     pub(crate) fn write_bound<M: Medium>(&self, pool: &Pool<M>, bound: u64) {
         let cell = &self.counters(pool)[1];
         pool.medium()

@@ -27,7 +27,7 @@ pub(crate) enum MapState {
 
 /// What belongs to one map, and to no other of the same file.
 pub(crate) struct MapInner<M: Medium> {
-    /// Nothing for the default map.
+    /// `None` for the default map.
     pub(crate) name: Option<Box<str>>,
     pub(crate) header: MapHeader,
     pub(crate) index: PrimaryIndex<M>,
@@ -35,13 +35,13 @@ pub(crate) struct MapInner<M: Medium> {
     pub(crate) counters: Counters,
     pub(crate) max_bytes: AtomicU64,
     pub(crate) expiries: Expiries,
-    /// Nothing unless [`Options::ordered`] asks for it.
+    /// `None` unless [`Options::ordered`] asks for it.
     pub(crate) ordered: Option<Ordered>,
-    /// What the last stop has left of the tree.
+    /// The keys that the last orderly stop has saved in order.
     pub(crate) saved: Saved,
-    /// Reads that met a damaged record since opening.
+    /// The number of reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
-    /// How long its records are.
+    /// The usual length of its records.
     pub(crate) size_hint: RecordSizeHint,
     state: AtomicU8,
 }
@@ -51,12 +51,12 @@ pub(crate) struct OpenContext<'s, M: Medium> {
     pub(crate) pool: &'s Arc<Pool<M>>,
     pub(crate) cas_counter: &'s CasCounter,
     pub(crate) options: &'s Options,
-    /// Whether the file was closed in order before.
+    /// Whether the last stop of the file was orderly.
     pub(crate) clean: bool,
 }
 
 impl<M: Medium> OpenContext<'_, M> {
-    /// Makes an empty map with a descriptor, all of it durable, that nothing names yet.
+    /// Creates an empty map with a descriptor, all of it durable, that nothing names yet.
     ///
     /// # Errors
     /// `NoSpace`; nothing is allocated then.
@@ -65,11 +65,11 @@ impl<M: Medium> OpenContext<'_, M> {
         let index = PrimaryIndex::create(kind, true, self.pool, header.root(self.pool));
         let index = index.inspect_err(|_| self.pool.free_unpublished(header.descriptor()))?;
         let map = self.assemble(header, index, name, true);
-        // There was no memory for what is not in the file: what is there, nobody knows any more.
+        // Out of memory: the contents are not tracked, which forces a sweep at the next opening.
         map.inspect_err(|_| self.pool.lose_track())
     }
 
-    /// Opens the map whose words are there. O(1).
+    /// Opens the map with these words. O(1).
     ///
     /// # Errors
     /// `Damaged` if they do not verify.
@@ -78,7 +78,7 @@ impl<M: Medium> OpenContext<'_, M> {
         self.assemble(header, index, name, false)
     }
 
-    /// An open map of its parts.
+    /// Returns an open map made of its parts.
     pub(crate) fn assemble(
         &self,
         header: MapHeader,
@@ -94,7 +94,7 @@ impl<M: Medium> OpenContext<'_, M> {
         if is_new {
             header.write_bound(self.pool, 0);
         }
-        // Where it is damaged, what nobody has counted may be all that there is from before.
+        // If it is damaged, records that are not counted yet may take all bytes from before.
         let bound = header.read_bound(self.pool);
         let bound = bound.unwrap_or_else(|| self.pool.heap_stats().closed_bytes);
         let (orderly, records) =
@@ -126,11 +126,11 @@ impl<M: Medium> OpenContext<'_, M> {
 }
 
 impl<M: Medium> MapInner<M> {
-    /// Whether operations may begin.
+    /// Returns `true` if operations may begin.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        // SeqCst: an operation pins a guard and then reads this; who ends the map's state stores it and then looks for
-        // guards. One of the two sees the other.
+        // SeqCst: an operation pins a guard and then reads this; a thread that closes or drops the
+        // map stores this and then looks for guards. One of the two sees the other.
         self.state.load(SeqCst) == MapState::Open as u8
     }
 
@@ -138,7 +138,7 @@ impl<M: Medium> MapInner<M> {
         self.state.store(state as u8, SeqCst);
     }
 
-    /// Why no operation may begin.
+    /// Returns the error of an operation that may not begin.
     #[cold]
     pub(crate) fn refusal(&self) -> Error {
         match &self.name {
@@ -149,16 +149,16 @@ impl<M: Medium> MapInner<M> {
         }
     }
 
-    /// Chooses a new bound for the bytes of its records, and puts it into the file.
+    /// Chooses a new bound for the bytes of its records, and stores it in the file.
     #[cold]
     pub(crate) fn set_bound(&self, pool: &Pool<M>) {
-        // A change is complete only with what follows this.
+        // The change that called this is complete only when the bound is stored.
         let poison = pool.region().poison_on_panic();
         self.counters.set_bound(|bound| self.header.write_bound(pool, bound));
         poison.disarm();
     }
 
-    /// Saves the counts for the next opening, if they are right.
+    /// Saves the counts for the next opening, if they are exact.
     pub(crate) fn save_totals(&self, pool: &Pool<M>) {
         let (totals, exact) = self.counters.totals();
         self.header.write_totals(pool, exact.then_some(totals));

@@ -1,15 +1,15 @@
-//! Mutations that compute the new value from the old one: [`modify`](Map::modify) with the arithmetic done.
+//! Mutations that compute the new value from the old one, by [`modify`](Map::modify).
 
 use evermap_pm::Medium;
 
 use crate::{Edit, Error, Item, Map, Result};
 
 impl<M: Medium> Map<M> {
-    /// Adds `delta` to the counter under `key`, and answers what it was before. Expected O(1).
+    /// Adds `delta` to the counter under `key`. Returns what it was before. Expected O(1).
     ///
-    /// A counter is a value of 8 bytes: an `i64`, little-endian. An absent key counts as 0. Flags and expiry stay as
-    /// they are. [`counter`] reads one, and `delta` 0 makes one. (`memcached`'s counters are decimal text; the server
-    /// changes those by [`modify`](Map::modify).)
+    /// A counter is a value of 8 bytes: an `i64`, little-endian. An absent key counts as 0. Flags
+    /// and expiry stay as they are. [`counter`] reads one, and `delta` 0 makes one. (`memcached`'s
+    /// counters are decimal text; the server changes those by [`modify`](Map::modify).)
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -20,12 +20,13 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Map`]. [`Error::NotACounter`] for a value of another length, [`Error::Overflow`] where the sum has no
-    /// room in an `i64`: nothing has changed then.
+    /// See [`Map`]. [`Error::NotACounter`] for a value of another length, [`Error::Overflow`] if
+    /// the sum does not fit an `i64`: nothing has changed then.
     pub fn fetch_add(&self, key: &[u8], delta: i64) -> Result<i64> {
         let mut answer = Ok((0, 0));
         let _outcome = self.modify_by(self.begin_change(key)?, |current| {
-            // Asked again where another thread was faster, so the answer of before means nothing.
+            // Called again if another thread was faster, so the result of an earlier call means
+            // nothing.
             answer = sum(key, current.map(|item| item.value), delta.into());
             match answer {
                 Ok((_, sum)) => Edit::Value(sum.to_le_bytes().to_vec()),
@@ -35,8 +36,9 @@ impl<M: Medium> Map<M> {
         answer.map(|(before, _)| before)
     }
 
-    /// Appends `data` to the value under `key`. Flags and expiry stay as they are; an absent key gets `data` alone.
-    /// Returns the CAS id of the new record. O(length of the whole value): it is written anew.
+    /// Appends `data` to the value under `key`. Flags and expiry stay as they are; an absent key
+    /// gets `data` alone. Returns the CAS id of the new record. O(length of the whole value): all
+    /// of it is written.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -54,7 +56,7 @@ impl<M: Medium> Map<M> {
         })
     }
 
-    /// Puts `data` before the value under `key`; otherwise as [`append`](Map::append).
+    /// Puts `data` before the value under `key`, as [`append`](Map::append) puts it behind.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -72,14 +74,15 @@ impl<M: Medium> Map<M> {
         })
     }
 
-    /// Changes `key` by an `edit` that always stores something. Returns the CAS id of the new record.
+    /// Changes `key` by an `edit` that always stores something. Returns the CAS id of the new
+    /// record.
     fn modify_to(&self, key: &[u8], edit: impl FnMut(Option<Item<'_>>) -> Edit) -> Result<u64> {
         let outcome = self.modify_by(self.begin_change(key)?, edit)?;
         Ok(outcome.cas().expect("something was stored"))
     }
 }
 
-/// The number in the value of a counter; nothing if it has another length than 8 bytes.
+/// Returns the number in the value of a counter, or `None` if it does not have 8 bytes.
 ///
 /// ```
 /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -92,7 +95,7 @@ pub fn counter(value: &[u8]) -> Option<i64> {
     value.try_into().ok().map(i64::from_le_bytes)
 }
 
-/// A counter before and after adding `delta`; 0 before if there is none.
+/// Returns a counter before and after adding `delta`; it is 0 before if there is none.
 ///
 /// # Errors
 /// [`Error::NotACounter`], [`Error::Overflow`].

@@ -1,4 +1,4 @@
-//! The one way in which a key changes, but for batches.
+//! The function through which every mutation of one key goes, except batches.
 
 use evermap_index::key::BytesRef;
 use evermap_index::{Action, Change, Guard, MutateMode};
@@ -31,7 +31,7 @@ enum Obstacle {
     BornFlushed,
 }
 
-/// What came of one look at a locked key.
+/// The result of one attempt to change a locked key.
 #[derive(Clone, Copy)]
 enum Round {
     /// The key is absent from the index, and only an existing key is to be changed.
@@ -51,7 +51,7 @@ impl Round {
         }
     }
 
-    /// Returns what the index does if it does as it is told.
+    /// Returns the change that the index makes if it succeeds.
     fn change(self) -> Option<Change> {
         match self {
             Round::Decided { change, .. } => Some(change),
@@ -61,7 +61,8 @@ impl Round {
 }
 
 impl<M: Medium> Map<M> {
-    /// Whether a record is flushed or expired; `None` if its control word is damaged or a tombstone.
+    /// Returns whether a record is flushed or expired, or `None` if its control word is damaged or
+    /// a tombstone.
     #[inline]
     pub(crate) fn is_dead(&self, record: &Record<'_, M>, mark: u64) -> Option<bool> {
         if record.cas() < mark {
@@ -71,17 +72,18 @@ impl<M: Medium> Map<M> {
         Some(expires_at != 0 && expires_at <= self.db.file.clock.now())
     }
 
-    /// The record that `word` names, unless it is unreadable, flushed or expired.
+    /// Returns the record that `word` names, or `None` if it is unreadable, flushed or expired.
     pub(crate) fn live(&self, word: u64, mark: u64) -> Option<Record<'_, M>> {
         let record = Record::at(self.db.file.pool.medium(), word).ok()?;
         (self.is_dead(&record, mark) == Some(false)).then_some(record)
     }
 
-    /// Changes `key` while it is locked: calls `decide` with its live record, if there is one, and does what it decides.
-    /// Everything but [batches](Map::apply) changes this way.
+    /// Changes `key` while it is locked: calls `decide` with its live record, if there is one, and
+    /// does what it decides. Everything but [batches](Map::apply) changes this way.
     ///
-    /// A record that is dead or unreadable is not shown to `decide`, and is removed along the way. `decide` may be called
-    /// more than once, of which the last call counts. It must not panic, and must not use the store.
+    /// A record that is dead or unreadable is not shown to `decide`, and is removed along the way.
+    /// `decide` may be called more than once, of which the last call counts. It must not panic, and
+    /// must not use the store.
     pub(crate) fn commit(
         &self,
         key: BytesRef<'_>,
@@ -131,7 +133,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Decides about `key`, which is locked and bound to `word`. The caller has a `permit` if no batch can run.
+    /// Decides about `key`, which is locked and bound to `word`. The caller has a `permit` if no
+    /// batch can run.
     fn round(
         &self,
         key: BytesRef<'_>,
@@ -150,8 +153,9 @@ impl<M: Medium> Map<M> {
         let was_hidden = word.is_some() && live.is_none();
         let action = match (decide(live), draft) {
             (Verdict::Publish | Verdict::PublishWith(_), Some(draft)) if draft.cas() < mark => {
-                // A flush came between the draft and now. The record that this one replaces may be absent because of
-                // the flush, so this one comes after it, and must not be flushed itself.
+                // A flush came between the draft and now. The record that this one replaces may be
+                // absent because of the flush, so this one comes after it, and must not be flushed
+                // itself.
                 return Round::Again(Obstacle::BornFlushed);
             }
             (Verdict::Publish, Some(draft)) => publish(draft),
@@ -170,7 +174,7 @@ impl<M: Medium> Map<M> {
         Round::Decided { change: change_of(word, action), action, was_hidden }
     }
 
-    /// In tests, an error after the change was made instead of what the index answers.
+    /// In tests, returns an error after the change was made instead of the result of the index.
     #[inline(always)]
     fn injected_failure(&self, done: evermap_pm::Result<Change>) -> evermap_pm::Result<Change> {
         if self.db.file.pool.medium().mutant("ST-1") && done.as_ref().is_ok_and(Change::changed) {
@@ -179,7 +183,8 @@ impl<M: Medium> Map<M> {
         done
     }
 
-    /// Retires what was replaced, counts, and sees to it that the key is looked at when the new record expires.
+    /// Retires the record that was replaced, updates the counts, and makes the key due when the new
+    /// record expires.
     pub(crate) fn account(
         &self,
         key: BytesRef<'_>,
@@ -188,7 +193,7 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
     ) {
         if let Some(expiry) = new.and_then(Draft::expiry) {
-            // Nobody changes it any more, now that it is unlinked, and the guard keeps it.
+            // No thread changes it any more, because it is unlinked, and the guard keeps it.
             let old = old.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok());
             let before = old.and_then(|record| record.expires_at());
             self.expect_instead(key.hash, before, Some(expiry));
@@ -209,14 +214,17 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Retires a record that was unlinked durably, and sees to it that it is not readable any more; returns the bytes that it
-    /// was counted with. `None` if this happened to it before: it was not counted then, and its block is not ours.
+    /// Retires a record that was unlinked durably, and makes it unreadable. Returns the bytes that
+    /// it was counted with, or `None` if it was retired before: then it was not counted, and its
+    /// block must not be freed.
     fn retire(&self, word: u64, guard: &Guard<'_>) -> Option<u64> {
         let Ok(record) = Record::at(self.db.file.pool.medium(), word) else {
-            // Damage: its block may be part of something else by now. Better to lose it than to free that.
+            // Damage: its block may be part of something else by now. It is better to leak it than
+            // to free that.
             return Some(0);
         };
-        // Damage has led the index to it again. Its block is free, or is the next one that some thread writes.
+        // Damage has led the index to it again. Its block is free, or another thread is about to
+        // write it.
         if record.is_unbound() {
             self.met_damage();
             return None;
@@ -231,7 +239,7 @@ impl<M: Medium> Map<M> {
     }
 }
 
-/// What a key is bound to before and after an action.
+/// Returns what a key is bound to before and after an action.
 fn change_of(old: Option<u64>, action: Action) -> Change {
     let new = match action {
         Action::Keep => old,
@@ -241,17 +249,19 @@ fn change_of(old: Option<u64>, action: Action) -> Change {
     Change { old, new }
 }
 
-/// What a mutation has changed, and what failed afterwards, given what the index answers and what was decided.
+/// Returns what a mutation has changed, and the error of what failed afterwards, given the result
+/// of the index and the change that was decided.
 ///
 /// # Errors
-/// What the index answers, if nothing has changed.
+/// The error of the index, if nothing has changed.
 fn settled(
     done: evermap_pm::Result<Change>,
     decided: Option<Change>,
 ) -> evermap_pm::Result<(Change, Option<evermap_pm::Error>)> {
     match (done, decided.filter(Change::changed)) {
         (Ok(change), _) => Ok((change, None)),
-        // It was done, and whoever lacks space would try again: that what could have come after it lacked some is not his concern.
+        // The change was made. The caller would repeat it for lack of space, which only what comes
+        // after it lacked.
         (Err(error), Some(change)) if error.is_no_space() => Ok((change, None)),
         (Err(error), Some(change)) => Ok((change, Some(error))),
         (Err(error), None) => Err(error),

@@ -1,8 +1,8 @@
 //! A walk through all records that holds no guard while it shows them.
 //!
-//! The records of one segment of the index are a *page*. Its keys are copied under one guard, and
-//! so many values beside them as are small together. Values that did not fit are looked up by their
-//! keys when their turn comes. So whoever pauses holds up nothing but his own memory.
+//! The records of one segment of the index are a *page*. Its keys are copied under one guard, with
+//! their values up to a limit. The other values are looked up by their keys when their turn comes.
+//! So a caller that pauses keeps nothing but its own memory from being reused.
 
 use std::ops::Range;
 
@@ -17,10 +17,10 @@ use crate::{Error, Item, Map, Result};
 /// Bytes of keys and values after which further values are copied when their turn comes.
 const AT_ONCE: usize = 256 << 10;
 
-/// Shows all records of a map: see [`Map::for_each`] for what it promises.
+/// Shows all records of a map, with the guarantees of [`Map::for_each`].
 pub(crate) struct Pages<'s, M: Medium> {
     walk: Walk<'s, M>,
-    /// What the index has for the page. Empty between two calls.
+    /// The slot keys and words of the page. Empty between two calls.
     pairs: Vec<(u64, u64)>,
     /// The records of the page. From `at` on they are still to be shown.
     records: Vec<Copied>,
@@ -33,7 +33,7 @@ pub(crate) struct Pages<'s, M: Medium> {
 
 /// A record of a page.
 struct Copied {
-    /// Where its key is in `keys`.
+    /// The range of its key in `keys`.
     key: Range<usize>,
     hash: u64,
     rest: Rest,
@@ -41,13 +41,13 @@ struct Copied {
 
 /// What is known of a record beside its key.
 enum Rest {
-    /// All: its value is at this place in `values`.
+    /// Everything: its value is at this range in `values`.
     Whole { value: Range<usize>, flags: u32, cas: u64, expires_at: u32 },
     /// Nothing, because only its key is asked for.
     KeyOnly,
     /// Nothing yet.
     Later,
-    /// It has gone since its key was copied.
+    /// It was removed since its key was copied.
     Gone,
     /// It cannot be read.
     Unreadable(Box<Error>),
@@ -78,7 +78,7 @@ impl<'s, M: Medium> Pages<'s, M> {
         Pages { keys_only: true, ..Pages::new(store) }
     }
 
-    /// The next record, or what is wrong with it; nothing at the end.
+    /// Returns the next record, or the error of a damaged one; `None` at the end.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Dropped`], once: that is the end.
@@ -96,7 +96,7 @@ impl<'s, M: Medium> Pages<'s, M> {
         }))
     }
 
-    /// Returns the key of the next record, or what is wrong with it; `None` at the end.
+    /// Returns the key of the next record, or the error of a damaged one; `None` at the end.
     ///
     /// # Errors
     /// As for [`next`](Pages::next).
@@ -109,14 +109,15 @@ impl<'s, M: Medium> Pages<'s, M> {
         }))
     }
 
-    /// Returns where the next record is that can be shown. After an error, and after the end, there is none.
+    /// Returns where the next record is that can be shown. After an error, and after the end, there
+    /// is none.
     fn find_next_once(&mut self) -> Result<Option<usize>> {
         let found = self.find_next();
         self.over |= !matches!(found, Ok(Some(_)));
         found
     }
 
-    /// Where the next record is that can be shown.
+    /// Returns where the next record is that can be shown, or `None` at the end.
     fn find_next(&mut self) -> Result<Option<usize>> {
         while !self.over {
             if !self.store().inner.is_open() {
@@ -124,7 +125,7 @@ impl<'s, M: Medium> Pages<'s, M> {
                 return Err(self.store().inner.refusal());
             }
             let Some(record) = self.records.get(self.at) else {
-                if self.turn_over()? {
+                if self.next_page()? {
                     continue;
                 }
                 break;
@@ -145,8 +146,8 @@ impl<'s, M: Medium> Pages<'s, M> {
         self.walk.store
     }
 
-    /// Copies the next page; answers whether there was one.
-    fn turn_over(&mut self) -> Result<bool> {
+    /// Copies the next page. Returns `true` if there was one.
+    fn next_page(&mut self) -> Result<bool> {
         self.records.clear();
         self.keys.clear();
         self.values.clear();
@@ -167,8 +168,8 @@ impl<'s, M: Medium> Pages<'s, M> {
         Ok(true)
     }
 
-    /// Copies the record that `word` names, or its key at least, unless it is dead. `guard` is the one under which the
-    /// word was found.
+    /// Copies the record that `word` names, or at least its key, unless it is dead. `guard` is the
+    /// one under which the word was found.
     fn copy(&mut self, hash: u64, word: u64, guard: &Guard<'_>) {
         let from = self.keys.len();
         let rest = match self.walk.named(hash, word, guard, &mut self.keys) {
@@ -183,7 +184,7 @@ impl<'s, M: Medium> Pages<'s, M> {
         self.records.push(Copied { key: from..self.keys.len(), hash, rest });
     }
 
-    /// Copies values of records that are still to be shown, one at least.
+    /// Copies values of records that are still to be shown, at least one.
     fn copy_values(&mut self) -> Result<()> {
         let store = self.store();
         let guard = store.enter()?;

@@ -20,7 +20,7 @@ use crate::{Error, Item, Map, Result};
 
 /// Keys that are looked up together by `get_many`.
 pub(crate) const BATCH: usize = 32;
-/// Records that a walk fetches ahead.
+/// Records that a walk prefetches ahead.
 pub(crate) const RECORDS_AHEAD: usize = 8;
 
 /// A live record, and when it expires.
@@ -29,8 +29,8 @@ pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
 pub(crate) const MISMATCH: &str = "its checksum does not match";
 
 impl<M: Medium> Map<M> {
-    /// The value of `key`, copied and verified. Expected O(1); takes no lock and stores to no shared memory
-    /// but the guard's own line.
+    /// Returns the value of `key`, copied and verified, or `None` if the key is absent. Expected
+    /// O(1); takes no lock, and stores to no shared memory but the cache line of its guard.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -47,8 +47,8 @@ impl<M: Medium> Map<M> {
         Ok(self.get_into(key, &mut value)?.then_some(value))
     }
 
-    /// Appends the value of `key` to `out`; answers whether it is present. Nothing is appended in case of an
-    /// error.
+    /// Appends the value of `key` to `out`. Returns `true` if the key is present. After an error
+    /// nothing is appended.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -69,7 +69,8 @@ impl<M: Medium> Map<M> {
         Ok(true)
     }
 
-    /// Calls `read` with the whole record of `key`, copied and verified; answers what it answers.
+    /// Calls `read` with the whole record of `key`, copied and verified. Returns what `read`
+    /// returns, or `None` if the key is absent.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -91,7 +92,7 @@ impl<M: Medium> Map<M> {
         Ok(Some(read(item)))
     }
 
-    /// Whether `key` is present. Does not verify the value.
+    /// Returns `true` if `key` is present. Does not verify the value.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -107,12 +108,12 @@ impl<M: Medium> Map<M> {
         Ok(self.find(key, &guard)?.is_some())
     }
 
-    /// Looks up many keys with their cache misses overlapped: faster than one [`get`](Map::get) after the
-    /// other as soon as the store is larger than the cache.
+    /// Looks up many keys with their cache misses overlapped: faster than one [`get`](Map::get)
+    /// after the other as soon as the store is larger than the cache.
     ///
-    /// Calls `each` with the position in `keys` and the record for each key that is present, in order, or
-    /// with the error if a record is damaged. Stops when `each` returns `Break`. A guard is held
-    /// meanwhile, so `each` should be quick.
+    /// Calls `each` with the position in `keys` and the record for each key that is present, in
+    /// order, or with the error if a record is damaged. Stops when `each` returns `Break`. A guard
+    /// is held meanwhile, so `each` should be quick.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -151,8 +152,8 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// [`get_many`](Map::get_many) of [`BATCH`] keys at most, with room for a value. Returns what `each`
-    /// returned last.
+    /// Looks up to [`BATCH`] keys up as [`get_many`](Map::get_many) does, with a buffer for a
+    /// value. Returns what `each` returned last.
     #[inline]
     pub(crate) fn get_batch(
         &self,
@@ -177,7 +178,7 @@ impl<M: Medium> Map<M> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// What was found for `key` as it is shown, with its value copied to `value`.
+    /// Returns the item of a record that was found for `key`, with its value copied to `value`.
     #[inline]
     pub(crate) fn shown<'a>(
         &self,
@@ -191,8 +192,9 @@ impl<M: Medium> Map<M> {
         Ok(Some(record.item(key, value, expires_at)))
     }
 
-    /// Calls `each` with every record, copied and verified, in no particular order, or with the error where a
-    /// record or a part of the index is damaged. Stops when `each` returns `Break`. O(n).
+    /// Calls `each` with every record, copied and verified, in no particular order, or with the
+    /// error if a record or a part of the index is damaged. Stops when `each` returns `Break`.
+    /// O(n).
     ///
     /// A record that is present throughout is shown exactly once; one that comes or goes meanwhile,
     /// at most once. (A key that is removed and put again meanwhile has two records.) Each is
@@ -216,8 +218,8 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`] and [`Error::Dropped`], `each` itself may be the cause; the rest is shown
-    /// to `each`.
+    /// [`Error::Closed`] and [`Error::Dropped`], also if `each` itself is the cause. All other
+    /// errors are passed to `each`.
     pub fn for_each(
         &self,
         mut each: impl FnMut(Result<Item<'_>>) -> ControlFlow<()>,
@@ -231,7 +233,8 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// All keys and values, as [`for_each`](Map::for_each) shows them.
+    /// Returns an iterator over all keys and values, with the guarantees of
+    /// [`for_each`](Map::for_each).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -246,8 +249,8 @@ impl<M: Medium> Map<M> {
         Iter { pages: Pages::new(self) }
     }
 
-    /// Returns an iterator over all keys, in no particular order: as [`iter`](Map::iter), without reading the values. The
-    /// records are not verified, except that each belongs to its key.
+    /// Returns an iterator over all keys, in no particular order: as [`iter`](Map::iter), without
+    /// reading the values. The records are not verified, except that each belongs to its key.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -260,13 +263,14 @@ impl<M: Medium> Map<M> {
         Keys { pages: Pages::of_keys(self) }
     }
 
-    /// Brings a record of the usual length towards the cache.
+    /// Prefetches a record of the usual length.
     #[inline]
     pub(crate) fn prefetch(&self, word: u64) {
         self.db.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, self.inner.size_hint.bytes());
     }
 
-    /// [`find`](Map::find) for a caller that will read the value: its lines come together with those of the key.
+    /// Finds a record as [`find`](Map::find) does, for a caller that will read the value: it is
+    /// prefetched together with the key.
     #[inline]
     pub(crate) fn find_to_read<'g>(
         &'g self,
@@ -279,7 +283,7 @@ impl<M: Medium> Map<M> {
         self.find(key, guard)
     }
 
-    /// The live record of `key`, and when it expires.
+    /// Returns the live record of `key`, and when it expires.
     #[inline]
     pub(crate) fn find<'g>(
         &'g self,
@@ -292,7 +296,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// The live record of `key`, which the index has bound to `word` a moment ago, and when it expires.
+    /// Returns the live record of `key`, which the index bound to `word` a moment ago, and when it
+    /// expires.
     #[inline]
     pub(crate) fn readable<'g>(
         &'g self,
@@ -318,11 +323,13 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// What `key` is bound to now, where it was bound to a record whose control word does not say when it expires.
+    /// Returns what `key` is bound to now, if it was bound to a record whose control word does not
+    /// say when it expires.
     ///
-    /// A tombstone of this opening can have come between the look at the index and the one at the record. It comes after
-    /// the key was bound to something else or unbound, so another look at the index finds that; each time that the
-    /// caller comes back with another record, some other thread has changed the key meanwhile. Everything else is damage.
+    /// A tombstone of this opening can have come between reading the index and reading the record.
+    /// It comes after the key was bound to something else or unbound, so reading the index again
+    /// finds that; each time that the caller comes back with another record, another thread has
+    /// changed the key meanwhile. Everything else is damage.
     #[cold]
     fn bound_since(
         &self,
@@ -332,7 +339,8 @@ impl<M: Medium> Map<M> {
     ) -> Result<Option<u64>> {
         if record.was_unbound_in(self.db.file.pool.generation()) {
             let bound = self.inner.index.get(key, guard)?;
-            // The guard keeps the block from being used again, so the same word means the same record.
+            // The guard keeps the block from being used again, so the same word means the same
+            // record.
             if bound != Some(record.word()) {
                 return Ok(bound);
             }
@@ -346,7 +354,8 @@ impl<M: Medium> Map<M> {
         Error::damaged(key.bytes, word & OFFSET_MASK, what)
     }
 
-    /// Appends the value to `out`, and verifies the copy if reads are to be verified.
+    /// Appends the value to `out`, and verifies the copy if
+    /// [`Options::verify_reads`](crate::Options::verify_reads) is set.
     #[inline]
     pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
@@ -363,11 +372,11 @@ impl<M: Medium> Map<M> {
 /// A walk through the index, one segment at a time.
 pub(crate) struct Walk<'s, M: Medium> {
     pub(crate) store: &'s Map<M>,
-    /// Where to go on: see [`Persistent::scan`](evermap_index::Persistent::scan).
+    /// Where the walk continues: see [`Persistent::scan`](evermap_index::Persistent::scan).
     from: Option<u64>,
     error: Option<Error>,
-    /// CAS ids of records that were shown in place of those that they replaced meanwhile. Most indexes leave a key where
-    /// it is, so hardly any of them is met again.
+    /// CAS ids of records that were shown instead of those that they replaced meanwhile. Most
+    /// indexes leave a key where it is, so few of them are met again.
     shown_early: HashSet<u64>,
 }
 
@@ -376,14 +385,16 @@ impl<'s, M: Medium> Walk<'s, M> {
         Walk { store, from: Some(0), error: None, shown_early: HashSet::new() }
     }
 
-    /// Makes `pairs` the slot keys and words of the next segment; answers the guard that keeps the records, and nothing
-    /// at the end. A segment that cannot be read is empty, and its error is [taken](Walk::take_error) separately.
+    /// Replaces `pairs` by the slot keys and words of the next segment. Returns the guard that
+    /// keeps the records, or `None` at the end. A segment that cannot be read is empty, and its
+    /// error is [taken](Walk::take_error) separately.
     pub(crate) fn next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
         pairs.clear();
         self.append_next(pairs)
     }
 
-    /// The same, behind the pairs that are there.
+    /// Appends the slot keys and words of the next segment to `pairs`, as [`next`](Walk::next)
+    /// does.
     pub(crate) fn append_next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
         let Some(from) = self.from else { return Ok(None) };
         let guard = self.store.enter()?;
@@ -394,13 +405,14 @@ impl<'s, M: Medium> Walk<'s, M> {
         Ok(Some(guard))
     }
 
-    /// What was wrong with the last segment.
+    /// Returns the error of the last segment, if it had one.
     pub(crate) fn take_error(&mut self) -> Result<()> {
         self.error.take().map_or(Ok(()), Err)
     }
 
-    /// The record of a pair that this walk has met, or the one that has replaced it since, and when it expires;
-    /// nothing if that is dead. Appends its key to `keys`. `guard` is the one under which the pair was met.
+    /// Returns the record of a pair that this walk has met, or the one that has replaced it since,
+    /// and when it expires, or `None` if that is dead. Appends its key to `keys`. `guard` is the
+    /// one under which the pair was met.
     pub(crate) fn named(
         &mut self,
         hash: u64,
@@ -410,17 +422,18 @@ impl<'s, M: Medium> Walk<'s, M> {
     ) -> Result<Option<LiveRecord<'s, M>>> {
         let (store, from) = (self.store, keys.len());
         let record = Record::at(store.db.file.pool.medium(), word)
-            // Of a pair whose record is unreadable nobody knows the key.
+            // The key of an unreadable record is unknown.
             .map_err(|what| store.damaged_at(BytesRef { bytes: &[], hash }, word, what))?;
         record.append_key(keys)?;
         let key = store.key(&keys[from..])?;
         if key.hash != hash {
             store.met_damage();
-            return Err(record.damaged("it is not where its key belongs"));
+            return Err(record.damaged("it is stored under the hash of another key"));
         }
         let Some((record, expires_at)) = store.readable(key, word, guard)? else { return Ok(None) };
         if record.word() != word {
-            // The key can come again: it was removed and then bound in a part of the index that is still ahead.
+            // The key can be met again: it was removed and then bound in a part of the index that
+            // is still ahead.
             self.shown_early.insert(record.cas());
         } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.cas()) {
             return Ok(None);
@@ -429,10 +442,10 @@ impl<'s, M: Medium> Walk<'s, M> {
     }
 }
 
-/// All keys and values of a store: see [`Map::iter`].
+/// An iterator over all keys and values of a map: see [`Map::iter`].
 ///
-/// It holds nothing in the store between two calls, so it may be kept for as long as one likes: it
-/// keeps no memory from being used again, and [`close`](Evermap::close) does not wait for it.
+/// It holds nothing in the store between two calls, so it may be kept for any time: it keeps no
+/// memory from being reused, and [`close`](crate::Evermap::close) does not wait for it.
 pub struct Iter<'s, M: Medium = Mapped> {
     pages: Pages<'s, M>,
 }
@@ -440,8 +453,9 @@ pub struct Iter<'s, M: Medium = Mapped> {
 impl<M: Medium> Iterator for Iter<'_, M> {
     type Item = Result<(Vec<u8>, Vec<u8>)>;
 
-    /// Of a damaged record, or a damaged part of the index, the error; and then what comes next. Of
-    /// a store that was closed, or a map that was dropped, the error once; and then nothing more.
+    /// Returns the error of a damaged record, or of a damaged part of the index, and goes on with
+    /// what comes next. If the store was closed, or the map was dropped, returns that error once
+    /// and then ends.
     fn next(&mut self) -> Option<Self::Item> {
         match self.pages.next() {
             Ok(Some(shown)) => Some(shown.map(|item| (item.key.to_vec(), item.value.to_vec()))),
@@ -462,7 +476,8 @@ impl<'s, M: Medium> IntoIterator for &'s Map<M> {
     }
 }
 
-/// All keys of a map: see [`Map::keys`]. It holds nothing in the store between two calls, as [`Iter`].
+/// An iterator over all keys of a map: see [`Map::keys`]. It holds nothing in the store between two
+/// calls.
 pub struct Keys<'s, M: Medium = Mapped> {
     pages: Pages<'s, M>,
 }
@@ -470,8 +485,9 @@ pub struct Keys<'s, M: Medium = Mapped> {
 impl<M: Medium> Iterator for Keys<'_, M> {
     type Item = Result<Vec<u8>>;
 
-    /// Returns the error of a damaged record, or of a damaged part of the index, and goes on with what comes next. If the
-    /// store was closed, or the map was dropped, returns that error once and then ends.
+    /// Returns the error of a damaged record, or of a damaged part of the index, and goes on with
+    /// what comes next. If the store was closed, or the map was dropped, returns that error once
+    /// and then ends.
     fn next(&mut self) -> Option<Self::Item> {
         match self.pages.next_key() {
             Ok(Some(shown)) => Some(shown.map(<[u8]>::to_vec)),

@@ -1,4 +1,5 @@
-//! What a thread cannot do while it holds something of the store itself: it would wait for itself.
+//! Refusing what a thread cannot do while it holds something of the store itself, because it would
+//! wait for itself.
 //!
 //! A thread can hold two things while code of the caller runs:
 //!
@@ -9,15 +10,17 @@
 //! * the record that a closure of [`modify`](Map::modify) was shown. It is not locked, but
 //!   `modify` begins again if it was changed meanwhile.
 //!
-//! No code of the caller ever runs under a lock. So this is all that there is to refuse:
+//! No code of the caller ever runs under a lock. So this is everything that must be refused:
 //!
-//! | operation | under a guard | in a closure of `modify` |
-//! |---|---|---|
-//! | `close`, `check`, `recover`, `reclaim_dropped`, `purge`, `purge_if_due` | waits for guards, or for others who do: refused | refused, for there is a guard |
-//! | `compact` | could free nothing that it moves: refused | refused, for there is a guard |
-//! | changes of the key that is being modified, alone or in a batch | done | would never end: refused |
-//! | changes of any key, where too much memory [waits](evermap_pm::Domain::is_backed_up) for the guard | refused | refused |
-//! | everything else, `drop_map`, `flush_all` and scans included | done | done |
+//! * Under a guard, and so also in a closure of `modify`: `close`, `check`, `recover`,
+//!   `reclaim_dropped`, `purge` and `purge_if_due`, which wait for guards or for a thread that does;
+//!   and `compact`, which could reclaim nothing that it moves.
+//! * In a closure of `modify`: changes of the key that is being modified, alone or in a batch, which
+//!   would make it repeat without end.
+//! * Under a guard for which too much memory [waits](evermap_pm::Domain::is_backed_up): changes of
+//!   any key.
+//!
+//! Everything else is done, `drop_map`, `flush_all` and scans included.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -28,11 +31,11 @@ use evermap_pm::Medium;
 
 use crate::{Error, Evermap, Map, Result};
 
-/// How long a mutation waits for guards of other threads where too much memory waits for them.
+/// How long a mutation waits for guards of other threads if too much memory waits for them.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// How many closures of `modify` are running in this thread.
+    /// The number of closures of `modify` that are running in this thread.
     static EDITS: Cell<usize> = const { Cell::new(0) };
     /// The map and the hash of the key of each.
     static EDITED: RefCell<Vec<(usize, u64)>> = const { RefCell::new(Vec::new()) };
@@ -44,7 +47,7 @@ pub(crate) struct Edit(());
 impl Drop for Edit {
     fn drop(&mut self) {
         EDITS.set(EDITS.get() - 1);
-        // Where the thread is ending, the list is gone already, and nobody asks it.
+        // If the thread is ending, the list does not exist any more, and is not needed.
         let _ = EDITED.try_with(|edited| edited.borrow_mut().pop());
     }
 }
@@ -58,7 +61,7 @@ impl<M: Medium> Evermap<M> {
         }
     }
 
-    /// Gives guards some time to end where more memory waits for them than may.
+    /// Waits for a while for guards to end if more memory waits for them than is allowed.
     #[inline]
     pub(crate) fn ensure_not_backed_up(&self) -> Result<()> {
         if self.file.pool.epoch().is_backed_up() { self.wait_for_readers() } else { Ok(()) }
@@ -66,14 +69,15 @@ impl<M: Medium> Evermap<M> {
 
     #[cold]
     fn wait_for_readers(&self) -> Result<()> {
-        // In a forked child, guards of threads that do not exist there would never end.
+        // In a forked child, guards of threads that do not exist there never end.
         self.file.pool.region().ensure_writable()?;
         self.file.pool.epoch().relieve(PATIENCE).map_err(Error::held_up)
     }
 }
 
 impl<M: Medium> Map<M> {
-    /// Begins to show the record of `key` to a closure that decides what becomes of it.
+    /// Notes that a closure is about to decide about the record of `key`, until the returned value
+    /// is dropped.
     pub(crate) fn begin_edit(&self, key: BytesRef<'_>) -> Edit {
         let edit = (self.identity(), key.hash);
         let _ = EDITED.try_with(|edited| edited.borrow_mut().push(edit));
@@ -91,7 +95,7 @@ impl<M: Medium> Map<M> {
         Ok(key)
     }
 
-    /// Refuses to change a key whose record a closure of this thread is looking at.
+    /// Refuses to change a key whose record a closure of this thread is deciding about.
     #[inline]
     pub(crate) fn ensure_not_edited(&self, key: BytesRef<'_>) -> Result<()> {
         if EDITS.get() == 0 { Ok(()) } else { self.ensure_other_key(key) }
@@ -106,7 +110,7 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Tells this map from all others that are open.
+    /// Returns a number that no other open map has.
     fn identity(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }

@@ -19,10 +19,10 @@ use crate::{Error, Item, Map, Result};
 /// Bytes of values after which an iterator copies no more of them ahead.
 const AHEAD_BYTES: usize = 64 << 10;
 
-/// The keys from one bound to another: what a scan shows.
+/// A range of keys, for scans.
 ///
-/// Made from any range of byte strings, or from a prefix. Keys are ordered byte by byte, a key before all longer keys
-/// that begin with it. A range that ends before it begins has no keys.
+/// It is made from any range of byte strings, or from a prefix. Keys are ordered byte by byte, a
+/// key before all longer keys that begin with it. A range that ends before it begins has no keys.
 ///
 /// ```
 /// use evermap::KeyRange;
@@ -38,19 +38,19 @@ pub struct KeyRange {
 }
 
 impl KeyRange {
-    /// The keys between two bounds.
+    /// Returns the range of the keys between two bounds.
     pub fn new<K: AsRef<[u8]>>(lower: Bound<K>, upper: Bound<K>) -> Self {
         let owned = |bound: Bound<K>| bound.map(|key| key.as_ref().to_vec());
         KeyRange { lower: owned(lower), upper: owned(upper) }
     }
 
-    /// The keys that begin with `prefix`, which may itself be one of them.
+    /// Returns the range of the keys that begin with `prefix`, including `prefix` itself.
     pub fn prefix(prefix: impl AsRef<[u8]>) -> Self {
         let prefix = prefix.as_ref();
         KeyRange { lower: Bound::Included(prefix.to_vec()), upper: prefix_end(prefix) }
     }
 
-    /// Whether `key` is among them.
+    /// Returns `true` if `key` is in the range.
     pub fn contains(&self, key: &[u8]) -> bool {
         RangeBounds::contains(self, key)
     }
@@ -92,15 +92,18 @@ from_ranges!(
 );
 
 impl<M: Medium> Map<M> {
-    /// The records whose keys are in `range`, in ascending order. Needs [`Options::ordered`](crate::Options::ordered).
+    /// Returns the records whose keys are in `range`, in ascending order. Needs
+    /// [`Options::ordered`](crate::Options::ordered).
     ///
-    /// Sees every change that was acknowledged before this call. A key that is present throughout is shown exactly
-    /// once, one that comes or goes meanwhile at most once; each pair was stored at some moment during the scan. Not a
-    /// snapshot: pairs are of different moments. Writers go on meanwhile, and nothing is locked.
+    /// Sees every change that was acknowledged before this call. A key that is present throughout
+    /// is shown exactly once, one that is inserted or removed meanwhile at most once; each pair was
+    /// stored at some moment during the scan. Not a snapshot: pairs are of different moments.
+    /// Writers go on meanwhile, and nothing is locked.
     ///
-    /// The first call after opening may wait until the ordered index is [built](Map::build_ordered), and each until
-    /// the ordered index has been told of changes that were acknowledged just before. O(log n), and then O(1) a pair
-    /// at the price of a lookup whose cache misses overlap.
+    /// The first call after opening may wait until the ordered index is
+    /// [built](Map::build_ordered), and each until the ordered index has changes that were
+    /// acknowledged just before. O(log n), and then O(1) for a pair, the cost of a lookup whose
+    /// cache misses overlap.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -108,7 +111,8 @@ impl<M: Medium> Map<M> {
     /// for name in ["cow", "ant", "dog", "bee"] {
     ///     map.put(name.as_bytes(), b"")?;
     /// }
-    /// let keys = map.scan("b".."d")?.map(|pair| Ok(pair?.0)).collect::<evermap::Result<Vec<_>>>()?;
+    /// let keys = map.scan("b".."d")?.map(|pair| Ok(pair?.0));
+    /// let keys = keys.collect::<evermap::Result<Vec<_>>>()?;
     /// assert_eq!(keys, [b"bee", b"cow"]);
     /// let last = map.scan(..)?.reverse().next().unwrap()?;
     /// assert_eq!(last.0, b"dog");
@@ -116,13 +120,15 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotOrdered`](crate::Error::NotOrdered), [`Error::OrderedFailed`](crate::Error::OrderedFailed),
-    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with `Forked` or `Poisoned`.
+    /// [`Error::NotOrdered`](crate::Error::NotOrdered),
+    /// [`Error::OrderedFailed`](crate::Error::OrderedFailed),
+    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with
+    /// `Forked` or `Poisoned`.
     pub fn scan(&self, range: impl Into<KeyRange>) -> Result<Scan<'_, M>> {
         Ok(Scan::new(self, self.tree(false)?, range.into()))
     }
 
-    /// The records whose keys begin with `prefix`: as [`scan`](Map::scan).
+    /// Returns the records whose keys begin with `prefix`, as [`scan`](Map::scan) does.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -140,8 +146,8 @@ impl<M: Medium> Map<M> {
         self.scan(KeyRange::prefix(prefix))
     }
 
-    /// [`scan`](Map::scan) without waiting for changes that were acknowledged just before: some thousand keys that
-    /// came last may be missing.
+    /// Scans as [`scan`](Map::scan) does, without waiting for changes that were acknowledged just
+    /// before: some thousands of the most recent keys may be missing.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -158,12 +164,13 @@ impl<M: Medium> Map<M> {
     }
 }
 
-/// Shows records in the order of their keys: see [`Map::scan`].
+/// Records in the order of their keys: see [`Map::scan`].
 ///
-/// As an iterator it answers copies of keys and values, or the error where a record is damaged;
-/// [`visit`](Scan::visit) shows whole records and copies less. It holds nothing in the store between two calls, so it
-/// may be kept for as long as one likes, and [`rest`](Scan::rest) even longer.
-#[must_use = "a scan shows nothing unless it is asked to"]
+/// As an iterator it returns copies of keys and values, or the error of a damaged record;
+/// [`visit`](Scan::visit) shows whole records and copies less. It holds nothing in the store
+/// between two calls, so it may be kept for any time, and [`rest`](Scan::rest) even longer than the
+/// store is open.
+#[must_use = "a scan is lazy, and shows nothing unless it is iterated over"]
 pub struct Scan<'s, M: Medium = Mapped> {
     store: &'s Map<M>,
     tree: &'s BPlus,
@@ -171,14 +178,14 @@ pub struct Scan<'s, M: Medium = Mapped> {
     direction: Direction,
     /// The end of the range at which the scan ends.
     until: Bound<Vec<u8>>,
-    /// Most pairs that are still to be shown, those in `items` not counted.
+    /// The maximum number of pairs that are still to be shown, those in `items` not counted.
     limit: u64,
     /// Keys from the tree; from `at` on they are still to be looked up.
     keys: Run,
     at: usize,
-    /// What the iterator has looked up ahead.
+    /// Records that the iterator has looked up ahead.
     items: VecDeque<(Vec<u8>, Result<Vec<u8>>)>,
-    /// Why it ends when these are shown.
+    /// The error that ends it when these are shown.
     failed: Option<Error>,
     /// Whether it has said so: then the iterator has ended.
     over: bool,
@@ -211,7 +218,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         }
     }
 
-    /// The same in the other direction. Of a scan that has begun, what it has not shown yet.
+    /// Reverses the direction. A scan that has begun shows what it has not shown yet.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -233,7 +240,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         self
     }
 
-    /// Shows at most so many records more.
+    /// Limits the number of records that are still to be shown.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -252,7 +259,8 @@ impl<'s, M: Medium> Scan<'s, M> {
         self
     }
 
-    /// The keys that it has not shown yet, its limit aside: to go on from there later, even in another process.
+    /// Returns the range of the keys that were not shown yet, regardless of the limit, from which a
+    /// later scan can go on, even in another process.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -280,8 +288,8 @@ impl<'s, M: Medium> Scan<'s, M> {
         }
     }
 
-    /// Calls `each` with the records in order, copied and verified, or with the error where one is
-    /// damaged, until it returns `Break`. Going on later goes on behind the record that was shown
+    /// Calls `each` with the records in order, copied and verified, or with the error if one is
+    /// damaged, until it returns `Break`. A later call goes on behind the record that was shown
     /// last. A guard is held meanwhile, for 32 records at a time, so `each` should be quick; it may
     /// use the store, but not wait for guards.
     ///
@@ -300,8 +308,8 @@ impl<'s, M: Medium> Scan<'s, M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with `Forked` or `Poisoned`. What is
-    /// damaged is reported to `each`.
+    /// [`Error::Closed`](crate::Error::Closed), and [`Error::Storage`](crate::Error::Storage) with
+    /// `Forked` or `Poisoned`. What is damaged is reported to `each`.
     pub fn visit(
         &mut self,
         mut each: impl FnMut(Result<Item<'_>>) -> ControlFlow<()>,
@@ -320,14 +328,15 @@ impl<'s, M: Medium> Scan<'s, M> {
         Ok(())
     }
 
-    /// Forgets what was fetched ahead, and goes on in this direction with what was not shown.
+    /// Drops what was fetched ahead, and goes on in this direction with what was not shown.
     fn begin_again(&mut self, direction: Direction) {
         let (limit, over) = (self.limit.saturating_add(self.items.len() as u64), self.over);
         *self = Self::towards(direction, self.store, self.tree, self.rest());
         (self.limit, self.over) = (limit, over);
     }
 
-    /// Gets keys from the tree unless there are some; answers whether there are any to be shown.
+    /// Fetches keys from the tree if there are none left. Returns `true` if there are any to be
+    /// shown.
     fn fetch_keys(&mut self) -> Result<bool> {
         if self.limit == 0 {
             return Ok(false);
@@ -367,7 +376,8 @@ impl<'s, M: Medium> Scan<'s, M> {
             if shown < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         let looked_up = match self.store.get_batch(refs, value, &guard, &mut show) {
-            // A part of the hash index cannot be read. It is told of with each key that leads there, and only with those.
+            // A part of the hash index cannot be read. It is reported for each key that leads
+            // there, and only for those.
             Err(error) if error.is_damaged() => self.look_up_singly(refs, value, &guard, &mut show),
             looked_up => looked_up,
         };
@@ -402,7 +412,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Copies some records ahead for the iterator; answers whether there may be any.
+    /// Copies some records ahead for the iterator. Returns `true` if there may be any.
     fn copy_ahead(&mut self) -> Result<bool> {
         if !self.fetch_keys()? {
             return Ok(false);
@@ -423,8 +433,8 @@ impl<'s, M: Medium> Scan<'s, M> {
 impl<M: Medium> Iterator for Scan<'_, M> {
     type Item = Result<(Vec<u8>, Vec<u8>)>;
 
-    /// Of a damaged record, the error; and then the next. Any other error once, of a store that was
-    /// closed for instance; and then nothing more.
+    /// Returns the error of a damaged record, and goes on with the next. Returns any other error
+    /// once, for example if the store was closed, and then ends.
     fn next(&mut self) -> Option<Self::Item> {
         while !self.over {
             if !self.store.inner.is_open() {

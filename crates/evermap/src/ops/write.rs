@@ -25,8 +25,8 @@ impl<M: Medium> Map<M> {
         self.put_with(key, value, Meta::default()).map(drop)
     }
 
-    /// Binds `key` to `value` with flags and expiry, whether or not it is present. Returns the CAS id of the new
-    /// record. Expected O(1).
+    /// Binds `key` to `value` with flags and expiry, whether or not it is present. Returns the CAS
+    /// id of the new record. Expected O(1).
     ///
     /// ```
     /// use evermap::Meta;
@@ -43,7 +43,8 @@ impl<M: Medium> Map<M> {
         Ok(outcome.cas().expect("something was stored"))
     }
 
-    /// Binds `key` to `value`, and returns the value that it had before, or `None` if it was absent. Expected O(1).
+    /// Binds `key` to `value`, and returns the value that it had before, or `None` if it was
+    /// absent. Expected O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -53,8 +54,9 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Map`]. If the old value is damaged, this returns [`Error::Damaged`](crate::Error::Damaged), and the key is
-    /// bound to the new value nevertheless.
+    /// See [`Map`]. If the old value is damaged, this returns
+    /// [`Error::Damaged`](crate::Error::Damaged), and the key is bound to the new value
+    /// nevertheless.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
         self.insert_with(key, value, Meta::default())
     }
@@ -70,8 +72,8 @@ impl<M: Medium> Map<M> {
         Ok(old.of(stored))
     }
 
-    /// Binds `key` to `value` if it is absent. Returns [`Outcome::Inserted`], or [`Outcome::Kept`] with the CAS id of
-    /// the record that is there. Expected O(1).
+    /// Binds `key` to `value` if it is absent. Returns [`Outcome::Inserted`], or [`Outcome::Kept`]
+    /// with the CAS id of the record that is there. Expected O(1).
     ///
     /// ```
     /// use evermap::Outcome;
@@ -114,7 +116,8 @@ impl<M: Medium> Map<M> {
         Ok(old.of(stored).unwrap_or_else(|| value.to_vec()))
     }
 
-    /// Binds `key` to `value` if it is present. Returns [`Outcome::Updated`] or [`Outcome::Absent`]. Expected O(1).
+    /// Binds `key` to `value` if it is present. Returns [`Outcome::Updated`] or
+    /// [`Outcome::Absent`]. Expected O(1).
     ///
     /// ```
     /// use evermap::Outcome;
@@ -139,8 +142,8 @@ impl<M: Medium> Map<M> {
         self.store(key, value, meta, MutateMode::ExistingOnly, None, |cas| cas.is_some())
     }
 
-    /// Binds `key` to `value` if its record has this CAS id. Returns [`Outcome::Updated`], [`Outcome::Kept`] with the
-    /// CAS id that is there, or [`Outcome::Absent`]. Expected O(1).
+    /// Binds `key` to `value` if its record has this CAS id. Returns [`Outcome::Updated`],
+    /// [`Outcome::Kept`] with the CAS id that is there, or [`Outcome::Absent`]. Expected O(1).
     ///
     /// ```
     /// use evermap::Meta;
@@ -171,7 +174,8 @@ impl<M: Medium> Map<M> {
         self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| found == Some(cas))
     }
 
-    /// Stores a record if `allowed`, given the CAS id of the live one. Copies the value of the live one to `old`.
+    /// Stores a record if `allowed`, given the CAS id of the live one. Copies the value of the live
+    /// one to `old`.
     fn store(
         &self,
         key: &[u8],
@@ -222,8 +226,9 @@ impl<M: Medium> Map<M> {
         })
     }
 
-    /// Copies the value of a record that was live when its key was locked. The caller has held a guard since before, so
-    /// that the record is still in its place even if it was replaced or removed.
+    /// Copies the value of a record that was live when its key was locked. The caller has held a
+    /// guard since before, so that the record is still in its place even if it was replaced or
+    /// removed.
     fn copy_old(&self, key: BytesRef<'_>, word: u64, old: &mut OldValue) -> Result<()> {
         let record = Record::at(self.db.file.pool.medium(), word)
             .map_err(|what| self.damaged_at(key, word, what))?;
@@ -259,16 +264,16 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// See [`Map`]. If the value is damaged, this returns [`Error::Damaged`](crate::Error::Damaged), and the key is
-    /// removed nevertheless.
+    /// See [`Map`]. If the value is damaged, this returns
+    /// [`Error::Damaged`](crate::Error::Damaged), and the key is removed nevertheless.
     pub fn take(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let (key, mut old) = (self.begin_change(key)?, OldValue::default());
         let outcome = self.unbind(key, Some(&mut old), |_| true)?;
         Ok((outcome == Outcome::Removed).then_some(old.0))
     }
 
-    /// Removes `key` if its record has this CAS id. Returns [`Outcome::Removed`], [`Outcome::Kept`] with the CAS id
-    /// that is there, or [`Outcome::Absent`]. Expected O(1).
+    /// Removes `key` if its record has this CAS id. Returns [`Outcome::Removed`], [`Outcome::Kept`]
+    /// with the CAS id that is there, or [`Outcome::Absent`]. Expected O(1).
     ///
     /// ```
     /// use evermap::{Meta, Outcome};
@@ -317,8 +322,8 @@ impl<M: Medium> Map<M> {
         Ok(outcome)
     }
 
-    /// Changes when `key` expires (seconds since 1970; `None`: never), and nothing else. Returns `true` if it is
-    /// present. The CAS id stays. Expected O(1).
+    /// Changes when `key` expires (seconds since 1970; `None`: never), and nothing else. Returns
+    /// `true` if it is present. The CAS id stays. Expected O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -336,8 +341,8 @@ impl<M: Medium> Map<M> {
         Ok(self.touch_under(key, expires_at, &guard)?.is_some())
     }
 
-    /// Changes when `key` expires, as [`touch`](Map::touch) does, and calls `read` with its record. Returns what `read`
-    /// returns, or `None` if the key is absent.
+    /// Changes when `key` expires, as [`touch`](Map::touch) does, and calls `read` with its record.
+    /// Returns what `read` returns, or `None` if the key is absent.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -388,14 +393,16 @@ impl<M: Medium> Map<M> {
         Ok(word.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok()))
     }
 
-    /// Changes `key` by an atomic read-modify-write: calls `edit` with the current record and does what it decides.
-    /// Returns the CAS id of the record that the key has then, or `None` if it is absent.
+    /// Changes `key` by an atomic read-modify-write: calls `edit` with the current record and does
+    /// what it decides. Returns the CAS id of the record that the key has then, or `None` if it is
+    /// absent.
     ///
-    /// `edit` runs without any lock, and again with the newer record if another thread was faster, so it should be
-    /// short and have no effects of its own. Expected O(1) while threads do not compete for the key; some thread always
-    /// succeeds.
+    /// `edit` runs without any lock, and again with the newer record if another thread was faster,
+    /// so it should be short and have no effects of its own. Expected O(1) while threads do not
+    /// compete for the key; some thread always succeeds.
     ///
-    /// `edit` may use the store, but not change the same key, and not call what waits for guards: it runs under one.
+    /// `edit` may use the store, but not change the same key, and not call what waits for guards:
+    /// it runs under one.
     ///
     /// ```
     /// use evermap::Edit;
@@ -425,8 +432,8 @@ impl<M: Medium> Map<M> {
         Ok(outcome.cas())
     }
 
-    /// Changes `key` as [`modify`](Map::modify) does, and returns the value that it had before, or `None` if it was
-    /// absent.
+    /// Changes `key` as [`modify`](Map::modify) does, and returns the value that it had before, or
+    /// `None` if it was absent.
     ///
     /// ```
     /// use evermap::Edit;
@@ -473,8 +480,8 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         edit: &mut impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Option<Outcome>> {
-        // The guard keeps the record that was seen from being reused, so that its word means the same record as long as
-        // it is compared.
+        // The guard keeps the record that was seen from being reused, so that its word means the
+        // same record as long as it is compared.
         let guard = self.enter_writing()?;
         let mut value = Vec::new();
         let seen = match self.find(key, &guard)? {
@@ -516,9 +523,9 @@ impl<M: Medium> Map<M> {
         }))
     }
 
-    /// Makes everything absent that was stored so far: immediately, or at the first operation at or after `at` (seconds
-    /// since 1970). A later call replaces one that is pending. Survives a crash like any other mutation. O(1); the
-    /// space is reclaimed in the background.
+    /// Makes everything absent that was stored so far: immediately, or at the first operation at or
+    /// after `at` (seconds since 1970). A later call replaces one that is pending. Survives a crash
+    /// like any other mutation. O(1); the space is reclaimed in the background.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();

@@ -1,12 +1,14 @@
 //! Building the tree from the hash index, while everything else goes on.
 //!
-//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Otherwise threads walk over the hash
-//!    index and [read the keys](super::bulk_read). Meanwhile notices are kept.
+//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Otherwise
+//!    threads walk over the hash index and [read the keys](super::bulk_read). Meanwhile notices are
+//!    kept.
 //! 2. The keys are sorted and become the tree, which others see from now on.
 //! 3. The kept notices are worked on like any others.
 //!
-//! A walk shows every key that is bound throughout. A key that comes or goes meanwhile leaves a notice, and is looked
-//! up in step 3. Where so many came that they were dropped, the whole tree is compared with the whole hash index.
+//! A walk shows every key that is bound throughout. A key that comes or goes meanwhile leaves a
+//! notice, and is looked up in step 3. If there were so many that they were dropped, the whole tree
+//! is compared with the whole hash index.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -21,17 +23,18 @@ use super::{NoticeShard, Ordered, OrderedState, TOGETHER};
 use crate::ops::read::Walk;
 use crate::{Error, Map, Result};
 
-/// Threads to build with unless somebody says otherwise: half of the cores, for others have to do there too.
+/// Returns the default number of threads to build with: half of the cores, because other threads
+/// need some too.
 pub(crate) fn default_threads() -> usize {
     cores().div_ceil(2)
 }
 
-/// Cores of this machine that we may use.
+/// Returns the number of cores that this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Ends the waiting of others, whatever becomes of the building.
+/// Ends the waiting of other threads, however the building ends.
 struct Building<'o> {
     ordered: &'o Ordered,
     end: Option<OrderedState>,
@@ -45,17 +48,19 @@ impl Drop for Building<'_> {
 }
 
 impl<M: Medium> Map<M> {
-    /// Whether the ordered index is asked for and nobody has begun to build it.
+    /// Returns `true` if the ordered index is wanted and no thread has begun to build it.
     pub(crate) fn wants_ordered_built(&self) -> bool {
         self.inner.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
     }
 
-    /// Builds the [ordered index](crate::Options::ordered) with so many threads, the calling one among them, unless
-    /// that is done; waits where others are at it. Other operations may go on meanwhile.
+    /// Builds the [ordered index](crate::Options::ordered) with this number of threads, including
+    /// the calling one, unless it is built; waits if another thread is building it. Other
+    /// operations may go on meanwhile.
     ///
-    /// O(n log n); some hundred nanoseconds a key and thread. It needs about 70 bytes of ordinary memory for each key
-    /// of 16 bytes while it builds, and leaves a tree of about 40. [`Evermap`](crate::Evermap) calls it in the
-    /// background as soon as it is opened; for a bare `Store`, the first scan does if nobody else has.
+    /// O(n log n); some hundred nanoseconds a key and thread. It needs about 70 bytes of ordinary
+    /// memory for each key of 16 bytes while it builds, and leaves a tree of about 40.
+    /// [`Evermap`](crate::Evermap) calls it in the background as soon as it is opened; for a bare
+    /// `Store`, the first scan does if nobody else has.
     ///
     /// ```
     /// # use evermap::{Evermap, Options};
@@ -64,13 +69,13 @@ impl<M: Medium> Map<M> {
     /// # Evermap::open(&path, Options::new())?.put(b"key", b"value")?;
     /// let map = Evermap::open(&path, Options::new().ordered(true))?.default_map();
     /// map.build_ordered(2)?;
-    /// assert_eq!(map.summary().ordered.unwrap().keys, 1);
+    /// assert_eq!(map.stat().ordered.unwrap().keys, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Storage`] with `Forked` or
-    /// `Poisoned`.
+    /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Storage`]
+    /// with `Forked` or `Poisoned`.
     pub fn build_ordered(&self, threads: usize) -> Result<()> {
         let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
         self.db.file.pool.region().ensure_writable()?;
@@ -92,7 +97,7 @@ impl<M: Medium> Map<M> {
         let built = self.build(ordered, threads);
         building.end = Some(match &built {
             Ok(()) => OrderedState::Ready(began.elapsed()),
-            // Nobody will go on with it, but nobody will ask either.
+            // No thread goes on with it, but none needs it either.
             Err(Error::Closed) => OrderedState::Pending,
             Err(error) => OrderedState::Failed(error.to_string()),
         });
@@ -113,15 +118,15 @@ impl<M: Medium> Map<M> {
             None => self.tree_of_index(ordered, threads.max(1))?,
         };
         self.publish_tree(ordered, tree)?;
-        // Whoever checks the file must not see it go, and whoever sweeps may be waiting for a reader of this thread: then
-        // the next stop frees it.
+        // Not while another thread checks the file, and without waiting for one that sweeps, which
+        // may be waiting for a reader of this thread: then the next stop frees it.
         if let Some(_sweeping) = self.db.file.maintenance.try_sweeping() {
             self.forget_saved();
         }
         Ok(())
     }
 
-    /// Lets others see a tree of the keys that were read, and brings it up to date.
+    /// Publishes a tree of the keys that were read, and brings it up to date.
     fn publish_tree(&self, ordered: &Ordered, tree: BPlus) -> Result<()> {
         let tree = ordered.tree.get_or_init(|| tree);
         let guard = self.enter()?;
@@ -136,8 +141,8 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// Shows `differs` each key that only the hash index has, and each that only the tree has, and says whether it is
-    /// the tree.
+    /// Shows `differs` each key that only the hash index has, and each that only the tree has, and
+    /// says whether it is the tree.
     fn compare(
         &self,
         ordered: &Ordered,
@@ -175,7 +180,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// What is wrong with the ordered index, if it is ready. While nobody changes the store.
+    /// Reports what is wrong with the ordered index, if it is ready. No other thread may change the
+    /// store meanwhile.
     pub(crate) fn check_ordered(&self, problem: &mut dyn FnMut(String)) -> Result<()> {
         let Some(ordered) = self.inner.ordered.as_ref().filter(|ordered| ordered.is_ready()) else {
             return Ok(());

@@ -1,8 +1,9 @@
-//! Reading the keys of all records through the hash index, which knows them in no order, and making a tree of them.
+//! Reading the keys of all records through the hash index, which knows them in no order, and making
+//! a tree of them.
 //!
-//! Threads take some segments each at a time and read their records in about the order in which these lie in the file. The
-//! first records are a sample of all, since a hash index has scattered them: by these, keys are dealt out to parts of the
-//! tree as they are read.
+//! Threads take some segments each at a time and read their records in about the order in which
+//! these lie in the file. The first records are a sample of all, since a hash index has scattered
+//! them: by these, keys are dealt out to parts of the tree as they are read.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,9 +21,11 @@ use crate::ops::read::Walk;
 use crate::record::Record;
 use crate::{Error, Map, Result};
 
-/// Pairs, about, whose records one thread reads under one guard: the more, the nearer to each other they lie in the file.
+/// Pairs, about, whose records one thread reads under one guard: the more, the nearer to each other
+/// they lie in the file.
 const READ_TOGETHER: usize = if cfg!(test) { 1 << 11 } else { 1 << 19 };
-/// Pairs of the sample: more than parts are judged by. Tests have few of either, so that few keys are many groups.
+/// Pairs of the sample: more than parts are judged by. Tests have few of either, so that few keys
+/// are many groups.
 const SAMPLE: usize = if cfg!(test) { JUDGED } else { 1 << 16 };
 /// Stretches of the file by which they are put in order.
 const PLACES: usize = 1 << 12;
@@ -37,7 +40,7 @@ const JUDGED: usize = 1 << 10;
 #[derive(Default)]
 struct Group {
     found: Vec<(u64, u64)>,
-    /// The same in about the order of their records: enough for neighbours to share pages.
+    /// The pairs in about the order of their records: enough for neighbours to share pages.
     placed: Vec<(u64, u64)>,
 }
 
@@ -66,7 +69,7 @@ impl Group {
 }
 
 impl<M: Medium> Map<M> {
-    /// A tree of the keys of all records, read and built by so many threads.
+    /// Returns a tree of the keys of all records, read and built by this number of threads.
     pub(super) fn tree_of_index(&self, ordered: &Ordered, threads: usize) -> Result<BPlus> {
         let walk = Mutex::new(Walk::new(self));
         let mut sample = Run::new();
@@ -84,7 +87,7 @@ impl<M: Medium> Map<M> {
         Ok(BPlus::load_dealt(Config::default(), &division, hands, threads)?)
     }
 
-    /// Reads the keys of the first segments; answers about how many records there are.
+    /// Reads the keys of the first segments. Returns an estimate of the number of records.
     fn read_sample(
         &self,
         ordered: &Ordered,
@@ -101,7 +104,8 @@ impl<M: Medium> Map<M> {
         Ok(self.judge_number(&group.placed))
     }
 
-    /// About how many records there are, where these are the first: too many where others use the file too.
+    /// About how many records there are, where these are the first: too many where others use the
+    /// file too.
     fn judge_number(&self, pairs: &[(u64, u64)]) -> usize {
         if pairs.len() < SAMPLE {
             return pairs.len();
@@ -152,7 +156,8 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// Makes `group` the pairs of some segments that nobody has read yet: as many as are wanted, if there are so many.
+    /// Makes `group` the pairs of some segments that nobody has read yet: as many as are wanted, if
+    /// there are so many.
     fn next_group<'s>(
         &self,
         ordered: &Ordered,
@@ -169,7 +174,7 @@ impl<M: Medium> Map<M> {
         Ok(guard)
     }
 
-    /// Appends the next segment that nobody has read yet.
+    /// Appends the next segment that no thread has read yet.
     pub(super) fn next_segment<'s>(
         &self,
         ordered: &Ordered,
@@ -192,8 +197,8 @@ impl<M: Medium> Map<M> {
         self.db.file.pool.medium().prefetch_bytes(word & OFFSET_MASK, KEY_BYTES);
     }
 
-    /// Makes `key` that of a pair, if it can be read and belongs where it is; answers whether. Dead records count too: the
-    /// hash index binds their keys.
+    /// Makes `key` that of a pair, if it can be read and belongs where it is; answers whether. Dead
+    /// records count too: the hash index binds their keys.
     #[inline]
     pub(super) fn read_key(
         &self,

@@ -1,19 +1,23 @@
 //! The ordered index: a tree of keys in ordinary memory beside the hash index.
 //!
-//! The tree holds exactly the keys that the hash index binds, and with each its hash; nothing of where the record is.
-//! So replacing a record never touches it. When a key comes or goes, the writer posts a [notice](notices) once the hash
-//! index is changed and the key no longer locked. Whoever works on the notice looks the key up in the hash index and
-//! makes the tree agree. So it does not matter in which order notices are worked on, nor whether twice: the last look
-//! comes after the last change, and the tree is left as that look found things. Only where it is [certain](notices) that a
-//! key which was bound is not unbound by an earlier notice, nobody looks.
+//! The tree holds exactly the keys that the hash index binds, each with its hash, and nothing of
+//! where the record is stored. So replacing a record never touches it. When a key is bound or
+//! unbound, the writer posts a [notice](notices) once the hash index is changed and the key is
+//! unlocked. The thread that applies the notice looks the key up in the hash index and makes the
+//! tree agree. So it does not matter in which order notices are applied, nor whether twice: the
+//! last lookup comes after the last change, and the tree is left as that lookup found the key. Only
+//! if it is [certain](notices) that a key that was bound is not unbound by an earlier notice, no
+//! lookup is made.
 //!
-//! That needs one thing: a look and the change of the tree that follows from it must not be torn apart by another
-//! look at the same key. A [shard](notices) sees to that, with a lock that is held around both. Nobody who
-//! holds it waits for the lock of a key, except as every reader of the hash index may have to wait for a moment; and
-//! nobody posts or works on notices while he holds the lock of a key.
+//! That needs one thing: a lookup and the change of the tree that follows from it must not be
+//! interleaved with another lookup of the same key. A [shard](notices) ensures that, with a lock
+//! that is held around both. The holder of that lock never waits for the lock of a key, except as
+//! every reader of the hash index may have to wait for a moment; and no thread posts or applies
+//! notices while it holds the lock of a key.
 //!
-//! A scan sees every change that was acknowledged before it began: it notes the ticket of the last notice of each shard,
-//! and waits until those are worked on, or works on them itself. Writers go on meanwhile.
+//! A scan sees every change that was acknowledged before it began: it reads the ticket of the last
+//! notice of each shard, and waits until those are applied, or applies them itself. Writers go on
+//! meanwhile.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -43,35 +47,38 @@ pub(crate) use notices::KeyEvent;
 pub(crate) use saved::{Saved, clear as clear_saved};
 pub use stat::{OrderedStat, OrderedState};
 
-/// Lanes of notices. Which one is a key's, its hash says.
+/// The number of shards of notices. The hash of a key determines its shard.
 const SHARDS: usize = 16;
 /// Keys that are looked up together.
 const TOGETHER: usize = 32;
-/// Full batches in a shard that make writers work on them even if threads in the background are there for that. So many
-/// that bursts are soon over, and so few that a scan has no long wait for them.
+/// The number of full batches in a shard from which on writers apply them even if there are threads
+/// in the background: large enough for bursts, and small enough that a scan does not wait long for
+/// them.
 const BACKLOG: usize = 16;
 
-/// Who tells the ordered index that keys came or went.
+/// Which threads update the ordered index when keys are bound and unbound.
 ///
-/// All keep the promises of [`scan`](Map::scan). What they cost is told in `docs/ordered.md`.
+/// All give the guarantees of [`scan`](Map::scan). What they cost is described in
+/// `docs/ordered.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OrderedUpdates {
-    /// Writers, before they return. Scans find nothing left to do; each new key costs the way down the tree.
+    /// Writers, before they return. Scans find nothing left to do; each new key costs a descent of
+    /// the tree.
     Sync,
-    /// Writers, 64 notices at a time, so that the cache misses of all of them overlap; scans, what they need of the
-    /// rest.
+    /// Writers, 64 notices at a time, so that the cache misses of all of them overlap; scans, what
+    /// they need of the rest.
     Batched,
-    /// Threads in the background, as many as it takes, half of the cores at most; writers and scans help where these do
-    /// not keep up. They work for the default map of an [`Evermap`](crate::Evermap). Other maps, and a bare `Store`, do as
-    /// with `Batched`.
+    /// Threads in the background, as many as needed, up to half of the cores; writers and scans
+    /// help if these do not keep up. They work for the default map of a file. Other maps, and
+    /// stores on other media, do as with `Batched`.
     #[default]
     Background,
 }
 
 /// The ordered index of a store.
 pub(crate) struct Ordered {
-    /// Nothing until it is built.
+    /// Empty until it is built.
     tree: OnceLock<BPlus>,
     updates: OrderedUpdates,
     workers: WorkerPool,
@@ -92,8 +99,8 @@ pub(crate) struct Ordered {
 impl Drop for Ordered {
     fn drop(&mut self) {
         if self.fork.is_child() {
-            // Other threads may have been changing it when the process was forked, and here they never finish: nobody
-            // can tell which nodes it has.
+            // Other threads may have been changing it when the process was forked, and do not exist
+            // here: which nodes it has is unknown.
             std::mem::forget(self.tree.take());
         }
     }
@@ -135,12 +142,12 @@ impl Ordered {
         if !matches!(*current, OrderedState::Failed(_)) {
             *current = state;
         }
-        // Release: whoever sees this sees the tree.
+        // Release: a thread that sees this sees the tree.
         self.ready.store(matches!(*current, OrderedState::Ready(_)), Release);
         self.changed.notify_all();
     }
 
-    /// Whether everything acknowledged so far is in the tree, or in notices.
+    /// Returns `true` if everything acknowledged so far is in the tree or in notices.
     #[inline]
     fn is_ready(&self) -> bool {
         self.ready.load(Acquire)
@@ -151,7 +158,7 @@ impl Ordered {
         &self.shards[(hash >> 24) as usize % SHARDS]
     }
 
-    /// The tree cannot be made to agree any more: there is no memory.
+    /// Notes that the tree cannot be updated any more: there is no memory.
     #[cold]
     fn fail(&self, error: &evermap_pm::Error) {
         self.set_state(OrderedState::Failed(error.to_string()));
@@ -159,14 +166,15 @@ impl Ordered {
 }
 
 impl<M: Medium> Map<M> {
-    /// What a change that may bind `key` asks before it begins, for [`KeyEvent::Bound`].
+    /// Returns the number of keys that were unbound so far in the shard of `key`: a change that may
+    /// bind it reads this before it begins, for [`KeyEvent::Bound`].
     #[inline]
     pub(crate) fn unbindings(&self, key: BytesRef<'_>) -> u64 {
         self.inner.ordered.as_ref().map_or(0, |ordered| ordered.shard(key.hash).unbindings())
     }
 
-    /// Says that the index binds `key` now and did not before, or the other way round. Every writer says so before its
-    /// change is acknowledged, holding no lock.
+    /// Notes that the index binds `key` now and did not before, or the other way round. Every
+    /// writer calls this before its change is acknowledged, while it holds no lock.
     #[inline]
     pub(crate) fn notice(&self, key: BytesRef<'_>, event: KeyEvent, guard: &Guard<'_>) {
         if let Some(ordered) = &self.inner.ordered {
@@ -212,7 +220,7 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Works on the oldest batch of a shard; answers whether there was one.
+    /// Applies the oldest batch of a shard. Returns `true` if there was one.
     fn apply_batch(
         &self,
         ordered: &Ordered,
@@ -224,7 +232,7 @@ impl<M: Medium> Map<M> {
         self.apply_next(ordered, tree, shard, guard)
     }
 
-    /// The same for a caller that works on the shard.
+    /// Applies the oldest batch of a shard whose lock the caller holds.
     fn apply_next(
         &self,
         ordered: &Ordered,
@@ -266,7 +274,7 @@ impl<M: Medium> Map<M> {
             }
         }
         let mut words = [None; TOGETHER];
-        // What cannot be looked up counts as there: a scan looks again.
+        // A key that cannot be looked up counts as present: a scan looks it up again.
         if doubts > 0
             && self.inner.index.get_many(&refs[..doubts], &mut words[..doubts], guard).is_ok()
         {
@@ -278,18 +286,19 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Waits until the tree was told of everything that was acknowledged before, or tells it.
+    /// Waits until everything that was acknowledged before is applied to the tree, or applies it.
     fn catch_up(&self, ordered: &Ordered, tree: &BPlus, guard: &Guard<'_>) {
         for shard in &ordered.shards {
             let ticket = shard.ticket();
             while !shard.has_passed(ticket) {
-                // Waits for whoever works on an older batch.
+                // Waits for the thread that applies an older batch.
                 self.apply_batch(ordered, tree, shard, guard);
             }
         }
     }
 
-    /// The tree with all that ever happened, if it is complete. For a caller that has ended all operations.
+    /// Returns the tree with all changes applied, if it is complete. For a caller that has ended
+    /// all operations.
     fn settled_tree(&self) -> Option<&BPlus> {
         let ordered = self.inner.ordered.as_ref().filter(|ordered| ordered.is_ready())?;
         let tree = ordered.tree.get()?;
@@ -298,7 +307,7 @@ impl<M: Medium> Map<M> {
         ordered.is_ready().then_some(tree)
     }
 
-    /// The tree, for a scan: with everything that was acknowledged before, unless `relaxed`.
+    /// Returns the tree for a scan: with everything that was acknowledged before, unless `relaxed`.
     pub(crate) fn tree(&self, relaxed: bool) -> Result<&BPlus> {
         let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
         // Not in a forked child: other threads may have been changing the tree.
@@ -325,7 +334,8 @@ mod tests {
     use super::*;
     use crate::{Evermap, Options};
 
-    /// A writer binds a key and is held up; another one unbinds it and says so; then the first says what it has done.
+    /// A writer binds a key and pauses; another one unbinds it and posts a notice; then the first
+    /// posts its notice.
     #[test]
     fn a_removal_may_overtake_the_notice_of_an_insertion() {
         let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();

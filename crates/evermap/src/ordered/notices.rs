@@ -1,11 +1,11 @@
-//! OrderedUpdates: which keys came or went, until somebody has told the tree.
+//! Notices of keys that were bound or unbound, until they are applied to the tree.
 //!
-//! A notice says *look this key up again*. It is posted after the hash index was changed and before the
-//! change is acknowledged, by a writer that holds no lock. OrderedUpdates of one key go to one *shard*, and at any time at
-//! most one thread works on the notices of a shard.
+//! A notice says *look this key up again*. It is posted after the hash index was changed and before
+//! the change is acknowledged, by a writer that holds no lock. OrderedUpdates of one key go to one
+//! *shard*, and at any time at most one thread works on the notices of a shard.
 //!
-//! A notice that a key was bound is *certain*, so that nobody need look, where no key of its shard was reported unbound
-//! since before it was bound. For then whoever unbinds it again reports that later, and the tree is told of it later.
+//! A notice that a key was bound is *certain*, so that no lookup is needed, if no key of its shard
+//! was reported unbound since before it was bound. Any later removal posts its own notice.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -16,9 +16,9 @@ use evermap_index::key::BytesRef;
 use evermap_index::ordered::Run;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
-/// OrderedUpdates in a batch: what one thread applies at a time.
+/// The number of notices in a batch, which one thread applies at a time.
 pub(super) const BATCH: usize = 64;
-/// A batch with so many bytes of keys is full too.
+/// A batch with this number of bytes of keys is full too.
 const BATCH_BYTES: usize = 64 << 10;
 /// Batches of a shard that are kept to be filled again.
 const SPARE: usize = 4;
@@ -29,18 +29,19 @@ const KEPT_BYTES: usize = 4 << 20;
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KeyEvent {
-    /// The key was bound, and was not before, by a change that began when its shard had heard of [so
-    /// many](NoticeShard::unbindings) keys that were unbound.
+    /// The key was bound, and was not before, by a change that began when its shard had
+    /// [this number of notices](NoticeShard::unbindings) keys that were unbound.
     Bound { since: u64 },
     /// It was unbound.
     Unbound,
-    /// Something else: it has to be looked up.
+    /// Anything else: it must be looked up.
     Unclear,
 }
 
 impl KeyEvent {
-    /// What there is to say of a key that named `old` and names `new` since a change that began at
-    /// [`since`](KeyEvent::Bound): mostly nothing. `was_hidden`: nobody could see the old record.
+    /// Returns the event of a key that named `old` and names `new` since a change that began at
+    /// [`since`](KeyEvent::Bound); `None` if the key was bound before and after. `was_hidden`: no
+    /// reader could see the old record.
     #[inline]
     pub(crate) fn of(
         old: Option<u64>,
@@ -51,7 +52,7 @@ impl KeyEvent {
         match (old, new) {
             (_, None) => Some(KeyEvent::Unbound),
             (None, _) => Some(KeyEvent::Bound { since }),
-            // Whoever built the ordered index may have been unable to read the key.
+            // The thread that built the ordered index may have been unable to read the key.
             _ => was_hidden.then_some(KeyEvent::Unclear),
         }
     }
@@ -73,11 +74,11 @@ const _: () = assert!(BATCH <= u64::BITS as usize);
 #[derive(Default)]
 pub(super) struct NoticeShard {
     queue: Mutex<Queue>,
-    /// Held by whoever works on notices of this shard.
+    /// Held by the thread that applies notices of this shard.
     working: Mutex<()>,
     /// OrderedUpdates posted so far: the ticket of the last.
     posted: AtomicU64,
-    /// OrderedUpdates of which the tree was told.
+    /// The number of notices that were applied to the tree.
     applied: AtomicU64,
     /// OrderedUpdates posted so far of keys that were unbound.
     unbindings: AtomicU64,
@@ -93,21 +94,22 @@ struct Queue {
     /// Bytes of the keys in `filling`, and in all that is full.
     bytes: usize,
     full_bytes: usize,
-    /// Whether notices were dropped, so that nothing is known of any key of this shard.
+    /// Whether notices were dropped, so that nothing is known about the keys of this shard.
     dropped: bool,
 }
 
 /// What became of a notice.
 pub(super) enum Posted {
-    /// It waits, beside so many full batches; whether it has just completed one.
+    /// It waits. The number of full batches that wait, and whether this notice has completed one.
     Waiting { batches: usize, completed: bool },
-    /// There is a tree now, and whoever posts is to tell it himself.
+    /// There is a tree now, and the thread that posts must apply the notice itself.
     Refused,
 }
 
 impl NoticeShard {
-    /// Posts a notice. `has_tree` says whether there is a tree to tell; it is asked while nobody else posts, so that
-    /// whoever makes it true finds all notices in the queue that were posted before.
+    /// Posts a notice. `has_tree` returns whether there is a tree; it is called while no other
+    /// thread posts, so that a thread that makes it true finds all notices in the queue that were
+    /// posted before.
     pub(super) fn post(
         &self,
         key: BytesRef<'_>,
@@ -120,26 +122,26 @@ impl NoticeShard {
         if at_once && has_tree {
             return Posted::Refused;
         }
-        // What is told at once overtakes what waits.
+        // A notice that is applied immediately overtakes those that wait.
         let certain = !at_once && self.is_certain(event);
         queue.push(key, certain);
         let completed = queue.filling.keys.len() >= BATCH || queue.bytes >= BATCH_BYTES;
         if completed {
             queue.complete();
         }
-        // Release: whoever sees the ticket finds the notice in the queue. Under the lock, so that a notice cannot be
-        // applied before it counts as posted.
+        // Release: a thread that sees the ticket finds the notice in the queue. Under the lock, so
+        // that a notice cannot be applied before it counts as posted.
         let posted = self.posted.fetch_add(1, Release) + 1;
         if completed && !has_tree && self.is_too_much(&queue, posted) {
             queue.drop_all();
-            // Nobody works on notices while there is no tree.
+            // No thread applies notices while there is no tree.
             self.applied.store(posted, Release);
         }
         Posted::Waiting { batches: queue.full.len(), completed }
     }
 
-    /// Whether a notice that is being posted is certain. Under the lock of the queue, so that a notice of a key that was
-    /// unbound meanwhile either comes later or is seen here.
+    /// Whether a notice that is being posted is certain. Under the lock of the queue, so that a
+    /// notice of a key that was unbound meanwhile either comes later or is seen here.
     fn is_certain(&self, event: KeyEvent) -> bool {
         match event {
             KeyEvent::Bound { since } => self.unbindings.load(Relaxed) == since,
@@ -151,9 +153,10 @@ impl NoticeShard {
         }
     }
 
-    /// How many notices of keys that were unbound were posted so far.
+    /// Returns the number of notices of keys that were unbound so far.
     ///
-    /// Relaxed: what counts is that none is seen here that comes from a later change of the key, and none can be.
+    /// Relaxed: what counts is that none is seen here that comes from a later change of the key,
+    /// and none can be.
     #[inline]
     pub(super) fn unbindings(&self) -> u64 {
         self.unbindings.load(Relaxed)
@@ -163,18 +166,21 @@ impl NoticeShard {
         posted - self.applied.load(Relaxed) >= KEPT || queue.full_bytes >= KEPT_BYTES
     }
 
-    /// Waits until nobody works on this shard, and keeps it so.
+    /// Waits until no thread applies notices of this shard, and keeps others from it until the
+    /// guard is dropped.
     pub(super) fn work(&self) -> MutexGuard<'_, ()> {
-        // Whoever panicked here has left a key of which a notice was lost, and poisoned the store.
+        // A panic here has lost a notice, and poisoned the store.
         self.working.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same without waiting: nothing if somebody works on it.
+    /// Does what [`work`](NoticeShard::work) does without waiting. Returns `None` if another thread
+    /// is at it.
     pub(super) fn try_work(&self) -> Option<MutexGuard<'_, ()>> {
         self.working.try_lock().ok()
     }
 
-    /// The oldest notices. The caller works on this shard, and says when they are [applied](Self::applied).
+    /// The oldest notices. The caller works on this shard, and says when they are
+    /// [applied](Self::applied).
     pub(super) fn take(&self) -> Option<NoticeBatch> {
         let mut queue = self.queue();
         if let Some(batch) = queue.full.pop_front() {
@@ -187,7 +193,7 @@ impl NoticeShard {
 
     /// The notices of a batch that was taken are applied.
     pub(super) fn applied(&self, mut batch: NoticeBatch) {
-        // Release: whoever sees the count sees the tree as it was told.
+        // Release: a thread that sees the count sees the changes of the tree.
         self.applied.fetch_add(batch.keys.len() as u64, Release);
         batch.keys.clear();
         batch.doubts = 0;
@@ -321,7 +327,7 @@ mod tests {
         assert!(shard.has_dropped());
     }
 
-    /// Whoever has been overtaken by somebody who unbinds a key, perhaps the same, must look.
+    /// A thread that was overtaken by one that unbinds a key, perhaps the same, must look it up.
     #[test]
     fn an_overtaken_notice_is_not_certain() {
         let shard = NoticeShard::default();

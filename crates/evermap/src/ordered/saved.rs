@@ -4,13 +4,15 @@
 //! byte  0  before   offset of the block with the keys before these; 0 in the first
 //! byte  8  keys     how many are in this block | bytes that they take (high half)
 //! byte 16  checks   CRC32C of the 16 bytes above | of the keys (high half)
-//! byte 24  keys, ascending, each as: bytes shared with the one before, bytes of its own (both LEB128), those bytes
+//! byte 24  keys, ascending, each as: bytes shared with the one before, further bytes (both
+//!          LEB128), those bytes
 //! ```
 //!
-//! A cell of the map names the last block, [sealed](crate::record::checked_word). It says something after an orderly stop only, and only
-//! until the map changes: so opening takes note of it, and what it names is freed once the tree is loaded, or at the next
-//! stop at the latest. Opening after any other stop makes the cell 0; the blocks are unreachable then, and the sweep finds
-//! them. Hashes are not kept, since they follow from the keys.
+//! A cell of the map names the last block, [sealed](crate::record::checked_word). It says something
+//! after an orderly stop only, and only until the map changes: so opening takes note of it, and
+//! what it names is freed once the tree is loaded, or at the next stop at the latest. Opening after
+//! any other stop makes the cell 0; the blocks are unreachable then, and the sweep finds them.
+//! Hashes are not kept, since they follow from the keys.
 
 use std::sync::PoisonError;
 
@@ -23,13 +25,14 @@ use evermap_pm::{Medium, PmU64, Pool, parallel, pod};
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::{Durability, Map, Result};
 
-/// Format of a region in which keys may be saved: programs that only know the ones before would take the blocks for lost,
-/// and change the map without a word to the cell.
+/// Format of a region in which keys may be saved: programs that only know the ones before would
+/// take the blocks for lost, and change the map without a word to the cell.
 const FORMAT: u32 = 8;
 /// Bytes of keys from which on a block is full, in a heap with large extents.
 const FULL: usize = 64 << 10;
-/// Keys are saved while they take at most one byte in this many of an average record, so that an orderly stop does not
-/// double the file. Where they are longer, reading the records takes little more than reading the keys.
+/// Keys are saved while they take at most one byte in this many of an average record, so that an
+/// orderly stop does not double the file. Where they are longer, reading the records takes little
+/// more than reading the keys.
 const SHARE: u64 = 3;
 /// Bytes that they may take above that.
 const LITTLE: u64 = 512 << 10;
@@ -45,7 +48,7 @@ pod! {
 /// What an orderly stop has left of a map, while it still says something.
 pub(crate) struct Saved(Mutex<Option<Chain>>);
 
-/// A chain of blocks, and how many keys it must have.
+/// A chain of blocks, and the number of keys that it must have.
 #[derive(Clone, Copy)]
 struct Chain {
     last: u64,
@@ -53,8 +56,8 @@ struct Chain {
 }
 
 impl Saved {
-    /// What the `cell` of a map with so many records names. Nothing unless the last stop was orderly, so that what is named
-    /// was not freed, or if nobody knows how many records there are.
+    /// What the `cell` of a map with so many records names. Nothing unless the last stop was
+    /// orderly, so that what is named was not freed, or if nobody knows how many records there are.
     pub(crate) fn open<M: Medium>(
         pool: &Pool<M>,
         cell: &PmU64,
@@ -67,7 +70,7 @@ impl Saved {
         if chain.is_none() && word != 0 {
             clear(pool, cell);
             if orderly {
-                // Some blocks are taken that nobody knows.
+                // Some blocks are allocated that are not known.
                 pool.lose_track();
             }
         }
@@ -78,13 +81,13 @@ impl Saved {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The blocks, from the first to the last; nothing if one of them does not verify.
+    /// Returns the blocks, from the first to the last, or `None` if one of them does not verify.
     pub(crate) fn blocks<M: Medium>(&self, pool: &Pool<M>) -> Option<Vec<u64>> {
         let chain = *self.lock();
         chain.map_or(Some(Vec::new()), |chain| chain.blocks(pool.medium()))
     }
 
-    /// The same for whoever frees them with all else that the map has: they are his from now on.
+    /// Takes the blocks, for a caller that frees them with all others of the map.
     pub(crate) fn take<M: Medium>(&self, pool: &Pool<M>) -> Option<Vec<u64>> {
         self.lock().take().map_or(Some(Vec::new()), |chain| chain.blocks(pool.medium()))
     }
@@ -144,7 +147,7 @@ impl Block {
         sound.then_some(Block { before, keys: keys & 0xffff_ffff, bytes: keys >> 32, check })
     }
 
-    /// Adds the keys of the block at `offset` to `run`; answers whether they verify.
+    /// Adds the keys of the block at `offset` to `run`. Returns `None` if they do not verify.
     fn read<M: Medium>(m: &M, offset: u64, seed: u64, run: &mut Run) -> Option<()> {
         let head = Self::head(m, offset)?;
         let cells = m.slice(offset + size_of::<Head>() as u64, head.bytes.div_ceil(8))?;
@@ -279,8 +282,8 @@ impl<M: Medium> Drop for Writer<'_, M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// The keys that an orderly stop has left, in runs that follow each other, read by so many threads; nothing if there
-    /// are none, or they do not verify.
+    /// Returns the keys that an orderly stop has saved, in consecutive runs, read by this number of
+    /// threads, or `None` if there are none, or they do not verify.
     pub(super) fn read_saved(&self, threads: usize) -> Option<Vec<Run>> {
         let (pool, seed) = (&self.db.file.pool, self.db.file.pool.seed());
         let blocks = self.inner.saved.blocks(pool).filter(|blocks| !blocks.is_empty())?;
@@ -302,13 +305,15 @@ impl<M: Medium> Map<M> {
     /// Whether what an orderly stop has left still says what is there.
     fn saved_is_current(&self) -> bool {
         let (totals, exact) = self.inner.counters.totals();
-        // Whatever comes into a map has a CAS id of its own; and if nothing came, a key that went makes them fewer.
+        // Whatever is stored in a map gets a new CAS id; and if nothing was stored, a removed key
+        // makes the count smaller.
         let unchanged = self.db.file.cas_counter.next() == self.db.file.cas_counter.first();
         unchanged && exact && self.inner.saved.lock().is_some_and(|it| it.records == totals.records)
     }
 
-    /// Saves the keys of this map in order for the next opening, if the tree is complete, there is space, they take little
-    /// beside the records, and the memory outlives the process. For a caller that has ended all operations.
+    /// Saves the keys of this map in order for the next opening, if the tree is complete, there is
+    /// space, they take little beside the records, and the memory outlives the process. For a
+    /// caller that has ended all operations.
     pub(crate) fn save_order(&self) {
         if self.saved_is_current() {
             return;
@@ -332,7 +337,8 @@ impl<M: Medium> Map<M> {
             writer.push(key)?;
             keys += 1;
         }
-        // Where a record cannot be read, or was not counted, the next opening had better look itself.
+        // Where a record cannot be read, or was not counted, the next opening had better look
+        // itself.
         if exact && keys == totals.records {
             writer.finish(self.inner.header.saved(&self.db.file.pool))?;
         }

@@ -12,7 +12,7 @@ use super::Ordered;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OrderedState {
-    /// Nobody has begun to build it.
+    /// No thread has begun to build it.
     Pending,
     /// It is being built from the hash index.
     Building,
@@ -51,11 +51,12 @@ pub struct OrderedStat {
     pub keys_read: u64,
     /// Whether those were the keys that the last orderly stop had saved, in order.
     pub from_saved: bool,
-    /// Records, or parts of the hash index, that could not be read when it was built: scans do not show them.
+    /// Records, or parts of the hash index, that could not be read when it was built: scans do not
+    /// show them.
     pub unreadable: u64,
-    /// OrderedUpdates of keys that came or went, since opening, of which it was told.
+    /// The number of notices of keys that were bound or unbound since opening that were applied.
     pub notices: u64,
-    /// OrderedUpdates of which it is to be told.
+    /// The number of notices that wait to be applied.
     pub notices_waiting: u64,
 }
 

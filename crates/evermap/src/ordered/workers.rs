@@ -1,8 +1,9 @@
-//! Threads in the background that work on notices, and how many of them there should be.
+//! Threads in the background that apply notices, and the number of them that should work.
 //!
-//! HiKV gives each thread one of two tasks, so that those that serve requests and those that keep the tree up to date
-//! take equally long for their parts of an average write. Here the time of the first is measured from the outside: the
-//! threads that do not work on notices are taken to serve all the time.
+//! HiKV gives each thread one of two tasks, so that those that serve requests and those that keep
+//! the tree up to date take equally long for their parts of an average write. Here the time of the
+//! first is measured from the outside: the threads that do not work on notices are taken to serve
+//! all the time.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -16,11 +17,12 @@ use super::OrderedUpdates;
 use super::build::cores;
 use crate::Map;
 
-/// How often the number of working threads is thought over.
+/// How often the number of working threads is adjusted.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Shortest and longest pause of a thread that finds nothing to do. After that it sleeps until it is woken.
+/// Shortest and longest pause of a thread that finds nothing to do. After that it sleeps until it
+/// is woken.
 const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
-/// Longest sleep: a call to wake may be missed, and nobody wakes threads that are not wanted until now.
+/// Longest sleep: a call to wake may be missed, and threads that are not wanted are not woken.
 const SLEEP: Duration = Duration::from_secs(1);
 
 /// What an average write costs, and what is read beside it: in any unit of time.
@@ -38,15 +40,15 @@ struct Costs {
     notice: f64,
 }
 
-/// How many of `threads`, two at least, should work on notices: so many that these take as long for one as the others
-/// for a write and the reads beside it.
+/// Returns how many of `threads`, at least two, should apply notices, so that they take as long for
+/// one as the others for a write and the reads beside it.
 ///
-/// After "HiKV: A Hybrid Index Key-Value Store for DRAM-NVM Memory Systems" (USENIX ATC 2017), section 3.4, solved for
-/// the number.
+/// After "HiKV: A Hybrid Index Key-Value Store for DRAM-NVM Memory Systems" (USENIX ATC 2017),
+/// section 3.4, solved for the number.
 fn backends(threads: usize, costs: Costs) -> usize {
     let serving = costs.gets * costs.get + costs.scans * costs.scan + costs.write;
     let share = threads as f64 * costs.notice / (serving + costs.notice);
-    // Not a number where nothing was measured: one.
+    // It is not a number if nothing was measured: one.
     (share.round() as usize).clamp(1, threads - 1)
 }
 
@@ -55,7 +57,7 @@ pub(crate) struct WorkerPool {
     cores: usize,
     /// Whether there are such threads.
     present: AtomicBool,
-    /// How many of them work.
+    /// The number of them that work.
     working: AtomicUsize,
     busy_nanos: AtomicU64,
     notices: AtomicU64,
@@ -77,7 +79,8 @@ impl WorkerPool {
         }
     }
 
-    /// Most threads that may ever work: half of the cores, for writers help where that is too little.
+    /// Most threads that may ever work: half of the cores, for writers help where that is too
+    /// little.
     fn size(&self) -> usize {
         self.cores / 2
     }
@@ -85,14 +88,15 @@ impl WorkerPool {
     /// Whether there are threads that work on notices.
     #[inline]
     pub(super) fn is_present(&self) -> bool {
-        // Relaxed: whoever is mistaken does a little more or less himself.
+        // Relaxed: a thread that reads an old value does a little more or less work itself.
         self.present.load(Relaxed)
     }
 
-    /// There is something to do.
+    /// Wakes threads, because there is something to do.
     #[inline]
     pub(super) fn wake(&self) {
-        // Relaxed: one who falls asleep just now is woken by the next call, or by the clock.
+        // Relaxed: a thread that falls asleep just now is woken by the next call, or by its
+        // timeout.
         if self.asleep.load(Relaxed) {
             self.wake_sleepers();
         }
@@ -105,7 +109,8 @@ impl WorkerPool {
         sleepers.drain(..).for_each(|thread| thread.unpark());
     }
 
-    /// Sleeps for a while, or until there is something to do if this thread is one of those that should work.
+    /// Sleeps for a while, or until there is something to do if this thread is one of those that
+    /// should work.
     fn sleep(&self, wanted: bool) {
         if wanted {
             let mut sleepers = self.sleepers.lock().expect("no panics while held");
@@ -118,8 +123,8 @@ impl WorkerPool {
         std::thread::park_timeout(SLEEP);
     }
 
-    /// Thinks over how many threads should work, after a window of this length.
-    fn think(&self, window: Duration) {
+    /// Adjusts the number of threads that work, after a window of this length.
+    fn adjust(&self, window: Duration) {
         let (busy, notices) = (self.busy_nanos.swap(0, Relaxed), self.notices.swap(0, Relaxed));
         if notices == 0 {
             return;
@@ -136,7 +141,8 @@ impl WorkerPool {
 }
 
 impl<M: Medium> Map<M> {
-    /// How many threads shall [work on notices](Self::work_on_notices), if any. From now on they are relied on.
+    /// Returns the number of threads that the caller must start to [apply
+    /// notices](Self::work_on_notices). From now on writers rely on them.
     pub(crate) fn notice_workers(&self) -> usize {
         match &self.inner.ordered {
             Some(ordered) if ordered.updates == OrderedUpdates::Background => {
@@ -147,7 +153,7 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// What one thread of the workers does until the store is closed.
+    /// Runs in a thread of the pool until the store is closed.
     pub(crate) fn work_on_notices(&self, number: usize) {
         let Some(workers) = self.inner.ordered.as_ref().map(|ordered| &ordered.workers) else {
             return;
@@ -157,7 +163,7 @@ impl<M: Medium> Map<M> {
             let wanted = number < workers.working.load(Relaxed);
             let worked = wanted && self.work_once(workers, number);
             if number == 0 && window.elapsed() >= WINDOW {
-                workers.think(window.elapsed());
+                workers.adjust(window.elapsed());
                 window = Instant::now();
             }
             match (worked, wanted && pause < PAUSES[1]) {
@@ -172,7 +178,7 @@ impl<M: Medium> Map<M> {
         workers.present.store(false, Relaxed);
     }
 
-    /// Works on what waits in this thread's shards; answers whether there was anything.
+    /// Applies what waits in the shards of this thread. Returns `true` if there was anything.
     fn work_once(&self, workers: &WorkerPool, number: usize) -> bool {
         let (Some(ordered), Ok(guard)) = (&self.inner.ordered, self.enter()) else { return false };
         let Some(tree) = ordered.tree.get() else { return false };
@@ -180,7 +186,7 @@ impl<M: Medium> Map<M> {
         for shard in
             ordered.shards.iter().skip(number).step_by(workers.working.load(Relaxed).max(1))
         {
-            // Whoever works on it already does as well.
+            // Another thread is applying it.
             let Some(_working) = shard.try_work() else { continue };
             let before = shard.counts().0;
             batches += u64::from(self.apply_next(ordered, tree, shard, &guard));
@@ -223,12 +229,13 @@ mod tests {
     #[test]
     fn a_crew_grows_where_notices_take_long() {
         let workers = WorkerPool { cores: 16, ..WorkerPool::new() };
-        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. OrderedUpdates take as long.
+        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. OrderedUpdates
+        // take as long.
         workers.busy_nanos.store(1_500_000_000, Relaxed);
         workers.notices.store(10_000, Relaxed);
-        workers.think(WINDOW);
+        workers.adjust(WINDOW);
         assert_eq!(workers.working.load(Relaxed), 8);
-        workers.think(WINDOW);
+        workers.adjust(WINDOW);
         assert_eq!(workers.working.load(Relaxed), 8, "nothing was learned from nothing");
     }
 }

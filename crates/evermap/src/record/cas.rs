@@ -1,7 +1,7 @@
-//! CAS ids.
+//! Giving out CAS ids.
 //!
-//! Their limit is kept in the region, so that no id is ever given out twice, whatever happens. Persistent words here are
-//! [sealed](crate::record::checked_word).
+//! Their limit is stored in the region, so that no id is ever given out twice, whatever stops the
+//! process. The persistent words are [checked words](crate::record::checked_word).
 
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
@@ -14,37 +14,37 @@ use evermap_pm::{Error, Medium};
 use crate::Result;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 
-/// By how much the persistent limit is raised at a time.
+/// The number of ids by which the persistent limit is raised at a time.
 const STEP: u64 = 1 << 20;
-/// No id reaches this one.
+/// All ids are smaller.
 const LIMIT: u64 = WordKind::CasLimit.limit();
-/// First id ever. 0 means "none" to callers.
+/// The first id. 0 means "none" to callers.
 const FIRST: u64 = 1;
-/// Where ids go on if no copy of the limit can be read: beyond all that were given out before.
+/// The next id if no copy of the limit can be read: beyond all that were given out before.
 const AFTER_LOSS: u64 = LIMIT / 2;
 
-/// On a line of its own, since every mutation changes it.
+/// On cache lines of its own, because every mutation changes it.
 #[repr(align(128))]
 struct Next(AtomicU64);
 
 /// The ids of all maps in a file.
 pub(crate) struct CasCounter {
     next: Next,
-    /// Ids from here on need the persistent limit raised first.
+    /// Before an id from here on is given out, the persistent limit must be raised.
     limit: AtomicU64,
-    /// First id of this opening: smaller ones were given out before.
+    /// The first id of this opening: smaller ones were given out before.
     first: u64,
     /// Held while the persistent limit changes.
     changing: Mutex<()>,
 }
 
 impl CasCounter {
-    /// Initial words for a new file.
+    /// Stores the initial words of a new file.
     pub(crate) fn create<M: Medium>(region: &Region<M>) {
         store_limit(region, FIRST);
     }
 
-    /// Whether no id was ever given out, so that there cannot be any record.
+    /// Returns `true` if no id was ever given out, so that there cannot be any record.
     pub(crate) fn is_unused<M: Medium>(region: &Region<M>) -> bool {
         let words = region.words();
         [&words.stamp_limit, &words.counters[3]].iter().all(|cell| {
@@ -53,13 +53,15 @@ impl CasCounter {
         })
     }
 
-    /// Reads what the previous opening left.
+    /// Reads the limit that the previous opening has left.
     ///
     /// # Errors
-    /// `Damaged` if no copy of the limit verifies; never with [`OnSuspect::Salvage`], which does without.
+    /// `Damaged` if no copy of the limit verifies; never with [`OnSuspect::Salvage`], which goes on
+    /// without it.
     pub(crate) fn open<M: Medium>(region: &Region<M>, on_suspect: OnSuspect) -> Result<Self> {
         let (m, words) = (region.medium(), region.words());
-        // Two copies on different lines: the greater one is newer, or a crash came between the two.
+        // Two copies on different lines: if they differ, a crash came between the two stores, and
+        // the greater one is newer.
         let copies = [&words.stamp_limit, &words.counters[3]];
         let read = |cell: &&_| decode_checked(WordKind::CasLimit, m.load(cell));
         let limit = match copies.iter().filter_map(read).max() {
@@ -76,13 +78,13 @@ impl CasCounter {
         })
     }
 
-    /// An id that was never given out before, not even by a process that was killed.
+    /// Returns an id that was never given out before, not even by a process that was killed.
     ///
     /// # Errors
     /// `NoSpace` after 2^56 of them.
     #[inline]
     pub(crate) fn take<M: Medium>(&self, region: &Region<M>) -> Result<u64> {
-        // Acquire: whoever takes an id that a flush is to leave alone knows of that flush: see `mark`.
+        // Acquire: a thread that takes an id that a flush leaves alone sees that flush: see `mark`.
         let cas = self.next.0.fetch_add(1, Acquire);
         if cas >= self.limit.load(Acquire) {
             self.raise_limit(region, cas)?;
@@ -100,10 +102,10 @@ impl CasCounter {
         Ok(())
     }
 
-    /// Stores the limit that `decide` answers, given the current one, while nobody else changes it. Durable on return,
-    /// and so before any id below it is given out.
+    /// Stores the limit that `decide` returns, given the current one, while no other thread changes
+    /// it. Durable on return, and so before any id below it is given out.
     fn change_limit<M: Medium>(&self, region: &Region<M>, decide: impl FnOnce(u64) -> Option<u64>) {
-        // A panic under the lock has poisoned the region, which every mutation asks first.
+        // A panic under the lock has poisoned the region, which every mutation checks first.
         let _held = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let poison = region.poison_on_panic();
         if let Some(limit) = decide(self.limit.load(Relaxed)) {
@@ -113,8 +115,8 @@ impl CasCounter {
         poison.disarm();
     }
 
-    /// An id that separates those of everything stored so far from greater ones, which come after all that the caller did
-    /// before. It is given out later.
+    /// Returns an id that separates the ids of everything stored so far from greater ones, which
+    /// are given out after all that the caller did before. It is given out itself later.
     pub(crate) fn mark(&self) -> u64 {
         self.next.0.fetch_add(0, Release)
     }
@@ -124,17 +126,17 @@ impl CasCounter {
         self.change_limit(region, |limit| (mark > limit).then_some(mark));
     }
 
-    /// No id at or above this one was given out yet, as far as the file says.
+    /// Returns the limit in the file: no id at or above it was given out yet.
     pub(crate) fn limit(&self) -> u64 {
         self.limit.load(Acquire)
     }
 
-    /// Ids below this one were given out before this opening.
+    /// Returns the first id of this opening: smaller ones were given out before.
     pub(crate) fn first(&self) -> u64 {
         self.first
     }
 
-    /// The id that will be given out next.
+    /// Returns the id that will be given out next.
     pub(crate) fn next(&self) -> u64 {
         self.next.0.load(Relaxed)
     }
@@ -154,7 +156,7 @@ fn store_limit<M: Medium>(region: &Region<M>, limit: u64) {
     m.fence();
 }
 
-/// A word does not verify without which nothing goes on.
+/// Returns the error of a word that does not verify and that the store cannot do without.
 pub(crate) fn lost(offset: u64, what: &str) -> Error {
     let advice = format!("{what} cannot be read; on_suspect = salvage goes on without it");
     Error::damaged(offset, advice)

@@ -1,15 +1,15 @@
-//! Words that tell whether they were damaged.
+//! Words that carry a check of their own, so that damage is noticed.
 //!
-//! What a whole record hangs on is covered by its checksum. A few lone words are not: a control word, the
-//! limit of the CAS ids, the flush mark, the root of a batch's intent, the words of a map. They carry a check of their own, so that a word that was
-//! overwritten, zeroed or moved is noticed instead of believed.
+//! A record is covered by its checksum. A few single words are not: a control word, the limit of
+//! the CAS ids, the flush mark, the root of a batch's intent, the words of a map. They carry a
+//! check, so that a word that was overwritten, zeroed or moved is noticed instead of believed.
 
-/// Which word it is: a word in the place of another does not verify.
+/// Which word it is. A word of one kind does not verify as another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WordKind {
     /// The control word of a record.
     Control = 1,
-    /// No CAS id at or above this one was ever given out.
+    /// All CAS ids that were ever given out are smaller.
     CasLimit = 2,
     /// Records with a CAS id below this one are flushed.
     FlushMark = 3,
@@ -17,20 +17,20 @@ pub(crate) enum WordKind {
     FlushDue = 4,
     /// The number of records.
     Records = 5,
-    /// Their bytes; until they are counted after an unclean stop, the most that they can be.
+    /// Their bytes; until they are counted after an unclean stop, an upper limit.
     Bytes = 6,
-    /// Where the intent of a batch is: see [`intent`](crate::batch::intent).
+    /// The offset of the intent of a batch: see [`intent`](crate::batch::intent).
     Intent = 7,
-    /// Where the descriptor of the catalogue is: see [`maps`](crate::map::catalog).
+    /// The offset of the descriptor of the catalogue: see [`catalog`](crate::map::catalog).
     Catalogue = 8,
-    /// Where the descriptor of a map is that has this word: see [`map`](crate::map::header).
+    /// The offset of the descriptor that has this word: see [`header`](crate::map::header).
     Descriptor = 9,
-    /// Where the keys of a map are that were saved in order: see [`saved`](crate::ordered).
+    /// The offset of the keys of a map that were saved in order: see [`saved`](crate::ordered).
     Saved = 10,
 }
 
 impl WordKind {
-    /// Bits of the value; the rest is for the check.
+    /// Returns the number of bits of the value; the others are for the check.
     #[inline]
     const fn width(self) -> u32 {
         match self {
@@ -45,41 +45,41 @@ impl WordKind {
         }
     }
 
-    /// Largest value + 1.
+    /// Returns the largest value + 1.
     #[inline]
     pub(crate) const fn limit(self) -> u64 {
         1 << self.width()
     }
 }
 
-/// `value` with its check on top. Never 0, so that a zeroed word does not verify.
+/// Returns `value` with its check above it. Never 0, so that a zeroed word does not verify.
 #[inline]
-pub(crate) fn encode_checked(place: WordKind, value: u64) -> u64 {
-    debug_assert!(value < place.limit());
-    value | check(place, value) << place.width()
+pub(crate) fn encode_checked(kind: WordKind, value: u64) -> u64 {
+    debug_assert!(value < kind.limit());
+    value | check(kind, value) << kind.width()
 }
 
-/// The value of a sealed word; nothing if it was damaged.
+/// Returns the value of a checked word, or `None` if it was damaged.
 #[inline]
-pub(crate) fn decode_checked(place: WordKind, word: u64) -> Option<u64> {
-    let value = word & (place.limit() - 1);
-    (check(place, value) == word >> place.width()).then_some(value)
+pub(crate) fn decode_checked(kind: WordKind, word: u64) -> Option<u64> {
+    let value = word & (kind.limit() - 1);
+    (check(kind, value) == word >> kind.width()).then_some(value)
 }
 
-/// A number from 1 up that fits above the value and depends on all its bits.
+/// Returns a number from 1 on that fits above the value and depends on all its bits.
 #[inline]
-fn check(place: WordKind, value: u64) -> u64 {
-    let mixed = (value ^ (place as u64) << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
+fn check(kind: WordKind, value: u64) -> u64 {
+    let mixed = (value ^ (kind as u64) << 56).wrapping_add(0x9e37_79b9_7f4a_7c15);
     let product = u128::from(mixed) * 0xd6e8_feb8_6659_fd93;
     let folded = (product as u64) ^ (product >> 64) as u64;
-    folded % ((1 << (64 - place.width())) - 1) + 1
+    folded % ((1 << (64 - kind.width())) - 1) + 1
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PLACES: [WordKind; 10] = [
+    const KINDS: [WordKind; 10] = [
         WordKind::Control,
         WordKind::CasLimit,
         WordKind::FlushMark,
@@ -100,20 +100,20 @@ mod tests {
     }
 
     #[test]
-    fn sealed_words_verify_and_damaged_ones_mostly_do_not() {
-        for place in PLACES {
-            for value in (0..2000).chain((0..place.width()).map(|bit| 1 << bit)) {
-                let word = encode_checked(place, value);
-                assert_eq!(decode_checked(place, word), Some(value));
-                assert_eq!(decode_checked(place, 0), None);
-                assert_eq!(decode_checked(place, u64::MAX), None);
+    fn checked_words_verify_and_damaged_ones_mostly_do_not() {
+        for kind in KINDS {
+            for value in (0..2000).chain((0..kind.width()).map(|bit| 1 << bit)) {
+                let word = encode_checked(kind, value);
+                assert_eq!(decode_checked(kind, word), Some(value));
+                assert_eq!(decode_checked(kind, 0), None);
+                assert_eq!(decode_checked(kind, u64::MAX), None);
             }
             let flips = (0..64 * 500u64)
                 .filter(|i| {
-                    decode_checked(place, encode_checked(place, i / 64) ^ 1 << (i % 64)).is_some()
+                    decode_checked(kind, encode_checked(kind, i / 64) ^ 1 << (i % 64)).is_some()
                 })
                 .count();
-            assert!(flips < 500, "{flips} of 32,000 flipped bits went unnoticed in {place:?}");
+            assert!(flips < 500, "{flips} of 32,000 flipped bits went unnoticed in {kind:?}");
         }
         let moved = (0..1000)
             .filter(|&value| {

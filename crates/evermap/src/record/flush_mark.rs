@@ -1,7 +1,8 @@
-//! The mark of a map below which everything is flushed.
+//! The flush mark of a map: everything with a smaller CAS id is flushed, that is absent, as after
+//! memcached's `flush_all`.
 //!
-//! It is kept in the region so that it survives any crash: what was flushed does not come back. The persistent words are
-//! [sealed](crate::record::checked_word).
+//! It is stored in the region so that it survives any crash: what was flushed does not come back.
+//! The persistent words are [checked words](crate::record::checked_word).
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -18,11 +19,11 @@ use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 
 /// The flushes of one map.
 pub(crate) struct FlushMark {
-    /// Where the persistent words are: the mark, and when a pending flush falls due.
+    /// The offset of the persistent words: the mark, and when a pending flush falls due.
     at: u64,
     /// Records with a smaller id are flushed.
     mark: AtomicU64,
-    /// A flush has chosen its mark, but nobody sees it yet.
+    /// Whether a flush has chosen its mark, but not made it visible yet.
     flushing: AtomicBool,
     /// When the pending flush falls due; 0: none is pending.
     due: AtomicU64,
@@ -31,15 +32,16 @@ pub(crate) struct FlushMark {
 }
 
 impl FlushMark {
-    /// Initial words for a new map, at `at`.
+    /// Stores the initial words of a new map, at `at`.
     pub(crate) fn create<M: Medium>(region: &Region<M>, at: u64) {
         store(region, at, 0, 0);
     }
 
-    /// Reads what the previous opening left.
+    /// Reads the mark that the previous opening has left.
     ///
     /// # Errors
-    /// `Damaged` if a word does not verify; never with [`OnSuspect::Salvage`], which does without.
+    /// `Damaged` if a word does not verify; never with [`OnSuspect::Salvage`], which goes on
+    /// without it.
     pub(crate) fn open<M: Medium>(
         region: &Region<M>,
         at: u64,
@@ -65,33 +67,34 @@ impl FlushMark {
         })
     }
 
-    /// Records with a smaller id are flushed.
+    /// Returns the mark: records with a smaller id are flushed.
     #[inline]
     pub(crate) fn mark(&self) -> u64 {
         self.mark.load(Acquire)
     }
 
-    /// The same for those who are about to store something: nothing while a flush is on its way, since an id that it leaves
-    /// alone must not go with what was seen before it.
+    /// Returns the mark, for a caller that is about to store something; `None` while a flush is
+    /// being made, because an id that the flush leaves alone must not be used for a value that was
+    /// computed from what it removes.
     #[inline]
     pub(crate) fn settled_mark(&self) -> Option<u64> {
         // Acquire, and first: once the flush is over, its mark is seen.
         if self.flushing.load(Acquire) { None } else { Some(self.mark()) }
     }
 
-    /// Waits until no flush is on its way.
+    /// Waits until no flush is being made.
     #[cold]
     pub(crate) fn wait_for_flush(&self) {
         drop(self.changing.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// When the pending flush falls due, if one is pending.
+    /// Returns when the pending flush falls due, if one is pending.
     pub(crate) fn due(&self) -> Option<u64> {
         Some(self.due.load(Relaxed)).filter(|&due| due != 0)
     }
 
-    /// Flushes everything stored so far, now or at the first operation at or after `at`. Replaces a flush
-    /// that is pending. Returns whether it happened now.
+    /// Flushes everything stored so far, now or at the first operation at or after `at`. Replaces a
+    /// flush that is pending. Returns `true` if it was made now.
     pub(crate) fn flush<M: Medium>(
         &self,
         region: &Region<M>,
@@ -112,7 +115,7 @@ impl FlushMark {
         })
     }
 
-    /// Carries out a pending flush whose time has come. Returns whether it did.
+    /// Makes a pending flush that is due. Returns `true` if it did.
     #[inline]
     pub(crate) fn flush_if_due<M: Medium>(
         &self,
@@ -120,7 +123,7 @@ impl FlushMark {
         cas_counter: &CasCounter,
         clock: &Time,
     ) -> bool {
-        // Relaxed: whoever was told that a flush is pending learned of it after the store.
+        // Relaxed: a thread that knows of a pending flush learned of it after the store.
         self.due.load(Relaxed) != 0 && self.flush_pending(region, cas_counter, clock)
     }
 
@@ -134,7 +137,8 @@ impl FlushMark {
         if self.due.load(Relaxed) > u64::from(clock.now()) {
             return false;
         }
-        // Whoever comes at the same time waits here, so nobody goes on before the mark is durable.
+        // Threads that come at the same time wait here, so that none goes on before the mark is
+        // durable.
         self.change(region, || {
             let due = self.due.load(Relaxed);
             let is_due = due != 0 && due <= u64::from(clock.now());
@@ -145,9 +149,9 @@ impl FlushMark {
         })
     }
 
-    /// Runs `change` while nobody else changes the persistent words.
+    /// Runs `change` while no other thread changes the persistent words.
     fn change<M: Medium, R>(&self, region: &Region<M>, change: impl FnOnce() -> R) -> R {
-        // A panic under the lock has poisoned the region, which every mutation asks first.
+        // A panic under the lock has poisoned the region, which every mutation checks first.
         let _held = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let poison = region.poison_on_panic();
         let changed = change();
@@ -156,13 +160,14 @@ impl FlushMark {
     }
 
     fn take_mark<M: Medium>(&self, region: &Region<M>, cas_counter: &CasCounter) {
-        // Every record whose put has returned has a smaller id. One that is being put with a smaller id
-        // notices under the key's lock that it would be born flushed, and takes a new one. One that is being put with
-        // a greater id waits until the mark is there: it could have been computed from what is flushed.
+        // Every record whose put has returned has a smaller id. A put that is running with a
+        // smaller id finds under the key's lock that its record would be flushed from the
+        // beginning, and takes a new id. A put that is running with a greater id waits until the
+        // mark is visible: its value could have been computed from what is flushed.
         self.flushing.store(true, Relaxed);
-        // A release that all greater ids come after.
+        // A release, which all greater ids come after.
         let mark = cas_counter.mark();
-        // A forked child must not write; its own memory will do for its own reads.
+        // A forked child must not write; its own memory suffices for its own reads.
         if region.ensure_writable().is_ok() {
             // The limit first: a mark above it would look damaged.
             cas_counter.cover(region, mark);
@@ -178,8 +183,8 @@ fn words<M: Medium>(region: &Region<M>, at: u64) -> &[PmU64; 2] {
     region.medium().at(at).expect("checked when the map was opened")
 }
 
-/// Both words share a line. A crash between the two stores leaves the mark taken and the flush pending: it
-/// is then carried out once more, before anything else happens.
+/// Both words share a cache line. A crash between the two stores leaves the mark taken and the
+/// flush pending: it is then made once more, before anything else happens.
 fn store<M: Medium>(region: &Region<M>, at: u64, mark: u64, due: u64) {
     let (m, words) = (region.medium(), words(region, at));
     m.store(&words[0], encode_checked(WordKind::FlushMark, mark));

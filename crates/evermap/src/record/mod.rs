@@ -1,15 +1,16 @@
-//! Records in the heap: writing them, and reading them without believing them.
+//! Records in the heap: writing them, and reading them without trusting them.
 //!
 //! The layout is drawn in [`evermap_index::record`]. What the store adds:
 //!
-//! * `control` is a [sealed](crate::record::checked_word) word; its low 32 bits are the expiry in seconds since 1970 (0:
-//!   never). It is changed by a single store under the key's lock. After the index has stopped naming the record,
-//!   durably, the word becomes a [tombstone](tombstone_of): bit 32 is set, and the low 32 bits are the number of the
-//!   opening that unbound the record. So damage to an index that leads to the record again does not bring it back.
-//!   The other bits are reserved;
-//! * `cas` is the CAS id;
-//! * the high 16 bits of the index word repeat the low 16 bits of the cas. A word and a record of
-//!   different ages (a page that went back in time) seldom agree;
+//! * `control` is a [checked word](crate::record::checked_word); its low 32 bits are the expiry in
+//!   seconds since 1970 (0: never). It is changed by a single store under the key's lock. After the
+//!   index has stopped naming the record, durably, the word becomes a [tombstone](tombstone_of):
+//!   bit 32 is set, and the low 32 bits are the number of the opening that unbound the record. So
+//!   damage to an index that leads to the record again does not bring it back. The other bits are
+//!   reserved;
+//! * `stamp` is the CAS id;
+//! * the high 16 bits of the index word repeat the low 16 bits of the CAS id. A word and a record
+//!   of different ages (a page that went back in time) seldom agree;
 //! * the checksum begins with the [owner](Owner), so that a record verifies in its own map only.
 
 pub(crate) mod cas;
@@ -26,15 +27,16 @@ use evermap_pm::{Medium, PmU64, Pool};
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::{Error, Item, Result};
 
-/// Longest value, bytes: 1 GiB. A large value takes neighbouring units of the file for itself.
+/// The maximum length of a value, bytes: 1 GiB. A large value takes neighbouring units of the file
+/// for itself.
 pub const VALUE_MAX: usize = 1 << 30;
 
 const TAG_SHIFT: u32 = 48;
 
-/// What is wrong where the index leads to a record that has a tombstone.
+/// The damage if the index leads to a record that has a tombstone.
 const REMOVED: &str = "it was removed or replaced, and the index leads to it again";
 
-/// Bytes of a record with a key and a value of these lengths.
+/// Returns the length of a record with a key and a value of these lengths, bytes.
 pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
     HEADER + ((key + value) as u64).next_multiple_of(8)
 }
@@ -43,10 +45,11 @@ fn word_of(offset: u64, cas: u64) -> u64 {
     offset | cas << TAG_SHIFT
 }
 
-/// Latest expiry of a record, in seconds since 1970: some time in the year 2106. In the file it has 32 bits.
+/// The latest expiry of a record, in seconds since 1970: in February 2106. In the file it has 32
+/// bits.
 pub const EXPIRY_MAX: u64 = u32::MAX as u64;
 
-/// Returns an expiry as it is stored: 0 is never. What expires in the first second of 1970 does so in the next.
+/// Returns an expiry as it is stored: 0 is never. An expiry of 0 is stored as 1.
 ///
 /// # Errors
 /// [`Error::ExpiryTooLate`].
@@ -65,7 +68,7 @@ pub(crate) fn decode_expiry(stored: u32) -> Option<u64> {
     (stored != 0).then_some(u64::from(stored))
 }
 
-/// A control word.
+/// Returns the control word of a live record.
 pub(crate) fn control_of(expires_at: u32) -> u64 {
     encode_checked(WordKind::Control, u64::from(expires_at))
 }
@@ -73,31 +76,34 @@ pub(crate) fn control_of(expires_at: u32) -> u64 {
 /// In a control word: the record is not bound to its key any more, or never was.
 const UNBOUND: u64 = 1 << 32;
 
-/// The control word of a record that stopped being bound, or turned out not to be needed, in the opening with this
-/// generation.
+/// Returns the control word of a record that was unbound, or turned out not to be needed, in the
+/// opening with this generation.
 pub(crate) fn tombstone_of(generation: u64) -> u64 {
     encode_checked(WordKind::Control, UNBOUND | opening_of(generation))
 }
 
-/// What a tombstone keeps of a generation. Two openings of one file that have it in common are four thousand million
-/// openings apart.
+/// Returns the part of a generation that a tombstone keeps. Two openings of one file that have it
+/// in common are 2^32 openings apart.
 fn opening_of(generation: u64) -> u64 {
     u64::from(generation as u32)
 }
 
-/// Which map a record belongs to: what its checksum begins with. A word that leads to a record of another map does not
-/// come from a crash, but a file that was cut off and grew again has such words.
+/// The map that a record belongs to: its checksum begins with this. A crash never leaves a word
+/// that leads to a record of another map, but a file that was cut off and grew again has such
+/// words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner(u32);
 
 impl Owner {
-    /// The map with this descriptor; 0: the default map, whose checksums begin with nothing.
+    /// Returns the owner for the map with this descriptor; 0: the default map, whose checksums
+    /// begin with nothing.
     pub(crate) fn of(descriptor: u64) -> Self {
         Owner(if descriptor == 0 { 0 } else { crc32c::crc32c(&descriptor.to_le_bytes()) })
     }
 }
 
-/// CRC32C of the owner and the header fields that it covers, to be continued with key and value.
+/// Returns the CRC32C of the owner and the header fields that it covers, to be continued with key
+/// and value.
 fn check_begin(owner: Owner, cas: u64, flags: u32, lengths: u64) -> u32 {
     let mut bytes = [0; 20];
     bytes[..8].copy_from_slice(&cas.to_le_bytes());
@@ -157,7 +163,7 @@ impl<'d, M: Medium> Draft<'d, M> {
         Ok(draft)
     }
 
-    /// Takes the space of a record, which is to be written before it is published.
+    /// Allocates the space of a record, which must be written before it is published.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -184,30 +190,31 @@ impl<'d, M: Medium> Draft<'d, M> {
         })
     }
 
-    /// Writes it and flushes it: durable after the next fence.
+    /// Writes the record and flushes it: durable after the next fence.
     ///
-    /// Not part of [`reserve`](Self::reserve), after which the draft moves: a processor that reads what it has just stored, in
-    /// other pieces, waits until all stores before have left, and these meet lines that are far away.
+    /// Separate from [`reserve`](Self::reserve), after which the draft is moved: reading back what
+    /// was just stored at another width defeats store forwarding, and would wait for the stores to
+    /// the cold lines of the record.
     pub(crate) fn flush(&self) {
         self.write_header();
         self.write_body();
         self.pool.medium().flush(self.cells(0));
     }
 
-    /// Writes it, durably.
+    /// Writes the record, durably.
     pub(crate) fn persist(&self) {
         self.flush();
         self.pool.medium().fence();
     }
 
-    /// Gives it another CAS id, durably.
+    /// Changes the CAS id, durably.
     pub(crate) fn set_cas(&self, cas: u64) {
         self.cas.set(cas);
         self.write_header();
         self.pool.medium().persist(&self.cells(0)[..HEADER as usize / 8]);
     }
 
-    /// Gives it another control word, durably.
+    /// Changes the control word, durably.
     pub(crate) fn set_control(&self, control: u64) {
         if control != self.control.replace(control) {
             let m = self.pool.medium();
@@ -217,15 +224,15 @@ impl<'d, M: Medium> Draft<'d, M> {
         }
     }
 
-    /// Somebody else has given it this control word.
+    /// Notes that the control word was changed to this without the draft.
     pub(crate) fn became(&self, control: u64) {
         self.control.set(control);
     }
 
-    /// When it expires, if it does.
+    /// Returns when the record expires, or `None` if it never does.
     #[inline]
     pub(crate) fn expiry(&self) -> Option<u32> {
-        // Mostly it does not, and needs no more than a comparison.
+        // Most records never expire, which a comparison tells.
         match self.control.get() {
             control if control == control_of(0) => None,
             control => decode_checked(WordKind::Control, control)
@@ -238,17 +245,17 @@ impl<'d, M: Medium> Draft<'d, M> {
         self.cas.get()
     }
 
-    /// What the index is to bind the key to.
+    /// Returns the word that the index is to bind the key to.
     pub(crate) fn word(&self) -> u64 {
         word_of(self.offset, self.cas())
     }
 
-    /// Bytes of the block that it occupies.
+    /// Returns the size of its block, bytes.
     pub(crate) fn block_bytes(&self) -> u64 {
         self.pool.block_size(record_bytes(self.key.len(), self.value.len()))
     }
 
-    /// The index names it now: it is no longer ours to free.
+    /// Notes that the index names the record: dropping the draft no longer frees it.
     pub(crate) fn set_published(&self) {
         self.published.set(true);
     }
@@ -313,7 +320,7 @@ impl<M: Medium> Drop for Draft<'_, M> {
 
 /// Frees the block of a record that was not published.
 fn free_unpublished<M: Medium>(pool: &Pool<M>, offset: u64) {
-    // It may be complete, and nobody was told that it was stored: it must not verify.
+    // It may be complete, and was not acknowledged: it must not verify.
     let (m, tombstone) = (pool.medium(), tombstone_of(pool.generation()));
     let header = m.at::<Header>(offset).expect("allocated");
     m.store(&header.control, tombstone);
@@ -321,8 +328,8 @@ fn free_unpublished<M: Medium>(pool: &Pool<M>, offset: u64) {
     pool.free_unpublished(offset);
 }
 
-/// A record that an index word names. Everything in it lies inside the medium; whether it is what was
-/// once written, only [`verify`](Record::verify) tells.
+/// A record that an index word names. All of it is inside the medium; whether it is what was once
+/// written, only [`verify`](Record::verify) tells.
 pub(crate) struct Record<'m, M: Medium> {
     medium: &'m M,
     header: &'m Header,
@@ -343,11 +350,11 @@ impl<M: Medium> Clone for Record<'_, M> {
 impl<M: Medium> Copy for Record<'_, M> {}
 
 impl<'m, M: Medium> Record<'m, M> {
-    /// The record that `word` names, or why there cannot be one.
+    /// Returns the record that `word` names, or why there cannot be one.
     #[inline]
     pub(crate) fn at(medium: &'m M, word: u64) -> Result<Self, &'static str> {
         let offset = word & OFFSET_MASK;
-        let header = medium.at::<Header>(offset).ok_or("it lies outside the file")?;
+        let header = medium.at::<Header>(offset).ok_or("it is outside the file")?;
         let cas = medium.load_relaxed(&header.stamp);
         if cas << TAG_SHIFT != word & !OFFSET_MASK {
             return Err("index and record are of different ages");
@@ -379,36 +386,38 @@ impl<'m, M: Medium> Record<'m, M> {
         self.value_len
     }
 
-    /// Bytes, as they were asked for when it was allocated.
+    /// Returns the length that was allocated for the record, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         record_bytes(self.key_len, self.value_len)
     }
 
-    /// The control word, as it is now.
+    /// Returns the control word, as it is now.
     pub(crate) fn control(&self) -> u64 {
         self.medium.load(&self.header.control)
     }
 
-    /// When it expires; `None` if it is not bound any more, or its control word is damaged.
+    /// Returns when the record expires, 0 for never; `None` if it is not bound any more, or its
+    /// control word is damaged.
     #[inline]
     pub(crate) fn expires_at(&self) -> Option<u32> {
         decode_checked(WordKind::Control, self.control())
             .and_then(|value| u32::try_from(value).ok())
     }
 
-    /// Whether it has a tombstone, or a control word that is damaged in such a way that it could be one.
+    /// Returns `true` if the record has a tombstone, or a damaged control word that could have been
+    /// one.
     #[inline]
     pub(crate) fn is_unbound(&self) -> bool {
         self.control() & UNBOUND != 0
     }
 
-    /// Whether it stopped being bound in the opening with this generation, so that a reader can have been led to it by the
-    /// index shortly before.
+    /// Returns `true` if the record was unbound in the opening with this generation, so that the
+    /// index can have led a reader to it shortly before.
     pub(crate) fn was_unbound_in(&self, generation: u64) -> bool {
         self.control() == tombstone_of(generation)
     }
 
-    /// Why [`expires_at`](Record::expires_at) returns `None`.
+    /// Returns why [`expires_at`](Record::expires_at) returns `None`.
     pub(crate) fn why_unreadable(&self) -> &'static str {
         match decode_checked(WordKind::Control, self.control()) {
             Some(value) if value & UNBOUND != 0 => REMOVED,
@@ -416,9 +425,11 @@ impl<'m, M: Medium> Record<'m, M> {
         }
     }
 
-    /// Makes the control word a [tombstone](tombstone_of), once nothing names the record any more and that is durable.
+    /// Makes the control word a [tombstone](tombstone_of), once nothing names the record any more
+    /// and that is durable.
     ///
-    /// Flushed and not fenced: nobody has to wait for it, since only damage leads to the record from now on.
+    /// Flushed and not fenced: nothing has to wait for it, because only damage leads to the record
+    /// from now on.
     #[inline]
     pub(crate) fn set_tombstone(&self, tombstone: u64) {
         self.set_control(tombstone);
@@ -430,7 +441,8 @@ impl<'m, M: Medium> Record<'m, M> {
         self.medium.fence();
     }
 
-    /// Changes the control word, durably after the next fence. Nobody else may change it meanwhile.
+    /// Changes the control word, durably after the next fence. No other thread may change it
+    /// meanwhile.
     pub(crate) fn set_control(&self, control: u64) {
         self.medium.store(&self.header.control, control);
         self.medium.flush(&self.header.control);
@@ -486,7 +498,7 @@ impl<'m, M: Medium> Record<'m, M> {
     }
 
     fn append(&self, from: usize, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        // A damaged length must not end the process for want of memory.
+        // A damaged length must not end the process because there is not enough memory.
         out.try_reserve(len)
             .map_err(|_| evermap_pm::Error::no_space("memory for a copy", len as u64))?;
         let start = out.len();
@@ -495,13 +507,14 @@ impl<'m, M: Medium> Record<'m, M> {
         Ok(())
     }
 
-    /// Whether this copy of the value is what was written under `key` in the map of `owner`.
+    /// Returns `true` if this copy of the value is what was written under `key` in the map of
+    /// `owner`.
     pub(crate) fn verifies(&self, owner: Owner, key: &[u8], value: &[u8]) -> bool {
         let check = crc32c::crc32c_append(self.check_begin(owner), key);
         self.check_is(crc32c::crc32c_append(check, value))
     }
 
-    /// Whether the record is what was written in the map of `owner`. Reads all of it.
+    /// Returns `true` if the record is what was written in the map of `owner`. Reads all of it.
     pub(crate) fn verify(&self, owner: Owner) -> bool {
         let mut buffer = [0; 512];
         let mut check = self.check_begin(owner);
@@ -514,28 +527,28 @@ impl<'m, M: Medium> Record<'m, M> {
         self.check_is(check)
     }
 
-    /// The value's bytes where they are.
+    /// Returns the bytes of the value where they are stored.
     ///
     /// # Safety
-    /// Nobody writes them while the slice lives.
+    /// No program and no other thread writes them while the slice lives.
     pub(crate) unsafe fn value_slice(&self) -> &'m [u8] {
         let start = self.cells.as_ptr().cast::<u8>();
-        // SAFETY: `cells` spans key and value and lives as long as the medium is borrowed; that nobody
-        // writes the bytes is the caller's promise.
+        // SAFETY: `cells` spans key and value and lives as long as the medium is borrowed; that
+        // nobody writes the bytes is the caller's promise.
         unsafe { std::slice::from_raw_parts(start.add(self.key_len), self.value_len) }
     }
 
-    /// An item around copies of key and value.
+    /// Returns an item around copies of key and value.
     pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], expires_at: u32) -> Item<'a> {
         let expires_at = decode_expiry(expires_at);
         Item { key, value, flags: self.flags(), cas: self.cas, expires_at }
     }
 
-    /// The error that says that this record is damaged.
+    /// Returns the error that reports that this record is damaged.
     #[cold]
     pub(crate) fn damaged(&self, what: &'static str) -> Error {
         let mut key = Vec::new();
-        // Without memory for the key the error names none.
+        // If there is no memory for the key, the error names none.
         let _ = self.append_key(&mut key);
         Error::damaged(&key, self.offset(), what)
     }
@@ -575,7 +588,7 @@ mod tests {
                 assert_eq!((record.flags(), record.cas()), (0xdead_beef, 0x1_2345));
                 assert_eq!(record.expires_at(), Some(77));
                 assert!(evermap_index::record::key_equals(pool.medium(), draft.word(), key));
-                // SAFETY: nobody writes this pool.
+                // SAFETY: nothing writes this pool.
                 assert_eq!(unsafe { record.value_slice() }, value);
             }
         }

@@ -1,50 +1,53 @@
-//! How long records usually are: how much of one is worth fetching before anybody knows how long it is.
+//! The usual length of records: how much of a record is worth prefetching before its length is
+//! known.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_pm::medium::LINE;
 
-/// Of so many records that are written, one is noted: whoever notes all would have readers wait for the line.
-const ONE_IN: u64 = 64;
-/// Longer than this, the processor sees by itself that a record is read from one end to the other.
-const MOST: u64 = 6 * LINE;
-/// A record of so many bytes comes with its key.
+/// Samples one write in this number: recording all would make the cache line bounce between writers
+/// and readers.
+const SAMPLE_RATE: u64 = 64;
+/// The maximum: in a longer record, the hardware prefetcher recognizes the sequential access.
+const MAX: u64 = 6 * LINE;
+/// A record of this length is prefetched together with its key.
 const SHORT: u64 = 2 * LINE;
 
-/// Bytes of a record that was noted lately; 0 as long as none was.
+/// The length of a record that was sampled recently, bytes; 0 until one was.
 #[derive(Default)]
 pub(crate) struct RecordSizeHint(AtomicU32);
 
 impl RecordSizeHint {
-    /// A record of so many bytes was written; `cas` is its CAS id.
+    /// Samples the length of a record that is written; `cas` is its CAS id.
     #[inline]
     pub(crate) fn written(&self, cas: u64, bytes: u64) {
-        if cas.is_multiple_of(ONE_IN) {
-            self.note(bytes);
+        if cas.is_multiple_of(SAMPLE_RATE) {
+            self.set(bytes);
         }
     }
 
-    /// A record of so many bytes was read.
+    /// Samples the length of a record that is read, if none was sampled yet.
     #[inline]
     pub(crate) fn read(&self, bytes: u64) {
         if self.0.load(Relaxed) == 0 {
-            self.note(bytes);
+            self.set(bytes);
         }
     }
 
-    fn note(&self, bytes: u64) {
+    fn set(&self, bytes: u64) {
         // Relaxed: a hint.
-        self.0.store(bytes.min(MOST) as u32, Relaxed);
+        self.0.store(bytes.min(MAX) as u32, Relaxed);
     }
 
-    /// How much of the next record to fetch.
+    /// Returns the number of bytes of the next record to prefetch.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.0.load(Relaxed)).max(LINE)
     }
 
-    /// The same, if that is more than what comes with its key.
+    /// Returns the number of bytes to prefetch if that is more than what is prefetched with the
+    /// key.
     #[inline]
     pub(crate) fn long(&self) -> Option<u64> {
         Some(self.bytes()).filter(|&bytes| bytes > SHORT)
@@ -56,17 +59,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_noted_last_is_usual() {
-        let usual = RecordSizeHint::default();
-        assert_eq!((usual.bytes(), usual.long()), (64, None));
-        usual.read(300);
-        usual.read(200);
-        assert_eq!((usual.bytes(), usual.long()), (300, Some(300)));
-        usual.written(1, 100);
-        assert_eq!(usual.bytes(), 300);
-        usual.written(ONE_IN, 100);
-        assert_eq!((usual.bytes(), usual.long()), (100, None));
-        usual.written(0, 1 << 20);
-        assert_eq!(usual.bytes(), MOST);
+    fn the_last_sample_counts() {
+        let hint = RecordSizeHint::default();
+        assert_eq!((hint.bytes(), hint.long()), (64, None));
+        hint.read(300);
+        hint.read(200);
+        assert_eq!((hint.bytes(), hint.long()), (300, Some(300)));
+        hint.written(1, 100);
+        assert_eq!(hint.bytes(), 300);
+        hint.written(SAMPLE_RATE, 100);
+        assert_eq!((hint.bytes(), hint.long()), (100, None));
+        hint.written(0, 1 << 20);
+        assert_eq!(hint.bytes(), MAX);
     }
 }

@@ -56,8 +56,8 @@ fn appending_keeps_what_is_there() {
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"short");
 }
 
-/// Whatever was there before a flush is gone after it, and is not carried on by who read it before: here in the middle
-/// of the flush, when it has chosen what it makes absent, and nobody knows yet.
+/// Whatever was there before a flush is gone after it, and is not carried on by who read it before:
+/// here in the middle of the flush, when it has chosen what it makes absent, and nobody knows yet.
 #[test]
 fn nothing_is_computed_from_what_is_flushed() {
     type Add = fn(&Map<Kept>);
@@ -137,8 +137,8 @@ fn nothing_is_lost_between_threads() {
     }
 }
 
-/// A flush and a newer record come before `replace` stores its own, so it has to begin again; and before it does, the key
-/// is removed. So nothing is replaced, whatever the first attempt has seen.
+/// A flush and a newer record come before `replace` stores its own, so it has to begin again; and
+/// before it does, the key is removed. So nothing is replaced, whatever the first attempt has seen.
 #[test]
 fn a_replacement_that_begins_again_reports_what_it_finds_then() {
     let memory = Kept::new(16 << 20);

@@ -347,8 +347,8 @@ fn without_space_nothing_happens_and_nobody_sees_anything() {
     }
 }
 
-/// Whatever else changes single keys meanwhile, transfers neither make nor lose anything, and whoever looks at all
-/// accounts together sees that.
+/// Whatever else changes single keys meanwhile, transfers neither make nor lose anything, and
+/// whoever looks at all accounts together sees that.
 #[test]
 fn transfers_conserve() {
     const ACCOUNTS: usize = 6;
@@ -376,7 +376,8 @@ fn transfers_conserve() {
                             (0 | 1, _) => {
                                 let mut batch = Batch::new();
                                 batch.add(&names[from], -amount).add(&names[to], amount);
-                                // A key that comes and goes, so that the index changes its shape too.
+                                // A key that comes and goes, so that the index changes its shape
+                                // too.
                                 let key = random.below(500).to_le_bytes();
                                 match random.below(2) {
                                     0 => batch.put(&key, &value_of(&key, round, 60)),
@@ -424,7 +425,8 @@ fn transfers_conserve() {
             });
             threads.spawn(move || {
                 while !done.load(SeqCst) {
-                    // What single additions have added for sure before, and may have afterwards at most.
+                    // What single additions have added for sure before, and may have afterwards at
+                    // most.
                     let least = added.load(SeqCst);
                     let mut sum = 0;
                     map.get_together(names, |_, item| {
@@ -447,7 +449,8 @@ fn transfers_conserve() {
     }
 }
 
-/// A batch that a panic stops anywhere is there wholly or not at all when the store is opened again.
+/// A batch that a panic stops anywhere is there wholly or not at all when the store is opened
+/// again.
 #[test]
 fn a_panic_at_any_flush_leaves_all_or_nothing() {
     for &kind in IndexKind::ALL {
@@ -545,7 +548,8 @@ fn word(memory: &Kept, at: u64) -> &PmU64 {
     memory.at(at).unwrap()
 }
 
-/// A batch stops after it was decided and before it has changed anything: for what opening makes of it.
+/// A batch stops after it was decided and before it has changed anything: for what opening makes of
+/// it.
 fn stopped_in_the_middle() -> (Kept, Options) {
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).seed(11);
     for flushes in 0.. {

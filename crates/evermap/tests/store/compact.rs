@@ -81,7 +81,8 @@ fn what_moves_stays_the_same() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// A store whose space is all in blocks of sizes that nobody asks for any more finds room by itself.
+/// A store whose space is all in blocks of sizes that nobody asks for any more finds room by
+/// itself.
 #[test]
 fn a_scattered_full_store_has_room() {
     let store = store(1 << 20);
@@ -97,7 +98,8 @@ fn a_scattered_full_store_has_room() {
     }
 }
 
-/// A full store is being checked, which waits for a reader, and the reader's thread looks for space: it gets its error.
+/// A full store is being checked, which waits for a reader, and the reader's thread looks for
+/// space: it gets its error.
 #[test]
 fn looking_for_space_waits_for_nobody_who_waits_for_us() {
     let store = store(1 << 20);
@@ -118,7 +120,8 @@ fn looking_for_space_waits_for_nobody_who_waits_for_us() {
     });
 }
 
-/// All that could be reused is held up by a reader that is about to end: he who lacks space waits for it.
+/// All that could be reused is held up by a reader that is about to end: he who lacks space waits
+/// for it.
 #[test]
 fn space_that_a_reader_holds_up_is_waited_for() {
     let store = store(1 << 20);
@@ -147,7 +150,8 @@ fn space_that_a_reader_holds_up_is_waited_for() {
 /// Nobody notices records moving.
 #[test]
 fn records_move_beside_readers_and_writers() {
-    // Much more than is needed: a thread that has to wait for a processor holds up the reuse of what others remove.
+    // Much more than is needed: a thread that has to wait for a processor holds up the reuse of
+    // what others remove.
     let store = store(256 << 20);
     let enough = AtomicBool::new(false);
     std::thread::scope(|threads| {
@@ -198,5 +202,5 @@ fn it_happens_in_the_background() {
     while map.space().unwrap().extent_bytes > full / 2 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }

@@ -16,7 +16,8 @@ fn number(value: &[u8]) -> u64 {
     u64::from_le_bytes(value.try_into().expect("eight bytes"))
 }
 
-/// Nothing is lost and nothing invented: increments by `modify` and by `compare_exchange`, and transfers.
+/// Nothing is lost and nothing invented: increments by `modify` and by `compare_exchange`, and
+/// transfers.
 #[test]
 fn increments_are_conserved() {
     const KEYS: u64 = 8;
@@ -73,7 +74,8 @@ fn increments_are_conserved() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// Whoever reads while values are overwritten, removed and inserted sees whole values of the right key.
+/// Whoever reads while values are overwritten, removed and inserted sees whole values of the right
+/// key.
 #[test]
 fn readers_see_whole_values() {
     const KEYS: u64 = 200;
@@ -141,8 +143,9 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// What is there throughout is shown exactly once, however the index changes its shape meanwhile. What comes or goes is
-/// shown at most once: under each of its values, since a key that is removed and put again has another record.
+/// What is there throughout is shown exactly once, however the index changes its shape meanwhile.
+/// What comes or goes is shown at most once: under each of its values, since a key that is removed
+/// and put again has another record.
 #[test]
 fn iteration_shows_what_stays_exactly_once() {
     const STABLE: u64 = 3_000;
@@ -157,7 +160,8 @@ fn iteration_shows_what_stays_exactly_once() {
         // However the rounds end, the writer must.
         let _ends = Ends(done);
         threads.spawn(move || {
-            // Grows to ten times the size and shrinks again: splits, doublings, merges and halvings.
+            // Grows to ten times the size and shrinks again: splits, doublings, merges and
+            // halvings.
             for cycle in 0u64.. {
                 if done.load(SeqCst) {
                     break;
@@ -217,8 +221,8 @@ fn churn(store: &evermap::Map<Kept>, own: &mut Own, me: u64, random: &mut Random
     }
 }
 
-/// The sweep after an unclean stop runs beside mutations; afterwards the counts are exact, nothing is lost, and
-/// nothing leaks.
+/// The sweep after an unclean stop runs beside mutations; afterwards the counts are exact, nothing
+/// is lost, and nothing leaks.
 #[test]
 fn sweeping_under_load_ends_exact() {
     const THREADS: u64 = 3;
@@ -241,7 +245,8 @@ fn sweeping_under_load_ends_exact() {
                 threads.spawn(move || {
                     let mut random = Random::new(round * 10 + me as u64 + 5);
                     let mut after = 0;
-                    // Until the sweep is through, and a little longer: reuse of old blocks begins then.
+                    // Until the sweep is through, and a little longer: reuse of old blocks begins
+                    // then.
                     while after < 2_000 {
                         churn(store, own, me as u64, &mut random);
                         after += u64::from(swept.load(SeqCst));
@@ -263,7 +268,8 @@ fn sweeping_under_load_ends_exact() {
     }
 }
 
-/// An insert that found the old record flushed comes after the flush, so it must not be flushed itself.
+/// An insert that found the old record flushed comes after the flush, so it must not be flushed
+/// itself.
 #[test]
 fn inserts_beside_flushes_are_before_or_after() {
     let map = crate::common::in_memory(crate::common::options()).unwrap();
@@ -341,7 +347,7 @@ fn closing_under_load_loses_nothing() {
             while map.len().value < 5_000 * (round + 1) {
                 thread::yield_now();
             }
-            map.db().clone().close().unwrap();
+            map.into_db().close().unwrap();
             writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
         });
         let map = crate::common::open_file(&path, small_extents()).unwrap();
@@ -375,5 +381,5 @@ fn panics_of_callers_harm_nothing() {
     map.put(b"key", b"other").unwrap();
     let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }

@@ -1,9 +1,9 @@
 //! What must add up adds up, whenever the process is killed.
 //!
-//! A child lets threads add to counters, exchange, append, transfer between accounts, store what expires, purge and flush,
-//! until it is killed. Beside the store it keeps a ledger, a file of its own: what each thread is about to do, and what
-//! it was told was done. The parent compares. A few kills by default, as many as `EVERMAP_CONSERVATION` says else, over
-//! every index.
+//! A child lets threads add to counters, exchange, append, transfer between accounts, store what
+//! expires, purge and flush, until it is killed. Beside the store it keeps a ledger, a file of its
+//! own: what each thread is about to do, and what it was told was done. The parent compares. A few
+//! kills by default, as many as `EVERMAP_CONSERVATION` says else, over every index.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -23,8 +23,8 @@ const ACCOUNTS: usize = 5;
 const SIDES: [&str; 2] = ["this side", "that side"];
 /// Threads whose doings are tallied.
 const THREADS: usize = 3;
-/// Things that each of them tallies: counters that are added to, counters that are exchanged, logs that are appended to,
-/// keys that are put after they have expired.
+/// Things that each of them tallies: counters that are added to, counters that are exchanged, logs
+/// that are appended to, keys that are put after they have expired.
 const THINGS: usize = 8;
 const KINDS: [&str; THINGS] = ["add", "add", "exchange", "exchange", "log", "log", "key", "key"];
 /// CAS ids that each thread notes.

@@ -24,8 +24,9 @@ fn key_of(number: u64) -> Vec<u8> {
     format!("key {number}").into_bytes()
 }
 
-/// The record, the slot, the bucket's header: three, and two where the slot shares the header's line. More only
-/// where room has to be made: a split, a displacement, a new extent, a new range of CAS ids.
+/// The record, the slot, the bucket's header: three, and two where the slot shares the header's
+/// line. More only where room has to be made: a split, a displacement, a new extent, a new range of
+/// CAS ids.
 #[test]
 fn a_put_waits_three_times() {
     let medium = Kept::new(64 << 20);

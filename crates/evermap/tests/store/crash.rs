@@ -548,14 +548,14 @@ impl Subject for Workload {
         live.verify()?;
         live.steps(&history, &mut rng, 5)?;
         if self.maps == 0 {
-            live.store.db().clone().close().map_err(text)?;
+            live.store.into_db().close().map_err(text)?;
             return Ok(history);
         }
         // Closed before anybody has freed what the map had: nothing may stay taken for ever.
         live.drop_map(&history, rng.below(self.maps))?;
         let expected: Vec<_> =
             live.all_keys().map(|key| live.version(key)).collect::<Result<_, _>>()?;
-        live.store.db().clone().close().map_err(text)?;
+        live.store.into_db().close().map_err(text)?;
         let live = Live::open(&live.sim, self)?;
         for (key, expected) in live.all_keys().zip(expected) {
             if live.version(key)? != expected {
@@ -629,9 +629,9 @@ fn process_death_with_named_maps() {
     campaign_with_maps(Model::ProcessDeath, 300);
 }
 
-/// Mistakes that batches carry in themselves, for tests like this one: the intent is not durable when it is decided
-/// (1), new keys are there before that (2), the intent is gone before what it says is durable (3), or before a recovery
-/// has carried it out (4).
+/// Mistakes that batches carry in themselves, for tests like this one: the intent is not durable
+/// when it is decided (1), new keys are there before that (2), the intent is gone before what it
+/// says is durable (3), or before a recovery has carried it out (4).
 #[test]
 fn mistakes_in_batches_are_found() {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
@@ -666,8 +666,9 @@ fn a_tombstone_before_its_time_is_found() {
     assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
 }
 
-/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), an orderly close saves as taken
-/// what a dropped map had (2), a sweep does not see dropped maps that are freed later (3).
+/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), an orderly
+/// close saves as taken what a dropped map had (2), a sweep does not see dropped maps that are
+/// freed later (3).
 #[test]
 fn mistakes_in_named_maps_are_found() {
     let workload = Workload { keys: 4, maps: 2, ops: 120, index: IndexKind::Clht };

@@ -1,9 +1,9 @@
 //! A damaged file may cost an answer, never a crash, a hang or a wrong value.
 //!
-//! Damages a store of 256 KiB in every way of a list, opens it, and uses it. A sample of the list by default;
-//! all of it (some hundred thousand files) where `EVERMAP_DAMAGE=all` is set, or one case by its name. The
-//! cases run in processes of their own with limits on memory and time, so that a crash or a hang is noticed
-//! and named.
+//! Damages a store of 256 KiB in every way of a list, opens it, and uses it. A sample of the list
+//! by default; all of it (some hundred thousand files) where `EVERMAP_DAMAGE=all` is set, or one
+//! case by its name. The cases run in processes of their own with limits on memory and time, so
+//! that a crash or a hang is noticed and named.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -56,7 +56,8 @@ fn number_of(key: &[u8]) -> u64 {
     digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
 }
 
-/// Removes keys in all ways but the usual one, and makes changes that are refused: what they leave behind must not be seen.
+/// Removes keys in all ways but the usual one, and makes changes that are refused: what they leave
+/// behind must not be seen.
 fn remove_in_other_ways(map: &Map, stage: u64) -> evermap::Result<()> {
     let gone = |number: u64| key_of(KEYS + 10 * stage + number);
     for number in 0..10 {
@@ -233,7 +234,7 @@ fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
         let named = named(&map).unwrap();
         (1..NAMED_KEYS).for_each(|number| put(&named, number, stage * 1000 + number).unwrap());
         drop(named);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         older.push(std::fs::read(path).unwrap());
     }
     if stop == "unclean" {
@@ -273,7 +274,8 @@ struct Tally {
     /// Answers of the named map, and times when it could not be opened.
     named: u64,
     unnamed: u64,
-    /// Damaged files in which something is missing, and those of which a check said that they are sound.
+    /// Damaged files in which something is missing, and those of which a check said that they are
+    /// sound.
     lossy: u64,
     unnoticed: Vec<String>,
 }
@@ -285,14 +287,16 @@ struct Contents {
     named: BTreeMap<u64, u64>,
 }
 
-/// Asserts that this is the present version of its key, and not an older one, nor something that was removed or refused.
+/// Asserts that this is the present version of its key, and not an older one, nor something that
+/// was removed or refused.
 fn assert_current(item: &Item<'_>, expected: &BTreeMap<u64, u64>) {
     assert!(was_stored(item), "wrong value: {item:?}");
     let current = expected.get(&number_of(item.key));
     assert_eq!(Some(&u64::from(item.flags)), current, "what is over has come back: {item:?}");
 }
 
-/// Looks for everything in one map in every way; answers how many keys are missing without an error.
+/// Looks for everything in one map in every way; answers how many keys are missing without an
+/// error.
 fn look_closely(map: &Map, keys: u64, expected: &BTreeMap<u64, u64>) -> u64 {
     let mut missing = 0;
     for number in 0..keys {
@@ -361,7 +365,8 @@ impl Tally {
         });
         let mut all_were_stored = |item: evermap::Result<Item<'_>>| {
             if let Ok(item) = item {
-                // Not even what is in the catalogue, whose pairs a walk can meet where a file was cut off.
+                // Not even what is in the catalogue, whose pairs a walk can meet where a file was
+                // cut off.
                 assert!(was_stored(&item), "wrong value: {item:?}");
             }
             ControlFlow::Continue(())
@@ -372,7 +377,8 @@ impl Tally {
         }
     }
 
-    /// Looks at a damaged file without changing it: what is shown is what it had last, and what is missing is noticed.
+    /// Looks at a damaged file without changing it: what is shown is what it had last, and what is
+    /// missing is noticed.
     fn inspect(&mut self, path: &Path, options: &Options, expected: &Contents, damage: &Damage) {
         for round in 0..2 {
             let Ok(map) = crate::common::open_file(path, options.clone()) else { return };
@@ -389,7 +395,7 @@ impl Tally {
                     self.unnoticed.push(format!("{damage}: {missing} missing"));
                 }
             }
-            let _ = map.db().clone().close();
+            let _ = map.into_db().close();
         }
     }
 
@@ -423,7 +429,7 @@ impl Tally {
             }
             self.look(&map, expected);
         }
-        let _ = map.db().clone().close();
+        let _ = map.into_db().close();
         // And once more: what the damage led to must not be worse.
         if let Ok(map) = crate::common::open_file(path, options) {
             self.look(&map, expected);
@@ -441,7 +447,7 @@ fn contents(path: &Path, index: IndexKind) -> Contents {
         (0..KEYS).filter_map(pair).collect()
     };
     let contents = Contents { default: of(&map), named: of(&named(&map).unwrap()) };
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     contents
 }
 
@@ -497,8 +503,10 @@ fn use_damaged_files() {
     }
     writeln!(
         out,
-        "tried {} damaged files: {} openings refused, {} answers, {} missing, {} errors, {} checks found problems; \
-         named map: {} answers, {} not opened; {} files with something missing, of which a check called {} sound",
+        "tried {} damaged files: {} openings refused, {} answers, {} missing, \
+         {} errors, {} checks found problems; \
+         named map: {} answers, {} not opened; {} files with something missing, \
+         of which a check called {} sound",
         tally.cases,
         tally.refused,
         tally.answers,
@@ -514,8 +522,8 @@ fn use_damaged_files() {
     for case in &tally.unnoticed {
         writeln!(out, "unnoticed: {case}").unwrap();
     }
-    // An orderly stop leaves counts. They are no help where the file ends early, or has a page of another time, or where the
-    // words are wrong that say how it was stopped.
+    // An orderly stop leaves counts. They are no help where the file ends early, or has a page of
+    // another time, or where the words are wrong that say how it was stopped.
     let unnoticed = tally.unnoticed.len() as u64;
     assert!(unnoticed == 0 || stop != "orderly" || parts[3] != "mangled", "losses are not noticed");
     assert!(unnoticed * 2 < tally.lossy, "most losses are not noticed");
@@ -573,12 +581,13 @@ fn mangled_after_an_unclean_stop() {
     IndexKind::ALL.iter().for_each(|&index| supervise("unclean", index, "mangled"));
 }
 
-/// After an unclean stop there is no count to compare with: what is left of the index has to show that something is
-/// missing.
+/// After an unclean stop there is no count to compare with: what is left of the index has to show
+/// that something is missing.
 #[test]
 fn zeroed_pages_of_an_index_are_noticed() {
     const RECORDS: u64 = 3000;
-    // Level hashing fills some buckets of a region before others, so that a page without records says nothing.
+    // Level hashing fills some buckets of a region before others, so that a page without records
+    // says nothing.
     for &index in IndexKind::ALL.iter().filter(|&&index| index != IndexKind::Level) {
         let options = Options::small(2 << 20).index(index).seed(5);
         let memory = common::Kept::new(2 << 20);
@@ -606,14 +615,15 @@ fn zeroed_pages_of_an_index_are_noticed() {
     }
 }
 
-/// A store in memory, closed in order, whose keys below 20 were removed, and those from 20 to 39 replaced.
+/// A store in memory, closed in order, whose keys below 20 were removed, and those from 20 to 39
+/// replaced.
 fn with_removed(options: &Options) -> common::Kept {
     let memory = common::Kept::new(1 << 20);
     let store = memory.open(options).unwrap();
     (0..100u64).for_each(|key| store.put(&key.to_le_bytes(), b"old").unwrap());
     (0..20u64).for_each(|key| assert!(store.remove(&key.to_le_bytes()).unwrap()));
     (20..40u64).for_each(|key| store.put(&key.to_le_bytes(), b"new").unwrap());
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     memory
 }
 
@@ -623,8 +633,8 @@ fn a_flipped_bit_brings_nothing_back() {
     for &index in IndexKind::ALL {
         let options = Options::small(1 << 20).index(index).seed(1);
         let memory = with_removed(&options);
-        // Bits that are set and their neighbours: of the others there are too many. A bucket of Dash says in its fourth
-        // word which slots are taken.
+        // Bits that are set and their neighbours: of the others there are too many. A bucket of
+        // Dash says in its fourth word which slots are taken.
         let mut random = Random::new(3);
         let is_dash = matches!(index, IndexKind::DashEh | IndexKind::DashLh);
         let bits = (0..memory.len() * 8).filter(|bit| {

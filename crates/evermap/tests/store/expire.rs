@@ -50,7 +50,7 @@ fn purges_come_when_something_can_have_expired() {
     assert_eq!((store.db().purge_if_due().unwrap(), stat().purges), (0, 0));
     assert_eq!(stat().next_expiry, Some(4000));
     // What earlier openings have stored is not forgotten.
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     clock.set(4000);
     assert_eq!(store.stat().next_expiry, Some(0), "nobody has looked yet");
@@ -59,7 +59,8 @@ fn purges_come_when_something_can_have_expired() {
     assert_eq!((stat.next_expiry, stat.purges), (None, 1), "by a walk");
 }
 
-/// Records that expire take the place of those that have, without anybody being told to purge, and without a walk.
+/// Records that expire take the place of those that have, without anybody being told to purge, and
+/// without a walk.
 #[test]
 fn what_has_expired_makes_room() {
     let value = [1; 1000];
@@ -80,7 +81,7 @@ fn what_has_expired_makes_room() {
                     let stored = store.put_with(&key, &value, until(1002 + second));
                     assert!(stored.is_ok(), "{kind}, second {second}, {i}: {stored:?}");
                 }
-                let key = (second * 1000).to_le_bytes();
+                let key = (second as u32 * 1000).to_le_bytes();
                 assert!(store.contains(&key).unwrap(), "{kind}: no live record goes");
             }
             assert_eq!(store.stat().purges, 0, "{kind}");
@@ -94,7 +95,8 @@ fn what_has_expired_makes_room() {
     }
 }
 
-/// Right after a flush there is room for as much as before it, whether or not a thread in the background purges.
+/// Right after a flush there is room for as much as before it, whether or not a thread in the
+/// background purges.
 #[test]
 fn what_was_flushed_makes_room() {
     let options = crate::common::options().max_bytes(4 << 20);
@@ -126,7 +128,7 @@ fn what_has_expired_since_an_earlier_opening_makes_room() {
         users.put_with(&i.to_le_bytes(), &[1; 1000], until(2000)).unwrap();
     }
     let bytes = store.bytes().value;
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     clock.set(2000);
     let store = memory.open(&options.max_bytes(bytes)).unwrap();
     let users = store.db().map("users", evermap::MapOptions::new().max_bytes(bytes)).unwrap();
@@ -137,7 +139,8 @@ fn what_has_expired_since_an_earlier_opening_makes_room() {
     assert_eq!((store.len().value, users.len().value, store.bytes().value), (1000, 1000, bytes));
 }
 
-/// A purge that comes between the beginning of a change and its end does not make the store forget when the record expires.
+/// A purge that comes between the beginning of a change and its end does not make the store forget
+/// when the record expires.
 #[test]
 fn a_purge_in_the_middle_of_a_change_forgets_nothing() {
     type Change = fn(&evermap::Map<Kept>);
@@ -209,7 +212,8 @@ fn whatever_replaces_a_record_is_found_when_it_expires() {
     }
 }
 
-/// When the clock goes back, what has expired stays absent; once it is gone, the store follows the clock.
+/// When the clock goes back, what has expired stays absent; once it is gone, the store follows the
+/// clock.
 #[test]
 fn a_clock_that_goes_back_brings_nothing_back() {
     let clock = Clock::manual(1000);
@@ -230,7 +234,8 @@ fn a_clock_that_goes_back_brings_nothing_back() {
     assert_eq!(store.get(b"a").unwrap().as_deref(), Some(&b"4"[..]));
     clock.set(1800);
     assert_eq!((store.get(b"a").unwrap(), store.db().purge_if_due().unwrap()), (None, 1));
-    // A clock that was wrong for a moment costs what had expired by it, and nothing of what comes later.
+    // A clock that was wrong for a moment costs what had expired by it, and nothing of what comes
+    // later.
     clock.set(EXPIRY_MAX);
     assert_eq!(store.get(b"b").unwrap(), None);
     clock.set(1801);

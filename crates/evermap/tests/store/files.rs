@@ -49,7 +49,7 @@ fn an_orderly_stop_leaves_everything_in_order() {
         (expected, bytes, cas) = (map.len(), map.bytes(), map.stat().next_cas);
         assert_eq!(expected.value, 500 * (round + 1));
         if round % 2 == 0 {
-            map.db().clone().close().unwrap();
+            map.into_db().close().unwrap();
         } // Otherwise dropping the last handle closes.
     }
     let report = open(&path).db().check(true).unwrap();
@@ -60,14 +60,14 @@ fn an_orderly_stop_leaves_everything_in_order() {
 fn handles_know_that_another_closed_the_store() {
     let map = crate::common::in_memory(crate::common::options()).unwrap();
     let other = map.clone();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     assert!(matches!(other.get(b"key"), Err(Error::Closed)));
     assert!(matches!(other.put(b"key", b"value"), Err(Error::Closed)));
     assert!(matches!(other.for_each(|_| ControlFlow::Continue(())), Err(Error::Closed)));
     assert!(matches!(other.iter().next(), Some(Err(Error::Closed))));
     assert!(matches!(other.db().purge(), Err(Error::Closed)));
     assert!(matches!(other.db().check(true), Err(Error::Closed)));
-    other.db().clone().close().unwrap();
+    other.into_db().close().unwrap();
 }
 
 /// Writes until it is killed, saying what it is about to do and what was acknowledged.
@@ -168,11 +168,12 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
             assert!(report.is_sound(), "{report}");
             assert!(map.len().exact);
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
     }
 }
 
-/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only once.
+/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only
+/// once.
 #[test]
 fn a_pending_flush_survives_a_kill() {
     let directory = tempfile::tempdir().unwrap();
@@ -195,7 +196,7 @@ fn a_pending_flush_survives_a_kill() {
     assert_eq!(map.get(b"early").unwrap(), None);
     map.put(b"late", b"value").unwrap();
     assert_eq!(map.stat().flush_due, None);
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let map = crate::common::open_file(&path, options().clock(Clock::manual(3000))).unwrap();
     assert_eq!(map.get(b"late").unwrap().as_deref(), Some(&b"value"[..]));
     assert_eq!(map.get(b"early").unwrap(), None);
@@ -294,7 +295,7 @@ fn suspect_files_are_opened_only_as_told() {
     assert!((0..1000u32).all(|key| salvaged.get(&key.to_le_bytes()).unwrap().is_some()));
     let report = salvaged.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    salvaged.db().clone().close().unwrap();
+    salvaged.into_db().close().unwrap();
     assert!(!open(&copy).stat().suspect, "an orderly stop ends the suspicion");
     fresh_copy();
     // Asked for, but not needed: a file that is not suspect is kept.
@@ -308,7 +309,8 @@ fn suspect_files_are_opened_only_as_told() {
 fn limits_are_enforced_by_errors() {
     let map = crate::common::in_memory(crate::common::options()).unwrap();
     let long = vec![b'k'; KEY_MAX + 1];
-    let too_long = |result: evermap::Result<bool>| matches!(result, Err(Error::KeyTooLong { len, max }) if (len, max) == (KEY_MAX + 1, KEY_MAX));
+    let limits = (KEY_MAX + 1, KEY_MAX);
+    let too_long = |result: evermap::Result<bool>| matches!(result, Err(Error::KeyTooLong { len, max }) if (len, max) == limits);
     assert!(too_long(map.put(&long, b"").map(|()| true)));
     assert!(too_long(map.get(&long).map(|value| value.is_some())));
     assert!(too_long(map.remove(&long)));
@@ -382,7 +384,7 @@ fn a_quarter_of_a_mebibyte_is_enough() {
     assert!(error.is_no_space(), "{error}");
     assert!(count > 800, "only {count} records");
     assert!(std::fs::metadata(&path).unwrap().len() <= 256 << 10);
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let map = crate::common::open_file(&path, small()).unwrap();
     let whole = |map: &Map| {
         (0..count).all(|key| map.get(&key.to_le_bytes()).unwrap() == Some(vec![key as u8; 100]))
@@ -410,11 +412,13 @@ fn fork_and_look() {
     let is_borrowed = || map.get_ref(b"key").unwrap().unwrap().is_borrowed();
     assert!(is_borrowed());
     let (mut until_finished, finished) = std::io::pipe().unwrap();
-    // SAFETY: the child below uses the store and ends; other threads of this process hold no lock that it
-    // needs: the store is idle.
+    // SAFETY: the child below uses the store and ends; other threads of this process hold no lock
+    // that it needs: the store is idle.
     let process = unsafe { libc::fork() };
     if process == 0 {
-        let forked = |result: evermap::Result<bool>| matches!(result, Err(error) if error.kind() == ErrorKind::Forked);
+        let forked = |result: evermap::Result<bool>| {
+            result.is_err_and(|error| error.kind() == ErrorKind::Forked)
+        };
         let mut fine = map.get(b"key").unwrap().as_deref() == Some(b"value");
         fine &= forked(map.put(b"key", b"child").map(|()| true));
         fine &= forked(map.remove(b"key"));
@@ -451,7 +455,7 @@ fn fork_and_look() {
     assert_eq!(map.get(b"parts").unwrap(), Some([[1; 5], [3; 5]].concat()));
     assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     map.put(b"key", b"parent").unwrap();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }
 
 #[test]
@@ -469,12 +473,10 @@ fn forked_children_cannot_write() {
 
 #[test]
 fn volatile_stores_have_no_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("map");
-    let map = crate::common::open_file(&path, common::options()).unwrap();
+    let map = crate::common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     let stat = map.stat();
     assert_eq!((stat.path, &stat.file_system[..], stat.medium), (None, "memory", "volatile"));
-    assert!(!path.exists());
-    map.db().clone().close().unwrap();
+    assert_eq!(stat.durability, evermap::Durability::Volatile);
+    map.into_db().close().unwrap();
 }

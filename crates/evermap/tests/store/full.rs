@@ -57,8 +57,8 @@ fn check<M: Medium>(store: &Map<M>, model: &Model) {
     assert_eq!(report.records, model.len() as u64);
 }
 
-/// Small values let the index grow and double until space ends in the midst of that; large ones end in an
-/// allocation. Each capacity ends elsewhere.
+/// Small values let the index grow and double until space ends in the midst of that; large ones end
+/// in an allocation. Each capacity ends elsewhere.
 #[test]
 fn space_ends_anywhere() {
     for round in 0..40u64 {
@@ -70,7 +70,8 @@ fn space_ends_anywhere() {
         for step in 0..6u64 {
             let len = [0, 100, 1000, 6000][(round + step) as usize % 4];
             fill(&store, &mut model, &mut next, len);
-            // Overwriting needs space for the new value before the old one is gone: it works or changes nothing.
+            // Overwriting needs space for the new value before the old one is gone: it works or
+            // changes nothing.
             for &number in model.keys().step_by(7) {
                 let key = key_of(number);
                 if let Err(error) = store.put(&key, &value_of(&key, number + 1, len)) {
@@ -141,7 +142,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // SAFETY: the path ends with a zero byte. A failure leaves the mount to the end of the machine.
+        // SAFETY: the path ends with a zero byte. A failure leaves the mount to the end of the
+        // machine.
         unsafe { libc::umount2(c_string(&self.0).as_ptr(), libc::MNT_DETACH) };
     }
 }
@@ -169,10 +171,11 @@ fn a_full_disk_loses_nothing() {
         verify(&map, &model);
         // There is no room for anything at the end either.
         disk.take_all_but(0);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         let map = crate::common::open_file(&path, options()).unwrap();
         verify(&map, &model);
-        // Whole extents become free, and their pages go back to the disk, where another file takes them.
+        // Whole extents become free, and their pages go back to the disk, where another file takes
+        // them.
         model.retain(|&number, _| {
             let goes = number % 5 != 0 || number < next / 2;
             assert!(!goes || map.remove(&key_of(number)).unwrap());
@@ -184,7 +187,7 @@ fn a_full_disk_loses_nothing() {
         disk.give_back();
         fill(&map, &mut model, &mut next, 200);
         check(&map, &model);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         check(&crate::common::open_file(&path, options()).unwrap(), &model);
     }
 }
@@ -208,7 +211,7 @@ fn a_disk_too_small_for_any_store_says_so() {
     disk.give_back();
     let map = crate::common::open_file(&path, options()).unwrap();
     map.put(b"key", b"value").unwrap();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
 }
 
 /// After a kill the limit holds for what was there before too, although nobody has counted it yet.

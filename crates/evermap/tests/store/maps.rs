@@ -130,7 +130,7 @@ fn the_first_named_map_raises_the_format() {
     assert_eq!((store.db().maps().unwrap().len(), format()), (0, [5, 5]));
     store.db().map("some", MapOptions::new()).unwrap();
     assert_eq!(format(), [7, 7]);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
 }
@@ -156,14 +156,14 @@ fn they_are_there_after_every_kind_of_stop() {
             store = memory.open(&options).unwrap();
             if round == 4 {
                 // Neither opened nor counted before the next stop.
-                store.db().clone().close().unwrap();
+                store.into_db().close().unwrap();
                 store = memory.open(&options).unwrap();
             }
             if round % 2 == 1 {
                 assert!(!store.db().map("map 1", existing()).unwrap().len().exact);
                 if round == 3 {
                     // An orderly stop before the sweep: nothing that was saved earlier counts.
-                    store.db().clone().close().unwrap();
+                    store.into_db().close().unwrap();
                     store = memory.open(&options).unwrap();
                 }
                 store.db().recover().unwrap();
@@ -479,7 +479,7 @@ fn threads_make_and_drop_the_same_maps() {
     for name in store.db().maps().unwrap() {
         store.db().drop_map(&name).unwrap();
     }
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = crate::common::open_file(directory.path().join("map"), options()).unwrap();
     assert_eq!(store.stat().sweep, SweepState::NotNeeded);
     assert!(store.db().maps().unwrap().is_empty());
@@ -487,7 +487,8 @@ fn threads_make_and_drop_the_same_maps() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// A handle of a named map keeps the store open, and the space of a dropped map comes back by itself.
+/// A handle of a named map keeps the store open, and the space of a dropped map comes back by
+/// itself.
 #[test]
 fn handles_of_a_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -506,7 +507,7 @@ fn handles_of_a_file() {
         std::thread::yield_now();
     }
     drop(other);
-    users.db().clone().close().unwrap();
+    users.into_db().close().unwrap();
     let users = crate::common::open_file(&path, options().create(false))
         .unwrap()
         .db()
@@ -516,7 +517,8 @@ fn handles_of_a_file() {
     assert_eq!(users.db().maps().unwrap(), ["users"]);
 }
 
-/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no other.
+/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no
+/// other.
 #[test]
 fn damage_costs_one_map_an_answer() {
     const ROOTS: u64 = 8192 + 8 * 64;
@@ -633,7 +635,7 @@ fn what_is_dead_goes_from_all_maps() {
     let flushed = store.db().map("flushed", MapOptions::new()).unwrap();
     fill(&flushed, 0..30, 1);
     flushed.flush_all(Some(2000)).unwrap();
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     assert_eq!(store.db().purge().unwrap(), 0);
     assert_eq!(store.db().purge_if_due().unwrap(), 0);

@@ -1,4 +1,5 @@
-//! Scans: against a model, beside writers, while the ordered index is built, and after every kind of stop.
+//! Scans: against a model, beside writers, while the ordered index is built, and after every kind
+//! of stop.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,7 +18,8 @@ type Pair = (Vec<u8>, Vec<u8>);
 const NOTICES: [OrderedUpdates; 3] =
     [OrderedUpdates::Batched, OrderedUpdates::Sync, OrderedUpdates::Background];
 
-/// Without an ordered index where the seed is odd, with one otherwise, which is told in one way or another.
+/// Without an ordered index where the seed is odd, with one otherwise, which is told in one way or
+/// another.
 pub(crate) fn in_some_way(options: Options, seed: u64) -> Options {
     options.ordered(seed.is_multiple_of(2)).ordered_updates(NOTICES[seed as usize / 2 % 3])
 }
@@ -81,7 +83,8 @@ fn within(pairs: &[Pair], has: impl Fn(&[u8]) -> bool) -> Vec<Pair> {
     pairs.iter().filter(|(key, _)| has(key)).cloned().collect()
 }
 
-/// Each piece by a new scan that goes on where the last one was left; turning round twice in between changes nothing.
+/// Each piece by a new scan that goes on where the last one was left; turning round twice in
+/// between changes nothing.
 fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random) -> Vec<Pair> {
     let mut all = Vec::new();
     loop {
@@ -110,7 +113,8 @@ fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random
     }
 }
 
-/// When everything that is dead is removed, the ordered index has as many keys as there are records.
+/// When everything that is dead is removed, the ordered index has as many keys as there are
+/// records.
 pub(crate) fn assert_keys_are_counted<M: Medium>(store: &Map<M>) {
     if let Some(before) = store.stat().ordered {
         assert_eq!(before.unreadable, 0);
@@ -167,15 +171,16 @@ fn a_closed_store_ends_scans() {
     let other = map.clone();
     let mut scan = other.scan(..).unwrap();
     assert_eq!(scan.next().unwrap().unwrap().0, key_of(0));
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let rest: Vec<_> = scan.by_ref().collect();
     assert!(matches!(rest.last(), Some(Err(Error::Closed))) && rest.len() < 100);
     assert!(scan.next().is_none(), "an error ends it");
     assert!(matches!(other.scan(..).err(), Some(Error::Closed)));
 }
 
-/// Pairs of keys are added and removed together by writers, around keys that stay. Whoever scans meanwhile, in whichever
-/// direction, sees the keys that stay exactly once, all in order, and no value of another key.
+/// Pairs of keys are added and removed together by writers, around keys that stay. Whoever scans
+/// meanwhile, in whichever direction, sees the keys that stay exactly once, all in order, and no
+/// value of another key.
 #[test]
 fn keys_that_stay_are_seen_exactly_once() {
     const KEYS: u64 = 3_000;
@@ -233,8 +238,8 @@ fn keys_that_stay_are_seen_exactly_once() {
     }
 }
 
-/// What was acknowledged to anybody before a scan began, it sees; for keys that no writer but the one who scans adds
-/// and removes, that is all. Beside it others change keys of the same lanes.
+/// What was acknowledged to anybody before a scan began, it sees; for keys that no writer but the
+/// one who scans adds and removes, that is all. Beside it others change keys of the same lanes.
 #[test]
 fn a_scan_sees_what_was_acknowledged() {
     for notices in NOTICES {
@@ -290,7 +295,8 @@ fn what_others_acknowledged_is_seen_too() {
     }
 }
 
-/// One thread binds keys while another unbinds them, so that what the first has to say of a key may be overtaken.
+/// One thread binds keys while another unbinds them, so that what the first has to say of a key may
+/// be overtaken.
 #[test]
 fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     const KEYS: u64 = 200_000;
@@ -300,7 +306,8 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
         thread::scope(|threads| {
             threads.spawn(move || {
                 for number in 0..KEYS {
-                    // Before it is, so that the other finds it as soon as it is, acknowledged or not.
+                    // Before it is, so that the other finds it as soon as it is, acknowledged or
+                    // not.
                     bound.store(number, SeqCst);
                     map.put(&key_of(number), b"value").unwrap();
                 }
@@ -319,7 +326,8 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     }
 }
 
-/// Nobody scans, and no batch is full in the end: threads in the background do all of it, after they have slept, too.
+/// Nobody scans, and no batch is full in the end: threads in the background do all of it, after
+/// they have slept, too.
 #[test]
 fn the_tree_is_told_without_being_asked() {
     let map = crate::common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
@@ -336,7 +344,8 @@ fn the_tree_is_told_without_being_asked() {
     assert_eq!(map.stat().ordered.unwrap().keys, 6000);
 }
 
-/// After an unclean stop everything is written, removed and looked up at once, while threads build the ordered index.
+/// After an unclean stop everything is written, removed and looked up at once, while threads build
+/// the ordered index.
 #[test]
 fn building_goes_on_beside_writers() {
     const KEYS: u64 = 60_000;
@@ -418,7 +427,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
             let seen = pairs(map.scan(..).unwrap());
             assert!(seen.iter().map(|(key, value)| (key, value)).eq(&expected));
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
     }
 }
 
@@ -444,7 +453,8 @@ fn closing_ends_building() {
     }
 }
 
-/// Records die by expiry, flushes and removal, and are purged: each way out of the hash index leads out of the tree.
+/// Records die by expiry, flushes and removal, and are purged: each way out of the hash index leads
+/// out of the tree.
 #[test]
 fn what_is_purged_leaves_the_tree() {
     for notices in NOTICES {
@@ -494,7 +504,8 @@ fn a_hundred_records(options: &Options) -> (Kept, Map<Kept>) {
     (memory, store)
 }
 
-/// A key whose record could not be read when the tree was built comes into it when somebody puts the key again.
+/// A key whose record could not be read when the tree was built comes into it when somebody puts
+/// the key again.
 #[test]
 fn a_damaged_record_is_scanned_once_it_is_repaired() {
     // In the CAS id, so that index and record disagree; and in the key.

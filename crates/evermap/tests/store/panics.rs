@@ -1,4 +1,5 @@
-//! Panics in the middle of a change, as a bug would cause them, and errors after it, as damage would.
+//! Panics in the middle of a change, as a bug would cause them, and errors after it, as damage
+//! would.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,8 +46,8 @@ fn contents(store: &Map<Kept>) -> State {
     store.iter().map(|pair| pair.unwrap()).collect()
 }
 
-/// After a panic the store says that it is poisoned or goes on; opened again, the change is there wholly or not
-/// at all.
+/// After a panic the store says that it is poisoned or goes on; opened again, the change is there
+/// wholly or not at all.
 #[test]
 fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
     let memory = Kept::new(64 << 20);
@@ -103,8 +104,8 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
     assert!(panics > 60 && poisoned > 30, "{panics} panics, {poisoned} poisoned");
 }
 
-/// Where tidying up after a change meets damage, the change was made all the same: it is counted, its old record is given back,
-/// and the ordered index is told.
+/// Where tidying up after a change meets damage, the change was made all the same: it is counted,
+/// its old record is given back, and the ordered index is told.
 #[test]
 fn an_error_after_a_change_leaves_it_accounted_for() {
     let (clock, memory) = (Clock::manual(1000), Kept::new(16 << 20));
@@ -136,7 +137,7 @@ fn an_error_after_a_change_leaves_it_accounted_for() {
     store.put(b"c", b"value").unwrap();
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound() && report.records == 3, "{report}");

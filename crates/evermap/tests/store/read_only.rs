@@ -39,7 +39,7 @@ fn closed(options: Options) -> (TempDir, PathBuf) {
     (0..RECORDS).for_each(|key| map.put(&key_of(key), &value(key)).unwrap());
     map.put_with(b"expired", b"1", common::meta(0, NOW + 5)).unwrap();
     map.db().map("users", MapOptions::new()).unwrap().put(b"1", b"ann").unwrap();
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     (directory, path)
 }
 
@@ -77,7 +77,7 @@ fn reading_changes_no_byte_of_the_file() {
         let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{index}: {report}");
         assert!(map.len().exact && map.stat().clean_open);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         assert!(std::fs::read(&path).unwrap() == before, "{index}");
         assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), time);
     }
@@ -98,7 +98,7 @@ fn several_readers_at_once_keep_a_writer_out() {
     drop(first);
     assert_eq!(refusal(&path, options()).kind(), ErrorKind::InUse);
     assert_reads_all(&second);
-    second.db().clone().close().unwrap();
+    second.into_db().close().unwrap();
     let writer = common::open_file(&path, options()).unwrap();
     assert_eq!(refusal(&path, reading()).kind(), ErrorKind::InUse);
     writer.put(b"new", b"1").unwrap();
@@ -166,7 +166,7 @@ fn a_store_that_was_not_closed_is_not_read() {
     assert!(std::fs::read(&path).unwrap() == before);
     let map = common::open_file(&path, options()).unwrap();
     assert_eq!(map.get(b"new").unwrap(), Some(b"1".to_vec()));
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     assert_reads_all_and(&common::open_file(&path, reading()).unwrap(), 1);
 }
 
@@ -204,7 +204,7 @@ fn keys_that_were_saved_in_order_are_used_and_kept() {
         let map = common::open_file(&path, reading().ordered(true)).unwrap();
         let count = map.scan(..).unwrap().map(|pair| pair.unwrap()).count() as u64;
         assert_eq!(count, RECORDS + 1);
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
     }
     let map = common::open_file(&path, options().ordered(true)).unwrap();
     assert_eq!(map.scan(..).unwrap().count() as u64, RECORDS + 1);

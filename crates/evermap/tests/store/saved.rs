@@ -1,4 +1,5 @@
-//! The keys that an orderly stop saves in order: they count when nothing came in between, and never otherwise.
+//! The keys that an orderly stop saves in order: they count when nothing came in between, and never
+//! otherwise.
 
 use std::collections::BTreeMap;
 
@@ -86,21 +87,21 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
     let store = memory.open(&options()).unwrap();
     fill(&store, 0);
     fill(&open_named(&store), 0);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     // Without the tree, whatever changes.
     let store = memory.open(&options().ordered(false)).unwrap();
     assert!(store.remove(&key_of(7)).unwrap());
     sound(&store);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert!(!built(&store).from_saved);
     sound(&store);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     // A map that nobody has opened meanwhile is as it was.
     let store = memory.open(&options()).unwrap();
     assert!(built(&store).from_saved);
     assert!(built(&open_named(&store)).from_saved);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     // As if the process had died, before and after the keys were loaded.
     for loads in [false, true] {
         let store = memory.open(&options()).unwrap();
@@ -113,12 +114,12 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
         store.db().recover().unwrap();
         assert!(!built(&store).from_saved);
         sound(&store);
-        store.db().clone().close().unwrap();
+        store.into_db().close().unwrap();
     }
     let store = memory.open(&options()).unwrap();
     assert!(!built(&open_named(&store)).from_saved, "what it had was swept");
     sound(&store);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     // Dropping a map frees what was saved of it.
     let store = memory.open(&options()).unwrap();
     assert!(store.db().drop_map("named").unwrap());
@@ -126,7 +127,7 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
     sound(&store);
     store.put(b"another", b"value").unwrap();
     // The tree is not built yet: the stop has nothing to save.
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert!(!built(&store).from_saved);
 }
@@ -137,7 +138,7 @@ fn damaged_keys_are_read_from_the_hash_index() {
     let template = Kept::new(64 << 20);
     let store = template.open(&options()).unwrap();
     (3..3000).for_each(|number| store.put(&key_of(number), b"value").unwrap());
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let last = template.word(ROOT) & ((1 << 48) - 1);
     let first_words = (last..last + 30 * 8).step_by(8);
     let end = last + 24 + (template.word(last + 8) >> 32) / 8 * 8;
@@ -151,7 +152,7 @@ fn damaged_keys_are_read_from_the_hash_index() {
             let stat = built(&store);
             used += u64::from(stat.from_saved);
             assert_eq!(stat.keys, store.len().value);
-            store.db().clone().close().unwrap();
+            store.into_db().close().unwrap();
             let store = memory.open(&options()).unwrap();
             store.db().recover().unwrap();
             sound(&store);
@@ -173,7 +174,7 @@ fn saved_keys_give_way_where_space_is_short() {
     let full = (3..).find(|&number| put(&store, number).is_err()).unwrap();
     (full - 2000..full).for_each(|number| assert!(store.remove(&key_of(number)).unwrap()));
     store.db().compact().unwrap();
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     assert_ne!(memory.word(ROOT), 0, "they are saved");
     let store = memory.open(&options).unwrap();
     (full - 2000..full).for_each(|number| put(&store, number).unwrap());
@@ -200,7 +201,7 @@ fn a_full_store_saves_nothing() {
             }
         };
         assert!(full.is_no_space(), "{full}");
-        store.db().clone().close().unwrap();
+        store.into_db().close().unwrap();
     }
     let store = crate::common::open_file(&path, options()).unwrap();
     store.build_ordered(1).unwrap();

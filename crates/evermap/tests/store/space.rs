@@ -1,5 +1,5 @@
-//! How much space a store takes, whatever is stored in it and however it ends: at most twice the bytes of keys and
-//! values and 2 MiB, and little more than those bytes where values are large.
+//! How much space a store takes, whatever is stored in it and however it ends: at most twice the
+//! bytes of keys and values and 2 MiB, and little more than those bytes where values are large.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -71,7 +71,7 @@ fn a_file_takes_at_most_twice_what_is_in_it() {
                 break;
             }
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         let size = size_of(&path);
         assert!(size <= most(bytes), "mix {number}: {size} for {bytes} bytes, closed");
     }
@@ -88,7 +88,7 @@ fn large_values_take_what_they_need() {
             let size = size_of(&path);
             assert!(size <= key * len * 115 / 100 + MIB / 2, "{size} for {key} values of {len}");
         }
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         assert!(size_of(&path) <= 24 * len * 115 / 100);
     }
 }
@@ -167,7 +167,8 @@ fn the_capacity_takes_no_space() {
     }
 }
 
-/// A store that is killed again and again while it is written to, before its sweep, after it, or in turns.
+/// A store that is killed again and again while it is written to, before its sweep, after it, or in
+/// turns.
 #[test]
 fn kills_take_no_space_for_good() {
     for swept in [|_| true, |round| round % 2 == 0, |round| round % 10 == 9] {
@@ -200,7 +201,8 @@ fn kills_take_no_space_for_good() {
                 written += more;
                 bytes = all;
             }
-            // What was written since the last sweep counts once more: nothing tells yet what it replaced.
+            // What was written since the last sweep counts once more: nothing tells yet what it
+            // replaced.
             let file = memory.len();
             assert!(file <= most(bytes + written), "{file} for {bytes} bytes after {round} kills");
         }
@@ -249,7 +251,7 @@ fn an_orderly_stop_does_not_double_a_store_of_long_keys() {
         store.put(&key(number), b"value").unwrap();
     }
     assert_eq!(store.scan(..).unwrap().count(), 500);
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let bytes = 500 * (evermap::KEY_MAX as u64 + 5);
     assert!(memory.len() <= bytes * 3 / 2, "{} for {bytes}", memory.len());
     let store = memory.open(&Options::new().ordered(true)).unwrap();

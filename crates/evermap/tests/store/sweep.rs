@@ -98,7 +98,8 @@ unsafe impl Medium for Watched {
 /// A value of so many bytes, in which every word is this one, wherever it begins.
 const FILLER: u8 = 0xab;
 
-/// A store that was not closed, with records of several sizes in two maps, and watched where it has records.
+/// A store that was not closed, with records of several sizes in two maps, and watched where it has
+/// records.
 fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
     let memory = Kept::new(16 << 20);
     let options = Options::small(16 << 20).index(index).seed(3);
@@ -115,7 +116,8 @@ fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
     drop((store, named));
     let filler = u64::from_le_bytes([FILLER; 8]);
     let filled = (0..memory.len()).step_by(8).filter(|&at| memory.word(at) == filler);
-    // The first line of a block is watched where the value begins in it, which is nearly everywhere.
+    // The first line of a block is watched where the value begins in it, which is nearly
+    // everywhere.
     let lines: HashSet<u64> = filled.map(|at| at / LINE).collect();
     let watched = Watched { memory, lines: Arc::new(lines.into()), touched: Arc::default() };
     (watched, options, counts)

@@ -29,7 +29,7 @@ fn closed_store() -> (tempfile::TempDir, PathBuf, Vec<u8>) {
     let path = directory.path().join("map");
     let map = open(&path, OnSuspect::Refuse).unwrap();
     (0..RECORDS).for_each(|key| map.put(&key.to_le_bytes(), &[7; 500]).unwrap());
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let bytes = std::fs::read(&path).unwrap();
     (directory, path, bytes)
 }
@@ -81,7 +81,7 @@ fn a_word_of_the_extent_table_that_nothing_uses_costs_nothing() {
             assert!(map.space().unwrap().heap_faults > 0, "it says so");
             assert!(!map.db().check(false).unwrap().is_sound(), "it says so");
             map.put(b"new", b"value").unwrap();
-            map.db().clone().close().unwrap();
+            map.into_db().close().unwrap();
             let map = open(&path, OnSuspect::Refuse).unwrap();
             assert_eq!(found(&map), RECORDS as usize);
             assert!(map.db().check(true).unwrap().is_sound(), "it is mended");
@@ -117,7 +117,7 @@ fn what_cannot_be_trusted_is_refused_and_started_anew_where_that_is_asked_for() 
         let map = open(&path, OnSuspect::Discard).unwrap();
         assert_eq!((found(&map), map.iter().count()), (0, 0), "{name}");
         map.put(b"new", b"value").unwrap();
-        map.db().clone().close().unwrap();
+        map.into_db().close().unwrap();
         // It is kept from then on.
         let map = open(&path, OnSuspect::Discard).unwrap();
         assert_eq!(map.iter().count(), 1, "{name}");
@@ -128,7 +128,8 @@ fn what_cannot_be_trusted_is_refused_and_started_anew_where_that_is_asked_for() 
 #[test]
 fn what_is_no_store_of_this_version_is_never_overwritten() {
     let (_directory, path, mut newer) = closed_store();
-    // The format is the low half of the second word, and a checksum is the last word, of both copies.
+    // The format is the low half of the second word, and a checksum is the last word, of both
+    // copies.
     for at in [0, 4096] {
         newer[at + 8] = 99;
         let check = crc32c::crc32c(&newer[at..at + 248]);
@@ -176,7 +177,7 @@ fn every_operation_that_meets_damage_counts() {
     let small = || Options::small(256 << 10).index(IndexKind::DashEh);
     let map = crate::common::open_file(&path, small()).unwrap();
     (0..RECORDS).for_each(|key| map.put(&key.to_le_bytes(), &[7; 100]).unwrap());
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let bytes = std::fs::read(&path).unwrap();
     let mut of_index = 0;
     for part in (16384..bytes.len()).step_by(8192) {
@@ -215,7 +216,7 @@ fn a_map_that_cannot_be_opened_counts() {
     let path = directory.path().join("map");
     let store = open(&path, OnSuspect::Refuse).unwrap();
     store.db().map("named", MapOptions::new()).unwrap();
-    store.db().clone().close().unwrap();
+    store.into_db().close().unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     // The root slot of the catalogue.
     bytes[8192 + 512 + 14 * 8] ^= 1;
@@ -234,12 +235,12 @@ fn all_space_can_be_set_aside_at_once() {
     let map = open(&path, OnSuspect::Refuse).unwrap();
     (0..5000u32).for_each(|key| map.put(&key.to_le_bytes(), &[7; 1000]).unwrap());
     (0..5000u32).for_each(|key| assert!(map.remove(&key.to_le_bytes()).unwrap()));
-    map.db().clone().close().unwrap();
+    map.into_db().close().unwrap();
     let holes = || {
         let file = std::fs::metadata(&path).unwrap();
         file.len().saturating_sub(file.blocks() * 512)
     };
-    open(&path, OnSuspect::Refuse).unwrap().db().clone().close().unwrap();
+    open(&path, OnSuspect::Refuse).unwrap().into_db().close().unwrap();
     assert!(holes() > 1 << 20, "what is free was given back");
     crate::common::open_file(&path, options().allocate_holes(true)).unwrap();
     assert_eq!(holes(), 0);

@@ -1,11 +1,13 @@
-//! Walks through the index that others rely on to miss nothing: the sweep, the order when it is built, purges. Each is held up
-//! in the middle, while iterators begin beside it, rest and end, and the index grows.
+//! Walks through the index that others rely on to miss nothing: the sweep, the order when it is
+//! built, purges. Each is held up in the middle, while iterators begin beside it, rest and end, and
+//! the index grows.
 
 use evermap::{Clock, IndexKind, Map, Options};
 
 use crate::common::Kept;
 
-/// Records that are there throughout, and how many are added in the middle of a walk: the index grows more than once.
+/// Records that are there throughout, and how many are added in the middle of a walk: the index
+/// grows more than once.
 const THERE: u64 = 6_000;
 const ADDED: u64 = 3 * THERE;
 /// The same where an order is built: it reads the words of 65,536 records before it looks at one.
@@ -36,17 +38,16 @@ fn killed(options: &Options, records: u64) -> (Kept, Map<Kept>) {
     (memory, store)
 }
 
-/// Interrupts the next walk once it has shown some records: iterators begin, half of them end, and records are added; `then`
-/// is called before the walk goes on.
-fn disturb(
-    memory: &Kept,
+/// Returns what is to interrupt a walk: iterators begin, half of them end, and records are added;
+/// then `then` is called.
+fn disturbance(
     store: &Map<Kept>,
     added: std::ops::Range<u64>,
     then: impl FnOnce() + Send + 'static,
-) {
+) -> impl FnOnce() + Send + 'static {
     let store = store.clone();
-    memory.at_next_prefetch(move || {
-        // Of another thread, as all that goes on beside a walk.
+    move || {
+        // In another thread, like everything that goes on beside a walk.
         let others = std::thread::spawn(move || {
             let mut iterators: Vec<_> = (0..ITERATORS).map(|_| store.iter()).collect();
             iterators.iter_mut().for_each(|iterator| drop(iterator.next().unwrap().unwrap()));
@@ -55,14 +56,14 @@ fn disturb(
         });
         others.join().unwrap();
         then();
-    });
+    }
 }
 
 #[test]
 fn a_sweep_frees_nothing_that_is_in_use() {
     for &kind in IndexKind::ALL {
         let (memory, store) = killed(&options(kind), THERE);
-        disturb(&memory, &store, THERE..THERE + ADDED, || ());
+        memory.at_next_read_ahead(disturbance(&store, THERE..THERE + ADDED, || ()));
         store.db().recover().unwrap();
         // All that the sweep has freed is used again.
         put(&store, THERE + ADDED..3 * (THERE + ADDED));
@@ -80,7 +81,7 @@ fn an_order_that_is_built_has_every_key() {
     for kind in [IndexKind::default(), IndexKind::Level] {
         let (memory, store) = killed(&options(kind).ordered(true), THERE_IN_ORDER);
         store.db().recover().unwrap();
-        disturb(&memory, &store, THERE_IN_ORDER..ALL, || ());
+        memory.at_next_prefetch(disturbance(&store, THERE_IN_ORDER..ALL, || ()));
         store.build_ordered(1).unwrap();
         let shown = store.scan(..).unwrap().map(|pair| pair.unwrap().0);
         let mut due: Vec<_> = (0..ALL).map(|number| key(number).to_vec()).collect();
@@ -97,7 +98,8 @@ fn a_purge_removes_all_that_has_expired() {
         let store = memory.open(&options(kind).clock(clock.clone())).unwrap();
         let meta = crate::common::meta(0, 1_060);
         (0..THERE).for_each(|number| store.put_with(&key(number), b"", meta).map(drop).unwrap());
-        disturb(&memory, &store, THERE..THERE + ADDED, move || clock.set(1_060));
+        memory
+            .at_next_prefetch(disturbance(&store, THERE..THERE + ADDED, move || clock.set(1_060)));
         assert_eq!(store.db().purge().unwrap(), THERE, "{kind}");
     }
 }

@@ -15,7 +15,8 @@ pub(crate) fn asked_for(part: &str) -> Option<String> {
     argument?.ok()
 }
 
-/// Starts this program again to run the test function `part`, and nothing else. Its output is piped.
+/// Starts this program again to run the test function `part`, and nothing else. Its output is
+/// piped.
 pub(crate) fn start(part: &str, argument: impl ToString) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", part, "--nocapture", "--test-threads=1"])

@@ -13,7 +13,8 @@ use evermap::{Evermap, IndexKind, Map, Meta, Options};
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
-/// The index that the stores of the tests are made with: `EVERMAP_TEST_INDEX`, the usual one unless that is set.
+/// The index that the stores of the tests are made with: `EVERMAP_TEST_INDEX`, the usual one unless
+/// that is set.
 pub(crate) fn index() -> IndexKind {
     std::env::var("EVERMAP_TEST_INDEX").map_or_else(
         |_| IndexKind::default(),
@@ -64,8 +65,8 @@ pub(crate) fn meta(flags: u32, expires_at: u64) -> Meta {
     Meta::new().with_flags(flags).with_expiry(Some(expires_at).filter(|&at| at != 0))
 }
 
-/// Memory that outlives the stores in it: dropping a store without closing it is the death of its process
-/// between two operations.
+/// Memory that outlives the stores in it: dropping a store without closing it is the death of its
+/// process between two operations.
 #[derive(Clone)]
 pub(crate) struct Kept {
     memory: Arc<Dram>,
@@ -74,6 +75,7 @@ pub(crate) struct Kept {
     fences: Arc<AtomicU64>,
     at_fence: Arc<Mutex<Option<Interruption>>>,
     at_prefetch: Arc<Mutex<Option<Interruption>>>,
+    at_read_ahead: Arc<Mutex<Option<Interruption>>>,
     fails_after_changes: Arc<AtomicBool>,
     claims_to_be_exclusive: bool,
 }
@@ -89,6 +91,7 @@ impl Kept {
             fences: Arc::default(),
             at_fence: Arc::default(),
             at_prefetch: Arc::default(),
+            at_read_ahead: Arc::default(),
             fails_after_changes: Arc::default(),
             claims_to_be_exclusive: false,
         }
@@ -130,9 +133,16 @@ impl Kept {
         *self.at_fence.lock().unwrap() = Some(Box::new(interruption));
     }
 
-    /// Calls `interruption` when the next record is prefetched: in the middle of a walk that has shown some.
+    /// Calls `interruption` when the next record is prefetched: in the middle of a walk that has
+    /// shown some.
     pub(crate) fn at_next_prefetch(&self, interruption: impl FnOnce() + Send + 'static) {
         *self.at_prefetch.lock().unwrap() = Some(Box::new(interruption));
+    }
+
+    /// Calls `interruption` when a sweep next reads a part of an index ahead: after it has listed
+    /// the maps, and before it visits them.
+    pub(crate) fn at_next_read_ahead(&self, interruption: impl FnOnce() + Send + 'static) {
+        *self.at_read_ahead.lock().unwrap() = Some(Box::new(interruption));
     }
 
     /// Whether an index is to say, after each change that it has made, that it is damaged.
@@ -200,6 +210,12 @@ unsafe impl Medium for Kept {
         let interruption = self.at_fence.lock().unwrap().take();
         interruption.into_iter().for_each(|interrupt| interrupt());
         self.memory.fence();
+    }
+
+    fn read_ahead(&self, range: Range<u64>) {
+        let interruption = self.at_read_ahead.lock().unwrap().take();
+        interruption.into_iter().for_each(|interrupt| interrupt());
+        self.memory.read_ahead(range);
     }
 
     fn prefetch(&self, offset: u64) {

@@ -1,0 +1,185 @@
+//! The sweep after an unclean stop.
+
+use std::time::{Duration, Instant};
+
+use evermap_index::Visitor;
+use evermap_index::record::OFFSET_MASK;
+use evermap_pm::{ErrorKind, Medium};
+
+use crate::maintenance::census::{Census, Totals};
+use crate::record::Record;
+use crate::{Error, Evermap, Map, Result};
+
+/// A part of an index that is read in less time was in memory.
+const SWEEP_NOTICED: Duration = Duration::from_millis(1);
+
+/// The state of the sweep after an unclean stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SweepState {
+    /// The last stop was orderly.
+    NotNeeded,
+    /// It has not begun.
+    Pending,
+    /// It is running.
+    Running,
+    /// It took this long.
+    Done(Duration),
+    /// It could not be completed: space from before stays unused, and counts stay inexact.
+    Failed(String),
+}
+
+impl std::fmt::Display for SweepState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SweepState::NotNeeded => f.pad("not needed"),
+            SweepState::Pending => f.pad("pending"),
+            SweepState::Running => f.pad("running"),
+            SweepState::Done(took) => write!(f, "done in {:.1} ms", took.as_secs_f64() * 1e3),
+            SweepState::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+impl<M: Medium> Evermap<M> {
+    /// Recovers after an unclean stop: determines which space of the file is in use, so that the
+    /// rest can be reused, repairs every part of the index of each map along the way, and counts
+    /// records. Does nothing if that is done or not needed.
+    ///
+    /// Reads the indexes and no records. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs
+    /// a record if the indexes are in memory. On a file, a thread in the background does this.
+    ///
+    /// # Errors
+    /// [`Error::GuardHeld`]; [`Error::Closed`] if the store is closed meanwhile; [`Error::Storage`]
+    /// with `Damaged` if a part of an index cannot be read, and [`Error::MapDamaged`] if a map
+    /// cannot be opened: space from before stays unused then.
+    pub fn recover(&self) -> Result<()> {
+        self.ensure_no_guard("recover")?;
+        let _sweeping = self.file.maintenance.sweeping();
+        if !matches!(self.file.maintenance.sweep_state(), SweepState::Pending) || self.is_closed() {
+            return Ok(());
+        }
+        self.file.pool.region().ensure_writable()?;
+        self.file.maintenance.set_sweep_state(SweepState::Running);
+        let began = Instant::now();
+        let swept = self.sweep().map_err(|error| match self.file.maintenance.is_stopping() {
+            true => Error::Closed,
+            false => error,
+        });
+        self.file.maintenance.set_sweep_state(match &swept {
+            Ok(()) => SweepState::Done(began.elapsed()),
+            Err(_) if self.file.maintenance.is_stopping() => SweepState::Pending,
+            Err(error) => SweepState::Failed(error.to_string()),
+        });
+        swept
+    }
+
+    fn sweep(&self) -> Result<()> {
+        // Maps that are created from here on have nothing in old extents.
+        let (stores, problem) = match self.file.pool.medium().mutant("MA-3") {
+            false => self.all_maps_and_dropped()?,
+            true => self.all_maps()?,
+        };
+        self.read_parts_ahead();
+        let (mut census, mut found) = (Census::default(), vec![Totals::default(); stores.len()]);
+        let mut visit = |mark: &mut dyn FnMut(u64)| {
+            let mut visited = Ok(());
+            for (store, found) in stores.iter().zip(&mut found) {
+                store.inner.header.block().into_iter().for_each(&mut *mark);
+                let mut sweeper = Sweeper { store, mark, census: &mut census, found };
+                // Everything else that can be read is recovered along the way.
+                visited = visited.and(store.inner.index.visit(&mut sweeper));
+            }
+            visited?;
+            if self.file.maintenance.is_stopping() { Err(interrupted()) } else { Ok(()) }
+        };
+        if let Some(problem) = problem {
+            // The blocks of a map that cannot be opened cannot be marked.
+            let _ = visit(&mut |_| {});
+            return Err(problem);
+        }
+        if self.file.pool.is_swept() {
+            // An orderly stop, but its counts do not verify: only count.
+            visit(&mut |_| {})?;
+            self.file.pool.epoch().synchronize();
+        } else {
+            self.file.pool.sweep(visit)?;
+        }
+        for (store, found) in stores.iter().zip(found) {
+            store.inner.counters.settle(&mut census, found);
+            store.inner.set_bound(&self.file.pool);
+        }
+        Ok(())
+    }
+
+    /// Brings the indexes into memory in the order of the file, before the sweep visits them in the
+    /// order of the keys' hashes.
+    ///
+    /// Reads a part at a time, and pauses after each for as long as it took: so at most half of the
+    /// bandwidth of the disk is taken from reads that wait for it, and hardly any time if all is in
+    /// memory.
+    fn read_parts_ahead(&self) {
+        for range in self.file.pool.old_parts() {
+            let began = Instant::now();
+            self.file.pool.medium().read_ahead(range);
+            if self.file.maintenance.is_stopping() {
+                return;
+            }
+            let took = began.elapsed();
+            if took >= SWEEP_NOTICED {
+                std::thread::sleep(took);
+            }
+        }
+    }
+}
+
+/// Ends a sweep that closing the store has interrupted. [`Evermap::recover`] reports it as
+/// [`Error::Closed`].
+fn interrupted() -> evermap_pm::Error {
+    ErrorKind::Config("the store is being closed".into()).into()
+}
+
+/// Marks every block that the index names, and counts the records of earlier openings. It reads no
+/// record, because records can be many times as large as the indexes.
+struct Sweeper<'s, M: Medium> {
+    store: &'s Map<M>,
+    mark: &'s mut dyn FnMut(u64),
+    census: &'s mut Census,
+    found: &'s mut Totals,
+}
+
+impl<M: Medium> Sweeper<'_, M> {
+    /// Returns the bytes of the record that `word` names if it was stored before this opening, 0 if
+    /// it cannot be read.
+    fn old_bytes(&self, word: u64) -> Option<u64> {
+        let (pool, offset) = (&self.store.db.file.pool, word & OFFSET_MASK);
+        if !pool.is_swept() {
+            // What was stored since is in other extents, and was counted when it was stored.
+            return pool.old_block(offset);
+        }
+        // The last stop was orderly, but counts are missing. Old and new records share extents, so
+        // only their CAS ids tell them apart.
+        match Record::at(pool.medium(), word) {
+            Ok(record) => (record.cas() < self.store.db.file.cas_counter.first())
+                .then(|| pool.block_size(record.bytes())),
+            Err(_) => (offset < pool.medium().len()).then_some(0),
+        }
+    }
+}
+
+impl<M: Medium> Visitor for Sweeper<'_, M> {
+    fn block(&mut self, offset: u64) {
+        (self.mark)(offset);
+    }
+
+    fn word(&mut self, word: u64) {
+        if self.store.db.file.maintenance.is_stopping() {
+            return;
+        }
+        let offset = word & OFFSET_MASK;
+        (self.mark)(offset);
+        if let Some(bytes) = self.old_bytes(word) {
+            self.census.count(self.found, offset, bytes);
+        }
+    }
+}
