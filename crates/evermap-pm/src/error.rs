@@ -50,7 +50,10 @@ pub enum ErrorKind {
         pid: u32,
     },
     /// The file is open read-only, here or in another process, which keeps a writer out.
-    #[error("{}: opened read-only by others; it can be opened for writing when they have closed it", path.display())]
+    #[error(
+        "{}: opened read-only by others; open it for writing when they have closed it",
+        path.display()
+    )]
     OpenReadOnly {
         /// The file.
         path: PathBuf,

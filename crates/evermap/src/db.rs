@@ -83,8 +83,8 @@ pub(crate) struct FileInner<M: Medium> {
     /// Whether nothing may be changed.
     pub(crate) read_only: bool,
     pub(crate) verify: bool,
-    /// Whether values may be borrowed from where they are: nothing outside of this store changes a byte, and no
-    /// two records overlap.
+    /// Whether values may be borrowed from where they are: nothing outside of this store changes a
+    /// byte, and no two records overlap.
     pub(crate) lends: bool,
     /// The control word of records that are unbound in this opening.
     pub(crate) tombstone: u64,
@@ -308,8 +308,8 @@ impl<M: Medium> Evermap<M> {
             clock: Time::new(options.clock.clone()),
             read_only: pool.medium().is_read_only(),
             verify: options.verify_reads || suspect,
-            // What was created here is what this process has stored. Everything else needs a promise, which
-            // cannot be meant for pages that may be of different ages.
+            // What was created here is what this process has stored. Everything else needs a
+            // promise, which cannot be meant for pages that may be of different ages.
             lends: !suspect
                 && (options.assumes_exclusive_file || was_created && pool.medium().is_exclusive()),
             tombstone: tombstone_of(pool.generation()),

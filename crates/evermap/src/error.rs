@@ -36,7 +36,8 @@ pub enum Error {
         /// The limit.
         max: u64,
     },
-    /// A value that is written piece by piece has another length than was announced. Nothing was changed.
+    /// A value that is written piece by piece has another length than was announced. Nothing was
+    /// changed.
     #[error("value of key \"{key}\" has {written} bytes instead of {expected}; nothing was stored")]
     ValueLength {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
@@ -54,7 +55,8 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// What is stored under a key is not of the type as which a [typed map](crate::TypedMap) reads it.
+    /// What is stored under a key is not of the type as which a [typed map](crate::TypedMap) reads
+    /// it.
     #[cfg(feature = "serde")]
     #[error(
         "{what} of key \"{key}\" is no {type_name} ({why}); read it as the type that was stored"
@@ -221,10 +223,11 @@ pub enum Error {
     /// The store was opened [read-only](crate::Options::read_only). Nothing was changed.
     #[error("the store was opened read-only; open it for writing to change it")]
     ReadOnly,
-    /// The store was to be opened [read-only](crate::Options::read_only), but was not closed in order, so that it
-    /// has to be recovered first.
+    /// The store was to be opened [read-only](crate::Options::read_only), but was not closed in
+    /// order, so that it has to be recovered first.
     #[error(
-        "{}: the store was not closed; open it for writing to recover it, and close it", path.display()
+        "{}: the store was not closed; open it for writing to recover it, and close it",
+        path.display()
     )]
     NotClosed {
         /// The file.

@@ -140,14 +140,16 @@ impl Options {
 
     /// Whether the file is only read: it does not change, and need not be writable. Off by default.
     ///
-    /// Any number of openings can read a file at a time, in this process and in others. Meanwhile it cannot be
-    /// opened for writing; and while it is open for writing, it cannot be opened to be read.
+    /// Any number of openings can read a file at a time, in this process and in others. Meanwhile
+    /// it cannot be opened for writing; and while it is open for writing, it cannot be opened to be
+    /// read.
     ///
-    /// All mutations fail with [`Error::ReadOnly`](crate::Error::ReadOnly). What has expired is absent, but is not
-    /// removed. A file that was not closed in order is refused with
-    /// [`Error::NotClosed`](crate::Error::NotClosed), because to recover it is to change it. What an opening and an
-    /// index usually note in the file while it is read stays in the memory of this process: that takes up to as
-    /// much memory as the parts of the index that are looked at. Only for [`Evermap::open`](crate::Evermap::open).
+    /// All mutations fail with [`Error::ReadOnly`](crate::Error::ReadOnly). What has expired is
+    /// absent, but is not removed. A file that was not closed in order is refused with
+    /// [`Error::NotClosed`](crate::Error::NotClosed), because to recover it is to change it. What
+    /// an opening and an index usually note in the file while it is read stays in the memory of
+    /// this process: that takes up to as much memory as the parts of the index that are looked at.
+    /// Only for [`Evermap::open`](crate::Evermap::open).
     ///
     /// ```
     /// use evermap::{Error, Evermap, Options};
@@ -224,8 +226,8 @@ impl Options {
     }
 
     /// Promises that nothing else changes the file, so that values can be borrowed from it:
-    /// [`get_ref`](crate::Map::get_ref) and [`Reader`](crate::Reader) then lend values where they are,
-    /// instead of copies. Stores in memory lend values without it.
+    /// [`get_ref`](crate::Map::get_ref) and [`Reader`](crate::Reader) then lend values where they
+    /// are, instead of copies. Stores in memory lend values without it.
     ///
     /// A store whose contents are suspect, and that was opened nevertheless, lends nothing.
     ///
@@ -243,14 +245,14 @@ impl Options {
     ///
     /// # Safety
     ///
-    /// A borrowed value is a slice of a mapping of the file. As long as the store is open, the caller has to make
-    /// sure that:
-    /// * no other program writes to the file or cuts it off. Programs that open it as a store keep to its
-    ///   lock; editors, copying tools and synchronizing services do not;
+    /// A borrowed value is a slice of a mapping of the file. As long as the store is open, the
+    /// caller has to make sure that:
+    /// * no other program writes to the file or cuts it off. Programs that open it as a store keep
+    ///   to its lock; editors, copying tools and synchronizing services do not;
     /// * a forked child does not use what was borrowed before the fork;
-    /// * the file is not damaged in such a way that another record or a part of an index overlaps a value,
-    ///   which would be changed with it. Nothing but a failing disk or a foreign write does that; checksums
-    ///   make it very unlikely that such a value is found, but cannot rule it out.
+    /// * the file is not damaged in such a way that another record or a part of an index overlaps a
+    ///   value, which would be changed with it. Nothing but a failing disk or a foreign write does
+    ///   that; checksums make it very unlikely that such a value is found, but cannot rule it out.
     pub unsafe fn assume_exclusive_file(mut self) -> Self {
         self.assumes_exclusive_file = true;
         self

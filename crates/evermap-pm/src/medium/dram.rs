@@ -74,9 +74,9 @@ impl Drop for Dram {
     }
 }
 
-// SAFETY: 1. the mapping is page-aligned and stays until drop. 2. all `capacity` bytes are readable and
-// writable, and nobody else has the address. 3. `grow` only raises `len`, up to `capacity`. 4. the mapping
-// is private, and `base` is only for those that keep to this trait.
+// SAFETY: 1. the mapping is page-aligned and stays until drop. 2. all `capacity` bytes are readable
+// and writable, and nobody else has the address. 3. `grow` only raises `len`, up to `capacity`. 4.
+// the mapping is private, and `base` is only for those that keep to this trait.
 unsafe impl Medium for Dram {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {

@@ -77,14 +77,15 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// Most bytes that [`grow`](Medium::grow) can reach.
     fn capacity(&self) -> u64;
 
-    /// Returns whether the bytes belong to this value alone, so that nothing outside of it can change them:
-    /// not another process, a disk, or another medium over the same memory. `false` if that is not known.
+    /// Returns whether the bytes belong to this value alone, so that nothing outside of it can
+    /// change them: not another process, a disk, or another medium over the same memory. `false` if
+    /// that is not known.
     fn is_exclusive(&self) -> bool {
         false
     }
 
-    /// Returns whether stores stay in this value and end with it: what is underneath does not change, and the
-    /// medium cannot grow.
+    /// Returns whether stores stay in this value and end with it: what is underneath does not
+    /// change, and the medium cannot grow.
     fn is_read_only(&self) -> bool {
         false
     }

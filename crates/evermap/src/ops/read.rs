@@ -1,8 +1,9 @@
 //! Reading.
 //!
-//! Everything here *copies*: it loads the record's words one by one, and verifies the checksum of the copy. That is
-//! safe Rust under no assumption at all, whatever the file contains and whatever writes to it meanwhile.
-//! [`reader`](crate::ops::reader) lends the bytes where they are; see there for what has to hold.
+//! Everything here *copies*: it loads the record's words one by one, and verifies the checksum of
+//! the copy. That is safe Rust under no assumption at all, whatever the file contains and whatever
+//! writes to it meanwhile. [`reader`](crate::ops::reader) lends the bytes where they are; see there
+//! for what has to hold.
 
 use std::collections::HashSet;
 use std::iter::FusedIterator;

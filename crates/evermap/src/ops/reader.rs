@@ -1,17 +1,20 @@
 //! Reading values where they are, under a guard.
 //!
-//! A published record never changes, and as long as a guard is held that could see it, its block is not used
-//! again. So its bytes can be lent instead of copied, if nothing but this store can change them. That holds
-//! for memory of this process in which the store was created; for a file it takes a promise of the program,
+//! A published record never changes, and as long as a guard is held that could see it, its block is
+//! not used again. So its bytes can be lent instead of copied, if nothing but this store can change
+//! them. That holds for memory of this process in which the store was created; for a file it takes
+//! a promise of the program,
 //! [`Options::assume_exclusive_file`](crate::Options::assume_exclusive_file).
 //!
 //! In detail, while a guard is held that was pinned before the record was found:
 //!
-//! * value bytes are stored by drafts only, before the record is published; whoever finds it through the
-//!   index has acquired them;
-//! * what changes afterwards is the control word (expiry, tombstone), which is not part of the value;
-//! * every operation that replaces or removes a record, moves it, or drops its map, retires the block, and
-//!   it is freed, written, or given back to the system after all guards of that time have ended;
+//! * value bytes are stored by drafts only, before the record is published; whoever finds it
+//!   through the index has acquired them;
+//! * what changes afterwards is the control word (expiry, tombstone), which is not part of the
+//!   value;
+//! * every operation that replaces or removes a record, moves it, or drops its map, retires the
+//!   block, and it is freed, written, or given back to the system after all guards of that time
+//!   have ended;
 //! * closing waits for guards, and the mapping lives as long as a handle does;
 //! * a forked child, whose guards are unknown to its parent, copies.
 
@@ -30,14 +33,14 @@ use crate::record::decode_expiry;
 use crate::{Error, Map, Result};
 
 impl<M: Medium> Map<M> {
-    /// Returns the value of `key` without copying it, where that is safe: in a store in memory, and in a
-    /// file that was opened with
+    /// Returns the value of `key` without copying it, where that is safe: in a store in memory, and
+    /// in a file that was opened with
     /// [`assume_exclusive_file`](crate::Options::assume_exclusive_file). Elsewhere it is copied, as
     /// [`get`](Map::get) does. Returns `None` if the key is absent.
     ///
     /// Expected O(1), and O(length) to verify its checksum, unless
-    /// [`verify_reads`](crate::Options::verify_reads) is off. A large value that is borrowed and not
-    /// verified costs the same as a small one.
+    /// [`verify_reads`](crate::Options::verify_reads) is off. A large value that is borrowed and
+    /// not verified costs the same as a small one.
     ///
     /// A borrowed value holds a guard: see [`Reader`], which lends many values under one.
     ///
@@ -72,14 +75,16 @@ impl<M: Medium> Map<M> {
         Ok(Reader { store: self, guard: self.enter()? })
     }
 
-    /// Returns the value of `key`, verified. If it is borrowed, it may be used as long as `guard` is held.
+    /// Returns the value of `key`, verified. If it is borrowed, it may be used as long as `guard`
+    /// is held.
     fn value_ref(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<ValueRef<'_>>> {
         let Some((record, expires_at)) = self.find_to_read(key, guard)? else { return Ok(None) };
         let file = &*self.db.file;
         // In a forked child the guard means nothing to the threads of the parent.
         let bytes = if file.lends && file.pool.region().ensure_writable().is_ok() {
-            // SAFETY: nothing writes these bytes while `guard` is held: see the head of this module, and
-            // `File::lends` for what is outside of this store. They are used no longer than that.
+            // SAFETY: nothing writes these bytes while `guard` is held: see the head of this
+            // module, and `FileInner::lends` for what is outside of this store. They are used no longer
+            // than that.
             let value = unsafe { record.value_slice() };
             if file.verify && !record.verifies(self.inner.header.owner(), key.bytes, value) {
                 self.met_damage();
@@ -96,10 +101,10 @@ impl<M: Medium> Map<M> {
     }
 }
 
-/// Lends values under one guard. While it lives, nothing that it could see is used again, so it should be
-/// short-lived: if [too much](crate::Options::reader_backlog) waits for it, mutations fail with
-/// [`Error::HeldUp`]. It stays on the thread that made it, which cannot close, check, sweep, purge
-/// or compact the store meanwhile: those return [`Error::GuardHeld`].
+/// Lends values under one guard. While it lives, nothing that it could see is used again, so it
+/// should be short-lived: if [too much](crate::Options::reader_backlog) waits for it, mutations
+/// fail with [`Error::HeldUp`]. It stays on the thread that made it, which cannot close, check,
+/// sweep, purge or compact the store meanwhile: those return [`Error::GuardHeld`].
 ///
 /// ```
 /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -116,8 +121,8 @@ pub struct Reader<'s, M: Medium = Mapped> {
 }
 
 impl<M: Medium> Reader<'_, M> {
-    /// Returns the value of `key`, borrowed as by [`get_ref`](Map::get_ref), or `None` if the key is absent.
-    /// Expected O(1).
+    /// Returns the value of `key`, borrowed as by [`get_ref`](Map::get_ref), or `None` if the key
+    /// is absent. Expected O(1).
     ///
     /// # Errors
     /// See [`Map`].
@@ -138,8 +143,8 @@ pub struct ValueRef<'s> {
 }
 
 enum Bytes {
-    /// Not a reference, because it would have to be valid until the value is gone, and the guard ends
-    /// while it is dropped.
+    /// Not a reference, because it would have to be valid until the value is gone, and the guard
+    /// ends while it is dropped.
     Lent(NonNull<[u8]>),
     Copied(Vec<u8>),
 }
@@ -165,7 +170,8 @@ impl ValueRef<'_> {
         decode_expiry(self.expires_at)
     }
 
-    /// Returns the bytes as a vector, and ends the guard. Copies them unless they are a copy already.
+    /// Returns the bytes as a vector, and ends the guard. Copies them unless they are a copy
+    /// already.
     pub fn into_vec(self) -> Vec<u8> {
         match self.bytes {
             Bytes::Lent(_) => self.to_vec(),
@@ -179,8 +185,8 @@ impl Deref for ValueRef<'_> {
 
     fn deref(&self) -> &[u8] {
         match &self.bytes {
-            // SAFETY: valid and unchanged while the guard is held, which is in here, or in the reader that
-            // `'s` borrows; the slice borrows `self`.
+            // SAFETY: valid and unchanged while the guard is held, which is in here, or in the
+            // reader that `'s` borrows; the slice borrows `self`.
             Bytes::Lent(bytes) => unsafe { bytes.as_ref() },
             Bytes::Copied(copy) => copy,
         }

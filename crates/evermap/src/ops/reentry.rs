@@ -13,10 +13,10 @@
 //! No code of the caller ever runs under a lock. So this is everything that must be refused:
 //!
 //! * Under a guard, and so also in a closure of `modify`: `close`, `check`, `recover`,
-//!   `reclaim_dropped`, `purge` and `purge_if_due`, which wait for guards or for a thread that does;
-//!   and `compact`, which could reclaim nothing that it moves.
-//! * In a closure of `modify`: changes of the key that is being modified, alone or in a batch, which
-//!   would make it repeat without end.
+//!   `reclaim_dropped`, `purge` and `purge_if_due`, which wait for guards or for a thread that
+//!   does; and `compact`, which could reclaim nothing that it moves.
+//! * In a closure of `modify`: changes of the key that is being modified, alone or in a batch,
+//!   which would make it repeat without end.
 //! * Under a guard for which too much memory [waits](evermap_pm::Domain::is_backed_up): changes of
 //!   any key.
 //!

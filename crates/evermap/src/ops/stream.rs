@@ -19,12 +19,12 @@ use crate::{Error, Map, Meta, Result};
 const PIECE: usize = 64 << 10;
 
 impl<M: Medium> Map<M> {
-    /// Binds `key` to the next `len` bytes of `source`, whatever was there. The value is not held in memory.
-    /// Expected O(len).
+    /// Binds `key` to the next `len` bytes of `source`, whatever was there. The value is not held
+    /// in memory. Expected O(len).
     ///
-    /// The key is bound when all bytes have come, as by [`put`](Map::put); until then, and if that fails or
-    /// the process dies, it keeps the value that it has, and no space is lost. What follows in `source` is
-    /// left there.
+    /// The key is bound when all bytes have come, as by [`put`](Map::put); until then, and if that
+    /// fails or the process dies, it keeps the value that it has, and no space is lost. What
+    /// follows in `source` is left there.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
@@ -39,8 +39,8 @@ impl<M: Medium> Map<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Source`] if reading `source` fails, [`Error::ValueLength`] if it ends too early; and those of
-    /// a mutation, see [`Map`]. Nothing has changed then.
+    /// [`Error::Source`] if reading `source` fails, [`Error::ValueLength`] if it ends too early;
+    /// and those of a mutation, see [`Map`]. Nothing has changed then.
     pub fn put_from(&self, key: &[u8], len: usize, mut source: impl Read) -> Result<()> {
         let mut writer = self.value_writer(key, len, Meta::default())?;
         let mut piece = vec![0; len.min(PIECE)];
@@ -56,7 +56,8 @@ impl<M: Medium> Map<M> {
         writer.finish().map(drop)
     }
 
-    /// Begins to write a value of `len` bytes for `key`; see [`ValueWriter`]. Takes its space now. O(1).
+    /// Begins to write a value of `len` bytes for `key`; see [`ValueWriter`]. Takes its space now.
+    /// O(1).
     ///
     /// ```
     /// use std::io::Write;
@@ -86,8 +87,8 @@ impl<M: Medium> Map<M> {
         Ok(ValueWriter { store: self, key: key.to_vec(), meta, record: Some(record) })
     }
 
-    /// Begins to read the value of `key` piece by piece, or returns `None` if the key is absent; see
-    /// [`ValueReader`]. Expected O(1), and O(length) to verify its checksum, unless
+    /// Begins to read the value of `key` piece by piece, or returns `None` if the key is absent;
+    /// see [`ValueReader`]. Expected O(1), and O(length) to verify its checksum, unless
     /// [`verify_reads`](crate::Options::verify_reads) is off.
     ///
     /// ```
@@ -131,8 +132,8 @@ impl<M: Medium> Map<M> {
 }
 
 impl<M: Medium> Reader<'_, M> {
-    /// Begins to read the value of `key` piece by piece, as [`value_reader`](Map::value_reader), under the
-    /// guard of this reader.
+    /// Begins to read the value of `key` piece by piece, as [`value_reader`](Map::value_reader),
+    /// under the guard of this reader.
     ///
     /// # Errors
     /// See [`Map`].
@@ -143,11 +144,12 @@ impl<M: Medium> Reader<'_, M> {
 
 /// Writes a value piece by piece: see [`Map::value_writer`].
 ///
-/// [`finish`](ValueWriter::finish) binds the key to the value; until then nobody sees it. Dropping the writer
-/// discards what was written. So does closing the store, for which nobody has to wait: writing fails
-/// afterwards.
+/// [`finish`](ValueWriter::finish) binds the key to the value; until then nobody sees it. Dropping
+/// the writer discards what was written. So does closing the store, for which nobody has to wait:
+/// writing fails afterwards.
 ///
-/// It holds neither a lock nor a guard between two calls, so it may live as long as its source needs.
+/// It holds neither a lock nor a guard between two calls, so it may live as long as its source
+/// needs.
 #[must_use = "a value is stored by `finish` only"]
 pub struct ValueWriter<'s, M: Medium = Mapped> {
     store: &'s Map<M>,
@@ -169,11 +171,12 @@ impl<M: Medium> ValueWriter<'_, M> {
         self.record.as_ref().map_or(0, |record| record.value_len() - record.written())
     }
 
-    /// Binds the key to the value, whether or not it is present. Returns the CAS id of the new record. Expected O(1).
+    /// Binds the key to the value, whether or not it is present. Returns the CAS id of the new
+    /// record. Expected O(1).
     ///
     /// # Errors
-    /// [`Error::ValueLength`] if bytes are missing; and those of a mutation, see [`Map`]. What was written is
-    /// discarded then.
+    /// [`Error::ValueLength`] if bytes are missing; and those of a mutation, see [`Map`]. What was
+    /// written is discarded then.
     pub fn finish(mut self) -> Result<u64> {
         if self.remaining() > 0 {
             return Err(self.wrong_length(0));
@@ -193,7 +196,8 @@ impl<M: Medium> ValueWriter<'_, M> {
         let record = self.record.take().expect("not published yet");
         let owner = store.inner.header.owner();
         let draft = record.draft(&file.pool, &file.partial, owner, key.bytes, self.meta, cas);
-        // A mistake, which tests have to notice: the value is not durable when the record is published.
+        // A mistake, which tests have to notice: the value is not durable when the record is
+        // published.
         if file.pool.medium().mutant("VW-1") {
             draft.set_cas(cas)
         } else {
@@ -220,7 +224,8 @@ impl<M: Medium> ValueWriter<'_, M> {
         Ok(())
     }
 
-    /// The error that says that the value has not the length that it was to have, but would have with `more`.
+    /// The error that says that the value has not the length that it was to have, but would have
+    /// with `more`.
     fn wrong_length(&self, more: usize) -> Error {
         let written = self.written() + more;
         Error::value_length(&self.key, self.written() + self.remaining(), written)
@@ -231,8 +236,8 @@ impl<M: Medium> Write for ValueWriter<'_, M> {
     /// Writes all of `bytes`.
     ///
     /// # Errors
-    /// `InvalidInput` with [`Error::ValueLength`] if the value would become longer than it is to be; otherwise
-    /// `Other` with an [`Error`] of the store. Nothing is written then.
+    /// `InvalidInput` with [`Error::ValueLength`] if the value would become longer than it is to
+    /// be; otherwise `Other` with an [`Error`] of the store. Nothing is written then.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.append(bytes) {
             Ok(()) => Ok(bytes.len()),
@@ -267,9 +272,10 @@ impl<M: Medium> fmt::Debug for ValueWriter<'_, M> {
 
 /// Reads a value piece by piece, from wherever one wants: see [`Map::value_reader`].
 ///
-/// It reads the version of the value that was there when it was made, whatever happens to the key. For that
-/// it holds a guard, or borrows one from a [`Reader`]: see there for what that means to others. The value was
-/// verified when reading began; what is read is copied out of the store, and is not verified again.
+/// It reads the version of the value that was there when it was made, whatever happens to the key.
+/// For that it holds a guard, or borrows one from a [`Reader`]: see there for what that means to
+/// others. The value was verified when reading began; what is read is copied out of the store, and
+/// is not verified again.
 pub struct ValueReader<'s, M: Medium = Mapped> {
     record: Record<'s, M>,
     at: u64,
@@ -279,7 +285,7 @@ pub struct ValueReader<'s, M: Medium = Mapped> {
 
 impl<M: Medium> ValueReader<'_, M> {
     /// Returns the length of the value, bytes.
-    #[allow(clippy::len_without_is_empty)] // of a stream, the length says nothing about what is left
+    #[allow(clippy::len_without_is_empty)] // the length of a stream is not what is left of it
     pub fn len(&self) -> u64 {
         self.record.value_len() as u64
     }

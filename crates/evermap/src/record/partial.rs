@@ -1,7 +1,7 @@
 //! A record that is written piece by piece, because its value comes that way.
 //!
-//! Its block is allocated with the first piece, and nothing names it before all of it is there. So a crash
-//! leaves a block that no index leads to, which the next sweep frees as any other.
+//! Its block is allocated with the first piece, and nothing names it before all of it is there. So
+//! a crash leaves a block that no index leads to, which the next sweep frees as any other.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -36,8 +36,8 @@ impl PartialBlocks {
     }
 }
 
-/// A block with a key, and as much of the value as has come. [`free`](PartialRecord::free) it, or make a
-/// [draft](PartialRecord::draft) of it.
+/// A block with a key, and as much of the value as has come. [`free`](PartialRecord::free) it, or
+/// make a [draft](PartialRecord::draft) of it.
 pub(crate) struct PartialRecord {
     offset: u64,
     key_len: usize,
@@ -109,15 +109,17 @@ impl PartialRecord {
         if bytes.is_empty() {
             return;
         }
-        // Here begins a word. What is left of the last one is stored, too, and again when more has come.
+        // Here begins a word. What is left of the last one is stored, too, and again when more has
+        // come.
         m.write_bytes(&cells[self.at / 8..], bytes);
         let rest = bytes.len() % 8;
         self.word[..rest].copy_from_slice(&bytes[bytes.len() - rest..]);
         self.at += bytes.len();
     }
 
-    /// Makes a draft of a record whose value has come, and hands the block over to it: until the answer of
-    /// [`take_back`](PartialRecord::take_back), dropping the draft frees it unless it is published.
+    /// Makes a draft of a record whose value has come, and hands the block over to it: until the
+    /// answer of [`take_back`](PartialRecord::take_back), dropping the draft frees it unless it is
+    /// published.
     ///
     /// The caller holds a guard, so that closing waits.
     pub(crate) fn draft<'d, M: Medium>(
@@ -144,8 +146,8 @@ impl PartialRecord {
         }
     }
 
-    /// Takes the block back from a draft that was not published; returns whether it was not. The caller still
-    /// holds the guard.
+    /// Takes the block back from a draft that was not published; returns whether it was not. The
+    /// caller still holds the guard.
     pub(crate) fn take_back<M: Medium>(
         &self,
         blocks: &PartialBlocks,
@@ -160,7 +162,8 @@ impl PartialRecord {
         is_ours
     }
 
-    /// Frees the block, unless closing has done so. In a forked child it is the parent's, and stays.
+    /// Frees the block, unless closing has done so. In a forked child it is the parent's, and
+    /// stays.
     pub(crate) fn free<M: Medium>(&self, pool: &Pool<M>, blocks: &PartialBlocks) {
         if pool.region().ensure_writable().is_err() {
             return;

@@ -2,9 +2,9 @@
 
 /// A type whose values can be keys of a [`TypedMap`](crate::TypedMap).
 ///
-/// The encoding of a key compares byte by byte as the key does, and no encoding is a prefix of another one
-/// of the same type. So tuples are encoded one element after the other, and a [range](crate::TypedMap::range)
-/// of keys is a range of encodings.
+/// The encoding of a key compares byte by byte as the key does, and no encoding is a prefix of
+/// another one of the same type. So tuples are encoded one element after the other, and a
+/// [range](crate::TypedMap::range) of keys is a range of encodings.
 ///
 /// | type | encoding |
 /// |---|---|
@@ -53,8 +53,8 @@ pub trait EncodeKey {
 
 /// A key that can be read back: see [`EncodeKey`].
 ///
-/// A type and what it [borrows](std::borrow::Borrow) as, for instance `String` and `str`, have the same
-/// encoding.
+/// A type and what it [borrows](std::borrow::Borrow) as, for instance `String` and `str`, have the
+/// same encoding.
 pub trait DecodeKey: EncodeKey + Sized {
     /// Takes a key from the front of `input`, and leaves what follows it.
     ///

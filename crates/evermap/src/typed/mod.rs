@@ -19,7 +19,8 @@ use crate::{Error, Iter, KeyRange, Map, Result, Scan};
 pub use key::{DecodeKey, EncodeKey};
 
 impl<M: Medium> Map<M> {
-    /// Returns a view of this map with keys of type `K` and values of type `V`; see [`TypedMap`]. O(1).
+    /// Returns a view of this map with keys of type `K` and values of type `V`; see [`TypedMap`].
+    /// O(1).
     pub fn typed<K, V>(&self) -> TypedMap<K, V, M> {
         TypedMap { map: self.clone(), types: PhantomData }
     }
@@ -27,10 +28,11 @@ impl<M: Medium> Map<M> {
 
 /// A map with keys of type `K` and values of type `V`: a view of a map of bytes.
 ///
-/// Needs the feature `serde`. Keys are encoded by [`EncodeKey`], which keeps their order. Values are encoded by
-/// [`serde`] in the [format of `postcard`](https://postcard.jamesmunns.com/wire-format) 1, which is small, stable,
-/// and does not describe itself: what is stored has to be read as the type as which it was written. Fields
-/// and variants may be renamed, and variants added at the end; every other change of a type is a new
+/// Needs the feature `serde`. Keys are encoded by [`EncodeKey`], which keeps their order. Values
+/// are encoded by [`serde`] in the [format of
+/// `postcard`](https://postcard.jamesmunns.com/wire-format) 1, which is small, stable, and does not
+/// describe itself: what is stored has to be read as the type as which it was written. Fields and
+/// variants may be renamed, and variants added at the end; every other change of a type is a new
 /// format, for which an `enum` of versions is one way.
 ///
 /// The types are not stored. Bytes that are not of the type are an error where they are met,
@@ -118,8 +120,8 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     /// Binds `key` to `value`, whatever was there. Expected O(length of the value).
     ///
     /// # Errors
-    /// [`Error::Unencodable`] if `value` refuses to be serialized; and see [`Map`]. Nothing has changed
-    /// then.
+    /// [`Error::Unencodable`] if `value` refuses to be serialized; and see [`Map`]. Nothing has
+    /// changed then.
     pub fn put<Q: EncodeKey + ?Sized>(&self, key: &Q, value: &V) -> Result<()>
     where
         K: Borrow<Q>,
@@ -181,8 +183,8 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
         Ok(TypedIter { pairs: self.map.scan(range)?, types: PhantomData })
     }
 
-    /// Returns the keys whose first elements are those of `prefix`, a shorter tuple, with their values, in
-    /// ascending order; see [`Map::scan_prefix`].
+    /// Returns the keys whose first elements are those of `prefix`, a shorter tuple, with their
+    /// values, in ascending order; see [`Map::scan_prefix`].
     ///
     /// ```
     /// # use evermap::{Evermap, Options, TypedMap};
@@ -224,8 +226,8 @@ where
 {
     type Item = Result<(K, V)>;
 
-    /// Returns the next pair. If one cannot be read or is not of these types, returns the error, and then what
-    /// comes next.
+    /// Returns the next pair. If one cannot be read or is not of these types, returns the error,
+    /// and then what comes next.
     fn next(&mut self) -> Option<Self::Item> {
         let decoded = |(key, value): (Vec<u8>, Vec<u8>)| {
             Ok((decoded_key(&key)?, decoded_value(&key, &value)?))

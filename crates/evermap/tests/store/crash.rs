@@ -196,7 +196,8 @@ impl Live {
         self.answered(history, number, before, outcome)
     }
 
-    /// Writes a value in two pieces, while another one is being written that is discarded, in part or `whole`.
+    /// Writes a value in two pieces, while another one is being written that is discarded, in part
+    /// or `whole`.
     fn put_by_pieces(&self, name: &[u8], value: &[u8], whole: bool) -> evermap::Result<u64> {
         let (store, meta) = (&self.store, Meta::default());
         let (first, second) = value.split_at(value.len() / 2);
@@ -643,8 +644,8 @@ fn mistakes_in_batches_are_found() {
     }
 }
 
-/// A record whose value came in pieces is published before the value is durable (1), and an orderly close saves as
-/// taken what was being written (2).
+/// A record whose value came in pieces is published before the value is durable (1), and an orderly
+/// close saves as taken what was being written (2).
 #[test]
 fn mistakes_in_values_that_come_in_pieces_are_found() {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };

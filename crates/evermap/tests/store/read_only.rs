@@ -59,7 +59,8 @@ fn assert_reads_all(map: &Map) {
     );
 }
 
-/// Every index repairs, marks and locks parts of itself while it is read. None of that may reach the file.
+/// Every index repairs, marks and locks parts of itself while it is read. None of that may reach
+/// the file.
 #[test]
 fn reading_changes_no_byte_of_the_file() {
     for &index in IndexKind::ALL {

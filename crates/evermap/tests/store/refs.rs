@@ -1,4 +1,5 @@
-//! Values that are borrowed: when they are, and that they stay as they were whatever happens to their key.
+//! Values that are borrowed: when they are, and that they stay as they were whatever happens to
+//! their key.
 
 use std::thread;
 
@@ -19,8 +20,8 @@ fn options() -> Options {
 
 /// As [`options`], with the promise that nobody else writes.
 fn promised() -> Options {
-    // SAFETY: the memory of the tests belongs to one store at a time, and is not damaged while values are
-    // borrowed.
+    // SAFETY: the memory of the tests belongs to one store at a time, and is not damaged while
+    // values are borrowed.
     unsafe { options().assume_exclusive_file() }
 }
 
@@ -47,8 +48,8 @@ fn reuse(store: &Map<Dram>) {
     fillers.for_each(|key| assert!(store.remove(&key).unwrap()));
 }
 
-/// Holds a value through `change`, which another thread makes to `map` and which is visible when `is_made`
-/// says so. It may wait for the guard afterwards.
+/// Holds a value through `change`, which another thread makes to `map` and which is visible when
+/// `is_made` says so. It may wait for the guard afterwards.
 fn held_through(
     name: &str,
     store: &Map<Dram>,
@@ -81,7 +82,8 @@ fn held_through(
     assert!(report.is_sound(), "{name}: {report}");
     let stat = store.space().unwrap();
     assert_eq!(store.stat().epoch.bytes_waiting, 0, "{name}");
-    // The catalogue and the index of a dropped map are gone, too; the index of the default one may have grown.
+    // The catalogue and the index of a dropped map are gone, too; the index of the default one may
+    // have grown.
     assert!(stat.allocated_bytes <= before + LEN as u64, "{name}: {before} {stat:?}");
 }
 
@@ -247,7 +249,8 @@ fn a_file_lends_values_after_a_promise_only() {
     }
 }
 
-/// What was there before it was opened may be damaged, in memory too, as safe code can store anything there.
+/// What was there before it was opened may be damaged, in memory too, as safe code can store
+/// anything there.
 #[test]
 fn memory_lends_values_if_its_store_was_created_here() {
     for creates in [true, false] {

@@ -6,8 +6,8 @@
 //! down the mapping of a killed process. So an opener that finds the file locked asks whether the holder
 //! is dying, and waits for it if so.
 //!
-//! A file that is opened read-only is locked in the same place by a shared lock: any number of readers
-//! at a time, and no writer beside them.
+//! A file that is opened read-only is locked in the same place by a shared lock: any number of
+//! readers at a time, and no writer beside them.
 //!
 //! The lock covers one byte at 2^62, far behind any file's end. Readers that run beside the writer may
 //! use the bytes after it.
@@ -30,8 +30,8 @@ const ALIVE_WAIT: Duration = Duration::from_millis(100);
 /// Takes the lock for `access`, waiting up to `wait` for a writer that is dying.
 ///
 /// # Errors
-/// `InUse` when a writer lives, or is still not gone after `wait`; `OpenReadOnly` when readers hold the
-/// file and a writer is to be let in.
+/// `InUse` when a writer lives, or is still not gone after `wait`; `OpenReadOnly` when readers hold
+/// the file and a writer is to be let in.
 pub(super) fn acquire(file: &OwnedFd, path: &Path, access: Access, wait: Duration) -> Result<()> {
     let start = Instant::now();
     let mut alive_since = None;
@@ -79,7 +79,8 @@ fn try_lock(file: &OwnedFd, path: &Path, access: Access) -> Result<bool> {
     }
 }
 
-/// Returns whether the lock that keeps a writer out is a shared one. `false` if there is none any more.
+/// Returns whether the lock that keeps a writer out is a shared one. `false` if there is none any
+/// more.
 fn is_held_by_readers(file: &OwnedFd) -> bool {
     let mut lock = lock_of(libc::F_WRLCK);
     // SAFETY: `lock` is valid for the call, which replaces it with the lock that is in the way.

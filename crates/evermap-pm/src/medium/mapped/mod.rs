@@ -115,8 +115,8 @@ pub struct MappedOptions {
     /// Whether holes in the file are filled with space of their own at once, so that no later store can
     /// find the disk full. Otherwise discarded ranges must be [claimed](Medium::claim) before use.
     pub allocate_holes: bool,
-    /// Whether the file is only read. It is opened without the right to write, so one that may not be
-    /// written will do, and locked together with others that only read it. Its pages are mapped
+    /// Whether the file is only read. It is opened without the right to write, so one that may not
+    /// be written will do, and locked together with others that only read it. Its pages are mapped
     /// privately: what is stored to them stays in the memory of this process, and the file does not
     /// change and cannot grow. `create`, `flush` and `allocate_holes` have no meaning then.
     pub read_only: bool,
@@ -135,8 +135,8 @@ impl Default for MappedOptions {
     }
 }
 
-/// A file mapped into memory, held by one writer or by [readers](MappedOptions::read_only); or anonymous
-/// memory with the same interface.
+/// A file mapped into memory, held by one writer or by [readers](MappedOptions::read_only); or
+/// anonymous memory with the same interface.
 ///
 /// The address space is reserved once, so that the base never moves; the file grows inside it, and every
 /// page is set aside in the file system before it may be touched. What is *not* guarded against: another
@@ -348,10 +348,10 @@ fn round_down(bytes: u64, unit: u64) -> u64 {
     bytes - bytes % unit
 }
 
-// SAFETY: 1. the mapping is page-aligned and stays until drop. 2. `len` covers only bytes that the file
-// had when it was opened or that `grow` has set aside; they are mapped readable and writable (privately if
-// the file is only read), and other processes that keep to the lock do not write them. 3. `grow` only
-// raises `len`, up to `capacity`. 4. a mapping without a file is private.
+// SAFETY: 1. the mapping is page-aligned and stays until drop. 2. `len` covers only bytes that the
+// file had when it was opened or that `grow` has set aside; they are mapped readable and writable
+// (privately if the file is only read), and other processes that keep to the lock do not write
+// them. 3. `grow` only raises `len`, up to `capacity`. 4. a mapping without a file is private.
 unsafe impl Medium for Mapped {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
