@@ -147,11 +147,13 @@ pub enum Error {
         name: String,
     },
     /// The operation waits for guards to end, and the calling thread holds one itself: it has a
-    /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or
-    /// `Scan::visit`. Nothing was done.
+    /// [`Reader`](crate::Reader), a borrowed [`ValueRef`](crate::ValueRef) or a
+    /// [`ValueReader`](crate::ValueReader), or is in a closure of `get_many`, `get_together`,
+    /// `modify` or `Scan::visit`. Nothing was done.
     #[error(
         "{operation} would wait for itself: this thread holds a guard of the store \
-         (it has a Reader, or is in a closure of get_many, get_together, modify or Scan::visit); \
+         (it has a Reader, ValueRef or ValueReader, or is in a closure of get_many, get_together, \
+         modify or Scan::visit); \
          call it after that has ended"
     )]
     GuardHeld {

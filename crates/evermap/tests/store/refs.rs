@@ -89,7 +89,8 @@ fn held_through(
 
 #[test]
 fn a_borrowed_value_stays_through_every_change_of_its_key() {
-    let changes: [(&str, fn(&Map<Dram>)); 7] = [
+    type Change = fn(&Map<Dram>);
+    let changes: [(&str, Change); 7] = [
         ("put", |map| map.put(KEY, &[1; LEN]).unwrap()),
         ("remove", |map| assert!(map.remove(KEY).unwrap())),
         ("append", |map| assert!(map.append(KEY, b"more").unwrap() > 0)),
