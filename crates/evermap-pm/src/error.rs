@@ -56,6 +56,21 @@ pub enum ErrorKind {
         /// Process id of the holder, or 0 if it is not known.
         pid: u32,
     },
+    /// The file is open read-only, here or in another process, which keeps a writer out.
+    #[error(
+        "{}: opened read-only by others; open it for writing when they have closed it",
+        path.display()
+    )]
+    OpenReadOnly {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that was opened read-only was to be changed. Nothing was changed.
+    #[error("{}: it was opened read-only; open it for writing to change it", path.display())]
+    ReadOnly {
+        /// The file.
+        path: PathBuf,
+    },
     /// The medium, the file system or the configured limit is full. Nothing was changed.
     #[error("no space: {what} (needs {needed} more bytes); existing data is intact")]
     NoSpace {

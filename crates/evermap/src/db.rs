@@ -23,6 +23,7 @@ use crate::map::header::MapHeader;
 use crate::map::inner::{MapInner, MapState, OpenContext};
 use crate::ordered;
 use crate::record::cas::CasCounter;
+use crate::record::partial::PartialBlocks;
 use crate::record::tombstone_of;
 use crate::{Durability, Error, ErrorKind, IndexKind, Map, Options, Result};
 
@@ -79,10 +80,17 @@ pub(crate) struct FileInner<M: Medium> {
     pub(crate) cas_counter: CasCounter,
     pub(crate) reservations: KeyReservations,
     pub(crate) clock: Time,
+    /// Whether nothing may be changed.
+    pub(crate) read_only: bool,
     pub(crate) verify: bool,
+    /// Whether values may be borrowed from where they are: nothing outside of this store changes a
+    /// byte, and no two records overlap.
+    pub(crate) lends: bool,
     /// The control word of records that are unbound in this opening.
     pub(crate) tombstone: u64,
     pub(crate) maintenance: Maintenance,
+    /// Values that are being written piece by piece.
+    pub(crate) partial: PartialBlocks,
     pub(crate) origin: Origin,
     /// Whether the last stop was orderly.
     pub(crate) clean: bool,
@@ -118,6 +126,18 @@ impl Origin {
 }
 
 impl<M: Medium> FileInner<M> {
+    /// Begins a change.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `Storage` with `Forked` or `Poisoned`.
+    #[inline]
+    pub(crate) fn ensure_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        Ok(self.pool.region().ensure_writable()?)
+    }
+
     /// Returns what maps are opened with.
     pub(crate) fn open_context(&self) -> OpenContext<'_, M> {
         OpenContext {
@@ -145,6 +165,8 @@ impl Evermap {
     ///
     /// # Errors
     /// * [`Error::NotFound`] if there is no file and [`Options::create`] is off;
+    /// * [`Error::NotClosed`] if the file is opened [read-only](Options::read_only), and has to be
+    ///   recovered first;
     /// * [`Error::Storage`] with one of [`InUse`](ErrorKind::InUse) (another process has the file
     ///   open), [`NotAStore`](ErrorKind::NotAStore), [`NewerFormat`](ErrorKind::NewerFormat),
     ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see
@@ -270,6 +292,7 @@ impl<M: Medium> Evermap<M> {
         pool.epoch().set_backlog_limit(options.reader_backlog);
         // Before anything else is done to any index, and before the sweep visits what they name.
         let damage_met = intent::resume(&pool, &index, options.on_suspect)?;
+        let was_created = opened.is_none();
         let clean = opened.is_none_or(|opened| opened.clean);
         let suspect = opened.is_some_and(|opened| opened.suspect);
         let context = OpenContext { pool: &pool, cas_counter: &cas_counter, options, clean };
@@ -279,10 +302,16 @@ impl<M: Medium> Evermap<M> {
         let needs_sweep = !pool.is_swept() || default.counters.is_counting();
         let file = FileInner {
             maintenance: Maintenance::new(needs_sweep, is_new),
+            partial: PartialBlocks::default(),
             cas_counter,
             reservations: KeyReservations::new(),
             clock: Time::new(options.clock.clone()),
+            read_only: pool.medium().is_read_only(),
             verify: options.verify_reads || suspect,
+            // What was created here is what this process has stored. Everything else needs a
+            // promise, which cannot be meant for pages that may be of different ages.
+            lends: !suspect
+                && (options.assumes_exclusive_file || was_created && pool.medium().is_exclusive()),
             tombstone: tombstone_of(pool.generation()),
             origin,
             clean,
@@ -350,6 +379,13 @@ impl<M: Medium> Evermap<M> {
         let uncounted = self.close_maps();
         fence(SeqCst);
         file.pool.epoch().synchronize();
+        if file.read_only {
+            return Ok(());
+        }
+        // No operation runs any more, so what is being written will not be finished.
+        if !file.pool.medium().mutant("VW-2") {
+            file.partial.free_all(&file.pool);
+        }
         // The blocks of dropped maps that are not reclaimed yet: saved as allocated, they would
         // stay so for ever. If the next opening sweeps, it finds out.
         if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
@@ -392,8 +428,11 @@ struct CloseOnDrop<M: Medium> {
 
 impl CloseOnDrop<Mapped> {
     fn start_threads(&self) -> std::io::Result<()> {
-        self.db.file.maintenance.set_has_thread();
-        self.start("evermap-maint", |map| map.db.run_maintenance())?;
+        let read_only = self.db.file.read_only;
+        if !read_only {
+            self.db.file.maintenance.set_has_thread();
+            self.start("evermap-maint", |map| map.db.run_maintenance())?;
+        }
         let default = self.db.default_map();
         if default.wants_ordered_built() {
             self.start("evermap-order", |map| {
@@ -401,7 +440,9 @@ impl CloseOnDrop<Mapped> {
                 let _ = map.build_ordered(ordered::default_threads());
             })?;
         }
-        for number in 0..default.notice_workers() {
+        // Without changes there are no notices.
+        let workers = if read_only { 0 } else { default.notice_workers() };
+        for number in 0..workers {
             self.start("evermap-notices", move |map| map.work_on_notices(number))?;
         }
         Ok(())
@@ -454,6 +495,9 @@ impl<M: Medium> Drop for CloseOnDrop<M> {
 }
 
 fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
+    if options.read_only {
+        return open_read_only(path, options);
+    }
     let mapped = mapped_options(options);
     let medium = open_mapped(path, &mapped, options)?;
     let identity = medium.identity();
@@ -473,6 +517,23 @@ fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
         }
         opened => opened,
     }
+}
+
+/// Opens the store in a file, and leaves the file as it is.
+fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
+    if options.on_suspect == OnSuspect::Discard {
+        let text = "read_only contradicts on_suspect = discard; leave one of them out".into();
+        return Err(storage(evermap_pm::ErrorKind::Config(text)));
+    }
+    let options = options.clone().create(false);
+    let medium = open_mapped(path, &mapped_options(&options), &options)?;
+    let identity = medium.identity();
+    // What opening stores goes to private pages, and so does what is repaired on the way.
+    let db = open_whole(path, medium, identity, &options)?;
+    if !db.file.clean {
+        return Err(Error::NotClosed { path: path.to_owned() });
+    }
+    Ok(db)
 }
 
 /// Opens what is in `medium`, unless that is only a part of what is in the file.
@@ -506,6 +567,7 @@ fn mapped_options(options: &Options) -> MappedOptions {
         create: options.create,
         lock_wait: options.lock_wait,
         allocate_holes: options.allocate_holes,
+        read_only: options.read_only,
     }
 }
 

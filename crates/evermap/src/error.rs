@@ -33,6 +33,46 @@ pub enum Error {
         /// The limit.
         max: u64,
     },
+    /// A value that is written piece by piece has another length than was announced. Nothing was
+    /// changed.
+    ValueLength {
+        /// The key, up to 64 bytes, with unprintable bytes escaped.
+        key: String,
+        /// The length that was announced, bytes.
+        expected: usize,
+        /// The number of bytes that came, including those that were too many.
+        written: usize,
+    },
+    /// Reading a value from its source failed. Nothing was changed.
+    Source {
+        /// The number of bytes that had been read before.
+        read: usize,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// What is stored under a key is not of the type as which a [typed map](crate::TypedMap) reads
+    /// it.
+    #[cfg(feature = "serde")]
+    Undecodable {
+        /// The key as bytes, up to 64 of them, with unprintable ones escaped.
+        key: String,
+        /// `key` or `value`.
+        what: &'static str,
+        /// The type that it should be.
+        type_name: &'static str,
+        /// Why it is not.
+        why: String,
+    },
+    /// A value of a [typed map](crate::TypedMap) refuses to be serialized. Nothing was changed.
+    #[cfg(feature = "serde")]
+    Unencodable {
+        /// The key as bytes, up to 64 of them, with unprintable ones escaped.
+        key: String,
+        /// The type of the value.
+        type_name: &'static str,
+        /// Why.
+        why: String,
+    },
     /// There is no store at this path, and [`Options::create`](crate::Options::create) was off.
     NotFound {
         /// Where it was looked for; `None` for a medium without a path.
@@ -84,8 +124,9 @@ pub enum Error {
         name: String,
     },
     /// The operation waits for guards to end, and the calling thread holds one itself: it has a
-    /// [`Reader`](crate::Reader), or is in a closure of `get_many`, `get_together`, `modify` or
-    /// `Scan::visit`. Nothing was done.
+    /// [`Reader`](crate::Reader), a borrowed [`ValueRef`](crate::ValueRef) or a
+    /// [`ValueReader`](crate::ValueReader), or is in a closure of `get_many`, `get_together`,
+    /// `modify` or `Scan::visit`. Nothing was done.
     GuardHeld {
         /// What was called.
         operation: &'static str,
@@ -140,6 +181,14 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// The store was opened [read-only](crate::Options::read_only). Nothing was changed.
+    ReadOnly,
+    /// The store was to be opened [read-only](crate::Options::read_only), but was not closed in
+    /// order, so that it has to be recovered first.
+    NotClosed {
+        /// The file.
+        path: PathBuf,
+    },
     /// The store was closed through another handle.
     Closed,
     /// The file, the memory or the operating system underneath reported an error.
@@ -157,6 +206,25 @@ impl fmt::Display for Error {
             }
             Error::ExpiryTooLate { at, max } => {
                 write!(f, "expiry {at} is too late; the latest is {max} seconds since 1970")
+            }
+            Error::ValueLength { key, expected, written } => write!(
+                f,
+                "value of key \"{key}\" has {written} bytes instead of {expected}; \
+                 nothing was stored"
+            ),
+            Error::Source { read, source } => write!(
+                f,
+                "reading the value failed after {read} bytes ({source}); nothing was stored"
+            ),
+            #[cfg(feature = "serde")]
+            Error::Undecodable { key, what, type_name, why } => write!(
+                f,
+                "{what} of key \"{key}\" is no {type_name} ({why}); \
+                 read it as the type that was stored"
+            ),
+            #[cfg(feature = "serde")]
+            Error::Unencodable { key, type_name, why } => {
+                write!(f, "value of key \"{key}\" of type {type_name} cannot be serialized ({why})")
             }
             Error::NotFound { path } => write!(
                 f,
@@ -191,8 +259,8 @@ impl fmt::Display for Error {
             Error::GuardHeld { operation } => write!(
                 f,
                 "{operation} would wait for itself: this thread holds a guard of the store \
-                 (it has a Reader, or is in a closure of get_many, get_together, modify or \
-                 Scan::visit); \
+                 (it has a Reader, ValueRef or ValueReader, or is in a closure of get_many, \
+                 get_together, modify or Scan::visit); \
                  call it after that has ended"
             ),
             Error::BeingModified { key } => write!(
@@ -226,6 +294,14 @@ impl fmt::Display for Error {
             Error::MapDamaged { name, why } => {
                 write!(f, "map \"{name}\" cannot be opened ({why}); use `drop_map` to discard it")
             }
+            Error::ReadOnly => {
+                write!(f, "the store was opened read-only; open it for writing to change it")
+            }
+            Error::NotClosed { path } => write!(
+                f,
+                "{}: the store was not closed; open it for writing to recover it, and close it",
+                path.display()
+            ),
             Error::Closed => write!(f, "the store was closed"),
             Error::Storage(error) => error.fmt(f),
         }
@@ -236,6 +312,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Storage(error) => error.source(),
+            Error::Source { source, .. } => Some(source),
             _ => None,
         }
     }
@@ -275,8 +352,14 @@ pub enum ErrorKind {
     Dropped,
     /// The store was closed, or is being closed.
     Closed,
-    /// Another process has the file open.
+    /// Another process has the file open, or it is open read-only.
     InUse,
+    /// The store was opened read-only.
+    ReadOnly,
+    /// The store was not closed in order, and cannot be opened read-only.
+    NotClosed,
+    /// A value cannot be encoded, or stored bytes cannot be decoded as the type that was asked for.
+    Encoding,
     /// The file holds something else.
     NotAStore,
     /// The file was written by a later version of Evermap.
@@ -313,7 +396,8 @@ impl StorageError {
             Storage::NotAStore { .. } => ErrorKind::NotAStore,
             Storage::NewerFormat { .. } => ErrorKind::NewerFormat,
             Storage::Damaged { .. } => ErrorKind::Damaged,
-            Storage::InUse { .. } => ErrorKind::InUse,
+            Storage::InUse { .. } | Storage::OpenReadOnly { .. } => ErrorKind::InUse,
+            Storage::ReadOnly { .. } => ErrorKind::ReadOnly,
             Storage::NoSpace { .. } => ErrorKind::NoSpace,
             Storage::KeyTooLong { .. } => ErrorKind::InvalidInput,
             Storage::Io { .. } => ErrorKind::Io,
@@ -368,6 +452,7 @@ impl Error {
             Error::KeyTooLong { .. }
             | Error::ValueTooLong { .. }
             | Error::ExpiryTooLate { .. }
+            | Error::ValueLength { .. }
             | Error::BatchTooLarge { .. }
             | Error::BatchMap { .. }
             | Error::MapName { .. } => ErrorKind::InvalidInput,
@@ -381,6 +466,11 @@ impl Error {
             Error::OtherIndex { .. } => ErrorKind::OtherIndex,
             Error::Dropped { .. } => ErrorKind::Dropped,
             Error::Closed => ErrorKind::Closed,
+            Error::ReadOnly => ErrorKind::ReadOnly,
+            Error::NotClosed { .. } => ErrorKind::NotClosed,
+            Error::Source { .. } => ErrorKind::Io,
+            #[cfg(feature = "serde")]
+            Error::Undecodable { .. } | Error::Unencodable { .. } => ErrorKind::Encoding,
             Error::Storage(error) => error.kind(),
         }
     }
@@ -407,6 +497,28 @@ impl Error {
     #[cold]
     pub(crate) fn damaged(key: &[u8], offset: u64, what: &'static str) -> Self {
         Error::Damaged { key: shown(key), offset, what }
+    }
+
+    #[cold]
+    pub(crate) fn value_length(key: &[u8], expected: usize, written: usize) -> Self {
+        Error::ValueLength { key: shown(key), expected, written }
+    }
+
+    #[cfg(feature = "serde")]
+    #[cold]
+    pub(crate) fn undecodable(
+        key: &[u8],
+        what: &'static str,
+        type_name: &'static str,
+        why: String,
+    ) -> Self {
+        Error::Undecodable { key: shown(key), what, type_name, why }
+    }
+
+    #[cfg(feature = "serde")]
+    #[cold]
+    pub(crate) fn unencodable(key: &[u8], type_name: &'static str, why: String) -> Self {
+        Error::Unencodable { key: shown(key), type_name, why }
     }
 
     #[cold]

@@ -14,6 +14,8 @@ mod ops;
 mod options;
 mod ordered;
 mod record;
+#[cfg(feature = "serde")]
+mod typed;
 
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;
@@ -33,11 +35,15 @@ pub use map::catalog::{MAP_NAME_MAX, MapOptions};
 pub use map::handle::Map;
 pub use ops::atomic::counter;
 pub use ops::find_many::UnreadRecord;
-pub use ops::read::{BATCH_KEYS, Entry, Iter, Keys, Reader};
+pub use ops::read::{BATCH_KEYS, Iter, Keys};
+pub use ops::reader::{Reader, ValueRef};
 pub use ops::scan::{KeyRange, Scan};
+pub use ops::stream::{ValueReader, ValueWriter};
 pub use options::{Durability, Options};
 pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};
 pub use record::{EXPIRY_MAX, VALUE_MAX};
+#[cfg(feature = "serde")]
+pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap};
 
 #[doc = include_str!("limits.md")]
 pub mod limits {}

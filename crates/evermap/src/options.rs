@@ -69,11 +69,13 @@ impl FromStr for Durability {
 #[must_use]
 pub struct Options {
     pub(crate) create: bool,
+    pub(crate) read_only: bool,
     pub(crate) capacity: u64,
     pub(crate) extent_size: u64,
     pub(crate) max_bytes: u64,
     pub(crate) on_suspect: OnSuspect,
     pub(crate) verify_reads: bool,
+    pub(crate) assumes_exclusive_file: bool,
     pub(crate) lock_wait: Duration,
     pub(crate) allocate_holes: bool,
     pub(crate) seed: Option<u64>,
@@ -96,11 +98,13 @@ impl Options {
         let RegionConfig { extent_size, capacity, seed } = RegionConfig::default();
         Options {
             create: true,
+            read_only: false,
             capacity,
             extent_size,
             max_bytes: u64::MAX,
             on_suspect: OnSuspect::Refuse,
             verify_reads: true,
+            assumes_exclusive_file: false,
             lock_wait: Duration::from_secs(30),
             allocate_holes: false,
             seed,
@@ -131,6 +135,38 @@ impl Options {
     /// Sets whether the file is created if it does not exist. The default is `true`.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
+        self
+    }
+
+    /// Whether the file is only read: it does not change, and need not be writable. Off by default.
+    ///
+    /// Any number of openings can read a file at a time, in this process and in others. Meanwhile
+    /// it cannot be opened for writing; and while it is open for writing, it cannot be opened to be
+    /// read.
+    ///
+    /// All mutations fail with [`Error::ReadOnly`](crate::Error::ReadOnly). What has expired is
+    /// absent, but is not removed. A file that was not closed in order is refused with
+    /// [`Error::NotClosed`](crate::Error::NotClosed), because to recover it is to change it. What
+    /// an opening and an index usually note in the file while it is read stays in the memory of
+    /// this process: that takes up to as much memory as the parts of the index that are looked at.
+    /// Only for [`Evermap::open`](crate::Evermap::open).
+    ///
+    /// ```
+    /// use evermap::{Error, Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let db = Evermap::open(&path, Options::new())?;
+    /// db.default_map().put(b"key", b"value")?;
+    /// db.close()?;
+    ///
+    /// let map = Evermap::open(&path, Options::new().read_only(true))?.default_map();
+    /// let other = Evermap::open(&path, Options::new().read_only(true))?.default_map();
+    /// assert_eq!(map.get(b"key")?, other.get(b"key")?);
+    /// assert!(matches!(map.remove(b"key"), Err(Error::ReadOnly)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
         self
     }
 
@@ -186,6 +222,39 @@ impl Options {
     /// [`check`]: crate::Evermap::check
     pub fn verify_reads(mut self, verify: bool) -> Self {
         self.verify_reads = verify;
+        self
+    }
+
+    /// Promises that nothing else changes the file, so that values can be borrowed from it:
+    /// [`get_ref`](crate::Map::get_ref) and [`Reader`](crate::Reader) then lend values where they
+    /// are, instead of copies. Stores in memory lend values without it.
+    ///
+    /// A store whose contents are suspect, and that was opened nevertheless, lends nothing.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// // SAFETY: the file is in a directory of this program, which nothing else writes to.
+    /// let options = unsafe { Options::new().assume_exclusive_file() };
+    /// let map = Evermap::open(path, options)?.default_map();
+    /// map.put(b"key", &[7; 1_000_000])?;
+    /// assert!(map.get_ref(b"key")?.unwrap().is_borrowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// A borrowed value is a slice of a mapping of the file. As long as the store is open, the
+    /// caller has to make sure that:
+    /// * no other program writes to the file or cuts it off. Programs that open it as a store keep
+    ///   to its lock; editors, copying tools and synchronizing services do not;
+    /// * a forked child does not use what was borrowed before the fork;
+    /// * the file is not damaged in such a way that another record or a part of an index overlaps a
+    ///   value, which would be changed with it. Nothing but a failing disk or a foreign write does
+    ///   that; checksums make it very unlikely that such a value is found, but cannot rule it out.
+    pub unsafe fn assume_exclusive_file(mut self) -> Self {
+        self.assumes_exclusive_file = true;
         self
     }
 

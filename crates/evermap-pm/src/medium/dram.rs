@@ -81,7 +81,7 @@ impl Drop for Dram {
 
 // SAFETY: 1. The mapping is page-aligned and exists until drop. 2. All `capacity` bytes are
 // readable and writable, and nothing else has the address. 3. `grow` only raises `len`, up to
-// `capacity`.
+// `capacity`. 4. The mapping is private, and `base` is only for callers that obey this trait.
 unsafe impl Medium for Dram {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -96,6 +96,10 @@ unsafe impl Medium for Dram {
 
     fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
     }
 
     fn grow(&self, len: u64) -> Result<()> {

@@ -70,7 +70,8 @@ pub enum Note {
 /// 1. `base()` never changes and is aligned to 4096 bytes;
 /// 2. bytes `0..len()` from it are mapped, readable and writable, and only accessed as [`PmU64`]
 ///    words or through this trait;
-/// 3. `len()` never shrinks and never exceeds `capacity()`, which is at most [`OFFSET_LIMIT`].
+/// 3. `len()` never shrinks and never exceeds `capacity()`, which is at most [`OFFSET_LIMIT`];
+/// 4. if `is_exclusive()` returns `true`, only stores through this value change a byte.
 #[allow(clippy::len_without_is_empty)] // an empty medium has no use
 pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// Returns the address of offset 0.
@@ -81,6 +82,19 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
 
     /// Returns the maximum size that [`grow`](Medium::grow) can reach, in bytes.
     fn capacity(&self) -> u64;
+
+    /// Returns whether the bytes belong to this value alone, so that nothing outside of it can
+    /// change them: not another process, a disk, or another medium over the same memory. `false` if
+    /// that is not known.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
+    /// Returns whether stores stay in this value and end with it: what is underneath does not
+    /// change, and the medium cannot grow.
+    fn is_read_only(&self) -> bool {
+        false
+    }
 
     /// Makes at least `len` bytes usable. New bytes are zero.
     ///

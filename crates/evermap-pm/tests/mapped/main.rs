@@ -5,6 +5,7 @@ mod common;
 mod creation;
 mod file;
 mod fork;
+mod read_only;
 mod sigbus;
 mod trust;
 mod writer;

@@ -131,7 +131,8 @@ impl<M: Medium> Evermap<M> {
         if let Some(problem) = &problem {
             report.problem(problem.to_string());
         }
-        let mut reachable = Reachable(Vec::new());
+        // Nothing names what is being written yet.
+        let mut reachable = Reachable(self.file.partial.all());
         let mut whole = problem.is_none();
         for map in &maps {
             whole &= map.check_map(&mut report, &mut reachable)?;

@@ -44,9 +44,11 @@ impl<M: Medium> Evermap<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Closed`], [`Error::GuardHeld`], and [`Error::Storage`] with `Poisoned` or `Forked`.
+    /// [`Error::Closed`], [`Error::ReadOnly`], [`Error::GuardHeld`], and [`Error::Storage`] with
+    /// `Poisoned` or `Forked`.
     pub fn compact(&self) -> Result<u64> {
         self.ensure_no_guard("compact")?;
+        self.file.ensure_writable()?;
         let moved = self.compact_if_worthwhile()?;
         // What became free when readers ended or records moved. Not while another thread closes the
         // store.
@@ -73,7 +75,7 @@ impl<M: Medium> Evermap<M> {
     /// Moves records together if that frees at least `least` bytes, and waits up to `wait` for
     /// readers to leave the old copies.
     pub(crate) fn move_together(&self, least: u64, wait: Duration) -> Result<u64> {
-        self.file.pool.region().ensure_writable()?;
+        self.file.ensure_writable()?;
         // Without waiting: the holder of this lock may itself wait for a reader of the calling
         // thread.
         let Some(_sweeping) = self.file.maintenance.try_sweeping() else { return Ok(0) };

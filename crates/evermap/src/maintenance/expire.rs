@@ -215,7 +215,7 @@ impl<M: Medium> Evermap<M> {
     /// [`Error::GuardHeld`], and see [`Map`].
     pub fn purge(&self) -> Result<u64> {
         self.ensure_no_guard("purge")?;
-        self.file.pool.region().ensure_writable()?;
+        self.file.ensure_writable()?;
         let sweeping = self.file.maintenance.sweeping();
         self.walk_maps(&sweeping)
     }
@@ -263,7 +263,7 @@ impl<M: Medium> Evermap<M> {
 
     /// Removes what is known to have expired in all maps that are open.
     pub(crate) fn purge_expired(&self) -> Result<u64> {
-        self.file.pool.region().ensure_writable()?;
+        self.file.ensure_writable()?;
         let (held, mut purged) = (self.file.clock.held(), 0);
         for map in self.open_maps() {
             // Beginning an operation carries out a flush that is due.

@@ -212,7 +212,7 @@ impl<M: Medium> Evermap<M> {
     /// [`Error::Closed`]; [`Error::Storage`] with `Damaged`, `Poisoned` or `Forked`.
     pub fn drop_map(&self, name: &str) -> Result<bool> {
         let (file, region) = (&self.file, self.file.pool.region());
-        region.ensure_writable()?;
+        file.ensure_writable()?;
         let mut table = self.table()?;
         let map = match self.find_map(&mut table, name) {
             Ok(None) => return Ok(false),
@@ -406,6 +406,7 @@ impl<M: Medium> Evermap<M> {
     /// Creates the map called `name`, which does not exist.
     fn make_map(&self, table: &mut Table<M>, name: &str, options: MapOptions) -> Result<Map<M>> {
         let (file, region) = (&self.file, self.file.pool.region());
+        file.ensure_writable()?;
         region.raise_format(FORMAT)?;
         let poison = region.poison_on_panic();
         let made = (|| {

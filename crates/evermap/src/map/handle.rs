@@ -36,7 +36,9 @@ use crate::{Error, Evermap, Meta, Result};
 ///   Mutations can return the latter although they have made their change, if the damage was met
 ///   afterwards.
 ///
-/// Mutations can also return [`Error::ValueTooLong`], [`Error::ExpiryTooLate`]; [`Error::Full`],
+/// Mutations can also return [`Error::ReadOnly`] if the file was opened
+/// [read-only](crate::Options::read_only); [`Error::ValueTooLong`], [`Error::ExpiryTooLate`];
+/// [`Error::Full`],
 /// [`Error::HeldUp`] or [`Error::Storage`] with [`NoSpace`](crate::ErrorKind::NoSpace), and nothing
 /// has changed then; [`Error::BeingModified`] inside [`modify`](Map::modify); and
 /// [`Error::Storage`] with [`Forked`](crate::ErrorKind::Forked) in a forked child.
@@ -141,7 +143,7 @@ impl<M: Medium> Map<M> {
     #[inline]
     pub(crate) fn enter_writing(&self) -> Result<Guard<'_>> {
         // Before anything is allocated: in a forked child even a block is not ours to write.
-        self.db.file.pool.region().ensure_writable()?;
+        self.db.file.ensure_writable()?;
         self.enter()
     }
 

@@ -1,9 +1,9 @@
 //! Reading.
 //!
-//! There are two ways to read. Most methods *copy*: they load the words of the record one by one,
-//! and verify the checksum of the copy. That is safe Rust under no assumption at all, whatever the
-//! file contains and whatever writes to it meanwhile. [`Reader`] lends the bytes where they are
-//! stored, under the conditions that are listed there.
+//! Everything here *copies*: it loads the record's words one by one, and verifies the checksum of
+//! the copy. That is safe Rust under no assumption at all, whatever the file contains and whatever
+//! writes to it meanwhile. [`reader`](crate::ops::reader) lends the bytes where they are; see there
+//! for what has to hold.
 
 use std::collections::HashSet;
 use std::iter::FusedIterator;
@@ -16,7 +16,7 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::ops::pages::Pages;
-use crate::record::{Record, decode_expiry};
+use crate::record::Record;
 use crate::{Error, Item, Map, Result};
 
 /// The number of keys that [`Map::get_many`] and [`Map::find_many`] look up together.
@@ -29,7 +29,7 @@ pub(crate) const RECORDS_AHEAD: usize = 8;
 /// A live record, and when it expires.
 pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
 
-const MISMATCH: &str = "its checksum does not match";
+pub(crate) const MISMATCH: &str = "its checksum does not match";
 
 impl<M: Medium> Map<M> {
     /// Returns the value of `key`, copied and verified, or `None` if the key is absent. Expected
@@ -245,14 +245,6 @@ impl<M: Medium> Map<M> {
     /// ```
     pub fn keys(&self) -> Keys<'_, M> {
         Keys { pages: Pages::of_keys(self) }
-    }
-
-    /// Begins to read without copying; see [`Reader`].
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn reader(&self) -> Result<Reader<'_, M>> {
-        Ok(Reader { map: self, guard: self.enter()? })
     }
 
     /// Prefetches a record of the usual length.
@@ -490,88 +482,3 @@ impl<M: Medium> Iterator for Keys<'_, M> {
 }
 
 impl<M: Medium> FusedIterator for Keys<'_, M> {}
-
-/// Reads without copying. While it lives, no memory that it could read is reused, so it should be
-/// short-lived: if [too much](crate::Options::reader_backlog) waits for it, mutations fail with
-/// [`Error::HeldUp`]. It stays on the thread that created it, which cannot close, check, sweep,
-/// purge or compact the store meanwhile: those return [`Error::GuardHeld`].
-///
-/// ```
-/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-/// map.put(b"key", b"value")?;
-/// let reader = map.reader()?;
-/// let entry = reader.get(b"key")?.unwrap();
-/// // SAFETY: the store has no file that other programs could write, and it is not damaged.
-/// let value: &[u8] = unsafe { entry.bytes() };
-/// assert_eq!(value, b"value");
-/// # Ok::<(), evermap::Error>(())
-/// ```
-pub struct Reader<'s, M: Medium = Mapped> {
-    map: &'s Map<M>,
-    guard: Guard<'s>,
-}
-
-impl<M: Medium> Reader<'_, M> {
-    /// Returns the record of `key`, verified where it is stored, or `None` if the key is absent.
-    /// Expected O(1).
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Entry<'_, M>>> {
-        let key = self.map.key(key)?;
-        let Some((record, expires_at)) = self.map.find_to_read(key, &self.guard)? else {
-            return Ok(None);
-        };
-        if self.map.db.file.verify && !record.verify(self.map.inner.header.owner()) {
-            self.map.met_damage();
-            return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
-        }
-        Ok(Some(Entry { record, expires_at }))
-    }
-}
-
-/// A record where it is stored.
-pub struct Entry<'r, M: Medium = Mapped> {
-    record: Record<'r, M>,
-    expires_at: u32,
-}
-
-impl<'r, M: Medium> Entry<'r, M> {
-    /// Returns the length of the value, bytes.
-    pub fn value_len(&self) -> usize {
-        self.record.value_len()
-    }
-
-    /// Returns the 32 bits that belong to the caller.
-    pub fn flags(&self) -> u32 {
-        self.record.flags()
-    }
-
-    /// Returns the CAS id, which identifies this version of the record.
-    pub fn cas(&self) -> u64 {
-        self.record.cas()
-    }
-
-    /// Returns when it expires, in seconds since 1970; `None`: never.
-    pub fn expires_at(&self) -> Option<u64> {
-        decode_expiry(self.expires_at)
-    }
-
-    /// Returns the bytes of the value where they are stored.
-    ///
-    /// # Safety
-    ///
-    /// Nothing may write those bytes while the slice lives. The store itself does not: a published
-    /// record is immutable, and the reader keeps its block from being reused. The caller must
-    /// ensure that:
-    /// * no other program writes to the file, or cuts it off;
-    /// * the file is not damaged in such a way that another record or a part of the index overlaps
-    ///   this one. Checksums make that very unlikely, but cannot rule it out for a file whose pages
-    ///   are of different ages.
-    ///
-    /// Both hold for a store [in memory](crate::Evermap::in_memory).
-    pub unsafe fn bytes(&self) -> &'r [u8] {
-        // SAFETY: the caller's promise.
-        unsafe { self.record.value_slice() }
-    }
-}

@@ -16,6 +16,7 @@
 pub(crate) mod cas;
 pub(crate) mod checked_word;
 pub(crate) mod flush_mark;
+pub(crate) mod partial;
 pub(crate) mod size_hint;
 
 use std::cell::Cell;
@@ -117,11 +118,30 @@ pub(crate) struct Draft<'d, M: Medium> {
     owner: Owner,
     offset: u64,
     key: &'d [u8],
-    value: &'d [u8],
+    value: Value<'d>,
     flags: u32,
     cas: Cell<u64>,
     control: Cell<u64>,
     published: Cell<bool>,
+}
+
+/// The value of a draft.
+#[derive(Clone, Copy)]
+enum Value<'d> {
+    /// To be written.
+    Bytes(&'d [u8]),
+    /// Written already, with the key: its length and its CRC32C.
+    Written { len: usize, check: u32 },
+}
+
+impl Value<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        match *self {
+            Value::Bytes(bytes) => bytes.len(),
+            Value::Written { len, .. } => len,
+        }
+    }
 }
 
 impl<'d, M: Medium> Draft<'d, M> {
@@ -162,7 +182,7 @@ impl<'d, M: Medium> Draft<'d, M> {
             owner,
             offset,
             key,
-            value,
+            value: Value::Bytes(value),
             flags,
             cas: Cell::new(cas),
             control: Cell::new(control),
@@ -240,6 +260,10 @@ impl<'d, M: Medium> Draft<'d, M> {
         self.published.set(true);
     }
 
+    pub(crate) fn is_published(&self) -> bool {
+        self.published.get()
+    }
+
     fn cells(&self, from: u64) -> &'d [PmU64] {
         let words = (record_bytes(self.key.len(), self.value.len()) - from) / 8;
         self.pool.medium().slice(self.offset + from, words).expect("just allocated")
@@ -248,7 +272,11 @@ impl<'d, M: Medium> Draft<'d, M> {
     fn write_header(&self) {
         let lengths = self.key.len() as u64 | (self.value.len() as u64) << 32;
         let check = check_begin(self.owner, self.cas(), self.flags, lengths);
-        let check = crc32c::crc32c_append(crc32c::crc32c_append(check, self.key), self.value);
+        let check = crc32c::crc32c_append(check, self.key);
+        let check = match self.value {
+            Value::Bytes(value) => crc32c::crc32c_append(check, value),
+            Value::Written { len, check: value } => crc32c::crc32c_combine(check, value, len),
+        };
         let words = [
             self.control.get(),
             self.cas(),
@@ -263,34 +291,41 @@ impl<'d, M: Medium> Draft<'d, M> {
     }
 
     fn write_body(&self) {
+        let Value::Bytes(value) = self.value else { return };
         let (m, cells) = (self.pool.medium(), self.cells(HEADER));
         let (whole, rest) = self.key.split_at(self.key.len() / 8 * 8);
         m.write_bytes(cells, whole);
         let cells = &cells[whole.len() / 8..];
         if rest.is_empty() {
-            m.write_bytes(cells, self.value);
+            m.write_bytes(cells, value);
             return;
         }
         // The word in which the key ends and the value begins.
-        let taken = self.value.len().min(8 - rest.len());
+        let taken = value.len().min(8 - rest.len());
         let mut word = [0; 8];
         word[..rest.len()].copy_from_slice(rest);
-        word[rest.len()..rest.len() + taken].copy_from_slice(&self.value[..taken]);
+        word[rest.len()..rest.len() + taken].copy_from_slice(&value[..taken]);
         m.write_bytes(cells, &word);
-        m.write_bytes(&cells[1..], &self.value[taken..]);
+        m.write_bytes(&cells[1..], &value[taken..]);
     }
 }
 
 impl<M: Medium> Drop for Draft<'_, M> {
     fn drop(&mut self) {
         if !self.published.get() {
-            // It may be complete, and was not acknowledged: it must not verify.
-            let (m, cell) = (self.pool.medium(), &self.cells(0)[0]);
-            m.store(cell, tombstone_of(self.pool.generation()));
-            m.flush(cell);
-            self.pool.free_unpublished(self.offset);
+            free_unpublished(self.pool, self.offset);
         }
     }
+}
+
+/// Frees the block of a record that was not published.
+fn free_unpublished<M: Medium>(pool: &Pool<M>, offset: u64) {
+    // It may be complete, and was not acknowledged: it must not verify.
+    let (m, tombstone) = (pool.medium(), tombstone_of(pool.generation()));
+    let header = m.at::<Header>(offset).expect("allocated");
+    m.store(&header.control, tombstone);
+    m.flush(&header.control);
+    pool.free_unpublished(offset);
 }
 
 /// A record that an index word names. All of it is inside the medium; whether it is what was once
@@ -436,6 +471,14 @@ impl<'m, M: Medium> Record<'m, M> {
         let taken = out.len().min(8 - within);
         out[..taken].copy_from_slice(&word[within..within + taken]);
         self.medium.read_bytes(&self.cells[first + 1..], &mut out[taken..]);
+    }
+
+    /// Copies bytes of the value, from this one on.
+    ///
+    /// # Panics
+    /// If the value ends before `out` does.
+    pub(crate) fn read_value(&self, from: usize, out: &mut [u8]) {
+        self.read(self.key_len + from, out);
     }
 
     /// Appends the value.

@@ -117,9 +117,9 @@ fn readers_see_whole_values() {
                             .unwrap(),
                         _ => {
                             let reader = map.reader().unwrap();
-                            if let Some(entry) = reader.get(key).unwrap() {
-                                // SAFETY: the store is in memory, and not damaged.
-                                assert!(is_value_of(key, unsafe { entry.bytes() }));
+                            if let Some(value) = reader.get(key).unwrap() {
+                                assert!(value.is_borrowed());
+                                assert!(is_value_of(key, &value));
                             }
                         }
                     }

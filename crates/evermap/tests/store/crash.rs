@@ -1,6 +1,7 @@
 //! Crashes the store everywhere.
 
 use std::collections::{HashMap, HashSet};
+use std::io::Write;
 use std::sync::Mutex;
 
 use crate::common::{self, value_of};
@@ -177,7 +178,8 @@ impl Live {
         };
         let number = history.map.begin(&self.sim, key, op);
         let outcome = match choice {
-            0..=6 => store.put_with(name, &value, meta).map(Some),
+            0..=4 => store.put_with(name, &value, meta).map(Some),
+            5 | 6 => self.put_by_pieces(name, &value, choice == 6).map(Some),
             7 => store.insert_with(name, &value, meta).map(|_| None),
             8 | 9 => store.try_insert_with(name, &value, meta).map(Outcome::stored),
             10 => store.replace_with(name, &value, meta).map(Outcome::stored),
@@ -192,6 +194,38 @@ impl Live {
             _ => store.get(name).map(|_| None),
         };
         self.answered(history, number, before, outcome)
+    }
+
+    /// Writes a value in two pieces, while another one is being written that is discarded, in part
+    /// or `whole`.
+    fn put_by_pieces(&self, name: &[u8], value: &[u8], whole: bool) -> evermap::Result<u64> {
+        let (store, meta) = (&self.store, Meta::default());
+        let (first, second) = value.split_at(value.len() / 2);
+        let mut discarded = store.value_writer(name, 100, meta)?;
+        discarded.write_all(&[1; 60]).expect("not too long");
+        let mut writer = store.value_writer(name, value.len(), meta)?;
+        writer.write_all(first).expect("not too long");
+        if whole {
+            discarded.write_all(&[1; 40]).expect("not too long");
+        }
+        drop(discarded);
+        writer.write_all(second).expect("not too long");
+        writer.finish()
+    }
+
+    /// Closes the store while a value is being written.
+    fn close_while_writing(&self) -> Result<(), String> {
+        let close = || self.store.db().clone().close().map_err(text);
+        let mut writer = match self.store.value_writer(LOG, 3000, Meta::default()) {
+            Err(error) if error.is_no_space() => return close(),
+            writer => writer.map_err(text)?,
+        };
+        writer.write_all(&[1; 2000]).map_err(text)?;
+        close()?;
+        match writer.write_all(&[1; 1000]) {
+            Err(_) => Ok(()),
+            Ok(()) => Err("a closed store was written to".into()),
+        }
     }
 
     /// Notes what came of a call.
@@ -467,7 +501,7 @@ impl Subject for Workload {
         live.steps(&history, &mut rng, part / 2)?;
         live.store.db().recover().map_err(text)?;
         live.steps(&history, &mut rng, part / 2)?;
-        live.store.db().clone().close().map_err(text)?;
+        live.close_while_writing()?;
         drop(live);
         Live::open(sim, self)?.steps(&history, &mut rng, part)?;
         Ok(history)
@@ -607,6 +641,19 @@ fn mistakes_in_batches_are_found() {
         let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
         assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
         println!("{mistake}: {fate:?}");
+    }
+}
+
+/// A record whose value came in pieces is published before the value is durable (1), and an orderly
+/// close saves as taken what was being written (2).
+#[test]
+fn mistakes_in_values_that_come_in_pieces_are_found() {
+    let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
+    for mistake in ["VW-1", "VW-2"] {
+        let config = config(Model::Adr, 20_000);
+        let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
+        println!("{mistake}: {fate:?}");
+        assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
     }
 }
 

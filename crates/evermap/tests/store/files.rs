@@ -1,7 +1,7 @@
 //! Stores in files: opening them again after every kind of stop, and what is refused.
 
 use std::collections::{BTreeMap, HashSet};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
@@ -405,17 +405,32 @@ fn a_quarter_of_a_mebibyte_is_enough() {
 #[test]
 fn fork_and_look() {
     let Some(path) = child::asked_for("files::fork_and_look") else { return };
-    let map = common::open_file(&path, options().ordered(true)).unwrap();
+    // SAFETY: nothing else writes to the file.
+    let options = unsafe { options().ordered(true).assume_exclusive_file() };
+    let map = common::open_file(&path, options).unwrap();
     map.put(b"key", b"value").unwrap();
     let mut scan = map.scan(..).unwrap();
+    let mut writer = map.value_writer(b"parts", 10, Meta::new()).unwrap();
+    writer.write_all(&[1; 5]).unwrap();
+    let is_borrowed = || map.get_ref(b"key").unwrap().unwrap().is_borrowed();
+    assert!(is_borrowed());
+    let (mut until_finished, finished) = std::io::pipe().unwrap();
     // SAFETY: the child below uses the store and ends; other threads of this process hold no lock
     // that it needs: the store is idle.
     let process = unsafe { libc::fork() };
     if process == 0 {
+        // A panic would end this thread, which is the only one, and with it the child: as a success.
+        std::panic::set_hook(Box::new(|panic| {
+            eprintln!("{panic}");
+            // SAFETY: ends the child without running anything else of the parent's.
+            unsafe { libc::_exit(2) };
+        }));
         let forked = |result: evermap::Result<bool>| {
             result.is_err_and(|error| error.kind() == ErrorKind::Forked)
         };
         let mut fine = map.get(b"key").unwrap().as_deref() == Some(b"value");
+        fine &= !is_borrowed();
+        fine &= writer.write_all(&[2; 5]).is_err();
         fine &= forked(map.put(b"key", b"child").map(|()| true));
         fine &= forked(map.remove(b"key"));
         fine &= forked(map.touch(b"key", Some(1)));
@@ -430,16 +445,23 @@ fn fork_and_look() {
         }
         fine &= forked(map.db().clone().close().map(|()| true));
         drop(scan);
-        // Must neither hang nor write.
+        // Must neither hang nor write, whatever has become of the block in the parent.
+        drop(finished);
+        let _ = until_finished.read(&mut [0]);
+        drop(writer);
         drop(map);
         // SAFETY: ends the child without running anything else of the parent's.
         unsafe { libc::_exit(if fine { 0 } else { 1 }) };
     }
     assert!(process > 0);
+    writer.write_all(&[3; 5]).unwrap();
+    writer.finish().unwrap();
+    drop(finished);
     let mut status = 0;
     // SAFETY: waits for our own child.
     assert_eq!(unsafe { libc::waitpid(process, &mut status, 0) }, process);
     assert_eq!(status, 0, "the child saw something wrong");
+    assert_eq!(map.get(b"parts").unwrap(), Some([[1; 5], [3; 5]].concat()));
     assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     map.put(b"key", b"parent").unwrap();
     map.into_db().close().unwrap();

@@ -108,10 +108,10 @@ fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
         assert_eq!(store.get(key).unwrap(), expected);
         assert_eq!(store.contains(key).unwrap(), expected.is_some());
         let reader = store.reader().unwrap();
-        let entry = reader.get(key).unwrap();
-        // SAFETY: this is the only thread, and nothing damages the memory.
-        let lent = entry.as_ref().map(|entry| unsafe { entry.bytes() }.to_vec());
-        assert_eq!(lent, expected);
+        let value = reader.get(key).unwrap();
+        assert_eq!(value.as_deref(), expected.as_deref());
+        let value = store.get_ref(key).unwrap();
+        assert_eq!(value.as_deref(), expected.as_deref());
     }
 }
 

@@ -21,9 +21,19 @@ const PIECE: u64 = 64 << 20;
 /// Lower limit of the size of a piece when it is halved.
 const SMALLEST_PIECE: u64 = 2 << 20;
 
+/// What is done with a file, and so which lock it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Reads and writes it, alone.
+    Write,
+    /// Reads it, beside others that do no more.
+    Read,
+}
+
 /// An open, locked file.
 pub(super) struct File {
     fd: OwnedFd,
+    access: Access,
     path: PathBuf,
     filesystem: FileSystem,
     /// The unit of the file's length: 4096, or the size of a huge page on hugetlbfs.
@@ -37,7 +47,26 @@ pub(super) struct File {
 impl File {
     /// Opens or creates `path` and takes the writer's lock.
     pub(super) fn open(path: &Path, create: bool, lock_wait: Duration) -> Result<Self> {
-        let fd = match open_existing(path) {
+        Self::open_for(path, Access::Write, create, lock_wait)
+    }
+
+    /// Opens `path`, takes a reader's lock, and leaves the file as it is.
+    ///
+    /// # Errors
+    /// `FileSystem` on hugetlbfs, where a private page may find no memory.
+    pub(super) fn open_read_only(path: &Path, lock_wait: Duration) -> Result<Self> {
+        let file = Self::open_for(path, Access::Read, false, lock_wait)?;
+        if file.filesystem == FileSystem::Hugetlbfs {
+            let name = file.filesystem.name().into();
+            let why =
+                "it has no pages for what a reader changes in its own memory; open it for writing";
+            return Err(ErrorKind::FileSystem { path: path.to_owned(), name, why }.into());
+        }
+        Ok(file)
+    }
+
+    fn open_for(path: &Path, access: Access, create: bool, lock_wait: Duration) -> Result<Self> {
+        let fd = match open_existing(path, access) {
             Err(Errno::NOENT) if create => create_new(path),
             Err(Errno::ISDIR) => Err(not_a_store(path, FileType::Directory)),
             opened => opened.map_err(|errno| Error::io("opening", path, errno)),
@@ -47,12 +76,12 @@ impl File {
             return Err(not_a_store(path, kind));
         }
         let filesystem = FileSystem::of(&fd, path)?;
-        lock::acquire(&fd, path, lock_wait)?;
-        Self::of_locked(fd, path, filesystem)
+        lock::acquire(&fd, path, access, lock_wait)?;
+        Self::of_locked(fd, path, filesystem, access)
     }
 
     /// Creates a `File` from a descriptor whose lock this process holds.
-    fn of_locked(fd: OwnedFd, path: &Path, filesystem: FileSystem) -> Result<Self> {
+    fn of_locked(fd: OwnedFd, path: &Path, filesystem: FileSystem, access: Access) -> Result<Self> {
         // The previous holder of the lock may have replaced the file: then a deleted file is
         // locked.
         let (ours, named) = (status(&fd, path)?, rustix::fs::stat(path));
@@ -66,6 +95,7 @@ impl File {
             if filesystem == FileSystem::Hugetlbfs { ours.st_blksize as u64 } else { 4096 };
         Ok(File {
             fd,
+            access,
             path: path.to_owned(),
             filesystem,
             granule,
@@ -88,7 +118,20 @@ impl File {
         if !filesystem.in_memory() {
             rustix::fs::fsync(&fd).map_err(io)?;
         }
-        Self::of_locked(fd, path, filesystem)
+        Self::of_locked(fd, path, filesystem, Access::Write)
+    }
+
+    /// Returns whether the file may not be changed.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.access == Access::Read
+    }
+
+    /// Refuses a change of a file that is only read.
+    fn ensure_writable(&self) -> Result<()> {
+        match self.access {
+            Access::Write => Ok(()),
+            Access::Read => Err(ErrorKind::ReadOnly { path: self.path.clone() }.into()),
+        }
     }
 
     pub(super) fn fd(&self) -> impl AsFd {
@@ -117,6 +160,7 @@ impl File {
     /// `target` must be a multiple of the granule. Does nothing if the file is already that long.
     /// If it fails, the file is unchanged.
     pub(super) fn grow(&self, target: u64, publish: impl FnOnce(u64)) -> Result<()> {
+        self.ensure_writable()?;
         let mut size = self.size.lock().expect("no panics while held");
         let usable = round_down(*size, self.granule);
         if target <= usable {
@@ -144,6 +188,7 @@ impl File {
     /// Durable on return. Returns `false` and does nothing if the file is not empty, or its file
     /// system does not support writes, so that it cannot be done in one step.
     pub(super) fn begin(&self, word: u64, publish: impl FnOnce(u64)) -> Result<bool> {
+        self.ensure_writable()?;
         let mut size = self.size.lock().expect("no panics while held");
         if *size > 0 || !self.begins_atomically() {
             return Ok(false);
@@ -184,8 +229,12 @@ impl File {
         }
     }
 
-    /// Returns the number of bytes of the file that have no space allocated.
+    /// Returns the number of bytes of the file that have no space allocated, and that this opening
+    /// could allocate.
     pub(super) fn hole_bytes(&self) -> u64 {
+        if self.is_read_only() {
+            return 0;
+        }
         // If the call fails, assume that there are no holes: claims then find out.
         let blocks = rustix::fs::fstat(&self.fd).map_or(u64::MAX, |stat| stat.st_blocks as u64);
         self.whole_bytes().saturating_sub(blocks.saturating_mul(512))
@@ -193,6 +242,10 @@ impl File {
 
     /// Allocates space for `range`, so that storing to it cannot fail. Existing bytes are kept.
     pub(super) fn claim(&self, range: Range<u64>) -> Result<()> {
+        if self.is_read_only() {
+            // Pages that are stored to are taken from memory, not from the file system.
+            return Ok(());
+        }
         self.allocate(range, FallocateFlags::KEEP_SIZE).map_err(|error| match error.kind() {
             // Part of the range may already be allocated.
             ErrorKind::NoSpace { what, needed } => {
@@ -234,7 +287,7 @@ impl File {
     pub(super) fn discard(&self, range: Range<u64>) {
         let start = range.start.next_multiple_of(self.granule);
         let end = round_down(range.end, self.granule);
-        if start < end {
+        if start < end && !self.is_read_only() {
             // If the system refuses, the bytes are unchanged, which the caller must expect anyway.
             let _ = fallocate(&self.fd, PUNCH, start, end - start);
         }
@@ -242,7 +295,7 @@ impl File {
 
     /// Waits until the first `bytes` bytes of the mapping are on the device.
     pub(super) fn sync(&self, mapping: &Mapping, bytes: u64) -> Result<()> {
-        if self.filesystem.in_memory() {
+        if self.filesystem.in_memory() || self.is_read_only() {
             return Ok(());
         }
         // Locked throughout: the kernel reports a failed write once, and drops the data. A sync
@@ -264,9 +317,13 @@ impl File {
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
-fn open_existing(path: &Path) -> Result<OwnedFd, Errno> {
+fn open_existing(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
+    let access = match access {
+        Access::Write => OFlags::RDWR,
+        Access::Read => OFlags::RDONLY,
+    };
     // NONBLOCK and NOCTTY: opening a device by mistake must neither block nor acquire a terminal.
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     open(path, flags, Mode::empty())
 }
 
@@ -317,6 +374,7 @@ mod tests {
     fn a_failed_sync_is_not_forgotten() {
         let file = File {
             fd: tempfile::tempfile().unwrap().into(),
+            access: Access::Write,
             path: "file".into(),
             filesystem: FileSystem::Ext,
             granule: 4096,

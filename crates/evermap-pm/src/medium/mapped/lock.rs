@@ -6,6 +6,9 @@
 //! to tear down the mapping of a killed process. So an opener that finds the file locked checks
 //! whether the holder is exiting, and waits for it if so.
 //!
+//! A file that is opened read-only is locked in the same place by a shared lock: any number of
+//! readers at a time, and no writer beside them.
+//!
 //! The lock covers one byte at 2^62, far beyond the end of any file. Readers that run beside the
 //! writer may use the bytes after it.
 
@@ -13,6 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::file::Access;
 use crate::medium::HOLDER_PID_OFFSET;
 use crate::{Error, ErrorKind, Result};
 
@@ -24,20 +28,23 @@ const WRITER_BYTE: i64 = 1 << 62;
 /// until it calls exec.
 const ALIVE_WAIT: Duration = Duration::from_millis(100);
 
-/// Takes the writer's lock, and waits up to `wait` for a holder that is exiting.
+/// Takes the lock for `access`, and waits up to `wait` for a writer that is exiting.
 ///
 /// # Errors
 ///
-/// `InUse` if the holder is not exiting, or still holds the lock after `wait`.
-pub(super) fn acquire(file: &OwnedFd, path: &Path, wait: Duration) -> Result<()> {
+/// `InUse` if there is a writer that is not exiting, or still holds the lock after `wait`;
+/// `OpenReadOnly` if `access` is to write and readers hold the file.
+pub(super) fn acquire(file: &OwnedFd, path: &Path, access: Access, wait: Duration) -> Result<()> {
     let start = Instant::now();
     let mut alive_since = None;
     let mut pause = Duration::from_millis(1);
     loop {
-        if try_lock(file, path)? {
+        if try_lock(file, path, access)? {
             return Ok(());
         }
-        let pid = holder(file);
+        let has_readers = is_held_by_readers(file);
+        // Readers store no id. The one in the file is that of an earlier writer.
+        let pid = if has_readers { None } else { holder(file) };
         let timed_out = if pid.is_some_and(is_dying) {
             alive_since = None;
             start.elapsed() >= wait
@@ -45,6 +52,9 @@ pub(super) fn acquire(file: &OwnedFd, path: &Path, wait: Duration) -> Result<()>
             // Alive, or unknown: a writer that has just started has not stored its process id yet.
             alive_since.get_or_insert_with(Instant::now).elapsed() >= ALIVE_WAIT.min(wait)
         };
+        if timed_out && has_readers {
+            return Err(ErrorKind::OpenReadOnly { path: path.to_owned() }.into());
+        }
         if timed_out {
             let pid = pid.unwrap_or(0);
             return Err(ErrorKind::InUse { path: path.to_owned(), pid }.into());
@@ -54,13 +64,12 @@ pub(super) fn acquire(file: &OwnedFd, path: &Path, wait: Duration) -> Result<()>
     }
 }
 
-fn try_lock(file: &OwnedFd, path: &Path) -> Result<bool> {
-    // SAFETY: all fields are plain integers, for which zero is a value.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as _;
-    lock.l_whence = libc::SEEK_SET as _;
-    lock.l_start = WRITER_BYTE;
-    lock.l_len = 1;
+fn try_lock(file: &OwnedFd, path: &Path, access: Access) -> Result<bool> {
+    let (kind, action) = match access {
+        Access::Write => (libc::F_WRLCK, "taking the writer's lock"),
+        Access::Read => (libc::F_RDLCK, "taking a reader's lock"),
+    };
+    let lock = lock_of(kind);
     // SAFETY: `lock` is valid for the call, which only reads it.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
         return Ok(true);
@@ -68,8 +77,28 @@ fn try_lock(file: &OwnedFd, path: &Path) -> Result<bool> {
     let error = std::io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-        _ => Err(Error::io("taking the writer's lock", path, error)),
+        _ => Err(Error::io(action, path, error)),
     }
+}
+
+/// Returns whether the lock that keeps a writer out is a shared one. Returns `false` if it has been
+/// released.
+fn is_held_by_readers(file: &OwnedFd) -> bool {
+    let mut lock = lock_of(libc::F_WRLCK);
+    // SAFETY: `lock` is valid for the call, which replaces it with the lock that is in the way.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0;
+    asked && i32::from(lock.l_type) == libc::F_RDLCK
+}
+
+/// Describes a lock of this kind on the writer's byte.
+fn lock_of(kind: libc::c_int) -> libc::flock {
+    // SAFETY: all fields are plain integers, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = WRITER_BYTE;
+    lock.l_len = 1;
+    lock
 }
 
 /// Returns the process id stored in the file, or `None` if it is not a valid one.

@@ -117,6 +117,11 @@ pub struct MappedOptions {
     /// Whether holes in the file are allocated when it is opened, so that no later store can find
     /// the disk full. Otherwise discarded ranges must be [claimed](Medium::claim) before use.
     pub allocate_holes: bool,
+    /// Whether the file is only read. It is opened without the right to write, so one that may not
+    /// be written will do, and locked together with others that only read it. Its pages are mapped
+    /// privately: what is stored to them stays in the memory of this process, and the file does not
+    /// change and cannot grow. `create`, `flush` and `allocate_holes` have no meaning then.
+    pub read_only: bool,
 }
 
 impl Default for MappedOptions {
@@ -127,11 +132,13 @@ impl Default for MappedOptions {
             create: false,
             lock_wait: Duration::from_secs(30),
             allocate_holes: false,
+            read_only: false,
         }
     }
 }
 
-/// A file mapped into memory by one writer, or anonymous memory with the same interface.
+/// A file mapped into memory, held by one writer or by [readers](MappedOptions::read_only); or
+/// anonymous memory with the same interface.
 ///
 /// The address space is reserved once, so the base address never moves. The file grows inside it,
 /// and every page is allocated in the file system before it may be touched.
@@ -161,7 +168,7 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Opens `path`, takes the writer's lock, and maps the file.
+    /// Opens `path`, takes the writer's lock, or a shared one for reading only, and maps the file.
     ///
     /// The usable length is the length of the file, rounded down to whole pages. Takes about a
     /// millisecond, or longer while a previous writer is exiting.
@@ -173,12 +180,19 @@ impl Mapped {
     /// * `InUse` while another writer lives, in this process or another one. A holder in another
     ///   process id namespace cannot be distinguished from one that is exiting, so it is waited
     ///   for;
+    /// * `OpenReadOnly` if readers hold the file, and it is to be opened for writing;
     /// * `Config` if `flush` needs something that this machine or file does not have, or the
     ///   capacity is impossible;
     /// * `NoSpace` if there is not enough address space, or `allocate_holes` finds the disk full.
     pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
+        let path = path.as_ref();
+        if options.read_only {
+            let reading =
+                MappedOptions { flush: FlushKind::Process, allocate_holes: false, ..*options };
+            return Self::map(File::open_read_only(path, options.lock_wait)?, &reading);
+        }
         domain::check(options.flush)?;
-        Self::map(File::open(path.as_ref(), options.create, options.lock_wait)?, options)
+        Self::map(File::open(path, options.create, options.lock_wait)?, options)
     }
 
     fn map(file: File, options: &MappedOptions) -> Result<Self> {
@@ -318,7 +332,9 @@ fn map_file(file: &File, len: u64, options: &MappedOptions) -> Result<Mapping> {
             Err(_) => return Err(Error::no_space("address space (ulimit -v)", least)),
         }
     };
-    let flags = if options.flush.needs_dax() {
+    let flags = if options.read_only {
+        MapFlags::PRIVATE | MapFlags::NORESERVE
+    } else if options.flush.needs_dax() {
         MapFlags::SHARED_VALIDATE | MapFlags::SYNC
     } else {
         MapFlags::SHARED | MapFlags::NORESERVE
@@ -349,9 +365,9 @@ fn round_down(bytes: u64, unit: u64) -> u64 {
 }
 
 // SAFETY: 1. The mapping is page-aligned and exists until drop. 2. `len` covers only bytes that the
-// file had when it was opened or that `grow` has allocated; they are mapped readable and writable,
-// and other processes that respect the lock do not write them. 3. `grow` only raises `len`, up to
-// `capacity`.
+// file had when it was opened or that `grow` has allocated; they are mapped readable and writable
+// (privately if the file is only read), and other processes that respect the lock do not write them. 3. `grow` only raises `len`, up to
+// `capacity`. 4. A mapping without a file is private.
 unsafe impl Medium for Mapped {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
@@ -366,6 +382,14 @@ unsafe impl Medium for Mapped {
 
     fn capacity(&self) -> u64 {
         self.mapping.bytes()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.file.is_none()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.file.as_ref().is_some_and(File::is_read_only)
     }
 
     fn grow(&self, len: u64) -> Result<()> {
@@ -444,7 +468,8 @@ unsafe impl Medium for Mapped {
         let page = rustix::param::page_size() as u64;
         let start = round_down(range.start, page);
         let end = range.end.min(self.len()).next_multiple_of(page).min(self.capacity());
-        if start < end {
+        // A private page is copied when it is made writable: not ahead of the first store.
+        if start < end && !self.is_read_only() {
             let base = self.mapping.base().as_ptr().expose_provenance();
             self.prefaulter.request(base + start as usize..base + end as usize);
         }

@@ -77,6 +77,7 @@ pub(crate) struct Kept {
     at_prefetch: Arc<Mutex<Option<Interruption>>>,
     at_read_ahead: Arc<Mutex<Option<Interruption>>>,
     fails_after_changes: Arc<AtomicBool>,
+    claims_to_be_exclusive: bool,
 }
 
 type Interruption = Box<dyn FnOnce() + Send>;
@@ -92,7 +93,13 @@ impl Kept {
             at_prefetch: Arc::default(),
             at_read_ahead: Arc::default(),
             fails_after_changes: Arc::default(),
+            claims_to_be_exclusive: false,
         }
+    }
+
+    /// The same memory, which says that it belongs to one store alone.
+    pub(crate) fn claiming_to_be_exclusive(self) -> Self {
+        Kept { claims_to_be_exclusive: true, ..self }
     }
 
     pub(crate) fn open(&self, options: &Options) -> evermap::Result<Map<Kept>> {
@@ -166,6 +173,10 @@ unsafe impl Medium for Kept {
 
     fn capacity(&self) -> u64 {
         self.memory.capacity()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.claims_to_be_exclusive
     }
 
     fn grow(&self, len: u64) -> evermap_pm::Result<()> {
