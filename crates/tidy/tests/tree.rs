@@ -1,0 +1,84 @@
+//! The checks, over this repository.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tidy::{Finding, circles, files, source, width, words};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Returns the path below the root, and the text, of each file with this extension.
+fn texts(extension: &str) -> Vec<(PathBuf, String)> {
+    let root = root();
+    let read = |path: PathBuf| {
+        let text = fs::read_to_string(&path).unwrap();
+        (path.strip_prefix(&root).unwrap().to_owned(), text)
+    };
+    files(&root, extension).unwrap().into_iter().map(read).collect()
+}
+
+#[track_caller]
+fn assert_none(findings: &[Finding]) {
+    let mut told = String::new();
+    for finding in findings {
+        writeln!(told, "{finding}").unwrap();
+    }
+    assert!(findings.is_empty(), "{} findings:\n{told}", findings.len());
+}
+
+#[test]
+fn lines_keep_to_the_width() {
+    let settings = fs::read_to_string(root().join("rustfmt.toml")).unwrap();
+    let max = width::max_width(&settings).unwrap();
+    let mut findings = Vec::new();
+    for (path, text) in texts("rs") {
+        findings.extend(width::too_long(&text, max).map(|line| Finding {
+            path: path.clone(),
+            line,
+            message: format!("longer than {max} characters"),
+        }));
+    }
+    assert_none(&findings);
+}
+
+#[test]
+fn comments_and_documents_use_usual_words() {
+    let mut findings = Vec::new();
+    let mut check = |path: &Path, line: usize, text: &str| {
+        findings.extend(words::refused(text).map(|(phrase, instead)| Finding {
+            path: path.to_owned(),
+            line,
+            message: format!("{phrase:?}: write {instead}"),
+        }));
+    };
+    // The list itself holds them all.
+    let list = Path::new("crates/tidy/src/words.rs");
+    for (path, text) in texts("rs").into_iter().filter(|(path, _)| path != list) {
+        for (index, line) in source::lines(&text).iter().enumerate() {
+            check(&path, index + 1, &line.comment);
+            check(&path, index + 1, &line.literals);
+        }
+    }
+    for (path, text) in texts("md") {
+        for (index, line) in text.lines().enumerate() {
+            check(&path, index + 1, line);
+        }
+    }
+    assert_none(&findings);
+}
+
+#[test]
+fn modules_import_each_other_in_one_direction() {
+    let mut told = String::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let folder = entry.unwrap().path();
+        for circle in circles::of_crate(&folder.join("src")).unwrap() {
+            let name = folder.file_name().unwrap().display();
+            writeln!(told, "{name}: {circle}").unwrap();
+        }
+    }
+    assert!(told.is_empty(), "modules that import each other:\n{told}");
+}
