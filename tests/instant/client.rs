@@ -5,8 +5,9 @@
 //! client sets ADDRESS RECORDS VALUE_BYTES SECONDS DEPTH
 //! ```
 //!
-//! `fill` stores every record. `sets` stores random ones again, on two connections with DEPTH requests
-//! under way on each, and prints one JSON object: how many a second, and how long the answers took.
+//! `fill` stores every record. `sets` stores random ones again, on two connections with DEPTH
+//! requests under way on each, and prints one JSON object: how many a second, and how long the
+//! answers took.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -35,7 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             print(took.into_iter().flatten().collect(), seconds);
         }
         _ => {
-            return Err("usage: client fill|sets ADDRESS RECORDS VALUE_BYTES [SECONDS DEPTH]".into());
+            let usage = "usage: client fill|sets ADDRESS RECORDS VALUE_BYTES [SECONDS DEPTH]";
+            return Err(usage.into());
         }
     }
     Ok(())
@@ -131,7 +133,8 @@ fn print(mut took: Vec<u64>, seconds: f64) {
         took.get(index).map_or(0.0, |&nanoseconds| nanoseconds as f64 / 1e3)
     };
     println!(
-        "{{\"sets_per_second\": {:.0}, \"p50_us\": {:.1}, \"p99_us\": {:.1}, \"p999_us\": {:.1}, \"max_us\": {:.1}}}",
+        "{{\"sets_per_second\": {:.0}, \"p50_us\": {:.1}, \"p99_us\": {:.1}, \
+         \"p999_us\": {:.1}, \"max_us\": {:.1}}}",
         took.len() as f64 / seconds,
         at(0.5),
         at(0.99),

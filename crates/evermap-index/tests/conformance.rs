@@ -112,7 +112,7 @@ impl<K: Numbered> PoolSubject<K> for FullDashLh {
 }
 
 /// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are
-/// the lines that these take; so many updates in a hundred keep the promise.
+/// the lines that these take; this share of updates keeps the promise.
 fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
     let promise = |kind, lines_read, persists, percent| {
         let (lines_flushed, fences) = (persists, persists);
@@ -257,7 +257,7 @@ impl<K: Numbered> PoolSubject<K> for TinyClht {
 
 conformance!(p_clht, TinyClht);
 
-/// The table that a laboratory would use for so many keys.
+/// The table that a laboratory would use for this number of keys.
 struct FullClht;
 
 impl<K: Numbered> PoolSubject<K> for FullClht {

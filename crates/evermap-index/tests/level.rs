@@ -91,7 +91,7 @@ fn no_insertion_pays_for_a_whole_growth() {
     assert!(blocking > 10_000, "{blocking} lines: this is what the paper's way costs");
 }
 
-/// A tiny index with so many keys.
+/// A tiny index with this number of keys.
 fn with_keys(keys: u64) -> (Arc<Pool<Dram>>, Tiny<u64, Dram>) {
     let pool = dram(1 << 28, 4096);
     let index =
@@ -111,7 +111,7 @@ struct Walker {
 }
 
 impl Walker {
-    /// Shows so many units, if there are as many.
+    /// Shows this number of units, if there are as many.
     fn go_on(&mut self, pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, units: usize) {
         for _ in 0..units {
             if self.has_ended {

@@ -1,6 +1,7 @@
 //! What went wrong in other implementations of Dash, one test each.
 //!
-//! The numbers are those of `docs/dash.md`, which also answers the pitfalls that cannot occur here at all.
+//! The numbers are those of `docs/dash.md`, which also answers the pitfalls that cannot occur here
+//! at all.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ fn reopen(sim: &Sim) -> Arc<Pool<Sim>> {
     Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0
 }
 
-/// P5: what says that the last close was orderly, and which opener this is, must be durable before anything
-/// is served; else a second crash finds the state before the first.
+/// P5: what says that the last close was orderly, and which opener this is, must be durable before
+/// anything is served; else a second crash finds the state before the first.
 #[test]
 fn p5_the_generation_is_durable_before_anything_is_served() {
     let sim = Sim::new(128 << 10).unwrap();
@@ -58,12 +59,13 @@ fn p5_the_generation_is_durable_before_anything_is_served() {
     assert!(images > 0);
 }
 
-/// P6: a lookup that misses while records move must look again. Keys that are never removed must always be
-/// found while others make their segments displace, split, merge and halve.
+/// P6: a lookup that misses while records move must look again. Keys that are never removed must
+/// always be found while others make their segments displace, split, merge and halve.
 #[test]
 fn p6_no_lookup_misses_a_record_that_moves() {
     const KEPT: u64 = 64;
-    // Much more than is needed: a reader that has to wait for a processor holds up the reuse of segments.
+    // Much more than is needed: a reader that has to wait for a processor holds up the reuse of
+    // segments.
     let pool = dram(1 << 28);
     let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     for key in 0..KEPT {
@@ -87,7 +89,8 @@ fn p6_no_lookup_misses_a_record_that_moves() {
     assert!(stats.splits > 0 && stats.merges > 0, "{stats:?}");
 }
 
-/// P8: a segment is recovered once, by whoever comes first, while others use it and the directory doubles.
+/// P8: a segment is recovered once, by the first caller, while others use it and the directory
+/// doubles.
 #[test]
 fn p8_segments_recover_while_the_directory_doubles() {
     let sim = Sim::new(1 << 20).unwrap();
@@ -132,7 +135,8 @@ fn p11_retired_blocks_do_not_leak() {
     sim.pause();
     let pool = Pool::create(sim.clone(), &config(512 << 10), Identity::default()).unwrap();
     let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
-    // A guard that never ends: directories and merged segments are retired, and stay so until the "crash".
+    // A guard that never ends: directories and merged segments are retired, and stay so until the
+    // "crash".
     let guard = pool.pin();
     for key in 0..400 {
         index.insert(key, key, &pool.pin()).unwrap();
@@ -155,8 +159,8 @@ fn p11_retired_blocks_do_not_leak() {
     assert_eq!(pool.allocated(), reachable.0.into_iter().collect::<Vec<_>>());
 }
 
-/// P22: keys with equal hashes fill a segment that no split can help. They must neither double the directory for
-/// ever nor be refused.
+/// P22: keys with equal hashes fill a segment that no split can help. They must neither double the
+/// directory for ever nor be refused.
 #[test]
 fn p22_equal_hashes_go_to_a_chain() {
     let pool = dram(1 << 24);
@@ -178,8 +182,8 @@ fn p22_equal_hashes_go_to_a_chain() {
     assert_eq!(index.stats(&pool.pin()).unwrap().len, 0);
 }
 
-/// P22, hostile: keys chosen so that every split separates a few of them from the rest would make the
-/// directory exponential in the number of keys.
+/// P22, hostile: keys chosen so that every split separates a few of them from the rest would make
+/// the directory exponential in the number of keys.
 #[test]
 fn p22_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(1 << 24);

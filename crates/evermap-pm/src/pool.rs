@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::epoch::EpochStats;
-use crate::heap::{Evacuation, Heap, HeapStats};
+use crate::heap::{Evacuation, Heap, HeapStats, PreviousUse};
 use crate::region::{Identity, OnSuspect, Opened, Region, RegionConfig};
 use crate::{Domain, Guard, Medium, PmU64, Result};
 
@@ -28,7 +28,7 @@ impl<M: Medium> Pool<M> {
     /// `Config` if the configuration is impossible, `NoSpace`.
     pub fn create(medium: M, config: &RegionConfig, identity: Identity) -> Result<Arc<Self>> {
         let region = Region::create(medium, config, identity)?;
-        Ok(Self::assemble(region, false))
+        Ok(Self::assemble(region, PreviousUse::None))
     }
 
     /// Opens the region in `medium`. After an unclean stop, old space is not reused until
@@ -43,12 +43,13 @@ impl<M: Medium> Pool<M> {
         on_suspect: OnSuspect,
     ) -> Result<(Arc<Self>, Opened)> {
         let (region, opened) = Region::open(medium, identity, on_suspect)?;
-        Ok((Self::assemble(region, opened.clean), opened))
+        let previous = if opened.clean { PreviousUse::Closed } else { PreviousUse::Unclean };
+        Ok((Self::assemble(region, previous), opened))
     }
 
-    fn assemble(region: Region<M>, restore: bool) -> Arc<Self> {
+    fn assemble(region: Region<M>, previous: PreviousUse) -> Arc<Self> {
         let region = Arc::new(region);
-        let heap = Arc::new(Heap::open(region.clone(), restore));
+        let heap = Arc::new(Heap::open(region.clone(), previous));
         let freer = heap.clone();
         let epoch = Domain::new(Box::new(move |offset| freer.free(offset)));
         let swept = AtomicBool::new(!heap.needs_sweep());

@@ -20,7 +20,7 @@ use keys::key;
 /// Pairs of a short scan.
 const SHORT: u64 = 100;
 
-/// Nanoseconds that each of so many operations takes, all threads together.
+/// Nanoseconds that each of `operations` takes, all threads together.
 fn phase(operations: u64, threads: u64, work: impl Fn(Range<u64>) + Sync) -> f64 {
     let began = Instant::now();
     let share = operations / threads;

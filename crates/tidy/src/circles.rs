@@ -13,12 +13,21 @@ use crate::{files, source};
 /// For each module, the modules that it imports, with the file that does.
 type Imports = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Returns a description of each circle between the top-level modules of the crate at `src`.
+/// A set of modules of which each imports each, perhaps through others.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Circle {
+    /// Their names, sorted.
+    pub modules: Vec<String>,
+    /// Which imports which, and in which file.
+    pub imports: String,
+}
+
+/// Returns the circles between the top-level modules of the crate at `src`.
 ///
 /// # Errors
 ///
 /// Returns the first error of the file system.
-pub fn of_crate(src: &Path) -> io::Result<Vec<String>> {
+pub fn of_crate(src: &Path) -> io::Result<Vec<Circle>> {
     let mut texts = Vec::new();
     for path in files(src, "rs")? {
         let name = path.strip_prefix(src).unwrap_or(&path).display().to_string();
@@ -151,8 +160,7 @@ fn exports(root: &str) -> BTreeMap<String, String> {
     exports
 }
 
-/// Returns a description of each set of modules of which each imports each, perhaps through others.
-fn circles(imports: &Imports) -> Vec<String> {
+fn circles(imports: &Imports) -> Vec<Circle> {
     let reach: BTreeMap<&str, BTreeSet<&str>> =
         imports.keys().map(|module| (module.as_str(), reachable(imports, module))).collect();
     let together = |a: &str, b: &str| {
@@ -160,15 +168,16 @@ fn circles(imports: &Imports) -> Vec<String> {
             |from: &str, to: &str| reach.get(from).is_some_and(|found| found.contains(to));
         reaches(a, b) && reaches(b, a)
     };
-    let (mut described, mut seen) = (Vec::new(), BTreeSet::new());
+    let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
     for &module in reach.keys() {
         let circle: Vec<&str> =
             reach.keys().copied().filter(|other| together(module, other)).collect();
         if !circle.is_empty() && seen.insert(circle.clone()) {
-            described.push(describe(imports, &circle));
+            let modules = circle.iter().map(|&module| module.to_owned()).collect();
+            found.push(Circle { modules, imports: describe(imports, &circle) });
         }
     }
-    described
+    found
 }
 
 fn reachable<'a>(imports: &'a Imports, module: &str) -> BTreeSet<&'a str> {
@@ -199,7 +208,7 @@ fn describe(imports: &Imports, circle: &[&str]) -> String {
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)]) -> Vec<String> {
+    fn found(files: &[(&str, &str)]) -> Vec<Circle> {
         let own = |(file, text): &(&str, &str)| ((*file).to_owned(), (*text).to_owned());
         circles(&imports(&files.iter().map(own).collect::<Vec<_>>()))
     }
@@ -207,7 +216,8 @@ mod tests {
     #[test]
     fn modules_that_import_each_other_are_found() {
         let circle = found(&[("a.rs", "use crate::b::B;"), ("b/mod.rs", "use super::a::A;")]);
-        assert_eq!(circle, ["a -> b (a.rs), b -> a (b/mod.rs)"]);
+        let imports = "a -> b (a.rs), b -> a (b/mod.rs)".to_owned();
+        assert_eq!(circle, [Circle { modules: vec!["a".into(), "b".into()], imports }]);
     }
 
     #[test]
@@ -233,7 +243,8 @@ mod tests {
     #[test]
     fn tests_and_features_may_look_back() {
         let a = "use crate::b;\n#[cfg(test)]\nmod tests;";
-        let b = "#[cfg(feature = \"x\")]\nuse crate::a;\nfn f() {}\n#[cfg(test)]\nmod tests {\n use crate::a;\n}";
+        let b = "#[cfg(feature = \"x\")]\nuse crate::a;\nfn f() {}\n\
+                 #[cfg(test)]\nmod tests {\n use crate::a;\n}";
         assert!(found(&[("a.rs", a), ("a/tests.rs", "use crate::b;"), ("b.rs", b)]).is_empty());
     }
 }

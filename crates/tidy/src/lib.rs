@@ -3,7 +3,7 @@
 //! | module | what it refuses |
 //! |---|---|
 //! | [`width`] | lines of Rust source that are longer than `max_width` in `rustfmt.toml` |
-//! | [`words`] | words in comments and documents for which the field or the standard library has a usual one |
+//! | [`words`] | words in comments and documents for which there is a usual one |
 //! | [`circles`] | modules of one crate that import each other |
 //!
 //! The checks run over this repository in `tests/tree.rs`.

@@ -70,15 +70,28 @@ fn comments_and_documents_use_usual_words() {
     assert_none(&findings);
 }
 
+/// Circles that are known, by crate, with the reason why they stay.
+const KNOWN: [(&str, &[&str]); 2] = [
+    // An error names kinds of indexes, and the primary index returns errors.
+    ("evermap", &["error", "index"]),
+    // Methods of `Map` and `Evermap` are divided by what they do: every operation needs the file
+    // and the map, and both offer every operation.
+    ("evermap", &["batch", "db", "maintenance", "map", "ops", "options", "ordered"]),
+];
+
 #[test]
 fn modules_import_each_other_in_one_direction() {
-    let mut told = String::new();
+    let (mut told, mut known) = (String::new(), 0);
     for entry in fs::read_dir(root().join("crates")).unwrap() {
         let folder = entry.unwrap().path();
+        let name = folder.file_name().unwrap().display().to_string();
         for circle in circles::of_crate(&folder.join("src")).unwrap() {
-            let name = folder.file_name().unwrap().display();
-            writeln!(told, "{name}: {circle}").unwrap();
+            match KNOWN.iter().any(|(of, modules)| *of == name && circle.modules == *modules) {
+                true => known += 1,
+                false => writeln!(told, "{name}: {}", circle.imports).unwrap(),
+            }
         }
     }
     assert!(told.is_empty(), "modules that import each other:\n{told}");
+    assert_eq!(known, KNOWN.len(), "a known circle is no more: remove it from the list");
 }

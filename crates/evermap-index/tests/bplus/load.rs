@@ -53,7 +53,7 @@ fn a_loaded_tree_holds_its_runs() {
     }
 }
 
-/// So many pairs that every thread gets several parts.
+/// Enough pairs that every thread gets several parts.
 #[test]
 fn parts_fit_together() {
     let mut random = Rng::new(5);
@@ -71,7 +71,7 @@ fn parts_fit_together() {
     }
 }
 
-/// So many pairs that there are many parts, and nothing tells them apart but what lies far behind
+/// Enough pairs that there are many parts, and nothing tells them apart but what lies far behind
 /// in their keys.
 #[test]
 fn keys_that_differ_late_find_their_parts() {

@@ -10,8 +10,8 @@ use super::*;
 
 const CAPACITY: u64 = 128 << 10;
 
-/// Keys that lead to a directory of 64 entries in eight lines, of which half belong to one segment whose first window
-/// is full. Half of what is in there moves away when it is split.
+/// Keys that lead to a directory of 64 entries in eight lines, of which half belong to one segment
+/// whose first window is full. Half of what is in there moves away when it is split.
 fn before_a_wide_split() -> Vec<u64> {
     let deepening = (0..8).map(|n| key(0b100000, 6, n)).chain([key(0b100001, 6, 0)]);
     let moving = (0..2).flat_map(|n| [key(0b0100, 4, n), key(0b0110, 4, n)]);
@@ -60,8 +60,8 @@ fn assert_there(index: &Chosen<Sim>, pool: &Pool<Sim>, keys: &[u64]) {
     }
 }
 
-/// Makes the upper half of the wide segment split, by keys that belong to its first directory entry and to one in
-/// its middle: nothing touches the lower half.
+/// Makes the upper half of the wide segment split, by keys that belong to its first directory entry
+/// and to one in its middle: nothing touches the lower half.
 fn split_the_upper_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     for number in 10..16 {
         for entry in [0b0100, 0b0110] {
@@ -70,7 +70,8 @@ fn split_the_upper_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     }
 }
 
-/// Makes the lower half of the wide segment split in two and in four, by keys that belong nowhere else.
+/// Makes the lower half of the wide segment split in two and in four, by keys that belong nowhere
+/// else.
 fn split_the_lower_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     let before = index.stats(&pool.pin()).unwrap().splits;
     let crowd = (30..34).map(|number| key(0b0000, 4, number));
@@ -80,10 +81,12 @@ fn split_the_lower_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     assert_eq!(index.stats(&pool.pin()).unwrap().splits, before + 2);
 }
 
-/// CC-1, CC-2, C1, C11: depth, pattern and directory change together. Others persist the old segment's depth or pattern
-/// before the directory: its keys are then deeper than the directory, or unreachable, and lookups never end.
+/// CC-1, CC-2, C1, C11: depth, pattern and directory change together. Others persist the old
+/// segment's depth or pattern before the directory: its keys are then deeper than the directory, or
+/// unreachable, and lookups never end.
 ///
-/// Each image is met in four ways, because recovery is lazy: whoever comes first must find it right.
+/// Each image is met in four ways, because recovery is lazy: the first caller must find it
+/// right.
 #[test]
 fn cc1_cc2_a_split_is_all_or_nothing() {
     let keys = before_a_wide_split();
@@ -136,8 +139,8 @@ fn cc1_a_doubling_is_all_or_nothing() {
     assert!(images > 100 && doubled > 0 && doubled < images, "{doubled} of {images} doubled");
 }
 
-/// A second crash, while the first one's unfinished split is followed by others: recovery must have made durable
-/// what it found out, or a split of the lower half would leave two levels in doubt.
+/// A second crash, while the first one's unfinished split is followed by others: recovery must have
+/// made durable what it found out, or a split of the lower half would leave two levels in doubt.
 #[test]
 fn c1_a_recovered_split_is_durable_before_the_next() {
     let keys = before_a_wide_split();
@@ -168,7 +171,8 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
     assert!(nested > 1000, "{nested} images of second crashes");
 }
 
-/// Splits that follow on each other: when one begins, the one before is durable to the last entry of its range.
+/// Splits that follow on each other: when one begins, the one before is durable to the last entry
+/// of its range.
 #[test]
 fn c1_only_the_last_split_is_ever_unfinished() {
     let keys = before_a_wide_split();
@@ -183,7 +187,8 @@ fn c1_only_the_last_split_is_ever_unfinished() {
     assert!(images > 200, "{images}");
 }
 
-/// CC-3, C2: a crash in an insert must not cost a slot. Others claim it by a reserved key, which nobody takes back.
+/// CC-3, C2: a crash in an insert must not cost a slot. Others claim it by a reserved key, which
+/// nobody takes back.
 #[test]
 fn cc3_no_slot_is_lost() {
     let window = |count: u64| (0..count).map(|number| key(0b01, 2, number)).collect::<Vec<_>>();
@@ -204,8 +209,8 @@ fn cc3_no_slot_is_lost() {
     assert!(images > 20, "{images}");
 }
 
-/// CC-6, CC-7: creation shows nothing until everything is durable, and what a crash interrupts is not lost: neither
-/// in creation nor in a split.
+/// CC-6, CC-7: creation shows nothing until everything is durable, and what a crash interrupts is
+/// not lost: neither in creation nor in a split.
 #[test]
 fn cc6_cc7_creation_is_all_or_nothing_and_nothing_leaks() {
     let sim = Sim::new(CAPACITY).unwrap();
@@ -259,8 +264,8 @@ fn c16_moved_records_are_overwritten_only_when_the_move_is_durable() {
     assert!(late_ones > 0);
 }
 
-/// C9, C10: whatever state of the locks a crash leaves, nobody waits for it; and eager recovery, which the paper's code
-/// does only in part, leaves every segment usable.
+/// C9, C10: whatever state of the locks a crash leaves, nobody waits for it; and eager recovery,
+/// which the paper's code does only in part, leaves every segment usable.
 #[test]
 fn c9_locks_of_the_dead_hold_up_nobody() {
     for recovery in [Recovery::Lazy, Recovery::Eager] {
@@ -292,7 +297,8 @@ fn c9_locks_of_the_dead_hold_up_nobody() {
     }
 }
 
-/// What opening reads: the same for any size if recovery is lazy, something of every segment if it is eager.
+/// What opening reads: the same for any size if recovery is lazy, something of every segment if it
+/// is eager.
 #[test]
 fn lazy_opening_reads_the_same_whatever_the_size() {
     let lines = |keys: u64, recovery| {

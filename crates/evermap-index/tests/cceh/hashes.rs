@@ -20,8 +20,8 @@ fn fill<M: Medium>(index: &Chosen<M>, pool: &Pool<M>, keys: impl Iterator<Item =
     held
 }
 
-/// CC-8: keys with equal hashes fill a window that no split can part. They must be refused, without a directory
-/// that doubles for them in vain, and everything else must go on.
+/// CC-8: keys with equal hashes fill a window that no split can part. They must be refused, without
+/// a directory that doubles for them without effect, and everything else must go on.
 #[test]
 fn cc8_equal_hashes_end_in_no_space() {
     let pool = dram(2 << 20, 1 << 26);
@@ -62,8 +62,8 @@ fn cc8_equal_hashes_end_in_no_space() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// CC-8, hostile: hashes that agree in ever more bits, so that every split parts a few from the rest. The directory
-/// stays in proportion to the segments that it names.
+/// CC-8, hostile: hashes that agree in ever more bits, so that every split parts a few from the
+/// rest. The directory stays in proportion to the segments that it names.
 #[test]
 fn cc8_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(4096, 1 << 24);
@@ -94,8 +94,8 @@ fn cc8_long_common_prefixes_are_parted() {
     assert_sound(&index, &pool);
 }
 
-/// Records that wrap around the end of a segment find room when it splits: other implementations lose them, when
-/// they are copied in the order of slots and a window is full.
+/// Records that wrap around the end of a segment find room when it splits: other implementations
+/// lose them, when they are copied in the order of slots and a window is full.
 #[test]
 fn c12_a_split_has_room_for_what_wraps_around() {
     let pool = dram(4096, 1 << 24);
@@ -103,7 +103,8 @@ fn c12_a_split_has_room_for_what_wraps_around() {
     // All in the upper half of the lower segment, so that all of them move at the first split.
     let at = |bucket: u64, number: u64| key(0b01, 2, number) | bucket;
     let mut keys: Vec<u64> = Vec::new();
-    // Buckets 3 and 0 are filled by those of 3, then 1 by those of 0, which had to make way, and 2 by those of 1.
+    // Buckets 3 and 0 are filled by those of 3, then 1 by those of 0, which had to make way, and 2
+    // by those of 1.
     keys.extend((0..8).map(|number| at(3, number)));
     keys.extend((0..4).map(|number| at(0, 10 + number)));
     keys.extend((0..4).map(|number| at(1, 20 + number)));

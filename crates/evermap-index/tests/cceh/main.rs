@@ -1,4 +1,5 @@
-//! CCEH: against a model, against the mistakes of other implementations, and two threads against crashes.
+//! CCEH: against a model, against the mistakes of other implementations, and two threads against
+//! crashes.
 
 mod crashes;
 mod hashes;
@@ -38,11 +39,12 @@ fn config(locking: Locking) -> Config {
     Config { locking, ..Config::default() }
 }
 
-/// A tiny index whose keys are their own hashes: the top bits choose the segment, the lowest two the bucket where
-/// probing begins. A window holds eight records.
+/// A tiny index whose keys are their own hashes: the top bits choose the segment, the lowest two
+/// the bucket where probing begins. A window holds eight records.
 type Chosen<M> = Tiny<Plain, M>;
 
-/// A key in the first bucket of the segment that serves the hashes which begin with `top`, `bits` bits of it.
+/// A key in the first bucket of the segment that serves the hashes which begin with `top`, `bits`
+/// bits of it.
 fn key(top: u64, bits: u32, number: u64) -> u64 {
     assert!(top < 1 << bits && number < 1 << 32);
     top << (64 - bits) | number << 2

@@ -43,7 +43,8 @@ fn the_standard_geometry_agrees_with_a_model() {
     }
 }
 
-/// The paper's figure: 35 to 43 percent, up and down with the splits; its released code measures 35 to 44.
+/// The paper's figure: 35 to 43 percent, up and down with the splits; its released code measures 35
+/// to 44.
 #[test]
 fn the_load_factor_is_that_of_the_paper() {
     let pool = dram(2 << 20, 1 << 28);

@@ -1,4 +1,5 @@
-//! Two threads on one segment, and a crash: does anybody act on what is visible but not durable yet?
+//! Two threads on one segment, and a crash: does anybody act on what is visible but not durable
+//! yet?
 
 use std::ops::ControlFlow;
 
@@ -14,7 +15,8 @@ const CAPACITY: u64 = 96 << 10;
 /// An operation on a key.
 type Call = (u64, MapOp);
 
-/// Keys that are there, what a first thread does, where it may stop, and what second threads do then.
+/// Keys that are there, what a first thread does, where it may stop, and what second threads do
+/// then.
 struct Scene {
     keys: Vec<u64>,
     first: Call,
@@ -36,8 +38,8 @@ fn apply<M: Medium>(index: &Chosen<M>, pool: &Pool<M>, history: &MapHistory<u64>
     history.end(m, number, change.unwrap().old);
 }
 
-/// Plays a scene with the first thread stopped at its access number `stop`, and crashes it wherever both threads
-/// have begun. Answers the images; `None` if the first thread has no such access.
+/// Plays a scene with the first thread stopped at its access number `stop`, and crashes it wherever
+/// both threads have begun. Answers the images; `None` if the first thread has no such access.
 fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u64> {
     let staged = Staged::new(Sim::new(CAPACITY).unwrap());
     staged.sim().pause();
@@ -117,8 +119,9 @@ fn cc5_nobody_sees_what_is_not_durable() {
     }
 }
 
-/// C4: a lookup that is overtaken, between any two of its loads, answers what was there at some time: not the key
-/// of one record with the word of another, and not nothing for a key that was there all the time.
+/// C4: a lookup that is overtaken, between any two of its loads, answers what was there at some
+/// time: not the key of one record with the word of another, and not nothing for a key that was
+/// there all the time.
 #[test]
 fn c4_a_lookup_may_be_overtaken_anywhere() {
     let keys: Vec<u64> = (0..8).map(|number| key(0b01, 2, number)).collect();
@@ -150,8 +153,8 @@ fn around_a_split(moving: u64, staying: u64, fresh: u64, freed: u64) -> Vec<Vec<
     ])
 }
 
-/// CC-4, C6: nobody acts on a directory, or on a segment, that a crash can still take back: here where the directory
-/// doubles.
+/// CC-4, C6: nobody acts on a directory, or on a segment, that a crash can still take back: here
+/// where the directory doubles.
 #[test]
 fn cc4_nobody_acts_on_a_doubling_that_is_not_durable() {
     let keys: Vec<u64> = (0..4).flat_map(|n| [key(0b00, 2, n), key(0b01, 2, n)]).collect();
@@ -173,7 +176,7 @@ fn cc4_nobody_acts_on_a_range_that_is_not_durable() {
     play_all(&Scene { keys, first, stops: Stops::Changes, seconds });
 }
 
-/// A segment is split while whoever split it last is still in the middle of it.
+/// A segment is split while the thread that split it last is still in the middle of it.
 #[test]
 fn c1_a_split_waits_until_the_last_one_is_durable() {
     let deepening = (0..8).map(|n| key(0b10000, 5, n)).chain([key(0b10001, 5, 0)]);

@@ -1,8 +1,8 @@
 //! Two threads, one held up at a chosen access until the other has done what it can.
 //!
-//! What a thread has stored is visible to others before it is durable. To find out whether anybody acts on it too
-//! early, one thread is stopped at each of its accesses in turn, another runs in the gap, and everything that both
-//! did is recorded by the simulator and crashed.
+//! What a thread has stored is visible to others before it is durable. To find out whether anybody
+//! acts on it too early, one thread is stopped at each of its accesses in turn, another runs in the
+//! gap, and everything that both did is recorded by the simulator and crashed.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -16,7 +16,8 @@ use evermap_pm::{Medium, PmU64, Result};
 
 /// Accesses of the second thread after which it counts as waiting for the first.
 const PATIENCE: u64 = 3000;
-/// How long the first thread waits at most: the second may wait in a lock of the system, where it is not seen.
+/// How long the first thread waits at most: the second may wait in a lock of the system, where it
+/// is not seen.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// What a thread is in a [`run`].
@@ -56,7 +57,7 @@ struct State {
     turn: Turn,
     /// At which accesses the first thread may stop.
     stops: Stops,
-    /// So many of them it makes before it does.
+    /// The number of them that it makes before it does.
     left: u64,
     /// Accesses of the second thread in its turn.
     taken: u64,
@@ -91,8 +92,8 @@ impl Staged {
         drop(self.stage.1.wait_while(state, |state| wait(state.turn)).unwrap());
     }
 
-    /// Runs `first` up to number `stop` of those accesses, then `second` until it is through or waits for `first`,
-    /// then both. `false` if `first` was through before.
+    /// Runs `first` up to number `stop` of those accesses, then `second` until it is through or
+    /// waits for `first`, then both. `false` if `first` was through before.
     pub(crate) fn run(
         &self,
         stops: Stops,
@@ -171,7 +172,8 @@ impl Drop for Leaves<'_> {
     }
 }
 
-// SAFETY: base, length and capacity are those of the simulator, which keeps the promises; all accesses go through it.
+// SAFETY: base, length and capacity are those of the simulator, which keeps the promises; all
+// accesses go through it.
 unsafe impl Medium for Staged {
     fn base(&self) -> NonNull<u8> {
         self.sim.base()

@@ -1,7 +1,7 @@
 //! Schedules and crashes together: a second thread acts while a writer is between a store and its
 //! fence.
 //!
-//! What is visible but not durable shows only if somebody sees it, acts on it and is answered,
+//! What is visible but not durable shows only if a thread sees it, acts on it and is answered,
 //! before the crash. So the writer stands still before each of its flushes and fences until the
 //! other thread has done something (or waits for the writer itself). The recording is then crashed
 //! everywhere, and what remains must agree with every answer that was given.

@@ -1,4 +1,4 @@
-//! Lookups in which somebody else changes things at any load.
+//! Lookups in which another thread changes things at any load.
 //!
 //! Lookups hold no lock, so a writer can be let in between any two of their loads, on the same
 //! thread: every interleaving with whole operations of one writer is tried.

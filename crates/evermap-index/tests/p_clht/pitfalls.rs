@@ -62,7 +62,7 @@ fn pc1_a_resize_makes_long_chains_durable() {
     assert!(images > 50, "{images} images");
 }
 
-/// PC-3: a lock that somebody held at the crash is no lock afterwards.
+/// PC-3: a lock that was held at the crash is no lock afterwards.
 #[test]
 fn pc3_a_lock_dies_with_its_holder() {
     let sim = Sim::new(CAPACITY).unwrap();
@@ -140,7 +140,7 @@ fn last_flush(sim: &Sim) -> Site {
 }
 
 /// A process that dies between a store and its flush leaves something visible that is not durable.
-/// Whoever finds it after opening must make it durable before acting on it.
+/// A thread that finds it after opening must make it durable before acting on it.
 #[test]
 fn what_a_dead_process_did_not_flush_is_durable_before_it_is_shown() {
     let sim = Sim::new(CAPACITY).unwrap();

@@ -159,7 +159,7 @@ fn the_table_follows_the_number_of_pairs() {
     verify(&index);
 }
 
-/// Whoever asked for a large table keeps it.
+/// A caller that asked for a large table keeps it.
 #[test]
 fn a_table_does_not_shrink_below_what_it_was_made_for() {
     use evermap_index::Persistent;

@@ -1,4 +1,4 @@
-//! A medium in which somebody else can act at every access.
+//! A medium in which another thread can act at every access.
 
 use std::cell::Cell;
 use std::ops::Range;

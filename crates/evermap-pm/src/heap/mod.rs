@@ -166,11 +166,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// How a region was used before the heap is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PreviousUse {
+    /// It was just created.
+    None,
+    /// It was closed cleanly.
+    Closed,
+    /// It was not closed cleanly.
+    Unclean,
+}
+
 impl<M: Medium> Heap<M> {
     /// Opens the heap of a region. Extents in use are closed until
-    /// [`finish_sweep`](Heap::finish_sweep), unless `snapshot` says to restore the state that a
-    /// clean close saved, and it verifies.
-    pub(crate) fn open(region: Arc<Region<M>>, snapshot: bool) -> Self {
+    /// [`finish_sweep`](Heap::finish_sweep), unless a clean close saved the state of the heap, and
+    /// that verifies.
+    pub(crate) fn open(region: Arc<Region<M>>, previous: PreviousUse) -> Self {
         let geometry = region.geometry();
         let classes = Classes::new(region.extent_size(), region.unit());
         let heap = Heap {
@@ -191,8 +202,8 @@ impl<M: Medium> Heap<M> {
             classes,
             region,
         };
-        heap.read_table();
-        if snapshot {
+        heap.read_table(previous);
+        if previous == PreviousUse::Closed {
             heap.restore_snapshot();
         }
         heap
@@ -202,7 +213,7 @@ impl<M: Medium> Heap<M> {
         self.region.medium().load(self.region.entry(index))
     }
 
-    fn read_table(&self) {
+    fn read_table(&self, previous: PreviousUse) {
         // Entries beyond the end of the file can only be damage.
         let whole =
             (self.region.medium().len() - self.region.unit_offset(0)) >> self.geometry.shift;
@@ -212,8 +223,8 @@ impl<M: Medium> Heap<M> {
         let mut frontier = described - unused.count() as u64;
         // If the last page of the table was overwritten by zeros, the table seems to end at a page
         // boundary. The units of that page may be in use, so nothing is allocated from them before
-        // a sweep.
-        if frontier.is_multiple_of(PAGE_ENTRIES) {
+        // a sweep. In a new region, no unit is in use.
+        if frontier.is_multiple_of(PAGE_ENTRIES) && previous != PreviousUse::None {
             frontier = described.min(frontier + PAGE_ENTRIES);
         }
         let mut parts = BTreeMap::new();

@@ -12,8 +12,8 @@ use super::{Heap, lock};
 use crate::medium::Medium;
 use crate::{PmU64, Result};
 
-/// Marks an extent in use. No entry has this bit, because no extent of blocks has so many units,
-/// and no region has so many free units.
+/// Marks an extent in use. No entry has this bit, because no extent of blocks has that number of
+/// units, and no region has that number of free units.
 const IN_USE: u64 = 1 << 31;
 
 impl<M: Medium> Heap<M> {

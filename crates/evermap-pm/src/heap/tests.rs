@@ -131,7 +131,7 @@ fn region(extent_size: u64, capacity: u64) -> Arc<Region<Dram>> {
 fn units_of_freed_large_objects_are_reclaimed_after_a_crash() {
     for (reused, lost) in (0..4u64).flat_map(|reused| (0..16u64).map(move |lost| (reused, lost))) {
         let region = region(4096, 1 << 20);
-        let before = Heap::open(region.clone(), false);
+        let before = Heap::open(region.clone(), PreviousUse::Unclean);
         let large = before.allocate(16_000).unwrap();
         let table = |index: u64| region.entry(index);
         let entries: Vec<_> = (0..4).map(|index| region.medium().load(table(index))).collect();
@@ -142,7 +142,7 @@ fn units_of_freed_large_objects_are_reclaimed_after_a_crash() {
         for index in (0..4).filter(|&index| index != reused && lost >> index & 1 == 1) {
             region.medium().store(table(index), entries[index as usize]);
         }
-        let after = Heap::open(region.clone(), false);
+        let after = Heap::open(region.clone(), PreviousUse::Unclean);
         let closed = 1 + (lost & !(1 << reused)).count_ones();
         assert_eq!(after.stats().closed_bytes, u64::from(closed) * 4096);
         after.mark(block);
@@ -162,7 +162,7 @@ fn the_entry_of_an_extent_is_durable_before_a_block_is_allocated() {
         let sim = Sim::new(1 << 20).unwrap();
         let config = RegionConfig { extent_size: 16384, capacity: 1 << 20, seed: Some(1) };
         let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
-        let heap = Heap::open(Arc::new(region), false);
+        let heap = Heap::open(Arc::new(region), PreviousUse::Unclean);
         sim.note(Note::Begin(0));
         let block = heap.allocate(bytes).unwrap();
         sim.note(Note::End(0));
@@ -189,11 +189,11 @@ fn nothing_is_allocated_over_units_with_a_damaged_entry() {
     let (tail, other) = (TableEntry::TAIL.encode(0), TableEntry::FREE.encode(1));
     for damaged in [0, 1, 5, u64::MAX, tail, fits, other] {
         let region = region(16384, 1 << 20);
-        let before = Heap::open(region.clone(), false);
+        let before = Heap::open(region.clone(), PreviousUse::Unclean);
         let large = before.allocate(60_000).unwrap();
         let entry = region.entry(before.locate(large).unwrap().0);
         region.medium().store(entry, damaged);
-        let after = Heap::open(region, false);
+        let after = Heap::open(region, PreviousUse::Unclean);
         after.mark(large);
         after.finish_sweep();
         let taken: Vec<_> = std::iter::from_fn(|| after.allocate(64).ok()).collect();
@@ -212,12 +212,12 @@ fn nothing_is_allocated_over_units_of_a_zeroed_page_of_the_table() {
     for units in [700, 1100] {
         for page in 0..=units / PAGE_ENTRIES {
             let region = region(4096, 16 << 20);
-            let before = Heap::open(region.clone(), false);
+            let before = Heap::open(region.clone(), PreviousUse::Unclean);
             let blocks: Vec<_> = (0..units).map(|_| before.allocate_exact(4096).unwrap()).collect();
             let (m, described) = (region.medium(), region.described());
             let entries = page * PAGE_ENTRIES..described.min((page + 1) * PAGE_ENTRIES);
             entries.for_each(|index| m.store(region.entry(index), 0));
-            let after = Heap::open(region, false);
+            let after = Heap::open(region, PreviousUse::Unclean);
             let take = |heap: &Heap<Dram>| -> BTreeSet<u64> {
                 std::iter::from_fn(|| heap.allocate_exact(4096).ok()).take(600).collect()
             };
@@ -232,16 +232,26 @@ fn nothing_is_allocated_over_units_of_a_zeroed_page_of_the_table() {
     }
 }
 
+/// A region is created in a medium that is longer than its header: nothing in it is in use.
+#[test]
+fn a_new_region_in_a_long_medium_can_be_used_immediately() {
+    let medium = Dram::reserve(256 << 10, Pages::Base).unwrap();
+    medium.grow(256 << 10).unwrap();
+    let config = RegionConfig { extent_size: 4096, capacity: 256 << 10, seed: Some(1) };
+    let pool = Pool::create(medium, &config, Identity::default()).unwrap();
+    assert!(pool.allocate(100).is_ok());
+}
+
 /// Every order in which the table's entries of a large object become durable.
 #[test]
 fn an_interrupted_large_allocation_leaves_nothing() {
     for durable in 0..8u32 {
         let region = region(4096, 1 << 20);
-        Heap::open(region.clone(), false).allocate(12_000).unwrap();
+        Heap::open(region.clone(), PreviousUse::Unclean).allocate(12_000).unwrap();
         for index in (0..3).filter(|index| durable >> index & 1 == 0) {
             region.medium().store(region.entry(index), 0);
         }
-        let heap = Heap::open(region, false);
+        let heap = Heap::open(region, PreviousUse::Unclean);
         heap.finish_sweep();
         let stats = heap.stats();
         assert_eq!((stats.faults, stats.extent_bytes, stats.allocated_bytes), (0, 0, 0));
@@ -278,7 +288,7 @@ fn emptied_extents_serve_other_sizes_and_large_objects() {
 #[test]
 fn fixed_blocks_have_their_own_extents() {
     let region = region(16384, 1 << 20);
-    let heap = Heap::open(region.clone(), false);
+    let heap = Heap::open(region.clone(), PreviousUse::Unclean);
     let mut parts = Vec::new();
     let mut records = Vec::new();
     for _ in 0..512 {
@@ -290,7 +300,7 @@ fn fixed_blocks_have_their_own_extents() {
         blocks.iter().map(|&block| heap.locate(block).unwrap().0).collect()
     };
     assert!(extents(&parts).is_disjoint(&extents(&records)));
-    let heap = Heap::open(region, false);
+    let heap = Heap::open(region, PreviousUse::Unclean);
     parts.iter().chain(&records).for_each(|&block| heap.mark(block));
     heap.finish_sweep();
     let before = heap.stats();
@@ -380,12 +390,12 @@ fn processes_that_die_early_take_little_space() {
     for swept in [false, true] {
         let region = region(2 << 20, 1 << 30);
         // All sizes have many extents from before.
-        let heap = Heap::open(region.clone(), false);
+        let heap = Heap::open(region.clone(), PreviousUse::Unclean);
         let large = |size: u64| (0..(1 << 20) / size).map(|_| heap.allocate(size).unwrap()).last();
         let live: Vec<u64> = sizes.into_iter().filter_map(large).collect();
         let before = heap.stats().file_bytes;
         for _ in 0..20 {
-            let heap = Heap::open(region.clone(), false);
+            let heap = Heap::open(region.clone(), PreviousUse::Unclean);
             if swept {
                 live.iter().for_each(|&block| heap.mark(block));
                 heap.finish_sweep();
@@ -404,7 +414,7 @@ fn processes_that_die_early_take_little_space() {
 fn the_table_grows_with_the_file() {
     for first in [100, 3 << 20, 40 << 20] {
         let region = region(4096, 256 << 20);
-        let before = Heap::open(region.clone(), false);
+        let before = Heap::open(region.clone(), PreviousUse::Unclean);
         let mut live = vec![before.allocate(first).unwrap()];
         live.extend((0..20_000).map(|_| before.allocate(4000).unwrap()));
         assert!(region.parts().count() >= 3);
@@ -412,7 +422,7 @@ fn the_table_grows_with_the_file() {
         for &block in &live[1..] {
             assert!(parts.iter().all(|part| block + 4096 <= part.start || part.end <= block));
         }
-        let after = Heap::open(region.clone(), false);
+        let after = Heap::open(region.clone(), PreviousUse::Unclean);
         live.iter().for_each(|&block| after.mark(block));
         after.finish_sweep();
         live.sort_unstable();
@@ -434,7 +444,7 @@ fn a_part_of_the_table_exists_completely_or_not_at_all() {
     let config = RegionConfig { extent_size: 4096, capacity: 4 << 20, seed: Some(1) };
     let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
     let region = Arc::new(region);
-    let heap = Heap::open(region.clone(), false);
+    let heap = Heap::open(region.clone(), PreviousUse::Unclean);
     let first = heap.allocate(511 * 4096).unwrap();
     sim.grow(region.unit_offset(520)).unwrap();
     let left = sim.slice::<PmU64>(region.unit_offset(511), 3 * 512).unwrap();
@@ -452,7 +462,7 @@ fn a_part_of_the_table_exists_completely_or_not_at_all() {
         let (region, _) = Region::open(after, Identity::default(), Default::default()).unwrap();
         let region = Arc::new(region);
         *if region.parts().count() == 1 { &mut with } else { &mut without } += 1;
-        let heap = Heap::open(region, false);
+        let heap = Heap::open(region, PreviousUse::Unclean);
         let mut live = vec![first];
         live.extend(image.point.completed(0).then_some(second));
         live.iter().for_each(|&block| heap.mark(block));
@@ -472,7 +482,7 @@ fn a_part_of_the_table_is_found_by_either_word() {
         let sim = Sim::new(4 << 20).unwrap();
         let config = RegionConfig { extent_size: 4096, capacity: 4 << 20, seed: Some(1) };
         let region = Region::create(sim.clone(), &config, Identity::default()).unwrap();
-        let heap = Heap::open(Arc::new(region), false);
+        let heap = Heap::open(Arc::new(region), PreviousUse::Unclean);
         heap.allocate(600 * 4096).unwrap();
         let words = heap.region.part_words(1);
         damaged.for_each(|copy| sim.store(words[copy], sim.load(words[copy]) ^ 1 << 20));
@@ -526,7 +536,8 @@ fn a_damaged_table_causes_no_further_damage() {
             let with = [0, TableEntry::TAIL.encode(0), 0x0123_4567_89ab_cdef][next(3) as usize];
             cells.iter().for_each(|cell| m.store(cell, with));
         }
-        let heap = Heap::open(region.clone(), round % 3 == 0);
+        let previous = [PreviousUse::Closed, PreviousUse::Unclean][usize::from(round % 3 != 0)];
+        let heap = Heap::open(region.clone(), previous);
         if heap.needs_sweep() {
             live.extend((0..20).map(|_| next(9 << 20)));
             live.iter().for_each(|&block| heap.mark(block));
@@ -552,7 +563,7 @@ fn a_damaged_table_causes_no_further_damage() {
         heap.stats();
         heap.allocated();
         match heap.save_snapshot() {
-            Ok(()) => drop(Heap::open(region.clone(), true)),
+            Ok(()) => drop(Heap::open(region.clone(), PreviousUse::Closed)),
             Err(error) => assert!(error.is_no_space(), "{error}"),
         }
     }
@@ -565,6 +576,6 @@ fn a_zeroed_table_can_be_closed() {
     pool.close().unwrap();
     let region = pool.share_region();
     (0..region.described()).for_each(|at| region.medium().store(region.entry(at), 0));
-    let heap = Heap::open(region, true);
+    let heap = Heap::open(region, PreviousUse::Closed);
     heap.save_snapshot().unwrap();
 }

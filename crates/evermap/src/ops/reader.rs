@@ -8,7 +8,7 @@
 //!
 //! In detail, while a guard is held that was pinned before the record was found:
 //!
-//! * value bytes are stored by drafts only, before the record is published; whoever finds it
+//! * value bytes are stored by drafts only, before the record is published; a thread that finds it
 //!   through the index has acquired them;
 //! * what changes afterwards is the control word (expiry, tombstone), which is not part of the
 //!   value;
@@ -83,8 +83,8 @@ impl<M: Medium> Map<M> {
         // In a forked child the guard means nothing to the threads of the parent.
         let bytes = if file.lends && file.pool.region().ensure_writable().is_ok() {
             // SAFETY: nothing writes these bytes while `guard` is held: see the head of this
-            // module, and `FileInner::lends` for what is outside of this store. They are used no longer
-            // than that.
+            // module, and `FileInner::lends` for what is outside of this store. They are used no
+            // longer than that.
             let value = unsafe { record.value_slice() };
             if file.verify && !record.verifies(self.inner.header.owner(), key.bytes, value) {
                 self.met_damage();

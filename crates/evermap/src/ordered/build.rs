@@ -7,7 +7,7 @@
 //! 3. The kept notices are worked on like any others.
 //!
 //! A walk shows every key that is bound throughout. A key that comes or goes meanwhile leaves a
-//! notice, and is looked up in step 3. If there were so many that they were dropped, the whole tree
+//! notice, and is looked up in step 3. If there were too many and they were dropped, the whole tree
 //! is compared with the whole hash index.
 
 use std::sync::atomic::Ordering::Relaxed;

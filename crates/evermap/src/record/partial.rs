@@ -15,7 +15,7 @@ use crate::Result;
 
 /// The blocks of partial records: taken, and not reachable.
 ///
-/// Whoever takes an offset out of here has to free the block, or to publish it.
+/// The caller that takes an offset out of here has to free the block, or to publish it.
 #[derive(Default)]
 pub(crate) struct PartialBlocks(Mutex<HashSet<u64>>);
 

@@ -348,7 +348,7 @@ fn without_space_nothing_happens_and_nobody_sees_anything() {
 }
 
 /// Whatever else changes single keys meanwhile, transfers neither make nor lose anything, and
-/// whoever looks at all accounts together sees that.
+/// a reader of all accounts together sees that.
 #[test]
 fn transfers_conserve() {
     const ACCOUNTS: usize = 6;

@@ -74,8 +74,8 @@ fn increments_are_conserved() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// Whoever reads while values are overwritten, removed and inserted sees whole values of the right
-/// key.
+/// A thread that reads while values are overwritten, removed and inserted sees whole values of the
+/// right key.
 #[test]
 fn readers_see_whole_values() {
     const KEYS: u64 = 200;

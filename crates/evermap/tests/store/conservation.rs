@@ -224,7 +224,7 @@ fn work_until_killed() {
             let names: Vec<_> = (0..ACCOUNTS).map(account).collect();
             loop {
                 map.db().purge().unwrap();
-                assert_eq!(sum_of(map, &names), 0, "somebody saw a part of a transfer");
+                assert_eq!(sum_of(map, &names), 0, "a part of a transfer was visible");
             }
         });
         // Only now, so that each round has something to lose, however busy the machine is.

@@ -69,7 +69,7 @@ fn key_of(key: u64) -> Vec<u8> {
     format!("key {key}").into_bytes()
 }
 
-/// From here on, keys are those of named maps: so many each.
+/// From here on, keys are those of named maps: this number each.
 const NAMED: u64 = 1000;
 const KEYS_OF_A_MAP: u64 = 3;
 

@@ -419,7 +419,8 @@ fn fork_and_look() {
     // that it needs: the store is idle.
     let process = unsafe { libc::fork() };
     if process == 0 {
-        // A panic would end this thread, which is the only one, and with it the child: as a success.
+        // A panic would end this thread, which is the only one, and with it the child: as a
+        // success.
         std::panic::set_hook(Box::new(|panic| {
             eprintln!("{panic}");
             // SAFETY: ends the child without running anything else of the parent's.

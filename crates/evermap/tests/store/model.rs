@@ -247,7 +247,7 @@ enum Stop {
     UncleanTwice,
 }
 
-/// The default map and so many named ones, each with its model.
+/// The default map and this number of named ones, each with its model.
 struct Maps {
     memory: Kept,
     options: Options,

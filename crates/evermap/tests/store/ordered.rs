@@ -178,9 +178,9 @@ fn a_closed_store_ends_scans() {
     assert!(matches!(other.scan(..).err(), Some(Error::Closed)));
 }
 
-/// Pairs of keys are added and removed together by writers, around keys that stay. Whoever scans
-/// meanwhile, in whichever direction, sees the keys that stay exactly once, all in order, and no
-/// value of another key.
+/// Pairs of keys are added and removed together by writers, around keys that stay. A thread that
+/// scans meanwhile, in whichever direction, sees the keys that stay exactly once, all in order, and
+/// no value of another key.
 #[test]
 fn keys_that_stay_are_seen_exactly_once() {
     const KEYS: u64 = 3_000;
@@ -369,7 +369,7 @@ fn building_goes_on_beside_writers() {
                 threads.spawn(move || {
                     let mut random = Random::new(round * 2 + me);
                     start.wait();
-                    // Some changes at least come while the tree is built, whoever is faster.
+                    // Some changes at least come while the tree is built, whichever is faster.
                     let mut changes = 0;
                     while !built.load(SeqCst) || changes < 5_000 {
                         let key = key_of(random.below(KEYS + 5_000));
@@ -431,7 +431,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
     }
 }
 
-/// Whoever waits for the ordered index of a store that is closed meanwhile is told.
+/// A thread that waits for the ordered index of a store that is closed meanwhile gets an error.
 #[test]
 fn closing_ends_building() {
     let memory = Kept::new(64 << 20);
@@ -484,7 +484,7 @@ fn what_is_purged_leaves_the_tree() {
     }
 }
 
-/// Changes the word of a key's record that is so many words behind its CAS id.
+/// Changes the word of a key's record that is this number of words behind its CAS id.
 fn damage(memory: &Kept, store: &Map<Kept>, key: &[u8], behind: u64) {
     let cas = store.get_with(key, |item| item.cas).unwrap().unwrap();
     let word = |at: u64| memory.load(memory.at::<PmU64>(at * 8).unwrap());
@@ -504,7 +504,7 @@ fn a_hundred_records(options: &Options) -> (Kept, Map<Kept>) {
     (memory, store)
 }
 
-/// A key whose record could not be read when the tree was built comes into it when somebody puts
+/// A key whose record could not be read when the tree was built comes into it when a thread puts
 /// the key again.
 #[test]
 fn a_damaged_record_is_scanned_once_it_is_repaired() {

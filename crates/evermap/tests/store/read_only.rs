@@ -145,7 +145,7 @@ fn whatever_would_change_something_is_refused() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// What a crash has left is repaired by writing, so somebody has to open it for that first.
+/// What a crash has left is repaired by writing, so it has to be opened for that first.
 #[test]
 fn a_store_that_was_not_closed_is_not_read() {
     if let Some(path) =

@@ -10,7 +10,8 @@ use evermap_pm::Medium;
 
 const MIB: u64 = 1 << 20;
 
-/// Most bytes that a file with so many bytes of keys and values may have, from a megabyte on.
+/// Most bytes that a file with this number of bytes of keys and values may have, from a megabyte
+/// on.
 fn most(bytes: u64) -> u64 {
     2 * bytes.max(1_000_000) + 2 * MIB
 }
@@ -21,7 +22,7 @@ fn size_of(path: &Path) -> u64 {
     file.len().max(file.blocks() * 512)
 }
 
-/// A value of so many bytes.
+/// A value of this number of bytes.
 fn value(len: u64) -> Vec<u8> {
     vec![len as u8; len as usize]
 }

@@ -95,7 +95,7 @@ unsafe impl Medium for Watched {
     }
 }
 
-/// A value of so many bytes, in which every word is this one, wherever it begins.
+/// A value of this number of bytes, in which every word is this one, wherever it begins.
 const FILLER: u8 = 0xab;
 
 /// A store that was not closed, with records of several sizes in two maps, and watched where it has

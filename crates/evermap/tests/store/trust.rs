@@ -84,7 +84,7 @@ fn a_word_of_the_extent_table_that_nothing_uses_costs_nothing() {
             map.into_db().close().unwrap();
             let map = open(&path, OnSuspect::Refuse).unwrap();
             assert_eq!(found(&map), RECORDS as usize);
-            assert!(map.db().check(true).unwrap().is_sound(), "it is mended");
+            assert!(map.db().check(true).unwrap().is_sound(), "it is repaired");
         }
     }
 }
@@ -168,7 +168,7 @@ fn a_suspect_file_says_why_and_what_can_be_done() {
     drop(map);
 }
 
-/// Whoever watches the count of damage must see it, whatever it is that is damaged.
+/// A caller that watches the count of damage must see it, whatever it is that is damaged.
 #[test]
 fn every_operation_that_meets_damage_counts() {
     let directory = tempfile::tempdir().unwrap();

@@ -30,7 +30,7 @@ fn options(kind: IndexKind) -> Options {
     Options::new().index(kind).seed(1).capacity(256 << 20)
 }
 
-/// A store with so many records, whose process was killed.
+/// A store with this number of records, whose process was killed.
 fn killed(options: &Options, records: u64) -> (Kept, Map<Kept>) {
     let memory = Kept::new(256 << 20);
     put(&memory.open(options).unwrap(), 0..records);

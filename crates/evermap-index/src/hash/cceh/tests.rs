@@ -24,7 +24,7 @@ fn key(n: u64) -> u64 {
     n.reverse_bits()
 }
 
-/// An index of so many of them, in memory that does not record yet.
+/// An index of this number of them, in memory that does not record yet.
 fn filled(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyCceh) {
     let (sim, pool, index) = created::<TinyCceh>(CAPACITY, Config::default());
     for n in 0..keys {

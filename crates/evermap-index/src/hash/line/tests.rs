@@ -47,7 +47,7 @@ fn make_room(pool: &Pool<Sim>, index: &TinyLine, key: u64) {
 }
 
 /// Recovery drops a copy that a move left behind. That is durable before the segment is used: were
-/// the record removed, by somebody else, the copy would come back.
+/// the record removed, by another thread, the copy would come back.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let moved = key(1, 0);
@@ -88,8 +88,8 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     is_kept(&sim, chain);
 }
 
-/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was
-/// not all.
+/// A damaged link hides records. A caller that relies on a walk, as the sweep does, learns that it
+/// was not all.
 #[test]
 fn a_walk_says_so_where_a_chain_leads_nowhere() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
@@ -148,7 +148,7 @@ fn a_merge_is_durable_before_its_halves_are_retired() {
     panic!("nothing was merged");
 }
 
-/// Somebody is led to a segment that was merged away before a crash, and held up until others have
+/// A thread is led to a segment that was merged away before a crash, and held up until others have
 /// found that, and split again what it was merged into. It has no place, which is no damage: nobody
 /// is led there any more.
 #[test]
@@ -182,9 +182,9 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(wide.iter().all(|&key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
-/// A process dies in a split, with nothing of that durable but the new segment. Whoever is served
-/// relies on the entries that lead there; and so does the other half, once its prefix says that it
-/// is one.
+/// A process dies in a split, with nothing of that durable but the new segment. A caller that is
+/// served relies on the entries that lead there; and so does the other half, once its prefix says
+/// that it is one.
 #[test]
 fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
     for half in [0, 1] {

@@ -536,7 +536,7 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         } else {
             live.possible_history()?
         };
-        // In some cases so many that the structure changes once more.
+        // In some cases enough that the structure changes once more.
         let most = self.workload.universe.min(80);
         let ops = if chance(&mut rng, 15) { most } else { 6 };
         live.run_verbs(&history, self.workload.draw(&mut rng, ops, 75))?;

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_backend_and_somebody_who_serves() {
+    fn there_is_a_backend_and_a_thread_that_serves() {
         for threads in 1..20 {
             for share in [0.0, 0.01, 0.5, 0.99, 1.0] {
                 let backends = backends(threads, share);

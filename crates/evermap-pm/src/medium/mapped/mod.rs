@@ -366,8 +366,8 @@ fn round_down(bytes: u64, unit: u64) -> u64 {
 
 // SAFETY: 1. The mapping is page-aligned and exists until drop. 2. `len` covers only bytes that the
 // file had when it was opened or that `grow` has allocated; they are mapped readable and writable
-// (privately if the file is only read), and other processes that respect the lock do not write them. 3. `grow` only raises `len`, up to
-// `capacity`. 4. A mapping without a file is private.
+// (privately if the file is only read), and other processes that respect the lock do not write
+// them. 3. `grow` only raises `len`, up to `capacity`. 4. A mapping without a file is private.
 unsafe impl Medium for Mapped {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {

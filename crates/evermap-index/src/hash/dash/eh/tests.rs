@@ -143,7 +143,7 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     is_durable_after(&sim, serve, (at, wanted));
 }
 
-/// Somebody is led to a segment that was merged away before a crash, and held up until others have
+/// A thread is led to a segment that was merged away before a crash, and held up until others have
 /// found that, and split again what it was merged into. It has no place, which is no damage: nobody
 /// is led there any more.
 #[test]
@@ -291,7 +291,7 @@ fn an_empty_block_of_a_chain_is_unlinked_for_good() {
 }
 
 /// Recovery drops a record from a bucket where it does not belong. That is durable before the
-/// segment is used: were the record removed where it does belong, by somebody else, this one would
+/// segment is used: were the record removed where it does belong, by another thread, this one would
 /// come back.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
@@ -337,8 +337,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
 /// S S S S S S S S | U S S S V S S S | ...
 /// ```
 ///
-/// The last three are V's: V's entry decides over them. Whoever goes by the first entry of the
-/// range gives them to U.
+/// The last three are V's: V's entry decides over them. A thread that follows the first entry of
+/// the range gives them to U.
 #[test]
 fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() {
     // A crowd under one entry makes the directory deep.

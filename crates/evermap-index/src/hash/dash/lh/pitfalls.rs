@@ -105,9 +105,9 @@ impl Hook for OnFence {
     }
 }
 
-/// P12: whoever is led by a new extent moves records by it. If it is not durable by then, a crash
-/// takes it back, and the moved records are where nobody looks for them. So nobody may be led by an
-/// extent that waits for its fence.
+/// P12: a thread that follows a new extent moves records by it. If it is not durable by then, a
+/// crash takes it back, and the moved records are where nobody looks for them. So nobody may be led
+/// by an extent that waits for its fence.
 #[test]
 fn p12_nobody_is_led_by_an_extent_that_is_not_durable() {
     let pool = pool_in(Hooked::reserve(CAPACITY, OnFence(OnceLock::new())).unwrap());
@@ -263,8 +263,8 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// A damaged link hides records. Whoever relies on a walk, as the sweep does, learns that it was
-/// not all.
+/// A damaged link hides records. A caller that relies on a walk, as the sweep does, learns that it
+/// was not all.
 #[test]
 fn a_walk_says_so_where_a_chain_leads_nowhere() {
     struct Ignored;
@@ -360,7 +360,7 @@ fn p25_threads_expand_together() {
     let linear = &index.expansion;
     let there = linear.arrays.iter().filter(|array| array.load(Acquire) != 0).count();
     assert!(there > 8, "{there} arrays");
-    // One size a group: no array was allocated in vain.
+    // One size a group: no array was allocated without use.
     let mut sizes = BTreeMap::<u64, usize>::new();
     for (number, array) in linear.arrays.iter().enumerate().take(there) {
         assert_ne!(array.load(Acquire), 0);

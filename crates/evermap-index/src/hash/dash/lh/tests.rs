@@ -23,7 +23,7 @@ const CAPACITY: u64 = 1 << 20;
 /// Keys are multiples of this one, so that all their bits differ.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// An index of so many keys, in memory that does not record yet.
+/// An index of this number of keys, in memory that does not record yet.
 fn filled<K: Number>(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyLh<K, Sim>) {
     let config = Config { initial_depth: 0 };
     let (sim, pool, index) = created::<TinyLh<K, Sim>>(CAPACITY, config);
