@@ -9,8 +9,8 @@ use std::thread;
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use crate::ordered::scan_agrees;
 use evermap::{
-    Applied, BATCH_MAX, Batch, Clock, EXPIRY_MAX, Error, ErrorKind, IndexKind, Map, MapOptions,
-    OnSuspect, Options, Outcome, counter,
+    Applied, BATCH_MAX, Batch, Clock, EXPIRY_MAX, Error, ErrorKind, Map, MapOptions, OnSuspect,
+    Options, Outcome, counter,
 };
 use evermap_pm::PmU64;
 use evermap_pm::medium::Medium;
@@ -200,7 +200,7 @@ fn errors_change_nothing() {
 
 #[test]
 fn a_batch_concerns_the_maps_that_it_names() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let store = common::in_memory(common::options().index(kind)).unwrap();
         let [users, orders] =
             ["users", "orders"].map(|name| store.db().map(name, MapOptions::new()).unwrap());
@@ -245,7 +245,7 @@ fn a_batch_concerns_the_maps_that_it_names() {
 
 #[test]
 fn the_largest_batch_on_every_index() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let map = common::in_memory(Options::new().index(kind)).unwrap();
         let name = |number: usize| (number as u64).to_be_bytes();
         for number in (0..BATCH_MAX).step_by(3) {
@@ -296,7 +296,7 @@ fn what_is_dead_is_absent() {
 /// Space may end at any allocation that a batch makes: the records, its intent, the index.
 #[test]
 fn without_space_nothing_happens_and_nobody_sees_anything() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let (mut refused, mut done) = (0, 0);
         for round in 0..12u64 {
             let memory = Kept::new((180 << 10) + round * 9_000);
@@ -353,7 +353,7 @@ fn without_space_nothing_happens_and_nobody_sees_anything() {
 fn transfers_conserve() {
     const ACCOUNTS: usize = 6;
     const ROUNDS: u64 = 4_000;
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let options =
             Options::new().index(kind).ordered(true).capacity(256 << 20).extent_size(64 << 10);
         let map = common::in_memory(options).unwrap();
@@ -453,7 +453,7 @@ fn transfers_conserve() {
 /// again.
 #[test]
 fn a_panic_at_any_flush_leaves_all_or_nothing() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let memory = Kept::new(32 << 20);
         let options = Options::new().capacity(32 << 20).extent_size(64 << 10).index(kind).seed(5);
         let mut store = memory.open(&options).unwrap();

@@ -466,7 +466,7 @@ fn nothing_is_lost_or_done_twice_across_kills() {
         }
         Ok(kills) => {
             let kills = kills.parse().expect("EVERMAP_CONSERVATION: a number of kills");
-            for &index in IndexKind::ALL {
+            for index in common::every_index() {
                 kill_again_and_again(index, "", kills);
                 kill_again_and_again(index, "named", kills);
             }

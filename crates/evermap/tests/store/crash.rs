@@ -610,7 +610,7 @@ fn process_death_at_every_store() {
 
 /// Two named maps that come and go beside the default one.
 fn campaign_with_maps(model: Model, seed: u64) {
-    for (&index, seed) in IndexKind::ALL.iter().zip(seed..) {
+    for (index, seed) in common::campaign_indexes().into_iter().zip(seed..) {
         let workload = Workload { keys: 4, maps: 2, ops: 120, index };
         let config = sim::Config { capacity: 512 << 10, ..config(model, 1_500) };
         let report = sim::campaign::run(&workload, &config, seed..seed + times());

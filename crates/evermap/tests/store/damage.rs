@@ -573,12 +573,12 @@ fn damage_after_an_unclean_stop() {
 
 #[test]
 fn mangled_after_an_orderly_stop() {
-    IndexKind::ALL.iter().for_each(|&index| supervise("orderly", index, "mangled"));
+    common::campaign_indexes().into_iter().for_each(|index| supervise("orderly", index, "mangled"));
 }
 
 #[test]
 fn mangled_after_an_unclean_stop() {
-    IndexKind::ALL.iter().for_each(|&index| supervise("unclean", index, "mangled"));
+    common::campaign_indexes().into_iter().for_each(|index| supervise("unclean", index, "mangled"));
 }
 
 /// After an unclean stop there is no count to compare with: what is left of the index has to show
@@ -588,7 +588,7 @@ fn zeroed_pages_of_an_index_are_noticed() {
     const RECORDS: u64 = 3000;
     // Level hashing fills some buckets of a region before others, so that a page without records
     // says nothing.
-    for &index in IndexKind::ALL.iter().filter(|&&index| index != IndexKind::Level) {
+    for index in common::campaign_indexes().into_iter().filter(|&index| index != IndexKind::Level) {
         let options = Options::small(2 << 20).index(index).seed(5);
         let memory = common::Kept::new(2 << 20);
         let store = memory.open(&options).unwrap();
@@ -630,7 +630,7 @@ fn with_removed(options: &Options) -> common::Kept {
 /// One bit that flips in an index can make a freed slot valid again, or lead to another record.
 #[test]
 fn a_flipped_bit_brings_nothing_back() {
-    for &index in IndexKind::ALL {
+    for index in common::campaign_indexes() {
         let options = Options::small(1 << 20).index(index).seed(1);
         let memory = with_removed(&options);
         // Bits that are set and their neighbours: of the others there are too many. A bucket of

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 use crate::common::{self, Kept, Random};
-use evermap::{Clock, EXPIRY_MAX, IndexKind, Meta, Options};
+use evermap::{Clock, EXPIRY_MAX, Meta, Options};
 
 fn until(expires_at: u64) -> Meta {
     common::meta(0, expires_at)
@@ -65,7 +65,7 @@ fn purges_come_when_something_can_have_expired() {
 fn what_has_expired_makes_room() {
     let value = [1; 1000];
     for by_limit in [true, false] {
-        for &kind in IndexKind::ALL {
+        for kind in common::every_index() {
             let clock = Clock::manual(1000);
             let memory = Kept::new(if by_limit { 64 << 20 } else { 2 << 20 });
             let options = Options::new().extent_size(64 << 10).index(kind).clock(clock.clone());
@@ -281,7 +281,7 @@ fn the_latest_expiry_is_kept() {
 #[test]
 fn no_newer_record_is_purged() {
     const KEYS: u64 = 40;
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let clock = Clock::manual(1000);
         let options = common::options().index(kind).clock(clock.clone());
         let map = common::in_memory(options).unwrap();

@@ -137,7 +137,7 @@ fn the_first_named_map_raises_the_format() {
 
 #[test]
 fn they_are_there_after_every_kind_of_stop() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let (memory, options) = (Kept::new(256 << 20), options().index(kind));
         let mut store = memory.open(&options).unwrap();
         for round in 0..6u64 {
@@ -185,7 +185,7 @@ fn they_are_there_after_every_kind_of_stop() {
 #[test]
 fn an_empty_one_takes_at_most_64_kib() {
     const MAPS: u64 = 1000;
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         for extent_size in [64 << 10, 2 << 20] {
             let options = options().extent_size(extent_size).index(kind);
             let store = Kept::new(256 << 20).open(&options).unwrap();
@@ -259,7 +259,7 @@ enum End {
 
 #[test]
 fn dropping_leaks_nothing() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         for end in [
             End::FreedAndClosed,
             End::Closed,
@@ -322,7 +322,7 @@ fn dropping_leaks_nothing() {
 /// What was allocated for a map that found no room is free again.
 #[test]
 fn a_map_that_finds_no_space_leaves_nothing() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let (memory, options) = (Kept::new(1 << 20), Options::small(1 << 20).index(kind).seed(3));
         let store = memory.open(&options).unwrap();
         store.db().map("first", MapOptions::new()).unwrap().put(b"key", b"value").unwrap();

@@ -6,9 +6,7 @@ use std::process::Command;
 use std::thread;
 
 use crate::common::{self, Random, value_of};
-use evermap::{
-    Batch, Clock, Error, ErrorKind, Evermap, IndexKind, Map, MapOptions, OnSuspect, Options,
-};
+use evermap::{Batch, Clock, Error, ErrorKind, Evermap, Map, MapOptions, OnSuspect, Options};
 use tempfile::TempDir;
 
 const RECORDS: u64 = 3000;
@@ -63,7 +61,7 @@ fn assert_reads_all(map: &Map) {
 /// the file.
 #[test]
 fn reading_changes_no_byte_of_the_file() {
-    for &index in IndexKind::ALL {
+    for index in common::every_index() {
         let (_directory, path) = closed(options().index(index));
         let before = std::fs::read(&path).unwrap();
         let time = std::fs::metadata(&path).unwrap().modified().unwrap();

@@ -97,7 +97,7 @@ fn large_values_take_what_they_need() {
 /// A megabyte of small records in four maps, by the usual options, with each kind of index.
 #[test]
 fn several_maps_share_a_small_file() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map");
         let map = common::open_file(&path, Options::new().index(kind)).unwrap();
@@ -136,7 +136,7 @@ fn a_small_disk_takes_values_of_all_sizes() {
 #[test]
 fn the_smallest_stores_take_records() {
     for (capacity, least) in [(64 << 10, 20), (128 << 10, 400), (256 << 10, 1500)] {
-        for &index in IndexKind::ALL {
+        for index in common::every_index() {
             let store = match Kept::new(MIB).open(&Options::small(capacity).index(index).seed(1)) {
                 // Those whose index begins larger say so.
                 Err(error) if index != IndexKind::DashEh && capacity == 64 << 10 => {

@@ -125,7 +125,7 @@ fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
 
 #[test]
 fn a_sweep_reads_no_record() {
-    for &index in IndexKind::ALL {
+    for index in common::every_index() {
         let (watched, options, counts) = killed(index);
         let store = common::open_medium(watched.clone(), Identity::default(), &options).unwrap();
         store.db().recover().unwrap();

@@ -61,7 +61,7 @@ fn disturbance(
 
 #[test]
 fn a_sweep_frees_nothing_that_is_in_use() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let (memory, store) = killed(&options(kind), THERE);
         memory.at_next_read_ahead(disturbance(&store, THERE..THERE + ADDED, || ()));
         store.db().recover().unwrap();
@@ -92,7 +92,7 @@ fn an_order_that_is_built_has_every_key() {
 
 #[test]
 fn a_purge_removes_all_that_has_expired() {
-    for &kind in IndexKind::ALL {
+    for kind in common::every_index() {
         let clock = Clock::manual(1_000);
         let memory = Kept::new(256 << 20);
         let store = memory.open(&options(kind).clock(clock.clone())).unwrap();

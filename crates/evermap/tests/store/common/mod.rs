@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use evermap::{Evermap, IndexKind, Map, Meta, Options};
+use evermap_index::testkit::Tier;
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
@@ -20,6 +21,23 @@ pub(crate) fn index() -> IndexKind {
         |_| IndexKind::default(),
         |name| name.parse().unwrap_or_else(|error| panic!("EVERMAP_TEST_INDEX: {error}")),
     )
+}
+
+/// The indexes of tests that are about all of them: only [`index`] if `EVERMAP_TEST_INDEX` is set,
+/// because the run without it has had the others.
+pub(crate) fn every_index() -> Vec<IndexKind> {
+    match std::env::var_os("EVERMAP_TEST_INDEX") {
+        Some(_) => vec![index()],
+        None => IndexKind::ALL.to_vec(),
+    }
+}
+
+/// The indexes of campaigns that take seconds for each: only [`index`] in the default tier.
+pub(crate) fn campaign_indexes() -> Vec<IndexKind> {
+    match evermap_index::testkit::tier() {
+        Tier::Default => vec![index()],
+        Tier::Full => every_index(),
+    }
 }
 
 /// [`Options::new`] for the tests.
