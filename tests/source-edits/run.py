@@ -161,7 +161,7 @@ def cargo(tree, arguments, seconds, stop_at=None):
     """Runs cargo. Answers its exit code, the line that it was stopped at if any, and how long it took; a code of None
     means that the time ran out."""
     environment = dict(os.environ, CARGO_TARGET_DIR=os.path.join(tree, "..", "build"), CARGO_INCREMENTAL="1")
-    environment.update(CARGO_PROFILE_TEST_DEBUG="0", CARGO_PROFILE_TEST_OPT_LEVEL="1", RUST_BACKTRACE="0")
+    environment.update(EVERMAP_TEST_TIER="full", CARGO_PROFILE_TEST_DEBUG="0", CARGO_PROFILE_TEST_OPT_LEVEL="1", RUST_BACKTRACE="0")
     process = subprocess.Popen(["cargo", *arguments], cwd=tree, env=environment, text=True, errors="replace",
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     late = threading.Event()

@@ -13,7 +13,7 @@
 //! | part | what it checks |
 //! |---|---|
 //! | [`model`](model::model) | results against an ordered map, through all operations |
-//! | [`histories`](concurrent::histories) | [linearizability](linearizability) per key |
+//! | [`histories`](concurrent::histories) | [linearizability] per key |
 //! | [`storm`](concurrent::storm) | exactly one caller sees each word as old |
 //! | [`growth`](concurrent::growth) | readers find stable keys during splits and merges |
 //! | [`walks`](concurrent::walks) | walks show stable keys once while the index grows |
