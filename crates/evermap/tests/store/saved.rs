@@ -177,9 +177,10 @@ fn saved_keys_give_way_where_space_is_short() {
     store.into_db().close().unwrap();
     assert_ne!(memory.word(ROOT), 0, "they are saved");
     let store = memory.open(&options).unwrap();
-    (full - 2000..full).for_each(|number| put(&store, number).unwrap());
-    // As far as the space goes: how much that is differs from index to index.
-    (full..).find(|&number| put(&store, number).is_err()).unwrap();
+    // As far as the space goes: how much that is differs by a split or two, from index to index and
+    // from seed to seed.
+    let full_again = (full - 2000..).find(|&number| put(&store, number).is_err()).unwrap();
+    assert!(full_again > full - 200, "{full_again} of {full}");
     assert_eq!(memory.word(ROOT), 0);
     assert!(!built(&store).from_saved);
     sound(&store);
