@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use crate::common::{self, Random, child, is_value_of, value_of};
 use evermap::{Batch, IndexKind, Item, Map, MapOptions, OnSuspect, Options, Outcome};
+use evermap_index::testkit::tier;
 use evermap_pm::Medium;
 
 const BYTES: u64 = 256 << 10;
@@ -203,7 +204,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
         }
     }
     if wanted.is_empty() {
-        list = list.into_iter().step_by(131).collect();
+        list = list.into_iter().step_by(tier().choose(523, 131)).collect();
         // What leads to the named map is but a few words, and not to be missed.
         list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));
     }
