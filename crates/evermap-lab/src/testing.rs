@@ -3,6 +3,8 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use evermap_index::testkit::tier;
+
 use crate::LabError;
 use crate::baselines::tables::reference::Reference;
 use crate::report::Report;
@@ -13,23 +15,10 @@ use crate::subject::{
 use crate::workload::bytes::Spelled;
 use crate::workload::{Mix, Phase, Writer};
 
-/// Returns `full` if `EVERMAP_TEST_TIER` is `full`, and `default` if it is not set.
-///
-/// # Panics
-///
-/// If the variable has another value: a long run must not turn out to be a short one.
-pub(crate) fn by_tier<T>(default: T, full: T) -> T {
-    match std::env::var_os("EVERMAP_TEST_TIER") {
-        None => default,
-        Some(tier) if tier == "full" => full,
-        Some(tier) => panic!("EVERMAP_TEST_TIER is {tier:?}: set it to `full`, or unset it"),
-    }
-}
-
 /// Returns the mixes to test: by default one with updates, one with insertions, and one with scans.
 pub(crate) fn mixes() -> Vec<Mix> {
     let some = ["ycsb-a", "ycsb-d", "ycsb-e"];
-    by_tier(some.map(|name| name.parse().unwrap()).to_vec(), Mix::ALL.to_vec())
+    tier().choose(some.map(|name| name.parse().unwrap()).to_vec(), Mix::ALL.to_vec())
 }
 
 /// The fault of a table.

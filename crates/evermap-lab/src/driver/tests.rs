@@ -1,10 +1,12 @@
 //! The driver with right and wrong tables.
 
 use super::*;
+use evermap_index::testkit::tier;
+
 use crate::experiments::drive as drive_by_name;
 use crate::registry::{subject, subjects};
 use crate::subject::Factory;
-use crate::testing::{Fault, Kept, by_tier, faulty, mixes};
+use crate::testing::{Fault, Kept, faulty, mixes};
 use crate::workload::Distribution;
 use crate::workload::Phase;
 use crate::workload::mix::Blend;
@@ -47,7 +49,7 @@ fn indexes() -> Vec<String> {
 
 #[test]
 fn every_registered_table_passes_all_phases() {
-    for &threads in by_tier(&[2][..], &[1, 2, 3]) {
+    for &threads in tier().choose(&[2][..], &[1, 2, 3]) {
         let indexes = indexes();
         // Enough for every table to grow several times.
         let config = Config { indexes, keys: 3000, rounds: 1, ..config(threads) };

@@ -9,12 +9,11 @@ use evermap_index::record::{HEADER, Header, OFFSET_MASK, lengths};
 use evermap_index::{Index, Key};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool};
 
+use evermap_index::BATCH_KEYS;
+
 use super::indexed::size_of;
 use crate::subject::store::{Result, Store};
 use crate::subject::{Found, Place, Size};
-
-/// The number of keys that are looked up together.
-const BATCH: usize = 32;
 
 /// An index over byte strings, with the records that it names.
 pub(crate) struct Recorded<M: Medium, I, K> {
@@ -113,14 +112,14 @@ where
         each: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
         let mut value = Vec::new();
-        for (chunk, keys) in keys.chunks(BATCH).enumerate() {
+        for (chunk, keys) in keys.chunks(BATCH_KEYS).enumerate() {
             let refs: Vec<_> = keys.iter().map(|key| self.key(key)).collect();
-            let mut words = [None; BATCH];
+            let mut words = [None; BATCH_KEYS];
             self.index.get_many(&refs, &mut words, guard)?;
             for (place, word) in words.iter().take(keys.len()).enumerate() {
                 if let Some(word) = word {
                     self.read(*word, &mut value)?;
-                    each(chunk * BATCH + place, &value);
+                    each(chunk * BATCH_KEYS + place, &value);
                 }
             }
         }

@@ -1,10 +1,12 @@
 //! Every index on every medium, and what the counters say about Dash.
 
 use super::entries::ENTRIES;
+use evermap_index::testkit::tier;
+
 use crate::driver::Config;
 use crate::experiments::drive;
 use crate::subject::facts::MediumKind;
-use crate::testing::{Kept, by_tier};
+use crate::testing::Kept;
 use crate::workload::Phase;
 use crate::workload::bytes::KeyValueLengths;
 
@@ -29,7 +31,7 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
     std::fs::create_dir(&directory).unwrap();
     for medium in MediumKind::ALL {
         for lengths in [None, Some(KeyValueLengths::default())] {
-            let mut config = Config { lengths, ..config(medium, by_tier(2000, 10_000)) };
+            let mut config = Config { lengths, ..config(medium, tier().choose(2000, 10_000)) };
             config.location = Some(directory.clone());
             if lengths.is_some() {
                 config.indexes = vec!["dash-eh".into()];

@@ -19,10 +19,7 @@ use crate::ops::pages::Pages;
 use crate::record::Record;
 use crate::{Error, Item, Map, Result};
 
-/// The number of keys that [`Map::get_many`] and [`Map::find_many`] look up together.
-///
-/// Callers that divide a longer list of keys should use chunks of this size.
-pub const BATCH_KEYS: usize = 32;
+pub use evermap_index::BATCH_KEYS;
 /// Records that a walk prefetches ahead.
 pub(crate) const RECORDS_AHEAD: usize = 8;
 

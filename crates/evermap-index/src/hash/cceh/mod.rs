@@ -50,7 +50,7 @@ use crate::hash::segmented::core::Core;
 use crate::hash::segmented::extendible::{Extendible, root_at};
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, walk};
-use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Bytes, Key};
 
 mod check;
@@ -144,9 +144,6 @@ pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
 pub type Tiny<K, M> = Cceh<K, M, 4, 2>;
 /// For stores: variable-length keys.
 pub type CcehBytes<M> = Cceh<Bytes, M>;
-
-/// Keys looked up together in [`Index::get_many`].
-const BATCH: usize = 32;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// Records with one hash that find room in any case: those of one window.
@@ -321,10 +318,10 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         Change { old: None, new: Some(word) }
     }
 
-    /// Looks up to [`BATCH`] keys up with their cache misses overlapped.
+    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
-        let mut hashes = [0; BATCH];
+        let mut hashes = [0; BATCH_KEYS];
         for (&key, hash) in keys.iter().zip(&mut hashes) {
             *hash = K::hash(key, self.core.seed);
             // Hints only: whether there is a segment is checked below.
@@ -436,7 +433,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Index<K> for Cceh<K, M, 
     ) -> Result<()> {
         self.ensure_may_look(guard)?;
         let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
             self.lookup_batch(keys, out)?;
         }
         Ok(())

@@ -41,7 +41,7 @@ use crate::hash::segmented::recover::Recoverable;
 use crate::hash::segmented::split::Split;
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, chain, walk};
-use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Key, record};
 
 mod bucket;
@@ -110,9 +110,6 @@ pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
 /// Those that Dash-LH shares.
 pub const LH_MUTANTS: &[&str] =
     &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
-
-/// The number of keys that are looked up together in [`Index::get_many`].
-const BATCH: usize = 32;
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
 where
@@ -198,18 +195,18 @@ where
         apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
     }
 
-    /// Looks up to [`BATCH`] keys up with their cache misses overlapped: first all home buckets are
-    /// fetched, then all slots that match, then all keys behind them.
+    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first all home
+    /// buckets are fetched, then all slots that match, then all keys behind them.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
-        let (mut hashes, mut segments) = ([0; BATCH], [0; BATCH]);
+        let (mut hashes, mut segments) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
         for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
             *hash = K::hash(key, self.core.seed);
             *segment = self.expansion.find(m, *hash)?.segment();
             // A hint only: whether there is a segment is checked below.
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
-        let mut slots = [None; BATCH];
+        let mut slots = [None; BATCH_KEYS];
         for ((&hash, &segment), slot) in
             hashes.iter().zip(&segments).zip(&mut slots).take(keys.len())
         {
@@ -611,7 +608,7 @@ where
     ) -> Result<()> {
         self.core.expect_own(guard);
         let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
             self.lookup_batch(keys, out)?;
         }
         Ok(())

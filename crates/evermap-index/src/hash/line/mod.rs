@@ -51,7 +51,7 @@ use crate::hash::segmented::merge::{merge_if_sparse, split_in_proportion};
 use crate::hash::segmented::split::Split;
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, chain, walk};
-use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::key::Quotient;
 use crate::record;
 
@@ -93,9 +93,6 @@ pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize
 
 /// Segments so small that a handful of keys makes every structural change happen.
 pub type Tiny<K, M> = LineHash<K, M, 4, 3>;
-
-/// The number of keys that are looked up together in [`Index::get_many`].
-const BATCH: usize = 32;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
     /// Returns the first word of the root: "LINEH", key format, geometry.
@@ -206,11 +203,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
     }
 
-    /// Looks up to [`BATCH`] keys up with their cache misses overlapped: first all home lines are
-    /// fetched; then those lookups end that end there, and what the others need next is fetched.
+    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first all home lines
+    /// are fetched; then those lookups end that end there, and what the others need next is
+    /// fetched.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
-        let (mut images, mut entries) = ([0; BATCH], [0; BATCH]);
+        let (mut images, mut entries) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
         for ((&key, image), entry) in keys.iter().zip(&mut images).zip(&mut entries) {
             *image = K::image(key, self.core.seed);
             *entry = self.expansion.directory.find(*image).segment;
@@ -227,7 +225,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             }
         }
         while deferred != 0 {
-            let at = deferred.trailing_zeros() as usize % BATCH;
+            let at = deferred.trailing_zeros() as usize % BATCH_KEYS;
             deferred &= deferred - 1;
             out[at] = self.lookup(&Probe { key: keys[at], image: images[at] })?;
         }
@@ -535,7 +533,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Index<K> for LineHa
     ) -> Result<()> {
         self.core.expect_own(guard);
         let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
             self.lookup_batch(keys, out)?;
         }
         Ok(())

@@ -104,21 +104,21 @@ pub(crate) unsafe fn load(
     if let Some(known) = loaded().find(|plugin| plugin.path == absolute) {
         return Ok(known.name);
     }
-    // SAFETY: the caller vouches for the library's code.
     let library =
+        // SAFETY: the caller vouches for the library's code.
         unsafe { Library::open(&absolute) }.map_err(|error| refused(error.to_string()))?;
     let entry = library
         .address(c"evermap_lab_plugin")
         .map_err(|error| refused(format!("{error}; see evermap_lab_plugin.h")))?;
-    // SAFETY: the header gives this function exactly this type, and the caller vouches for the
-    // library.
     let entry: unsafe extern "C" fn() -> *const Interface =
+        // SAFETY: the header gives this function exactly this type, and the caller vouches for the
+        // library.
         unsafe { std::mem::transmute(entry.as_ptr()) };
     // SAFETY: a function without arguments that the caller vouches for.
     let interface = unsafe { entry() };
-    // SAFETY: if it is not null, the header promises that it stays valid; libraries are never
-    // unloaded.
     let interface =
+        // SAFETY: if it is not null, the header promises that it stays valid; libraries are never
+        // unloaded.
         unsafe { interface.as_ref() }.ok_or_else(|| refused("it offers no interface".into()))?;
     if interface.abi != ABI {
         return Err(refused(format!(
