@@ -156,12 +156,6 @@ impl<T: Table> Measured<T> {
         Ok(())
     }
 
-    /// Looks up one key outside of [`get_all`](Self::get_all).
-    #[inline(never)]
-    fn get_one(&self, key: u64, guard: &T::Guard<'_>) -> Result<Option<u64>> {
-        self.table.get(key, guard)
-    }
-
     /// Looks up every key. The look-up is compiled into this loop, once for absent and present
     /// keys together.
     #[inline(never)]
@@ -241,7 +235,7 @@ impl<T: Table> Measured<T> {
             Kind::Scan(count) => self.scan(work, key, usize::from(count), guard),
             Kind::Read | Kind::Update | Kind::ReadModifyWrite => {
                 if op.kind != Kind::Update {
-                    let found = self.get_one(key, guard).map_err(failed)?.into();
+                    let found = self.table.get(key, guard).map_err(failed)?.into();
                     self.check_in_mix(work, key, op, found)?;
                 }
                 if op.kind != Kind::Read {
@@ -295,7 +289,7 @@ impl<T: Table> Measured<T> {
 
 impl<T: Table> Subject for Measured<T> {
     fn get(&self, key: u64) -> Result<Option<u64>, LabError> {
-        self.get_one(key, &self.table.guard()).map_err(|error| self.failed(error))
+        self.table.get(key, &self.table.guard()).map_err(|error| self.failed(error))
     }
 
     fn run(&self, work: Work<'_>) -> Result<(), LabError> {

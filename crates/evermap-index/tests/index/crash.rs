@@ -22,7 +22,7 @@ crash_campaign!(line, Line);
 /// Replays of earlier failures find nothing any more.
 #[test]
 fn replays_of_earlier_failures_pass() {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/crashes");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/index/crashes");
     let batteries = [
         battery("dash-eh", &[], DashEh),
         battery("dash-lh", &[], DashLh),

@@ -8,7 +8,7 @@ use evermap_index::testkit::ordered::model::key_sets;
 use evermap_pm::ErrorKind;
 use evermap_pm::sim::rng::Rng;
 
-use crate::SOUND;
+use crate::bplus::SOUND;
 
 /// What runs hold, by the rule that of equal keys the last counts.
 fn model(runs: &[Run]) -> BTreeMap<Vec<u8>, u64> {

@@ -1,5 +1,4 @@
 //! A session without sockets, whose memory bounds are checked after every step.
-#![allow(dead_code)] // each test binary uses a part
 
 pub(crate) mod hooked_cache;
 

@@ -1,7 +1,5 @@
 //! The store gives the same replies as the model.
 
-mod common;
-
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +7,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::{NOW, TestSession};
+use crate::common::{NOW, TestSession};
 use evermap::{Clock, Evermap, Options};
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{CacheError, Config, ModelCache, Server};

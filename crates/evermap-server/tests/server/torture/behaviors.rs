@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 
-use crate::Totals;
-use crate::script::{Replies, Reply, Script};
-use crate::values::{LARGE, Random, SHARED, Values, shared};
+use super::Totals;
+use super::script::{Replies, Reply, Script};
+use super::values::{LARGE, Random, SHARED, Values, shared};
 
 /// What a client does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]

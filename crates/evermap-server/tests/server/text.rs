@@ -1,8 +1,6 @@
 //! The replies of the text protocol to each request.
 
-mod common;
-
-use common::{NOW, TestSession};
+use crate::common::{NOW, TestSession};
 use evermap_server::CacheError;
 use evermap_server::cache::BATCH_KEYS;
 use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Reservation};

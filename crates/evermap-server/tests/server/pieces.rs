@@ -1,8 +1,6 @@
 //! The replies do not depend on the pieces in which the bytes of the requests arrive.
 
-mod common;
-
-use common::TestSession;
+use crate::common::TestSession;
 use evermap_server::stats::Count;
 use proptest::collection::vec;
 use proptest::prelude::*;

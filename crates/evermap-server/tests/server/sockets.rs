@@ -1,12 +1,10 @@
 //! The server over real sockets.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use common::hooked_cache::HookedCache;
+use crate::common::hooked_cache::HookedCache;
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{Config, ModelCache, Server};
 

@@ -1,4 +1,6 @@
-//! Dash against a model.
+//! Dash: against a model, and against the mistakes of other implementations.
+
+mod pitfalls;
 
 use std::collections::HashMap;
 use std::sync::Arc;

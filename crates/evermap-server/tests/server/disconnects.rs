@@ -3,8 +3,6 @@
 //! A worker is blocked in the middle of a lookup while a client sends its requests and disconnects.
 //! So the worker reads them when the client is gone, and fails when it sends the replies.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -12,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use common::hooked_cache::HookedCache;
+use crate::common::hooked_cache::HookedCache;
 use evermap_server::cache::{Cache, StoreMode};
 use evermap_server::{Config, ModelCache, Server};
 use rustix::net::sockopt::set_socket_linger;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 
-use crate::values::{LARGE, Random, SHARED, Values, check, shared};
+use super::values::{LARGE, Random, SHARED, Values, check, shared};
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
 

@@ -78,7 +78,7 @@ fn nothing_leaks() {
             }
         });
         COUNTS.set(true);
-        assert_eq!(tree.check(), crate::SOUND);
+        assert_eq!(tree.check(), crate::bplus::SOUND);
     };
     // Whatever the process makes once.
     counted(churned);

@@ -1,0 +1,10 @@
+//! The tests of the indexes, in one program: each of these would compile every index again.
+
+mod bplus;
+mod cceh;
+mod clht;
+mod conformance;
+mod crash;
+mod dash;
+mod level;
+mod line;
