@@ -23,7 +23,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Recoverable for Cceh<K, 
         self.was_recovered(segment) && lock.is_of(self.core.generation)
     }
 
-    fn keep_contents(&self, segment: &Segment<B>) {
+    fn persist_contents(&self, segment: &Segment<B>) {
         let m = self.medium();
         // A thread that stored what is there may have died before it was durable. Fenced with the
         // entries that lead here.

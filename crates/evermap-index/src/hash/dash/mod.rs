@@ -319,7 +319,7 @@ where
         }
     }
 
-    fn freshen(
+    fn make_usable(
         &self,
         offset: u64,
         at_holder: bool,
@@ -558,7 +558,7 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    fn keep_contents(&self, segment: &Segment<B, S>) {
+    fn persist_contents(&self, segment: &Segment<B, S>) {
         self.make_contents_durable(segment);
     }
 

@@ -300,7 +300,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         }
     }
 
-    fn freshen(
+    fn make_usable(
         &self,
         entry: u64,
         at_holder: bool,

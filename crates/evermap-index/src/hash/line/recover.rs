@@ -22,7 +22,7 @@ use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> Recoverable for LineHash<K, M, L, N> {
     // Contents are made durable when they are made consistent.
-    fn keep_contents(&self, _segment: &Segment<L>) {}
+    fn persist_contents(&self, _segment: &Segment<L>) {}
 
     fn finish_structure(
         &self,

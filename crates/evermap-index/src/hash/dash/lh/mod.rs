@@ -340,7 +340,7 @@ where
         let (m, count) = (dash.medium(), dash.expansion.count());
         let number = numbers::number_of_prefix(prefix);
         if number >= count || dash.place(number) != offset {
-            return Err(Error::damaged(offset, "a segment of another place"));
+            return Err(Error::damaged(offset, "a segment does not serve the hash that led to it"));
         }
         let child = number | 1 << prefix.depth;
         let split = child < count && prefix_if_initialised(m, child, dash.place(child)).is_some();
