@@ -361,7 +361,7 @@ impl<M: Medium> Directory<M> {
         m.fence();
     }
 
-    /// Returns the number of segments: exact if no range is unfinished, else a lower bound.
+    /// Returns the number of segments: exact if no range is unfinished, else an estimate.
     /// O(entries).
     pub(crate) fn segments(&self) -> u64 {
         let (m, _latch) = (self.pool.medium(), self.share());

@@ -59,7 +59,7 @@ impl Vacancy {
         self.end_page();
         let Tally { buckets, occupied, records } = self.filled;
         // Keys that were chosen to have equal hashes fill few buckets completely, so many pages can
-        // be empty. In this case too little is known.
+        // be empty. Then no page is reported.
         let vacant: u64 = self.vacant.iter().map(|(_, buckets)| buckets).sum();
         if buckets < vacant || 3 * occupied < buckets {
             return;

@@ -108,7 +108,7 @@ fn take<M: Medium>(
     taken: impl Fn(Lock) -> Option<Lock>,
 ) -> Taking {
     let word = Lock(m.load(&header.lock));
-    // If a damaged word has led to other data than a segment, that must not be changed.
+    // If a damaged offset refers to data other than a segment, the data must not be changed.
     if !word.is_of(generation) || m.load_relaxed(&header.magic) != Header::MAGIC {
         return Taking::Stale;
     }

@@ -71,8 +71,8 @@ pub(crate) struct SeenRecords {
 }
 
 impl SeenRecords {
-    /// Creates an empty set for a segment with this prefix. Two records may have the same key word
-    /// only if `words_are_records`.
+    /// Creates an empty set for a segment with this prefix. Two records with the same key are
+    /// duplicates, unless `words_are_records` and their words differ.
     pub(crate) fn new(prefix: HashPrefix, words_are_records: bool) -> Self {
         SeenRecords { prefix, words_are_records, times: HashMap::new() }
     }

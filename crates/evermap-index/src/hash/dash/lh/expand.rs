@@ -8,9 +8,9 @@
 //! Initialising a segment splits the nearest initialised one among its origin, the origin's origin
 //! and so on in half, under all locks of that one, until the segment itself is the upper half. Each
 //! new segment is complete and durable before its prefix is stored, which is the commit; only then
-//! are the moved records removed from the origin. A crash before the commit leaves a segment that
+//! are the moved records removed from the old one. A crash before the commit leaves a segment that
 //! is not initialised, and its chain, if it has one, is not used. After a later crash, recovery of
-//! the origin removes the records that were moved.
+//! the old segment removes the records that were moved.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

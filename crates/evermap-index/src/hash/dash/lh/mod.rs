@@ -89,7 +89,7 @@ pub type TinyLh<K, M> = DashLh<K, M, 4, 2, 4, 2, 2>;
 /// Growth by bringing segments into use in a fixed order.
 pub struct Linear<M: Medium, const F: usize, const T: usize> {
     pool: Arc<Pool<M>>,
-    /// Offset of the [`Root`].
+    /// The offset of the [`Root`].
     root: u64,
     /// A copy of the extent: the number of segments in use.
     count: AtomicU64,
