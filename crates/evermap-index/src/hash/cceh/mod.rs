@@ -146,7 +146,7 @@ pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
 
 /// Segments so small that a few keys cause every kind of structure change.
 pub type Tiny<K, M> = Cceh<K, M, 4, 2>;
-/// CCEH over byte strings, which stores use.
+/// CCEH over byte strings.
 pub type CcehBytes<M> = Cceh<Bytes, M>;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {

@@ -13,7 +13,7 @@ pod! {
     /// ```text
     /// byte  0  key words 0 to 3   bit 12..64 tag     52 bits of the image of the key
     ///                             bit 11     valid   storing it commits an insert or a delete
-    ///                             bit 10     foreign its home is the other line that its tag selects
+    ///                             bit 10     foreign its home is its other line
     ///                             bit  0..10 of word 0: version (0..9), locked (9)
     ///                                        of word 1: version, next ten bits
     ///                                        of word 2: filter (0..8), chained (8, and filter)

@@ -51,7 +51,7 @@ pub type DashEh<K, M, const B: usize = 64, const S: usize = 2, const N: usize = 
 pub type Tiny<K, M> = DashEh<K, M, 4, 2, 4>;
 /// The geometry of the paper's experiments at 90 % load: four stash buckets.
 pub type WideStash<K, M> = DashEh<K, M, 64, 4>;
-/// Dash-EH over byte strings, which stores use.
+/// Dash-EH over byte strings.
 pub type DashBytes<M> = DashEh<Bytes, M>;
 
 impl Found for directory::Found<'_> {
