@@ -151,7 +151,8 @@ impl Link for Bucket {
 /// bit 33..64  version      counts changes
 /// ```
 ///
-/// All of it except the version can be rebuilt from the slots, so the word is never flushed.
+/// The word need not survive a crash, so it is never flushed: recovery computes it from the slots,
+/// with version 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Version(pub u64);
 

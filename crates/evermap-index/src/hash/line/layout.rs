@@ -26,8 +26,8 @@ pod! {
     /// segment. In a geometry of three slots, the highest bits are not equal, and the fourth word
     /// holds them: 16 bits for each slot.
     ///
-    /// Recovery sets version, lock, filter and chained again, so changes of them alone are never
-    /// flushed.
+    /// Version, lock, filter and chained need not survive a crash, so changes of them alone are
+    /// never flushed.
     #[repr(align(64))]
     pub struct Line: 64 {
         /// Tags, each with twelve bits of metadata.
