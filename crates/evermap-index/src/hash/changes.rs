@@ -1,7 +1,8 @@
-//! What all changes of an index have in common.
+//! The methods of an index that make changes, in terms of a generic one.
 
-/// The methods of [`Index`](crate::Index) that change a pair, for an index whose `apply` takes any
-/// closure. Each is compiled with its own decision, where the trait's would call through a pointer.
+/// Expands to the methods of [`Index`](crate::Index) that change a pair, for an index with a method
+/// `apply` that is generic over the closure. So each method is compiled with its own closure, where
+/// the trait's default methods would call it through a pointer.
 macro_rules! changes_by_apply {
     () => {
         fn mutate(

@@ -1,4 +1,4 @@
-//! States that crashes seldom leave, constructed: helpers for the tests of several indexes.
+//! Helpers for tests that construct states which crashes rarely leave, for several indexes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use evermap_pm::{Medium, PmU64, Pool};
 
 use crate::{Index, Key, Persistent};
 
-/// A key that is a number.
+/// A key type whose keys are numbers.
 pub(crate) trait Number: for<'a> Key<Ref<'a> = u64> {}
 
 impl<K: for<'a> Key<Ref<'a> = u64>> Number for K {}
 
-/// Creates an empty index in a medium of `capacity` bytes that does not record yet.
+/// Creates an empty index in a medium of `capacity` bytes whose recording is paused.
 pub(crate) fn created<I: Persistent<Sim>>(
     capacity: u64,
     config: I::Config,
@@ -28,7 +28,7 @@ pub(crate) fn created<I: Persistent<Sim>>(
     (sim, pool, index)
 }
 
-/// Opens the index as the next process does after this one has died.
+/// Opens the index as the next process would after this one has terminated.
 pub(crate) fn reopened<I: Persistent<Sim>>(sim: &Sim) -> (Arc<Pool<Sim>>, I) {
     let pool = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0;
     let index = I::open(pool.clone(), pool.root(0)).unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn word_in(image: &Image<'_>, at: u64) -> u64 {
     u64::from_le_bytes(image.bytes[at as usize..][..8].try_into().unwrap())
 }
 
-/// Records `work` as an operation.
+/// Starts a new recording that contains `work` as an operation.
 pub(crate) fn record(sim: &Sim, work: impl FnOnce()) {
     sim.checkpoint();
     as_operation(sim, work);
@@ -52,7 +52,7 @@ fn as_operation(sim: &Sim, work: impl FnOnce()) {
     sim.note(Note::End(0));
 }
 
-/// Lets the process die, and the next one look up a key, which is recorded.
+/// Simulates that the process terminates, and that the next one looks up a key, which is recorded.
 pub(crate) fn look_up_after_death<K: Number, I: Index<K> + Persistent<Sim>>(
     sim: &Sim,
     open: (Arc<Pool<Sim>>, I),
@@ -65,9 +65,9 @@ pub(crate) fn look_up_after_death<K: Number, I: Index<K> + Persistent<Sim>>(
     found
 }
 
-/// Checks that words are durable once a key is served: a process has died that has stored the words
-/// at these offsets, none of them durable. When the next process has returned the key, all of them
-/// must be.
+/// Checks that words are durable once a key was looked up: a process has stored the words at these
+/// offsets, and has terminated before any of them was durable. Once the next process has looked up
+/// the key, all of them must be durable.
 pub(crate) fn is_durable_once_served<K: Number, I: Index<K> + Persistent<Sim>>(
     sim: &Sim,
     open: (Arc<Pool<Sim>>, I),
@@ -87,8 +87,8 @@ pub(crate) fn is_durable_once_served<K: Number, I: Index<K> + Persistent<Sim>>(
     });
 }
 
-/// Calls `check` with every image that a crash can leave: after the recorded work if `done` is set,
-/// or at any time.
+/// Calls `check` with every image that a crash can leave: after the recorded work if `done`, or
+/// else at any time.
 pub(crate) fn for_each_image(sim: &Sim, done: bool, check: impl Fn(&Image<'_>)) {
     let mut images = 0;
     sim::for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
@@ -101,8 +101,8 @@ pub(crate) fn for_each_image(sim: &Sim, done: bool, check: impl Fn(&Image<'_>)) 
     assert!(images > 0);
 }
 
-/// Checks that these words keep their current values in the bits of `mask`, whatever a crash after
-/// the recorded work loses.
+/// Checks that the current values of these words, in the bits of `mask`, survive every crash after
+/// the recorded work.
 pub(crate) fn are_kept<'w>(sim: &Sim, words: impl IntoIterator<Item = &'w PmU64>, mask: u64) {
     let now: Vec<(u64, u64)> =
         words.into_iter().map(|word| (sim.offset_of(word), sim.load(word))).collect();
@@ -111,7 +111,7 @@ pub(crate) fn are_kept<'w>(sim: &Sim, words: impl IntoIterator<Item = &'w PmU64>
     });
 }
 
-/// Checks that a word keeps its current value, whatever a crash after the recorded work loses.
+/// Checks that the current value of a word survives every crash after the recorded work.
 pub(crate) fn is_kept(sim: &Sim, word: &PmU64) {
     are_kept(sim, [word], !0);
 }

@@ -1,51 +1,53 @@
-//! The directory of an extendible hash index: which segment holds which hashes.
+//! The directory of an extendible hash index: an array that maps hash prefixes to segments.
 //!
 //! ```text
-//! root cell   bit 0..48 offset of the entries, bit 48..56 global depth
-//! entries     2^depth words, each the offset of a segment; i-th serves hashes with top bits i
+//! root cell   bits 0..48: offset of the entries, bits 48..56: global depth
+//! entries     2^depth words, each the offset of a segment; entry i is for hashes with top bits i
 //! ```
 //!
-//! A segment of local depth `l` is named by `2^(depth - l)` neighbouring entries, its *range*.
-//! Changing a range is committed by its first entry, which is made durable before the others are
-//! touched. Doubling and halving write a new directory and are committed by the root cell.
+//! `2^(depth - l)` neighbouring entries refer to a segment of local depth `l`: its *range*. A
+//! change of a range is committed by its first entry, which is made durable before the others are
+//! changed. Doubling and halving write a new directory and are committed by the root cell.
 //!
 //! # Which entry decides after a crash
 //!
-//! A crash can leave a range unfinished, and recovery is lazy: the segments that were split from
-//! one another are met in any order, split again before the others are met, and crashed again. So
-//! one range can have entries of several unfinished splits. An entry *decides* if the segment that
-//! it names begins there: if the least hash of the segment's prefix is the least hash of the entry.
-//! **An entry belongs to the segment that the nearest deciding entry names, among itself and those
-//! to its left.**
+//! A crash can leave a range unfinished, and recovery is lazy: segments that were split from one
+//! another are recovered in any order, and a recovered one can be split again, and that split
+//! interrupted by another crash, before the others are recovered. So one range can contain entries
+//! of several unfinished splits. An entry is a *deciding* entry if the segment that it refers to
+//! begins there: if the least hash of the segment's prefix is the least hash of the entry. **An
+//! entry belongs to the segment that the nearest deciding entry refers to: the entry itself, or
+//! else the nearest one to its left.**
 //!
-//! This is right after any sequence of splits, doublings and crashes, because each of them keeps
-//! two things true:
+//! This is correct after any sequence of splits, doublings and crashes, because each of them
+//! preserves two invariants:
 //!
-//! 1. *The entry where a segment begins names it.* A split makes the first entry of the upper half
-//!    durable before anything else of it is visible. The lower half stays in its place, and so
-//!    begins where it began, whether or not its prefix says yet that it was split. No later split
-//!    writes there, for each begins inside of the range of a segment. Doubling copies both halves
-//!    of an entry from the same word.
-//! 2. *Any other entry names the segment that it belongs to, or one that it belonged to earlier.*
-//!    An entry is only ever given to the upper half of a split, so earlier owners begin further
-//!    left than later ones, and none of them begins at this entry.
+//! 1. *The entry at which a segment begins refers to it.* A split makes the first entry of the
+//!    upper half durable before any other effect of the split is visible. The lower half begins
+//!    where the segment began, even if its prefix was not changed yet. No later split writes that
+//!    entry, because an upper half begins inside the range of its segment. Doubling copies each
+//!    entry to two entries.
+//! 2. *Any other entry refers to the segment that it belongs to, or to one that it belonged to
+//!    earlier.* An entry is only ever reassigned to the upper half of a split. So an earlier owner
+//!    begins further to the left than a later one, and none of them begins at this entry.
 //!
-//! By 1 the owner of an entry decides over it, and by 2 no entry between the two decides. An entry
-//! that merely stands to the left, or first in a range, can be one that the owner has given away
-//! since.
+//! By 1, the entry at which an entry's owner begins is a deciding entry; by 2, none of the entries
+//! between the two is one. To take simply the entry to the left, or the first one of a range, would
+//! be wrong: that entry may have been reassigned since.
 //!
-//! Each segment brings in order the entries that it has given away itself
-//! ([`finish_range`](Directory::finish_range)), before it is used, and so before it is split again:
-//! these lie in the range of its sibling. Until then they lead to it, and a thread that is led
-//! there recovers it first.
+//! The recovery of a segment corrects the entries that were reassigned from this segment, which are
+//! in the range of its sibling ([`finish_range`](Directory::finish_range)). This happens before the
+//! segment is used, and so before it is split again. Until then those entries refer to the segment,
+//! and a thread that follows one of them recovers the segment first.
 //!
 //! A merge is different: the new segment begins where the lower sibling does, and is committed by
-//! the first entry of the upper one. Merging waits until every segment was recovered, so no other
-//! range around it is unfinished, and nothing is split there before recovery has finished the
-//! merge. It is recognised by the prefix of what that entry names.
+//! the first entry of the upper sibling. Segments are merged only after all segments were
+//! recovered, so no other range around them is unfinished, and no segment there is split before
+//! recovery has finished the merge. Recovery recognises a merge by the prefix of the segment that
+//! this entry refers to.
 //!
-//! Lookups go by a copy of the root cell in ordinary memory, which changes only once the cell is
-//! durable: so no thread acts on a directory that a crash could take back.
+//! Lookups use a copy of the root cell in ordinary memory, which changes only once the cell is
+//! durable. So no thread uses a directory that a crash could undo.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,31 +61,33 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use super::hash_prefix::{DEPTH_MAX, HashPrefix};
 
 const OFFSET: u64 = (1 << 48) - 1;
-/// Why no campaign need notice that an entry of a new directory is torn.
-const WHOLE_BEFORE: &str = "torn, it is made whole before anything leads to the new directory";
+/// Why crash campaigns need not detect a torn entry of a new directory.
+const WHOLE_BEFORE: &str = "torn, it is complete before the root cell refers to the directory";
 
 /// A directory: see the [module](self).
 pub(crate) struct Directory<M: Medium> {
     pool: Arc<Pool<M>>,
-    /// What searches need of the pool, close at hand.
+    /// A copy of the pool's region, which searches reach with one load less.
     region: Arc<Region<M>>,
-    /// Offset of the root cell.
+    /// The offset of the root cell.
     root: u64,
-    /// What the root cell says, as searches want it: see [`Current`].
+    /// The content of the root cell, encoded for searches: see [`Current`].
     current: AtomicU64,
-    /// Shared by threads that change entries, exclusive for one that replaces the directory.
+    /// Held in shared mode by threads that change entries, in exclusive mode by a thread that
+    /// replaces the directory.
     latch: RwLock<()>,
 }
 
-/// Where a directory led a search.
+/// The result of a search in the directory.
 pub struct Found<'a> {
     current: Current,
     entry: &'a PmU64,
     pub(crate) segment: u64,
 }
 
-/// A directory in a form that takes a search few instructions: `bit 0..6` how far half a hash is to
-/// be shifted to be the number of its entry, `bit 6..54` offset of the entries.
+/// The location of a directory, encoded so that a search takes few instructions. Bits 0..6: the
+/// number of bits by which half a hash is shifted right to get the index of its entry. Bits 6..54:
+/// the offset of the entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Current(u64);
 
@@ -92,11 +96,11 @@ impl Current {
         Current(offset << 6 | u64::from(63 - depth))
     }
 
-    /// Where the entry for `hash` is.
+    /// Returns the offset of the entry for `hash`.
     #[inline(always)]
     fn entry_for(self, hash: u64) -> u64 {
-        // Half of it, so that depth 0 needs no case of its own. The shift takes the low six bits
-        // alone.
+        // The hash is halved first so that depth 0 is not a special case: the shift uses only the
+        // low six bits of its operand.
         self.offset() + (hash >> 1).wrapping_shr(self.0 as u32) * 8
     }
 
@@ -110,7 +114,7 @@ impl Current {
     }
 }
 
-/// Room for a directory of twice the size, taken before any lock.
+/// Space for a directory of twice the size, allocated before any lock is taken.
 pub(crate) struct Reserved {
     offset: u64,
     depth: u32,
@@ -120,8 +124,8 @@ pub(crate) struct Reserved {
 pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
 
 impl<M: Medium> Directory<M> {
-    /// Writes the entries of a new directory, flushed without a fence, and the root cell, which the
-    /// caller flushes with the root that it is part of.
+    /// Writes the entries of a new directory and flushes them without a fence. Also writes the root
+    /// cell, which the caller flushes together with the root block that contains it.
     pub(crate) fn create(
         pool: Arc<Pool<M>>,
         root: u64,
@@ -139,11 +143,11 @@ impl<M: Medium> Directory<M> {
         Ok(Directory { region: pool.share_region(), pool, root, current, latch: RwLock::new(()) })
     }
 
-    /// Opens the directory that the cell at offset `root` names.
+    /// Opens the directory that the cell at offset `root` refers to.
     pub(crate) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
         let m = pool.medium();
         let cell = m.at::<PmU64>(root).expect("the caller's root");
-        // The thread that stored it may have died before it was durable.
+        // An earlier process may have stored it and terminated before it was durable.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(cell);
         let word = m.load(cell);
@@ -156,47 +160,48 @@ impl<M: Medium> Directory<M> {
         Ok(Directory { region: pool.share_region(), pool, root, current, latch: RwLock::new(()) })
     }
 
-    /// The segment that serves `hash`.
+    /// Returns the entry for `hash`, which contains the offset of the segment that serves it.
     #[inline(always)]
     pub(crate) fn locate(&self, hash: u64) -> u64 {
         self.find(hash).segment
     }
 
-    /// The segment that serves `hash`, with what it takes to ask again cheaply.
+    /// Finds the entry for `hash`. [`is_current`](Self::is_current) tells whether the result is
+    /// still valid.
     #[inline(always)]
     pub(crate) fn find(&self, hash: u64) -> Found<'_> {
         let (m, current) = (self.region.medium(), self.current());
-        // SAFETY: all entries of a directory are found in this medium before it becomes the current
-        // one (`create`, `open`, `double`, `halve`), and there is one for each number that half a
-        // hash can be shifted to.
+        // SAFETY: before a directory becomes the current one, all of its entries are checked to be
+        // inside the medium (`create`, `open`, `double`, `halve`), and it has an entry for every
+        // index that the shift in `entry_for` can produce.
         let entry: &PmU64 = unsafe { m.at_unchecked(current.entry_for(hash)) };
         Found { current, entry, segment: m.load(entry) }
     }
 
     #[inline(always)]
     fn current(&self) -> Current {
-        // Acquire: pairs with the release in `replace`, so that the entries are there.
+        // Acquire: pairs with the release in `replace`, so that the entries are visible.
         Current(self.current.load(Ordering::Acquire))
     }
 
-    /// Returns whether a search that began with `found` would still be led to the same segment.
+    /// Returns whether the search that returned `found` would still return the same segment.
     #[inline(always)]
     pub(crate) fn is_current(&self, m: &M, found: &Found<'_>) -> bool {
         m.load(found.entry) == found.segment && self.current() == found.current
     }
 
-    /// Global depth.
+    /// Returns the global depth.
     #[inline(always)]
     pub(crate) fn depth(&self) -> u32 {
         self.current().depth()
     }
 
-    /// Offset of the entries.
+    /// Returns the offset of the entries.
     pub(crate) fn block(&self) -> u64 {
         self.current().offset()
     }
 
-    /// Holds off replacement of the directory.
+    /// Prevents the directory from being replaced while the returned guard exists.
     pub(crate) fn share(&self) -> Shared<'_> {
         // A panic under the latch poisons the region, which every caller checks.
         self.latch.read().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -210,7 +215,7 @@ impl<M: Medium> Directory<M> {
             .expect("checked when it became current")
     }
 
-    /// The entries of `prefix`'s range, which must not be deeper than the directory.
+    /// Returns the entries in the range of `prefix`, which must not be deeper than the directory.
     pub(crate) fn range(&self, prefix: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
         let entries = self.entries();
         let width = entries.len() >> prefix.depth;
@@ -218,16 +223,17 @@ impl<M: Medium> Directory<M> {
         &entries[first..first + width]
     }
 
-    /// The segment that the first entry of `prefix`'s range names: the one that counts.
+    /// Returns the first entry in the range of `prefix`: the one that commits a change of the
+    /// range.
     pub(crate) fn first(&self, prefix: HashPrefix, latch: &Shared<'_>) -> u64 {
         self.pool.medium().load(&self.range(prefix, latch)[0])
     }
 
-    /// Returns what came of recovering a segment to a caller that was led there: `None` if that
-    /// failed and no entry leads there any more. It was merged away then; another thread found that
-    /// while the caller waited, and what it was merged into was split since. So it has no place,
-    /// which is no damage. O(entries) where it failed.
-    pub(crate) fn unless_gone(
+    /// Returns the result of recovering a segment, but `Ok(None)` instead of an error if no entry
+    /// refers to the segment any more. It was merged away then: another thread recovered it while
+    /// the caller waited, and the merged segment was split since, so the failure is not due to
+    /// damage. O(entries) if recovery failed.
+    pub(crate) fn none_if_unreferenced(
         &self,
         segment: u64,
         recovered: Result<Option<HashPrefix>>,
@@ -239,40 +245,40 @@ impl<M: Medium> Directory<M> {
         if recovered.is_ok() || named() { recovered } else { Ok(None) }
     }
 
-    /// Makes the entries durable that a recovery goes by: those of `prefix` and of the other half
-    /// that it was split from. The thread that stored them may have died before they were.
-    pub(crate) fn keep_around(&self, prefix: HashPrefix, latch: &Shared<'_>) {
+    /// Makes durable the entries that a recovery reads: those of `prefix` and of its sibling. An
+    /// earlier process may have stored them and terminated before they were durable.
+    pub(crate) fn persist_around(&self, prefix: HashPrefix, latch: &Shared<'_>) {
         let m = self.pool.medium();
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(self.range(prefix.parent().unwrap_or(prefix), latch));
     }
 
-    /// Points the whole range of `prefix` to `segment`. Durable, except that the last flush awaits
-    /// the caller's fence.
+    /// Stores `segment` in the whole range of `prefix`. All of it is durable after the caller's
+    /// next fence; the first entry is durable on return.
     pub(crate) fn point(&self, prefix: HashPrefix, segment: u64, latch: &Shared<'_>) {
         self.point_all(self.range(prefix, latch), segment);
     }
 
     fn point_all(&self, range: &[PmU64], segment: u64) {
         let m = self.pool.medium();
-        // The commit: from here on a crash leads to the new segment.
+        // The commit: after a later crash, the directory refers to the new segment.
         m.store(&range[0], segment);
         m.persist(&range[0]);
         if range.len() > 1 {
             range[1..].iter().for_each(|entry| m.store(entry, segment));
             m.note(Note::Harmless(
-                "late, the first entry tells what they should say, while blocks that they name are \
-                 kept: \
+                "late, the first entry determines what they must be, while the blocks that they \
+                 refer to are not reused: \
                  `a_merge_is_durable_before_its_halves_are_retired`",
             ));
             m.flush(&range[1..]);
         }
     }
 
-    /// Points the range of `upper`, the upper half of a segment, to `segment`, in a directory twice
-    /// as large if this one is too shallow: `room` is for that. Durable, except that the last flush
-    /// awaits the caller's fence. `false` if there is no room and it would be needed, which only a
-    /// halving meanwhile can cause.
+    /// Stores `segment` in the range of `upper`, the upper half of a segment. Doubles the
+    /// directory, in the reserved `room`, if it is too shallow. All of it is durable after the
+    /// caller's next fence. Returns `false` if the directory must be doubled and no room was
+    /// reserved, which can only happen if it was halved meanwhile.
     pub(crate) fn publish(
         &self,
         upper: HashPrefix,
@@ -294,22 +300,22 @@ impl<M: Medium> Directory<M> {
             let Some(reserved) = room.take() else { return false };
             match self.double(reserved, upper, segment, guard) {
                 Ok(()) => return true,
-                // Another split doubled the directory while we looked.
+                // Another split has doubled the directory meanwhile.
                 Err(reserved) => self.cancel(reserved),
             }
         }
     }
 
-    /// Finishes the split that gave the range of `prefix` to other segments than `old`: entries
-    /// there that still name `old` get the word of the entry that decides over them, durably. See
-    /// the [module](self) for why that is always right.
+    /// Finishes a split that reassigned the range of `prefix` from the segment `old`: replaces each
+    /// entry there that still refers to `old` by its deciding entry, durably. See the
+    /// [module](self) for why this is always correct.
     ///
     /// `prefix_of` returns the prefix of the segment at an offset. The first entry of the range
-    /// must not name `old`.
+    /// must not refer to `old`.
     ///
-    /// Other threads change entries meanwhile, so an entry is only ever swapped from `old`, which
-    /// must not be there. Entries that name another segment that has given them away are left to
-    /// the recovery of that segment.
+    /// Other threads change entries meanwhile, so an entry is only changed by a compare-and-swap
+    /// from `old`, which it must not be. Entries that refer to another earlier owner are corrected
+    /// by the recovery of that segment.
     pub(crate) fn finish_range(
         &self,
         prefix: HashPrefix,
@@ -318,7 +324,7 @@ impl<M: Medium> Directory<M> {
         latch: &Shared<'_>,
     ) {
         let (m, depth, range) = (self.pool.medium(), self.depth(), self.range(prefix, latch));
-        // Nearly always nothing is left to do, and no segment need be looked at to see that.
+        // Usually there is no such entry, which can be seen without reading any segment.
         if !range.iter().any(|entry| m.load(entry) & OFFSET == old) {
             return;
         }
@@ -334,7 +340,8 @@ impl<M: Medium> Directory<M> {
             if word & OFFSET == old {
                 let right = *right.get_or_insert_with(|| {
                     let word = m.load(decides);
-                    // Another split may have stored that just now: a copy must not outlive it.
+                    // Another split may have stored it just now. The copies must not be durable
+                    // before it is.
                     m.persist(decides);
                     if !std::ptr::eq(decides, &range[0]) {
                         m.note(Note::Scope("range of several splits finished"));
@@ -354,30 +361,31 @@ impl<M: Medium> Directory<M> {
         m.fence();
     }
 
-    /// Segments that the entries name, at least; exactly where no range is unfinished. O(entries).
+    /// Returns the number of segments: exact if no range is unfinished, else an estimate.
+    /// O(entries).
     pub(crate) fn segments(&self) -> u64 {
         let (m, _latch) = (self.pool.medium(), self.share());
         let others = self.entries().windows(2);
         1 + others.filter(|pair| m.load(&pair[0]) != m.load(&pair[1])).count() as u64
     }
 
-    /// Takes room for a directory of depth `depth + 1`.
+    /// Allocates space for a directory of depth `depth + 1`.
     pub(crate) fn reserve_double(&self, depth: u32) -> Result<Reserved> {
         let offset = self.pool.allocate(8 << (depth + 1))?;
         Ok(Reserved { offset, depth: depth + 1 })
     }
 
-    /// Gives the room back.
+    /// Frees the reserved space.
     pub(crate) fn cancel(&self, reserved: Reserved) {
         self.pool.free_unpublished(reserved.offset);
     }
 
     /// Replaces the directory by one twice as large, in which the range of `prefix` (one entry) is
-    /// `segment`. Gives the room back where the directory has been replaced meanwhile.
+    /// `segment`.
     ///
     /// # Errors
-    /// The reserved room, to be used otherwise, where the directory does not have the depth it was
-    /// made for.
+    /// Returns the reserved space if the directory no longer has the depth for which the space was
+    /// reserved; nothing has changed then.
     pub(crate) fn double(
         &self,
         reserved: Reserved,
@@ -406,8 +414,8 @@ impl<M: Medium> Directory<M> {
         Ok(())
     }
 
-    /// Replaces the directory by one half as large, if no segment needs its full depth. Everything
-    /// must have been recovered.
+    /// Replaces the directory by one half as large, if no segment needs its full depth. All
+    /// segments must have been recovered.
     pub(crate) fn halve(&self, guard: &Guard<'_>) -> Result<bool> {
         let depth = self.depth();
         if depth == 0 {
@@ -468,7 +476,7 @@ mod tests {
     use super::*;
     use crate::hash::crash_states::word_in;
 
-    /// A directory with these entries.
+    /// Creates a directory with these entries.
     fn with_entries(segments: &[u64]) -> (Sim, Directory<Sim>) {
         let sim = Sim::new(128 << 10).unwrap();
         let config = RegionConfig { extent_size: 4096, capacity: 128 << 10, seed: Some(1) };
@@ -478,8 +486,8 @@ mod tests {
         (sim, directory)
     }
 
-    /// A shallow segment is split while the directory doubles for another one. Returns in how many
-    /// orders of these threads one of the new segments was not found afterwards.
+    /// Splits a shallow segment while the directory doubles for another one. Returns the number of
+    /// schedules after which one of the new segments was not found.
     fn split_while_doubling(mistake: Option<Mutation>) -> usize {
         const ORDERS: u64 = 300;
         let [shallow, other, deep, from_shallow, from_deep] = [1, 2, 3, 4, 5].map(|at| at * 4096);
@@ -506,16 +514,16 @@ mod tests {
         (0..ORDERS).filter(is_lost).count()
     }
 
-    /// Entries are only changed while no thread can replace the directory that they are in.
+    /// Entries are only changed while no thread can replace their directory.
     #[test]
     fn a_split_is_not_lost_where_the_directory_doubles() {
         assert_eq!(split_while_doubling(None), 0);
         assert!(split_while_doubling(Some(Mutation::Planted("DA-7"))) > 0);
     }
 
-    /// A segment was split, its upper half was split before the first split was finished, and both
-    /// splits are finished by two threads together. Returns in how many orders of these threads an
-    /// entry of the last half was left to another.
+    /// A segment was split, and its upper half was split before the first split was finished. Two
+    /// threads finish both splits concurrently. Returns the number of schedules after which an
+    /// entry of the last half refers to another segment.
     fn finish_two_splits_at_once(mistake: Option<Mutation>) -> usize {
         const ORDERS: u64 = 300;
         let [whole, upper, last] = [1, 2, 3].map(|at| at * 4096);
@@ -547,7 +555,7 @@ mod tests {
         (0..ORDERS).filter(is_lost).count()
     }
 
-    /// What stands to the left of an entry can be wrong itself, until another thread has seen to
+    /// The entry to the left of an entry can be wrong itself, until another thread has corrected
     /// it.
     #[test]
     fn what_decides_over_an_entry_does_not_depend_on_other_recoveries() {
@@ -555,12 +563,12 @@ mod tests {
         assert!(finish_two_splits_at_once(Some(Mutation::Planted("DA-16"))) > 0);
     }
 
-    /// A recovery goes on with a range of which another thread's split has stored the first entry,
-    /// and not flushed it yet.
+    /// A recovery reads a range of which another thread's split has stored the first entry, but not
+    /// flushed it yet.
     #[test]
     fn what_a_recovery_copies_is_durable_before_the_copy() {
         let [old, new] = [4096, 8192];
-        // Enough for the halves to be on different lines, and the upper one on two.
+        // Enough entries for the halves to be on different cache lines, and the upper half on two.
         let (sim, directory) = with_entries(&[old; 32]);
         sim.checkpoint();
         let (latch, upper) = (directory.share(), HashPrefix { depth: 1, pattern: 1 });

@@ -1,9 +1,9 @@
-//! Blocks of an index that is being made.
+//! The blocks of an index that is being created.
 
 use evermap_pm::{Medium, Pool, Result};
 
-/// Allocates blocks, and frees them when it is dropped before they are [kept](Fresh::keep): so that
-/// an index for which there is no room leaves nothing behind.
+/// Allocates blocks, and frees them when dropped, unless [`keep`](Fresh::keep) was called. So the
+/// creation of an index that fails for lack of space leaves no blocks allocated.
 pub(crate) struct Fresh<'p, M: Medium> {
     pool: &'p Pool<M>,
     blocks: Vec<u64>,
@@ -35,7 +35,7 @@ impl<'p, M: Medium> Fresh<'p, M> {
         Ok(block)
     }
 
-    /// The index has all that it needs.
+    /// Keeps the blocks: the index has all blocks that it needs.
     pub(crate) fn keep(mut self) {
         self.blocks.clear();
     }

@@ -1,27 +1,28 @@
-//! Which hashes a segment serves, in one word.
+//! The hash prefix of a segment, encoded in one word.
 
-/// Deepest prefix that is believed: a directory of 2^40 entries.
+/// The greatest valid depth: that of a directory with 2^40 entries.
 pub(crate) const DEPTH_MAX: u32 = 40;
 
-/// Which hashes a segment holds: those whose top `depth` bits are `pattern`.
+/// A set of hashes: those whose top `depth` bits are `pattern`. Each segment holds the records of
+/// one such set.
 ///
 /// ```text
-/// bit  0..8   local depth, at most 40
-/// bit  8..48  pattern
-/// bit 48..64  check: recovery drops what a segment does not cover, so damage must show
+/// bits  0..8   local depth, at most 40
+/// bits  8..48  pattern
+/// bits 48..64  check bits: recovery drops records outside of the prefix, so it must detect damage
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HashPrefix {
-    /// Local depth: how many hash bits tell this segment from others.
+    /// The local depth: the number of leading hash bits that the prefix fixes.
     pub depth: u32,
-    /// Those bits.
+    /// The values of these bits.
     pub pattern: u64,
 }
 
 impl HashPrefix {
     const SALT: u64 = 0x5348_4150;
 
-    /// Returns the word that is stored.
+    /// Encodes the prefix in a word.
     pub fn encode(self) -> u64 {
         let fields = u64::from(self.depth) | self.pattern << 8;
         fields | check_bits(fields, Self::SALT) << 48
@@ -35,54 +36,55 @@ impl HashPrefix {
         (fits && word >> 48 == check_bits(fields, Self::SALT)).then_some(prefix)
     }
 
-    /// Returns whether records with this hash belong here.
+    /// Returns whether this hash has the prefix.
     #[inline(always)]
     pub fn covers(self, hash: u64) -> bool {
         top_bits(hash, self.depth) == self.pattern
     }
 
-    /// Returns whether the prefix that `word` encodes covers this hash, for a word that is known to
-    /// be one.
+    /// Returns whether this hash has the prefix that `word` encodes, without checking that `word`
+    /// encodes a prefix.
     #[inline(always)]
     pub fn word_covers(word: u64, hash: u64) -> bool {
         HashPrefix { depth: u32::from(word as u8), pattern: word << 16 >> 24 }.covers(hash)
     }
 
-    /// Returns whether all that belongs to `other` belongs here.
+    /// Returns whether every hash that has the prefix `other` has this prefix.
     pub fn contains(self, other: Self) -> bool {
         let deeper = other.depth.checked_sub(self.depth);
         deeper.is_some_and(|levels| other.pattern >> levels == self.pattern)
     }
 
-    /// The lower (0) or upper (1) half.
+    /// Returns the prefix of the lower half (0) or the upper half (1).
     pub fn half(self, upper: u64) -> Self {
         HashPrefix { depth: self.depth + 1, pattern: self.pattern << 1 | upper }
     }
 
-    /// What this is a half of.
+    /// Returns the prefix of which this one is a half. Returns `None` if the depth is 0.
     pub fn parent(self) -> Option<Self> {
         (self.depth > 0).then(|| HashPrefix { depth: self.depth - 1, pattern: self.pattern >> 1 })
     }
 
-    /// The least hash that belongs here.
+    /// Returns the least hash that has the prefix.
     pub fn first_hash(self) -> u64 {
         if self.depth == 0 { 0 } else { self.pattern << (64 - self.depth) }
     }
 }
 
-/// Sixteen bits by which a word that is damaged, or not what `salt` stands for, is told from a good
-/// one.
+/// Returns sixteen check bits for the fields of a word. Words of each kind have their own `salt`,
+/// so the bits also distinguish a word from one of another kind.
 pub(crate) fn check_bits(fields: u64, salt: u64) -> u64 {
     (fields ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
-/// The first hash behind the segment of local depth `depth` that serves `hash`, if there is one.
-pub(crate) fn behind(hash: u64, depth: u32) -> Option<u64> {
+/// Returns the first hash after those of the segment of local depth `depth` that serves `hash`.
+/// Returns `None` if it is the last segment.
+pub(crate) fn first_hash_after(hash: u64, depth: u32) -> Option<u64> {
     let width = 1u64.checked_shl(64 - depth)?;
     (hash / width * width).checked_add(width)
 }
 
-/// The top `depth` (at most 63) bits of a hash.
+/// Returns the top `depth` (at most 63) bits of a hash.
 #[inline(always)]
 pub(crate) fn top_bits(hash: u64, depth: u32) -> u64 {
     (hash >> 1) >> (63 - (depth & 63))
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_split_and_rejoin() {
+    fn prefixes_split_and_rejoin() {
         let whole = HashPrefix { depth: 0, pattern: 0 };
         assert!(whole.covers(0) && whole.covers(u64::MAX) && whole.parent().is_none());
         let upper = whole.half(1).half(0);
@@ -116,9 +118,9 @@ mod tests {
 
     #[test]
     fn segments_follow_one_another() {
-        assert_eq!(behind(5, 0), None);
-        assert_eq!(behind(5, 1), Some(1 << 63));
-        assert_eq!(behind(u64::MAX, 1), None);
-        assert_eq!(behind(0b0110 << 60, 3), Some(0b1000 << 60));
+        assert_eq!(first_hash_after(5, 0), None);
+        assert_eq!(first_hash_after(5, 1), Some(1 << 63));
+        assert_eq!(first_hash_after(u64::MAX, 1), None);
+        assert_eq!(first_hash_after(0b0110 << 60, 3), Some(0b1000 << 60));
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for a lock, with an eye on why it may never be free.
+//! Waiting for a lock, and detecting that it will never be released.
 
 use std::time::{Duration, Instant};
 
@@ -6,22 +6,23 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::Backoff;
 use evermap_pm::{Error, Medium, Result};
 
-/// No thread holds a lock for longer.
+/// The time after which a lock is taken to be damaged: no thread holds a lock for as long.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Waits that count as long: beyond them a holder is looked for.
+/// The number of waits after which the caller checks, each time, whether the lock can have a
+/// holder.
 const LONG: u32 = 1024;
 
-/// One thread's wait for one lock.
+/// The wait of one thread for one lock.
 #[derive(Default)]
 pub(super) struct LockWait {
     backoff: Backoff,
-    /// Since when, from the first long wait on.
+    /// The time of the first call of `go_on`.
     since: Option<Instant>,
 }
 
 impl LockWait {
-    /// Waits a little. Returns `true` now and then when it has taken long: the caller then looks
-    /// whether the lock can have a holder at all, and if so asks [`go_on`](Self::go_on).
+    /// Waits briefly. Returns `true` once in many calls: the caller then checks whether the lock
+    /// can have a holder, and if so calls [`go_on`](Self::go_on).
     ///
     /// # Errors
     /// `Poisoned`: the holder may have panicked.
@@ -30,7 +31,7 @@ impl LockWait {
         Ok(self.backoff.wait().is_multiple_of(LONG))
     }
 
-    /// Waits a little for the lock at `offset`, which has a holder.
+    /// Waits briefly for the lock at `offset`, which must have a holder.
     ///
     /// # Errors
     /// `Poisoned`, `Damaged`.
@@ -39,11 +40,11 @@ impl LockWait {
         if self.wait(region)? { self.go_on(region, offset) } else { Ok(()) }
     }
 
-    /// Returns whether to wait on for the lock at `offset`.
+    /// Returns `Ok` if the caller shall go on waiting for the lock at `offset`.
     ///
     /// # Errors
-    /// `Damaged` after 20 seconds: something has overwritten the lock. Reopening repairs it; until
-    /// then the region is poisoned, so that no other thread waits for as long.
+    /// `Damaged` after 20 seconds: the lock was overwritten. Also poisons the region, so that no
+    /// other thread waits as long. Reopening the region repairs the lock.
     pub(super) fn go_on<M: Medium>(&mut self, region: &Region<M>, offset: u64) -> Result<()> {
         if self.since.get_or_insert_with(Instant::now).elapsed() < LIMIT {
             return Ok(());

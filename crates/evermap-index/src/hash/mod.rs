@@ -17,7 +17,7 @@ pub(crate) mod root;
 pub(crate) mod segmented;
 mod vacancy;
 
-/// Why no campaign need notice that something which a recovery found is durable later than it
-/// should be.
+/// Why crash campaigns need not detect that data which recovery found becomes durable later than it
+/// should.
 const FOUND_LATE: &str =
     "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`";

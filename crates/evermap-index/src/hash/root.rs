@@ -1,9 +1,10 @@
-//! What a root cell names: a block whose first word says which index it is.
+//! The block that a root cell refers to. Its first word identifies the kind of index.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 
-/// The block that the root cell `root` names, if there is one, and its first word.
+/// Returns the offset and the first word of the block that the root cell `root` refers to. Returns
+/// `None` if there is no block.
 fn named<M: Medium>(pool: &Pool<M>, root: &PmU64) -> Option<(u64, u64)> {
     let m = pool.medium();
     let block = m.load(root);
@@ -11,22 +12,22 @@ fn named<M: Medium>(pool: &Pool<M>, root: &PmU64) -> Option<(u64, u64)> {
     Some((block, m.load(kind)))
 }
 
-/// Returns whether the root cell `root` names a block that begins with `kind`.
+/// Returns whether the root cell `root` refers to a block that begins with `kind`.
 pub(crate) fn is_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> bool {
     named(pool, root).is_some_and(|(_, found)| found == kind)
 }
 
-/// The block that the root cell `root` names, which begins with `kind`. That it names it is durable
-/// then.
+/// Returns the offset of the block that the root cell `root` refers to, which must begin with
+/// `kind`. Makes the cell durable.
 pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Result<u64> {
     let at = pool.medium().offset_of(root);
     match named(pool, root) {
-        None => Err(Error::damaged(at, "the root names no index")),
+        None => Err(Error::damaged(at, "the root cell refers to no index")),
         Some((block, found)) if found != kind => {
-            Err(Error::damaged(block, "the root names another kind of index"))
+            Err(Error::damaged(block, "the root cell refers to another kind of index"))
         }
         Some((block, _)) => {
-            // The thread that stored it may have died before it was.
+            // An earlier process may have stored the cell and terminated before it was durable.
             let m = pool.medium();
             m.note(Note::Harmless(
                 "needed where the cell is in a block: \
@@ -38,8 +39,8 @@ pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Re
     }
 }
 
-/// Completes the block at `block`, whose other words are flushed, by its first word `kind`, and
-/// names it in the root cell `root`, durably: the commit of a creation.
+/// Commits the creation of an index: stores `kind` in the first word of the block at `block`, whose
+/// other words are flushed, and then the offset of the block in the root cell `root`, durably.
 pub(crate) fn publish<M: Medium>(pool: &Pool<M>, root: &PmU64, block: u64, kind: u64) {
     let m = pool.medium();
     let first = m.at::<PmU64>(block).expect("just allocated");
@@ -58,8 +59,9 @@ mod tests {
     use super::*;
     use crate::hash::crash_states::{is_kept, record};
 
-    /// A process dies that has stored, in a block of its own, where an index is. (Cells of the
-    /// region are durable when it is open.)
+    /// A process has stored the offset of an index in a cell, and has terminated before it was
+    /// durable. The cell is in a block, because the root cells of the region itself are durable
+    /// once it is open.
     #[test]
     fn the_cell_that_names_an_index_is_durable_before_it_is_used() {
         const KIND: u64 = 7;

@@ -1,22 +1,21 @@
-//! Pages of an index that hold nothing where chance would have put many records.
+//! Detecting pages of an index that are empty where many records are expected.
 //!
-//! A page of zeros looks like buckets without records, and a recovery makes proper ones of them.
-//! But a hash function fills all buckets of a segment or a table alike; so a page that is empty
-//! beside others that are not was most likely overwritten, and what was in it is lost. This is what
-//! a check can tell without any count to compare with. It cannot tell where a page has few buckets,
-//! or where the index holds few records.
+//! A page of zeros looks like empty buckets, and recovery makes valid empty buckets of it. But a
+//! hash function fills all buckets of a segment or a table evenly. So a page that is empty among
+//! others that are not was most likely overwritten, and its records are lost. A check can detect
+//! this without a stored count of records. It cannot if a page has few buckets, or if the index
+//! holds few records.
 
-/// What storage loses at a time, bytes.
+/// The unit that storage loses at a time, in bytes.
 const PAGE: u64 = 4096;
-/// Where at least this many records are to be expected, a page is empty by chance once in e^36
-/// pages.
+/// If at least this many records are expected in a page, the probability that it is empty is e^-36.
 const MANY: u64 = 36;
 
 #[derive(Default)]
 struct Tally {
     buckets: u64,
-    /// Buckets that hold something.
-    inhabited: u64,
+    /// Buckets that hold a record.
+    occupied: u64,
     records: u64,
 }
 
@@ -25,43 +24,44 @@ struct Tally {
 pub(crate) struct Vacancy {
     page: u64,
     current: Tally,
-    /// The pages before this one that hold something.
+    /// The sums over the earlier pages that hold a record.
     filled: Tally,
-    /// Number and buckets of those that hold nothing.
+    /// The numbers of the earlier pages that hold no record, and the number of buckets in each.
     vacant: Vec<(u64, u64)>,
 }
 
 impl Vacancy {
-    /// Counts the bucket at `offset`, which is behind those that were counted before.
+    /// Counts the bucket at `offset`, which must be greater than those of the buckets counted
+    /// before.
     pub(crate) fn count(&mut self, offset: u64, records: usize) {
         if offset / PAGE != self.page {
             self.end_page();
             self.page = offset / PAGE;
         }
         self.current.buckets += 1;
-        self.current.inhabited += u64::from(records > 0);
+        self.current.occupied += u64::from(records > 0);
         self.current.records += records as u64;
     }
 
     fn end_page(&mut self) {
-        let Tally { buckets, inhabited, records } = std::mem::take(&mut self.current);
+        let Tally { buckets, occupied, records } = std::mem::take(&mut self.current);
         if records > 0 {
             self.filled.buckets += buckets;
-            self.filled.inhabited += inhabited;
+            self.filled.occupied += occupied;
             self.filled.records += records;
         } else if buckets > 0 {
             self.vacant.push((self.page, buckets));
         }
     }
 
-    /// Describes the pages that should not be empty.
+    /// Describes the pages that are empty though many records are expected in them.
     pub(crate) fn describe(mut self, problems: &mut Vec<String>) {
         self.end_page();
-        let Tally { buckets, inhabited, records } = self.filled;
-        // Where keys were made to have hashes that are alike, they fill few buckets, and these to
-        // the brim.
+        let Tally { buckets, occupied, records } = self.filled;
+        // Keys that were chosen to have equal hashes fill few buckets completely, so many pages can
+        // be empty. Then no page is reported.
         let vacant: u64 = self.vacant.iter().map(|(_, buckets)| buckets).sum();
-        if buckets < vacant || 3 * inhabited < buckets {
+        if buckets < vacant || 3 * occupied < buckets {
             return;
         }
         for (page, empty) in self.vacant {
@@ -69,7 +69,7 @@ impl Vacancy {
             if expected >= MANY {
                 problems.push(format!(
                     "page at offset {:#x}: {empty} buckets are empty where about {expected} \
-                     records are to be expected; the page was overwritten, and they are lost",
+                     records are expected; the page was overwritten, and its records are lost",
                     page * PAGE
                 ));
             }
@@ -81,7 +81,7 @@ impl Vacancy {
 mod tests {
     use super::*;
 
-    /// What is described if each page of 16 buckets has these records.
+    /// Returns the descriptions for pages of 16 buckets with these numbers of records.
     fn described(pages: &[usize]) -> Vec<String> {
         let mut vacancy = Vacancy::default();
         for (page, &records) in (1u64..).zip(pages) {

@@ -1,4 +1,4 @@
-//! The invariants of a segment of CCEH, checked one by one.
+//! Checking the invariants of a segment of CCEH.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::hash::hash_prefix::HashPrefix;
 use crate::hash::vacancy::Vacancy;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// Describes the violated invariants of a segment with this prefix, which the caller has
     /// locked.
     pub(super) fn check_contents(
         &self,
@@ -21,7 +21,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         problems: &mut Vec<String>,
     ) {
         let m = self.medium();
-        // Two records may share a hash; two slots may not share a record.
+        // Two records may have the same hash, but two slots must not hold the same record.
         let mut seen: HashMap<Record, usize> = HashMap::new();
         let mut records = [0; B];
         self.for_each_record(segment, prefix, |at, mut record| {

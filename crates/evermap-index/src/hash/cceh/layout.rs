@@ -1,4 +1,4 @@
-//! What CCEH keeps in the region. The pictures are in the documentation of the types.
+//! The structures of CCEH in the region. The documentation of each type shows its layout.
 
 use evermap_pm::{PmU64, pod};
 
@@ -7,24 +7,26 @@ use crate::hash::segmented::{SegmentHeader, SegmentLayout};
 pub use crate::hash::hash_prefix::HashPrefix;
 pub use crate::hash::segmented::extendible::Root;
 
-/// Records in a bucket.
+/// The number of slots in a bucket.
 pub const SLOTS: usize = 4;
-/// Bytes in a bucket: a cache line.
+/// The number of bytes in a bucket, which is a cache line.
 pub const BUCKET_BYTES: u64 = 64;
-/// Bytes before the first bucket of a segment.
+/// The number of bytes before the first bucket of a segment.
 pub const HEADER_BYTES: u64 = 64;
 
 pod! {
-    /// A place for a record: 16 bytes, within one cache line.
+    /// A slot for a record: 16 bytes, within one cache line.
     ///
-    /// It holds one if its key belongs there: if the key's hash is one that the segment covers, and
-    /// leads to this bucket or one shortly before it. Any other key makes it free. So storing the
-    /// key commits an insert, and no key is reserved: what marks a free slot is a key of some other
-    /// segment, or one that moved to another segment when this one was split.
+    /// The slot holds a record if its key belongs there: if the key's hash has the segment's prefix
+    /// and selects this bucket, or one of the few buckets before it from which probing reaches this
+    /// one. With any other key, the slot is free. So storing the key commits an insert, and no key
+    /// is reserved: a free slot contains a key that belongs to another segment, or one that was
+    /// moved to another segment when this one was split.
     pub struct Slot: 16 {
         /// The key, or its hash.
         pub key: PmU64,
-        /// The value, or where it is. Stored before the key, in the same line.
+        /// The value, or the offset of the record in the heap. Stored before the key, in the same
+        /// line.
         pub word: PmU64,
     }
 }
@@ -42,14 +44,15 @@ const _: () = assert!(size_of::<Bucket>() as u64 == BUCKET_BYTES);
 pod! {
     /// The first line of a segment.
     pub struct Header: 64 {
-        /// Lock, version and generation of the whole segment: see `lock`. Never flushed.
+        /// The lock, the version and the generation stamp of the segment: see `lock`. Never
+        /// flushed.
         pub lock: PmU64,
-        /// Which hashes belong here: see [`HashPrefix`].
+        /// The hashes that the segment serves: see [`HashPrefix`].
         pub prefix: PmU64,
         /// [`Header::MAGIC`].
         pub magic: PmU64,
-        /// The opener that recovered this segment. Never flushed: every opener begins with all
-        /// segments stale.
+        /// The generation of the opener that recovered this segment. Never flushed: for every new
+        /// opener, all segments are stale.
         pub generation: PmU64,
         reserved: [PmU64; 4],
     }
@@ -77,7 +80,7 @@ impl SegmentHeader for Header {
 pod! {
     /// A segment of `B` buckets.
     pub struct Segment<const B: usize> {
-        /// Lock and identity.
+        /// The header.
         pub header: Header,
         /// The records.
         pub buckets: [Bucket; B],

@@ -1,36 +1,37 @@
 //! CCEH: cacheline-conscious extendible hashing.
 //!
-//! After "Write-Optimized Dynamic Hashing for Persistent Memory" (Nam, Cha, Choi, Noh, Nam; FAST
-//! 2019). The layout is in [`layout`]; a picture of the whole:
+//! An implementation of "Write-Optimized Dynamic Hashing for Persistent Memory" (Nam, Cha, Choi,
+//! Noh, Nam; FAST 2019). The layout is in [`layout`]. An overview:
 //!
 //! ```text
 //! root ── directory ─┬─ segment ── header line, 256 buckets of one line: 4 slots each
 //!                    ├─ segment
-//!                    └─ ...          top hash bits pick the segment, the low 8 the bucket;
+//!                    └─ ...          the top hash bits select the segment, the low 8 the bucket;
 //!                                    a record is in that bucket or one of the three after it
 //! ```
 //!
-//! What the paper describes is here: buckets of a cache line, linear probing over four of them, an
-//! insert that takes one flush and one fence because storing the key commits it, lazy deletion (a
-//! split does not touch the records that move away: their hashes no longer match, which makes their
-//! slots free), and a directory whose ranges are changed behind one committing entry. What differs,
-//! and why:
+//! The main parts are those of the paper: buckets of a cache line; linear probing over four of
+//! them; an insert that takes one flush and one fence because storing the key commits it; lazy
+//! deletion (a split does not change the slots of records that move: their hashes no longer have
+//! the segment's prefix, which makes the slots free); and a directory in which the first entry of a
+//! range commits a change. The differences, and the reasons for them:
 //!
-//! * **No key is reserved.** A slot is free when its key does not belong there, so what marks a
-//!   removed record is any key of another segment. The paper reserves two keys; one of them can
-//!   block a slot for good after a crash.
+//! * **No key is reserved.** A slot is free if its key does not belong there, so a removed record
+//!   is replaced by a key of another segment. The paper reserves two keys; one of them can block a
+//!   slot permanently after a crash.
 //! * **Readers need no lock.** They compare the version in the segment's lock word, and store
-//!   nothing ([`Locking::Optimistic`]). The lock that readers share is there for comparison
+//!   nothing ([`Locking::Optimistic`]). A lock that readers share is optional, for comparison
 //!   ([`Locking::Pessimistic`]).
-//! * **Recovery is lazy** and touches no record: the stamp of a segment tells the first thread
-//!   that meets it after a restart to see whether a split was left unfinished. The paper scans the
-//!   directory at opening ([`Recovery::Eager`]).
-//! * **A split is committed by one directory entry**, or by the root where the directory doubles,
-//!   and never redone. No persistent word names an uncommitted segment, so nothing leaks.
-//! * **Records keep their slots when they move**, or go nearer home, so a new segment always has
-//!   room for them.
-//! * **Keys with equal hashes** beyond what a window holds, 16, are refused with `NoSpace`,
-//!   before the directory grows without any use for them.
+//! * **Recovery is lazy** and changes no record: from the stamp of a segment, the first thread that
+//!   uses it after a restart sees that it must first check for an unfinished split. The paper scans
+//!   the directory at opening ([`Recovery::Eager`]).
+//! * **A split is committed by one directory entry**, or by the root if the directory doubles, and
+//!   never redone. No persistent word refers to a segment that is not committed, so a crash leaks
+//!   no block.
+//! * **A record that moves to a new segment keeps its slot number**, or gets one nearer to its home
+//!   bucket, so a new segment always has room for all records.
+//! * **At most 16 keys with equal hashes** are accepted, which fill the four buckets. Inserting
+//!   more fails with `NoSpace`, because a larger directory would not help.
 //!
 //! Segments are not merged and the directory does not shrink, as in the paper.
 
@@ -65,39 +66,41 @@ mod tests;
 use layout::{BUCKET_BYTES, HEADER_BYTES, Root, SLOTS, Segment, Slot};
 use segment::{Held, Look};
 
-/// HashPrefix and switches of a new index.
+/// The options of a new index.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Global depth to begin with, 1 to 40: `2^depth` segments of 16 KiB.
+    /// The initial global depth, 1 to 40: the index begins with `2^initial_depth` segments of 16
+    /// KiB.
     pub initial_depth: u32,
-    /// How readers and writers of a segment keep out of each other's way.
+    /// How readers of a segment are synchronized with writers.
     pub locking: Locking,
     /// When segments are recovered after a restart.
     pub recovery: Recovery,
 }
 
 impl Default for Config {
-    /// Two segments, and the better of the switches.
+    /// Two segments, optimistic locking and lazy recovery.
     fn default() -> Self {
         Config { initial_depth: 1, locking: Locking::Optimistic, recovery: Recovery::Lazy }
     }
 }
 
-/// How readers keep out of the way of writers. Writers of one segment always exclude each other.
+/// How readers of a segment are synchronized with writers. Writers of one segment always exclude
+/// each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Locking {
-    /// Readers store nothing: they look again if the segment's version has changed.
+    /// Readers store nothing: they search again if the segment's version has changed.
     #[default]
     Optimistic,
-    /// Readers share the segment's lock, which costs two stores to it for each lookup, as in the
-    /// released codes. So lookups, too, answer `Forked` in a forked child.
+    /// Readers share the segment's lock, which takes two stores to it for each lookup, as in the
+    /// published implementations. So lookups, too, return `Forked` in a forked child.
     Pessimistic,
 }
 
 /// When segments are recovered after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recovery {
-    /// Each when it is first touched: opening is O(1).
+    /// Each when it is first used: opening is O(1).
     #[default]
     Lazy,
     /// All when the index is opened, as in the paper: O(directory).
@@ -108,14 +111,14 @@ impl Config {
     const PESSIMISTIC: u64 = 1;
     const EAGER: u64 = 2;
 
-    /// The switches as the root keeps them.
+    /// Encodes the options of locking and recovery for the root.
     fn options(self) -> u64 {
         let locking = if self.locking == Locking::Pessimistic { Self::PESSIMISTIC } else { 0 };
         let recovery = if self.recovery == Recovery::Eager { Self::EAGER } else { 0 };
         locking | recovery
     }
 
-    /// The switches in the root's word; `None` for a word that has none.
+    /// Decodes the options word of the root. Returns `None` if it contains other bits.
     fn switches(options: u64) -> Option<(Locking, Recovery)> {
         let locking = if options & Self::PESSIMISTIC == 0 {
             Locking::Optimistic
@@ -127,7 +130,7 @@ impl Config {
     }
 }
 
-/// CCEH over keys `K` in medium `M`, with segments of `B` buckets, `P` of which are probed for a
+/// CCEH over keys `K` in medium `M`, with segments of `B` buckets, of which `P` are probed for a
 /// key.
 ///
 /// See the [module](self). The paper's geometry is the default; [`Tiny`] is for tests.
@@ -135,24 +138,27 @@ pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
     core: Core<M>,
     expansion: Extendible<M>,
     locking: Locking,
-    /// Slot keys that belong to no segment whose hashes begin with the bit 0, and 1.
+    /// The slot keys of free slots, in segments whose hashes begin with the bit 0, and 1: keys
+    /// whose hashes begin with the other bit.
     blanks: [u64; 2],
     keys: PhantomData<fn(K) -> K>,
 }
 
-/// Segments so small that a handful of keys makes every structural change happen.
+/// Segments so small that a few keys cause every kind of structure change.
 pub type Tiny<K, M> = Cceh<K, M, 4, 2>;
-/// For stores: variable-length keys.
+/// CCEH over byte strings.
 pub type CcehBytes<M> = Cceh<Bytes, M>;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
-    /// Records with one hash that find room in any case: those of one window.
+    /// The number of records with equal hashes that can always be inserted: the number of slots in
+    /// one window.
     pub const ALWAYS_HOLDS: usize = P * SLOTS;
 
     const GEOMETRY_IS_POSSIBLE: () =
         assert!(B.is_power_of_two() && B >= 2 && B <= 1 << 15 && P >= 1 && P <= B);
 
-    /// First word of the root: "CCEH", geometry, key format.
+    /// Returns the first word of the root block, which encodes "CCEH", the geometry and the key
+    /// format.
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let geometry = (B.ilog2() as u64) << 40 | (P as u64 & 0xff) << 32;
@@ -164,7 +170,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         self.core.medium()
     }
 
-    /// Returns the pool that the index is in.
+    /// Returns the pool that contains the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.core.pool
     }
@@ -180,9 +186,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         Ok(Cceh { core, expansion, locking, blanks, keys: PhantomData })
     }
 
-    /// A slot key whose hash does not begin with this bit.
+    /// Finds a slot key whose hash does not begin with this bit.
     fn blank(bit: u64, seed: u64) -> Result<u64> {
-        /// Tries: hashes are uniform, so that two are enough on average.
+        /// The number of tries. Hashes are uniform, so two are enough on average.
         const TRIES: u64 = 1024;
         let mut keys = (0..TRIES).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         keys.find(|&key| K::slot_hash(key, seed) >> 63 != bit).ok_or_else(|| {
@@ -200,7 +206,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Looks a key up where segments may be locked, stale or split meanwhile.
+    /// Looks a key up in all cases: segments may be locked, stale or split meanwhile.
     #[cold]
     fn lookup_slow(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
@@ -210,7 +216,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match self.look(segment, probe) {
                 Look::Seen(word) => return Ok(word),
-                // A split changes the directory before anything else.
+                // A split changes the directory before the prefix: if the entry is unchanged, it is
+                // damaged.
                 Look::Elsewhere if self.expansion.directory.is_current(m, &found) => {
                     return Err(misplaced(offset));
                 }
@@ -263,7 +270,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Does what `decide` says about a record that was found, and releases the segment.
+    /// Makes the change that `decide` chooses for a record that was found, and releases the
+    /// segment.
     #[inline(always)]
     fn change_found(
         &self,
@@ -287,14 +295,14 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
                 None
             }
         };
-        // Durable before anybody sees it: one store, so that it is atomic.
+        // Durable before other threads can see it. It is a single store, so it is atomic.
         m.persist(slot);
         held.release_changed(m);
         Change { old: Some(old), new }
     }
 
-    /// Does what `decide` says about an absent key that `slot` has room for, and releases the
-    /// segment.
+    /// Makes the change that `decide` chooses for an absent key, with a free slot for it, and
+    /// releases the segment.
     #[inline(always)]
     fn change_absent(
         &self,
@@ -308,8 +316,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             held.release(m);
             return Change::default();
         };
-        // One line, which persists in program order: a crash finds the key with its word, or not at
-        // all.
+        // Stores to one cache line persist in program order: after a crash, the slot has the key
+        // only if it has its word.
         m.store(&slot.word, word);
         // The commit.
         m.store(&slot.key, probe.slot_key);
@@ -324,7 +332,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let mut hashes = [0; BATCH_KEYS];
         for (&key, hash) in keys.iter().zip(&mut hashes) {
             *hash = K::hash(key, self.core.seed);
-            // Hints only: whether there is a segment is checked below.
+            // Only hints: that the segment exists is checked below.
             let segment = self.expansion.directory.find(*hash).segment;
             m.prefetch(segment);
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
@@ -339,7 +347,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         HEADER_BYTES + bucket as u64 * BUCKET_BYTES
     }
 
-    /// Returns whether this thread may look: sharing a lock stores, which a forked child must not.
+    /// Checks that this thread may look keys up: sharing a lock stores, which is not allowed in a
+    /// forked child.
     #[inline(always)]
     fn ensure_may_look(&self, guard: &Guard<'_>) -> Result<()> {
         self.core.expect_own(guard);
@@ -350,10 +359,10 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     }
 }
 
-/// A directory entry leads to a segment, which says that it serves other hashes.
+/// Returns the error for a directory entry that refers to a segment with another prefix.
 #[cold]
 fn misplaced(offset: u64) -> Error {
-    Error::damaged(offset, "a directory entry names a segment of another place")
+    Error::damaged(offset, "a directory entry refers to a segment that serves other hashes")
 }
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M, B, P> {
@@ -371,7 +380,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M,
     }
 
     fn lock_holder(&self, hash: u64) -> Result<Option<Held<'_, B>>> {
-        // Locking stores, which a forked child must not.
+        // Locking stores, which is not allowed in a forked child.
         self.core.region.ensure_writable()?;
         self.lock_serving(hash).map(Some)
     }
@@ -392,7 +401,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M,
     }
 
     fn pairs_from(&self, segment: &Segment<B>, prefix: HashPrefix, _: u64) -> Vec<(u64, u64)> {
-        // Segments are not merged, so every record of one is behind those that were visited.
+        // Segments are not merged, so no record of this segment was visited before.
         let mut pairs = Vec::with_capacity(B * SLOTS);
         self.for_each_record(segment, prefix, |_, record| {
             pairs.push((record.slot_key, record.word));
@@ -461,8 +470,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
             return Err(ErrorKind::Config(text).into());
         }
         let bytes = size_of::<Segment<B>>() as u64;
-        // Nothing below is reachable until the root cell names it, so an error or a crash forgets
-        // all of it.
+        // The structures are not reachable until the root cell refers to them, so an error or a
+        // crash leaves no index.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(size_of::<Root>() as u64)?;
         let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, 0)?;
@@ -489,7 +498,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
         let expansion = Extendible::open(&pool, block)?;
         let index = Self::assemble(pool, block, expansion, locking)?;
         if index.core.region.must_recover_all() {
-            // Stamps of an earlier opener could be taken for this one's: remove all of them.
+            // Stamps of an earlier opener could equal those of this one: make all segments stale.
             index.make_all_stale();
         }
         if recovery == Recovery::Eager {

@@ -1,9 +1,10 @@
-//! Recovery of what is inside a segment of CCEH. When it happens, and the rest, is in
-//! `hash/segmented/recover`; or it happens for all segments at opening, as in the paper.
+//! Recovery of the contents of a segment of CCEH. The other steps of recovery, and when it happens,
+//! are in `hash/segmented/recover`. Optionally it happens for all segments when the index is
+//! opened, as in the paper.
 //!
-//! Every opener begins with all segments stale: their lock words carry the number of an earlier
-//! one. Records need no recovery: each was committed by one store, and those that moved away are no
-//! longer covered by the segment's prefix.
+//! For every new opener, all segments are stale: their lock words contain an earlier generation.
+//! Records need no recovery: each was committed by one store, and those that were moved no longer
+//! have the segment's prefix.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
@@ -23,10 +24,10 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Recoverable for Cceh<K, 
         self.was_recovered(segment) && lock.is_of(self.core.generation)
     }
 
-    fn keep_contents(&self, segment: &Segment<B>) {
+    fn persist_contents(&self, segment: &Segment<B>) {
         let m = self.medium();
-        // A thread that stored what is there may have died before it was durable. Fenced with the
-        // entries that lead here.
+        // An earlier process may have stored the contents and terminated before they were durable.
+        // The fence follows with the flush of the directory entries.
         m.note(Note::Harmless(FOUND_LATE));
         m.flush(segment);
     }
@@ -42,21 +43,21 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Recoverable for Cceh<K, 
 
     fn finish_contents(&self, segment: &Segment<B>, _: HashPrefix) {
         let (m, generation) = (self.medium(), self.core.generation);
-        // The lock comes last: until then all threads wait for this one. A thread that takes it
-        // looks at the generation.
+        // The lock is stored last: until then, all other threads wait for this one. A thread that
+        // takes the lock also checks the generation in the header.
         m.store_transient(&segment.header.generation, generation);
         m.store_transient(&segment.header.lock, Lock::fresh(generation).0);
     }
 
     fn recovery_failed(&self, segment: &Segment<B>) {
-        // Damage may have looked like this opener's stamp: let all threads see that it is none.
+        // Damage may have set the stamp of this opener: make the segment stale for all threads.
         let earlier = self.core.generation.wrapping_sub(1);
         self.medium().store_transient(&segment.header.lock, Lock::fresh(earlier).0);
     }
 }
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
-    /// Recovers every segment. One that is damaged stays stale: threads that need it get the error.
+    /// Recovers every segment. A damaged one stays stale: operations that need it return the error.
     ///
     /// # Errors
     /// `Poisoned`.

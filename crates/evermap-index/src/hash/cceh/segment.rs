@@ -1,4 +1,4 @@
-//! One segment: finding a record, finding room for one, and holding the lock.
+//! One segment: finding records and free slots, and locking.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -15,22 +15,22 @@ use crate::hash::probe::Probe;
 use crate::hash::segmented::Segmented;
 use crate::hash::segmented::waiting::Waiting;
 
-/// What a slot holds.
+/// The contents of a slot that holds a record.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Record {
     pub(super) slot_key: u64,
     pub(super) word: u64,
 }
 
-/// What a look at a segment found.
+/// The outcome of a search in a segment.
 pub(super) enum Look {
-    /// The word of the key, if it is there.
+    /// The word of the key, or `None` if the key is absent.
     Seen(Option<u64>),
     /// The segment does not serve the key's hash.
     Elsewhere,
-    /// Something changed meanwhile: look again.
+    /// The segment changed meanwhile: the caller searches again.
     Again,
-    /// A writer holds the segment.
+    /// A writer has locked the segment.
     Busy,
     /// The segment was not recovered since the region was opened.
     Stale,
@@ -41,20 +41,20 @@ pub(super) enum Look {
 pub(crate) struct Held<'a, const B: usize> {
     pub(super) offset: u64,
     pub(super) segment: &'a Segment<B>,
-    /// What it serves: does not change while it is locked, but by its holder.
+    /// The prefix. Only the holder of the lock changes it.
     pub(super) prefix: HashPrefix,
     /// The lock word before it was taken.
     pub(super) lock: Lock,
 }
 
 impl<const B: usize> Held<'_, B> {
-    /// Releases the segment as it was.
+    /// Releases the segment, which was not changed.
     #[inline(always)]
     pub(super) fn release<M: Medium>(self, m: &M) {
         m.store_transient(&self.segment.header.lock, self.lock.released().0);
     }
 
-    /// Releases the segment after a change that readers must notice.
+    /// Releases the segment after a change, so that concurrent readers notice the change.
     #[inline(always)]
     pub(super) fn release_changed<M: Medium>(self, m: &M) {
         m.store_transient(&self.segment.header.lock, self.lock.advanced().0);
@@ -62,29 +62,31 @@ impl<const B: usize> Held<'_, B> {
 }
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
-    /// The bucket where probing for a hash begins.
+    /// Returns the bucket at which probing for a hash begins.
     #[inline(always)]
     pub(super) fn home_of(hash: u64) -> usize {
         hash as usize % B
     }
 
-    /// The slot key that makes a slot of a segment free.
+    /// Returns the slot key that makes a slot of a segment free.
     #[inline(always)]
     pub(super) fn blank_of(&self, prefix: HashPrefix) -> u64 {
         self.blanks[(prefix.first_hash() >> 63) as usize]
     }
 
-    /// The slots where a record with this hash can be, in the order of probing.
+    /// Returns the slots in which a record with this hash can be, in the order of probing: its
+    /// *window*.
     #[inline(always)]
     fn window(segment: &Segment<B>, hash: u64) -> impl Iterator<Item = (usize, &Slot)> {
         let buckets = (0..P).map(move |step| (Self::home_of(hash) + step) % B);
         buckets.flat_map(|at| segment.buckets[at].slots.iter().map(move |slot| (at, slot)))
     }
 
-    /// The record with the probe's key: its slot and its word.
+    /// Finds the record with the probe's key. Returns its slot and its word.
     ///
-    /// A slot with this key belongs there, because the key tells the hash, so it need not be asked.
-    /// Without the lock this is a guess, to be validated by the lock's version.
+    /// Does not check that the key belongs to the slot: equal slot keys have equal hashes, so it
+    /// does. If the caller does not hold the lock, it must validate the result by the lock's
+    /// version.
     #[inline(always)]
     pub(super) fn find<'a>(
         &self,
@@ -106,12 +108,13 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         None
     }
 
-    /// The record in a slot of bucket `at`, if what is in there belongs there, and its hash.
+    /// Returns the hash and the record of a slot of bucket `at`. Returns `None` if the slot is
+    /// free.
     #[inline(always)]
     fn record_in(&self, at: usize, slot: &Slot, prefix: HashPrefix) -> Option<(u64, Record)> {
         let m = self.medium();
         let slot_key = m.load_relaxed(&slot.key);
-        // Most free slots are blank, and need no hashing.
+        // Most free slots have this key, which need not be hashed.
         if slot_key == self.blank_of(prefix) {
             return None;
         }
@@ -120,7 +123,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         belongs.then(|| (hash, Record { slot_key, word: m.load_relaxed(&slot.word) }))
     }
 
-    /// The first free slot for a record with this hash.
+    /// Returns the first free slot for a record with this hash.
     #[inline(always)]
     pub(super) fn free_slot<'a>(&self, held: &Held<'a, B>, hash: u64) -> Option<&'a Slot> {
         Self::window(held.segment, hash)
@@ -128,8 +131,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             .map(|(_, slot)| slot)
     }
 
-    /// Hash bits, from the top, that it takes to tell some record in the full window of `hash` from
-    /// `hash`.
+    /// Returns the least number of leading hash bits by which some record in the full window of
+    /// `hash` differs from `hash`.
     pub(super) fn bits_apart(&self, held: &Held<'_, B>, hash: u64) -> u32 {
         let records = Self::window(held.segment, hash)
             .filter_map(|(at, slot)| self.record_in(at, slot, held.prefix));
@@ -137,8 +140,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         equal.unwrap_or(0) + 1
     }
 
-    /// Calls `each` with the position and the record of every slot that holds one, in a segment
-    /// that the caller holds.
+    /// Calls `each` with the position and the record of every slot that holds a record, in a
+    /// segment that the caller has locked.
     pub(super) fn for_each_record(
         &self,
         segment: &Segment<B>,
@@ -154,7 +157,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Looks for a key, as the index's [`Locking`] says.
+    /// Searches for a key, with the index's kind of [`Locking`].
     #[inline(always)]
     pub(super) fn look(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
         match self.locking {
@@ -163,7 +166,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Looks for a key without a lock or a store.
+    /// Searches for a key without taking a lock or storing anything.
     #[inline(always)]
     fn look_freely(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
@@ -173,17 +176,17 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
         let seen = self.see(segment, probe);
         // Acquire: everything read above is read before the lock is read again. A thread that
-        // changes anything holds the lock until the change is durable, so an unchanged word means
-        // that what was read is durable, too.
+        // changes the segment holds the lock until the change is durable. So if the word is
+        // unchanged, what was read is also durable.
         fence(Ordering::Acquire);
         if m.load_relaxed(&segment.header.lock) == lock.0 { seen } else { Look::Again }
     }
 
-    /// Looks for a key while sharing the lock.
+    /// Searches for a key while sharing the lock.
     fn look_locked(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
         match try_shared(m, &segment.header, self.core.generation) {
-            // Recovery resets the lock, so there is nothing to give back.
+            // Recovery resets the lock, so it need not be released.
             Taking::Taken(_) if !self.was_recovered(segment) => Look::Stale,
             Taking::Taken(_) => {
                 let seen = self.see(segment, probe);
@@ -197,8 +200,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     #[inline(always)]
     fn see(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
-        // Records that moved away are still in their slots: only the prefix tells that they do not
-        // count.
+        // Records that were moved are still in their slots: only the prefix shows that they do not
+        // belong to this segment any more.
         let prefix = self.medium().load_relaxed(&segment.header.prefix);
         if HashPrefix::word_covers(prefix, probe.hash) {
             Look::Seen(self.find(segment, probe).map(|(_, word)| word))
@@ -210,13 +213,13 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// Locks the segment that serves a hash.
     ///
     /// # Errors
-    /// `Damaged` if there is none; `Poisoned`.
+    /// `Damaged` if there is no such segment; `Poisoned`.
     #[inline(always)]
     pub(super) fn lock_serving(&self, hash: u64) -> Result<Held<'_, B>> {
         let m = self.medium();
         let found = self.expansion.directory.find(hash);
         let (offset, segment) = (found.segment, self.segment(found.segment)?);
-        // Taking the lock holds up all later loads until its line is there.
+        // No later load begins before the lock is taken, so the buckets are prefetched first.
         for step in 0..P {
             m.prefetch(offset + Self::bucket_offset((Self::home_of(hash) + step) % B));
         }
@@ -224,7 +227,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let Taking::Taken(lock) = try_exclusive(m, header, self.core.generation) else {
             return self.lock_serving_slowly(hash);
         };
-        // The common case: no other thread is there, and nothing has changed.
+        // The common case: there are no readers, and the segment serves the hash.
         let prefix =
             HashPrefix::decode(m.load_relaxed(&header.prefix)).filter(|it| it.covers(hash));
         match prefix {
@@ -238,8 +241,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Does what [`lock_serving`](Self::lock_serving) does, waiting for a holder or recovering
-    /// first.
+    /// Does what [`lock_serving`](Self::lock_serving) does, after waiting for another thread or
+    /// recovering the segment.
     #[cold]
     #[inline(never)]
     fn lock_serving_slowly(&self, hash: u64) -> Result<Held<'_, B>> {
@@ -260,8 +263,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Makes sure that the lock which was taken is the right one, and that no thread reads there
-    /// any more. Gives it up where the segment does not serve the hash, or must be recovered first.
+    /// Completes locking for writing: waits until there are no readers. Releases the lock, and
+    /// returns `None`, if the segment does not serve the hash, or had to be recovered first.
     #[cold]
     fn take_over<'a>(
         &'a self,
@@ -272,8 +275,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     ) -> Result<Option<Held<'a, B>>> {
         let (m, offset, header) = (self.medium(), found.segment, &segment.header);
         if !self.was_recovered(segment) {
-            // Damage looked like our stamp. Recovery resets the lock, so there is nothing to give
-            // up.
+            // Damage has set the stamp of this opener. Recovery resets the lock, so it need not be
+            // released.
             self.recover(offset)?;
             return Ok(None);
         }
@@ -285,7 +288,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
                 Ok(Some(Held { offset, segment, prefix, lock }))
             }
             None => {
-                // A split changes the directory before anything else.
+                // A split changes the directory before the prefix: if the entry is unchanged, it is
+                // damaged.
                 let damaged = self.expansion.directory.is_current(m, found);
                 give_up(m, header);
                 if damaged { Err(misplaced(offset)) } else { Ok(None) }
@@ -293,11 +297,12 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         }
     }
 
-    /// Waits until the readers have left that were there when the lock was taken; no more come.
+    /// Waits until all readers that shared the lock when it was taken have left; no further ones
+    /// can enter.
     fn wait_for_readers(&self, offset: u64, header: &Header) -> Result<()> {
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         while Lock(self.medium().load(&header.lock)).has_readers() {
-            if let Err(error) = patience.wait_at(&self.core.region, offset) {
+            if let Err(error) = lock_wait.wait_at(&self.core.region, offset) {
                 give_up(self.medium(), header);
                 return Err(error);
             }

@@ -1,8 +1,8 @@
-//! What a split of CCEH is for, and what it does inside segments. Its course is that of all indexes
-//! with a directory: see `hash/segmented`.
+//! When segments of CCEH are split, and the steps of a split that are specific to them.
+//! `hash/segmented` has the steps that all indexes with a directory share.
 //!
-//! The records that move stay where they were in the old segment, untouched: they do not belong
-//! there any more, and no thread writes into their slots before the prefix that says so is durable.
+//! The slots of records that move are not changed in the old segment: the records no longer have
+//! its prefix, and no thread stores into these slots before the new prefix is durable.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
@@ -17,21 +17,21 @@ use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 use crate::hash::segmented::split::{Directed, split};
 use crate::hash::segmented::{SegmentHeader, Segmented};
 
-/// What has to be split, and how often.
+/// The split that an insert needs.
 pub(super) struct Wanted {
     offset: u64,
     prefix: HashPrefix,
-    /// A hash whose window is full there.
+    /// The hash of the insert, whose window is full.
     hash: u64,
-    /// Local depth at which the window's records are no longer all together.
+    /// The local depth from which the window's records are not all in one segment.
     depth: u32,
 }
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
-    /// The bytes that a directory may always have.
+    /// The number of bytes up to which the directory may always grow.
     const FREE_DIRECTORY: u64 = if B < 64 { 4 << 10 } else { 64 << 10 };
 
-    /// Returns what it takes to make room for `hash` in a segment where its window is full.
+    /// Returns the split that makes room for `hash` in a segment in which its window is full.
     /// Releases the segment.
     #[cold]
     pub(super) fn wanted(&self, held: Held<'_, B>, hash: u64) -> Wanted {
@@ -41,10 +41,11 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         wanted
     }
 
-    /// Splits a segment once, unless another thread has.
+    /// Splits a segment once, unless another thread has split it.
     ///
     /// # Errors
-    /// `NoSpace`; nothing has changed then. Also if no reasonable number of splits would help.
+    /// `NoSpace`; nothing has changed then. Also if the splits that are needed would make the
+    /// directory too large.
     #[cold]
     pub(super) fn split(&self, wanted: &Wanted, guard: &Guard<'_>) -> Result<()> {
         if wanted.depth > self.depth() && !self.may_deepen(wanted.depth) {
@@ -58,24 +59,25 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         split(self, wanted.offset, wanted.hash, wanted.prefix, guard).map(|_| ())
     }
 
-    /// Returns whether a directory of this depth would be in proportion: no larger than the
+    /// Returns whether the directory may have this depth: if it would not be larger than the
     /// segments. Without this bound, keys with equal hash prefixes would double it without end.
-    /// O(entries), as the doubling would be.
+    /// O(entries), like doubling.
     fn may_deepen(&self, depth: u32) -> bool {
         let segments = self.directory().segments() * size_of::<Segment<B>>() as u64;
         depth <= DEPTH_MAX && 8 << depth <= Self::FREE_DIRECTORY.max(segments)
     }
 
-    /// Returns a segment's slots without any record.
+    /// Returns the slots of a segment without records.
     pub(super) fn no_records(&self) -> Vec<Option<Record>> {
         vec![None; B * SLOTS]
     }
 
-    /// Returns those records of a segment that belong to `half` of it, each in a slot for it.
+    /// Returns the records of a segment that belong to its half `half`, by their slots in the new
+    /// segment.
     ///
-    /// The slot that a record has now is free in the new segment, so there is always room: even if
-    /// a window that wraps around is full. From there records move up to free slots nearer home, so
-    /// that they are found sooner.
+    /// The present slot of a record is free in the new segment, so there is always room, even if a
+    /// window that wraps around is full. Then each record moves to a free slot nearer to its home
+    /// bucket, if there is one, so that it is found sooner.
     fn records_of(&self, held: &Held<'_, B>, half: HashPrefix) -> Vec<Option<Record>> {
         let mut slots = self.no_records();
         self.for_each_record(held.segment, half, |at, record| slots[at] = Some(record));
@@ -97,7 +99,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// without a fence.
     ///
     /// # Errors
-    /// `Damaged` if there is no room for a segment at `offset`.
+    /// `Damaged` if a segment at `offset` would end outside the region.
     pub(super) fn build(
         &self,
         offset: u64,
@@ -112,7 +114,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             if let Some(record) = record {
                 m.store(&slot.word, record.word);
             }
-            // Whatever was in the block before, no key in it may seem to belong there.
+            // The block may have been used before: every slot must get a key, so that no old key
+            // belongs there.
             m.store(&slot.key, record.map_or(blank, |record| record.slot_key));
         }
         m.store(&segment.header.magic, Header::MAGIC);
@@ -126,7 +129,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 }
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Directed for Cceh<K, M, B, P> {
-    /// Which records move can be told from their slots.
+    /// Not needed: the keys in the slots determine which records move.
     type Halves = ();
     type Rebuilt<'a> = Held<'a, B>;
 
@@ -173,8 +176,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Directed for Cceh<K, M, 
     ) -> Held<'a, B> {
         let m = self.medium();
         m.store(&held.segment.header.prefix, lower.encode());
-        // Before this no thread may write into the slots of records that moved: a crash could still
-        // lead back to them.
+        // Must be durable before another thread stores into the slots of moved records: a crash
+        // could otherwise restore the old prefix, to which they belong.
         m.note(Note::Harmless(
             "needed by other threads: `a_split_is_durable_whatever_comes_of_the_record`",
         ));

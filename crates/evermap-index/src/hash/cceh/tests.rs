@@ -1,4 +1,4 @@
-//! States that crashes leave now and then, made by hand.
+//! States that crashes leave only rarely, constructed.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ const CAPACITY: u64 = 1 << 20;
 
 type TinyCceh = Tiny<Plain, Sim>;
 
-/// Keys whose hashes differ in their first bits alone, so that they belong in one bucket until they
-/// are told apart.
+/// Returns keys whose hashes differ only in their leading bits, so that they have the same home
+/// bucket in any segment.
 fn key(n: u64) -> u64 {
     n.reverse_bits()
 }
 
-/// An index of this number of them, in memory that does not record yet.
+/// Creates an index with this number of these keys, in a medium whose recording is paused.
 fn filled(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyCceh) {
     let (sim, pool, index) = created::<TinyCceh>(CAPACITY, Config::default());
     for n in 0..keys {
@@ -33,13 +33,13 @@ fn filled(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyCceh) {
     (sim, pool, index)
 }
 
-/// The segment that serves a key.
+/// Returns the segment that serves a key.
 fn serving(index: &TinyCceh, key: u64) -> &Segment<4> {
     index.segment(index.expansion.directory.locate(key)).unwrap()
 }
 
-/// A segment is split for a record that in the end is not inserted. Others may write into the slots
-/// of the records that moved as soon as it is unlocked.
+/// A segment is split for a record that is then not inserted. Other threads may store into the
+/// slots of the moved records as soon as the segment is unlocked.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled(0);
@@ -58,7 +58,8 @@ fn a_split_is_durable_whatever_comes_of_the_record() {
     unreachable!("a hundred records of one bucket need several segments");
 }
 
-/// A process dies that has stored a record, entries of the directory, and which directory counts.
+/// A process has stored a record, entries of a directory, and the root cell of the directory, and
+/// has terminated before they were durable.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled(40);
@@ -73,8 +74,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, key(0));
 }
 
-/// A process dies in a split, before the segment says that it has lost a half. Recovery sees to
-/// that, durably before anybody writes into the slots of the records that moved.
+/// A process terminates during a split, before the prefix of the old segment is stored. Recovery
+/// stores it, durably, before another thread can store into the slots of the moved records.
 #[test]
 fn a_split_that_recovery_finishes_is_durable_before_the_segment_is_used() {
     let (sim, pool, index) = filled(40);

@@ -1,4 +1,4 @@
-//! One bucket: its lock, finding, placing and erasing records.
+//! One bucket: its lock; finding, inserting and removing records.
 
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
@@ -8,13 +8,13 @@ use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::HeldBucket;
 use crate::{Key, fingerprint};
 
-/// The hash byte that slots are told apart by.
+/// Returns the fingerprint of a hash: one of its bytes.
 #[inline(always)]
 pub(super) fn fingerprint_of(hash: u64) -> u8 {
     hash as u8
 }
 
-/// A record on its way into a slot.
+/// A record, with its hash.
 #[derive(Clone, Copy)]
 pub(crate) struct Record {
     pub(super) hash: u64,
@@ -22,20 +22,20 @@ pub(crate) struct Record {
     pub(super) word: u64,
 }
 
-/// A bucket that the calling thread has locked. Its version word changes in here until it is
-/// released.
+/// A bucket that the calling thread has locked. Changes of its version word are collected here and
+/// stored when it is released.
 #[must_use = "a bucket stays locked until it is released"]
 pub(crate) struct Held<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) version: Version,
 }
 
-/// What an attempt to lock a bucket found.
+/// The outcome of an attempt to lock a bucket.
 pub(super) enum Locking<'a> {
     Held(Held<'a>),
-    /// Another thread holds it.
+    /// Another thread has locked the bucket.
     Busy,
-    /// It was not recovered since the region was opened.
+    /// The bucket was not recovered since the region was opened.
     Stale,
 }
 
@@ -62,18 +62,18 @@ impl HeldBucket for Held<'_> {
     }
 }
 
-/// Which of a bucket's records a search is for.
+/// The records of a bucket among which a search looks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Belonging {
-    /// Those that belong to it.
+    /// Those that belong to this bucket.
     Native,
     /// Those that belong to the bucket before it.
     Member,
 }
 
-/// The record with the probe's key, as slot and word.
+/// Finds the record with the probe's key. Returns its slot and its word.
 ///
-/// Without the lock this is a guess, to be validated by the home bucket's version.
+/// If the caller does not hold the lock, it must validate the result by the home bucket's version.
 #[inline(always)]
 pub(super) fn find<K: Key, M: Medium>(
     m: &M,
@@ -104,7 +104,7 @@ pub(super) fn find<K: Key, M: Medium>(
     None
 }
 
-/// Slots with this fingerprint, allocated or not.
+/// Returns the slots with this fingerprint, allocated or not.
 #[inline(always)]
 pub(super) fn matching_slots<M: Medium>(m: &M, bucket: &Bucket, fingerprint: u8) -> u32 {
     let words = [m.load_relaxed(&bucket.fingerprints[0]), m.load_relaxed(&bucket.fingerprints[1])];
@@ -116,24 +116,24 @@ pub(super) fn meta_of<M: Medium>(m: &M, bucket: &Bucket) -> Meta {
     Meta(m.load(&bucket.meta))
 }
 
-/// The lowest free slot of the first `slots`.
+/// Returns the lowest free slot among the first `slots`.
 #[inline(always)]
 pub(super) fn free_slot(meta: Meta, slots: usize) -> Option<usize> {
     let slot = meta.allocated().trailing_ones() as usize;
     (slot < slots).then_some(slot)
 }
 
-/// Puts a record into a free slot of a locked bucket, durably.
+/// Stores a record in a free slot of a locked bucket, durably.
 ///
-/// One flush and fence where the slot shares the header's line, which persists in program order;
-/// two elsewhere.
+/// Takes one flush and one fence if the slot shares the header's cache line, in which stores
+/// persist in program order; otherwise two of each.
 #[inline(always)]
 pub(super) fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Record, member: bool) {
     let cells = &bucket.slots[slot];
     m.store(&cells.word, record.word);
     m.store(&cells.key, record.slot_key);
     if slot >= HEADER_LINE_SLOTS {
-        // The record must be durable before the header that declares it valid.
+        // The record must be durable before the header that marks its slot as allocated.
         m.persist(cells);
     }
     set_fingerprint(m, bucket, slot, fingerprint_of(record.hash));
@@ -142,8 +142,7 @@ pub(super) fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Reco
     m.persist(&bucket.meta);
 }
 
-/// Binds the key in a slot of a locked bucket to another word, durably: one store, so that it is
-/// atomic.
+/// Replaces the word in a slot of a locked bucket, durably. It is a single store, so it is atomic.
 #[inline(always)]
 pub(super) fn overwrite<M: Medium>(m: &M, bucket: &Bucket, slot: usize, word: u64) {
     let cell = &bucket.slots[slot].word;
@@ -151,15 +150,15 @@ pub(super) fn overwrite<M: Medium>(m: &M, bucket: &Bucket, slot: usize, word: u6
     m.persist(cell);
 }
 
-/// Takes the record out of a slot of a locked bucket, durably. The slot may be reused afterwards.
+/// Removes the record in a slot of a locked bucket, durably. The slot may be reused afterwards.
 #[inline(always)]
 pub(super) fn erase<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
     m.note(Note::Harmless(
-        "torn, one of the slot's two bits goes before the other: recovery goes by the first alone",
+        "torn, one of the slot's two bits is cleared first: recovery reads only the allocated bit",
     ));
     m.store(&bucket.meta, meta_of(m, bucket).without(slot).0);
-    // Durable before anyone writes into the slot: otherwise a crash could find the slot valid,
-    // under its old fingerprint, with the new contents.
+    // Durable before the slot is reused: otherwise it could, after a crash, be allocated and
+    // contain a new record that was not committed.
     if !m.mutant("DA-11") {
         m.persist(&bucket.meta);
     }
@@ -172,14 +171,14 @@ pub(super) fn set_fingerprint<M: Medium>(m: &M, bucket: &Bucket, slot: usize, fi
     m.store(cell, with_byte(m.load_relaxed(cell), slot % 8, fingerprint));
 }
 
-/// `word` with byte `index` replaced.
+/// Returns `word` with byte `index` replaced.
 #[inline(always)]
 pub(super) fn with_byte(word: u64, index: usize, byte: u8) -> u64 {
     word & !(0xff << (index * 8)) | u64::from(byte) << (index * 8)
 }
 
-/// Overflow fingerprint `i`: 0 and 1 are behind the slots' fingerprints, 2 and 3 at the top of
-/// `meta`.
+/// Returns overflow fingerprint `i`: 0 and 1 follow the slots' fingerprints, 2 and 3 are at the top
+/// of `meta`.
 pub(super) fn overflow_fingerprint(fingerprints: [u64; 2], meta: Meta, i: usize) -> u8 {
     match i {
         0 | 1 => (fingerprints[1] >> (48 + 8 * i)) as u8,
@@ -187,8 +186,8 @@ pub(super) fn overflow_fingerprint(fingerprints: [u64; 2], meta: Meta, i: usize)
     }
 }
 
-/// Announces a record in stash bucket `place` by a free overflow fingerprint of a locked bucket, if
-/// there is one.
+/// Announces a record in stash bucket `place` by a free overflow fingerprint of a locked bucket.
+/// Returns `false` if none is free.
 pub(super) fn list<M: Medium>(
     m: &M,
     bucket: &Bucket,
@@ -199,7 +198,7 @@ pub(super) fn list<M: Medium>(
     let meta = meta_of(m, bucket);
     let Some(i) = (0..Meta::LISTED).find(|&i| !meta.is_listed(i)) else { return false };
     let mut meta = meta.list(i, place, member);
-    // Only the parts that are rebuilt change, so this need not persist.
+    // Recovery rebuilds the parts that change, so they need not be persisted.
     if i < 2 {
         let cell = &bucket.fingerprints[1];
         let word = with_byte(m.load_relaxed(cell), 6 + i, fingerprint_of(hash));
@@ -211,7 +210,7 @@ pub(super) fn list<M: Medium>(
     true
 }
 
-/// Undoes one [`list`]; `false` if no entry announces such a record.
+/// Undoes one [`list`]. Returns `false` if no overflow fingerprint announces such a record.
 pub(super) fn unlist<M: Medium>(
     m: &M,
     bucket: &Bucket,

@@ -1,4 +1,4 @@
-//! The invariants of a segment of Dash, checked one by one.
+//! Checking the invariants of a segment of Dash.
 
 use evermap_pm::Medium;
 
@@ -16,7 +16,7 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// Describes the violated invariants of a segment with this prefix, which the caller has
     /// locked.
     pub(super) fn check_contents(
         &self,
@@ -35,10 +35,10 @@ where
                     problems.push(format!("segment {offset:#x} stash {i:?} slot {slot}: {what}"));
                 };
                 if !self.has_fingerprint(bucket, slot, record) {
-                    wrong("fingerprint is not that of the key");
+                    wrong("the fingerprint is not that of the key");
                 }
                 if !self.finds_in_stash(segment, record) {
-                    wrong("no overflow metadata leads to it");
+                    wrong("no overflow metadata refers to it");
                 }
                 seen.check(E::rank(record.hash), (record.slot_key, record.word), &mut wrong);
             }
@@ -67,11 +67,11 @@ where
                     wrong("in a bucket that its key does not belong to");
                 }
                 if !self.has_fingerprint(bucket, slot, record) {
-                    wrong("fingerprint is not that of the key");
+                    wrong("the fingerprint is not that of the key");
                 }
                 let version = Version(m.load(&segment.normal[home].version));
                 if member && !version.may_be_next(record.hash) {
-                    wrong("the filter hides it");
+                    wrong("the filter excludes it");
                 }
                 seen.check(E::rank(record.hash), (record.slot_key, record.word), &mut wrong);
             }
@@ -84,7 +84,7 @@ where
         matching >> slot & 1 == 1
     }
 
-    /// Returns whether a lookup would come to this record in the stash or the chain.
+    /// Returns whether a lookup would find this record in the stash or the chain.
     fn finds_in_stash(&self, segment: &Segment<B, S>, record: Record) -> bool {
         let m = self.medium();
         let home = &segment.normal[Self::home_of(record.hash)];

@@ -1,4 +1,5 @@
-//! What Dash-EH and Dash-LH differ in: which segment serves a hash, and how the index grows.
+//! The differences between Dash-EH and Dash-LH: which segment serves a hash, and how the index
+//! grows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,46 +12,46 @@ use crate::hash::segmented::apply::Chain;
 use crate::hash::segmented::split::Split;
 use crate::{Key, Stats, Visitor};
 
-/// Where a search was led.
+/// The result of a search for a segment.
 pub trait Found {
     /// Returns the offset of the segment.
     fn segment(&self) -> u64;
 }
 
-/// A way to grow, with what it keeps in ordinary memory.
+/// A way to locate segments and to grow, with its state in ordinary memory.
 ///
-/// Segments are ordered by the *ranks* of their hashes: each serves those whose ranks have its
+/// Segments are ordered by the *ranks* of their hashes: each serves the hashes whose ranks have its
 /// [`HashPrefix`], and a split divides it into a lower and an upper half.
 pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: usize>:
     Sized + Send + Sync + 'static
 {
-    /// Names the kind of index on the media.
+    /// The name of the kind of index, which is stored in the region.
     const NAME: [u8; 8];
-    /// Bytes of the root block; its first word is the kind.
+    /// The number of bytes in the root block, whose first word is the kind.
     const ROOT_BYTES: u64;
-    /// Whether each segment is a block of its own.
+    /// Whether each segment is a separate block.
     const SEGMENTS_ARE_BLOCKS: bool;
-    /// What an insert may do at first with the chain of a segment that is otherwise full.
+    /// How an insert may use the chain of a full segment before a split was tried.
     const CHAIN: Chain;
 
-    /// Where a search was led, and by what.
+    /// The result of a search, with the state that it was based on.
     type Found<'a>: Found;
 
     /// Returns the position of a hash in the order of segments.
     fn rank(hash: u64) -> u64;
 
-    /// Returns a hash whose rank is the greatest up to `rank`.
+    /// Returns a hash with the greatest rank that is at most `rank`.
     fn unrank(rank: u64) -> u64;
 
-    /// Writes what an empty index of `2^depth` segments has beside them, and flushes it without a
-    /// fence. `root` is a new block. Also returns the offsets of the segments, in the order of
-    /// their ranks.
+    /// Allocates `2^depth` segments, and writes the other structures of an empty index, except the
+    /// kind, flushed without a fence. `root` is the offset of a new root block. Also returns the
+    /// offsets of the segments, in the order of their ranks.
     ///
     /// # Errors
     /// `NoSpace`; nothing is allocated then.
     fn create(pool: &Arc<Pool<M>>, root: u64, depth: u32) -> Result<(Self, Vec<u64>)>;
 
-    /// Opens what `root` names.
+    /// Opens the structures of the root block at `root`.
     ///
     /// # Errors
     /// `Damaged`.
@@ -62,21 +63,23 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
     /// `Damaged`.
     fn find<'a>(&'a self, m: &'a M, hash: u64) -> Result<Self::Found<'a>>;
 
-    /// Finds the segment that holds the records of `hash` now, even if another one is to serve it.
+    /// Finds the segment that holds the records of `hash` now, even if they are still to be moved
+    /// to the segment that serves `hash`.
     ///
     /// # Errors
     /// `Damaged`.
     fn holder<'a>(&'a self, m: &'a M, hash: u64) -> Result<Self::Found<'a>>;
 
-    /// Returns whether a search for `hash` that was led to `found` would be led there again.
+    /// Returns whether the search for `hash` that returned `found` would still return the same
+    /// segment.
     fn is_current(&self, m: &M, hash: u64, found: &Self::Found<'_>) -> bool;
 
-    /// Returns how many leading bits of two ranks may decide that they belong to different
-    /// segments.
+    /// Returns the depth of the deepest prefix that a segment can have: ranks with the same leading
+    /// bits, of this number, belong to the same segment.
     fn depth(&self) -> u32;
 
-    /// Makes the stale segment at `offset`, which serves `hash`, fit for changes. Returns `false`
-    /// if that cannot be done for lack of space: changes are then made in the segment that
+    /// Makes the stale segment at `offset`, which serves `hash`, usable for changes. Returns
+    /// `false` if there is not enough space for that: changes are then made in the segment that
     /// [holds](Self::holder) the records.
     ///
     /// # Errors
@@ -88,8 +91,9 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
         guard: &Guard<'_>,
     ) -> Result<bool>;
 
-    /// Finishes what a crash has left unfinished around the stale segment at `offset`. Returns the
-    /// prefix that it has then. Returns `None` if it is no longer in use.
+    /// Finishes a structure change of the stale segment at `offset` that a crash has interrupted.
+    /// Returns the prefix that the segment has afterwards. Returns `None` if the segment is no
+    /// longer in use.
     ///
     /// # Errors
     /// `Damaged`.
@@ -100,7 +104,7 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
         prefix: HashPrefix,
     ) -> Result<Option<HashPrefix>>;
 
-    /// Makes room in a full segment, which serves `hash`, if that is possible by splitting it.
+    /// Makes room in a full segment, which serves `hash`, by splitting it, if possible.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -111,14 +115,14 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
         guard: &Guard<'_>,
     ) -> Result<Split>;
 
-    /// Acts on a chain that has become longer.
+    /// Called after a block was appended to a chain.
     ///
     /// # Errors
     /// `Damaged`.
     fn lengthened(dash: &Dash<K, M, Self, B, S, N>) -> Result<()>;
 
-    /// Acts on a segment, which serves `hash`, of which a bucket has become empty. Not called for
-    /// every such bucket.
+    /// Called after a removal that left a bucket empty, in a segment that serves `hash`. Not called
+    /// after every such removal.
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`.
@@ -135,17 +139,18 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
     /// `Damaged`.
     fn make_all_stale(dash: &Dash<K, M, Self, B, S, N>) -> Result<()>;
 
-    /// Shows the blocks that are neither the root nor segments nor chains.
+    /// Passes to the visitor the blocks that are neither the root, nor segments, nor chain blocks.
     fn visit(&self, visitor: &mut dyn Visitor);
 
-    /// Notes that a visit has seen every segment, and how many there are.
+    /// Called when a visit has seen every segment, with the number of segments.
     fn visited(&self, segments: u64);
 
-    /// Completes `stats`, which have what chains take. A walk has found `segments` segments.
+    /// Completes `stats`, which contain the sums over segments and chains. A walk has found
+    /// `segments` segments.
     fn complete(&self, segments: u64, stats: &mut Stats);
 
-    /// Describes what contradicts itself outside of segments. `found` has the prefixes of all
-    /// segments that a walk has found, by offset.
+    /// Describes the violated invariants outside of segments. `found` maps the offset of each
+    /// segment that a walk has found to its prefix.
     fn check(
         dash: &Dash<K, M, Self, B, S, N>,
         found: &HashMap<u64, HashPrefix>,

@@ -1,4 +1,4 @@
-//! What Dash keeps in the region. The pictures are in the documentation of the types.
+//! The structures of Dash in the region. The documentation of each type shows its layout.
 
 use evermap_pm::{Medium, PmU64, pod};
 
@@ -8,11 +8,11 @@ use crate::hash::segmented::{SegmentHeader, SegmentLayout};
 pub use crate::hash::hash_prefix::HashPrefix;
 pub use crate::hash::segmented::extendible::Root;
 
-/// Slots that a bucket has room for; a geometry may use fewer.
+/// The number of slots in a bucket; a geometry may use fewer.
 pub const SLOTS_MAX: usize = 14;
-/// Bytes in a bucket.
+/// The number of bytes in a bucket.
 pub const BUCKET_BYTES: u64 = 256;
-/// Bytes before the first bucket of a segment.
+/// The number of bytes before the first bucket of a segment.
 pub const HEADER_BYTES: u64 = 256;
 
 pod! {
@@ -20,7 +20,7 @@ pod! {
     pub struct Slot: 16 {
         /// The key, or its hash.
         pub key: PmU64,
-        /// The value, or where it is.
+        /// The value, or the offset of the record in the heap.
         pub word: PmU64,
     }
 }
@@ -39,9 +39,9 @@ pod! {
     ///
     /// In a bucket of a chain, `version` is the offset of the next one.
     pub struct Bucket: 256 {
-        /// Lock, version and what readers need to know first.
+        /// The lock, the version, and the metadata that readers need first.
         pub version: PmU64,
-        /// A hash byte for each slot, and two for records in the stash.
+        /// A fingerprint for each slot, and two for records in the stash.
         pub fingerprints: [PmU64; 2],
         /// Which slots hold records.
         pub meta: PmU64,
@@ -50,7 +50,7 @@ pod! {
     }
 }
 
-/// Slots that share the header's cache line.
+/// The number of slots in the header's cache line.
 pub const HEADER_LINE_SLOTS: usize = 2;
 const _: () = assert!(std::mem::offset_of!(Bucket, slots) + HEADER_LINE_SLOTS * 16 == 64);
 
@@ -59,12 +59,13 @@ pod! {
     pub struct Header: 256 {
         /// `Header::MAGIC`.
         pub magic: PmU64,
-        /// Which hashes belong here: see [`HashPrefix`].
+        /// The hashes that the segment serves: see [`HashPrefix`].
         pub prefix: PmU64,
-        /// The opener that recovered this segment. Not flushed: every opener begins with all
-        /// segments stale.
+        /// The generation of the opener that recovered this segment. Never flushed: for every new
+        /// opener, all segments are stale.
         pub generation: PmU64,
-        /// First bucket of the chain that takes what the stash cannot: an offset, 0 for none.
+        /// The offset of the first bucket of the chain, which is used when the stash is full; 0 if
+        /// there is no chain.
         pub chain: PmU64,
         reserved: [PmU64; 28],
     }
@@ -91,11 +92,11 @@ pod! {
     /// A segment: `B` normal buckets, then `S` stash buckets. The first stash bucket's lock guards
     /// the stash.
     pub struct Segment<const B: usize, const S: usize> {
-        /// Identity and prefix.
+        /// The header.
         pub header: Header,
-        /// Where records belong: in their home bucket or the one after it.
+        /// The normal buckets: a record is in its home bucket or in the one after it.
         pub normal: [Bucket; B],
-        /// Where records go when both are full.
+        /// The stash buckets: for records whose two normal buckets are full.
         pub stash: [Bucket; S],
     }
 }
@@ -110,7 +111,7 @@ impl<const B: usize, const S: usize> SegmentLayout for Segment<B, S> {
     }
 }
 
-/// In a chain, all of the version word is the offset of the next bucket.
+/// In a chain, the version word is the offset of the next bucket.
 impl Link for Bucket {
     fn next(&self) -> &PmU64 {
         &self.version
@@ -140,15 +141,18 @@ impl Link for Bucket {
 /// The first word of a bucket.
 ///
 /// ```text
-/// bit  0..16  generation   low bits of the opener that wrote it; any other means "recover first"
-/// bit 16..28  filter       a bit for some hash bits of each record that sits in the next bucket
-/// bit 28..31  unlisted     records in the stash without overflow fingerprint; 7 means "or more"
-/// bit 31      overflowed   some record of this bucket is in the stash
+/// bit  0..16  generation   low bits of the generation of the opener that wrote it: if they are
+///                          not those of the current opener, the bucket is stale
+/// bit 16..28  filter       for each record in the next bucket, the bit that its hash selects
+/// bit 28..31  unlisted     the number of records of this bucket in the stash or chain without
+///                          overflow fingerprint; 7 means "7 or more"
+/// bit 31      overflowed   some record of this bucket is in the stash or chain
 /// bit 32      locked
 /// bit 33..64  version      counts changes
 /// ```
 ///
-/// All of it can be rebuilt from the slots, so none of it is ever flushed.
+/// The word need not survive a crash, so it is never flushed: recovery computes it from the slots,
+/// with version 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Version(pub u64);
 
@@ -157,52 +161,53 @@ impl Version {
     const LOCKED: u64 = 1 << 32;
     const ONE: u64 = 1 << 33;
     const UNLISTED: u64 = 1 << 28;
-    /// `unlisted` stays here until it is counted anew.
+    /// The greatest value of `unlisted`. It stays until recovery or a split counts again.
     pub const UNLISTED_MANY: u64 = 7;
 
-    /// An unlocked word without any record elsewhere.
+    /// Returns an unlocked word for a bucket all of whose records are in it.
     pub fn fresh(generation: u64) -> Self {
         Version(generation & 0xffff)
     }
 
-    /// Returns whether the opener `generation` wrote it.
+    /// Returns whether the opener with this generation wrote the word.
     #[inline(always)]
     pub fn is_of(self, generation: u64) -> bool {
         self.0 as u16 == generation as u16
     }
 
-    /// Returns whether some thread holds the bucket.
+    /// Returns whether a thread has locked the bucket.
     #[inline(always)]
     pub fn is_locked(self) -> bool {
         self.0 & Self::LOCKED != 0
     }
 
-    /// Returns whether the opener `generation` wrote it, and no thread holds the bucket.
+    /// Returns whether the opener with this generation wrote the word, and no thread has locked the
+    /// bucket.
     #[inline(always)]
     pub fn is_readable(self, generation: u64) -> bool {
         (self.0 ^ generation & 0xffff) & (Self::LOCKED | 0xffff) == 0
     }
 
-    /// Returns the same word, held.
+    /// Returns the same word, locked.
     #[inline(always)]
     pub fn locked(self) -> Self {
         Version(self.0 | Self::LOCKED)
     }
 
-    /// Returns the same word, free, with nothing changed.
+    /// Returns the same word, unlocked, with the same version.
     #[inline(always)]
     pub fn released(self) -> Self {
         Version(self.0 & !Self::LOCKED)
     }
 
-    /// Returns a free word, a version later.
+    /// Returns the same word, unlocked, with the next version.
     #[inline(always)]
     pub fn advanced(self) -> Self {
-        // The version is at the top: its carry falls off the end of the word.
+        // The version is in the top bits, so its overflow changes no other field.
         Version((self.0 & !Self::LOCKED).wrapping_add(Self::ONE))
     }
 
-    /// Returns the same word, at the version of `before`.
+    /// Returns the same word with the version of `before`.
     pub fn following(self, before: Self) -> Self {
         Version((self.0 % Self::ONE) | (before.0 / Self::ONE * Self::ONE))
     }
@@ -212,49 +217,50 @@ impl Version {
         1 << (16 + (((hash >> 14 & 0xff) * 12) >> 8))
     }
 
-    /// Returns whether a record with this hash can be in the next bucket.
+    /// Returns whether a record with this hash may be in the next bucket.
     #[inline(always)]
     pub fn may_be_next(self, hash: u64) -> bool {
         self.0 & Self::filter_bit(hash) != 0
     }
 
-    /// Returns whether a record with this hash can be in the next bucket or the stash.
+    /// Returns whether a record with this hash may be in the next bucket, the stash or the chain.
     #[inline(always)]
     pub fn may_be_elsewhere(self, hash: u64) -> bool {
         self.0 & (Self::filter_bit(hash) | Self::OVERFLOWED) != 0
     }
 
-    /// Notes that a record with this hash is in the next bucket.
+    /// Sets the filter bit for a record with this hash, which is in the next bucket.
     #[inline(always)]
     pub fn note_next(&mut self, hash: u64) {
         self.0 |= Self::filter_bit(hash);
     }
 
-    /// Returns whether a record of this bucket is in the stash.
+    /// Returns whether a record of this bucket is in the stash or chain.
     #[inline(always)]
     pub fn overflowed(self) -> bool {
         self.0 & Self::OVERFLOWED != 0
     }
 
-    /// Sets whether a record of this bucket is in the stash.
+    /// Sets whether a record of this bucket is in the stash or chain.
     pub fn set_overflowed(&mut self, overflowed: bool) {
         self.0 = self.0 & !Self::OVERFLOWED | if overflowed { Self::OVERFLOWED } else { 0 };
     }
 
-    /// Records in the stash that no overflow fingerprint announces.
+    /// Returns the number of records in the stash or chain that no overflow fingerprint announces.
     #[inline(always)]
     pub fn unlisted(self) -> u64 {
         self.0 / Self::UNLISTED % 8
     }
 
-    /// Counts one more of them.
+    /// Adds one to the number of unlisted records, up to [`UNLISTED_MANY`](Self::UNLISTED_MANY).
     pub fn add_unlisted(&mut self) {
         if self.unlisted() < Self::UNLISTED_MANY {
             self.0 += Self::UNLISTED;
         }
     }
 
-    /// Counts one less; "many" stays many, because it is not known how many.
+    /// Subtracts one from the number of unlisted records, unless the number is
+    /// [`UNLISTED_MANY`](Self::UNLISTED_MANY), which means that it is unknown.
     pub fn drop_unlisted(&mut self) {
         if (1..Self::UNLISTED_MANY).contains(&self.unlisted()) {
             self.0 -= Self::UNLISTED;
@@ -266,59 +272,59 @@ impl Version {
 ///
 /// ```text
 /// bit  0..14  allocated    slots that hold a record
-/// bit 14..28  member       of those, which belong to the bucket before this one
+/// bit 14..28  member       slots whose record belongs to the bucket before this one
 /// bit 28..32  listed       overflow fingerprints in use
-/// bit 32..40  where        for each, 2 bits: which stash bucket
-/// bit 40..44  listed member of those, which announce a record of the bucket before this one
+/// bit 32..40  where        for each of them, 2 bits: the stash bucket
+/// bit 40..44  listed member which of them announce a record of the bucket before this one
 /// bit 48..64  overflow fingerprints 2 and 3 (0 and 1 are in the fingerprint words)
 /// ```
 ///
-/// The lower half persists; the rest is rebuilt.
+/// Bits 0 to 27 are persistent; recovery rebuilds the rest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Meta(pub u64);
 
 impl Meta {
-    /// Overflow fingerprints a bucket has.
+    /// The number of overflow fingerprints in a bucket.
     pub const LISTED: usize = 4;
     const PERSISTENT: u64 = (1 << 28) - 1;
 
-    /// Slots that hold a record.
+    /// Returns the slots that hold a record.
     #[inline(always)]
     pub fn allocated(self) -> u32 {
         self.0 as u32 & 0x3fff
     }
 
-    /// Slots whose record belongs to the bucket before this one.
+    /// Returns the slots whose record belongs to the bucket before this one.
     #[inline(always)]
     pub fn members(self) -> u32 {
         (self.0 >> 14) as u32 & 0x3fff
     }
 
-    /// Slots whose record belongs here.
+    /// Returns the slots whose record belongs to this bucket.
     #[inline(always)]
     pub fn natives(self) -> u32 {
         self.allocated() & !self.members()
     }
 
-    /// Records in the bucket.
+    /// Returns the number of records in the bucket.
     #[inline(always)]
     pub fn count(self) -> usize {
         self.allocated().count_ones() as usize
     }
 
-    /// With a record in `slot`.
+    /// Returns the word with a record in `slot`.
     #[inline(always)]
     pub fn with(self, slot: usize, member: bool) -> Self {
         Meta(self.0 | 1 << slot | u64::from(member) << (14 + slot))
     }
 
-    /// Without the record in `slot`.
+    /// Returns the word without the record in `slot`.
     #[inline(always)]
     pub fn without(self, slot: usize) -> Self {
         Meta(self.0 & !(1 << slot | 1 << (14 + slot)))
     }
 
-    /// Without anything that is rebuilt.
+    /// Returns only the persistent bits.
     pub fn persistent(self) -> Self {
         Meta(self.0 & Self::PERSISTENT)
     }
@@ -335,13 +341,13 @@ impl Meta {
         self.0 >> (40 + i) & 1 != 0
     }
 
-    /// The stash bucket that overflow fingerprint `i` points to.
+    /// Returns the stash bucket that overflow fingerprint `i` refers to.
     #[inline(always)]
     pub fn listed_where(self, i: usize) -> usize {
         (self.0 >> (32 + 2 * i) & 3) as usize
     }
 
-    /// With overflow fingerprint `i` announcing a record in stash bucket `place`.
+    /// Returns the word with overflow fingerprint `i` announcing a record in stash bucket `place`.
     pub fn list(self, i: usize, place: usize, member: bool) -> Self {
         let cleared = self.unlist(i).0;
         Meta(
@@ -352,7 +358,7 @@ impl Meta {
         )
     }
 
-    /// With overflow fingerprint `i` unused.
+    /// Returns the word with overflow fingerprint `i` unused.
     pub fn unlist(self, i: usize) -> Self {
         Meta(self.0 & !(1 << (28 + i) | 3 << (32 + 2 * i) | 1 << (40 + i)))
     }
@@ -374,7 +380,7 @@ mod tests {
             version.add_unlisted();
             assert_eq!(version.unlisted(), expected);
         }
-        // Once saturated, the number is unknown: it must never count down to "none".
+        // Once saturated, the number is unknown: it must never be counted down to 0.
         version.drop_unlisted();
         assert_eq!(version.unlisted(), 7);
         version.set_overflowed(true);

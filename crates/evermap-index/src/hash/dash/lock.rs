@@ -14,12 +14,12 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Locks every normal bucket of the segment that holds the records of `hash`. Returns `false`,
-    /// holding nothing, if that is no longer this one.
+    /// Locks every normal bucket of this segment. Returns `false`, with nothing locked, if the
+    /// segment no longer holds the records of `hash`.
     ///
-    /// Buckets are locked in order, and a thread that holds a bucket only ever tries to lock
-    /// others, so this cannot deadlock. A segment that was merged away stays locked, but then it is
-    /// not the one.
+    /// Only a thread that locks a whole segment waits for a bucket while it holds others, and such
+    /// threads lock buckets in the same order, so this cannot deadlock. A segment that was merged
+    /// away stays locked, but it no longer holds the records of any hash.
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`.
@@ -36,8 +36,8 @@ where
         Ok(true)
     }
 
-    /// Waits for one bucket. Returns `false`, not holding it, if the records of `hash` are no
-    /// longer in this segment.
+    /// Waits for one bucket and locks it. Returns `false`, with the bucket unlocked, if the records
+    /// of `hash` are no longer in this segment.
     fn lock_in_turn(
         &self,
         offset: u64,
@@ -50,7 +50,7 @@ where
         let mut waiting = Waiting::default();
         loop {
             match try_lock(m, bucket, self.core.generation) {
-                // Stays locked until `unlock_all` or `unlock_as_before`.
+                // The bucket stays locked until `unlock_all` or `unlock_as_before`.
                 Locking::Held(Held { .. }) => {
                     let holds = if at == 0 { self.is_held_by(hash, offset) } else { Ok(true) };
                     if !matches!(holds, Ok(true)) {
@@ -61,7 +61,7 @@ where
                 Locking::Stale => waiting.recover(self, offset)?,
                 Locking::Busy => waiting.wait(self, segment)?,
             }
-            // The thread that holds the first bucket keeps the segment in its place.
+            // While a thread holds the first bucket, no other thread splits or merges the segment.
             if at == 0 && !self.is_held_by(hash, offset)? {
                 return Ok(false);
             }
@@ -78,7 +78,7 @@ where
         m.store_transient(&bucket.version, Version(m.load(&bucket.version)).released().0);
     }
 
-    /// Releases every normal bucket as it was.
+    /// Releases every normal bucket of a segment that was not changed.
     pub(super) fn unlock_as_before(&self, segment: &Segment<B, S>) {
         segment.normal.iter().for_each(|bucket| self.unlock_bucket(bucket));
     }

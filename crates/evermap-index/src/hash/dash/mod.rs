@@ -1,25 +1,26 @@
 //! Dash: hashing for persistent memory, extendible ([`DashEh`]) and linear ([`DashLh`]).
 //!
-//! After "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB 2020). An index is
-//! made of segments, whose layout is in [`layout`]. The two kinds differ in which segment serves a
-//! hash, and in how the number of segments grows.
+//! An implementation of "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB
+//! 2020). An index consists of segments, whose layout is in [`layout`]. The two kinds differ in
+//! which segment serves a hash, and in how the number of segments grows.
 //!
 //! ```text
 //! segment    64 buckets of 14 slots, 2 stash buckets (, chain)
-//! hash       bits 0..8 are the fingerprint, bits 8..14 pick the bucket, higher ones the segment
+//! hash       bits 0..8 are the fingerprint, bits 8..14 select the bucket, higher ones the segment
 //! ```
 //!
-//! What the paper describes is here: fingerprints, balanced insert, displacement, a stash with
-//! overflow metadata, optimistic lookups that store nothing, lazy recovery. What differs, and why:
+//! The main parts are those of the paper: fingerprints, balanced insert, displacement, a stash with
+//! overflow metadata, optimistic lookups that store nothing, lazy recovery. The differences, and
+//! the reasons for them:
 //!
 //! * **One version word per lookup.** Every change to a record is made under the lock of its home
-//!   bucket, so readers validate that alone, and skip the next bucket if the home bucket's filter
-//!   says so.
-//! * **Home first.** The home bucket is filled nearly up before the next one is used.
-//! * **The generation stamp is in the bucket**, next to the lock, so that a lookup learns from the
-//!   word it reads anyway whether the segment was recovered.
+//!   bucket. So readers validate only the version of that bucket, and skip the next bucket if the
+//!   home bucket's filter excludes the key.
+//! * **Home first.** The home bucket is filled almost completely before the next one is used.
+//! * **The generation stamp is in each bucket**, in the word that contains the lock and the
+//!   version. Lookups read this word anyway, and so see whether the segment was recovered.
 //!
-//! What Dash shares with other indexes made of segments is in `hash/segmented`.
+//! The code that Dash shares with other indexes made of segments is in `hash/segmented`.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -65,11 +66,11 @@ use expansion::{Expansion, Found};
 use layout::{Bucket, HashPrefix, Meta, Segment, Slot, Version};
 use segment::{Kind, Locks, Look, Spot};
 
-/// How a new index begins.
+/// The options of a new index.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// `2^depth` segments of 17 KiB to begin with; for Dash-EH this is the global depth. At most
-    /// 20.
+    /// A new index has `2^initial_depth` segments of 17 KiB. In Dash-EH this is the initial global
+    /// depth. At most 20.
     pub initial_depth: u32,
 }
 
@@ -80,8 +81,8 @@ impl Default for Config {
     }
 }
 
-/// Dash over keys `K` in medium `M` that grows as `E` does, with segments of `B` buckets and `S`
-/// stash buckets, using `N` slots of each: what is the same in [`DashEh`] and [`DashLh`].
+/// Dash over keys `K` in medium `M` that grows as `E` defines, with segments of `B` buckets and `S`
+/// stash buckets, using `N` slots of each: the common type of [`DashEh`] and [`DashLh`].
 ///
 /// See the [module](self).
 pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
@@ -90,24 +91,25 @@ pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: u
     keys: PhantomData<fn(K) -> K>,
 }
 
-/// The greatest initial depth: the index begins with two to this power segments.
+/// The greatest initial depth.
 const INITIAL_DEPTH_MAX: u32 = 20;
 
-/// Mistakes of other implementations that Dash-EH carries in itself for tests: see
-/// [`Medium::mutant`]. `docs/dash.md` describes them.
+/// Mistakes of other implementations that tests can enable in Dash-EH: see [`Medium::mutant`].
+/// `docs/dash.md` describes them.
 pub const EH_MUTANTS: &[&str] = &[
     "DA-1", "DA-2", "DA-3", "DA-4", "DA-5", "DA-6", "DA-7", "DA-8", "DA-9", "DA-10", "DA-11",
     "DA-14", "DA-15", "DA-16",
 ];
 
-/// Those that the campaigns' workloads meet by chance only, and the tests that notice them.
+/// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
+/// them.
 pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
     ("DA-7", "noticed by `a_split_is_not_lost_where_the_directory_doubles`"),
     ("DA-14", "noticed by `p6_no_lookup_misses_a_record_that_moves`, whose threads run freely"),
     ("DA-16", "noticed by `what_decides_over_an_entry_does_not_depend_on_other_recoveries`"),
 ];
 
-/// Those that Dash-LH shares.
+/// Mistakes that tests can enable in Dash-LH.
 pub const LH_MUTANTS: &[&str] =
     &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
 
@@ -127,7 +129,8 @@ where
             && N <= layout::SLOTS_MAX
     );
 
-    /// Returns the first word of the root: the name of this kind of index, key format, geometry.
+    /// Returns the first word of the root block, which encodes the kind of index, the key format
+    /// and the geometry.
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
@@ -139,7 +142,7 @@ where
         self.core.medium()
     }
 
-    /// Returns the pool that the index is in.
+    /// Returns the pool that contains the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.core.pool
     }
@@ -153,23 +156,24 @@ where
         let m = self.medium();
         let found = self.expansion.find(m, probe.hash)?;
         match self.look(self.segment(found.segment())?, probe) {
-            // No need to look at the directory again: a record that moved away is cleared before
-            // its bucket is released.
+            // No need to check the directory again: a record that was moved to another segment is
+            // removed before its bucket is released.
             Look::Found(word) => Ok(Some(word)),
-            // The segment may have been split between the directory and the bucket.
+            // The segment may have been split between reading the directory and the bucket.
             Look::Absent if self.expansion.is_current(m, probe.hash, &found) => Ok(None),
             _ => self.lookup_slow(probe),
         }
     }
 
-    /// Looks a key up where buckets may be locked or stale, and segments may be split meanwhile.
+    /// Looks a key up in all cases: buckets may be locked or stale, and segments may be split
+    /// meanwhile.
     #[cold]
     fn lookup_slow(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
         let mut waiting = Waiting::default();
         loop {
-            // A lookup splits nothing: it asks the segment where the record is, not where it should
-            // be.
+            // A lookup does not split segments: it searches the segment that holds the record now,
+            // not the one that is to hold it.
             let found = self.expansion.holder(m, probe.hash)?;
             let segment = self.segment(found.segment())?;
             match self.look(segment, probe) {
@@ -195,15 +199,15 @@ where
         apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
     }
 
-    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first all home
-    /// buckets are fetched, then all slots that match, then all keys behind them.
+    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first prefetches all
+    /// home buckets, then all matching slots, then all keys that the slots refer to.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
         let (mut hashes, mut segments) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
         for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
             *hash = K::hash(key, self.core.seed);
             *segment = self.expansion.find(m, *hash)?.segment();
-            // A hint only: whether there is a segment is checked below.
+            // Only a hint: that the segment exists is checked below.
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
         let mut slots = [None; BATCH_KEYS];
@@ -212,7 +216,7 @@ where
         {
             *slot = self.prefetch_match(self.segment(segment)?, hash);
         }
-        // A slot says all there is to know of the other kinds of keys.
+        // Keys of other kinds are in the slot itself.
         if K::WORDS_ARE_RECORDS {
             for slot in slots.into_iter().flatten() {
                 K::prefetch(m, m.load_relaxed(&slot.word), record::HEAD);
@@ -224,7 +228,8 @@ where
         Ok(())
     }
 
-    /// Prefetches a home bucket. Does nothing if its segment cannot be found.
+    /// Prefetches the home bucket of a hash. Returns `None`, and does nothing, if its segment
+    /// cannot be found.
     #[inline(always)]
     fn prefetch_home(&self, hash: u64) -> Option<()> {
         let segment = self.expansion.find(self.medium(), hash).ok()?.segment();
@@ -233,8 +238,8 @@ where
         Some(())
     }
 
-    /// Prefetches this many bytes of the record that the home bucket has for a hash. Does nothing
-    /// if it has none.
+    /// Prefetches this many bytes of the record in the home bucket that matches a hash. Returns
+    /// `None`, and does nothing, if no record matches.
     #[inline(always)]
     fn prefetch_found(&self, hash: u64, bytes: u64) -> Option<()> {
         let m = self.medium();
@@ -248,7 +253,7 @@ where
         layout::HEADER_BYTES + bucket as u64 * layout::BUCKET_BYTES
     }
 
-    /// Prefetches what a look will read after the home bucket's header: the matching slot, which is
+    /// Prefetches what a search reads after the home bucket's header: the matching slot, which is
     /// returned, or else the next bucket.
     #[inline(always)]
     fn prefetch_match<'s>(&self, segment: &'s Segment<B, S>, hash: u64) -> Option<&'s Slot> {
@@ -296,17 +301,17 @@ where
         let (offset, segment) = (found.segment(), self.segment(found.segment())?);
         let at = Self::home_of(hash);
         if mode == MutateMode::MayInsert {
-            // One insert in four needs the next bucket, and knows it only when the home bucket is
-            // here.
+            // One insert in four needs the next bucket, but this is known only once the home bucket
+            // was read.
             m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
-            // The line that a new record will most likely go to. Guessed before the lock is asked
-            // for: a locked instruction lets nothing after it begin early.
+            // The slot that a new record will most likely use. Prefetched before locking: no later
+            // load begins before a locked instruction is complete.
             let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
             let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
             prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
         }
         match try_lock(m, &segment.normal[at], self.core.generation) {
-            // As long as one bucket is locked, its segment is neither split nor merged.
+            // While one of its buckets is locked, a segment is neither split nor merged.
             Locking::Held(held) if expansion.is_current(m, hash, &found) => {
                 Ok(LockingHome::Held(Home { segment, held }))
             }
@@ -319,7 +324,7 @@ where
         }
     }
 
-    fn freshen(
+    fn make_usable(
         &self,
         offset: u64,
         at_holder: bool,
@@ -347,7 +352,8 @@ where
             let place = Place { word, spot: Spot { bucket, slot, kind: Kind::Home } };
             return apply_to(self, &place, Locks::default(), home, operation, decide);
         }
-        // No thread moves records of this bucket while it is locked, so the others need not be.
+        // No thread moves records of this bucket while it is locked, so other buckets need not be
+        // locked.
         let elsewhere =
             home.held.version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata;
         let absent = !elsewhere || self.find_held(&home, probe).is_none();
@@ -558,7 +564,7 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    fn keep_contents(&self, segment: &Segment<B, S>) {
+    fn persist_contents(&self, segment: &Segment<B, S>) {
         self.make_contents_durable(segment);
     }
 
@@ -641,8 +647,8 @@ where
         if depth > INITIAL_DEPTH_MAX {
             return Err(ErrorKind::Config(format!("an initial depth of {depth}")).into());
         }
-        // Nothing below is reachable until the root cell names it, so an error or a crash forgets
-        // all of it.
+        // The structures are not reachable until the root cell refers to them, so an error or a
+        // crash leaves no index.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(E::ROOT_BYTES)?;
         let (expansion, segments) = E::create(&pool, block, depth)?;
@@ -671,7 +677,7 @@ where
         let everything = pool.region().must_recover_all();
         let index = Self::assemble(pool, block, expansion);
         if everything {
-            // Stamps of an earlier opener could be taken for this one's: remove all of them.
+            // Stamps of an earlier opener could equal those of this one: make all segments stale.
             E::make_all_stale(&index)?;
         }
         Ok(index)

@@ -1,7 +1,8 @@
-//! Writing whole segments: a new one from records, an old one from what its slots say.
+//! Writing whole segments: a new one from records, or an existing one from the contents of its
+//! slots.
 //!
-//! Both work on a segment that no other thread can touch, and collect its bucket headers in
-//! ordinary memory before storing them.
+//! No other thread can access the segment meanwhile. The bucket headers are computed in ordinary
+//! memory and then stored.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
@@ -14,13 +15,13 @@ use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 
 /// The headers of a segment's buckets.
 pub(crate) struct Headers<const B: usize, const S: usize> {
-    /// What the normal buckets' version words say once they are released.
+    /// The version words of the normal buckets once they are released.
     pub(super) versions: [Version; B],
     normal: [Lines; B],
     stash: [Lines; S],
 }
 
-/// Where in its segment a record sits.
+/// The bucket in which a record is stored.
 #[derive(Clone, Copy)]
 pub(super) enum Site {
     Normal(u8),
@@ -28,7 +29,7 @@ pub(super) enum Site {
     Chain,
 }
 
-/// A record and where it sits.
+/// A record and its location.
 #[derive(Clone, Copy)]
 pub(crate) struct Placed {
     pub(super) record: Record,
@@ -72,8 +73,8 @@ impl Lines {
 fn store_changed<M: Medium>(m: &M, cell: &PmU64, value: u64) {
     if m.load_relaxed(cell) != value {
         m.note(Note::Harmless(
-            "torn, some slots are as before: what does not belong is dropped again, \
-             fingerprints are made anew",
+            "torn, some slots are as before: recovery drops what does not belong, and \
+             computes fingerprints again",
         ));
         m.store(cell, value);
     }
@@ -102,7 +103,7 @@ impl<const B: usize, const S: usize> Headers<B, S> {
         self.announce(home, Some(stash), hash);
     }
 
-    /// Notes that a record of `home` is in the stash bucket `place`, or in the chain.
+    /// Adds the overflow metadata for a record of `home` in stash bucket `place`, or in the chain.
     fn announce(&mut self, home: usize, place: Option<usize>, hash: u64) {
         let listed = place.is_some_and(|place| {
             self.normal[home].list(hash, place, false)
@@ -127,12 +128,12 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Writes a segment of this prefix, or one that is not to be believed yet, with these records
-    /// into fresh space, with every bucket locked, and flushes it without a fence. Returns its
+    /// Writes a segment with these records into new space, with every normal bucket locked, and
+    /// flushes it without a fence. Without a prefix, the segment is not valid yet. Returns its
     /// headers, for [`unlock_all`](Self::unlock_all).
     ///
     /// # Errors
-    /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
+    /// `NoSpace` if a chain is needed and cannot be allocated; nothing is allocated then.
     pub(super) fn build(
         &self,
         offset: u64,
@@ -185,7 +186,7 @@ where
         }
         headers.store(m, segment);
         m.note(Note::Harmless(
-            "late, where the prefix is stored last it is in the same line, and durable by then",
+            "late, a prefix that is stored later is in the same line, which is persisted then",
         ));
         m.flush(&segment.header);
         Ok(headers)
@@ -199,8 +200,8 @@ where
         m.flush(cells);
     }
 
-    /// Writes records into new chain buckets, flushed without a fence. Returns the offset of the
-    /// first bucket, or 0.
+    /// Writes records into the buckets of a new chain and flushes them without a fence. Returns the
+    /// offset of the first bucket, or 0 if there are no records.
     fn build_chain(&self, records: &[Record]) -> Result<u64> {
         let (m, pool) = (self.medium(), &self.core.pool);
         let allocate = || pool.allocate_fixed(BUCKET_BYTES);
@@ -215,12 +216,12 @@ where
         })
     }
 
-    /// Makes a segment's headers say what its slots hold, dropping records that do not belong under
-    /// `prefix`, and flushes them without a fence. The version words stay as they are: the answer
-    /// says what to release them to.
+    /// Computes a segment's headers from its slots, without the records that do not have this
+    /// prefix, stores them, and flushes them without a fence. The version words are not stored: the
+    /// returned headers contain the values to release them with.
     ///
-    /// This is the whole of recovery: nothing but the slots and the lower half of `meta` is
-    /// believed.
+    /// Recovery does no more than this. It relies only on the slots and the persistent bits of
+    /// `meta`.
     pub(super) fn rebuild(&self, segment: &Segment<B, S>, prefix: HashPrefix) -> Headers<B, S> {
         let m = self.medium();
         let mut headers = Headers::empty(self.core.generation);
@@ -255,13 +256,14 @@ where
         headers
     }
 
-    /// Makes a segment's headers say that it holds `staying`, but not `gone`, and flushes them
-    /// without a fence: the end of a split. That those do not belong any more is durable.
+    /// The end of a split: stores a segment's headers for the records `staying` without the records
+    /// `gone`, and flushes them without a fence. It must be durable already that the segment no
+    /// longer holds `gone`.
     ///
-    /// On the way records that sit in the next bucket or the stash go home, into slots of records
-    /// that are gone: such a slot is valid already, so the copy needs no header to survive a crash,
-    /// and once it is durable the original can go in the same step as those that moved away. A
-    /// crash in between leaves two copies, as a displacement does.
+    /// Also moves records from the next bucket or the stash into their home bucket, to slots of
+    /// `gone`. Such a slot is marked as allocated already, so the copy survives a crash without a
+    /// change of the header. Once it is durable, the new headers drop the original together with
+    /// `gone`. A crash in between leaves two copies, as during a displacement.
     pub(super) fn settle(
         &self,
         segment: &Segment<B, S>,
@@ -277,7 +279,8 @@ where
                 left[usize::from(at)] |= 1 << gone.slot;
             }
         }
-        // The stash comes last in the list, and goes home first: looking there costs most.
+        // Records in the stash, which come last in the list, are moved first: searching there costs
+        // most.
         for &Placed { record, site, slot } in staying.iter().rev() {
             let (hash, home, slot) = (record.hash, Self::home_of(record.hash), usize::from(slot));
             match site {
@@ -293,15 +296,15 @@ where
                 Site::Chain => {}
             }
         }
-        // The copies are durable before any header forgets an original.
+        // The copies must be durable before a header drops an original.
         m.fence();
         self.rebuild_chain(segment, prefix, &mut headers);
         headers.store(m, segment);
         headers
     }
 
-    /// Calls `each` with every record of a segment that the caller holds: in normal buckets, the
-    /// stash, its chain.
+    /// Calls `each` with every record of a segment that the caller has locked, in this order: the
+    /// normal buckets, the stash, the chain.
     #[inline(always)]
     pub(super) fn for_each_placed(&self, segment: &Segment<B, S>, mut each: impl FnMut(Placed)) {
         let mut visit = |site, bucket| {
@@ -319,17 +322,17 @@ where
             .for_each(|bucket| visit(Site::Chain, bucket));
     }
 
-    /// Every record of a segment that the caller holds.
+    /// Returns every record of a segment that the caller has locked.
     pub(super) fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
         let mut records = Vec::with_capacity((B + S) * N);
         self.for_each_placed(segment, |placed| records.push(placed.record));
         records
     }
 
-    /// Returns the records of a segment that the caller holds: first those that stay in its lower
-    /// half, then those that belong to `upper`.
+    /// Returns the records of a segment that the caller has locked: those that stay in its lower
+    /// half, and those that belong to `upper`.
     pub(super) fn halves_of(&self, segment: &Segment<B, S>, upper: HashPrefix) -> [Vec<Placed>; 2] {
-        // Room for all that a segment holds, chains aside.
+        // Enough capacity for all records of a segment without a chain.
         let [mut staying, mut moving] = [0, 1].map(|_| Vec::with_capacity((B + S) * N));
         self.for_each_placed(segment, |placed: Placed| {
             let moves = upper.covers(E::rank(placed.record.hash));
@@ -339,13 +342,14 @@ where
         [staying, moving]
     }
 
-    /// Records in a segment, roughly if it is not locked.
+    /// Returns the number of records in a segment without those in the chain; approximate if the
+    /// segment is not locked.
     pub(super) fn count_records(&self, segment: &Segment<B, S>) -> usize {
         let buckets = segment.normal.iter().chain(&segment.stash);
         buckets.map(|bucket| meta_of(self.medium(), bucket).count()).sum()
     }
 
-    /// The records of a bucket, with their slots.
+    /// Returns the records of a bucket, with their slots.
     #[inline(always)]
     pub(super) fn records_of<'a>(
         &'a self,
@@ -359,14 +363,14 @@ where
         })
     }
 
-    /// Returns whether a record that is not in its home bucket also sits there: a crash interrupted
-    /// its displacement or its way home. The two are identical, since no thread could change the
-    /// record meanwhile; the one at home stays.
+    /// Returns whether a record that is not in its home bucket has a copy there: a crash
+    /// interrupted a displacement, or [`settle`](Self::settle). The two are identical, since no
+    /// thread could change the record meanwhile. Recovery keeps the one in the home bucket.
     fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
         if self.medium().mutant("DA-9") {
             return false;
         }
-        // By the slots alone: fingerprints may be of an earlier time.
+        // Compares only slots: fingerprints may be out of date.
         let is_copy = self.records_of(&segment.normal[home]).any(|(_, other)| {
             other.slot_key == record.slot_key
                 && (other.word == record.word || !K::WORDS_ARE_RECORDS)
@@ -377,8 +381,8 @@ where
         is_copy
     }
 
-    /// Does for the chain what [`rebuild`](Self::rebuild) does. A word that leads to no bucket, or
-    /// back, ends it.
+    /// Does for the chain what [`rebuild`](Self::rebuild) does for the buckets. Ends the chain at a
+    /// word that refers to no bucket, or to an earlier one of the chain.
     fn rebuild_chain(
         &self,
         segment: &Segment<B, S>,
@@ -399,11 +403,13 @@ where
         });
     }
 
-    /// Releases every normal bucket of a segment that the caller holds, as its rebuilt headers say.
+    /// Releases every normal bucket of a segment that the caller has locked, with the version words
+    /// of its new headers.
     pub(super) fn unlock_all(&self, segment: &Segment<B, S>, headers: &Headers<B, S>) {
         let m = self.medium();
         for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
-            // The version itself goes on from where it was: a reader that began before must notice.
+            // The version continues from its previous value, so that concurrent readers notice the
+            // change.
             let before = Version(m.load(&bucket.version)).advanced();
             m.store_transient(&bucket.version, version.following(before).0);
         }

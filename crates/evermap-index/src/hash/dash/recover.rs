@@ -1,12 +1,12 @@
-//! Recovery of what is inside a segment of Dash. When it happens, and the rest, is in
-//! `hash/segmented/recover`.
+//! Recovery of the contents of a segment of Dash. The other steps of recovery, and when it happens,
+//! are in `hash/segmented/recover`.
 //!
-//! Every opener begins with all segments stale: their version words carry the number of an earlier
-//! one. A crash may have interrupted
+//! For every new opener, all segments are stale: their version words contain an earlier generation.
+//! A crash can leave
 //!
-//! * a displacement, which leaves two copies of a record: one is dropped;
-//! * nothing in headers that are never flushed (filters, overflow fingerprints, locks): they are
-//!   made from the slots.
+//! * two copies of a record, if it interrupted a displacement: one copy is dropped;
+//! * any values in the parts of headers that are never flushed (filters, overflow fingerprints,
+//!   locks): they are computed from the slots.
 
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
@@ -16,7 +16,7 @@ use super::{Dash, Expansion};
 use crate::Key;
 use crate::hash::segmented::chain;
 
-/// Why what a segment holds must be durable before it is used.
+/// Why the contents of a segment must be durable before it is used.
 const FOUND: &str = "needed by other threads: `what_recovery_finds_is_durable_before_it_is_used`";
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
@@ -25,7 +25,7 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Makes every version word of a segment stale, so that it is recovered before it is used.
+    /// Makes a segment and all of its buckets stale, so that it is recovered before it is used.
     pub(super) fn make_stale(&self, segment: &Segment<B, S>) {
         let (m, earlier) = (self.medium(), self.core.generation.wrapping_sub(1));
         m.store_transient(&segment.header.generation, earlier);
@@ -34,7 +34,8 @@ where
         }
     }
 
-    /// Makes durable what a segment holds: a thread may have stored it and died before it was.
+    /// Makes the contents of a segment durable: an earlier process may have stored them and
+    /// terminated before they were durable.
     pub(super) fn make_contents_durable(&self, segment: &Segment<B, S>) {
         let m = self.medium();
         m.note(Note::Harmless(FOUND));
@@ -50,8 +51,8 @@ where
         m.fence();
     }
 
-    /// Drops the records that do not belong, makes all headers anew, and declares the segment
-    /// fresh.
+    /// Drops the records that do not belong to the segment, computes all headers again, and marks
+    /// the segment as recovered.
     pub(super) fn rebuild_contents(&self, segment: &Segment<B, S>, prefix: HashPrefix) {
         let m = self.medium();
         m.note(Note::Scope("segment recovered"));
@@ -61,8 +62,8 @@ where
              `what_recovery_drops_is_gone_before_the_segment_is_used`",
         ));
         m.fence();
-        // Up to here all threads wait, because every version word is stale. The header comes last:
-        // as long as it is stale, a thread that meets a stale bucket waits for this one.
+        // Until here, all version words are stale, so all other threads wait. The header is stored
+        // last: as long as it is stale, a thread that finds a stale bucket waits for this recovery.
         for bucket in &segment.stash {
             m.store_transient(&bucket.version, Version::fresh(self.core.generation).0);
         }

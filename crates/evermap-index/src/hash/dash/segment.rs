@@ -1,9 +1,9 @@
-//! One segment: where a record can be, and where a new one goes.
+//! One segment: finding records, and choosing slots for new ones.
 //!
-//! A record belongs to its *home* bucket. It sits there, or in the *next* bucket as a member, or in
-//! the stash or its chain. A thread that moves or changes a record holds the lock of the record's
-//! home bucket, wherever the record is: so a reader needs to validate the home bucket's version and
-//! nothing else.
+//! A record belongs to its *home* bucket. It is stored there, or in the *next* bucket as a member,
+//! or in the stash or its chain. A thread that moves or changes a record holds the lock of the
+//! record's home bucket, even if the record is stored elsewhere. So a reader has to validate only
+//! the home bucket's version.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -21,11 +21,11 @@ use crate::hash::segmented::apply::{Chain, HeldBucket, MakeRoom, OtherLocks, Pla
 use crate::hash::segmented::chain;
 use crate::hash::segmented::waiting::Waiting;
 
-/// What a look without locks found.
+/// The outcome of a search without locks.
 pub(super) enum Look {
     Found(u64),
     Absent,
-    /// Something changed meanwhile: look again.
+    /// The home bucket changed meanwhile: the caller searches again.
     Again,
     /// The home bucket is locked.
     Busy,
@@ -33,25 +33,25 @@ pub(super) enum Look {
     Stale,
 }
 
-/// A slot for a record.
+/// The location of a slot.
 pub(crate) struct Spot<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) slot: usize,
     pub(super) kind: Kind,
 }
 
-/// How a record's bucket relates to its home.
+/// The place of a record's bucket relative to its home bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Home,
     Next,
     /// The stash bucket with this index.
     Stash(usize),
-    /// A bucket of the stash's chain.
+    /// A bucket of the chain.
     Chain,
 }
 
-/// Locks held beside the home bucket's.
+/// Locks held in addition to that of the home bucket.
 #[derive(Default)]
 pub(crate) struct Locks<'a> {
     pub(super) next: Option<Held<'a>>,
@@ -73,16 +73,16 @@ where
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
-    /// Fills this many slots of the home bucket before spreading to the next one: a record at home
-    /// is found, and placed, with one cache line less. What it costs in load factor, displacement
-    /// brings back.
+    /// The number of slots of the home bucket that are filled before the next bucket is used:
+    /// finding or inserting a record in its home bucket takes one cache line less. Displacement
+    /// compensates for the lower load factor.
     pub(super) const HOME_FIRST: usize = N * 13 / 14;
 
-    /// How often a displacement may push another one along. The paper moves one record only; two
-    /// more are worth two points of load factor in a hundred.
+    /// The number of further displacements that a displacement may cause. The paper moves only one
+    /// record; moving up to two more raises the load factor by two percentage points.
     const STEPS: usize = 2;
 
-    /// The bucket that a hash belongs to.
+    /// Returns the home bucket of a hash.
     #[inline(always)]
     pub(super) fn home_of(hash: u64) -> usize {
         (hash >> 8) as usize % B
@@ -98,10 +98,10 @@ where
         (bucket + B - 1) % B
     }
 
-    /// Looks for a key without a lock or a store.
+    /// Searches for a key without taking a lock or storing anything.
     ///
-    /// How many lookups a processor overlaps is decided by how few instructions each takes, so the
-    /// common cases, a record at home and none at all, come first and are short.
+    /// A processor overlaps more lookups if each takes fewer instructions. So the common cases, a
+    /// record in its home bucket and no record at all, come first and are short.
     #[inline(always)]
     pub(super) fn look(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
@@ -117,12 +117,13 @@ where
         if version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata {
             return self.look_elsewhere(segment, version, probe);
         }
-        // Checked after a miss too: a record may have moved behind the search.
+        // Checked if nothing was found, too: a record may have moved to a bucket that was already
+        // searched.
         let verified = m.mutant("DA-14") || self.is_unchanged(home, version);
         if verified { Look::Absent } else { Look::Again }
     }
 
-    /// Goes on looking in the next bucket and the stash.
+    /// Continues a search in the next bucket and the stash.
     fn look_elsewhere(
         &self,
         segment: &Segment<B, S>,
@@ -147,8 +148,8 @@ where
         }
     }
 
-    /// Returns whether nothing has changed in this bucket, and with the records that belong to it,
-    /// since its version word was read.
+    /// Returns whether this bucket, and all records that belong to it, are unchanged since its
+    /// version word was read.
     #[inline(always)]
     fn is_unchanged(&self, home: &Bucket, version: Version) -> bool {
         // Acquire: everything read above is read before the version is read again. A thread that
@@ -158,8 +159,8 @@ where
         self.medium().load_relaxed(&home.version) == version.0
     }
 
-    /// Looks for a key in the stash and its chain. `home` is what the home bucket's version word
-    /// says.
+    /// Searches for a key in the stash and its chain. `home` is the version word of the home
+    /// bucket.
     #[cold]
     fn find_in_stash<'a>(
         &'a self,
@@ -189,7 +190,8 @@ where
         })
     }
 
-    /// Stash buckets that overflow fingerprints name for this hash, as bits.
+    /// Returns, as a bit set, the stash buckets in which overflow fingerprints announce a record
+    /// with this hash.
     pub(super) fn announced_in(&self, segment: &Segment<B, S>, hash: u64) -> u32 {
         let m = self.medium();
         let home = Self::home_of(hash);
@@ -216,7 +218,7 @@ where
         chain::trim::<Bucket, M>(&self.core.pool, &segment.header.chain, guard);
     }
 
-    /// Looks for a key whose home bucket is locked by the caller.
+    /// Searches for a key whose home bucket the caller has locked.
     #[inline(always)]
     pub(super) fn find_under_lock<'a>(
         &'a self,
@@ -241,8 +243,8 @@ where
         None
     }
 
-    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
-    /// thread holds one.
+    /// Takes the locks that are needed, besides that of the home bucket, to remove a record.
+    /// Returns `None` if another thread holds one of them.
     pub(super) fn lock_beside<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
@@ -266,12 +268,14 @@ where
     fn try_lock_at<'a>(&'a self, segment: &'a Segment<B, S>, at: usize) -> Option<Held<'a>> {
         match try_lock(self.medium(), &segment.normal[at], self.core.generation) {
             Locking::Held(held) => Some(held),
-            // A stale bucket beside a fresh one belongs to a recovery that is just ending.
+            // A stale bucket next to one that is not stale: another thread is about to complete the
+            // recovery of the segment.
             Locking::Busy | Locking::Stale => None,
         }
     }
 
-    /// Waits for the lock of the stash. Its holders wait for nothing else, so this cannot deadlock.
+    /// Waits for the lock of the stash. A thread that holds it never waits, so this cannot
+    /// deadlock.
     pub(super) fn lock_stash<'a>(&'a self, segment: &'a Segment<B, S>) -> Result<Held<'a>> {
         let mut waiting = Waiting::default();
         loop {
@@ -282,7 +286,7 @@ where
         }
     }
 
-    /// Takes a record away, durably, under its home's lock and those of
+    /// Removes a record, durably, under the lock of its home bucket and those of
     /// [`lock_for_removal`](Self::lock_for_removal).
     #[inline(always)]
     pub(super) fn remove_at(
@@ -301,7 +305,7 @@ where
         }
     }
 
-    /// Undoes the announcement of a record in stash bucket `place`, or in the chain.
+    /// Removes the overflow metadata for a record in stash bucket `place`, or in the chain.
     fn unannounce(
         &self,
         segment: &Segment<B, S>,
@@ -323,10 +327,10 @@ where
         home.version.set_overflowed(overflowed);
     }
 
-    /// Finds a free slot for a record with this hash, moving another record if that makes one.
+    /// Finds a free slot for a record with this hash, if necessary by moving other records.
     ///
-    /// In the order of the paper (section 4.3): home bucket, next bucket, displacement to either
-    /// side, stash; then, where `chain` allows it, the stash's chain.
+    /// Tries, in the order of the paper (section 4.3), the home bucket, the next bucket,
+    /// displacement to either side, and the stash; then, if `chain` allows it, the chain.
     #[inline(always)]
     pub(super) fn find_room<'a>(
         &'a self,
@@ -389,8 +393,8 @@ where
         }
     }
 
-    /// Frees a slot of the locked bucket `at` by moving a record that belongs there on to the
-    /// bucket after it; where that is full too, `steps` times the same there first.
+    /// Frees a slot of the locked bucket `at` by moving a record that belongs there to the bucket
+    /// after it. If that bucket is full too, first does the same there, up to `steps` times.
     fn displace_right(
         &self,
         segment: &Segment<B, S>,
@@ -413,15 +417,16 @@ where
         let record = self.record_in(from.bucket, slot);
         place(m, after.bucket, free, record, true);
         from.version.note_next(record.hash);
-        // The copy is durable. Until the original is gone, durably, both are there, which recovery
-        // resolves; no other thread can touch either, because this one holds the record's home.
+        // The copy is durable. After a crash before the original is removed, durably, recovery
+        // finds both and drops one. No other thread can change either, because this one holds the
+        // lock of the record's home bucket.
         erase(m, from.bucket, slot);
         after.release_changed(m);
         Some(slot)
     }
 
-    /// Frees a slot of the locked bucket `at` by moving a member back to the bucket before it,
-    /// where it belongs; where that is full too, `steps` times the same there first.
+    /// Frees a slot of the locked bucket `at` by moving a member to its home bucket, the one before
+    /// `at`. If that bucket is full too, first does the same there, up to `steps` times.
     fn displace_left(
         &self,
         segment: &Segment<B, S>,
@@ -457,7 +462,7 @@ where
         Record { hash: K::slot_hash(slot_key, self.core.seed), slot_key, word }
     }
 
-    /// A free slot in the stash, or in its chain, which `chain` may lengthen by one bucket.
+    /// Finds a free slot in the stash, or in the chain, if `chain` allows it.
     fn room_in_stash<'a>(
         &'a self,
         segment: &'a Segment<B, S>,
@@ -479,8 +484,7 @@ where
         Some((bucket, slot, Kind::Chain))
     }
 
-    /// Puts a record into the room that was made, durably, and notes in the home bucket where it
-    /// went.
+    /// Stores a record in a free slot, durably, and updates the metadata in its home bucket.
     #[inline(always)]
     pub(super) fn place_in(
         &self,

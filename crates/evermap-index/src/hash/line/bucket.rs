@@ -1,4 +1,4 @@
-//! One line: its lock, finding, placing and erasing records.
+//! One line: its lock; finding, inserting and removing records.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -10,7 +10,7 @@ use super::layout::{
 use crate::hash::segmented::apply::HeldBucket;
 use crate::key::Quotient;
 
-/// A key on its way through the index.
+/// A key to look for, with its image.
 pub(crate) struct Probe<'a, K: Quotient> {
     pub(super) key: K::Ref<'a>,
     pub(super) image: u64,
@@ -23,41 +23,42 @@ impl<'a, K: Quotient> Probe<'a, K> {
     }
 }
 
-/// A record on its way into a slot.
+/// A record, with its image.
 #[derive(Clone, Copy)]
 pub(crate) struct Record {
     pub(super) image: u64,
     pub(super) word: u64,
 }
 
-/// The key words of a line, as they were at one moment.
+/// The key words of a line, as they were read.
 pub(super) type Keys = [u64; 4];
 
-/// Reads the key words of a line that the caller holds, or cannot rely on.
+/// Reads the key words of a line. They are consistent only if the caller has locked the line.
 #[inline(always)]
 pub(super) fn keys_of<M: Medium>(m: &M, line: &Line) -> Keys {
-    // Acquire: the word with the lock comes first, so that the others are not older than it says.
+    // Acquire: the word with the lock and the version is read first, so that the others are not
+    // older.
     let first = m.load(&line.keys[0]);
     let rest = |slot: usize| m.load_relaxed(&line.keys[slot]);
     [first, rest(1), rest(2), rest(3)]
 }
 
-/// Returns whether nothing has changed in a line, and with the records that belong to it, since its
-/// key words were `seen`, and no thread holds the line.
+/// Returns whether a line, and all records that belong to it, are unchanged since its key words
+/// were `seen`, and no thread has locked the line.
 #[inline(always)]
 pub(super) fn is_unchanged<M: Medium>(m: &M, line: &Line, seen: &Quad) -> bool {
     // Acquire: everything read above is read before the version is read again. A thread that
     // changes a record of this line locks the line first, so an unchanged version means that
-    // nothing changed. If another thread held the line when it was seen, and released it without a
-    // change, what was read is right too.
+    // nothing changed. If another thread had locked the line when it was read, and released it
+    // without a change, the words that were read are correct, too.
     fence(Ordering::Acquire);
     seen.is_current(&m.load_four(&line.keys), LOCKED)
 }
 
-/// Slots that are valid and have this tag and this mark ([`FOREIGN`] or 0), as bits.
+/// Returns, as a bit set, the valid slots with this tag and this mark ([`FOREIGN`] or 0).
 ///
-/// Without branches: which slot holds a key is random, and a processor that guesses wrong throws
-/// away the lookups that it began meanwhile.
+/// Has no branches: which slot holds a key is random, and a mispredicted branch discards the
+/// lookups that the processor has begun meanwhile.
 #[inline(always)]
 pub(super) fn matching(keys: &Keys, tag: u64, mark: u64) -> u32 {
     let wanted = tag | VALID | mark;
@@ -71,42 +72,42 @@ pub(super) fn matching_seen(seen: &Quad, tag: u64, mark: u64) -> u32 {
     seen.matching(!META, tag | VALID | mark)
 }
 
-/// Slots that hold records, as bits.
+/// Returns, as a bit set, the slots that hold a record.
 #[inline(always)]
 pub(super) fn valid(keys: &Keys) -> u32 {
     let is = |slot: usize| u32::from(keys[slot] & VALID != 0) << slot;
     is(0) | is(1) | is(2) | is(3)
 }
 
-/// Slots that hold records of another line, as bits.
+/// Returns, as a bit set, the slots that hold a record of another line.
 #[inline(always)]
 pub(super) fn foreign(keys: &Keys) -> u32 {
     let is = |slot: usize| u32::from(keys[slot] & (VALID | FOREIGN) == VALID | FOREIGN) << slot;
     is(0) | is(1) | is(2) | is(3)
 }
 
-/// The lowest slot without a record.
+/// Returns the lowest slot without a record.
 #[inline(always)]
 pub(super) fn free_slot<const N: usize>(keys: &Keys) -> Option<usize> {
     let slot = valid(keys).trailing_ones() as usize;
     (slot < N).then_some(slot)
 }
 
-/// The slots that are set in `bits`.
+/// Returns the slots whose bits are set in `bits`.
 #[inline(always)]
 pub(super) fn slots(mut bits: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let slot = bits.trailing_zeros() as usize;
         bits &= bits.checked_sub(1)?;
-        // Bits come from four slots.
+        // A line has four slots.
         Some(slot & 3)
     })
 }
 
-/// The record with the probe's key among the slots of a line that [match](matching), as slot and
-/// word.
+/// Finds the record with the probe's key among the slots of a line that [match](matching). Returns
+/// its slot and its word.
 ///
-/// Without the lock this is a guess, to be validated by the home line's version.
+/// If the caller does not hold the lock, it must validate the result by the home line's version.
 #[inline(always)]
 pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -115,7 +116,7 @@ pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
     probe: &Probe<'_, K>,
 ) -> Option<(usize, u64)> {
     if N == 4 && !K::WORDS_ARE_RECORDS {
-        // No two keys share an image, so there is one at most.
+        // No two keys have the same image, so at most one slot matches.
         return (matching != 0).then(|| {
             let slot = matching.trailing_zeros() as usize & 3;
             (slot, m.load_relaxed(&line.words[slot]))
@@ -137,7 +138,7 @@ pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usiz
     word: u64,
     probe: &Probe<'_, K>,
 ) -> bool {
-    // With four slots the segment implies the top bits.
+    // With four slots, the segment determines the top bits.
     let has_top = N == 4
         || Geometry::<L, N>::top_in(m.load_relaxed(&line.words[3]), slot)
             == Geometry::<L, N>::top(probe.image);
@@ -150,7 +151,7 @@ pub(crate) struct Held<'a> {
     pub(super) line: &'a Line,
 }
 
-/// Locks a line unless another thread holds it.
+/// Locks a line. Returns `None` if another thread has locked it.
 #[inline(always)]
 pub(super) fn try_lock<'a, M: Medium>(m: &M, line: &'a Line) -> Option<Held<'a>> {
     let first = m.load(&line.keys[0]);
@@ -177,7 +178,7 @@ impl HeldBucket for Held<'_> {
     }
 }
 
-/// Counts the higher bits of a line's version on, before the lowest are released as zero.
+/// Adds the carry to the higher bits of a line's version, before the lowest bits are set to zero.
 #[cold]
 fn carry<M: Medium>(m: &M, line: &Line) {
     for slot in [1, 3] {
@@ -190,8 +191,8 @@ fn carry<M: Medium>(m: &M, line: &Line) {
     }
 }
 
-/// Writes a record into a free slot of a locked line. Stores of one line persist in program order,
-/// so the record is valid only with its word.
+/// Stores a record in a free slot of a locked line. Stores to one cache line persist in program
+/// order, so a valid record has its word, also after a crash.
 #[inline(always)]
 pub(super) fn write<M: Medium, const L: usize, const N: usize>(
     m: &M,
@@ -225,21 +226,21 @@ pub(super) fn place<M: Medium, const L: usize, const N: usize>(
     m.persist(line);
 }
 
-/// Takes the record out of a slot of a locked line. Durable once the line is flushed; the slot may
-/// be reused at once, since what is stored there persists later.
+/// Removes the record in a slot of a locked line. Durable once the line is flushed. The slot may be
+/// reused at once, since later stores to the same line persist later.
 #[inline(always)]
 pub(super) fn clear<M: Medium>(m: &M, line: &Line, slot: usize) {
     m.store(&line.keys[slot], m.load_relaxed(&line.keys[slot]) & META);
 }
 
-/// Notes in a locked line that a record of it is in its other line.
+/// Sets the filter bit of a locked line for one of its records that is in the other line.
 #[inline(always)]
 pub(super) fn note_away<M: Medium>(m: &M, line: &Line, tag: u64) {
     let key = m.load_relaxed(&line.keys[2]);
     m.store_transient(&line.keys[2], key | filter_bit(tag));
 }
 
-/// Replaces what a locked line says about records elsewhere.
+/// Replaces the filter, and the bit for the chain, of a locked line.
 pub(super) fn set_filter<M: Medium>(m: &M, line: &Line, filter: u64) {
     let key = m.load_relaxed(&line.keys[2]);
     let with = key & !META | filter;
@@ -248,7 +249,7 @@ pub(super) fn set_filter<M: Medium>(m: &M, line: &Line, filter: u64) {
     }
 }
 
-/// The tag in a key word.
+/// Returns the tag in a key word.
 #[inline(always)]
 pub(super) fn tag_of(key: u64) -> u64 {
     key & TAG

@@ -1,4 +1,4 @@
-//! The invariants of a segment of a line hash, checked one by one.
+//! Checking the invariants of a segment of a line hash.
 
 use evermap_pm::Medium;
 
@@ -11,7 +11,7 @@ use crate::hash::segmented::check::SeenRecords;
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// Describes the violated invariants of a segment with this prefix, which the caller has
     /// locked.
     pub(super) fn check_contents(
         &self,
@@ -28,7 +28,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             };
             let home = &segment.lines[Geometry::<L, N>::home(record.image)];
             if is_foreign(key) && !may_be_elsewhere(keys_of(m, home)[2], tag_of(key)) {
-                wrong("the filter hides it");
+                wrong("the filter excludes it");
             }
             seen.check(record.image, (record.image, record.word), &mut wrong);
         });
@@ -39,7 +39,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             };
             let home = &segment.lines[Geometry::<L, N>::home(record.image)];
             if keys_of(m, home)[2] & CHAINED != CHAINED {
-                wrong("its home line does not lead to it");
+                wrong("its home line is not marked as chained");
             }
             seen.check(record.image, (record.image, record.word), &mut wrong);
         }

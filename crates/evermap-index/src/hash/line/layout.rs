@@ -1,4 +1,4 @@
-//! What a line hash keeps in the region. The pictures are in the documentation of the types.
+//! The structures of a line hash in the region. The documentation of each type shows its layout.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, pod};
@@ -13,7 +13,7 @@ pod! {
     /// ```text
     /// byte  0  key words 0 to 3   bit 12..64 tag     52 bits of the image of the key
     ///                             bit 11     valid   storing it commits an insert or a delete
-    ///                             bit 10     foreign it belongs to the line that its tag leads to
+    ///                             bit 10     foreign its home is its other line
     ///                             bit  0..10 of word 0: version (0..9), locked (9)
     ///                                        of word 1: version, next ten bits
     ///                                        of word 2: filter (0..8), chained (8, and filter)
@@ -21,51 +21,52 @@ pod! {
     /// byte 32  words 0 to 3
     /// ```
     ///
-    /// Where a record sits implies the bits of the image that the tag lacks: the lowest are the
-    /// number of its home line, the highest are shared by all records of a segment. In a geometry
-    /// of three slots they are not, and the fourth word holds them: 16 bits for each slot.
+    /// The tag lacks some bits of the image, which follow from the position of the record: the
+    /// lowest bits are the number of its home line, and the highest are equal for all records of a
+    /// segment. In a geometry of three slots, the highest bits are not equal, and the fourth word
+    /// holds them: 16 bits for each slot.
     ///
-    /// Version, lock, filter and chained can be rebuilt, so they are never flushed for their own
-    /// sake.
+    /// Version, lock, filter and chained need not survive a crash, so changes of them alone are
+    /// never flushed.
     #[repr(align(64))]
     pub struct Line: 64 {
-        /// Tags, and twelve bits each of what tells how to read them.
+        /// Tags, each with twelve bits of metadata.
         pub keys: [PmU64; 4],
-        /// The values, or where they are.
+        /// The values, or the offsets of the records in the heap.
         pub words: [PmU64; 4],
     }
 }
 
-/// Key word 0: some thread holds the line.
+/// Key word 0: a thread has locked the line.
 pub const LOCKED: u64 = 1 << 9;
 /// Key word 0: the lowest bits of the line's version, which counts changes. They are just below the
 /// lock.
 pub const VERSION_LOW: u64 = LOCKED - 1;
 /// Key words 1 and 3: more bits of the version.
 pub const VERSION_MORE: u64 = META;
-/// Key word 2: a bit for some tag bits of each record of this line that sits in another one.
+/// Key word 2: for each record of this line that is in another line, the bit that its tag selects.
 pub const FILTER: u64 = 0xff;
-/// Key word 2: some record of this line is in the segment's chain. The whole filter says so too, so
-/// that a lookup that ends at home asks only that.
+/// Key word 2: some record of this line is in the segment's chain. All bits of the filter are set
+/// then, so that lookups have to check only the filter.
 pub const CHAINED: u64 = 1 << 8 | FILTER;
-/// The part of a key word that says nothing about its record.
+/// The bits of a key word that do not describe its record.
 pub const META: u64 = (1 << 10) - 1;
 /// The record belongs to another line.
 pub const FOREIGN: u64 = 1 << 10;
 /// There is a record.
 pub const VALID: u64 = 1 << 11;
-/// The part of a key word that comes from the image.
+/// The bits of a key word that contain a part of the image.
 pub const TAG: u64 = !0 << TAG_SHIFT;
 const TAG_SHIFT: u32 = 12;
 const TAG_BITS: u32 = 64 - TAG_SHIFT;
 
-/// The bit of [`FILTER`] for a tag.
+/// Returns the bit of [`FILTER`] for a tag.
 #[inline(always)]
 pub fn filter_bit(tag: u64) -> u64 {
     1 << (tag >> (TAG_SHIFT + 8) & 7)
 }
 
-/// Which part of an image goes where, in segments of `L` lines of which `N` slots each are used.
+/// How images are divided into parts, in segments of `L` lines of which `N` slots each are used.
 pub struct Geometry<const L: usize, const N: usize>;
 
 impl<const L: usize, const N: usize> Geometry<L, N> {
@@ -73,36 +74,37 @@ impl<const L: usize, const N: usize> Geometry<L, N> {
         assert!(L.is_power_of_two() && L >= 4 && L <= 1024 && (N == 3 || N == 4));
         L.ilog2()
     };
-    /// Bits above the tag.
+    /// The number of bits of an image above the tag.
     const TOP_BITS: u32 = 64 - TAG_BITS - Self::LINE_BITS;
-    /// Least local depth of a segment: with four slots the segment implies the top bits.
+    /// The least local depth of a segment: with four slots, the segment must determine the top
+    /// bits.
     pub const DEPTH_MIN: u32 = if N == 4 { Self::TOP_BITS } else { 0 };
-    /// Slots of a line as bits.
+    /// The slots of a line, as a bit set.
     pub const SLOTS: u32 = (1 << N) - 1;
 
-    /// The line that an image belongs to.
+    /// Returns the home line of an image.
     #[inline(always)]
     pub fn home(image: u64) -> usize {
         image as usize & (L - 1)
     }
 
-    /// The part of an image that its key word holds.
+    /// Returns the tag of an image, at its position in a key word.
     #[inline(always)]
     pub fn tag(image: u64) -> u64 {
         image >> Self::LINE_BITS << TAG_SHIFT
     }
 
-    /// The highest bits of an image.
+    /// Returns the bits of an image above the tag.
     #[inline(always)]
     pub fn top(image: u64) -> u64 {
         image >> (TAG_BITS + Self::LINE_BITS)
     }
 
-    /// To which half (0 or 1) of a segment of local depth `depth` the record in a slot belongs,
-    /// with this key word and with `tops` in its line's fourth word.
+    /// Returns the half (0 or 1) of a segment of local depth `depth` to which the record in a slot
+    /// belongs. `key` is its key word, and `tops` the fourth word of its line.
     #[inline(always)]
     pub fn half(key: u64, tops: u64, slot: usize, depth: u32) -> u64 {
-        // The highest bit of the image that the segment does not imply.
+        // The highest bit of the image that the segment does not determine.
         let bit = 63 - depth;
         match bit.checked_sub(TAG_BITS + Self::LINE_BITS) {
             Some(bit) => Self::top_in(tops, slot) >> bit & 1,
@@ -110,32 +112,34 @@ impl<const L: usize, const N: usize> Geometry<L, N> {
         }
     }
 
-    /// The image of these parts.
+    /// Returns the image that consists of these parts.
     #[inline(always)]
     pub fn image(top: u64, tag: u64, home: usize) -> u64 {
         top << (TAG_BITS + Self::LINE_BITS) | tag >> TAG_SHIFT << Self::LINE_BITS | home as u64
     }
 
-    /// The other line where a record in line `at` may be. It leads from either to the other.
+    /// Returns the second line in which a record may be, from the first one, `at`. Maps each of the
+    /// two lines to the other.
     #[inline(always)]
     pub fn other(at: usize, tag: u64) -> usize {
-        // Odd, so that it never leads to the same line.
+        // The mask is odd, so the result differs from `at`.
         at ^ ((tag >> TAG_SHIFT) as usize & (L - 1) | 1)
     }
 
-    /// The line where a record with this image may be beside its home.
+    /// Returns the line, besides its home line, in which a record with this image may be.
     #[inline(always)]
     pub fn other_of(image: u64) -> usize {
         Self::other(Self::home(image), Self::tag(image))
     }
 
-    /// `word` of a line's fourth slot with the top bits of the record in `slot` replaced.
+    /// Returns `word`, from a line's fourth slot, with the top bits of the record in `slot`
+    /// replaced.
     #[inline(always)]
     pub fn with_top(word: u64, slot: usize, top: u64) -> u64 {
         word & !(0xffff << (16 * slot)) | top << (16 * slot)
     }
 
-    /// Undoes [`with_top`](Self::with_top).
+    /// Returns the top bits of the record in `slot`: see [`with_top`](Self::with_top).
     #[inline(always)]
     pub fn top_in(word: u64, slot: usize) -> u64 {
         word >> (16 * slot) & ((1 << Self::TOP_BITS) - 1)
@@ -147,14 +151,15 @@ pod! {
     pub struct Header: 64 {
         /// `Header::MAGIC`.
         pub magic: PmU64,
-        /// Which images belong here.
+        /// The images that the segment serves.
         pub prefix: PmU64,
-        /// The opener that recovered this segment. Not flushed: every opener begins with all
-        /// segments stale.
+        /// The generation of the opener that recovered this segment. Never flushed: for every new
+        /// opener, all segments are stale.
         pub generation: PmU64,
-        /// First link of the chain that takes what two lines cannot: an offset, 0 for none.
+        /// The offset of the first link of the chain, which is used if two lines are full; 0 if
+        /// there is no chain.
         pub chain: PmU64,
-        /// Held while the chain changes: 0 or 1. Not flushed.
+        /// The lock of the chain: 1 while a thread changes the chain, else 0. Never flushed.
         pub chain_lock: PmU64,
         reserved: [PmU64; 3],
     }
@@ -163,7 +168,7 @@ pod! {
 pod! {
     /// A segment of `L` lines.
     pub struct Segment<const L: usize> {
-        /// Identity and prefix.
+        /// The header.
         pub header: Header,
         /// The records.
         pub lines: [Line; L],
@@ -172,12 +177,12 @@ pod! {
 
 const _: () = assert!(size_of::<Segment<256>>() == 257 * 64);
 
-/// Records in a link of a chain.
+/// The number of records in a link of a chain.
 pub const LINK_SLOTS: usize = 3;
 
 pod! {
-    /// A link of a segment's chain: records whose home line and the other one are full, where a
-    /// split would not help.
+    /// A link of a segment's chain: for records whose two lines are full, if a split would not
+    /// help.
     ///
     /// ```text
     /// byte  0  next   bit 0..48 offset of the next link or 0; bit 48..51 which slots are valid
@@ -185,27 +190,28 @@ pod! {
     /// byte 32  words 0 to 2
     /// ```
     pub struct Link: 64 {
-        /// The next link, and which slots hold records: storing it commits.
+        /// The offset of the next link, and the valid slots. Storing it commits an insert or a
+        /// removal.
         pub next: PmU64,
-        /// Whole images.
+        /// The complete images.
         pub images: [PmU64; LINK_SLOTS],
-        /// The values, or where they are.
+        /// The values, or the offsets of the records in the heap.
         pub words: [PmU64; LINK_SLOTS],
         reserved: PmU64,
     }
 }
 
-/// Part of a word that is an offset: of [`Link::next`], and of a directory entry, whose upper bits
-/// are its stamp.
+/// The bits of a word that are an offset: in [`Link::next`], and in a directory entry, whose upper
+/// bits are the generation tag.
 pub const OFFSET: u64 = (1 << 48) - 1;
 
-/// Which slots of a link are valid.
+/// Returns the valid slots of a link, as a bit set.
 #[inline(always)]
 pub fn valid_in(next: u64) -> u32 {
     (next >> 48) as u32 & ((1 << LINK_SLOTS) - 1)
 }
 
-/// The bit of [`Link::next`] that makes `slot` valid.
+/// Returns the bit of [`Link::next`] that makes `slot` valid.
 #[inline(always)]
 pub fn link_bit(slot: usize) -> u64 {
     1 << (48 + slot)
@@ -254,7 +260,7 @@ impl chain::Link for Link {
     }
 
     fn clear<M: Medium>(&self, m: &M) {
-        m.note(Note::Harmless("torn, it is made whole before anything leads there"));
+        m.note(Note::Harmless("torn, it is complete before a chain refers to the link"));
         m.store(&self.next, 0);
         m.persist(&self.next);
     }

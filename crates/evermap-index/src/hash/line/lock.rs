@@ -10,12 +10,12 @@ use crate::hash::segmented::waiting::Waiting;
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Locks every line of a segment that served `image`. Returns `false`, holding nothing, if it
-    /// no longer does.
+    /// Locks every line of a segment. Returns `false`, with nothing locked, if the segment no
+    /// longer serves `image`.
     ///
-    /// Lines are locked in order, and a thread that holds a line only ever tries to lock others, so
-    /// this cannot deadlock. A segment that was merged away stays locked, which the
-    /// directory tells.
+    /// Only a thread that locks a whole segment waits for a line while it holds others, and such
+    /// threads lock lines in the same order, so this cannot deadlock. A segment that was merged
+    /// away stays locked, but the directory no longer refers to it.
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`.
@@ -32,13 +32,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(true)
     }
 
-    /// Waits for one line. Returns `false`, not holding it, if the segment no longer serves
-    /// `image`.
+    /// Waits for one line and locks it. Returns `false`, with the line unlocked, if the segment no
+    /// longer serves `image`.
     fn lock_in_turn(&self, segment: &Segment<L>, at: usize, image: u64) -> Result<bool> {
         let m = self.medium();
         let serves = || self.locate(image) == m.offset_of(segment);
         let line = &segment.lines[at];
-        // Most are free; only the first tells whether the segment is still the one.
+        // Most lines are not locked. Whether the segment still serves the image is checked only for
+        // the first.
         if at > 0
             && let Some(Held { .. }) = try_lock(m, line)
         {
@@ -47,8 +48,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let mut waiting = Waiting::default();
         loop {
             if let Some(held) = try_lock(m, line) {
-                // Stays locked until the caller unlocks all. The thread that holds a line keeps the
-                // segment in the directory.
+                // The line stays locked until the caller unlocks all lines. While a thread holds
+                // the first line, no other thread splits or merges the segment.
                 let serves = at > 0 || serves();
                 if !serves {
                     held.release(m);
@@ -62,7 +63,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Releases lines as they were.
+    /// Releases lines that were not changed.
     pub(super) fn unlock_lines(&self, lines: &[Line]) {
         lines.iter().for_each(|line| Held { line }.release(self.medium()));
     }

@@ -1,33 +1,35 @@
 //! Line hash: extendible hashing whose buckets are single cache lines.
 //!
-//! The layout is in [`layout`]; a picture of the whole:
+//! The layout is in [`layout`]. An overview:
 //!
 //! ```text
 //! root ── directory ─┬─ segment ── 256 lines of 4 records (, chain)
 //!                    ├─ segment
-//!                    └─ ...          top image bits pick the segment, bits 0..8 the line,
+//!                    └─ ...          the top image bits select the segment, bits 0..8 the line,
 //!                                    the 52 bits between are the record's tag
 //! ```
 //!
-//! A key is known from its *image*, a bijective mix of its 64 bits (the hash, for variable-length
-//! keys). The place of a record implies the top and the bottom of its image, so a slot stores the
-//! rest alone (*quotienting*, after Knuth), and the twelve bits that this saves in each of four key
-//! words hold all that a bucket needs: lock, version, valid bits and a filter. So a line is full of
-//! records, a lookup reads one line beside the directory's, and an insert flushes that line once.
+//! A key is identified by its *image*: a bijective mix of its 64 bits, or the hash of a
+//! variable-length key. The position of a record determines the top and the bottom bits of its
+//! image, so a slot stores only the other bits (*quotienting*, after Knuth). This saves twelve bits
+//! in each of four key words, which hold the metadata of the bucket: lock, version, valid bits and
+//! a filter. So a line has no separate header, a lookup reads one line besides that of the
+//! directory, and an insert flushes one line once.
 //!
-//! * **A record is in one of two lines**, its home or the other that its tag leads to. A full pair
-//!   moves one record of either line on before the segment is split.
+//! * **A record is in one of two lines**: its home line, or a second one that its tag determines.
+//!   If both are full, an insert first tries to move a record of either line to its second line,
+//!   before the segment is split.
 //! * **One version per lookup**, that of the home line, as in [`dash`](crate::hash::dash). A lookup
-//!   goes on to the other line only if a filter in the home line says so.
-//! * **Splits are committed by the directory**, as in Dash-EH: no persistent word names an
-//!   uncommitted segment.
-//! * **The generation is in the directory's entries**, above the offset. A lookup takes its own
-//!   generation away from the entry it reads anyway, and what is left is an offset only if the
-//!   segment was recovered: so the check that every offset needs also finds stale segments.
-//! * **Keys whose images agree too much** go to a chain, instead of doubling the directory without
-//!   end.
+//!   reads the second line only if the filter in the home line does not exclude the key.
+//! * **Splits are committed by the directory**, as in Dash-EH: no persistent word refers to a
+//!   segment that is not committed.
+//! * **The generation is in the directory entries**, above the offset. A lookup removes the current
+//!   generation from the entry by exclusive or. The result is a valid offset only if the segment
+//!   was recovered, so the bounds check that every offset needs also detects stale segments.
+//! * **Keys whose images have too many equal bits** are stored in a chain, instead of doubling the
+//!   directory without end.
 //!
-//! What the line hash shares with other indexes made of segments is in `hash/segmented`.
+//! The code that the line hash shares with other indexes made of segments is in `hash/segmented`.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -70,19 +72,19 @@ use bucket::{Held, Probe, Record, find, free_slot, keys_of, matching, try_lock, 
 use layout::{Geometry, LINK_SLOTS, Line, Link, OFFSET, Root, Segment};
 use segment::{Locks, Look, Spot};
 
-/// How a new index begins.
+/// The options of a new index.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
-    /// Global depth to begin with: `2^depth` segments. At least the depth that the geometry
-    /// implies, which is 4 for 256 lines.
+    /// The initial global depth: the index begins with `2^initial_depth` segments. Raised to the
+    /// least depth that the geometry requires, which is 4 for 256 lines.
     pub initial_depth: u32,
 }
 
 /// A line hash over keys `K` in medium `M`, with segments of `L` lines, of which `N` slots each are
 /// used.
 ///
-/// See the [module](self). With three slots, the fourth holds what the position of a record does
-/// not imply in so small a segment: see [`Tiny`], which is for tests.
+/// See the [module](self). With three slots, the fourth holds the image bits that the position of a
+/// record does not determine in small segments: see [`Tiny`], which is for tests.
 pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize = 4> {
     core: Core<M>,
     expansion: Extendible<M>,
@@ -91,11 +93,12 @@ pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize
     keys: PhantomData<fn(K) -> K>,
 }
 
-/// Segments so small that a handful of keys makes every structural change happen.
+/// Segments so small that a few keys cause every kind of structure change.
 pub type Tiny<K, M> = LineHash<K, M, 4, 3>;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Returns the first word of the root: "LINEH", key format, geometry.
+    /// Returns the first word of the root block, which encodes "LINEH", the key format and the
+    /// geometry.
     fn kind() -> u64 {
         let geometry = (L as u64) << 4 | N as u64;
         u64::from_le_bytes(*b"LINEH\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
@@ -106,7 +109,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         self.core.medium()
     }
 
-    /// Returns the pool that the index is in.
+    /// Returns the pool that contains the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.core.pool
     }
@@ -116,30 +119,32 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         LineHash { core: Core::new(pool, root), expansion, generation_tag, keys: PhantomData }
     }
 
-    /// Returns the low bits of the opener's generation, where directory entries hold them.
+    /// Returns the low bits of the opener's generation, at their position in directory entries.
     fn generation_tag_of(pool: &Pool<M>) -> u64 {
         pool.generation() << OFFSET.count_ones()
     }
 
-    /// Returns the segment that a directory entry names, if this opener has recovered it.
+    /// Returns the segment that a directory entry refers to. Returns `None` if this opener has not
+    /// recovered it.
     #[inline(always)]
     fn fresh(&self, entry: u64) -> Option<&Segment<L>> {
-        // Another generation leaves upper bits, which no offset has.
+        // If the generation differs, the result has bits above those of any offset.
         self.medium().at(entry ^ self.generation_tag)
     }
 
-    /// Returns the home line of an image in the segment that a directory entry names, if this
-    /// opener has recovered that.
+    /// Returns the home line of an image in the segment that a directory entry refers to. Returns
+    /// `None` if this opener has not recovered the segment.
     #[inline(always)]
     fn home_in<'a>(&self, m: &'a M, entry: u64, image: u64) -> Option<&'a Line> {
         let line = offset_of!(Segment<L>, lines) + 64 * Geometry::<L, N>::home(image);
         m.at((entry ^ self.generation_tag).wrapping_add(line as u64))
     }
 
-    /// Recovers the segment that an entry names for which [`fresh`](Self::fresh) returned `None`.
+    /// Recovers the segment that an entry refers to, for which [`fresh`](Self::fresh) returned
+    /// `None`.
     ///
     /// # Errors
-    /// `Damaged` if there is no segment.
+    /// `Damaged` if the entry refers to no segment.
     #[cold]
     fn refresh(&self, entry: u64, waiting: &mut Waiting) -> Result<()> {
         if (entry ^ self.generation_tag) & !OFFSET == 0 {
@@ -158,11 +163,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let m = self.medium();
         let found = self.expansion.directory.find(probe.image);
         if let Some(home) = self.home_in(m, found.segment, probe.image) {
-            match segment::glance::<K, M, L, N>(m, home, probe) {
-                // No need to look at the directory again: a record that moved away is cleared
-                // before its line is released.
+            match segment::look_in_line::<K, M, L, N>(m, home, probe) {
+                // No need to check the directory again: a record that was moved to another segment
+                // is removed before its line is released.
                 Look::Found(word) => return Ok(Some(word)),
-                // The segment may have been split between the directory and the line.
+                // The segment may have been split between reading the directory and the line.
                 Look::Absent if self.expansion.directory.is_current(m, &found) => return Ok(None),
                 _ => {}
             }
@@ -171,8 +176,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(word)
     }
 
-    /// Looks a key up where its record may be elsewhere, lines may be locked, and segments may be
-    /// stale or split meanwhile.
+    /// Looks a key up in all cases: its record may be outside of its home line, lines may be
+    /// locked, and segments may be stale or split meanwhile.
     #[inline(never)]
     fn lookup_slow(&self, key: K::Ref<'_>, image: u64) -> Result<Option<u64>> {
         let (m, probe) = (self.medium(), Probe { key, image });
@@ -203,16 +208,16 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
     }
 
-    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first all home lines
-    /// are fetched; then those lookups end that end there, and what the others need next is
-    /// fetched.
+    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first prefetches all
+    /// home lines; then completes the lookups that their home lines decide, and prefetches the next
+    /// line for the others.
     fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
         let (mut images, mut entries) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
         for ((&key, image), entry) in keys.iter().zip(&mut images).zip(&mut entries) {
             *image = K::image(key, self.core.seed);
             *entry = self.expansion.directory.find(*image).segment;
-            // A hint only: whether there is a segment is checked below.
+            // Only a hint: that the segment exists is checked below.
             let line = Geometry::<L, N>::home(*image) as u64;
             m.prefetch((*entry & OFFSET) + (line + 1) * evermap_pm::medium::LINE);
         }
@@ -232,8 +237,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(())
     }
 
-    /// Looks a key up in its home line alone, in the segment that `entry` names. Returns `None` if
-    /// that does not decide; then what will decide has been prefetched.
+    /// Looks a key up only in its home line, in the segment that `entry` refers to. If that does
+    /// not decide the lookup, prefetches what it needs next, and returns `None`.
     #[inline(always)]
     fn look_at_home(&self, entry: u64, probe: &Probe<'_, K>) -> Result<Option<Option<u64>>> {
         let m = self.medium();
@@ -247,7 +252,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 return Ok(None);
             }
         }
-        match segment::glance::<K, M, L, N>(m, home, probe) {
+        match segment::look_in_line::<K, M, L, N>(m, home, probe) {
             Look::Found(word) => Ok(Some(Some(word))),
             Look::Absent if self.expansion.directory.find(probe.image).segment == entry => {
                 Ok(Some(None))
@@ -283,12 +288,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
             return Ok(LockingHome::Stale(found.segment));
         };
         if mode == MutateMode::MayInsert {
-            // One insert in four finds its home line full. Nothing overtakes the lock, so memory is
-            // idle meanwhile.
+            // One insert in four finds its home line full. Prefetched before locking: no later load
+            // begins before a locked instruction is complete.
             segment::prefetch_line(&segment.lines[Geometry::<L, N>::other_of(image)]);
         }
         match try_lock(m, &segment.lines[Geometry::<L, N>::home(image)]) {
-            // As long as one line is locked, its segment is neither split nor merged.
+            // While one of its lines is locked, a segment is neither split nor merged.
             Some(held) if self.expansion.directory.is_current(m, &found) => {
                 Ok(LockingHome::Held(Home { segment, held }))
             }
@@ -300,7 +305,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         }
     }
 
-    fn freshen(
+    fn make_usable(
         &self,
         entry: u64,
         at_holder: bool,
@@ -326,7 +331,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
             let place = Place { word, spot: Spot::Home(line, slot) };
             return apply_to(self, &place, Locks::default(), home, operation, decide);
         }
-        // No thread moves records of this line while it is locked, so the others need not be.
+        // No thread moves records of this line while it is locked, so other lines need not be
+        // locked.
         let absent = !segment::may_be_elsewhere(keys[2], tag)
             || self.find_elsewhere(home.segment, keys[2], probe).is_none();
         match (absent, operation.mode, free_slot::<N>(&keys)) {
@@ -560,8 +566,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
         let depth = config.initial_depth.max(Geometry::<L, N>::DEPTH_MIN);
         let bytes = size_of::<Segment<L>>() as u64;
         let generation_tag = Self::generation_tag_of(&pool);
-        // Nothing below is reachable until the root cell names it, so an error or a crash forgets
-        // all of it.
+        // The structures are not reachable until the root cell refers to them, so an error or a
+        // crash leaves no index.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(size_of::<Root>() as u64)?;
         let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, generation_tag)?;
@@ -569,7 +575,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
         let index = Self::assemble(pool.clone(), block, expansion);
         for (pattern, offset) in segments.into_iter().enumerate() {
             let prefix = HashPrefix { depth, pattern: pattern as u64 };
-            index.build(offset, prefix, &rebuild::Picture::empty(), &[])?;
+            index.build(offset, prefix, &rebuild::SegmentBuffer::empty(), &[])?;
             index.unlock_unchanged(index.segment(offset)?);
         }
         root::publish(&pool, root, block, Self::kind());
@@ -589,7 +595,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
         let everything = pool.region().must_recover_all();
         let index = Self::assemble(pool, block, expansion);
         if everything {
-            // Generations of an earlier opener could be taken for this one's: remove all of them.
+            // Stamps of an earlier opener could equal those of this one: make all segments stale.
             index.make_all_stale();
         }
         Ok(index)

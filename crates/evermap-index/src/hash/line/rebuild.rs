@@ -1,6 +1,6 @@
-//! Writing whole segments: a new one from a picture of it, an old one after a split or a crash.
+//! Writing whole segments: a new one from a buffer, or an existing one after a split or a crash.
 //!
-//! All of it works on segments that no other thread can touch.
+//! No other thread can access the segment meanwhile.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
@@ -16,28 +16,28 @@ use super::{HashPrefix, LineHash};
 use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 use crate::key::Quotient;
 
-/// The lines of a segment in ordinary memory. The metadata in their key words is the filter and
-/// nothing else.
-pub(crate) struct Picture<const L: usize, const N: usize> {
-    lines: Box<[PicturedLine; L]>,
+/// The lines of a segment in ordinary memory. Of the metadata, their key words contain only the
+/// filter and the bit for the chain.
+pub(crate) struct SegmentBuffer<const L: usize, const N: usize> {
+    lines: Box<[LineBuffer; L]>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct PicturedLine {
+struct LineBuffer {
     keys: [u64; 4],
     words: [u64; 4],
 }
 
-/// A record that can go home: from a slot of one line into a slot of another.
-struct WayHome {
+/// The move of a record to its home line: from a slot of one line to a slot of another.
+struct HomeMove {
     from: (usize, usize),
     to: (usize, usize),
     record: Record,
 }
 
-impl<const L: usize, const N: usize> Picture<L, N> {
+impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
     pub(super) fn empty() -> Self {
-        Picture { lines: Box::new([PicturedLine::default(); L]) }
+        SegmentBuffer { lines: Box::new([LineBuffer::default(); L]) }
     }
 
     fn put(&mut self, at: usize, slot: usize, record: Record, mark: u64) {
@@ -51,12 +51,12 @@ impl<const L: usize, const N: usize> Picture<L, N> {
         line.keys[slot] = Geometry::<L, N>::tag(record.image) | VALID | mark | meta;
     }
 
-    /// Records in the lines.
+    /// Returns the number of records in the lines.
     pub(super) fn count(&self) -> usize {
         self.lines.iter().map(|line| valid(&line.keys).count_ones() as usize).sum()
     }
 
-    /// Puts a record into its home line or its other one; `false` if both are full.
+    /// Stores a record in its home line or its other one. Returns `false` if both are full.
     pub(super) fn put_anywhere(&mut self, record: Record) -> bool {
         let home = Geometry::<L, N>::home(record.image);
         let tag = Geometry::<L, N>::tag(record.image);
@@ -72,10 +72,10 @@ impl<const L: usize, const N: usize> Picture<L, N> {
         true
     }
 
-    /// Moves foreign records home where there is room, and makes all filters. Returns those that
-    /// moved: the records' images are complete but for their top bits.
-    fn bring_home(&mut self) -> Vec<WayHome> {
-        let mut ways = Vec::new();
+    /// Moves foreign records to their home lines if there are free slots, and sets all filters.
+    /// Returns the moves, whose records' images may lack the top bits.
+    fn move_home(&mut self) -> Vec<HomeMove> {
+        let mut moves = Vec::new();
         for at in 0..L {
             for slot in slots(foreign(&self.lines[at].keys)) {
                 let key = self.lines[at].keys[slot];
@@ -89,34 +89,34 @@ impl<const L: usize, const N: usize> Picture<L, N> {
                 let image = Geometry::<L, N>::image(if N < 4 { top } else { 0 }, tag, home);
                 let record = Record { image, word: self.lines[at].words[slot] };
                 self.put(home, free, record, 0);
-                ways.push(WayHome { from: (at, slot), to: (home, free), record });
+                moves.push(HomeMove { from: (at, slot), to: (home, free), record });
             }
         }
-        // Not before: in a segment that lives, a slot is free only when its record is durable
-        // elsewhere.
-        for way in &ways {
-            self.lines[way.from.0].keys[way.from.1] &= META;
+        // Only now: in the segment itself, the slots are free only once the moved records are
+        // durable in their home lines.
+        for moved in &moves {
+            self.lines[moved.from.0].keys[moved.from.1] &= META;
         }
-        ways
+        moves
     }
 
-    /// Notes that a record with this image is in the chain.
+    /// Marks the home line of a record that is in the chain.
     fn note_chained(&mut self, image: u64) {
         self.lines[Geometry::<L, N>::home(image)].keys[2] |= CHAINED;
     }
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Writes a segment of this prefix, with these records in its chain, into a fresh block, with
-    /// every line locked, and flushes it without a fence.
+    /// Writes a segment with this prefix, and with these records in its chain, into a new block,
+    /// with every line locked, and flushes it without a fence.
     ///
     /// # Errors
-    /// `NoSpace` where a chain is needed and cannot be had; what the chain took is given back.
+    /// `NoSpace` if a chain is needed and cannot be allocated; nothing is allocated then.
     pub(super) fn build(
         &self,
         offset: u64,
         prefix: HashPrefix,
-        picture: &Picture<L, N>,
+        buffer: &SegmentBuffer<L, N>,
         chained: &[Record],
     ) -> Result<()> {
         let m = self.medium();
@@ -129,17 +129,17 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         m.store_transient(&header.chain_lock, 0);
         m.store_transient(&header.generation, self.core.generation);
         m.flush(header);
-        for (line, pictured) in segment.lines.iter().zip(picture.lines.iter()) {
-            (0..4).for_each(|slot| m.store(&line.words[slot], pictured.words[slot]));
-            m.store(&line.keys[0], pictured.keys[0] | LOCKED);
-            (1..4).for_each(|slot| m.store(&line.keys[slot], pictured.keys[slot]));
+        for (line, buffered) in segment.lines.iter().zip(buffer.lines.iter()) {
+            (0..4).for_each(|slot| m.store(&line.words[slot], buffered.words[slot]));
+            m.store(&line.keys[0], buffered.keys[0] | LOCKED);
+            (1..4).for_each(|slot| m.store(&line.keys[slot], buffered.keys[slot]));
             m.flush(line);
         }
         Ok(())
     }
 
-    /// Writes the upper half of a segment that is being split, which the caller holds, into a new
-    /// block: see [`build`](Self::build).
+    /// Writes the upper half of a segment that is being split, which the caller has locked, into a
+    /// new block: see [`build`](Self::build).
     ///
     /// # Errors
     /// `NoSpace`.
@@ -147,11 +147,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &self,
         offset: u64,
         upper: HashPrefix,
-        moving: &mut Picture<L, N>,
+        moving: &mut SegmentBuffer<L, N>,
         chained: &[Record],
     ) -> Result<()> {
-        moving.bring_home();
-        // There may be room now for what had to go to the chain.
+        moving.move_home();
+        // Records of the chain may now fit into the lines.
         let mut left: Vec<Record> = Vec::new();
         for &record in chained {
             if !moving.put_anywhere(record) {
@@ -162,8 +162,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         self.build(offset, upper, moving, &left)
     }
 
-    /// Writes records into new links, flushed without a fence. Returns the offset of the first
-    /// link, or 0.
+    /// Writes records into the links of a new chain and flushes them without a fence. Returns the
+    /// offset of the first link, or 0 if there are no records.
     fn build_chain(&self, records: &[Record]) -> Result<u64> {
         let (m, pool) = (self.medium(), &self.core.pool);
         let allocate = || pool.allocate(size_of::<Link>() as u64);
@@ -179,47 +179,48 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// Ends a split in its lower half, which is durably that already: clears what moved away, and
-    /// lets foreign records go home. `staying` pictures the others, in their places.
+    /// The end of a split: removes the records that were moved from the lower half, whose prefix is
+    /// durable already, and moves foreign records to their home lines. `staying` contains the
+    /// records that stay, in their present slots.
     pub(super) fn settle(
         &self,
         segment: &Segment<L>,
         prefix: HashPrefix,
-        mut staying: Picture<L, N>,
+        mut staying: SegmentBuffer<L, N>,
     ) {
         let m = self.medium();
-        // No flush: the prefix tells that these do not belong here, whether or not a crash brings
-        // them back. Every word is stored, the filter as none: which ones stay is random, and
-        // guessing wrong takes longer than storing.
-        for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
+        // Not flushed: if removed records reappear after a crash, they do not have the segment's
+        // prefix. Stores every key word, with an empty filter: which records stay is random, and
+        // mispredicted branches would take longer than the stores.
+        for (line, buffered) in segment.lines.iter().zip(staying.lines.iter()) {
             let keys = keys_of(m, line);
             for slot in [0, 1, 3] {
-                m.store(&line.keys[slot], pictured.keys[slot] | keys[slot] & META);
+                m.store(&line.keys[slot], buffered.keys[slot] | keys[slot] & META);
             }
-            m.store(&line.keys[2], pictured.keys[2]);
+            m.store(&line.keys[2], buffered.keys[2]);
         }
-        let ways = staying.bring_home();
-        if !ways.is_empty() {
-            self.go_home(segment, &ways);
+        let moves = staying.move_home();
+        if !moves.is_empty() {
+            self.apply_moves(segment, &moves);
         }
         self.settle_chain(segment, prefix, &mut staying);
-        for (line, pictured) in segment.lines.iter().zip(staying.lines.iter()) {
-            set_filter(m, line, pictured.keys[2] & META);
+        for (line, buffered) in segment.lines.iter().zip(staying.lines.iter()) {
+            set_filter(m, line, buffered.keys[2] & META);
         }
     }
 
-    /// Pictures of the lower and the upper half of a segment of this depth, which the caller holds:
-    /// every record in the line and the slot where it is, without filters.
-    pub(super) fn picture_halves(&self, segment: &Segment<L>, depth: u32) -> [Picture<L, N>; 2] {
+    /// Returns the lower and the upper half of a segment of this depth, which the caller has
+    /// locked: every record in its present line and slot, without filters.
+    pub(super) fn copy_halves(&self, segment: &Segment<L>, depth: u32) -> [SegmentBuffer<L, N>; 2] {
         let m = self.medium();
-        let mut halves = [Picture::empty(), Picture::empty()];
+        let mut halves = [SegmentBuffer::empty(), SegmentBuffer::empty()];
         let [lower, upper] = &mut halves;
         let lines = segment.lines.iter().zip(lower.lines.iter_mut().zip(upper.lines.iter_mut()));
         for (line, (lower, upper)) in lines {
             let keys = keys_of(m, line);
             let words = [0, 1, 2, 3].map(|slot| m.load_relaxed(&line.words[slot]));
             for (slot, &key) in keys.iter().enumerate().take(N) {
-                // Masks instead of branches: which half a record belongs to is random.
+                // Masks instead of branches: the half to which a record belongs is random.
                 let there = 0u64.wrapping_sub(u64::from(key & VALID != 0));
                 let goes = 0u64.wrapping_sub(Geometry::<L, N>::half(key, words[3], slot, depth));
                 lower.keys[slot] = key & !META & there & !goes;
@@ -231,27 +232,33 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// Moves records to their home lines, durably.
-    fn go_home(&self, segment: &Segment<L>, ways: &[WayHome]) {
+    fn apply_moves(&self, segment: &Segment<L>, moves: &[HomeMove]) {
         let m = self.medium();
-        for way in ways {
-            let (line, slot) = (&segment.lines[way.to.0], way.to.1);
-            write::<M, L, N>(m, line, slot, way.record, 0);
+        for moved in moves {
+            let (line, slot) = (&segment.lines[moved.to.0], moved.to.1);
+            write::<M, L, N>(m, line, slot, moved.record, 0);
             m.flush(line);
         }
-        // The copies are durable before any original goes.
+        // The copies are durable before an original is removed.
         m.fence();
-        for way in ways {
-            let line = &segment.lines[way.from.0];
-            clear(m, line, way.from.1);
+        for moved in moves {
+            let line = &segment.lines[moved.from.0];
+            clear(m, line, moved.from.1);
             m.flush(line);
         }
-        // And the originals are durably gone before anyone can remove a copy: else a crash could
-        // bring them back.
+        // The removal of the originals is durable before another thread can remove a copy:
+        // otherwise the original could reappear after a crash.
         m.fence();
     }
 
-    /// Clears what moved away from the chain, and notes in `staying` what did not.
-    fn settle_chain(&self, segment: &Segment<L>, prefix: HashPrefix, staying: &mut Picture<L, N>) {
+    /// Removes the moved records from the chain, and marks in `staying` the home lines of the
+    /// others.
+    fn settle_chain(
+        &self,
+        segment: &Segment<L>,
+        prefix: HashPrefix,
+        staying: &mut SegmentBuffer<L, N>,
+    ) {
         let m = self.medium();
         for link in chain::links::<Link, M>(self.medium(), &segment.header.chain) {
             let mut next = m.load(&link.next);
@@ -267,15 +274,16 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Makes a segment that may have seen a crash what its slots and its prefix say, durably: drops
-    /// records that do not belong, and copies that a move left behind; frees all locks and makes
-    /// all filters anew.
+    /// Makes a segment consistent after a crash, durably: drops records that do not have this
+    /// prefix, and copies that an interrupted move has left; releases all locks, and computes all
+    /// filters again.
     ///
-    /// Nothing but tags, valid and foreign bits is believed.
+    /// Relies only on records and their valid and foreign bits.
     pub(super) fn rebuild(&self, segment: &Segment<L>, prefix: HashPrefix) {
         let m = self.medium();
-        // The thread that stored it may have died before it was durable. Before anything is
-        // dropped: the copy that stays may be the one that would be lost.
+        // An earlier process may have stored the contents and terminated before they were durable.
+        // They must be durable before a copy is dropped, since a crash could lose the copy that
+        // stays.
         m.note(Note::Harmless(
             "needed with a copy: \
              `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
@@ -298,8 +306,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             }
         });
         self.rebuild_chain(segment, prefix, &mut filters);
-        // Durable before anyone acts on it: a copy that came back after the other one was removed
-        // would be a key that came back.
+        // Durable before the segment is used: if another thread removes a record, its dropped copy
+        // must not reappear after a crash.
         m.note(Note::Harmless(
             "needed by other threads: \
              `what_recovery_drops_is_gone_before_the_segment_is_used`",
@@ -318,9 +326,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Returns whether a foreign record also sits in its home line: a crash interrupted its
-    /// displacement or its way home. The two are identical, since no thread could change the record
-    /// meanwhile; the one at home stays.
+    /// Returns whether a foreign record has a copy in its home line: a crash interrupted its move.
+    /// The two are identical, since no thread could change the record meanwhile. Recovery keeps the
+    /// one in the home line.
     fn is_copy(
         &self,
         segment: &Segment<L>,
@@ -339,8 +347,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         )
     }
 
-    /// Does for the chain what [`rebuild`](Self::rebuild) does. A word that leads to no link, or
-    /// back, ends it.
+    /// Does for the chain what [`rebuild`](Self::rebuild) does for the lines. Ends the chain at a
+    /// word that refers to no link, or to an earlier one of the chain.
     fn rebuild_chain(&self, segment: &Segment<L>, prefix: HashPrefix, filters: &mut [u64; L]) {
         let m = self.medium();
         chain::rebuild(m, &segment.header.chain, |link: &Link| {
@@ -357,8 +365,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             if next != m.load(&link.next) {
                 m.store(&link.next, next);
             }
-            // Changed or not: a thread may have stored what is there and died before it was
-            // durable.
+            // Flushed even if unchanged: an earlier process may have stored the link and terminated
+            // before it was durable.
             m.note(Note::Harmless(
                 "needed with a chain: \
                  `a_record_that_recovery_finds_is_durable_before_it_is_used`",
@@ -367,7 +375,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         });
     }
 
-    /// Every record of a segment that the caller holds.
+    /// Returns every record of a segment that the caller has locked.
     pub(super) fn all_records(&self, segment: &Segment<L>) -> Vec<Record> {
         let mut records = Vec::with_capacity(L * N);
         self.for_each_slot(segment, |_, _, _, record| records.push(record));

@@ -1,16 +1,16 @@
-//! Recovery of what is inside a segment of a line hash. When it happens, and the rest, is in
-//! `hash/segmented/recover`.
+//! Recovery of the contents of a segment of a line hash. The other steps of recovery, and when it
+//! happens, are in `hash/segmented/recover`.
 //!
-//! Every opener begins with all segments stale: the directory's entries carry the generation of an
-//! earlier one. A crash may have left
+//! For every new opener, all segments are stale: the directory entries contain an earlier
+//! generation. A crash can leave
 //!
 //! * two copies of a record that was being moved: the foreign one is dropped;
-//! * filters and locks, which are never flushed, in any state: they are made from the slots;
-//! * anything that a thread stored before its process died and before it was durable: the segment,
-//!   its chain and the entries that recovery goes by are flushed as they are found.
+//! * any values in filters and locks, which are never flushed: filters are computed from the slots,
+//!   and locks are released;
+//! * data that the earlier process has stored, but that is not durable: the segment, its chain and
+//!   the directory entries that recovery reads are flushed.
 //!
-//! In the end the entries of the segment's whole range get the generation, so that a segment that
-//! was recovered never has a stale entry for long.
+//! Finally, the generation is stored in all entries of the segment's range.
 
 use evermap_pm::{Medium, Result};
 
@@ -21,8 +21,8 @@ use crate::hash::segmented::split::Directed;
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> Recoverable for LineHash<K, M, L, N> {
-    // Contents are made durable when they are made consistent.
-    fn keep_contents(&self, _segment: &Segment<L>) {}
+    // `rebuild` makes the contents durable.
+    fn persist_contents(&self, _segment: &Segment<L>) {}
 
     fn finish_structure(
         &self,
@@ -39,8 +39,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Recoverable for Lin
         self.medium().store_transient(&segment.header.generation, self.core.generation);
     }
 
-    /// Gives the generation to the entries of the segment's range that name it. Up to here all
-    /// threads wait, because every entry is stale.
+    /// Stores the generation in the entries of the segment's range that refer to it. Until here,
+    /// all other threads wait, because every entry is stale.
     fn admit(&self, offset: u64) -> Result<()> {
         let prefix = prefix_of(self, offset)?;
         self.ensure_deep(offset, prefix)?;
@@ -52,8 +52,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Recoverable for Lin
         for entry in self.directory().range(prefix, &latch) {
             let word = m.load(entry);
             if word & OFFSET == offset && word != fresh {
-                // A generation need not persist. If the swap fails, another thread has changed the
-                // entry.
+                // The generation need not be durable. If the compare-and-swap fails, another thread
+                // has changed the entry.
                 let _ = m.cas_transient(entry, word, fresh);
             }
         }
@@ -62,7 +62,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Recoverable for Lin
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Checks that the prefix of a segment is as deep as the geometry implies.
+    /// Checks that the prefix of a segment is at least as deep as the geometry requires.
     ///
     /// # Errors
     /// `Damaged`.
@@ -73,13 +73,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Err(evermap_pm::Error::damaged(offset, "impossible prefix of a segment"))
     }
 
-    /// Takes the generation from every directory entry, so that each segment is recovered before it
+    /// Makes every directory entry and segment stale, so that each segment is recovered before it
     /// is used.
     pub(super) fn make_all_stale(&self) {
         let (m, latch) = (self.medium(), self.directory().share());
         for entry in self.directory().range(HashPrefix { depth: 0, pattern: 0 }, &latch) {
             let word = m.load(entry);
-            // Any generation but this one will do.
+            // Any other generation makes the entry stale.
             m.store_transient(entry, word & OFFSET | !self.generation_tag & !OFFSET);
             if let Some(segment) = m.at::<Segment<L>>(word & OFFSET) {
                 m.store_transient(&segment.header.generation, !self.core.generation);

@@ -1,10 +1,10 @@
-//! One segment: where a record can be, and where a new one goes.
+//! One segment: finding records, and choosing slots for new ones.
 //!
-//! A record belongs to its *home* line. It sits there, or as a *foreign* record in the other line
-//! that its tag leads to, or in the segment's chain. A thread that moves or changes a record holds
-//! the lock of its home line, wherever the record sits: so a reader needs to validate the home
-//! line's version and nothing else. A thread that fills or clears a slot holds the lock of the
-//! slot's line too.
+//! A record belongs to its *home* line. It is stored there, or as a *foreign* record in the other
+//! line, which its tag determines, or in the segment's chain. A thread that moves or changes a
+//! record holds the lock of its home line, even if the record is stored elsewhere. So a reader has
+//! to validate only the home line's version. A thread that fills or clears a slot also holds the
+//! lock of the slot's line.
 
 use evermap_pm::{Medium, PmU64, Result};
 
@@ -22,23 +22,22 @@ use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{chain, prefix_of};
 use crate::key::Quotient;
 
-/// What a look without locks found.
+/// The outcome of a search without locks.
 pub(super) enum Look {
     Found(u64),
     Absent,
-    /// A glance does not tell.
+    /// The home line alone does not decide.
     Unsure,
-    /// Something changed meanwhile, or is being changed: look again.
+    /// The home line changed meanwhile, or is locked: the caller searches again.
     Again,
 }
 
-/// Looks for a key in its home line, without a lock or a store. Tells of nearly all keys: of those
-/// that are there, and of those that are nowhere.
+/// Searches for a key in its home line, without taking a lock or storing anything. This decides
+/// nearly all lookups: of keys in their home lines, and of absent keys.
 ///
-/// How many lookups a processor overlaps is decided by how few instructions each takes, so this is
-/// short.
+/// A processor overlaps more lookups if each takes fewer instructions, so this is short.
 #[inline(always)]
-pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
+pub(super) fn look_in_line<K: Quotient, M: Medium, const L: usize, const N: usize>(
     m: &M,
     home: &Line,
     probe: &Probe<'_, K>,
@@ -47,8 +46,8 @@ pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     let tag = Geometry::<L, N>::tag(probe.image);
     let alike = seen.matching_upper((tag >> 32) as u32);
     if alike != 0 {
-        // Half of a tag says which slot; whether it is the one says all of it. Were two alike, or
-        // one free, `look` would decide.
+        // Half of the tag selects a slot, and the complete tag confirms it. If it does not, because
+        // several slots match or the slot is free, `look` decides.
         let slot = alike.trailing_zeros() as usize & 3;
         let word = m.load_relaxed(&home.words[slot]);
         let is_it = m.load_relaxed(&home.keys[slot]) ^ (tag | VALID) <= META
@@ -59,27 +58,27 @@ pub(super) fn glance<K: Quotient, M: Medium, const L: usize, const N: usize>(
     if may_be_elsewhere(seen.word::<2>(), tag) {
         return Look::Unsure;
     }
-    // Checked after a miss too: a record may have moved behind the search.
+    // Checked if nothing was found, too: a record may have been moved meanwhile.
     if is_unchanged(m, home, &seen) { Look::Absent } else { Look::Again }
 }
 
-/// Returns whether a record with this tag, of the line with this third key word, may be somewhere
-/// else.
+/// Returns whether a record with this tag may be outside of its home line, whose third key word is
+/// `key`.
 #[inline(always)]
 pub(super) fn may_be_elsewhere(key: u64, tag: u64) -> bool {
     key & filter_bit(tag) != 0
 }
 
-/// Brings a line towards the cache.
+/// Prefetches a line.
 #[inline(always)]
 pub(super) fn prefetch_line(line: &Line) {
     evermap_pm::medium::prefetch(std::ptr::from_ref(line).cast());
 }
 
-/// A slot for a record.
+/// The location of a slot.
 #[derive(Clone, Copy)]
 pub(crate) enum Spot<'a> {
-    /// In its home line.
+    /// In the home line of the record.
     Home(&'a Line, usize),
     /// In the other line.
     Away(&'a Line, usize),
@@ -87,12 +86,12 @@ pub(crate) enum Spot<'a> {
     Chain(&'a Link, usize),
 }
 
-/// Locks held beside the home line's.
+/// Locks held in addition to that of the home line.
 #[derive(Default)]
 pub(crate) struct Locks<'a> {
     /// The other line.
     other: Option<Held<'a>>,
-    /// The line that took a displaced record.
+    /// The line to which a record was displaced.
     beyond: Option<Held<'a>>,
     /// The lock of the chain.
     chain: Option<&'a PmU64>,
@@ -107,7 +106,7 @@ impl Locks<'_> {
 }
 
 impl OtherLocks for Locks<'_> {
-    // Changed or not: making room may have moved a record.
+    // Released as changed in any case: making room may have moved a record.
     #[inline(always)]
     fn release<M: Medium>(self, m: &M, _changed: bool) {
         for held in [self.beyond, self.other].into_iter().flatten() {
@@ -120,7 +119,7 @@ impl OtherLocks for Locks<'_> {
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Looks for a key without a lock or a store, wherever it may be.
+    /// Searches for a key in all places, without taking a lock or storing anything.
     pub(super) fn look(&self, segment: &Segment<L>, probe: &Probe<'_, K>) -> Look {
         let m = self.medium();
         let home = &segment.lines[Geometry::<L, N>::home(probe.image)];
@@ -136,14 +135,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         match found {
             _ if !is_unchanged(m, home, &seen) => Look::Again,
             Some(word) => Look::Found(word),
-            // Checked after a miss too: a record may have moved behind the search.
+            // Checked if nothing was found, too: a record may have been moved meanwhile.
             None => Look::Absent,
         }
     }
 
-    /// Looks for a key that is not in its home line, whose third key word is given. Under the home
-    /// line's lock the answer is certain, without it a guess. The other line's lock does not
-    /// matter: no other thread touches this record.
+    /// Searches for a key outside of its home line, whose third key word is `key`. If the caller
+    /// does not hold the home line's lock, it must validate the result. The lock of the other line
+    /// is not needed, since no thread changes this record without the home line's lock.
     pub(super) fn find_elsewhere<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -177,7 +176,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// The records in a link, with their slots.
+    /// Returns the records in a link, with their slots.
     pub(super) fn records_in<'a>(
         &'a self,
         link: &'a Link,
@@ -190,8 +189,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
-    /// thread holds one.
+    /// Takes the locks that are needed, besides that of the home line, to remove a record. Returns
+    /// `None` if another thread holds one of them.
     pub(super) fn lock_beside<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -209,7 +208,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(Some(locks))
     }
 
-    /// Waits for the lock of the chain. Its holders wait for nothing else, so this cannot deadlock.
+    /// Waits for the lock of the chain. A thread that holds it never waits, so this cannot
+    /// deadlock.
     fn lock_chain<'a>(&'a self, segment: &'a Segment<L>) -> Result<&'a PmU64> {
         let mut waiting = Waiting::default();
         let lock = &segment.header.chain_lock;
@@ -219,8 +219,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(lock)
     }
 
-    /// Binds the key of a record to another word, durably: one store, so that it is atomic. Needs
-    /// its home's lock.
+    /// Replaces the word of a record, durably. It is a single store, so it is atomic. The caller
+    /// must hold the lock of the home line.
     #[inline(always)]
     pub(super) fn store_word(&self, spot: Spot<'_>, word: u64) {
         let m = self.medium();
@@ -232,10 +232,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         m.persist(cell);
     }
 
-    /// Takes a record away, durably, under its home's lock and those of
+    /// Removes a record, durably, under the lock of its home line and those of
     /// [`lock_for_removal`](Self::lock_for_removal).
     ///
-    /// What the home line says about records elsewhere stays: others may have caused it.
+    /// The home line's filter stays as it is: other records may have set the same bits.
     #[inline(always)]
     pub(super) fn erase(&self, spot: Spot<'_>) {
         let m = self.medium();
@@ -251,10 +251,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Finds a free slot for a record whose home line, which is full, the caller has locked.
+    /// Finds a free slot for a record whose home line the caller has locked.
     ///
-    /// In the other line; else by moving one record of either line to where it may be beside; then,
-    /// where `chain` allows it because the segment cannot be split, in the chain.
+    /// Tries the home line and the other line; then moving one record of either line to its second
+    /// line; then, if `chain` allows it, the chain.
     pub(super) fn find_room<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -267,8 +267,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let Some(held) = try_lock(m, other) else { return Ok(MakeRoom::Busy) };
         let mut locks = Locks { other: Some(held), ..Locks::default() };
         let keys = keys_of(m, home);
-        // Another thread may have made room since the caller looked: not in the home line, which it
-        // has locked.
+        // The caller has locked the home line, but may not have searched it for a free slot.
         if let Some(slot) = free_slot::<N>(&keys) {
             return Ok(MakeRoom::Room(Room { spot: Spot::Home(home, slot), locks }));
         }
@@ -293,23 +292,24 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(MakeRoom::Full)
     }
 
-    /// Frees a slot of the full, locked line `at` by moving a record to the other line where it may
-    /// be. Returns the slot, and that line, locked.
+    /// Frees a slot of the full, locked line `at` by moving a record to its second line. Returns
+    /// the slot, and the second line, locked.
     ///
-    /// The copy is durable, the clearing of the slot only once the line is flushed: until then a
-    /// crash finds both, which recovery resolves. So the line with the copy must stay locked until
-    /// then: otherwise another thread could remove the copy, and a crash bring the original back.
+    /// The copy is durable. The removal of the original is durable only once the line `at` is
+    /// flushed: after an earlier crash, recovery finds both and drops one. The line with the copy
+    /// must stay locked until then: otherwise another thread could remove the copy, and the
+    /// original could reappear after a crash.
     fn displace<'a>(&self, segment: &'a Segment<L>, at: usize) -> Option<(usize, Held<'a>)> {
         let m = self.medium();
         let from = &segment.lines[at];
         let keys = keys_of(m, from);
         let top = self.top_of(segment);
         let to = |slot: usize| &segment.lines[Geometry::<L, N>::other(at, tag_of(keys[slot]))];
-        // All of them first: one wait for memory instead of one each.
+        // Prefetches all of them first, so that their cache misses overlap.
         (0..N).for_each(|slot| prefetch_line(to(slot)));
         (0..N).find_map(|slot| {
             let to = to(slot);
-            // Looked at before it is locked: most are full.
+            // Checked before locking, because most lines are full.
             free_slot::<N>(&keys_of(m, to))?;
             let held = try_lock(m, to)?;
             let Some(free) = free_slot::<N>(&keys_of(m, to)) else {
@@ -328,14 +328,16 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// The bits of an image that all records of a segment share, in a geometry where they do.
+    /// Returns the top bits of the images of a segment's records. Meaningful only in a geometry of
+    /// four slots, in which they are equal.
     pub(super) fn top_of(&self, segment: &Segment<L>) -> u64 {
         let prefix = prefix_of(self.medium(), segment);
         let depth_min = Geometry::<L, N>::DEPTH_MIN;
         prefix.map_or(0, |prefix| prefix.pattern >> prefix.depth.saturating_sub(depth_min))
     }
 
-    /// The record in a slot of line `at`, whose key word is `key`. `top` is that of the segment.
+    /// Returns the record in a slot of line `at`, whose key word is `key`. `top` is the result of
+    /// [`top_of`](Self::top_of).
     #[inline(always)]
     pub(super) fn record_in(
         &self,
@@ -357,8 +359,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Record { image, word: m.load_relaxed(&line.words[slot]) }
     }
 
-    /// Calls `each` with line, slot, key word and content of every record in the lines of a segment
-    /// that the caller holds.
+    /// Calls `each` with the line, the slot, the key word and the record of every valid slot in the
+    /// lines of a segment that the caller has locked.
     #[inline(always)]
     pub(super) fn for_each_slot(
         &self,
@@ -374,7 +376,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// A free slot in the chain, which `chain` may lengthen by one link. Needs the chain's lock.
+    /// Finds a free slot in the chain, appending a link if necessary and if `chain` allows it. The
+    /// caller must hold the chain's lock.
     fn room_in_chain<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -387,8 +390,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         })
     }
 
-    /// Puts a record into the room that was made, durably, and notes in the home line where it
-    /// went.
+    /// Stores a record in a free slot, durably, and updates the filter in its home line.
     #[inline(always)]
     pub(super) fn place_in(&self, home: &Line, spot: Spot<'_>, record: Record) {
         let m = self.medium();
@@ -410,7 +412,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         }
     }
 
-    /// Makes durable that a displaced record has left the slot of `spot`, where nothing follows it.
+    /// Makes it durable that a displaced record was removed from the slot `spot`, if no record is
+    /// stored there.
     #[cold]
     pub(super) fn settle_displacement(&self, spot: Spot<'_>) {
         if let Spot::Home(line, _) | Spot::Away(line, _) = spot {

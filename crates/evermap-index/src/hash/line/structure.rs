@@ -1,12 +1,12 @@
-//! What splits, merges and recovery do inside the segments of a line hash. Their course is that of
-//! all indexes with a directory: see `hash/segmented`.
+//! The steps of splits, merges and recovery that are specific to segments of a line hash.
+//! `hash/segmented` has the steps that all indexes with a directory share.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};
 
 use super::bucket::{Record, keys_of, valid};
 use super::layout::{Geometry, Link, OFFSET, Segment};
-use super::rebuild::Picture;
+use super::rebuild::SegmentBuffer;
 use super::{HashPrefix, LineHash};
 use crate::hash::directory::Directory;
 use crate::hash::segmented::extendible::Extendible;
@@ -16,15 +16,15 @@ use crate::hash::segmented::{Segmented, chain};
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// The number of records in a segment below which it is not split: two of its lines are full
-    /// while the others are nearly empty, which good images never lead to. Without this bound, keys
-    /// of equal low bits would take a segment for each handful.
+    /// The number of records in a segment below which it is not split. If two of its lines are full
+    /// while the others are nearly empty, the images are not random. Without this bound, keys whose
+    /// images have equal low bits would need a segment for every few keys.
     const SPLIT_FROM: usize = L * N / 4;
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHash<K, M, L, N> {
     /// The records that stay, and those that move.
-    type Halves = [Picture<L, N>; 2];
+    type Halves = [SegmentBuffer<L, N>; 2];
     type Rebuilt<'a> = ();
 
     const MERGES: bool = true;
@@ -59,11 +59,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         segment: &&Segment<L>,
         prefix: HashPrefix,
         doubles: bool,
-    ) -> Option<[Picture<L, N>; 2]> {
-        let halves = self.picture_halves(segment, prefix.depth);
+    ) -> Option<[SegmentBuffer<L, N>; 2]> {
+        let halves = self.copy_halves(segment, prefix.depth);
         let [stay, move_] = [0, 1].map(|half| halves[half].count());
-        // No key would be separated from another, but the directory would double: this is how equal
-        // images look. Or there is hardly anything to separate.
+        // Either the directory would double without separating any keys, whose images are probably
+        // equal; or the segment holds too few records.
         let is_useless = doubles && (stay == 0 || move_ == 0) || stay + move_ < Self::SPLIT_FROM;
         (!is_useless).then_some(halves)
     }
@@ -73,7 +73,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         block: u64,
         upper: HashPrefix,
         segment: &&Segment<L>,
-        halves: &mut [Picture<L, N>; 2],
+        halves: &mut [SegmentBuffer<L, N>; 2],
     ) -> Result<()> {
         let chained: Vec<Record> = chain::links(self.medium(), &segment.header.chain)
             .flat_map(|link: &Link| self.records_in(link))
@@ -91,7 +91,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         &'a self,
         segment: &'a Segment<L>,
         lower: HashPrefix,
-        [staying, _]: [Picture<L, N>; 2],
+        [staying, _]: [SegmentBuffer<L, N>; 2],
         guard: &Guard<'_>,
     ) {
         let m = self.medium();
@@ -100,7 +100,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
             "needed by other threads: `a_split_is_durable_whatever_comes_of_the_record`",
         ));
         m.persist(&segment.header.prefix);
-        // Only now, with the move durable, do the moved records go from here.
+        // The moved records are removed from this segment only now that the move is durable.
         self.settle(segment, lower, staying);
         chain::trim::<Link, M>(&self.core.pool, &segment.header.chain, guard);
     }
@@ -110,7 +110,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
     }
 
     fn store_finished_prefix(&self, segment: &Segment<L>, prefix: HashPrefix) {
-        // Durable with the rest of the segment, before anything is dropped from it.
+        // Made durable with the rest of the segment, before any record is dropped from it.
         self.medium().store(&segment.header.prefix, prefix.encode());
     }
 }
@@ -142,10 +142,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Merging for LineHas
     ) -> Option<()> {
         let records: Vec<_> =
             siblings.iter().flat_map(|segment| self.all_records(segment)).collect();
-        let mut picture = Picture::empty();
+        let mut buffer = SegmentBuffer::empty();
         let fits = records.len() <= Self::MERGE_BELOW
-            && records.iter().all(|&record| picture.put_anywhere(record));
-        fits.then(|| self.build(block, parent, &picture, &[]).ok()).flatten()
+            && records.iter().all(|&record| buffer.put_anywhere(record));
+        fits.then(|| self.build(block, parent, &buffer, &[]).ok()).flatten()
     }
 
     fn publish_merged(&self, parent: HashPrefix, entry: u64) {
@@ -153,7 +153,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Merging for LineHas
         self.directory().point(parent.half(1), entry, &latch);
         self.directory().point(parent, entry, &latch);
         m.note(Note::Harmless(
-            "needed once the blocks are something else: \
+            "needed once the blocks are reused: \
              `a_merge_is_durable_before_its_halves_are_retired`",
         ));
         m.fence();

@@ -1,4 +1,4 @@
-//! States that crashes leave now and then, made by hand.
+//! States that crashes leave only rarely, constructed.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ const UPPER: u64 = 1 << 63;
 
 type TinyLine = Tiny<Plain, Sim>;
 
-/// The `n`th key whose home is line `home`, of four, and which may be in one other line alone: 0
-/// and 1, 2 and 3 belong together.
+/// Returns the `n`th key whose home is line `home`, of four. The second line for a key of line 0 is
+/// line 1, for one of line 2 it is line 3, and vice versa.
 fn key(n: u64, home: u64) -> u64 {
     n << 8 | home
 }
 
-/// An index of these keys, in memory that does not record yet.
+/// Creates an index with these keys, in a medium whose recording is paused.
 fn filled(keys: impl IntoIterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, TinyLine) {
     let (sim, pool, index) = created::<TinyLine>(CAPACITY, Config::default());
     for key in keys {
@@ -35,19 +35,19 @@ fn filled(keys: impl IntoIterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, TinyLine
     (sim, pool, index)
 }
 
-/// The segment that serves a key.
+/// Returns the segment that serves a key.
 fn serving(index: &TinyLine, key: u64) -> &Segment<4> {
     index.segment(index.locate(key)).unwrap()
 }
 
-/// Makes room for a key, but does not insert it: so nothing is flushed afterwards.
+/// Makes room for a key without inserting it, so that no flush of the record follows.
 fn make_room(pool: &Pool<Sim>, index: &TinyLine, key: u64) {
     let keep = &mut |_| Action::Keep;
     index.mutate(key, MutateMode::MayInsert, &pool.pin(), keep).unwrap();
 }
 
-/// Recovery drops a copy that a move left behind. That is durable before the segment is used: were
-/// the record removed, by another thread, the copy would come back.
+/// Recovery drops a copy that an interrupted move has left. This is durable before the segment is
+/// used: if another thread removed the record, the copy could otherwise reappear after a crash.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let moved = key(1, 0);
@@ -63,8 +63,8 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     is_kept(&sim, copy);
 }
 
-/// A segment is split for a record that in the end is not inserted. Others may split or merge what
-/// came of it as soon as that is unlocked, and recovery finishes one such step alone.
+/// A segment is split for a record that is then not inserted. Other threads may split or merge both
+/// halves as soon as they are unlocked, and recovery can finish only one such step.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let keys = (0..6).map(|n| key(n, n % 2) | (UPPER & n << 62));
@@ -76,7 +76,7 @@ fn a_split_is_durable_whatever_comes_of_the_record() {
     is_kept(&sim, prefix);
 }
 
-/// The same for a chain that is made longer: others may put their records there as soon as it is
+/// The same for a chain that is lengthened: other threads may insert records there as soon as it is
 /// unlocked.
 #[test]
 fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
@@ -88,10 +88,10 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     is_kept(&sim, chain);
 }
 
-/// A damaged link hides records. A caller that relies on a walk, as the sweep does, learns that it
-/// was not all.
+/// A damaged link makes records unreachable. A walk reports that it did not see all records, for
+/// callers that rely on this, such as the sweep.
 #[test]
-fn a_walk_says_so_where_a_chain_leads_nowhere() {
+fn a_walk_reports_a_damaged_chain() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
     assert!(index.for_each(&pool.pin(), &mut |_, _| true).is_ok());
     let chain = &serving(&index, 0).header.chain;
@@ -106,8 +106,8 @@ fn a_walk_says_so_where_a_chain_leads_nowhere() {
     assert!(!index.check().is_empty());
 }
 
-/// A split takes all records out of a chain, and with them its only link, whose block may be
-/// something else soon.
+/// A split removes all records of a chain, and its only link. The link is unlinked durably, because
+/// its block may be reused.
 #[test]
 fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let chained = (0..7).map(|n| key(n, 0) | UPPER);
@@ -120,8 +120,8 @@ fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     is_kept(&sim, chain);
 }
 
-/// An index with a deep directory, in which the segments of the lowest keys are halves of one, and
-/// have many entries each; and those keys.
+/// Creates an index with a deep directory, in which the lowest keys are in two sibling segments
+/// that have many entries each. Also returns these keys.
 fn with_wide_halves() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
     let deep = (0..64).map(|n| UPPER | (n * 37 % 64) << 57 | (n % 4));
     let wide: Vec<u64> = (0..7).map(|n| key(n, 0) | (n & 1) << 62).collect();
@@ -134,7 +134,7 @@ fn with_wide_halves() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
     (sim, pool, index, wide)
 }
 
-/// No entry leads to what was merged, whose blocks may be something else soon.
+/// No entry refers to the merged segments, durably, before their blocks may be reused.
 #[test]
 fn a_merge_is_durable_before_its_halves_are_retired() {
     let (sim, pool, index, wide) = with_wide_halves();
@@ -148,9 +148,9 @@ fn a_merge_is_durable_before_its_halves_are_retired() {
     panic!("nothing was merged");
 }
 
-/// A thread is led to a segment that was merged away before a crash, and held up until others have
-/// found that, and split again what it was merged into. It has no place, which is no damage: nobody
-/// is led there any more.
+/// A thread is about to recover a segment that was merged away before a crash, and is held up until
+/// other threads have recovered that merge and split the merged segment again. No entry refers to
+/// the old segment any more, which is not damage.
 #[test]
 fn what_was_merged_away_and_split_again_is_no_damage() {
     let (sim, pool, index, wide) = with_wide_halves();
@@ -172,7 +172,7 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(!merged.is_empty());
     for half in merged {
         index.recover(half).unwrap();
-        // Where an entry does lead there, from another place, one of them is wrong.
+        // If an entry for other hashes refers to the segment, the directory is damaged.
         let entry = index.expansion.directory.entries().last().unwrap();
         let right = sim.load(entry);
         sim.store(entry, half);
@@ -182,9 +182,9 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(wide.iter().all(|&key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
-/// A process dies in a split, with nothing of that durable but the new segment. A caller that is
-/// served relies on the entries that lead there; and so does the other half, once its prefix says
-/// that it is one.
+/// A process terminates during a split, when only the new segment is durable. The directory entries
+/// of the new segment must be durable before an operation returns, and before the prefix of the
+/// other half is changed.
 #[test]
 fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
     for half in [0, 1] {
@@ -209,7 +209,8 @@ fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
     }
 }
 
-/// A process dies that has stored records, in a line and in a chain, with nothing of that durable.
+/// A process has stored records, in a line and in a chain, and has terminated before they were
+/// durable.
 #[test]
 fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled((0..7).map(|n| key(n, 0)));
@@ -228,8 +229,8 @@ fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     is_kept(&sim, sim.at(link).unwrap());
 }
 
-/// A process dies that has moved a record home, with only the original durable. It is not dropped
-/// before the other is.
+/// A process has moved a record to its home line, and has terminated when only the original was
+/// durable. Recovery drops the original only once the copy is durable.
 #[test]
 fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let moved = key(1, 0);

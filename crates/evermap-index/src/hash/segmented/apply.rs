@@ -1,8 +1,8 @@
-//! The steps of a change, for indexes in which a record is protected by the lock of its *home
-//! bucket*: the bucket that its hash leads to, wherever the record is stored.
+//! Making a change, for indexes in which a record is protected by the lock of its *home bucket*:
+//! the bucket that its hash selects, even if the record is stored elsewhere.
 //!
-//! The common cases, which concern the home bucket alone, are the index's own and are compiled into
-//! each kind of change. Everything else is [`apply_slow`].
+//! Each index implements the common cases, which concern only the home bucket, itself, and they are
+//! compiled into each kind of change. [`apply_slow`] handles all other cases.
 
 use evermap_pm::{Error, Guard, Medium, Result};
 
@@ -12,7 +12,7 @@ use super::split::Split;
 use super::waiting::Waiting;
 use crate::index::{Action, Change, MutateMode};
 
-/// A change: of which key, and under which guard.
+/// A change: its key, its mode and the caller's guard.
 pub(crate) struct Operation<'a, P> {
     pub(crate) probe: &'a P,
     pub(crate) mode: MutateMode,
@@ -29,34 +29,34 @@ impl<P> Copy for Operation<'_, P> {}
 
 /// A bucket that the calling thread has locked.
 pub(crate) trait HeldBucket {
-    /// Releases the bucket as it was.
+    /// Releases the bucket, which was not changed.
     fn release<M: Medium>(self, m: &M);
 
-    /// Releases the bucket after a change that readers must notice.
+    /// Releases the bucket after a change, so that concurrent readers notice the change.
     fn release_changed<M: Medium>(self, m: &M);
 }
 
-/// Locks that are held beside that of the home bucket.
+/// Locks that are held in addition to that of the home bucket.
 pub(crate) trait OtherLocks: Default {
-    /// Releases them. If `changed`, readers must notice.
+    /// Releases the locks. If `changed`, concurrent readers notice a change.
     fn release<M: Medium>(self, m: &M, changed: bool);
 }
 
-/// The locked home bucket of a key, and the segment that it is in.
+/// The locked home bucket of a key, and the segment that contains it.
 pub(crate) struct Home<'a, T: BucketLocked + 'a> {
     pub(crate) segment: &'a T::Segment,
     pub(crate) held: T::Held<'a>,
 }
 
-/// What an attempt to lock a home bucket found.
+/// The outcome of an attempt to lock a home bucket.
 pub(crate) enum LockingHome<'a, T: BucketLocked + 'a> {
     Held(Home<'a, T>),
-    /// The index changed meanwhile: try again.
+    /// The index changed meanwhile: the caller tries again.
     Moved,
-    /// Another thread holds it, in this segment.
+    /// Another thread holds the lock, in this segment.
     Busy(&'a T::Segment),
-    /// The segment that this offset or directory entry names was not recovered since the region was
-    /// opened.
+    /// The segment that this offset or directory entry refers to was not recovered since the region
+    /// was opened.
     Stale(u64),
 }
 
@@ -66,59 +66,60 @@ pub(crate) struct Place<S> {
     pub(crate) spot: S,
 }
 
-/// A free slot for a record, with the locks that protect it beside the home bucket's.
+/// A free slot for a record, with the locks that protect it besides the home bucket's.
 pub(crate) struct Room<S, L> {
     pub(crate) spot: S,
     pub(crate) locks: L,
 }
 
-/// What the search for a free slot found.
+/// The outcome of the search for a free slot.
 pub(crate) enum MakeRoom<S, L> {
     Room(Room<S, L>),
-    /// Another bucket is locked: release everything and try again.
+    /// Another bucket is locked: the caller releases all locks and tries again.
     Busy,
-    /// The segment must grow.
+    /// No slot is free: the segment must be split, or its chain used.
     Full,
 }
 
-/// What an insert may do with the chain of a segment that is otherwise full.
+/// How an insert may use the chain of a segment whose other slots are full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Chain {
-    /// Nothing: the segment can be split instead.
+    /// Not at all: the segment can be split instead.
     Avoid,
-    /// Use the free slots in it.
+    /// It may use a free slot of the chain.
     Fill,
-    /// Use the free slots in it, or lengthen it by the block at this offset.
+    /// It may use a free slot of the chain, or append the block at this offset.
     Lengthen(u64),
-    /// It was lengthened.
+    /// The block was appended.
     Lengthened,
 }
 
 /// An index whose changes lock the home bucket of the key.
 pub(crate) trait BucketLocked: Segmented {
-    /// A key with what is known of it: its hash or image.
+    /// A key with values computed from it, such as its hash.
     type Probe<'k>;
     /// A locked bucket.
     type Held<'a>: HeldBucket
     where
         Self: 'a;
-    /// A slot, in a bucket or in a chain.
+    /// The location of a slot, in a bucket or in a chain.
     type Spot<'a>
     where
         Self: 'a;
-    /// Locks beside that of the home bucket.
+    /// Locks in addition to that of the home bucket.
     type Locks<'a>: OtherLocks
     where
         Self: 'a;
 
-    /// What an insert may do at first with the chain of a segment that is otherwise full.
+    /// How an insert may use the chain of a full segment before a split was tried.
     const CHAIN: Chain;
 
-    /// Tries to lock the home bucket of a key, in the segment that serves it; if `at_holder`, in
-    /// the one that holds its records.
+    /// Tries to lock the home bucket of a key, in the segment that serves the key; if `at_holder`,
+    /// in the segment that holds the key's records, which can be another one while a split is
+    /// unfinished.
     ///
     /// # Errors
-    /// `Damaged` if there is no such segment.
+    /// `Damaged` if the index leads to no segment.
     fn try_lock_home(
         &self,
         probe: &Self::Probe<'_>,
@@ -126,12 +127,12 @@ pub(crate) trait BucketLocked: Segmented {
         at_holder: bool,
     ) -> Result<LockingHome<'_, Self>>;
 
-    /// Makes what [`LockingHome::Stale`] told of fit for changes. Returns whether the next attempt
-    /// is to be made at the segment that holds the records.
+    /// Makes the segment that [`LockingHome::Stale`] refers to usable for changes. Returns whether
+    /// the next attempt must lock the home bucket in the segment that holds the records.
     ///
     /// # Errors
     /// As [`recover`](Segmented::recover).
-    fn freshen(
+    fn make_usable(
         &self,
         stale: u64,
         at_holder: bool,
@@ -139,7 +140,8 @@ pub(crate) trait BucketLocked: Segmented {
         waiting: &mut Waiting,
     ) -> Result<bool>;
 
-    /// Makes a change that concerns the locked home bucket alone; leaves others to [`apply_slow`].
+    /// Makes a change that concerns only the locked home bucket; calls [`apply_slow`] for all
+    /// others.
     ///
     /// # Errors
     /// As [`apply`].
@@ -157,8 +159,8 @@ pub(crate) trait BucketLocked: Segmented {
         probe: &Self::Probe<'_>,
     ) -> Option<Place<Self::Spot<'a>>>;
 
-    /// Takes the locks that removing a record takes beside its home's. Returns `None` if another
-    /// thread holds one.
+    /// Takes the locks that are needed, besides that of the home bucket, to remove a record.
+    /// Returns `None` if another thread holds one of them.
     ///
     /// # Errors
     /// `Poisoned`, `Damaged`.
@@ -169,7 +171,7 @@ pub(crate) trait BucketLocked: Segmented {
         spot: &Self::Spot<'a>,
     ) -> Result<Option<Self::Locks<'a>>>;
 
-    /// Stores another word for a record, durably: one store, so that it is atomic.
+    /// Replaces the word of a record, durably. It is a single store, so it is atomic.
     fn overwrite(&self, spot: &Self::Spot<'_>, word: u64);
 
     /// Removes a record, durably, under the locks of
@@ -181,11 +183,11 @@ pub(crate) trait BucketLocked: Segmented {
         operation: Operation<'_, Self::Probe<'_>>,
     );
 
-    /// Returns whether a removal left the home bucket empty, which is a sign that the segment may
-    /// be sparse. Does not look every time.
+    /// Returns whether a removal left the home bucket empty, in which case the segment may be
+    /// sparse. To save time, may return `false` without checking.
     fn may_be_sparse(&self, held: &Self::Held<'_>) -> bool;
 
-    /// Acts on a segment that may be sparse.
+    /// Called after a removal from a segment that may be sparse, with no lock held.
     ///
     /// # Errors
     /// As [`apply`].
@@ -207,7 +209,7 @@ pub(crate) trait BucketLocked: Segmented {
     ) -> Result<MakeRoom<Self::Spot<'a>, Self::Locks<'a>>>;
 
     /// Stores a record with this word in a free slot, durably. If there is no word, only completes
-    /// what making room has begun.
+    /// the changes that [`make_room`](Self::make_room) has begun.
     fn fill(
         &self,
         home: &mut Home<'_, Self>,
@@ -216,7 +218,7 @@ pub(crate) trait BucketLocked: Segmented {
         word: Option<u64>,
     );
 
-    /// Makes room in a full segment by splitting it, if that is possible.
+    /// Makes room in a full segment by splitting it, if possible.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -232,7 +234,7 @@ pub(crate) trait BucketLocked: Segmented {
     /// `NoSpace`.
     fn allocate_link(&self) -> Result<u64>;
 
-    /// Acts on a chain that has become longer.
+    /// Called after a block was appended to a chain.
     ///
     /// # Errors
     /// As [`apply`].
@@ -302,8 +304,8 @@ pub(crate) fn apply_to<'a, T: BucketLocked>(
     }
 }
 
-/// Makes the change that `decide` chooses for a key, wherever its record is or is to be. The home
-/// bucket may be locked already, and the key known to be absent if the second value is `true`.
+/// Makes the change that `decide` chooses for a key, in all cases. `home` is the home bucket if it
+/// is locked already, and `true` if the key is known to be absent.
 ///
 /// # Errors
 /// As [`apply`].
@@ -346,7 +348,7 @@ fn retry<'a, T: BucketLocked>(
                     continue;
                 }
                 LockingHome::Stale(stale) => {
-                    at_holder = index.freshen(stale, at_holder, operation, &mut waiting)?;
+                    at_holder = index.make_usable(stale, at_holder, operation, &mut waiting)?;
                     continue;
                 }
             },
@@ -357,7 +359,8 @@ fn retry<'a, T: BucketLocked>(
                 Ok(Some(locks)) => {
                     return apply_to(index, &place, locks, home, operation, decide);
                 }
-                // A thread that holds a lock only tries others: it gives way and begins again.
+                // A thread that holds a lock never waits for another one, so that there is no
+                // deadlock: it releases its lock and begins again.
                 Ok(None) => {
                     home.held.release(m);
                     waiting.wait(index, segment)?;
@@ -380,7 +383,8 @@ fn retry<'a, T: BucketLocked>(
                     Action::Keep | Action::Remove => None,
                 };
                 index.fill(&mut home, &room, probe, new);
-                // Changed in any case: making room may have moved a record.
+                // Released as changed even if nothing was inserted: making room may have moved a
+                // record.
                 room.locks.release(m, true);
                 home.held.release_changed(m);
                 return Ok(Change { old: None, new });
@@ -405,7 +409,7 @@ fn retry<'a, T: BucketLocked>(
     }
 }
 
-/// Returns the error for more keys with equal hashes than a chain can be followed for.
+/// Returns the error for a chain that has reached its greatest length.
 #[cold]
 fn chain_too_long<T: BucketLocked>() -> Error {
     let longest = format!("a chain of {CHAIN_MAX} blocks for keys with equal hashes");

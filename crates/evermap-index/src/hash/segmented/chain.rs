@@ -1,5 +1,5 @@
-//! The chain of a segment: blocks for records that would have no slot even if the segment were
-//! split.
+//! The chain of a segment: a linked list of blocks, for records that would find no free slot even
+//! if the segment were split.
 
 use std::collections::HashSet;
 
@@ -8,28 +8,28 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pod, Pool, Result};
 
 use super::apply::Chain;
 
-/// The number of blocks up to which a chain is followed: a bound on what a damaged one can cost.
+/// The greatest number of blocks in a chain. It bounds the time for following a damaged chain.
 pub(crate) const CHAIN_MAX: usize = 1 << 20;
 
 /// A block of a chain.
 pub(crate) trait Link: Pod {
-    /// The word that leads to the next block.
+    /// Returns the word that contains the offset of the next block.
     fn next(&self) -> &PmU64;
 
-    /// Returns the offset in a word that leads to a block, 0 for the end.
+    /// Returns the offset of a block that a word contains; 0 at the end of the chain.
     fn offset_in(word: u64) -> u64;
 
-    /// Returns `word` with another offset.
+    /// Returns `word` with its offset replaced.
     fn with_offset(word: u64, offset: u64) -> u64;
 
-    /// Returns whether there is no record in it.
+    /// Returns whether the block contains no record.
     fn is_empty<M: Medium>(&self, m: &M) -> bool;
 
-    /// Makes a new block an empty one at the end of a chain, durably.
+    /// Initialises a new block, durably: it is empty, and the end of a chain.
     fn clear<M: Medium>(&self, m: &M);
 }
 
-/// Returns the blocks of the chain that `first` leads to.
+/// Returns the blocks of the chain whose first block `first` refers to.
 pub(crate) fn links<'a, L: Link, M: Medium>(
     m: &'a M,
     first: &PmU64,
@@ -43,7 +43,8 @@ pub(crate) fn links<'a, L: Link, M: Medium>(
     .take(CHAIN_MAX)
 }
 
-/// Returns the block that a word leads to. Returns `None` at the end, and if there cannot be one.
+/// Returns the block that a word refers to. Returns `None` at the end of the chain, and if a block
+/// there would end outside the region.
 fn at<L: Link, M: Medium>(m: &M, word: u64) -> Option<&L> {
     match L::offset_in(word) {
         0 => None,
@@ -51,18 +52,18 @@ fn at<L: Link, M: Medium>(m: &M, word: u64) -> Option<&L> {
     }
 }
 
-/// Returns the offsets of a chain's blocks.
+/// Returns the offsets of the blocks of a chain.
 pub(crate) fn blocks<L: Link, M: Medium>(m: &M, first: &PmU64) -> Vec<u64> {
     links::<L, M>(m, first).map(|link| m.offset_of(link)).collect()
 }
 
-/// Checks that a chain has an end, so that [`links`] shows all of it.
+/// Checks that a chain ends, so that [`links`] returns all of its blocks.
 ///
 /// # Errors
 /// `Damaged`.
 pub(crate) fn ensure_ends<L: Link, M: Medium>(m: &M, first: &PmU64) -> Result<()> {
     let mut cell = first;
-    // Up to this number of blocks, and the end.
+    // `CHAIN_MAX` blocks, and the end.
     for _ in 0..=CHAIN_MAX {
         let offset = L::offset_in(m.load(cell));
         if offset == 0 {
@@ -74,7 +75,8 @@ pub(crate) fn ensure_ends<L: Link, M: Medium>(m: &M, first: &PmU64) -> Result<()
     Err(Error::damaged(m.offset_of(cell), "the chain of a segment does not end"))
 }
 
-/// Unlinks the empty blocks of a chain, durably, and retires them. No other thread may use it.
+/// Unlinks the empty blocks of a chain, durably, and retires them. No other thread may change the
+/// chain meanwhile.
 pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) {
     let m = pool.medium();
     let mut cell = first;
@@ -84,7 +86,7 @@ pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Gu
         if link.is_empty(m) {
             m.store(cell, L::with_offset(word, L::offset_in(m.load(link.next()))));
             m.note(Note::Harmless(
-                "needed once the block is something else: \
+                "needed once the block is used for something else: \
                  `an_empty_block_of_a_chain_is_unlinked_for_good`",
             ));
             m.persist(cell);
@@ -102,8 +104,8 @@ pub(crate) fn retire<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &
     }
 }
 
-/// Finds a block with a free slot, as `free_slot` tells, in a chain that no other thread changes.
-/// Lengthens it by one block if there is none and `chain` allows that.
+/// Finds a block with a free slot, which `free_slot` returns, in a chain that no other thread
+/// changes. If no slot is free and `chain` allows it, appends a block.
 pub(crate) fn find_room<'a, L: Link, M: Medium>(
     m: &'a M,
     first: &'a PmU64,
@@ -114,7 +116,7 @@ pub(crate) fn find_room<'a, L: Link, M: Medium>(
     for _ in 0..CHAIN_MAX {
         let word = m.load(cell);
         let offset = match L::offset_in(word) {
-            // The end: lengthen it by an empty block. A crash leaves it empty, and reachable.
+            // The end of the chain: append an empty block. After a crash it is empty and reachable.
             0 => {
                 let Chain::Lengthen(offset) = *chain else { return None };
                 m.at::<L>(offset)?.clear(m);
@@ -138,9 +140,9 @@ pub(crate) fn find_room<'a, L: Link, M: Medium>(
     None
 }
 
-/// Writes records into new blocks of up to `slots` records each. `write` writes one block, whose
-/// next one is at the given offset, and flushes it without a fence. Returns the offset of the first
-/// block, 0 if there are no records.
+/// Writes records into new blocks of up to `slots` records each. `write` writes one block, given
+/// the offset of the next one, and flushes it without a fence. Returns the offset of the first
+/// block, or 0 if there are no records.
 ///
 /// # Errors
 /// `NoSpace`; nothing is allocated then.
@@ -168,8 +170,8 @@ pub(crate) fn build<L: Link, M: Medium, R>(
     Ok(blocks.first().copied().unwrap_or(0))
 }
 
-/// Calls `each` with every block of a chain that may be damaged. A word that leads to no block, or
-/// back to one of the chain, becomes its end.
+/// Calls `each` with every block of a chain that may be damaged. Ends the chain at a word that
+/// refers to no block, or to an earlier block of the same chain.
 pub(crate) fn rebuild<L: Link, M: Medium>(m: &M, first: &PmU64, mut each: impl FnMut(&L)) {
     let mut seen = HashSet::new();
     let mut cell = first;

@@ -39,7 +39,8 @@ pub(crate) fn check<T: Segmented>(index: &T) -> Vec<String> {
     problems
 }
 
-/// Checks that every entry of a directory names the segment that a walk has `found` in its place.
+/// Checks that every entry of a directory refers to the segment that a walk has `found` for the
+/// hashes of the entry.
 pub(crate) fn check_directory<T: Directed>(
     index: &T,
     found: &HashMap<u64, HashPrefix>,
@@ -55,14 +56,14 @@ pub(crate) fn check_directory<T: Directed>(
             problems
                 .push(format!("directory entry {pattern} names {named:#x}, which is elsewhere"));
         }
-        // Everything has been visited, so everything was recovered.
+        // A walk has visited all segments, so all of them were recovered.
         if entry != index.entry_for(named) {
             problems.push(format!("directory entry {pattern} is stale: {entry:#x}"));
         }
     }
 }
 
-/// The records of one segment that were seen so far.
+/// The records of one segment that were checked so far.
 pub(crate) struct SeenRecords {
     prefix: HashPrefix,
     words_are_records: bool,
@@ -70,13 +71,13 @@ pub(crate) struct SeenRecords {
 }
 
 impl SeenRecords {
-    /// Creates the list for a segment with this prefix. If `words_are_records`, two records may
-    /// have the same key word; if not, they may not.
+    /// Creates an empty set for a segment with this prefix. Two records with the same key are
+    /// duplicates, unless `words_are_records` and their words differ.
     pub(crate) fn new(prefix: HashPrefix, words_are_records: bool) -> Self {
         SeenRecords { prefix, words_are_records, times: HashMap::new() }
     }
 
-    /// Checks that a record belongs to the segment, and was not seen before.
+    /// Checks that a record belongs to the segment, and that it is not a duplicate.
     pub(crate) fn check(
         &mut self,
         rank: u64,

@@ -1,4 +1,5 @@
-//! What every segmented index keeps in ordinary memory, beside what says where its segments are.
+//! The fields in ordinary memory that every segmented index has, besides those that locate
+//! segments.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,25 +10,25 @@ use evermap_pm::{Guard, Medium, Pool, Result};
 
 use crate::Stats;
 
-/// The number of locks for recovery.
+/// The number of locks for recovering segments.
 const STRIPES: usize = 64;
 
-/// The pool, and what operations need of it close at hand; locks for recovery; counters.
+/// The pool, with copies of the fields that operations need; locks for recovery; counters.
 pub(crate) struct Core<M: Medium> {
     pub(crate) pool: Arc<Pool<M>>,
     pub(crate) region: Arc<Region<M>>,
-    /// Offset of the root block.
+    /// The offset of the root block.
     pub(crate) root: u64,
     pub(crate) generation: u64,
     pub(crate) seed: u64,
-    /// Locks for recovering segments, by offset.
+    /// Locks for recovering segments, chosen by a hash of the segment's offset.
     recovering: Box<[Mutex<()>]>,
     splits: AtomicU64,
     recovered: AtomicU64,
 }
 
 impl<M: Medium> Core<M> {
-    /// Creates the part of an index whose root block is at `root`.
+    /// Creates the core of an index whose root block is at `root`.
     pub(crate) fn new(pool: Arc<Pool<M>>, root: u64) -> Self {
         Core {
             region: pool.share_region(),
@@ -46,13 +47,13 @@ impl<M: Medium> Core<M> {
         self.region.medium()
     }
 
-    /// Checks, in debug builds, that a guard is one of this pool's.
+    /// Asserts, in debug builds, that the guard belongs to this pool.
     #[inline(always)]
     pub(crate) fn expect_own(&self, guard: &Guard<'_>) {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
     }
 
-    /// Begins a change. A panic before the returned value is disarmed poisons the region.
+    /// Begins a change. A panic poisons the region unless the returned value was disarmed before.
     ///
     /// # Errors
     /// `Poisoned`, `Forked`.
@@ -63,13 +64,15 @@ impl<M: Medium> Core<M> {
         Ok(self.region.poison_on_panic())
     }
 
-    /// Waits until no other thread recovers the segment at `offset`.
+    /// Waits until no other thread is recovering the segment at `offset`, and returns a lock that
+    /// excludes other threads from doing so.
     ///
     /// # Errors
     /// `Poisoned`.
     pub(crate) fn begin_recovery(&self, offset: u64) -> Result<MutexGuard<'_, ()>> {
         self.region.ensure_sound()?;
-        // Fibonacci hashing: segments are at multiples of numbers that differ between the indexes.
+        // Fibonacci hashing: the offsets of segments are multiples of their size, which differs
+        // between the indexes.
         let hash = offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let stripe = &self.recovering[hash as usize % STRIPES];
         Ok(stripe.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
@@ -83,7 +86,7 @@ impl<M: Medium> Core<M> {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds the counters, and the bytes that the locks take, to `stats`.
+    /// Adds the counters, and the bytes that the locks occupy, to `stats`.
     pub(crate) fn complete_stats(&self, stats: &mut Stats) {
         stats.dram_bytes += size_of_val(&*self.recovering) as u64;
         stats.splits = self.splits.load(Ordering::Relaxed);

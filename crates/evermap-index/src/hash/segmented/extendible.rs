@@ -1,4 +1,4 @@
-//! Extendible hashing: a directory, and how many segments it leads to.
+//! Extendible hashing: a directory and the number of its segments.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use crate::hash::fresh::Fresh;
 use crate::hash::hash_prefix::DEPTH_MAX;
 
 pod! {
-    /// What the root cell of an index with a directory names.
+    /// The block that the root cell of an index with a directory refers to.
     pub struct Root: 64 {
-        /// Which index, key format and geometry this is.
+        /// Identifies the kind of index, the key format and the geometry.
         pub kind: PmU64,
         /// The directory: see [`hash::directory`](crate::hash::directory).
         pub directory: PmU64,
-        /// What an index was told when it was created; 0 where there is nothing to choose.
+        /// The options that were chosen when the index was created; 0 if the index has none.
         pub options: PmU64,
         reserved: [PmU64; 5],
     }
 }
 
-/// Growth by splitting the segment that is full, with a directory that doubles and halves.
+/// A directory that doubles and halves as segments are split and merged.
 pub struct Extendible<M: Medium> {
     pub(crate) directory: Directory<M>,
-    /// The number of segments: an estimate until everything was visited.
+    /// The number of segments: an estimate until every segment was visited.
     segments: AtomicU64,
     merges: AtomicU64,
 }
@@ -39,7 +39,7 @@ impl<M: Medium> Extendible<M> {
 
     /// Allocates `2^depth` segments of `bytes` bytes, and writes a directory in which their offsets
     /// are combined with `stamp`, flushed without a fence. `root` is the offset of a new root
-    /// block. Returns the offsets too.
+    /// block. Also returns the offsets.
     ///
     /// # Errors
     /// `NoSpace`; nothing is allocated then.
@@ -68,7 +68,8 @@ impl<M: Medium> Extendible<M> {
         root_at(pool.medium(), root)?;
         let cell = root + offset_of!(Root, directory) as u64;
         let directory = Directory::open(pool.clone(), cell)?;
-        // Exact once everything has been visited; low until then, which only postpones doubling.
+        // Exact once every segment was visited. Until then it may be too low, which only postpones
+        // doubling.
         let estimate = (1u64 << directory.depth()).div_ceil(4);
         Ok(Extendible::new(directory, estimate))
     }
@@ -78,7 +79,8 @@ impl<M: Medium> Extendible<M> {
     }
 
     pub(crate) fn count_merge(&self) {
-        // An estimate until everything was visited: more may be merged away than it counts.
+        // Saturating, since the number is an estimate until every segment was visited and may be
+        // too low.
         let less = |segments: u64| Some(segments.saturating_sub(1));
         let _ = self.segments.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         self.merges.fetch_add(1, Ordering::Relaxed);
@@ -89,17 +91,17 @@ impl<M: Medium> Extendible<M> {
         self.segments.store(segments, Ordering::Relaxed);
     }
 
-    /// Returns whether a directory of twice the size is in proportion: at most a quarter of the
-    /// bytes of the segments, which have `bytes` each, or `free` bytes. Without this bound, keys
-    /// with equal hash prefixes would double it without end.
+    /// Returns whether the directory may double: if it would then occupy at most a quarter of the
+    /// bytes of the segments, which have `bytes` each, or at most `free` bytes. Without this bound,
+    /// keys with equal hash prefixes would double it without end.
     pub(crate) fn may_double(&self, bytes: u64, free: u64) -> bool {
         let depth = self.directory.depth() + 1;
         let segments = self.segments.load(Ordering::Relaxed) * bytes;
         depth <= DEPTH_MAX && 8 << depth <= free.max(segments / 4)
     }
 
-    /// Tries to halve the directory once enough merges have happened to make it likely that no
-    /// segment needs its full depth. It keeps a depth of `least`.
+    /// Tries to halve the directory if there are so few segments that probably none of them needs
+    /// the directory's full depth. The depth never falls below `least`.
     ///
     /// # Errors
     /// `Poisoned`.
@@ -107,7 +109,8 @@ impl<M: Medium> Extendible<M> {
         let (depth, segments) = (self.directory.depth(), self.segments.load(Ordering::Relaxed));
         if depth > least && 8 * segments < 1 << depth {
             match self.directory.halve(guard) {
-                // Halving is for saving space; without any, things stay as they are.
+                // Halving only saves space. If there is not enough for the copy, the directory
+                // stays as it is.
                 Err(error) if !error.is_no_space() => return Err(error),
                 _ => {}
             }
@@ -115,7 +118,7 @@ impl<M: Medium> Extendible<M> {
         Ok(())
     }
 
-    /// Adds what a directory and `segments` segments of `slots` slots and `bytes` bytes take to
+    /// Adds the directory, and `segments` segments of `slots` slots and `bytes` bytes each, to
     /// `stats`.
     pub(crate) fn complete_stats(
         &self,
@@ -134,7 +137,7 @@ impl<M: Medium> Extendible<M> {
 /// Returns the root block at `offset`.
 ///
 /// # Errors
-/// `Damaged` if there cannot be one.
+/// `Damaged` if the block would end outside the region.
 pub(crate) fn root_at<M: Medium>(m: &M, offset: u64) -> Result<&Root> {
     m.at(offset).ok_or_else(|| Error::damaged(offset, "the index's root ends outside the region"))
 }

@@ -1,8 +1,8 @@
-//! Splits that keep the directory in proportion to the segments, and merging two segments that are
-//! nearly empty into a new one.
+//! Merging two sibling segments with few records into a new one; and splits that are refused if
+//! they would make the directory too large.
 //!
-//! The commit of a merge is the first entry of the *right* sibling's range: a prefix of the
-//! parent's depth there cannot be mistaken for a split that was not finished.
+//! A merge is committed by the first entry of the *right* sibling's range: a segment with the
+//! parent's prefix there cannot be mistaken for an unfinished split.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};
@@ -14,29 +14,29 @@ use crate::hash::hash_prefix::HashPrefix;
 
 /// An index with a directory that merges segments.
 pub(crate) trait Merging: Directed {
-    /// The number of records in two siblings up to which they are merged.
+    /// The greatest number of records that two siblings may hold together to be merged.
     const MERGE_BELOW: usize;
     /// The least depth of a segment.
     const DEPTH_MIN: u32;
-    /// The bytes that a directory may always have.
+    /// The number of bytes up to which the directory may always grow.
     const FREE_DIRECTORY: u64;
 
     /// Returns the directory with its counts.
     fn extendible(&self) -> &Extendible<Self::Medium>;
 
-    /// Returns the segment that a directory entry names. Returns `None` if this opener has not
+    /// Returns the segment that a directory entry refers to. Returns `None` if this opener has not
     /// recovered it.
     ///
     /// # Errors
-    /// `Damaged` if there cannot be one.
+    /// `Damaged` if the segment would end outside the region.
     fn segment_for(&self, entry: u64) -> Result<Option<&Self::Segment>>;
 
-    /// Returns the number of records in a segment, roughly if it is not locked.
+    /// Returns the number of records in a segment; approximate if the segment is not locked.
     fn count(&self, segment: &Self::Segment) -> usize;
 
-    /// Writes the records of two locked siblings, if they are at most
-    /// [`MERGE_BELOW`](Self::MERGE_BELOW), into a new segment with this prefix, flushed without a
-    /// fence, and locked. Returns `None` if there is no room for them.
+    /// Writes the records of two locked siblings into a new segment with this prefix, locked, and
+    /// flushes it without a fence. Returns `None` if there are more than
+    /// [`MERGE_BELOW`](Self::MERGE_BELOW) records, or if there is no room for them.
     fn build_merged(
         &self,
         block: u64,
@@ -44,14 +44,16 @@ pub(crate) trait Merging: Directed {
         siblings: [&Self::Segment; 2],
     ) -> Option<Self::Rebuilt<'_>>;
 
-    /// Points the ranges of the right half and then of all of `parent` to `entry`, durably.
+    /// Stores `entry` in the range of the right half of `parent`, and then in the whole range of
+    /// `parent`, durably.
     fn publish_merged(&self, parent: HashPrefix, entry: u64);
 
     /// Retires the chain of a segment that was merged away.
     fn retire_chain(&self, segment: &Self::Segment, guard: &Guard<'_>);
 }
 
-/// Splits a segment that serves `hash`, unless a directory that doubles would be out of proportion.
+/// Splits a segment that serves `hash`. Refuses if the directory would have to double and would
+/// become too large for the number of segments.
 ///
 /// # Errors
 /// `NoSpace`; nothing has changed then.
@@ -64,7 +66,7 @@ pub(crate) fn split_in_proportion<T: Merging>(
 ) -> Result<Split> {
     let m = index.core().medium();
     let Some(prefix) = prefix_of(m, segment) else {
-        // Damaged: the next access decides.
+        // Damaged: the next access reports it.
         return Ok(Split::Done);
     };
     let doubles = prefix.depth >= index.directory().depth();
@@ -75,8 +77,8 @@ pub(crate) fn split_in_proportion<T: Merging>(
     split(index, m.offset_of(segment), hash, prefix, guard)
 }
 
-/// Merges a segment, which serves `hash`, with its sibling if together they would be nearly empty,
-/// and halves the directory if that has become possible. Called after removals.
+/// Merges a segment, which serves `hash`, with its sibling if together they hold few records, and
+/// halves the directory if that has become possible. Called after removals.
 ///
 /// # Errors
 /// `Damaged`, `Poisoned`.
@@ -87,7 +89,7 @@ pub(crate) fn merge_if_sparse<T: Merging>(
     hash: u64,
     guard: &Guard<'_>,
 ) -> Result<()> {
-    // Before the sweep is complete, segments may be stale and ranges unfinished.
+    // Before the sweep is complete, segments may be stale and directory ranges unfinished.
     if !index.core().pool.is_swept() {
         return Ok(());
     }
@@ -109,7 +111,7 @@ pub(crate) fn merge_if_sparse<T: Merging>(
     }
     let block = match allocate_segment(index) {
         Ok(block) => block,
-        // Merging is for saving space; without any, things stay as they are.
+        // Merging only saves space. If there is not enough for the new segment, the siblings stay.
         Err(error) if error.is_no_space() => return Ok(()),
         Err(error) => return Err(error),
     };
@@ -123,8 +125,8 @@ pub(crate) fn merge_if_sparse<T: Merging>(
     }
 }
 
-/// Merges two segments into `block`. Returns `false`, with nothing changed, if they have changed
-/// meanwhile.
+/// Merges two segments into `block`. Returns `false`, with nothing changed, if the segments were
+/// changed meanwhile, or if their records do not fit.
 fn merge_siblings<T: Merging>(
     index: &T,
     parent: HashPrefix,
@@ -134,7 +136,7 @@ fn merge_siblings<T: Merging>(
 ) -> Result<bool> {
     let m = index.core().medium();
     let [left, right] = [0, 1].map(|i| (m.offset_of(siblings[i]), parent.half(i as u64)));
-    // In the order of their hashes, as every merge does: no deadlock.
+    // Every merge locks segments in the order of their hashes, so that there is no deadlock.
     let Some(first) = index.lock_whole(left.0, left.1.first_hash())? else { return Ok(false) };
     let second = match index.lock_whole(right.0, right.1.first_hash()) {
         Ok(Some(second)) => second,
@@ -158,7 +160,7 @@ fn merge_siblings<T: Merging>(
     index.publish_merged(parent, index.entry_for(block));
     index.extendible().count_merge();
     index.unlock_rebuilt(index.segment(block)?, built);
-    // Both siblings stay locked: no entry leads there any more.
+    // Both siblings stay locked: no entry refers to them any more.
     for segment in siblings {
         index.retire_chain(segment, guard);
         let bytes = size_of::<T::Segment>() as u64;

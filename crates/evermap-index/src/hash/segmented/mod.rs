@@ -1,27 +1,27 @@
-//! What hash indexes made of segments share: [Dash](crate::hash::dash) in both kinds, the
-//! [line hash](crate::hash::line) and [CCEH](crate::hash::cceh).
+//! The code that the hash indexes made of segments share: both kinds of [Dash](crate::hash::dash),
+//! the [line hash](crate::hash::line) and [CCEH](crate::hash::cceh).
 //!
 //! A *segment* is a block of buckets with a header. It serves the hashes whose *ranks* begin with
-//! its [`HashPrefix`]. A rank is the hash itself, except in linear hashing, where it is a hash with
-//! its bits in another order. So segments have an order, and a split divides one into a lower half
-//! and an upper half.
+//! its [`HashPrefix`]. The rank of a hash is the hash itself, except in linear hashing, where its
+//! bits are reordered. Segments are ordered by rank, and a split divides a segment into a lower
+//! half and an upper half.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
-//! | [`core`] | what every index keeps of the pool, counters, creation and opening |
-//! | [`apply`] | the steps of a change, for indexes that lock buckets |
-//! | [`waiting`] | waiting for a lock, with recovery of segments that nobody has recovered |
+//! | [`core`] | the fields that every index has: the pool, the locks for recovery, counters |
+//! | [`apply`] | making a change, for indexes that lock buckets |
+//! | [`waiting`] | waiting for a lock, and recovering the segment if it is stale |
 //! | [`walk`] | visiting every segment once: scans, statistics, sweeps |
 //! | [`extendible`] | a directory and the number of its segments |
 //! | [`split`], [`merge`] | structure changes of indexes with a directory |
-//! | [`recover`] | recovery of one segment, and of its place in a directory |
-//! | [`chain`] | blocks behind a segment that cannot be split |
+//! | [`recover`] | recovery of one segment and of its directory entries |
+//! | [`chain`] | additional blocks of a segment that cannot be split |
 //! | [`check`] | invariants |
 //!
-//! An index implements [`Segmented`], and as many of [`BucketLocked`](apply::BucketLocked),
+//! An index implements [`Segmented`], and those of [`BucketLocked`](apply::BucketLocked),
 //! [`Recoverable`](recover::Recoverable), [`Directed`](split::Directed) and
-//! [`Merging`](merge::Merging) as apply to it. The functions here are generic over these traits, so
-//! each index has its own compiled copy. Lookups are not here: each index has its own.
+//! [`Merging`](merge::Merging) that apply to it. The functions here are generic over these traits,
+//! so each index has its own compiled copy. Lookups are not here: each index has its own.
 
 use std::collections::HashMap;
 
@@ -43,19 +43,19 @@ pub(crate) mod walk;
 
 use self::core::Core;
 
-/// The words that the header of every segment has.
+/// The words that every segment header contains.
 pub(crate) trait SegmentHeader: Pod {
-    /// What the magic word of a segment of this kind is.
+    /// The magic word of a segment of this kind.
     const MAGIC: u64;
 
-    /// Tells a segment from other data.
+    /// Returns the word that distinguishes a segment from other data.
     fn magic(&self) -> &PmU64;
 
-    /// The [`HashPrefix`] of the hashes that the segment serves.
+    /// Returns the word that encodes the [`HashPrefix`] of the hashes that the segment serves.
     fn prefix(&self) -> &PmU64;
 
-    /// The generation of the opener that recovered the segment. Never flushed, so every opener
-    /// begins with all segments stale.
+    /// Returns the word with the generation of the opener that recovered the segment. It is never
+    /// flushed: for every new opener, all segments are stale.
     fn generation(&self) -> &PmU64;
 }
 
@@ -82,29 +82,29 @@ pub(crate) trait Segmented: Sized {
     where
         Self: 'a;
 
-    /// Whether each segment is a block of its own.
+    /// Whether each segment is a separate block.
     const SEGMENTS_ARE_BLOCKS: bool = true;
 
-    /// Returns what all indexes of this module keep.
+    /// Returns the fields that all segmented indexes have.
     fn core(&self) -> &Core<Self::Medium>;
 
-    /// Returns how many leading bits of two ranks may decide that they belong to different
-    /// segments.
+    /// Returns the depth of the deepest prefix that a segment can have: ranks with the same leading
+    /// bits, of this number, belong to the same segment.
     fn depth(&self) -> u32;
 
     /// Locks the segment that holds the records of a rank. Returns `None` if the index changed
-    /// while this thread waited: try again.
+    /// while this thread waited: the caller tries again.
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`, `Forked`.
     fn lock_holder(&self, rank: u64) -> Result<Option<Self::Locked<'_>>>;
 
-    /// Returns the segment that was locked.
+    /// Returns the locked segment.
     fn segment_in<'a>(locked: &Self::Locked<'a>) -> &'a Self::Segment
     where
         Self: 'a;
 
-    /// Releases a segment in which nothing has changed.
+    /// Releases a segment that was not changed.
     fn unlock_unchanged(&self, locked: Self::Locked<'_>);
 
     /// Returns whether this opener has recovered or created the segment.
@@ -113,11 +113,12 @@ pub(crate) trait Segmented: Sized {
         self.core().medium().load_relaxed(segment.header().generation()) == self.core().generation
     }
 
-    /// Recovers the segment at `offset`, or waits until another thread has. Afterwards it is fresh,
-    /// or no longer in use.
+    /// Recovers the segment at `offset`, or waits until another thread has recovered it. Afterwards
+    /// it is not stale, or it is no longer in use.
     ///
     /// # Errors
-    /// `Damaged` if there is no segment, or one that contradicts its place; it stays stale then.
+    /// `Damaged` if there is no segment at `offset`, or if its prefix contradicts what leads to it;
+    /// the segment stays stale then.
     fn recover(&self, offset: u64) -> Result<()>;
 
     /// Returns slot keys and words of the records with a rank of at least `from`, in a segment with
@@ -125,7 +126,7 @@ pub(crate) trait Segmented: Sized {
     fn pairs_from(&self, segment: &Self::Segment, prefix: HashPrefix, from: u64)
     -> Vec<(u64, u64)>;
 
-    /// Checks that the chain of a segment has an end, so that nothing behind it is missed.
+    /// Checks that the chain of a segment ends, so that none of its blocks is missed.
     ///
     /// # Errors
     /// `Damaged`.
@@ -138,17 +139,17 @@ pub(crate) trait Segmented: Sized {
         Vec::new()
     }
 
-    /// Shows the visitor the blocks that are neither the root nor segments nor chains.
+    /// Passes to the visitor the blocks that are neither the root, nor segments, nor chain blocks.
     fn visit_structure(&self, visitor: &mut dyn Visitor);
 
-    /// Notes that a visit has seen every segment, and how many there are.
+    /// Called when a visit has seen every segment, with the number of segments.
     fn visited(&self, _segments: u64) {}
 
-    /// Completes statistics that have the sums over all segments; `segments` were found, with
-    /// `links` blocks in their chains.
+    /// Completes statistics that already contain the sums over all segments. There are `segments`
+    /// segments, with `links` blocks in their chains.
     fn complete_stats(&self, segments: u64, links: u64, stats: &mut Stats);
 
-    /// Describes what contradicts itself in a segment with this prefix, which the caller has
+    /// Describes the violated invariants of a segment with this prefix, which the caller has
     /// locked.
     fn check_segment(
         &self,
@@ -157,14 +158,14 @@ pub(crate) trait Segmented: Sized {
         problems: &mut Vec<String>,
     );
 
-    /// Describes what contradicts itself outside of segments. `found` has the prefixes of all
-    /// segments that a walk has found, by offset.
+    /// Describes the violated invariants outside of segments. `found` maps the offset of each
+    /// segment that a walk has found to its prefix.
     fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>);
 
     /// Returns the segment at `offset`.
     ///
     /// # Errors
-    /// `Damaged` if there cannot be one.
+    /// `Damaged` if a segment at `offset` would end outside the region.
     #[inline(always)]
     fn segment(&self, offset: u64) -> Result<&Self::Segment> {
         match self.core().medium().at(offset) {
@@ -174,7 +175,8 @@ pub(crate) trait Segmented: Sized {
     }
 }
 
-/// Returns the prefix of the segment at `offset`. Returns `None` if there is no segment.
+/// Returns the prefix of the segment at `offset`. Returns `None` if there is no segment at
+/// `offset`.
 pub(crate) fn prefix_at<H: SegmentHeader, M: Medium>(m: &M, offset: u64) -> Option<HashPrefix> {
     let header = m.at::<H>(offset)?;
     let is_segment = m.load(header.magic()) == H::MAGIC;

@@ -1,16 +1,18 @@
-//! Recovery, one segment at a time, when it is first touched.
+//! Recovery, one segment at a time, when it is first used.
 //!
-//! Every opener begins with all segments stale. The first thread that meets a stale one finishes
-//! what a crash may have interrupted:
+//! For every new opener, all segments are stale. The first thread that finds a stale segment
+//! finishes what a crash may have interrupted:
 //!
-//! * a split whose prefix or directory range was not finished: the first entry of the upper half's
-//!   range tells that it was committed, and the [directory](crate::hash::directory) which entry
-//!   decides over each of the others;
-//! * a merge whose ranges were not finished: the first entry of the right sibling's range decides;
-//! * what is inside the segment, which the index knows.
+//! * a split that was committed, but whose prefix or other directory entries were not yet stored:
+//!   the first entry of the upper half's range shows that it was committed, and the
+//!   [directory](crate::hash::directory) describes which entry decides what each of the others must
+//!   be;
+//! * a merge whose other directory entries were not yet stored: the first entry of the right
+//!   sibling's range shows that it was committed;
+//! * a change inside the segment, which each index recovers in its own way.
 //!
-//! Nothing is redone that was not committed, so recovery allocates nothing and can be interrupted
-//! and repeated.
+//! An operation that was not committed is not redone. So recovery allocates nothing, and can be
+//! interrupted and repeated.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
@@ -18,21 +20,22 @@ use evermap_pm::{Error, Medium, Result};
 use super::split::Directed;
 use super::{HeaderOf, Segmented, prefix_at};
 use crate::hash::directory::Shared;
-use crate::hash::hash_prefix::{HashPrefix, behind};
+use crate::hash::hash_prefix::{HashPrefix, first_hash_after};
 
-/// What recovery of a segment does besides finding out what it serves.
+/// The steps of recovering a segment that each index implements.
 pub(crate) trait Recoverable: Segmented {
-    /// Returns whether this opener has recovered the segment, and nothing contradicts that.
+    /// Returns whether this opener has recovered the segment, and no part of it is stale.
     fn is_fresh(&self, segment: &Self::Segment) -> bool {
         self.was_recovered(segment)
     }
 
-    /// Makes durable what the segment holds, where that must precede everything else: a thread of
-    /// an earlier process may have stored it and died before it was durable.
-    fn keep_contents(&self, segment: &Self::Segment);
+    /// Makes the contents of the segment durable, if this must happen before the other steps: an
+    /// earlier process may have stored them and terminated before they were durable.
+    fn persist_contents(&self, segment: &Self::Segment);
 
-    /// Finishes what a crash has left unfinished around the segment at `offset`. Returns the prefix
-    /// that it has then. Returns `None` if it is no longer in use.
+    /// Finishes a structure change of the segment at `offset` that a crash has interrupted. Returns
+    /// the prefix that the segment has afterwards. Returns `None` if the segment is no longer in
+    /// use.
     ///
     /// # Errors
     /// `Damaged`.
@@ -43,14 +46,14 @@ pub(crate) trait Recoverable: Segmented {
         prefix: HashPrefix,
     ) -> Result<Option<HashPrefix>>;
 
-    /// Makes the segment consistent, drops what it does not serve, and marks it as recovered, in
-    /// this order.
+    /// Makes the segment consistent, drops the records that it does not serve, and marks it as
+    /// recovered, in this order.
     fn finish_contents(&self, segment: &Self::Segment, prefix: HashPrefix);
 
-    /// Acts on a segment that could not be recovered.
+    /// Called if the segment could not be recovered.
     fn recovery_failed(&self, _segment: &Self::Segment) {}
 
-    /// Lets other threads use a segment that was recovered.
+    /// Lets other threads use the segment, which was recovered.
     ///
     /// # Errors
     /// `Damaged`.
@@ -69,7 +72,7 @@ pub(crate) fn recover<T: Recoverable>(index: &T, offset: u64) -> Result<()> {
     let segment = index.segment(offset)?;
     if !index.is_fresh(segment) {
         let prefix = prefix_of(index, offset)?;
-        index.keep_contents(segment);
+        index.persist_contents(segment);
         match index.finish_structure(offset, segment, prefix) {
             Ok(Some(prefix)) => index.finish_contents(segment, prefix),
             Ok(None) => return Ok(()),
@@ -86,7 +89,7 @@ pub(crate) fn recover<T: Recoverable>(index: &T, offset: u64) -> Result<()> {
 /// Returns the prefix of the segment at `offset`.
 ///
 /// # Errors
-/// `Damaged` if there is no segment.
+/// `Damaged` if there is no segment at `offset`.
 pub(crate) fn prefix_of<T: Segmented>(index: &T, offset: u64) -> Result<HashPrefix> {
     prefix_at::<HeaderOf<T>, _>(index.core().medium(), offset)
         .ok_or_else(|| Error::damaged(offset, "there is no segment where one should be"))
@@ -105,13 +108,13 @@ pub(crate) fn finish_structure<T: Directed>(
     let latch = index.directory().share();
     let finished = Finishing { index, offset, latch: &latch }.finish(segment, prefix);
     drop(latch);
-    if T::MERGES { index.directory().unless_gone(offset, finished) } else { finished }
+    if T::MERGES { index.directory().none_if_unreferenced(offset, finished) } else { finished }
 }
 
-/// One segment whose place in the directory is being put right.
+/// The recovery of the directory entries of one segment.
 ///
-/// Other threads change entries meanwhile, so entries are only ever swapped from what must not be
-/// there.
+/// Other threads change entries meanwhile, so an entry is only changed by a compare-and-swap from a
+/// value that it must not have.
 struct Finishing<'a, T: Directed> {
     index: &'a T,
     offset: u64,
@@ -124,7 +127,7 @@ impl<T: Directed> Finishing<'_, T> {
         if prefix.depth > directory.depth() {
             return Err(Error::damaged(self.offset, "a segment is deeper than the directory"));
         }
-        directory.keep_around(prefix, self.latch);
+        directory.persist_around(prefix, self.latch);
         if let Some(merged) = self.merged_into(prefix) {
             m.note(Note::Scope("merge found"));
             self.swap_entries(prefix, merged, |named| named == self.offset);
@@ -146,7 +149,7 @@ impl<T: Directed> Finishing<'_, T> {
         Ok(Some(prefix))
     }
 
-    /// Returns the offset that the first entry of a range holds.
+    /// Returns the offset of the segment that the first entry of a range refers to.
     fn first(&self, range: HashPrefix) -> u64 {
         T::offset_in(self.index.directory().first(range, self.latch))
     }
@@ -155,7 +158,8 @@ impl<T: Directed> Finishing<'_, T> {
         prefix_at::<HeaderOf<T>, _>(self.index.core().medium(), offset)
     }
 
-    /// Returns the entry of the segment that this one was merged into, if it was.
+    /// Returns the entry of the segment that this one was merged into. Returns `None` if it was not
+    /// merged.
     fn merged_into(&self, prefix: HashPrefix) -> Option<u64> {
         let parent = prefix.parent().filter(|_| T::MERGES)?;
         let entry = self.index.directory().first(parent.half(1), self.latch);
@@ -163,9 +167,9 @@ impl<T: Directed> Finishing<'_, T> {
         (named != self.offset && self.prefix_at(named) == Some(parent)).then_some(entry)
     }
 
-    /// Returns whether the upper half of this segment was split off, but this segment does not say
-    /// so yet. The upper half may have been split again since, any number of times: no thread had
-    /// to touch this segment for that.
+    /// Returns whether the upper half of this segment was split off, but the prefix of this segment
+    /// does not show it yet. The upper half may have been split again since, any number of times,
+    /// as that does not involve this segment.
     fn is_split_unfinished(&self, prefix: HashPrefix) -> bool {
         let splits = prefix.depth < self.index.directory().depth();
         if !splits || self.index.core().medium().mutant("DA-3") {
@@ -176,8 +180,8 @@ impl<T: Directed> Finishing<'_, T> {
         named != self.offset && self.prefix_at(named).is_some_and(|prefix| upper.contains(prefix))
     }
 
-    /// Changes the entries of the upper half that still name this, the lower half. Parts of the
-    /// upper half may have been split since.
+    /// If this segment is a lower half: corrects the entries in the upper half's range that still
+    /// refer to this segment. Parts of the upper half may have been split since.
     fn finish_sibling_range(&self, prefix: HashPrefix) -> Result<()> {
         let Some(sibling) = prefix.parent().map(|parent| parent.half(1)) else { return Ok(()) };
         if sibling == prefix {
@@ -192,7 +196,7 @@ impl<T: Directed> Finishing<'_, T> {
         Ok(())
     }
 
-    /// Changes the entries that still name the two segments that were merged into this one.
+    /// Corrects the entries that still refer to the two segments that were merged into this one.
     fn finish_own_range(&self, prefix: HashPrefix) {
         if !T::MERGES
             || prefix.depth >= self.index.directory().depth()
@@ -207,7 +211,7 @@ impl<T: Directed> Finishing<'_, T> {
         });
     }
 
-    /// Replaces those entries of a range that name a `wrong` segment by `right`, durably.
+    /// Replaces the entries of a range that refer to a `wrong` segment by `right`, durably.
     fn swap_entries(&self, range: HashPrefix, right: u64, wrong: impl Fn(u64) -> bool) {
         let m = self.index.core().medium();
         let mut changed = false;
@@ -225,8 +229,8 @@ impl<T: Directed> Finishing<'_, T> {
     }
 }
 
-/// Calls `each` with what the entries of the directory name, from left to right, once for each run
-/// of equal entries.
+/// Calls `each` with the offsets of the segments that the entries of the directory refer to, from
+/// left to right, once for each run of equal entries.
 pub(crate) fn for_each_named<T: Directed>(index: &T, mut each: impl FnMut(u64)) {
     let (mut cursor, mut last) = (Some(0), None);
     while let Some(hash) = cursor {
@@ -234,6 +238,6 @@ pub(crate) fn for_each_named<T: Directed>(index: &T, mut each: impl FnMut(u64)) 
         if last.replace(offset) != Some(offset) {
             each(offset);
         }
-        cursor = behind(hash, index.directory().depth());
+        cursor = first_hash_after(hash, index.directory().depth());
     }
 }

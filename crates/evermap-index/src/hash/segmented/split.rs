@@ -1,10 +1,10 @@
 //! Splitting a segment under a directory.
 //!
-//! No persistent word outside of the reachable structure ever names a block: a new segment is
-//! complete and durable before the directory names it, and a crash before that forgets it. What a
-//! crash can leave unfinished is only the other entries of a directory range, and records that no
-//! longer belong: [recovery](super::recover) sees both from the first entry of the range and from
-//! the segment's prefix.
+//! Only the reachable structure refers to blocks: a new segment is complete and durable before the
+//! directory refers to it, and after an earlier crash its block is free. A later crash can only
+//! leave the other entries of the directory range, the old segment's prefix, and its moved records
+//! as they were. [Recovery](super::recover) detects this from the first entry of the range and from
+//! the prefix.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};
@@ -13,12 +13,13 @@ use super::{SegmentHeader, SegmentLayout, Segmented};
 use crate::hash::directory::{Directory, Reserved};
 use crate::hash::hash_prefix::HashPrefix;
 
-/// How an attempt to split a segment ended.
+/// The outcome of an attempt to split a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
-    /// It was split, by this thread or another one: try again.
+    /// The segment was split or otherwise changed, by this thread or another one: the caller tries
+    /// again.
     Done,
-    /// A split would not help, or would be out of proportion: use the chain.
+    /// A split would not help, or would make the directory too large: the caller uses the chain.
     Refused,
 }
 
@@ -26,12 +27,12 @@ pub enum Split {
 pub(crate) trait Directed: Segmented {
     /// The records of a segment, divided into those that stay and those that move.
     type Halves;
-    /// What [`unlock_rebuilt`](Self::unlock_rebuilt) needs to know of a segment.
+    /// The state of a new or rewritten segment that [`unlock_rebuilt`](Self::unlock_rebuilt) needs.
     type Rebuilt<'a>
     where
         Self: 'a;
 
-    /// Whether segments are merged, too.
+    /// Whether segments are merged, as well as split.
     const MERGES: bool;
 
     /// Returns the directory.
@@ -43,7 +44,7 @@ pub(crate) trait Directed: Segmented {
         offset
     }
 
-    /// Returns the offset of the segment that a directory entry names.
+    /// Returns the offset of the segment that a directory entry refers to.
     #[inline(always)]
     fn offset_in(entry: u64) -> u64 {
         entry
@@ -58,8 +59,9 @@ pub(crate) trait Directed: Segmented {
     /// `Damaged`, `Poisoned`.
     fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<Self::Locked<'_>>>;
 
-    /// Divides the records of a locked segment with this prefix. Returns `None` if a split would
-    /// not be worth a new segment, or, if `doubles`, a directory of twice the size.
+    /// Divides the records of a locked segment with this prefix. `doubles` tells whether the
+    /// directory would have to double. Returns `None` if a split would gain too little for that, or
+    /// for a new segment.
     fn divide(
         &self,
         locked: &Self::Locked<'_>,
@@ -67,11 +69,11 @@ pub(crate) trait Directed: Segmented {
         doubles: bool,
     ) -> Option<Self::Halves>;
 
-    /// Writes a segment with this prefix and the records that move into a new block, flushed
-    /// without a fence, and locked.
+    /// Writes a segment with this prefix and the records that move into a new block, locked, and
+    /// flushes it without a fence.
     ///
     /// # Errors
-    /// `NoSpace`; the block is free for another use then, and nothing else was taken.
+    /// `NoSpace`; nothing is allocated then except `block`, which the caller may use otherwise.
     fn build_upper(
         &self,
         block: u64,
@@ -80,10 +82,12 @@ pub(crate) trait Directed: Segmented {
         halves: &mut Self::Halves,
     ) -> Result<Self::Rebuilt<'_>>;
 
-    /// Frees what a segment that was built, but never named, has beside its own block.
+    /// Frees the other blocks of a segment that was built, but that the directory never referred
+    /// to.
     fn free_unpublished(&self, _segment: &Self::Segment) {}
 
-    /// Makes a locked segment the lower half, durably, once the directory names the upper one.
+    /// Makes a locked segment the lower half, durably. The directory refers to the upper half
+    /// already.
     fn settle_lower<'a>(
         &'a self,
         locked: Self::Locked<'a>,
@@ -92,15 +96,15 @@ pub(crate) trait Directed: Segmented {
         guard: &Guard<'_>,
     ) -> Self::Rebuilt<'a>;
 
-    /// Releases a locked segment that was written anew.
+    /// Releases a locked segment that was built or rewritten.
     fn unlock_rebuilt(&self, segment: &Self::Segment, rebuilt: Self::Rebuilt<'_>);
 
-    /// Makes a segment say that it serves `prefix`: the end of a split that a crash has interrupted
-    /// after it was committed.
+    /// Stores the prefix of a segment: the last step of a split that a crash has interrupted after
+    /// it was committed.
     fn store_finished_prefix(&self, segment: &Self::Segment, prefix: HashPrefix);
 }
 
-/// What a split allocated before it locked anything. Gives it back when it is dropped.
+/// The space that a split has allocated before it locks a segment. Frees it when dropped.
 struct Reservation<'a, M: Medium> {
     directory: &'a Directory<M>,
     pool: &'a evermap_pm::Pool<M>,
@@ -123,8 +127,8 @@ pub(crate) fn allocate_segment<T: Segmented>(index: &T) -> Result<u64> {
     index.core().pool.allocate_exact(size_of::<T::Segment>() as u64)
 }
 
-/// Splits the segment at `offset`, which serves `hash` and had this prefix, unless another thread
-/// has changed that.
+/// Splits the segment at `offset`, which serves `hash` and had this prefix. Does nothing if another
+/// thread has changed the segment.
 ///
 /// # Errors
 /// `NoSpace`; nothing has changed then.
@@ -135,7 +139,7 @@ pub(crate) fn split<T: Directed>(
     prefix: HashPrefix,
     guard: &Guard<'_>,
 ) -> Result<Split> {
-    // Everything is reserved before anything is locked.
+    // All space is reserved before a segment is locked.
     let (directory, pool) = (index.directory(), &*index.core().pool);
     let block = Some(allocate_segment(index)?);
     let mut reservation = Reservation { directory, pool, block, doubled: None };
@@ -159,7 +163,7 @@ fn split_locked<'a, T: Directed>(
     let m = index.core().medium();
     let segment = T::segment_in(&locked);
     if m.load(segment.header().prefix()) != prefix.encode() {
-        // Another thread split or merged it before this one had locked it.
+        // Another thread split or merged the segment before this one locked it.
         index.unlock_unchanged(locked);
         return Ok(Split::Done);
     }
@@ -179,12 +183,13 @@ fn split_locked<'a, T: Directed>(
         }
     };
     m.fence();
-    // The new segment is complete and durable, and locked: others may reach it as soon as the
-    // directory names it, but act on it only once that is durable too.
+    // The new segment is complete, durable and locked: other threads can reach it as soon as the
+    // directory refers to it, but can use it only once that is durable too.
     let (entry, doubled) = (index.entry_for(block), &mut reservation.doubled);
     let new = index.segment(block)?;
     if !index.directory().publish(upper, entry, doubled, guard) {
-        // The directory was halved meanwhile, and there is no room for doubling it: begin again.
+        // The directory was halved meanwhile, and no space is reserved for doubling it: begin
+        // again.
         index.free_unpublished(new);
         reservation.block = Some(block);
         index.unlock_unchanged(locked);

@@ -5,10 +5,11 @@ use evermap_pm::{Error, Medium, Result};
 use super::Segmented;
 use crate::hash::lock_wait::LockWait;
 
-/// The number of recoveries of stale segments after which one change or lookup gives up.
+/// The number of recoveries after which one operation fails.
 const RECOVERIES_MAX: u32 = 100;
 
-/// One operation's wait for segments that it cannot use yet. Notices when one may never be usable.
+/// The waits of one operation for segments that it cannot use yet. Detects segments that never
+/// become usable.
 #[derive(Default)]
 pub(crate) struct Waiting {
     lock_wait: LockWait,
@@ -27,8 +28,8 @@ impl Waiting {
             return Ok(());
         }
         let offset = region.medium().offset_of(segment);
-        // Damage can make a lock that nobody holds look like one of this opener. A segment that
-        // nobody has recovered cannot have a holder.
+        // Damage can set a lock that no thread holds. No thread can hold a lock of a segment that
+        // was not recovered.
         if !index.was_recovered(segment) {
             return self.recover(index, offset);
         }
@@ -38,21 +39,21 @@ impl Waiting {
     /// Recovers the stale segment at `offset`.
     ///
     /// # Errors
-    /// `Damaged` if there is no segment, or if recoveries do not help.
+    /// `Damaged` if there is no segment at `offset`, or if it stays stale.
     #[cold]
     pub(crate) fn recover<T: Segmented>(&mut self, index: &T, offset: u64) -> Result<()> {
         self.count_recovery(offset)?;
         index.recover(offset)
     }
 
-    /// Counts that the segment at `offset` was found stale.
+    /// Counts one more recovery, of the segment at `offset`.
     ///
     /// # Errors
-    /// `Damaged` if that has happened too often.
+    /// `Damaged` if this operation has seen too many recoveries.
     pub(crate) fn count_recovery(&mut self, offset: u64) -> Result<()> {
         self.recoveries += 1;
         if self.recoveries > RECOVERIES_MAX {
-            let what = "a segment stays stale though it was recovered";
+            let what = "a segment stays stale after its recovery";
             return Err(Error::damaged(offset, what));
         }
         Ok(())

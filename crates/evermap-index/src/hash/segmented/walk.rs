@@ -3,24 +3,25 @@
 use evermap_pm::{Error, Medium, Result};
 
 use super::{Segmented, prefix_of};
-use crate::hash::hash_prefix::{HashPrefix, behind};
+use crate::hash::hash_prefix::{HashPrefix, first_hash_after};
 use crate::{Stats, Visitor};
 
-/// A segment that a walk has come to and locked.
+/// A segment that a walk has locked.
 pub(crate) struct Visited<'a, S> {
     pub(crate) offset: u64,
     pub(crate) segment: &'a S,
     pub(crate) prefix: HashPrefix,
-    /// The first rank that the walk has not visited before. A merge can bring back records that it
-    /// has.
+    /// The first rank that the walk has not visited yet. After a merge, the segment can also hold
+    /// records with lower ranks, which were visited already.
     pub(crate) from: u64,
 }
 
-/// Visits every segment once, in the order of ranks. Each is locked during `copy`; then `each` is
-/// called with what was copied, without locks, but under a guard. Stops if `each` returns `false`.
+/// Visits every segment once, in the order of ranks. Each is locked while `copy` is called; then
+/// `each` is called with the result, without locks, but under a guard. Stops if `each` returns
+/// `false`.
 ///
 /// # Errors
-/// The first error. Segments that cannot be read are passed over.
+/// The first error. Segments that cannot be read are skipped.
 pub(crate) fn walk<T: Segmented, C>(
     index: &T,
     mut copy: impl FnMut(Visited<'_, T::Segment>) -> C,
@@ -29,7 +30,8 @@ pub(crate) fn walk<T: Segmented, C>(
     let mut cursor = Some(0);
     let mut result = Ok(());
     while let Some(from) = cursor {
-        // A segment that is merged away while this thread waits for it must not be reused.
+        // The block of a segment that is merged away while this thread waits for it must not be
+        // reused.
         let _guard = index.core().pool.pin();
         let (copied, next) = step(index, from, &mut copy);
         cursor = next;
@@ -49,9 +51,9 @@ pub(crate) fn walk<T: Segmented, C>(
     result
 }
 
-/// One step of a walk, under a guard of the caller. Returns what `copy` makes of the segment that
-/// holds the records of the rank `from`, with the error if that was not all of the segment; and the
-/// first rank behind that segment. Returns no rank if there is none.
+/// Makes one step of a walk, under a guard of the caller. Returns the result of `copy` for the
+/// segment that holds the records of the rank `from`, with the error if part of the segment was not
+/// read; and the first rank after that segment, or `None` after the last segment.
 pub(crate) fn step<T: Segmented, C>(
     index: &T,
     from: u64,
@@ -61,9 +63,9 @@ pub(crate) fn step<T: Segmented, C>(
     loop {
         let locked = match index.lock_holder(from) {
             Ok(Some(locked)) => locked,
-            // It was split or merged before it was locked: look again.
+            // The segment was split or merged before it was locked: try again.
             Ok(None) => continue,
-            Err(error) => return (Err(error), behind(from, index.depth())),
+            Err(error) => return (Err(error), first_hash_after(from, index.depth())),
         };
         let segment = T::segment_in(&locked);
         let offset = m.offset_of(segment);
@@ -74,10 +76,10 @@ pub(crate) fn step<T: Segmented, C>(
         });
         index.unlock_unchanged(locked);
         return match copied {
-            Some((copied, depth)) => (Ok(copied), behind(from, depth)),
+            Some((copied, depth)) => (Ok(copied), first_hash_after(from, depth)),
             None => {
-                let error = Error::damaged(offset, "a segment of another place");
-                (Err(error), behind(from, index.depth()))
+                let what = "a segment does not serve the hash that led to it";
+                (Err(Error::damaged(offset, what)), first_hash_after(from, index.depth()))
             }
         };
     }
@@ -95,8 +97,8 @@ pub(crate) fn for_each<T: Segmented>(
     )
 }
 
-/// Implements [`Persistent::scan`](crate::Persistent::scan). The unit is a segment, `from` the
-/// least rank to show.
+/// Implements [`Persistent::scan`](crate::Persistent::scan). Each call shows one segment; `from` is
+/// the least rank to show.
 pub(crate) fn scan<T: Segmented>(
     index: &T,
     from: u64,
@@ -140,7 +142,7 @@ pub(crate) fn stats<T: Segmented>(index: &T) -> Result<Stats> {
 pub(crate) fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Result<()> {
     visitor.block(index.core().root);
     {
-        // What is replaced meanwhile must not be reused while the visitor looks at it.
+        // A block that is replaced meanwhile must not be reused before the visitor has seen it.
         let _guard = index.core().pool.pin();
         index.visit_structure(visitor);
     }

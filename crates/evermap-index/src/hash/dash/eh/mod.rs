@@ -3,18 +3,19 @@
 //! ```text
 //! root ── directory ─┬─ segment ── 64 buckets of 14 slots, 2 stash buckets (, chain)
 //!                    ├─ segment
-//!                    └─ ...          top hash bits pick the segment
+//!                    └─ ...          the top hash bits select the segment
 //! ```
 //!
-//! A full segment is split immediately. What differs from the paper:
+//! A full segment is split immediately. The differences from the paper:
 //!
-//! * **Splits are committed by the directory** and never redone. No persistent word names an
-//!   uncommitted segment; moved records are cleared after the commit. The paper's protocol needs a
-//!   state machine and a redo, in which its code loses data (see `hash/segmented/recover`).
-//! * **Keys with equal hashes** go to a chain behind the stash, instead of doubling the directory
-//!   without end.
-//! * Segments are merged below a quarter of a segment, into a new segment: neither sibling is
-//!   changed.
+//! * **Splits are committed by the directory** and never redone. No persistent word refers to a
+//!   segment that is not committed; moved records are removed from the old segment after the
+//!   commit. The paper's protocol needs a state machine and a redo, in which its code loses data
+//!   (see `docs/dash.md`).
+//! * **Keys with equal hashes** are stored in a chain when the stash is full, instead of doubling
+//!   the directory without end.
+//! * Two sibling segments that together fill at most a quarter of one are merged into a new
+//!   segment, without a change to either sibling.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,11 +47,11 @@ pub use crate::hash::segmented::extendible::Extendible;
 pub type DashEh<K, M, const B: usize = 64, const S: usize = 2, const N: usize = { SLOTS_MAX }> =
     Dash<K, M, Extendible<M>, B, S, N>;
 
-/// Segments so small that a handful of keys makes every structural change happen.
+/// Segments so small that a few keys cause every kind of structure change.
 pub type Tiny<K, M> = DashEh<K, M, 4, 2, 4>;
-/// The geometry of the paper's runs at 90 % load: four stash buckets.
+/// The geometry of the paper's experiments at 90 % load: four stash buckets.
 pub type WideStash<K, M> = DashEh<K, M, 64, 4>;
-/// For stores: variable-length keys.
+/// Dash-EH over byte strings.
 pub type DashBytes<M> = DashEh<Bytes, M>;
 
 impl Found for directory::Found<'_> {
@@ -94,7 +95,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
 
     #[inline(always)]
     fn holder<'a>(&'a self, _m: &'a M, hash: u64) -> Result<directory::Found<'a>> {
-        // A segment has its records from the moment that the directory names it.
+        // A segment holds all of its records as soon as the directory refers to it.
         Ok(self.directory.find(hash))
     }
 

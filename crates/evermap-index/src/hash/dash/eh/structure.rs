@@ -1,5 +1,5 @@
-//! What splits, merges and recovery do inside the segments of Dash-EH. Their course is that of all
-//! indexes with a directory: see `hash/segmented`.
+//! The steps of splits, merges and recovery that are specific to segments of Dash-EH.
+//! `hash/segmented` has the steps that all indexes with a directory share.
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};
@@ -44,8 +44,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
         doubles: bool,
     ) -> Option<[Vec<Placed>; 2]> {
         let [staying, moving] = self.halves_of(segment, prefix.half(1));
-        // No key would be separated from another, but the directory would double: this is how
-        // equal hashes look.
+        // The directory would double without separating any keys, which probably have equal hashes.
         let is_useless = doubles && (moving.is_empty() || staying.is_empty());
         (!is_useless).then_some([staying, moving])
     }
@@ -72,8 +71,9 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
         guard: &Guard<'_>,
     ) -> Headers<B, S> {
         let m = self.medium();
-        // Only now, with the move durable, do the moved records go from here. That this is the
-        // lower half is known from the directory until the prefix says so.
+        // The moved records are removed from this segment only now that the move is durable. Until
+        // the prefix is stored, recovery sees from the directory that this segment is the lower
+        // half.
         let remaining = self.settle(segment, lower, &staying, &moving);
         m.store(&segment.header.prefix, lower.encode());
         m.note(Note::Harmless("late, a crash finds the split in the directory, and finishes it"));

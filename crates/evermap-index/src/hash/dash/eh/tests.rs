@@ -1,4 +1,4 @@
-//! States that crashes leave now and then, made by hand.
+//! States that crashes leave only rarely, constructed.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -21,7 +21,7 @@ use crate::{Action, Index, Key, MutateMode, Persistent};
 
 const CAPACITY: u64 = 1 << 20;
 
-/// An index of these keys, in memory that does not record yet.
+/// Creates an index with these keys, in a medium whose recording is paused.
 fn filled<K: Number>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, Tiny<K, Sim>) {
     let (sim, pool, index) = created::<Tiny<K, Sim>>(CAPACITY, Config::default());
     for key in keys {
@@ -30,8 +30,8 @@ fn filled<K: Number>(keys: impl Iterator<Item = u64>) -> (Sim, Arc<Pool<Sim>>, T
     (sim, pool, index)
 }
 
-/// The eight bytes at `at` are these whatever a crash loses after `serve`, which is done to the
-/// reopened index.
+/// Calls `serve` with the reopened index, and checks that after any later crash the word at `at` is
+/// `wanted`.
 fn is_durable_after(
     sim: &Sim,
     serve: impl FnOnce(&Pool<Sim>, &Tiny<Plain, Sim>),
@@ -46,15 +46,15 @@ fn is_durable_after(
     for_each_image(sim, true, |image| assert_eq!(word_in(image, at), wanted));
 }
 
-/// The stamps in version words repeat after 65,535 openings, and those in segments where the
-/// opener's number was damaged. A lock of another life must not count.
+/// The stamps in version words repeat after 65,535 openings, and those in segment headers if the
+/// stored generation was damaged. A lock that an earlier opener has left must be ignored.
 #[test]
-fn a_stamp_of_another_life_is_not_taken_for_ours() {
+fn a_stamp_of_an_earlier_opener_is_ignored() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
     for (generation, complement, ours) in [(0xffff, !0xffff, 0x10001), (0, 0, 1)] {
         let (sim, pool, index) = filled::<Plain>(keys());
         let segments = index.stats(&pool.pin()).unwrap().segments;
-        // A thread dies that has every bucket locked.
+        // A process terminates while it holds the locks of all buckets.
         for key in keys() {
             let segment = index.segment(index.expansion.directory.locate(key)).unwrap();
             for bucket in &segment.normal {
@@ -76,10 +76,10 @@ fn a_stamp_of_another_life_is_not_taken_for_ours() {
     }
 }
 
-/// A segment that is recovered has a damaged version word. Nothing makes it fresh again, and nobody
-/// must try for ever.
+/// A segment that was recovered has a damaged version word. Recovery does not repair it, and
+/// operations must fail instead of retrying without end.
 #[test]
-fn a_bucket_that_stays_stale_is_told_of() {
+fn a_bucket_that_stays_stale_is_reported() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
     let (sim, pool, index) = filled::<Plain>(keys());
     for key in keys() {
@@ -96,9 +96,10 @@ fn a_bucket_that_stays_stale_is_told_of() {
     }
 }
 
-/// A damaged link that leads nowhere today may lead somewhere when the file has grown.
+/// A damaged link refers to no block. It is cleared durably, because it could refer to a block once
+/// the file has grown.
 #[test]
-fn a_chain_that_leads_nowhere_is_cut_for_good() {
+fn a_damaged_chain_is_ended_durably() {
     let (sim, pool, index) = filled::<Plain>(0..4);
     let link = &index.segment(index.expansion.directory.locate(0)).unwrap().header.chain;
     sim.store(link, 1 << 40);
@@ -110,17 +111,17 @@ fn a_chain_that_leads_nowhere_is_cut_for_good() {
     is_durable_after(&sim, serve, (at, 0));
 }
 
-/// A split has committed, and a crash lost the rest of its entries. What recovery makes of them is
-/// durable before anybody is served: the segment that they still named may be given away next.
+/// A split was committed, and a crash lost the other entries of its range. Recovery corrects them
+/// durably before any operation returns: the segment that they still refer to may be freed next.
 #[test]
 fn a_range_that_recovery_has_finished_stays_finished() {
-    // Some segments, and then many entries for each but one.
+    // Several segments, of which all but one have many entries.
     let spread = (0..64).map(|key| key << 58 | 1);
     let (sim, pool, index) = filled::<Plain>(spread.chain((2..400).map(|key| key << 34)));
     let entries = index.expansion.directory.entries();
     let names = |at: usize| sim.load(&entries[at]);
     let prefix = |at: usize| prefix_at::<Header, _>(index.medium(), names(at)).unwrap();
-    // The last entry of an upper half, and one of the lower.
+    // The last entry of an upper half, and an entry of the lower half.
     let (last, lower) = (1..entries.len())
         .filter(|&last| names(last) == names(last - 1))
         .find_map(|last| {
@@ -143,9 +144,9 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     is_durable_after(&sim, serve, (at, wanted));
 }
 
-/// A thread is led to a segment that was merged away before a crash, and held up until others have
-/// found that, and split again what it was merged into. It has no place, which is no damage: nobody
-/// is led there any more.
+/// A thread is about to recover a segment that was merged away before a crash, and is held up until
+/// other threads have recovered that merge and split the merged segment again. No entry refers to
+/// the old segment any more, which is not damage.
 #[test]
 fn what_was_merged_away_and_split_again_is_no_damage() {
     let keys = |count: u64| (1..count).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -168,7 +169,7 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(!merged.is_empty());
     for segment in merged {
         index.recover(segment).unwrap();
-        // Where an entry does lead there, from another place, one of them is wrong.
+        // If an entry for other hashes refers to the segment, the directory is damaged.
         let entry = index.expansion.directory.entries().last().unwrap();
         let right = sim.load(entry);
         sim.store(entry, segment);
@@ -178,11 +179,11 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     assert!(wide().all(|key| index.get(key, &guard).unwrap() == Some(key)));
 }
 
-/// Records with equal hashes fill several buckets of a chain, and move with it when their segment
-/// is split: all of the new chain is durable.
+/// Records with equal hashes fill several buckets of a chain. When their segment is split, they
+/// move to a new chain, all of which is durable.
 #[test]
 fn a_chain_of_several_buckets_survives_a_split() {
-    // All further bits are ones, so that a crowd belongs to the upper half of each split.
+    // All further bits are ones, so that these keys belong to the upper half of each split.
     let crowd =
         |corner: u64| (1..40).map(move |key| (corner << 62) | ((1 << 62) - (1 << 16)) | key);
     let crowds: Vec<u64> = (0..4).flat_map(crowd).collect();
@@ -206,12 +207,11 @@ fn a_chain_of_several_buckets_survives_a_split() {
     });
 }
 
-/// A bucket is empty, durably, before a chain leads there: its block may have been something else
-/// before.
+/// A bucket is empty, durably, before a chain refers to it: its block may have been used before.
 #[test]
 fn a_chain_leads_to_empty_buckets_only() {
     const GARBAGE: u64 = u64::MAX;
-    // All keys have the same hash: they fill a segment, and then its chain.
+    // All keys have the same hash. They fill a segment, and then its chain.
     let (sim, pool, index) = filled::<Crowded>(0..0);
     let mut keys = 0..0xffff;
     let mut insert = || {
@@ -252,8 +252,8 @@ fn a_chain_leads_to_empty_buckets_only() {
     assert!(images > 0);
 }
 
-/// A chain is made longer for a record that in the end is not inserted. Others may put theirs there
-/// as soon as the stash is unlocked, so the link is durable by then.
+/// A chain is lengthened for a record that is then not inserted. Other threads may insert records
+/// there as soon as the stash is unlocked, so the link is durable by then.
 #[test]
 fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
@@ -273,8 +273,8 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     unreachable!("a hundred records with one hash need a chain");
 }
 
-/// The last record of a bucket in a chain goes, and with it the bucket, whose block may be
-/// something else soon.
+/// The last record of a bucket in a chain is removed. The bucket is unlinked durably, because its
+/// block may be reused.
 #[test]
 fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
@@ -290,9 +290,9 @@ fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     is_kept(&sim, &header().chain);
 }
 
-/// Recovery drops a record from a bucket where it does not belong. That is durable before the
-/// segment is used: were the record removed where it does belong, by another thread, this one would
-/// come back.
+/// Recovery drops a record from a bucket to which it does not belong. This is durable before the
+/// segment is used: if another thread removed the record from its home bucket, the dropped one
+/// could otherwise reappear after a crash.
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let (sim, pool, index) = filled::<Plain>(0..4);
@@ -310,8 +310,8 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     is_durable_after(&sim, serve, (at, before));
 }
 
-/// A process dies that has stored records, in a bucket and in a chain, and has doubled the
-/// directory.
+/// A process has stored records, in a bucket and in a chain, and has doubled the directory, and has
+/// terminated before all of it was durable.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled::<Crowded>(0..40);
@@ -329,19 +329,20 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, 0);
 }
 
-/// The lower half S of all hashes is split into S and U, and the process dies when the first of U's
-/// entries is stored. The next one comes by that entry only. So U is split into U and V while the
-/// entries between still name S, and the process dies when the first of V's entries is stored:
+/// The segment S, for the lower half of all hashes, is split into S and U, and the process
+/// terminates once the first of U's entries is stored. The next process uses only that entry. So it
+/// splits U into U and V while the entries between them still refer to S, and terminates once the
+/// first of V's entries is stored:
 ///
 /// ```text
 /// S S S S S S S S | U S S S V S S S | ...
 /// ```
 ///
-/// The last three are V's: V's entry decides over them. A thread that follows the first entry of
-/// the range gives them to U.
+/// The last three entries belong to V, because V's entry is the nearest deciding one. A recovery
+/// that used the first entry of the range would assign them to U.
 #[test]
 fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() {
-    // A crowd under one entry makes the directory deep.
+    // Many keys with equal leading bits make the directory deep.
     let crowd =
         (0..500).map(|key: u64| 1 << 63 | key << 54 | key.wrapping_mul(0x9e37_79b1) & 0xffff);
     let (sim, pool, index) = filled::<Plain>(crowd);
@@ -358,8 +359,8 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
         index.insert(key, key, &pool.pin()).unwrap();
         kept.push(key);
     };
-    // What a process leaves that dies when it has stored `first`, the first entry of an upper half:
-    // the others say what they did before, and the lower half has its prefix of before.
+    // Simulates that the process terminates once it has stored `first`, the first entry of an upper
+    // half: the other entries, and the prefix of the lower half, have their previous values.
     let die = |(pool, index): (Arc<Pool<Sim>>, Tiny<Plain, Sim>),
                first: usize,
                before: u64,
@@ -392,14 +393,14 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
             break;
         }
     }
-    assert_eq!((load(&index, 0), load(&index, first_of_u)), (s, u), "only U was met and split");
+    assert_eq!((load(&index, 0), load(&index, first_of_u)), (s, u), "only U was used and split");
     assert_eq!(load(&index, first_of_u + 1), s);
     let (pool, index) = die((pool, index), first_of_v, s, (u, whole.half(1)));
 
-    // U first, so that it is in use when S is recovered.
+    // Keys in U first, so that U is in use when S is recovered.
     let place = |key: u64| (key >> (64 - depth)) as usize;
     kept.sort_by_key(|&key| (place(key) != first_of_u, key));
-    assert!(kept.iter().any(|&key| place(key) > first_of_v), "some of these are at stake");
+    assert!(kept.iter().any(|&key| place(key) > first_of_v), "some keys have wrong entries");
     for key in kept {
         assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key), "key {key:#x}");
     }

@@ -1,14 +1,16 @@
-//! Expanding, and initialising the segments that have come into use.
+//! Expanding the index, and initialising new segments.
 //!
-//! An expansion moves nothing. It reserves an array if need be, marks the segments behind the last
-//! as not initialised, makes that durable, and commits by the extent. A crash before that leaves at
-//! most an array that the root names but no segment in use: the next expansion takes it.
+//! An expansion moves no records. It allocates an array if necessary, marks the next segments as
+//! not initialised, makes that durable, and commits by storing the extent. A crash before the
+//! commit leaves at most an array that the root refers to and that contains no segment in use: the
+//! next expansion uses it.
 //!
-//! Initialising a segment splits its origin in half, as often as it has fallen behind, under all
-//! its locks. The new segment is complete and durable before its prefix, the commit, and only then
-//! do the moved records go from the origin. A crash before the commit leaves a segment that is not
-//! initialised, and whose chain, if it has one, is not believed in; after it, recovery of the
-//! origin drops what the new segment has.
+//! Initialising a segment splits the nearest initialised one among its origin, the origin's origin
+//! and so on in half, under all locks of that one, until the segment itself is the upper half. Each
+//! new segment is complete and durable before its prefix is stored, which is the commit; only then
+//! are the moved records removed from the old one. A crash before the commit leaves a segment that
+//! is not initialised, and its chain, if it has one, is not used. After a later crash, recovery of
+//! the old segment removes the records that were moved.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -22,11 +24,11 @@ use crate::Key;
 use crate::hash::dash::layout::{HashPrefix, Segment};
 use crate::hash::segmented::Segmented;
 
-/// Why the marks of segments that come into use must be durable.
-const NO_PREFIX: &str = "needed in memory with a past: `a_segment_comes_into_use_without_a_prefix`";
+/// Why it must be durable that new segments have no prefix.
+const NO_PREFIX: &str = "needed in reused memory: `a_segment_comes_into_use_without_a_prefix`";
 
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
-    /// Makes sure that the arrays of `count` segments are there. The caller holds `expanding`.
+    /// Allocates the missing arrays for `count` segments. The caller holds `expanding`.
     fn reserve(&self, count: u64, bytes: u64) -> Result<()> {
         let m = self.pool.medium();
         for number in 0..Self::arrays_for(count) {
@@ -34,27 +36,28 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
                 continue;
             }
             let offset = self.pool.allocate_exact(Self::array_bytes(number, bytes))?;
-            // From here on the array is reachable: a crash finds it either named, or forgotten.
+            // From here on the array is reachable. After a crash, either the root refers to it, or
+            // its block is free.
             let cell = &self.root().arrays[number];
             m.store(cell, Array { number, offset }.encode());
-            // Durable with what `expand` fences before the extent says that it is used.
+            // Made durable by the fence in `expand` that precedes storing the extent.
             m.note(Note::Harmless("late, it still comes before the fence: marks are stored first"));
             m.flush(cell);
-            // Release: for visitors, which do not wait until its segments are in use.
+            // Release: for visitors, which also read arrays whose segments are not in use yet.
             self.arrays[number].store(offset, Ordering::Release);
-            // Relaxed: searches come here once the segments are in use.
+            // Relaxed: searches read it only once the segments are in use, which `count` publishes.
             self.bases[number].store(Self::base(number, offset, bytes), Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// The commit of an expansion: `count` segments are in use. The caller holds `expanding`.
+    /// Commits an expansion: `count` segments are in use. The caller holds `expanding`.
     fn extend_to(&self, count: u64) {
         let (m, cell) = (self.pool.medium(), &self.root().extent);
         m.store(cell, Extent(count).encode());
         m.persist(cell);
-        // Durable, so others may act on it now. Release: arrays and marks of the new segments come
-        // before.
+        // Other threads may use the extent now that it is durable. Release: the arrays and the
+        // headers of the new segments were stored before.
         self.count.store(count, Ordering::Release);
     }
 }
@@ -65,16 +68,17 @@ where
     K: Key,
     M: Medium,
 {
-    /// Records in the segment that is to be split next, below which the index does not expand.
+    /// The number of records in the segment that is to be split next, below which the index does
+    /// not expand.
     const SPARSE: usize = (B + S) * N / 4;
 
-    /// Where segment `number` is.
+    /// Returns the offset of segment `number`.
     pub(super) fn place(&self, number: u64) -> u64 {
         self.expansion.place(number, size_of::<Segment<B, S>>() as u64)
     }
 
-    /// Brings the next segments into use, unless the index is so empty that chains must have
-    /// another reason.
+    /// Brings the next segments into use, unless the index contains so few records that chains must
+    /// be due to equal hashes.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -91,8 +95,7 @@ where
         let m = self.medium();
         for number in before..after {
             let segment = self.segment(self.place(number))?;
-            // The space may have been another structure's: nothing in it is to look like a segment
-            // in use.
+            // The memory may have been used before: it must not look like an initialised segment.
             m.store(&segment.header.prefix, 0);
             m.note(Note::Harmless(NO_PREFIX));
             m.flush(&segment.header.prefix);
@@ -104,14 +107,15 @@ where
         Ok(())
     }
 
-    /// Returns whether segment `number`, or the one that has its records, holds so little that
-    /// splitting it is of no use.
+    /// Returns whether segment `number`, or the one that holds its records, holds so few records
+    /// that splitting it would not help.
     fn is_sparse(&self, number: u64) -> Result<bool> {
         let (holder, _) = self.nearest(number)?;
         Ok(self.count_records(self.segment(self.place(holder))?) < Self::SPARSE)
     }
 
-    /// The nearest initialised segment among `number`, its origin, that one's origin and so on.
+    /// Returns the first initialised segment among `number`, its origin, the origin's origin and so
+    /// on, with its prefix.
     pub(super) fn nearest(&self, number: u64) -> Result<(u64, HashPrefix)> {
         let mut at = number;
         loop {
@@ -125,13 +129,14 @@ where
         }
     }
 
-    /// Makes segment `number`, which is in use, fit for changes.
+    /// Makes segment `number`, which is in use, usable for changes.
     ///
     /// # Errors
-    /// `NoSpace` where a chain is needed and cannot be had; nothing has changed then.
+    /// `NoSpace` if a chain is needed and cannot be allocated; segment `number` is not initialised
+    /// then.
     #[cold]
     pub(super) fn initialise(&self, number: u64, guard: &Guard<'_>) -> Result<()> {
-        // Each step brings an origin one bit nearer, or finds that another thread has.
+        // Each step splits an origin by one more bit, or finds that another thread has split it.
         const MANY: usize = 100;
         for _ in 0..MANY {
             let (origin, prefix) = self.nearest(number)?;
@@ -145,8 +150,7 @@ where
         Err(Error::damaged(self.place(number), "a segment has lost its prefix"))
     }
 
-    /// Splits segment `origin` if it still has this prefix, into itself and the segment that the
-    /// next bit tells from it.
+    /// Splits segment `origin`, if it still has this prefix, by the next bit of the ranks.
     fn split_origin(&self, origin: u64, prefix: HashPrefix, guard: &Guard<'_>) -> Result<()> {
         let m = self.medium();
         let offset = self.place(origin);
@@ -157,12 +161,12 @@ where
             return Ok(());
         }
         if m.load(&segment.header.prefix) != prefix.encode() {
-            // Another thread split it, or recovery has found that it was.
+            // Another thread has split it, or recovery has finished a split.
             self.unlock_as_before(segment);
             return Ok(());
         }
         let [staying, moving] = self.halves_of(segment, upper);
-        // Without a prefix as yet: whatever is in it, it counts as not initialised.
+        // Without a prefix, the segment is not initialised, whatever its contents are.
         let headers = match self.build(new, None, moving.iter().map(|placed| placed.record)) {
             Ok(headers) => headers,
             Err(error) => {
@@ -172,16 +176,17 @@ where
         };
         m.fence();
         let initialised = self.segment(new)?;
-        // The commit. All its buckets are locked, so that no thread acts on it before it is
-        // durable.
-        m.note(Note::Harmless("torn, it is the prefix of another number, or none: no segment yet"));
+        // The commit. All buckets of the segment are locked, so that no thread uses it before the
+        // prefix is durable.
+        m.note(Note::Harmless("torn, it is the prefix of another number, or none: uninitialised"));
         m.store(&initialised.header.prefix, upper.encode());
         m.persist(&initialised.header.prefix);
-        // Durable with the fence in `settle`; a crash before that is recognised by the new segment.
+        // Made durable by the fence in `settle`. After an earlier crash, recovery sees from the new
+        // segment that the origin was split.
         m.store(&segment.header.prefix, lower.encode());
         m.note(Note::Harmless("late, it still comes before the segment is unlocked"));
         m.flush(&segment.header.prefix);
-        // Only now, with the move durable, do the moved records go from here.
+        // The moved records are removed from this segment only now that the move is durable.
         let remaining = self.settle(segment, lower, &staying, &moving);
         m.note(Note::Harmless(
             "needed by other threads: `a_split_is_durable_whatever_comes_of_the_record`",
@@ -194,20 +199,20 @@ where
         Ok(())
     }
 
-    /// Every segment in use must have an array, and be initialised exactly if its origin has given
-    /// it its records.
+    /// Checks that every segment in use has an array, and that it is initialised if and only if its
+    /// origin was split.
     pub(super) fn check_numbers(&self, problems: &mut Vec<String>) {
         let (m, linear) = (self.medium(), &self.expansion);
         let root = linear.root();
         let count = linear.count();
         if m.load(&root.extent) != Extent(count).encode() {
-            problems.push(format!("the extent is not {count} segments, to which searches are led"));
+            problems.push(format!("the extent is not {count}, as searches assume"));
         }
         for number in 0..ARRAYS {
             let offset = linear.arrays[number].load(Ordering::Acquire);
             let word = if offset == 0 { 0 } else { Array { number, offset }.encode() };
             if m.load(&root.arrays[number]) != word {
-                problems.push(format!("array {number} is not at {offset:#x}, where searches go"));
+                problems.push(format!("array {number} is not at {offset:#x}, as searches assume"));
             }
         }
         let depth_of = |number| {
@@ -223,7 +228,8 @@ where
         for number in (0..count).filter(|&number| depth_of(number).is_some()) {
             let depth = depth_of(number).unwrap_or_default();
             if depth > 0 && number | 1 << (depth - 1) >= count {
-                problems.push(format!("segment {number} has given records to one not in use"));
+                problems
+                    .push(format!("segment {number} was split, but the other half is not in use"));
             }
         }
     }

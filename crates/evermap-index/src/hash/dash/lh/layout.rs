@@ -1,41 +1,40 @@
-//! What Dash-LH keeps in the region beside its segments.
+//! The structures of Dash-LH in the region, besides segments.
 
 use evermap_pm::{PmU64, pod};
 
 use super::numbers::SEGMENTS_MAX;
 use crate::hash::hash_prefix::check_bits;
 
-/// The number of arrays that the root has room for: enough for every segment that hash bits can
-/// tell apart.
+/// The greatest number of arrays: enough for as many segments as hash bits can number.
 pub(super) const ARRAYS: usize = 512;
 
 pod! {
-    /// What the root cell names.
+    /// The block that the root cell refers to.
     ///
     /// ```text
-    /// byte  0  kind      which index, key format and geometry of segments this is
+    /// byte  0  kind      identifies the kind of index, the key format and the geometry of segments
     /// byte  8  geometry  segments in each of the first arrays | arrays of each size << 32
     /// byte 16  extent    see `Extent`; storing it commits an expansion
     /// byte 64  arrays    see `Array`; 0 for none
     /// ```
     pub struct Root: 4160 {
-        /// Which index this is.
+        /// The kind of index.
         pub kind: PmU64,
-        /// How arrays grow.
+        /// The number of segments in each of the first arrays, and of arrays of each size.
         pub geometry: PmU64,
-        /// How many segments are in use.
+        /// The number of segments in use: see `Extent`.
         pub extent: PmU64,
         reserved: [PmU64; 5],
-        /// Where the segments are.
+        /// The offsets of the arrays of segments: see `Array`.
         pub arrays: [PmU64; ARRAYS],
     }
 }
 
-/// How far the index extends: the paper's `N` and `Next` in one number, `2^N + Next`.
+/// The number of segments in use: the paper's `N` and `Next` in one number, `2^N + Next`.
 ///
 /// ```text
 /// bit  0..48  segments in use
-/// bit 48..64  check: a wrong count would lead to other segments, and keys would seem absent
+/// bit 48..64  check bits: with a damaged number, keys would be searched in wrong segments
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extent(pub(super) u64);
@@ -47,18 +46,18 @@ impl Extent {
         self.0 | check_bits(self.0, Self::SALT) << 48
     }
 
-    /// As read; `None` for a word that is none.
+    /// Decodes a word. Returns `None` if it is not an extent.
     pub(super) fn decode(word: u64) -> Option<Self> {
         let extent = Extent(word & ((1 << 48) - 1));
         ((1..=SEGMENTS_MAX).contains(&extent.0) && extent.encode() == word).then_some(extent)
     }
 }
 
-/// Where an array of segments is.
+/// The offset of an array of segments.
 ///
 /// ```text
 /// bit  0..48  offset
-/// bit 48..64  check: of the offset and of the array's number
+/// bit 48..64  check bits, computed from the offset and the array's number
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Array {
@@ -73,7 +72,7 @@ impl Array {
         self.offset | check_bits(self.offset, Self::SALT ^ (self.number as u64) << 56) << 48
     }
 
-    /// As read for array `number`; `None` for a word that is none.
+    /// Decodes the word of array `number`. Returns `None` if it is not the offset of this array.
     pub(super) fn decode(number: usize, word: u64) -> Option<Self> {
         let array = Array { number, offset: word & ((1 << 48) - 1) };
         (array.offset != 0 && array.encode() == word).then_some(array)
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_believed_only_where_they_were_written() {
+    fn words_are_valid_only_where_they_were_written() {
         for segments in [1, 2, 77, SEGMENTS_MAX] {
             assert_eq!(Extent::decode(Extent(segments).encode()), Some(Extent(segments)));
         }

@@ -9,31 +9,32 @@
 //!       └─ array of 244 segments, ...
 //! ```
 //!
-//! There is no directory to miss the cache in: 512 offsets place every segment there can be,
-//! because arrays double in size after each sixteen (the paper's hybrid expansion). A segment that
-//! is full gets a chain of buckets behind its stash. That makes the index *expand*: the next two
-//! segments come into use, without a record being moved. A thread that then changes something in
-//! such a segment first *initialises* it: splits its origin, the segment that had its records so
-//! far.
+//! There is no large directory whose entries would cause cache misses: 512 offsets locate all
+//! segments, because the size of arrays doubles after each sixteen (the paper's hybrid expansion).
+//! A full segment gets a chain of buckets, used when its stash is full. Lengthening a chain makes
+//! the index *expand*: the next two segments come into use, without moving any record. A thread
+//! that then changes a record in such a segment first *initialises* it: it splits its origin, the
+//! segment that has held its records until then.
 //!
-//! What differs from the paper, and why:
+//! The differences from the paper, and the reasons for them:
 //!
-//! * **The extent is durable before anyone acts on it.** Searches go by a copy in ordinary
-//!   memory, which changes only then. The paper's code publishes first, and a crash loses what was
-//!   moved meanwhile.
+//! * **The extent is durable before any thread uses it.** Searches use a copy in ordinary memory,
+//!   which changes only then. The paper's code publishes the extent first, so a crash loses the
+//!   records that were moved meanwhile.
 //! * **A split is committed by the prefix of the new segment**, one word. A segment without a
-//!   prefix is not initialised, which is also what a crash in the middle of its split leaves. There
-//!   are no states to be reset.
-//! * **Lookups split nothing**: where a segment is not initialised they ask the one that has its
-//!   records.
-//! * **No mark says that an array is being allocated.** That is known in ordinary memory, so a
-//!   crash cannot keep it.
-//! * **Arrays fit the extents of the heap**, 61 segments half of one and 122 the whole: arrays of
-//!   powers of two would leave up to half of their space unused. There are sixteen of each size
-//!   instead of eight, so that less is reserved ahead of use.
-//! * **An index that is mostly empty does not expand**, so that keys with equal hashes lengthen a
-//!   chain and nothing else.
-//! * It does not shrink: segments and arrays once in use stay so.
+//!   prefix is not initialised, and a crash during its split leaves it without one. There are no
+//!   states to reset.
+//! * **Lookups do not split segments**: if a segment is not initialised, they search the one that
+//!   holds its records.
+//! * **That an array is being allocated is not stored** in the region: a lock in ordinary memory
+//!   protects the allocation, so it cannot appear to go on after a crash.
+//! * **Arrays fit the extents of the heap**: 61 segments fit half an extent, and 122 a whole one.
+//!   Arrays whose lengths are powers of two would leave up to half of their space unused. There are
+//!   sixteen arrays of each size instead of eight, so that less space is allocated before it is
+//!   used.
+//! * **An index that is mostly empty does not expand**, so that keys with equal hashes only
+//!   lengthen a chain.
+//! * The index does not shrink: segments and arrays stay in use.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,42 +80,43 @@ pub type DashLh<
 
 /// The number of segments that come into use together.
 const STEP: u64 = 2;
-/// Base of an array that is not there: no medium is as large, whatever the segment.
+/// The base of an array that does not exist. No medium contains the offset of any of its segments.
 const NOWHERE: u64 = 1 << 62;
 
-/// Segments and arrays so small that a handful of keys makes every structural change happen.
+/// Segments and arrays so small that a few keys cause every kind of structure change.
 pub type TinyLh<K, M> = DashLh<K, M, 4, 2, 4, 2, 2>;
 
-/// Growth by one segment after the other, in a fixed order.
+/// Growth by bringing segments into use in a fixed order.
 pub struct Linear<M: Medium, const F: usize, const T: usize> {
     pool: Arc<Pool<M>>,
-    /// Offset of the [`Root`].
+    /// The offset of the [`Root`].
     root: u64,
-    /// Copy of the extent: segments in use.
+    /// A copy of the extent: the number of segments in use.
     count: AtomicU64,
-    /// Copies of the arrays' offsets, 0 for those that are not there yet.
+    /// Copies of the arrays' offsets, 0 for those that do not exist yet.
     arrays: Box<[AtomicU64; ARRAYS]>,
-    /// What searches use instead: where segment 0 would be if each array began with it, or
-    /// [`NOWHERE`].
+    /// For searches, the base of each array: the offset at which segment 0 would be if numbers were
+    /// counted back from the array's first segment, or [`NOWHERE`].
     bases: Box<[AtomicU64; ARRAYS]>,
-    /// Held by the thread that extends the index.
+    /// Held by a thread that expands the index.
     expanding: Mutex<()>,
 }
 
-/// Where a search was led.
+/// The result of a search for a segment.
 #[derive(Clone, Copy)]
-pub struct Led {
-    /// Segments in use then.
+pub struct SearchResult {
+    /// The number of segments in use at the time.
     count: u64,
-    /// The segment that serves the hash.
+    /// The number of the segment that serves the hash.
     number: u64,
-    /// Where that is.
+    /// The offset of that segment.
     target: u64,
-    /// Where its records are: another place if it is not initialised.
+    /// The offset of the segment that holds the records: another one if that segment is not
+    /// initialised.
     holder: u64,
 }
 
-impl Found for Led {
+impl Found for SearchResult {
     #[inline(always)]
     fn segment(&self) -> u64 {
         self.holder
@@ -122,7 +124,7 @@ impl Found for Led {
 }
 
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
-    /// Segments that there can be.
+    /// The greatest number of segments.
     const SEGMENTS_MAX: u64 = {
         assert!(F > 0 && T > 0 && T < ARRAYS);
         numbers::segments_in(ARRAYS, F as u64, T as u64)
@@ -131,7 +133,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     /// The geometry word of the root.
     const GEOMETRY: u64 = F as u64 | (T as u64) << 32;
 
-    /// With these arrays of segments of `bytes` bytes.
+    /// Creates the state for these arrays of segments of `bytes` bytes each.
     fn new(pool: Arc<Pool<M>>, root: u64, count: u64, arrays: [u64; ARRAYS], bytes: u64) -> Self {
         let base = |array| AtomicU64::new(Self::base(array, arrays[array], bytes));
         Linear {
@@ -144,30 +146,32 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
         }
     }
 
-    /// Where segment 0 would be if `array`, which begins at `offset`, began with it.
+    /// Returns the base of `array`, which begins at `offset`: to this, searches add the bytes of
+    /// all segments before the one that they look for.
     fn base(array: usize, offset: u64, bytes: u64) -> u64 {
         let before = numbers::segments_in(array, F as u64, T as u64);
         if offset == 0 { NOWHERE } else { offset.wrapping_sub(before * bytes) }
     }
 
-    /// Segments in use.
+    /// Returns the number of segments in use.
     #[inline(always)]
     fn count(&self) -> u64 {
-        // Acquire: pairs with the release in `extend_to`, so that their arrays are known, and a
-        // thread that was led to one of them and changed it was so before.
+        // Acquire: pairs with the release in `extend_to`, so that the arrays and headers of these
+        // segments are visible.
         self.count.load(Ordering::Acquire)
     }
 
-    /// Offset of segment `number` in an array of segments of `bytes` bytes; one that cannot be
-    /// where there is none.
+    /// Returns the offset of segment `number`, if segments have `bytes` bytes each. If the segment
+    /// does not exist, returns an offset outside of every medium.
     #[inline(always)]
     fn place(&self, number: u64, bytes: u64) -> u64 {
         let base = self.bases.get(numbers::array_of(number, F as u64, T as u64));
-        // Relaxed: never changes once the number is in use, and `count` has told of that.
+        // Relaxed: it does not change once the segment is in use, which the caller knows from
+        // `count`.
         base.map_or(NOWHERE, |base| base.load(Ordering::Relaxed)).wrapping_add(number * bytes)
     }
 
-    /// Segments in use after one more expansion than made it `count`.
+    /// Returns the number of segments in use after an expansion of `count` segments.
     fn next(count: u64) -> u64 {
         (count + STEP).min(Self::SEGMENTS_MAX)
     }
@@ -176,7 +180,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
         numbers::array_len(array, F as u64, T as u64) * bytes
     }
 
-    /// Arrays that `count` segments take.
+    /// Returns the number of arrays that contain the first `count` segments.
     fn arrays_for(count: u64) -> usize {
         numbers::array_of(count - 1, F as u64, T as u64) + 1
     }
@@ -186,7 +190,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     }
 }
 
-/// The prefix of segment `number` at `offset`, if it is initialised.
+/// Returns the prefix of segment `number` at `offset`. Returns `None` if it is not initialised.
 fn prefix_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<HashPrefix> {
     prefix_at::<Header, M>(m, offset).filter(|&prefix| {
         numbers::number_of_prefix(prefix) == number && prefix.depth >= numbers::least_depth(number)
@@ -199,13 +203,14 @@ where
     K: Key,
     M: Medium,
 {
-    /// With the geometry of the arrays, so that another one is another kind.
+    /// Contains the geometry of the arrays, so that indexes with different geometries are of
+    /// different kinds.
     const NAME: [u8; 8] = [b'D', b'A', b'S', b'H', b'L', b'H', F as u8, T as u8];
     const ROOT_BYTES: u64 = size_of::<Root>() as u64;
     const SEGMENTS_ARE_BLOCKS: bool = false;
     const CHAIN: Chain = Chain::Fill;
 
-    type Found<'a> = Led;
+    type Found<'a> = SearchResult;
 
     fn rank(hash: u64) -> u64 {
         numbers::rank(hash)
@@ -239,12 +244,14 @@ where
     fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
         let m = pool.medium();
         let damaged = |what| Error::damaged(root, what);
-        let header = m.at::<Root>(root).ok_or_else(|| damaged("the index's root ends outside"))?;
-        // The thread that stored what it says may have died before it was durable.
+        let header = m
+            .at::<Root>(root)
+            .ok_or_else(|| damaged("the index's root ends outside the region"))?;
+        // An earlier process may have stored its words and terminated before they were durable.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
         if m.load(&header.geometry) != Self::GEOMETRY {
-            return Err(damaged("arrays of another geometry"));
+            return Err(damaged("the arrays have another geometry"));
         }
         let extent = Extent::decode(m.load(&header.extent))
             .filter(|extent| extent.0 <= Self::SEGMENTS_MAX)
@@ -258,9 +265,9 @@ where
                 .filter(|array| m.contains(array.offset, bytes, align_of::<PmU64>() as u64));
             *offset = match array {
                 Some(array) => array.offset,
-                // There is one here only if a crash came before the extent reached it.
+                // Only a crash before the extent was stored leaves an array here.
                 None if number >= in_use => 0,
-                None => return Err(damaged("impossible place of an array")),
+                None => return Err(damaged("impossible offset of an array")),
             };
         }
         let bytes = size_of::<Segment<B, S>>() as u64;
@@ -268,16 +275,16 @@ where
     }
 
     #[inline(always)]
-    fn find<'a>(&'a self, _m: &'a M, hash: u64) -> Result<Led> {
+    fn find<'a>(&'a self, _m: &'a M, hash: u64) -> Result<SearchResult> {
         let count = self.count();
         let number = numbers::number_of(hash, count);
         let target = self.place(number, size_of::<Segment<B, S>>() as u64);
-        Ok(Led { count, number, target, holder: target })
+        Ok(SearchResult { count, number, target, holder: target })
     }
 
     #[cold]
-    fn holder<'a>(&'a self, m: &'a M, hash: u64) -> Result<Led> {
-        // A segment can be split while we look for it, once for each bit that numbers have.
+    fn holder<'a>(&'a self, m: &'a M, hash: u64) -> Result<SearchResult> {
+        // A segment can be split during the search, once for each number bit.
         const MANY: usize = 100;
         let bytes = size_of::<Segment<B, S>>() as u64;
         let count = self.count();
@@ -288,13 +295,13 @@ where
             loop {
                 let holder = self.place(at, bytes);
                 match prefix_if_initialised(m, at, holder) {
-                    // A segment that serves less than it did when we read the count is found out by
-                    // `still`.
+                    // If the segment was split since the count was read, `is_current` returns
+                    // `false`.
                     Some(prefix) if at == number || prefix.covers(numbers::rank(hash)) => {
-                        return Ok(Led { count, number, target, holder });
+                        return Ok(SearchResult { count, number, target, holder });
                     }
-                    // It gave these records away, so the segment that got them is initialised by
-                    // now.
+                    // These records were moved to another segment, which is initialised by now:
+                    // search again.
                     Some(_) => break,
                     None if at == 0 => break,
                     None => at = numbers::origin(at),
@@ -305,7 +312,7 @@ where
     }
 
     #[inline(always)]
-    fn is_current(&self, m: &M, hash: u64, found: &Led) -> bool {
+    fn is_current(&self, m: &M, hash: u64, found: &SearchResult) -> bool {
         let count = self.count();
         (count == found.count || numbers::number_of(hash, count) == found.number)
             && (found.holder == found.target
@@ -330,7 +337,8 @@ where
         }
     }
 
-    /// A split whose new segment was initialised, but whose origin does not say so yet.
+    /// Finishes a split whose new segment is initialised, but whose origin still has its old
+    /// prefix.
     fn finish_structure(
         dash: &DashLh<K, M, B, S, N, F, T>,
         offset: u64,
@@ -340,16 +348,17 @@ where
         let (m, count) = (dash.medium(), dash.expansion.count());
         let number = numbers::number_of_prefix(prefix);
         if number >= count || dash.place(number) != offset {
-            return Err(Error::damaged(offset, "a segment of another place"));
+            return Err(Error::damaged(offset, "a segment does not serve the hash that led to it"));
         }
         let child = number | 1 << prefix.depth;
         let split = child < count && prefix_if_initialised(m, child, dash.place(child)).is_some();
         if split {
-            // Before anything goes from here.
+            // Must be durable before records are removed from this segment.
             m.persist(&dash.segment(dash.place(child))?.header.prefix);
             prefix = prefix.half(0);
             m.store(&segment.header.prefix, prefix.encode());
-            // Durable with the contents: until then the new segment says the same.
+            // Made durable together with the contents. After an earlier crash, recovery sees from
+            // the new segment again that this one was split.
             m.flush(&segment.header.prefix);
         }
         Ok(Some(prefix))
@@ -361,13 +370,13 @@ where
         _hash: u64,
         _guard: &Guard<'_>,
     ) -> Result<Split> {
-        // Which segment is split next does not depend on which is full.
+        // Segments are split in a fixed order, which does not depend on which one is full.
         Ok(Split::Refused)
     }
 
     fn lengthened(dash: &DashLh<K, M, B, S, N, F, T>) -> Result<()> {
         match dash.expand() {
-            // The pair that was too many has its place already.
+            // Not an error: the record that made the chain longer is stored already.
             Err(error) if error.is_no_space() => Ok(()),
             expanded => expanded,
         }
@@ -400,8 +409,8 @@ where
 
     fn visited(&self, _segments: u64) {}
 
-    /// Counts what all arrays have room for, as the paper's evaluation does, not only what is in
-    /// use.
+    /// Counts the capacity of all arrays, as the paper's evaluation does, not only of the segments
+    /// in use.
     fn complete(&self, _initialised: u64, stats: &mut Stats) {
         let there = self.arrays.iter().filter(|array| array.load(Ordering::Acquire) != 0).count();
         let segments = numbers::segments_in(there, F as u64, T as u64);

@@ -1,78 +1,83 @@
-//! The arithmetic of linear hashing: which segment a hash belongs to, and where that segment is.
+//! The arithmetic of linear hashing: the number of the segment for a hash, and the array that
+//! contains a segment.
 //!
-//! Segments are numbered, and those below some *count* are in use. With `2^N <= count < 2^(N+1)`, a
-//! hash belongs to the segment that its low `N + 1` number bits name if that is in use, and to the
-//! one that its low `N` bits name otherwise. So a new segment `2^N + i` takes records from segment
-//! `i`, its *origin*, and from nowhere else.
+//! Segments are numbered, and those below some *count* are in use. The *number bits* of a hash are
+//! those from bit 24 up. With `2^N <= count < 2^(N+1)`, a hash belongs to the segment whose number
+//! is the low `N + 1` number bits if that segment is in use, and otherwise to the one whose number
+//! is the low `N` number bits. So records move to a new segment `2^N + i` only from segment `i`,
+//! its *origin*.
 
 use crate::hash::dash::layout::HashPrefix;
 
-/// Hash bits below those that number segments: fingerprint, bucket and filter use them.
+/// The number of low hash bits that are not number bits: fingerprint, bucket and filter use them.
 const NUMBER_SHIFT: u32 = 24;
-/// Most segments: all number bits, which is also as deep as a [`HashPrefix`] can be.
+/// The greatest number of segments: one for each value of the number bits, which are as many as a
+/// [`HashPrefix`] can have.
 pub(super) const SEGMENTS_MAX: u64 = 1 << (64 - NUMBER_SHIFT);
 
-/// The segment of `count` (at least one) that a hash belongs to.
+/// Returns the number of the segment that a hash belongs to if `count` segments, at least one, are
+/// in use.
 #[inline(always)]
 pub(super) fn number_of(hash: u64, count: u64) -> u64 {
     let bits = hash >> NUMBER_SHIFT;
-    // All bits of the largest number; the 1 is for a single segment, whose number has none.
+    // As many bits as the largest number has; at least one, because a shift by 64 would overflow.
     let mask = u64::MAX >> ((count - 1) | 1).leading_zeros();
     let number = bits & mask;
     if number < count { number } else { bits & (mask >> 1) }
 }
 
-/// The least hash that belongs to a segment.
+/// Returns the least hash that belongs to a segment, whatever the count is.
 pub(super) fn hash_of(number: u64) -> u64 {
     number << NUMBER_SHIFT
 }
 
-/// The segment that gave `number`, which is not 0, its records: the same without the top bit.
+/// Returns the origin of segment `number`, which is not 0: the number without its top bit.
 pub(super) fn origin(number: u64) -> u64 {
     number & !(1 << number.ilog2())
 }
 
-/// How many bits the numbers of its origin and itself differ in at least: the least depth of the
-/// segment.
+/// Returns the least depth of a segment: the number of low number bits that distinguish it from its
+/// origin.
 pub(super) fn least_depth(number: u64) -> u32 {
     64 - number.leading_zeros()
 }
 
-/// The number bits of a hash, from the top: halves of what a segment serves are neighbours in this
-/// order.
+/// Returns the rank of a hash: its number bits in reverse order. In this order, a segment serves
+/// neighbouring hashes, and so do both halves of a split.
 pub(super) fn rank(hash: u64) -> u64 {
     (hash >> NUMBER_SHIFT).reverse_bits()
 }
 
-/// The hash with this rank, as far as hashes have one.
+/// Returns the least hash with this rank. Ignores the bits of `rank` that no rank has.
 pub(super) fn unrank(rank: u64) -> u64 {
     rank.reverse_bits() << NUMBER_SHIFT
 }
 
-/// The number of the segment with this prefix: the low number bits of the hashes that it serves.
+/// Returns the number of the segment with this prefix: the low number bits of the hashes that it
+/// serves.
 pub(super) fn number_of_prefix(prefix: HashPrefix) -> u64 {
     if prefix.depth == 0 { 0 } else { prefix.pattern.reverse_bits() >> (64 - prefix.depth) }
 }
 
-/// The array that segment `number` is in, where the first `stride` arrays have `first` segments
-/// each, the next `stride` twice as many, and so on. Every search asks this, so it is as short as
-/// it can be.
+/// Returns the array that contains segment `number`, if the first `stride` arrays have `first`
+/// segments each, the next `stride` twice as many, and so on. Every search calls this, so it must
+/// take few instructions.
 #[inline(always)]
 pub(super) fn array_of(number: u64, first: u64, stride: u64) -> usize {
-    // In units of the first array, group g has `stride` arrays of 2^g units each, and begins at
-    // stride * (2^g - 1). Counted from -stride on it begins at stride * 2^g, and its arrays at
-    // multiples of 2^g.
+    // A unit is `first` segments. Group g has `stride` arrays of 2^g units each, and begins at unit
+    // stride * (2^g - 1). Adding `stride` to all units, it begins at stride * 2^g, and its arrays
+    // at multiples of 2^g.
     let unit = number / first + stride;
     let group = (unit / stride).ilog2();
     (stride * u64::from(group) + (unit >> group) - stride) as usize
 }
 
-/// Segments in array `array`.
+/// Returns the number of segments in array `array`.
 pub(super) fn array_len(array: usize, first: u64, stride: u64) -> u64 {
     first << (array as u64 / stride)
 }
 
-/// Segments in the first `arrays` arrays, at most [`SEGMENTS_MAX`].
+/// Returns the number of segments in the first `arrays` arrays, at most [`SEGMENTS_MAX`].
 pub(super) const fn segments_in(arrays: usize, first: u64, stride: u64) -> u64 {
     let (groups, rest) = (arrays as u64 / stride, arrays as u64 % stride);
     if groups >= 40 {
@@ -119,7 +124,7 @@ mod tests {
         }
     }
 
-    /// Positions stay right where numbers no longer fit 32 bits.
+    /// Positions are correct for numbers of more than 32 bits.
     #[test]
     fn the_last_segment_has_a_place() {
         let last = array_of(SEGMENTS_MAX - 1, 61, 16);
@@ -139,7 +144,7 @@ mod tests {
         }
     }
 
-    /// The paper's rule, with N and Next apart.
+    /// The paper's rule, with separate N and Next.
     #[test]
     fn the_count_says_what_n_and_next_do() {
         for count in 1u64..300 {
@@ -158,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_name_segments() {
+    fn prefixes_identify_segments() {
         for number in 0..100 {
             for depth in least_depth(number)..12 {
                 let prefix = prefix_of(number, depth);

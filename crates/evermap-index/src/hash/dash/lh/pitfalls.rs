@@ -1,4 +1,4 @@
-//! What went wrong in other implementations of Dash-LH, one test each, and what is special about
+//! One test for each mistake of other implementations of Dash-LH, and tests of what is specific to
 //! linear hashing.
 //!
 //! The numbers are those of `docs/dash-lh.md`.
@@ -48,8 +48,8 @@ fn reopened(image: &[u8]) -> Option<TinyLh<u64, Sim>> {
         .then(|| TinyLh::open(pool.clone(), pool.root(0)).unwrap())
 }
 
-/// The index after each crash of an insertion of the keys below `keys`, as `judge` is shown it;
-/// which is also told which keys were acknowledged by then.
+/// Inserts the keys below `keys` into a new index. Calls `judge` with the recovered index after
+/// each possible crash, and with the number of keys that were acknowledged before it.
 fn crash_everywhere(model: Model, keys: u64, judge: impl FnMut(&TinyLh<u64, Sim>, u64)) {
     let sim = Sim::new(CAPACITY).unwrap();
     let pool = pool_in(sim.clone());
@@ -57,7 +57,7 @@ fn crash_everywhere(model: Model, keys: u64, judge: impl FnMut(&TinyLh<u64, Sim>
     crash_inserts(&sim, &index, model, keys, judge);
 }
 
-/// The same for an index that is there already.
+/// Like [`crash_everywhere`], for an existing index.
 fn crash_inserts(
     sim: &Sim,
     index: &TinyLh<u64, Sim>,
@@ -92,7 +92,7 @@ fn all_there<M: Medium>(index: &TinyLh<u64, M>, keys: u64) {
     }
 }
 
-/// Sees every fence.
+/// Calls a function before every fence.
 struct OnFence(OnceLock<Box<dyn Fn() + Send + Sync>>);
 
 impl Hook for OnFence {
@@ -105,11 +105,11 @@ impl Hook for OnFence {
     }
 }
 
-/// P12: a thread that follows a new extent moves records by it. If it is not durable by then, a
-/// crash takes it back, and the moved records are where nobody looks for them. So nobody may be led
-/// by an extent that waits for its fence.
+/// P12: a thread that uses a new extent moves records to new segments. If the extent is not durable
+/// by then, a crash undoes it, and lookups do not find the moved records. So no thread may use an
+/// extent before it is durable.
 #[test]
-fn p12_nobody_is_led_by_an_extent_that_is_not_durable() {
+fn p12_no_search_uses_an_extent_that_is_not_durable() {
     let pool = pool_in(Hooked::reserve(CAPACITY, OnFence(OnceLock::new())).unwrap());
     let index = Arc::new(tiny(&pool));
     let watched = Arc::downgrade(&index);
@@ -133,9 +133,9 @@ fn p12_nobody_is_led_by_an_extent_that_is_not_durable() {
     assert!(durable == index.expansion.count() && times > 5, "{times} expansions");
 }
 
-/// P13: a mark for "being allocated" that reaches the media keeps everyone waiting after a crash.
-/// Whatever a crash leaves, each array is named completely or not at all, and no block is lost or
-/// named twice.
+/// P13: a persistent mark for "being allocated" would make all threads wait after a crash. After
+/// any crash, the root has the complete offset of each array or none, and no block is leaked or
+/// referred to twice.
 #[test]
 fn p13_a_crash_leaves_no_array_half_allocated() {
     struct Blocks(BTreeSet<u64>);
@@ -171,8 +171,8 @@ fn p13_a_crash_leaves_no_array_half_allocated() {
     assert!(spare > 0, "no crash came between an array and the extent that uses it");
 }
 
-/// P14: recovery in the middle of a split. Every lookup must come back with the right answer, and
-/// splitting again must not mix with what the interrupted split left.
+/// P14: recovery from a crash during a split. Every lookup must return the right result, and what
+/// the interrupted split has left must not affect the next one.
 #[test]
 fn p14_an_interrupted_split_is_forgotten_or_finished() {
     let (mut unfinished, mut forgotten) = (0, 0);
@@ -197,15 +197,16 @@ fn p14_an_interrupted_split_is_forgotten_or_finished() {
     assert!(unfinished > 0 && forgotten > 0, "{unfinished} unfinished, {forgotten} forgotten");
 }
 
-/// Space for segments may hold anything, even what looks like a segment in use: one must not be
-/// taken for the other, neither now nor after a crash.
+/// The memory of a new segment may contain any data, even what looks like an initialised segment.
+/// It must not be taken for one, neither before nor after a crash.
 #[test]
 fn p14_what_was_in_the_space_before_does_not_matter() {
     for model in [Model::Adr, Model::ProcessDeath] {
         let sim = Sim::new(CAPACITY).unwrap();
         let pool = pool_in(sim.clone());
         let index = tiny(&pool);
-        // The next segment to come into use, with the prefix that it will have, fresh, and empty.
+        // The next segment to come into use: empty, not stale, and with the prefix that it will
+        // have.
         let next = index.segment(index.place(1)).unwrap();
         sim.store(&next.header.magic, Header::MAGIC);
         sim.store(&next.header.prefix, HashPrefix { depth: 1, pattern: 1 }.encode());
@@ -226,21 +227,22 @@ fn p14_what_was_in_the_space_before_does_not_matter() {
     }
 }
 
-/// Keys that all have the hash of `upper`.
+/// Returns keys that all have the hash of `upper`.
 fn equal_hashes(upper: u64, keys: std::ops::Range<u64>) -> impl Iterator<Item = u64> + Clone {
     keys.map(move |key| upper << 32 | key)
 }
 
-/// P15: readers follow a chain while its buckets are linked, unlinked and used for other things.
+/// P15: readers follow a chain while its buckets are linked, unlinked and reused.
 #[test]
 fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
-    // Much more than is needed: a reader that waits for a processor holds up the reuse of buckets.
+    // Much more than is needed: a reader that is not scheduled delays the reuse of buckets.
     let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
     let region = RegionConfig { capacity: 64 << 20, ..config() };
     let pool = Pool::create(medium, &region, Identity::default()).unwrap();
     let index = TinyLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     let insert = |key| assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
-    // Sixteen fill the segment, and the others its chain: kept ones behind and before passing ones.
+    // Sixteen keys fill the segment, and the others its chain. In the chain, keys that stay are
+    // both before and after keys that are removed and inserted again.
     let kept: Vec<u64> = equal_hashes(1, 0..16).chain(equal_hashes(1, 100..104)).collect();
     let passing: Vec<u64> = equal_hashes(1, 16..60).chain(equal_hashes(1, 104..130)).collect();
     equal_hashes(1, 0..130).for_each(insert);
@@ -263,10 +265,10 @@ fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// A damaged link hides records. A caller that relies on a walk, as the sweep does, learns that it
-/// was not all.
+/// A damaged link makes records unreachable. A walk reports that it did not see all records, for
+/// callers that rely on this, such as the sweep.
 #[test]
-fn a_walk_says_so_where_a_chain_leads_nowhere() {
+fn a_walk_reports_a_damaged_chain() {
     struct Ignored;
     impl Visitor for Ignored {
         fn block(&mut self, _offset: u64) {}
@@ -287,15 +289,15 @@ fn a_walk_says_so_where_a_chain_leads_nowhere() {
     assert!(!index.check().is_empty());
 }
 
-/// P16: a version that counts past its end must not turn into a segment that is not initialised, or
-/// into anything.
+/// P16: the overflow of a version must not change any other state, such as whether a segment is
+/// initialised.
 #[test]
 fn p16_a_version_wraps_without_touching_anything_else() {
     let pool = dram();
     let index = tiny(&pool);
     index.insert(7, 1, &pool.pin()).unwrap();
     for bucket in &index.segment(index.place(0)).unwrap().normal {
-        // A change before the last version.
+        // The greatest version: the next change makes it overflow.
         let version = index.medium().load(&bucket.version) | u64::MAX << 33;
         index.medium().store_transient(&bucket.version, version);
     }
@@ -312,7 +314,8 @@ fn p16_a_version_wraps_without_touching_anything_else() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// P22: keys with equal hashes lengthen a chain. Expanding would not shorten it, and must end.
+/// P22: keys with equal hashes lengthen a chain. Expanding would not shorten it, so it must not go
+/// on without end.
 #[test]
 fn p22_equal_hashes_do_not_expand_the_index() {
     let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
@@ -335,8 +338,9 @@ fn p22_equal_hashes_do_not_expand_the_index() {
     assert!(emptied.len == 0 && emptied.pm_bytes < stats.pm_bytes, "{emptied:?}");
 }
 
-/// P25: threads that need an array which another one is allocating. Each waits at a lock, not at a
-/// word that the compiler may read once; so they come through, and no array is allocated twice.
+/// P25: several threads need an array that another one is allocating. They wait for a lock, not in
+/// a loop on a word that the compiler may read only once. So all of them finish, and no array is
+/// allocated twice.
 #[test]
 fn p25_threads_expand_together() {
     const THREADS: u64 = 4;
@@ -360,7 +364,7 @@ fn p25_threads_expand_together() {
     let linear = &index.expansion;
     let there = linear.arrays.iter().filter(|array| array.load(Acquire) != 0).count();
     assert!(there > 8, "{there} arrays");
-    // One size a group: no array was allocated without use.
+    // Each group has one size: no array was allocated without being used.
     let mut sizes = BTreeMap::<u64, usize>::new();
     for (number, array) in linear.arrays.iter().enumerate().take(there) {
         assert_ne!(array.load(Acquire), 0);
@@ -377,8 +381,8 @@ fn p25_threads_expand_together() {
     assert_eq!(pool.allocated().len(), 1 + there + chains);
 }
 
-/// A lookup splits nothing: the segments that have come into use since the last change stay as they
-/// are, and what they are to hold is found at their origins, also after an unclean stop.
+/// Lookups do not split segments: segments that have come into use stay uninitialised, and lookups
+/// find their records in their origins, also after an unclean stop.
 #[test]
 fn lookups_find_what_is_still_at_the_origin() {
     let sim = Sim::new(CAPACITY).unwrap();
@@ -415,14 +419,15 @@ fn lookups_find_what_is_still_at_the_origin() {
     assert!(most > 1, "{most} segments were not initialised");
 }
 
-/// Where a segment cannot be initialised for lack of space, its keys are changed where they are.
+/// If a segment cannot be initialised for lack of space, its records are changed in its origin.
 #[test]
 fn changes_go_on_where_there_is_no_room_to_split() {
     let pool = dram();
     let index =
         TinyLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config { initial_depth: 0 })
             .unwrap();
-    // An odd hash: all of these keys belong to segment 1 as soon as there is one.
+    // All of these keys belong to segment 1 as soon as it is in use, since the lowest number bit of
+    // their hash is 1.
     let odd = 1 << 24 | 1;
     let mut keys = equal_hashes(odd, 0..1000);
     let mut there = Vec::new();
@@ -434,7 +439,7 @@ fn changes_go_on_where_there_is_no_room_to_split() {
     let mut blocks = Vec::new();
     let sizes = [4096, 2048, 1024, 512, 256];
     for size in sizes {
-        // Parts of a structure have extents of their own: neither kind is to find room.
+        // Blocks of both kinds of allocation, which have separate extents.
         while let Ok(block) = pool.allocate(size).or_else(|_| pool.allocate_fixed(size)) {
             blocks.push(block);
         }
@@ -444,7 +449,7 @@ fn changes_go_on_where_there_is_no_room_to_split() {
         assert_eq!(index.update(key, key + 1, &pool.pin()).unwrap().old, Some(key));
         assert_eq!(word(key), Some(key + 1));
     }
-    // What is left in the chain; then no more.
+    // Inserts use the free slots of the chain, and then fail.
     let mut refused = None;
     for key in keys.by_ref().take(20) {
         match index.insert(key, key + 1, &pool.pin()) {

@@ -1,4 +1,4 @@
-//! States that crashes leave now and then, made by hand.
+//! States that crashes leave only rarely, constructed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +23,7 @@ const CAPACITY: u64 = 1 << 20;
 /// Keys are multiples of this one, so that all their bits differ.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// An index of this number of keys, in memory that does not record yet.
+/// Creates an index with this number of keys, in a medium whose recording is paused.
 fn filled<K: Number>(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyLh<K, Sim>) {
     let config = Config { initial_depth: 0 };
     let (sim, pool, index) = created::<TinyLh<K, Sim>>(CAPACITY, config);
@@ -37,7 +37,7 @@ fn segment<K: Number>(index: &TinyLh<K, Sim>, number: u64) -> &Segment<4, 2> {
     index.segment(index.place(number)).unwrap()
 }
 
-/// Expands until the next segments have an array already.
+/// Expands until the next segments are in an array that exists already.
 fn expand_to_reserved<K: Number>(index: &TinyLh<K, Sim>) -> u64 {
     let linear = &index.expansion;
     loop {
@@ -51,8 +51,9 @@ fn expand_to_reserved<K: Number>(index: &TinyLh<K, Sim>) -> u64 {
     }
 }
 
-/// The memory of a segment was a segment before, as that of an index that is gone can be. It is
-/// none, durably, before it comes into use: else its origin would count as split.
+/// The memory of a new segment contains an initialised segment of an earlier index. Its prefix is
+/// cleared, durably, before the segment comes into use: otherwise its origin would be taken to be
+/// split.
 #[test]
 fn a_segment_comes_into_use_without_a_prefix() {
     let (sim, _pool, index) = filled::<Plain>(200);
@@ -75,8 +76,8 @@ fn a_segment_comes_into_use_without_a_prefix() {
     });
 }
 
-/// Whatever a split has left of the origin is durable before it is unlocked: others may remove what
-/// has moved within it, and what was there before must not come back.
+/// The origin of a split is durable before it is unlocked: other threads may then remove records
+/// that were moved inside of it, and after a crash the copies of these records must not reappear.
 #[test]
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Plain>(200);
@@ -92,8 +93,8 @@ fn a_split_is_durable_whatever_comes_of_the_record() {
     are_kept(&sim, metas.chain([&origin.header.prefix, &origin.header.chain]), !0);
 }
 
-/// A process dies that has stored records, in a bucket and in a chain, and how far the index
-/// extends.
+/// A process has stored records, in a bucket and in a chain, and the extent, and has terminated
+/// before they were durable.
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled::<Crowded>(40);
@@ -111,8 +112,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, 0);
 }
 
-/// A process dies that has moved a record home, with only the original durable. It is not dropped
-/// before the other is.
+/// A process has moved a record to its home bucket, and has terminated when only the original was
+/// durable. Recovery drops the original only once the copy is durable.
 #[test]
 fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let (sim, pool, index) = filled::<Plain>(1);
