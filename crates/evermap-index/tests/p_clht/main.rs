@@ -1,7 +1,7 @@
 //! P-CLHT in particular: what went wrong in other implementations, one test each, and what the kit
 //! cannot see.
 //!
-//! Numbers beginning with PC are those of `docs/p-clht.md`, which also answers the pitfalls that
+//! Numbers beginning with PC are those of `docs/clht.md`, which also answers the pitfalls that
 //! cannot occur here at all.
 
 mod gaps;
