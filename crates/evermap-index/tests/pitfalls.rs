@@ -27,8 +27,8 @@ fn reopen(sim: &Sim) -> Arc<Pool<Sim>> {
     Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0
 }
 
-/// P5: what says that the last close was orderly, and which opener this is, must be durable before
-/// anything is served; else a second crash finds the state before the first.
+/// P5: the words that record whether the last shutdown was clean, and which opener this is, must be
+/// durable before anything is served; else a second crash finds the state before the first.
 #[test]
 fn p5_the_generation_is_durable_before_anything_is_served() {
     let sim = Sim::new(128 << 10).unwrap();
@@ -50,7 +50,7 @@ fn p5_the_generation_is_durable_before_anything_is_served() {
             let (again, opened) =
                 Pool::open(survivor, Identity::default(), OnSuspect::Refuse).unwrap();
             assert!(again.generation() > generation, "a generation was used twice");
-            assert!(!opened.clean, "an unclean stop was taken for an orderly one");
+            assert!(!opened.clean, "an unclean shutdown was taken for a clean one");
             images += 1;
         }
         std::ops::ControlFlow::Continue(())

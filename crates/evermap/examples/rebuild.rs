@@ -1,7 +1,7 @@
 //! What it costs readers that the ordered index is built anew: `rebuild PATH [RECORDS [ROUNDS]]`.
 //!
 //! A child process fills a store and is killed. Then, in each round, the store is opened with an
-//! ordered index and without; each time after a kill, and once after an orderly stop. One thread
+//! ordered index and without; each time after a kill, and once after a clean shutdown. One thread
 //! looks keys up for as long as building takes, and notes how long each look-up took; without an
 //! ordered index it does so for as long. Building is timed once more with nobody reading.
 
@@ -117,7 +117,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         let began = Instant::now();
         map.into_db().close()?;
-        println!("an orderly stop, which saves the keys: {:.2} s", began.elapsed().as_secs_f64());
+        println!("a clean shutdown, which saves the keys: {:.2} s", began.elapsed().as_secs_f64());
         let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let loaded = built(&map).map_err(|error| error.to_string())?;
         println!("building from those: {}", rate(records, loaded));

@@ -221,8 +221,8 @@ fn churn(store: &evermap::Map<Kept>, own: &mut Own, me: u64, random: &mut Random
     }
 }
 
-/// The sweep after an unclean stop runs beside mutations; afterwards the counts are exact, nothing
-/// is lost, and nothing leaks.
+/// The sweep after an unclean shutdown runs beside mutations; afterwards the counts are exact,
+/// nothing is lost, and nothing leaks.
 #[test]
 fn sweeping_under_load_ends_exact() {
     const THREADS: u64 = 3;

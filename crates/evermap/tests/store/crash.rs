@@ -561,7 +561,7 @@ impl Subject for Workload {
         let live = Live::open(&live.sim, self)?;
         for (key, expected) in live.all_keys().zip(expected) {
             if live.version(key)? != expected {
-                return Err(format!("key {key} is not what it was before an orderly stop").into());
+                return Err(format!("key {key} is not what it was before a clean shutdown").into());
             }
         }
         live.verify()?;
@@ -646,8 +646,8 @@ fn mistakes_in_batches_are_found() {
     }
 }
 
-/// A record whose value came in pieces is published before the value is durable (1), and an orderly
-/// close saves as taken what was being written (2).
+/// A record whose value came in pieces is published before the value is durable (1), and a clean
+/// shutdown saves as taken what was being written (2).
 #[test]
 fn mistakes_in_values_that_come_in_pieces_are_found() {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
@@ -669,8 +669,8 @@ fn a_tombstone_before_its_time_is_found() {
     assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
 }
 
-/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), an orderly
-/// close saves as taken what a dropped map had (2), a sweep does not see dropped maps that are
+/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), a clean
+/// shutdown saves as taken what a dropped map had (2), a sweep does not see dropped maps that are
 /// freed later (3).
 #[test]
 fn mistakes_in_named_maps_are_found() {

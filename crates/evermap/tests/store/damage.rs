@@ -523,10 +523,10 @@ fn use_damaged_files() {
     for case in &tally.unnoticed {
         writeln!(out, "unnoticed: {case}").unwrap();
     }
-    // An orderly stop leaves counts. They are no help where the file ends early, or has a page of
+    // A clean shutdown leaves counts. They are no help where the file ends early, or has a page of
     // another time, or where the words are wrong that say how it was stopped.
     let unnoticed = tally.unnoticed.len() as u64;
-    assert!(unnoticed == 0 || stop != "orderly" || parts[3] != "mangled", "losses are not noticed");
+    assert!(unnoticed == 0 || stop != "clean" || parts[3] != "mangled", "losses are not noticed");
     assert!(unnoticed * 2 < tally.lossy, "most losses are not noticed");
     assert!(tally.answers > tally.cases * 100 && tally.problems > 0 && tally.refused > 0);
     assert!(tally.named > tally.cases * 20 && tally.unnamed > 0);
@@ -563,27 +563,27 @@ fn supervise(stop: &str, index: IndexKind, list: &str) {
 }
 
 #[test]
-fn damage_after_an_orderly_stop() {
-    supervise("orderly", common::index(), "words");
+fn damage_after_a_clean_shutdown() {
+    supervise("clean", common::index(), "words");
 }
 
 #[test]
-fn damage_after_an_unclean_stop() {
+fn damage_after_an_unclean_shutdown() {
     supervise("unclean", common::index(), "words");
 }
 
 #[test]
-fn mangled_after_an_orderly_stop() {
-    common::campaign_indexes().into_iter().for_each(|index| supervise("orderly", index, "mangled"));
+fn mangled_after_a_clean_shutdown() {
+    common::campaign_indexes().into_iter().for_each(|index| supervise("clean", index, "mangled"));
 }
 
 #[test]
-fn mangled_after_an_unclean_stop() {
+fn mangled_after_an_unclean_shutdown() {
     common::campaign_indexes().into_iter().for_each(|index| supervise("unclean", index, "mangled"));
 }
 
-/// After an unclean stop there is no count to compare with: what is left of the index has to show
-/// that something is missing.
+/// After an unclean shutdown there is no count to compare with: what is left of the index has to
+/// show that something is missing.
 #[test]
 fn zeroed_pages_of_an_index_are_noticed() {
     const RECORDS: u64 = 3000;
@@ -616,8 +616,8 @@ fn zeroed_pages_of_an_index_are_noticed() {
     }
 }
 
-/// A store in memory, closed in order, whose keys below 20 were removed, and those from 20 to 39
-/// replaced.
+/// A store in memory, after a clean shutdown, whose keys below 20 were removed, and those from 20
+/// to 39 replaced.
 fn with_removed(options: &Options) -> common::Kept {
     let memory = common::Kept::new(1 << 20);
     let store = memory.open(options).unwrap();

@@ -1,4 +1,4 @@
-//! Stores in files: opening them again after every kind of stop, and what is refused.
+//! Stores in files: opening them again after every kind of shutdown, and what is refused.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ fn refusal(path: &Path, options: Options) -> Error {
 }
 
 #[test]
-fn an_orderly_stop_leaves_everything_in_order() {
+fn a_clean_shutdown_leaves_everything_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     let mut expected = Count { value: 0, exact: true };
@@ -41,7 +41,7 @@ fn an_orderly_stop_leaves_everything_in_order() {
         assert_eq!(map.space().unwrap().closed_bytes, 0);
         assert_eq!(stat.generation, round + 1);
         assert_eq!(stat.path.as_deref(), Some(&*path));
-        assert!(stat.next_cas >= cas && stat.next_cas <= cas + 1, "an orderly stop leaves no gap");
+        assert!(stat.next_cas >= cas && stat.next_cas <= cas + 1, "a clean shutdown leaves no gap");
         for key in 0..500 * (round + 1) {
             let key = format!("{key}").into_bytes();
             map.put(&key, &value_of(&key, round, 100)).unwrap();
@@ -172,7 +172,7 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
     }
 }
 
-/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only
+/// Flushes that are pending, and those that happened, survive an unclean shutdown, and happen only
 /// once.
 #[test]
 fn a_pending_flush_survives_a_kill() {
@@ -296,7 +296,7 @@ fn suspect_files_are_opened_only_as_told() {
     let report = salvaged.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
     salvaged.into_db().close().unwrap();
-    assert!(!open(&copy).stat().suspect, "an orderly stop ends the suspicion");
+    assert!(!open(&copy).stat().suspect, "a clean shutdown ends the suspicion");
     fresh_copy();
     // Asked for, but not needed: a file that is not suspect is kept.
     let discarding = options().on_suspect(OnSuspect::Discard);

@@ -162,7 +162,7 @@ fn they_are_there_after_every_kind_of_stop() {
             if round % 2 == 1 {
                 assert!(!store.db().map("map 1", existing()).unwrap().len().exact);
                 if round == 3 {
-                    // An orderly stop before the sweep: nothing that was saved earlier counts.
+                    // A clean shutdown before the sweep: nothing that was saved earlier counts.
                     store.into_db().close().unwrap();
                     store = memory.open(&options).unwrap();
                 }
@@ -361,7 +361,7 @@ fn a_map_that_finds_no_space_leaves_nothing() {
     }
 }
 
-/// Maps are made, filled and dropped while the sweep of an unclean stop runs.
+/// Maps are made, filled and dropped while the sweep of an unclean shutdown runs.
 #[test]
 fn maps_come_and_go_during_a_sweep() {
     for seed in 0..6u64 {

@@ -1,4 +1,4 @@
-//! Random operations on a store and on a model of it, with orderly and unclean stops in between.
+//! Random operations on a store and on a model of it, with clean and unclean shutdowns in between.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -241,9 +241,9 @@ fn modify(store: &Map<Kept>, model: &mut Model, key: &[u8], value: Vec<u8>, meta
 /// How a store is stopped before it is opened again.
 #[derive(Clone, Copy, PartialEq)]
 enum Stop {
-    Orderly,
+    Clean,
     Unclean,
-    /// Unclean again, before the sweep of the stop before has run.
+    /// Unclean twice, the second time before the sweep has run.
     UncleanTwice,
 }
 
@@ -344,12 +344,12 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
             maps.drop_one(&mut random);
         }
         let stop = match random.below(3) {
-            0 => Stop::Orderly,
+            0 => Stop::Clean,
             1 => Stop::Unclean,
             _ => Stop::UncleanTwice,
         };
-        if stop == Stop::Orderly {
-            // Whether or not the sweep of an earlier stop has run.
+        if stop == Stop::Clean {
+            // Whether or not the sweep after an earlier shutdown has run.
             maps.first().db().clone().close().unwrap();
         }
         maps.open();

@@ -1,5 +1,5 @@
 //! Scans: against a model, beside writers, while the ordered index is built, and after every kind
-//! of stop.
+//! of shutdown.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -344,8 +344,8 @@ fn the_tree_is_told_without_being_asked() {
     assert_eq!(map.stat().ordered.unwrap().keys, 6000);
 }
 
-/// After an unclean stop everything is written, removed and looked up at once, while threads build
-/// the ordered index.
+/// After an unclean shutdown everything is written, removed and looked up at once, while threads
+/// build the ordered index.
 #[test]
 fn building_goes_on_beside_writers() {
     const KEYS: u64 = 60_000;

@@ -1,5 +1,5 @@
-//! The keys that an orderly stop saves in order: they count when nothing came in between, and never
-//! otherwise.
+//! The keys that a clean shutdown saves in order: they count when nothing came in between, and
+//! never otherwise.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ fn key_of(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn an_orderly_stop_saves_the_keys() {
+fn a_clean_shutdown_saves_the_keys() {
     let memory = Kept::new(64 << 20);
     let mut random = Random::new(1);
     let mut expected = [BTreeMap::new(), BTreeMap::new()];
@@ -126,7 +126,7 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
     store.db().reclaim_dropped().unwrap();
     sound(&store);
     store.put(b"another", b"value").unwrap();
-    // The tree is not built yet: the stop has nothing to save.
+    // The tree is not built yet: the shutdown has nothing to save.
     store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert!(!built(&store).from_saved);

@@ -240,7 +240,7 @@ fn churn_takes_no_space_for_good() {
 }
 
 #[test]
-fn an_orderly_stop_does_not_double_a_store_of_long_keys() {
+fn a_clean_shutdown_does_not_double_a_store_of_long_keys() {
     let memory = Kept::new(1 << 30);
     let store = memory.open(&Options::new().ordered(true).seed(1)).unwrap();
     let key = |number: u64| {
