@@ -83,7 +83,7 @@ class Server:
         self.process.kill()
 
     def stop(self):
-        """Stops it in order."""
+        """Shuts it down cleanly."""
         self.process.terminate()
         code = self.process.wait(PATIENCE)
         if code != 0:
@@ -274,7 +274,7 @@ class Run:
             self.largest_growth = max(self.largest_growth, growth, key=lambda growth: max(growth[:2]))
 
     def stop_and_check(self):
-        """Stops the server in order and examines the file."""
+        """Shuts the server down cleanly and examines the file."""
         self.server.stop()
         live = self.oracle.live()
         check = subprocess.run(

@@ -160,7 +160,7 @@ fn a_suspect_file_says_why_and_what_can_be_done() {
     let map = open(&path, OnSuspect::Refuse).unwrap();
     std::fs::copy(&path, &copy).unwrap();
     let text = refusal(&copy, OnSuspect::Refuse).to_string();
-    for part in ["copy: contents are suspect", "a copy of it", "salvage", "discard", "in order"] {
+    for part in ["copy: contents are suspect", "a copy of it", "salvage", "discard", "normally"] {
         assert!(text.contains(part), "{text}");
     }
     let salvaged = open(&copy, OnSuspect::Salvage).unwrap();
