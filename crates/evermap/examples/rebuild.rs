@@ -2,7 +2,7 @@
 //!
 //! A child process fills a store and is killed. Then, in each round, the store is opened with an
 //! ordered index and without; each time after a kill, and once after a clean shutdown. One thread
-//! looks keys up for as long as building takes, and notes how long each look-up took; without an
+//! looks keys up for as long as building takes, and notes how long each lookup took; without an
 //! ordered index it does so for as long. Building is timed once more with nobody reading.
 
 use std::error::Error;
