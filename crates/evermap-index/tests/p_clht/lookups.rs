@@ -162,7 +162,7 @@ fn a_lookup_in_a_replaced_table_returns_a_past_state() {
 /// A lookup that has begun before a word is replaced in place, and ends before that is durable,
 /// must not return the new word, because a crash could lose it. The lookup is stopped at each of
 /// its loads until the writer is at its fence. The writer continues when the lookup has ended, or
-/// has made so many loads that it must be waiting.
+/// has made a thousand loads, which shows that it waits.
 #[test]
 fn a_lookup_never_returns_a_word_that_is_not_durable() {
     const LOOKS: u64 = 1000;

@@ -1,4 +1,4 @@
-//! What the machine itself can do, as a yardstick for tables.
+//! The limits of the machine, to compare tables with.
 //!
 //! The limits are measured beside the tables, on as much memory as a compact table of as many keys
 //! takes, and on pages of the requested kind. A lookup that misses the cache once cannot be faster

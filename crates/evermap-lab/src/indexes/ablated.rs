@@ -1,4 +1,4 @@
-//! Dash-EH without one of its ideas, to measure what that is worth.
+//! Dash-EH without one of its techniques, to measure the gain of each.
 
 use std::marker::PhantomData;
 

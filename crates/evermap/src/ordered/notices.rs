@@ -1,7 +1,7 @@
 //! Notices of keys that were bound or unbound, until they are applied to the tree.
 //!
 //! A notice says *look this key up again*. It is posted after the hash index was changed and before
-//! the change is acknowledged, by a writer that holds no lock. OrderedUpdates of one key go to one
+//! the change is acknowledged, by a writer that holds no lock. Notices of one key go to one
 //! *shard*, and at any time at most one thread works on the notices of a shard.
 //!
 //! A notice that a key was bound is *certain*, so that no lookup is needed, if no key of its shard

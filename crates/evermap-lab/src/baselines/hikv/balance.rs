@@ -1,4 +1,4 @@
-//! How many backends keep pace with the serving threads: sampled costs, and HiKV's formula.
+//! How many backends are needed for the serving threads: sampled costs, and HiKV's formula.
 //!
 //! The formula makes both sides take the same time for the operations that come with one write:
 //! lookups, scans and the hash index's part of the write on one side, the tree's part on the other.
