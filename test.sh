@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The checks that have to pass before a change lands: `./test.sh`, below ten minutes on two cores.
-# `./test.sh --full` also runs everything that is longer. CONTRIBUTING.md says what runs where.
+# The checks that have to pass before a change lands: `./test.sh`. `./test.sh --full` also runs
+# everything that takes longer. CONTRIBUTING.md says what runs where, and for how long.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -21,7 +21,8 @@ if $full; then export EVERMAP_TEST_TIER=full; else unset EVERMAP_TEST_TIER; fi
 
 step() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
-# Installs what the tests need from Debian, if that is allowed here. Otherwise they report what is missing.
+# Installs what the tests need from Debian, if that is allowed here. Otherwise they report what is
+# missing.
 install_packages() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 0
     local missing=()
@@ -47,7 +48,8 @@ lints() {
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 }
 
-# The programs as the tests have built them: their figures mean nothing, but their answers are checked.
+# The programs as the tests have built them: their figures mean nothing, but their answers are
+# checked.
 programs() {
     export EVERMAP="${CARGO_TARGET_DIR:-target}/debug/evermap"
     step "laboratory, in brief"
@@ -70,7 +72,7 @@ long_campaigns() {
     step "the store crashed everywhere"
     EVERMAP_CRASH_TIMES=20 cargo test --release --quiet -p evermap --test store crash::p
     step "requests of clients of all manners"
-    EVERMAP_TORTURE=10000000 cargo test --release --quiet -p evermap-server --test torture
+    EVERMAP_TORTURE=10000000 cargo test --release --quiet -p evermap-server --test server torture
     step "mistakes in the source"
     tests/source-edits/run.py --only-for 10
     tests/source-edits/run.py --table

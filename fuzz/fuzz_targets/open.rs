@@ -53,7 +53,7 @@ fn put<M: Medium>(store: &Store<M>, number: u32, version: u32) -> evermap::Resul
     store.put_with(&key, &value_of(&key, version), meta).map(drop)
 }
 
-/// The bytes of a store after an orderly stop, and of one whose process died.
+/// The bytes of a store after a clean shutdown, and of one whose process died.
 fn templates() -> &'static [Vec<u8>; 2] {
     static TEMPLATES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
     TEMPLATES.get_or_init(|| {

@@ -5,7 +5,7 @@ Each round: two connections overwrite, delete and insert until SIGKILL at a rand
 starts at once, on the same port and file, while the old process is still dying; its first SET is timed;
 a thousand random keys, and those changed last, are compared byte by byte with what was acknowledged. Some
 rounds also kill servers that are only opening, that are closing, or a few milliseconds after the start.
-Every 20 rounds the server is stopped in order and the file checked.
+Every 20 rounds the server is shut down cleanly and the file checked.
 
 The full form runs 200 rounds at 5 million records; --short is for every day.
 """
@@ -83,7 +83,7 @@ class Server:
         self.process.kill()
 
     def stop(self):
-        """Stops it in order."""
+        """Shuts it down cleanly."""
         self.process.terminate()
         code = self.process.wait(PATIENCE)
         if code != 0:
@@ -274,7 +274,7 @@ class Run:
             self.largest_growth = max(self.largest_growth, growth, key=lambda growth: max(growth[:2]))
 
     def stop_and_check(self):
-        """Stops the server in order and examines the file."""
+        """Shuts the server down cleanly and examines the file."""
         self.server.stop()
         live = self.oracle.live()
         check = subprocess.run(

@@ -3,8 +3,8 @@
 
 For each directory and number of records it fills a store and then, in each repetition:
 
-1. starts the server after an orderly stop: time from exec to the first right answer;
-2. kills it, waits until it is gone, starts it again: the same after an unclean stop, and the time of the
+1. starts the server after a clean shutdown: time from exec to the first right answer;
+2. kills it, waits until it is gone, starts it again: the same after an unclean shutdown, and the time of the
    sweep with nothing else to do;
 3. once the sweep has touched every record, so that all of the store is mapped, kills the server and starts
    the next at once: time from the kill to the first right answer; then stores random records for a second,

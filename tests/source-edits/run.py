@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Edits the source as a tired author would, one small mistake at a time, and looks whether the tests notice.
+"""Makes one small mistake at a time in a copy of the source, and checks that the tests notice it.
 
     tests/source-edits/run.py [--edits 40] [--seed 1] [--minutes 3] [--only-for MINUTES]
     tests/source-edits/run.py --again
@@ -9,10 +9,10 @@ Each edit removes one flush, removes one fence, swaps two neighbouring persisten
 or lets one check of a version pass. Which ones is drawn by the seed from all places where that is possible in Dash-EH,
 the heap, the pool and the region.
 
-Works in a copy of the tree, `target/source-edits/tree`, with a target directory of its own; the tree itself is never
-touched. What came of each edit is a line of `target/source-edits/results-SEED.jsonl`: a run that is stopped goes on
-where it was. An edit that does not compile is none, and the next one takes its place. With `--again`, those that were
-not noticed are tried once more, on a new copy of the tree: when tests were added for them.
+Works in a copy of the tree, `target/source-edits/tree`, with a target directory of its own, and never changes the tree
+itself. Writes the result of each edit as a line of `target/source-edits/results-SEED.jsonl`, so that a run that was
+stopped can be continued. An edit that does not compile does not count, and the next one takes its place. `--again`
+tries those that were not noticed once more, on a new copy of the tree, after tests were added for them.
 """
 
 import argparse
@@ -50,19 +50,30 @@ use evermap_index::testkit::tiny::DashEh;
 
 conformance!(dash_eh, DashEh);
 """
-WRITTEN = {"edited": CAMPAIGN, "edited_kit": KIT}
+# A part of the index's tests, without the other indexes.
+PART = """//! The tests of one part.
+
+#[path = "index/{0}/mod.rs"]
+mod {0};
+"""
+WRITTEN = {
+    "edited": CAMPAIGN,
+    "edited_kit": KIT,
+    "edited_dash": PART.format("dash"),
+    "edited_cceh": PART.format("cceh"),
+}
 TESTS = [
     ["-p", "evermap-index", "--test", "edited"],
     # Dash, and directories.
     ["-p", "evermap-index", "--lib", "hash::d"],
     ["-p", "evermap-pm", "--lib"],
-    ["-p", "evermap-index", "--test", "dash", "--test", "pitfalls"],
+    ["-p", "evermap-index", "--test", "edited_dash"],
     ["-p", "evermap-index", "--test", "edited_kit"],
 ]
 # Only for edits of the region and the heap: it takes long.
 FILES_TESTS = ["-p", "evermap-pm", "--test", "mapped"]
 # Only for edits of directories, which CCEH uses too, and some of it alone.
-DIRECTORY_TESTS = ["-p", "evermap-index", "--test", "cceh"]
+DIRECTORY_TESTS = ["-p", "evermap-index", "--test", "edited_cceh"]
 
 
 def sources(tree):
@@ -100,7 +111,7 @@ def statements(lines):
 
 
 def place_of(store):
-    """The structure that a store goes to: neighbours in one line of memory are not worth a swap."""
+    """The structure that a store writes to. Swapping two stores to one line of memory changes nothing."""
     place = re.sub(r"\[[^\]]*\]$", "", store.split(",")[0])
     return re.sub(r"\.\w+$", "", place)
 
@@ -134,7 +145,7 @@ def candidates(tree):
             elif (name.endswith("recover.rs") or RECOVERING.search(function)) and not persist:
                 if re.match(r"(self|region|m|\w+)\.\w+", text) and not re.search(r"\.(note|flush|fence|load)", text):
                     kinds["recovery"].append((name, first, last, []))
-        check = re.compile(r"!?[\w.]*\b(?:is_unchanged|is_readable|is_of|is_fresh|still)\((?:[^()]|\([^()]*\))*\)")
+        check = re.compile(r"!?[\w.]*\b(?:is_unchanged|is_readable|is_of|is_fresh|is_current)\((?:[^()]|\([^()]*\))*\)")
         for at, line in enumerate(lines):
             if line.startswith("#[cfg(test)]"):
                 break
@@ -158,8 +169,8 @@ def draw(kinds, seed):
 
 
 def cargo(tree, arguments, seconds, stop_at=None):
-    """Runs cargo. Answers its exit code, the line that it was stopped at if any, and how long it took; a code of None
-    means that the time ran out."""
+    """Runs cargo. Returns its exit code (None if the time ran out), the line at which it was stopped, if any, and
+    the seconds that it took."""
     environment = dict(os.environ, CARGO_TARGET_DIR=os.path.join(tree, "..", "build"), CARGO_INCREMENTAL="1")
     environment.update(EVERMAP_TEST_TIER="full", CARGO_PROFILE_TEST_DEBUG="0", CARGO_PROFILE_TEST_OPT_LEVEL="1", RUST_BACKTRACE="0")
     process = subprocess.Popen(["cargo", *arguments], cwd=tree, env=environment, text=True, errors="replace",
@@ -183,7 +194,7 @@ def cargo(tree, arguments, seconds, stop_at=None):
 
 
 def judge(tree, name, minutes):
-    """What the tests say of the tree as it is, in which `name` was edited: (verdict, by which test, seconds)."""
+    """Runs the tests on the tree, in which `name` was edited. Returns (verdict, test that noticed it, seconds)."""
     left = 60.0 * minutes
     others = [FILES_TESTS] * name.startswith(PM) + [DIRECTORY_TESTS] * name.endswith("/directory.rs")
     for tests in TESTS + others:
@@ -210,7 +221,7 @@ def place(result):
 
 
 def said(tree, edit):
-    """What is there before the edit."""
+    """The text that the edit replaces."""
     with open(os.path.join(tree, edit[0])) as file:
         return " ".join(line.strip() for line in file.read().split("\n")[edit[1] : edit[2] + 1])
 
@@ -225,7 +236,7 @@ def found_again(tree, kinds, results):
 
 
 def attempt(tree, edit, minutes):
-    """Makes an edit, and lets the tests judge."""
+    """Makes an edit, runs the tests, and undoes it."""
     name, first, last, new = edit
     whole = os.path.join(tree, name)
     with open(whole) as file:

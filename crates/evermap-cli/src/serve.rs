@@ -27,8 +27,8 @@ use crate::open::{SuspectArguments, index_kind, parse_size};
 /// Serve a store over the memcached protocol
 ///
 /// Every item that the server acknowledged with STORED is available again when the server is
-/// restarted, however its process ended, including kill -9. SIGINT and SIGTERM stop the server
-/// gracefully; a second one stops it immediately. SIGHUP is ignored.
+/// restarted, however its process ended, including kill -9. SIGINT and SIGTERM shut the server down
+/// cleanly; a second one stops it immediately. SIGHUP is ignored.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// File of the store [default: /dev/shm/evermap-UID.map if /dev/shm is a tmpfs of at least 1
@@ -89,7 +89,8 @@ impl Arguments {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let config = self.config()?;
         let path = self.store_path()?;
-        // Install the handlers first, so that a stop while the store is opened is graceful too.
+        // Install the handlers first, so that a signal while the store is opened leads to a clean
+        // shutdown too.
         let mut signals = install_signal_handlers()?;
         raise_descriptor_limit(&config);
         let port = bind_port(self.listen, path.as_deref())?;
@@ -270,7 +271,7 @@ fn ready_line(store: &Stat, address: SocketAddr, duration: Duration) -> String {
     format!("ready on {address}: {path} ({system}), {records}, {opened} in {duration:.1} ms")
 }
 
-/// Installs handlers for the signals that stop the server. The first one stops it gracefully; the
+/// Installs handlers for the signals that stop the server. The first one shuts it down cleanly; the
 /// second one, of either kind, ends the process immediately, which loses no acknowledged item.
 fn install_signal_handlers() -> Result<Signals, Failure> {
     let stopping = Arc::new(AtomicBool::new(false));

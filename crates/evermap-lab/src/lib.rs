@@ -1,12 +1,12 @@
-//! Workloads, rivals, experiments and crash campaigns for Evermap's indexes.
+//! Workloads, baselines, experiments and crash campaigns for Evermap's indexes.
 //!
 //! * [`experiments`]: what can be measured, by name;
-//! * [`registry`]: the tables and stores that it can be measured of, by name;
+//! * [`registry`]: the tables and stores that can be measured, by name;
 //! * [`subject`]: tables of words and stores of byte strings behind one object-safe view;
 //! * [`workload`]: seeded keys, the phases they are used in, and mixes such as YCSB's;
 //! * [`driver`]: interleaved rounds, pinned threads, every answer checked;
-//! * [`report`]: tables, plots and a paper's figures beside those measured here, for people and
-//!   programs, and the comparison of two runs;
+//! * [`report`]: tables, plots and a paper's figures beside those measured here, as text, JSON and
+//!   HTML, and the comparison of two runs;
 //! * [`crash`]: crash campaigns, and mutants that they must detect.
 //!
 //! Modules depend on each other in one direction: `workload`, `subject`, `report`, `driver`, then

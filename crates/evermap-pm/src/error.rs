@@ -112,7 +112,7 @@ pub enum ErrorKind {
     /// different times. Nothing was changed. See [`OnSuspect`](crate::region::OnSuspect).
     #[error(
         "{}: contents are suspect: {why}. Nothing was changed. They are whole if the machine \
-         was shut down in order, and of different ages if it crashed or lost power. Open it with \
+         was shut down normally, and of different ages if it crashed or lost power. Open it with \
          on_suspect = salvage to keep all that verifies, or on_suspect = discard to start empty",
         path.display()
     )]

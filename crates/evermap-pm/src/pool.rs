@@ -31,7 +31,7 @@ impl<M: Medium> Pool<M> {
         Ok(Self::assemble(region, PreviousUse::None))
     }
 
-    /// Opens the region in `medium`. After an unclean stop, old space is not reused until
+    /// Opens the region in `medium`. After an unclean shutdown, old space is not reused until
     /// [`sweep`](Pool::sweep) has run.
     ///
     /// # Errors
@@ -147,8 +147,8 @@ impl<M: Medium> Pool<M> {
         self.epoch.retire_with_total(offset, bytes as usize, self.medium().len());
     }
 
-    /// Returns `true` if it is known for all space whether it is in use. After an unclean stop this
-    /// is `false` until a [`sweep`](Pool::sweep) has completed.
+    /// Returns `true` if it is known for all space whether it is in use. After an unclean shutdown
+    /// this is `false` until a [`sweep`](Pool::sweep) has completed.
     #[inline]
     pub fn is_swept(&self) -> bool {
         // Acquire: what the sweep recovered is visible to a thread that sees `true`.
@@ -156,7 +156,7 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Records that an allocated block is no longer reachable, so that the next open sweeps, even
-    /// after a clean close.
+    /// after a clean shutdown.
     pub fn require_sweep(&self) {
         // Relaxed: closing is ordered after this call by other means.
         self.unreachable.store(true, Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Returns the size in bytes of the block at `offset`, if it was allocated before an unclean
-    /// open and the [sweep](Pool::sweep) has not completed. So a sweep can learn the size of a
+    /// shutdown and the [sweep](Pool::sweep) has not completed. So a sweep can learn the size of a
     /// block, and that it is not a new one, without reading it. Returns `Some(0)` if there is no
     /// block at `offset`, because of damage.
     pub fn old_block_size(&self, offset: u64) -> Option<u64> {
@@ -197,8 +197,8 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Returns the ranges of the extents with fixed blocks that were allocated before an unclean
-    /// open, in the order of their offsets, as long as the [sweep](Pool::sweep) has not completed.
-    /// A sweep reads these and nothing else.
+    /// shutdown, in the order of their offsets, as long as the [sweep](Pool::sweep) has not
+    /// completed. A sweep reads these and nothing else.
     pub fn old_fixed_extents(&self) -> impl Iterator<Item = Range<u64>> {
         self.heap.closed_fixed_extents().into_iter()
     }

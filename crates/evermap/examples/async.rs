@@ -1,7 +1,8 @@
 //! A store in an asynchronous program: `async [PATH]`.
 //!
-//! Point operations are calls of memory speed: they are made directly, as those of a hash map would
-//! be. What waits for other processes or walks over many records goes to threads that may block.
+//! Operations on one key take about a microsecond, and are called directly, like those of a hash
+//! map. Operations that wait for other processes or walk over many records are run on threads that
+//! may block.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -16,26 +17,26 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// A key and its value.
 type Pair = (Vec<u8>, Vec<u8>);
 
-/// Requests that are served at once, and what each of them does.
+/// The number of requests that are served concurrently, and of writes in each.
 const REQUESTS: u64 = 64;
 const WRITES: u64 = 1000;
-/// Pairs of a page: few enough that a blocking thread is soon free for others.
+/// The number of pairs of a page: small, so that a blocking thread is soon free for others.
 const PAGE: u64 = 500;
 
-/// Does on a thread that may block what would hold up an asynchronous one.
+/// Runs `work`, which would delay an asynchronous thread, on a thread that may block.
 async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> evermap::Result<R> + Send + 'static,
 ) -> Result<R, Failure> {
     Ok(spawn_blocking(work).await??)
 }
 
-/// Serves a request. The calls take microseconds and wait for no disk, so they need no thread of
-/// their own; a task that makes many of them lets others run now and then.
+/// Serves a request. The calls take microseconds and do not wait for a disk, so they need no
+/// separate thread. A task that makes many of them yields from time to time.
 async fn serve(map: Map, request: u64) -> Result<(), Failure> {
     for number in 0..WRITES {
         let key = format!("{request:04}/{number:06}");
         map.put(key.as_bytes(), b"value")?;
-        // What a read answers is a copy: nothing of the store is held when the task is suspended.
+        // `get` returns a copy, so nothing of the store is held when the task is suspended.
         let value = map.get(key.as_bytes())?;
         assert_eq!(value.as_deref(), Some(&b"value"[..]));
         if number % 64 == 0 {
@@ -46,16 +47,16 @@ async fn serve(map: Map, request: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The next pairs of a range, and what is left of it. A scan borrows the store and cannot leave the
-/// thread with it; the rest of its range can.
+/// Returns the next pairs of a range, and the rest of it. A scan borrows the store, so it cannot be
+/// sent to another thread; the rest of its range can.
 fn page(map: &Map, range: KeyRange) -> evermap::Result<(Vec<Pair>, KeyRange)> {
     let mut scan = map.scan(range)?.limit(PAGE);
     let pairs = scan.by_ref().collect::<evermap::Result<_>>()?;
     Ok((pairs, scan.rest()))
 }
 
-/// Counts the records under a prefix, a page at a time: between two pages the task may wait for
-/// anything, such as a client that reads slowly.
+/// Counts the records under a prefix, a page at a time. Between two pages the task may wait for
+/// anything, for example for a slow client.
 async fn count(map: &Map, prefix: &str) -> Result<usize, Failure> {
     let mut range = KeyRange::prefix(prefix);
     let mut count = 0;
@@ -82,7 +83,7 @@ async fn main() -> Result<(), Failure> {
     let served = Arc::new(AtomicU64::new(0));
     let mut requests = JoinSet::new();
     for request in 0..REQUESTS {
-        // A handle is a pointer with a count: every task has its own.
+        // A handle is a reference-counted pointer: every task has its own.
         let (map, served) = (map.clone(), served.clone());
         requests.spawn(async move {
             serve(map, request).await?;
@@ -96,8 +97,7 @@ async fn main() -> Result<(), Failure> {
     assert_eq!(served.load(Relaxed), REQUESTS);
     println!("{REQUESTS} requests, {} records of the first", count(&map, "0000/").await?);
 
-    // A purge walks over all records; closing waits for operations and readers that are still
-    // there.
+    // A purge walks over all records; closing waits for running operations and for readers.
     let purging = map.clone();
     println!("{} records had expired", blocking(move || purging.db().purge()).await?);
     blocking(move || map.into_db().close()).await

@@ -1,8 +1,8 @@
-//! What an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
+//! Measures what an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
 //!
-//! For each way to tell it, and without: puts records with 16-byte keys, overwrites them, scans,
-//! and opens the store again. The ways take turns, so that whatever else the machine does meets all
-//! of them; medians are shown.
+//! Puts records with 16-byte keys, overwrites them, scans, and opens the store again, for each kind
+//! of `OrderedUpdates` and without an ordered index. These take turns, so that other load on the
+//! machine affects all of them; medians are printed.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -17,10 +17,10 @@ mod keys;
 
 use keys::key;
 
-/// Pairs of a short scan.
+/// The number of pairs of a short scan.
 const SHORT: u64 = 100;
 
-/// Nanoseconds that each of `operations` takes, all threads together.
+/// Returns the nanoseconds per operation, all threads together.
 fn phase(operations: u64, threads: u64, work: impl Fn(Range<u64>) + Sync) -> f64 {
     let began = Instant::now();
     let share = operations / threads;
@@ -113,7 +113,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 };
                 note(5, took.as_nanos() as f64 / records as f64);
             }
-            // Reads and insertions in turn, on a store that is there already.
+            // Reads and inserts in turns, in a store that is filled already.
             note(
                 6,
                 phase(records / 4, threads, |range| {

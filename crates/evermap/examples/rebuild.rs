@@ -1,9 +1,9 @@
-//! What it costs readers that the ordered index is built anew: `rebuild PATH [RECORDS [ROUNDS]]`.
+//! Measures what rebuilding the ordered index costs readers: `rebuild PATH [RECORDS [ROUNDS]]`.
 //!
 //! A child process fills a store and is killed. Then, in each round, the store is opened with an
-//! ordered index and without; each time after a kill, and once after an orderly stop. One thread
-//! looks keys up for as long as building takes, and notes how long each look-up took; without an
-//! ordered index it does so for as long. Building is timed once more with nobody reading.
+//! ordered index and without; each time after a kill, and once after a clean shutdown. One thread
+//! looks keys up while the index is built, and measures each lookup; without an ordered index it
+//! does so for the same time. Building is also timed without readers.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -19,12 +19,12 @@ mod keys;
 
 use keys::key;
 
-/// What the child says when all records are there.
+/// What the child prints when all records are stored.
 const FILLED: &str = "filled";
-/// Bytes of a value.
+/// The length of a value, bytes.
 const VALUE: usize = 256;
 
-/// What the child does: sees to it that all records are there, says so, and waits to be killed.
+/// The child: stores all records, reports that, and waits to be killed.
 fn fill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
     let map = Evermap::open(path, Options::new())?.default_map();
     for number in map.len().value..records {
@@ -36,7 +36,7 @@ fn fill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Has a child fill the store, and kills it.
+/// Lets a child fill the store, and kills it.
 fn kill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["fill", path, &records.to_string()])
@@ -52,8 +52,8 @@ fn kill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Waits until the ordered index is built; answers how long that took. Does not ask for what takes
-/// a walk over the index.
+/// Waits until the ordered index is built, and returns how long that took. Uses only statistics
+/// that need no walk over the index.
 fn built(map: &Map) -> Result<Duration, Box<dyn Error + Send + Sync>> {
     loop {
         match map.stat().ordered.map(|ordered| ordered.state) {
@@ -65,8 +65,8 @@ fn built(map: &Map) -> Result<Duration, Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// Looks up keys in random order until `over`; answers how many a second, and how long each took,
-/// in nanoseconds.
+/// Looks up keys in random order until `over`. Returns the lookups per second, and how long each
+/// took, in nanoseconds.
 fn read(map: &Map, records: u64, over: &AtomicBool) -> evermap::Result<(f64, Vec<u32>)> {
     let mut nanos = Vec::with_capacity(1 << 24);
     let (mut state, mut value) = (1u64, Vec::new());
@@ -113,11 +113,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         kill(path, records)?;
         let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let alone = built(&map).map_err(|error| error.to_string())?;
-        println!("round {}: building with nobody reading: {}", round + 1, rate(records, alone));
+        println!("round {}: building without readers: {}", round + 1, rate(records, alone));
 
         let began = Instant::now();
         map.into_db().close()?;
-        println!("an orderly stop, which saves the keys: {:.2} s", began.elapsed().as_secs_f64());
+        println!("a clean shutdown, which saves the keys: {:.2} s", began.elapsed().as_secs_f64());
         let map = Evermap::open(path, Options::new().ordered(true))?.default_map();
         let loaded = built(&map).map_err(|error| error.to_string())?;
         println!("building from those: {}", rate(records, loaded));
@@ -153,14 +153,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Keys a second. The store builds with half of the cores.
+/// Formats the keys per second. The store builds with half of the cores.
 fn rate(records: u64, took: Duration) -> String {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(2);
     let each = records as f64 / took.as_secs_f64() / threads as f64 / 1e6;
-    format!("{:.2} s, {each:.2} million keys a second and thread", took.as_secs_f64())
+    format!("{:.2} s, {each:.2} million keys per second and thread", took.as_secs_f64())
 }
 
-/// Reads for so long.
+/// Reads for the duration `long`, and prints the result.
 fn timed(map: &Map, records: u64, long: Duration, what: &str) -> Result<(), Box<dyn Error>> {
     let over = AtomicBool::new(false);
     let reads = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! How many operations a second: `throughput PATH [RECORDS [THREADS [VALUE_BYTES]]]`.
+//! Measures operations per second: `throughput PATH [RECORDS [THREADS [VALUE_BYTES]]]`.
 //!
 //! Puts records with 16-byte keys, overwrites them, and gets them one by one and in batches.
 
@@ -12,7 +12,7 @@ mod keys;
 
 use keys::key;
 
-/// Runs `work` for each thread's share of the records and reports the rate.
+/// Runs `work` for each thread's share of the records, and prints the rate.
 fn phase(name: &str, records: u64, threads: u64, work: impl Fn(std::ops::Range<u64>) + Sync) {
     let began = Instant::now();
     let share = records / threads;

@@ -30,7 +30,7 @@ use crate::{Durability, Error, ErrorKind, IndexKind, Map, Options, Result};
 /// A file with maps in it: a handle, to be cloned and shared between threads.
 ///
 /// Records are read and written through a [`Map`]: the [default map](Evermap::default_map), or one
-/// with a [name](Evermap::map). Threads in the background sweep after an unclean stop, remove
+/// with a [name](Evermap::map). Threads in the background sweep after an unclean shutdown, remove
 /// expired records and move records together; no request waits for them.
 ///
 /// Dropping the last handle of the file and of its maps closes the file, but cannot report whether
@@ -92,7 +92,7 @@ pub(crate) struct FileInner<M: Medium> {
     /// Values that are being written piece by piece.
     pub(crate) partial: PartialBlocks,
     pub(crate) origin: Origin,
-    /// Whether the last stop was orderly.
+    /// Whether the last shutdown was clean.
     pub(crate) clean: bool,
     /// Whether the pages of the file may be of different ages.
     pub(crate) suspect: bool,
@@ -216,7 +216,7 @@ impl<M: Medium> Evermap<M> {
     /// it. O(1) in the number of records.
     ///
     /// Nothing runs in the background, and dropping the handles does not close the store: see
-    /// [`Evermap`]. After an unclean stop, space from before is not reused until
+    /// [`Evermap`]. After an unclean shutdown, space from before is not reused until
     /// [`recover`](Evermap::recover) is called.
     ///
     /// # Errors
@@ -356,7 +356,7 @@ impl<M: Medium> Evermap<M> {
     ///
     /// # Errors
     /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Storage`] with `Io` if the system
-    /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean stop.
+    /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean shutdown.
     pub fn close(self) -> Result<()> {
         match &self.closer {
             Some(closer) => closer.close(),

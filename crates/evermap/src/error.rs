@@ -356,7 +356,7 @@ pub enum ErrorKind {
     InUse,
     /// The store was opened read-only.
     ReadOnly,
-    /// The store was not closed in order, and cannot be opened read-only.
+    /// The last shutdown of the store was unclean, so it cannot be opened read-only.
     NotClosed,
     /// A value cannot be encoded, or stored bytes cannot be decoded as the type that was asked for.
     Encoding,

@@ -145,7 +145,7 @@ impl Options {
     /// read.
     ///
     /// All mutations fail with [`Error::ReadOnly`](crate::Error::ReadOnly). What has expired is
-    /// absent, but is not removed. A file that was not closed in order is refused with
+    /// absent, but is not removed. A file whose last shutdown was unclean is refused with
     /// [`Error::NotClosed`](crate::Error::NotClosed), because to recover it is to change it. What
     /// an opening and an index usually note in the file while it is read stays in the memory of
     /// this process: that takes up to as much memory as the parts of the index that are looked at.
@@ -192,10 +192,10 @@ impl Options {
     /// beyond it, mutations return [`Error::Full`]. The default is no limit. It may be exceeded by
     /// one record per thread.
     ///
-    /// Records that are expired or flushed are removed when space is needed. After an unclean stop,
-    /// until the sweep has counted, an upper bound stands in for what records take, which may be an
-    /// eighth too high; a mutation that finds no space waits for a while for a sweep that is under
-    /// way.
+    /// Records that are expired or flushed are removed when space is needed. After an unclean
+    /// shutdown, until the sweep has counted, an upper bound stands in for what records take, which
+    /// may be an eighth too high; a mutation that finds no space waits for a while for a sweep that
+    /// is under way.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
         self
@@ -205,11 +205,11 @@ impl Options {
     /// system, or if the file was copied while it was open, was cut off, or is damaged. The default
     /// is [`OnSuspect::Refuse`].
     ///
-    /// Which to choose: a store that was killed before an *orderly* shutdown of the machine is
-    /// whole, but it cannot know that; [`OnSuspect::Salvage`] loses nothing then. After a crash or
-    /// a power cut it keeps all that verifies: records may be missing, or be older than what was
-    /// last acknowledged. A cache may rather start empty, with [`OnSuspect::Discard`]. Files that
-    /// are not stores are never overwritten.
+    /// Which to choose: a store that was killed before a *normal* shutdown of the machine is whole,
+    /// but it cannot know that; [`OnSuspect::Salvage`] loses nothing then. After a crash or a power
+    /// cut it keeps all that verifies: records may be missing, or be older than what was last
+    /// acknowledged. A cache may rather start empty, with [`OnSuspect::Discard`]. Files that are
+    /// not stores are never overwritten.
     pub fn on_suspect(mut self, on_suspect: OnSuspect) -> Self {
         self.on_suspect = on_suspect;
         self
@@ -312,8 +312,8 @@ impl Options {
     ///
     /// That takes ordinary memory, about 40 bytes for a key, and its length beyond 15 bytes. A file
     /// can be opened with it and without. After opening it is built in the background, while
-    /// everything but scans works already; that of a named map is built by its first scan. An
-    /// orderly stop saves the keys in order, so that the next opening reads no records for it.
+    /// everything but scans works already; that of a named map is built by its first scan. A clean
+    /// shutdown saves the keys in order, so that the next opening reads no records for it.
     ///
     /// ```
     /// use evermap::{Evermap, Options};

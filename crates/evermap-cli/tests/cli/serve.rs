@@ -196,7 +196,7 @@ fn acknowledged_items_survive_kills() {
 }
 
 #[test]
-fn the_first_signal_stops_the_server_gracefully() {
+fn the_first_signal_shuts_the_server_down_cleanly() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
     for (round, signal) in [Signal::TERM, Signal::INT].into_iter().enumerate() {

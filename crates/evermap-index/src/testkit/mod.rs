@@ -93,7 +93,7 @@ pub trait Subject<K: Key>: Sync {
 /// How an index is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// An orderly stop.
+    /// A clean shutdown.
     Clean,
     /// The death of the process: all stores are kept, but nothing was closed.
     Unclean,
@@ -147,7 +147,7 @@ pub trait Instance<K: Key>: Sync {
     /// Retires a word that was replaced or removed under `guard`.
     fn retire(&self, _word: u64, _guard: &Guard<'_>) {}
 
-    /// Sweeps after an unclean stop. May run concurrently with mutations.
+    /// Sweeps after an unclean shutdown. May run concurrently with mutations.
     ///
     /// # Errors
     /// Any error that prevents it; the test fails then.

@@ -121,7 +121,7 @@ fn maintenance(random: &mut Rng) -> Vec<ModelStep> {
         0 => vec![ModelStep::Walk(random.below(20) as usize), ModelStep::Compare],
         1 => vec![ModelStep::Reopen(stop), ModelStep::Compare],
         2 => vec![ModelStep::Reopen(stop), ModelStep::Sweep, ModelStep::Compare],
-        // The space of an unclean stop is not swept yet when the index is stopped again.
+        // The space of an unclean shutdown is not swept yet when the index is stopped again.
         3 => vec![ModelStep::Reopen(Stop::Unclean), ModelStep::Reopen(stop)],
         _ => vec![ModelStep::Sweep, ModelStep::Compare],
     }

@@ -81,7 +81,7 @@ impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
 
 conformance!(line_hash, TinyLine, [u64, Plain, Bytes]);
 
-/// The geometry for use, which is the one that costs are promised for.
+/// The default geometry, for which the costs are promised.
 struct FullDash;
 
 impl<K: Numbered> PoolSubject<K> for FullDash {
@@ -111,12 +111,13 @@ impl<K: Numbered> PoolSubject<K> for FullDashLh {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line. `directory` and `record` are
-/// the lines that these take; this share of updates keeps the promise.
+/// Lookups store nothing, and a change of one word flushes one line. `directory` and `record` are
+/// the numbers of lines that these take; `updates` is the percentage of updates that keep the
+/// promise.
 fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
     let promise = |kind, lines_read, persists, percent| {
         let (lines_flushed, fences) = (persists, persists);
-        // A lock is a line written, and so is a lock of the next bucket.
+        // The lock of the bucket is a line written, and so is that of the next bucket.
         let lines_written = if persists == 0 { 0 } else { 4 };
         let most = Cost { lines_read, lines_written, lines_flushed, fences };
         Promise { kind, most, percent }
@@ -140,8 +141,8 @@ fn dash_eh_costs() -> Result<(), Failure> {
     counters::<Bytes, _>(&FullDash, config, 10_000, &dash_promises(1, 4, 100))
 }
 
-/// What places the segments is in ordinary memory. Any change may be the first in a segment that
-/// has come into use.
+/// The locations of the segments are in ordinary memory. Any change may be the first in a new
+/// segment.
 #[test]
 fn dash_lh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
@@ -149,7 +150,7 @@ fn dash_lh_costs() -> Result<(), Failure> {
     counters::<Bytes, _>(&FullDashLh, config, 10_000, &dash_promises(0, 4, 99))
 }
 
-/// The geometry for use.
+/// The default geometry.
 struct FullCceh(Locking);
 
 impl<K: Numbered> PoolSubject<K> for FullCceh {
@@ -168,8 +169,8 @@ impl<K: Numbered> PoolSubject<K> for FullCceh {
     }
 }
 
-/// The directory's entry, the segment's header and four buckets, whatever the operation; a change
-/// flushes one line. Readers that share the lock store to its line, twice.
+/// Every operation reads the directory's entry, the segment's header and up to four buckets; a
+/// change flushes one line. Readers that share the lock store to its line twice.
 #[test]
 fn cceh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
@@ -202,7 +203,7 @@ fn cceh_costs() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The geometry for use of Level hashing.
+/// The default geometry of Level hashing.
 struct FullLevel;
 
 impl<K: Numbered> PoolSubject<K> for FullLevel {
@@ -217,8 +218,8 @@ impl<K: Numbered> PoolSubject<K> for FullLevel {
     }
 }
 
-/// Lookups store nothing; whatever changes one word flushes one line, and so does an insert
-/// wherever it goes.
+/// Lookups store nothing, a change of one word flushes one line, and so does an insert into any
+/// bucket.
 #[test]
 fn level_costs() -> Result<(), Failure> {
     let promise = |kind, lines_read, persists, percent| {
@@ -231,10 +232,10 @@ fn level_costs() -> Result<(), Failure> {
         [
             promise(OperationKind::Hit, 9 + record, 0, 95),
             promise(OperationKind::Hit, u64::MAX, 0, 100),
-            // The first lines of four buckets, and what leads there.
+            // The first lines of four buckets, and the tables that locate them.
             promise(OperationKind::Miss, 8, 0, 90),
             promise(OperationKind::Miss, u64::MAX, 0, 100),
-            // The rest moves another record, or takes its share in a growth.
+            // The rest moves another record, or takes part in growing the table.
             promise(OperationKind::Insert, u64::MAX, 1, 80),
             promise(OperationKind::Update, u64::MAX, 1, 95),
             promise(OperationKind::Remove, u64::MAX, 1, 95),
@@ -257,7 +258,7 @@ impl<K: Numbered> PoolSubject<K> for TinyClht {
 
 conformance!(p_clht, TinyClht);
 
-/// The table that a laboratory would use for this number of keys.
+/// A table of the default size.
 struct FullClht;
 
 impl<K: Numbered> PoolSubject<K> for FullClht {
@@ -272,12 +273,12 @@ impl<K: Numbered> PoolSubject<K> for FullClht {
     }
 }
 
-/// Nearly everything concerns one line: it is read, and flushed once. At this size chains are about
-/// as long as they get.
+/// Most operations concern one line, which is read, and flushed once. At this size chains are
+/// nearly as long as they can be.
 #[test]
 fn p_clht_costs() -> Result<(), Failure> {
     let promise = |kind, lines_read, persists: u64, percent| {
-        // A bucket behind the home bucket is a line written, and so is the lock.
+        // An overflow bucket is a line written, and so is the home bucket with its lock.
         let lines_written = 2 * persists.min(1);
         let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
         Promise { kind, most, percent }
@@ -290,11 +291,11 @@ fn p_clht_costs() -> Result<(), Failure> {
             promise(OperationKind::Miss, 1, 0, 50),
             promise(OperationKind::Miss, u64::MAX, 0, 100),
             promise(OperationKind::Insert, 3 + record, 1, 70),
-            // A bucket is added. The rest look at a sample of the table then, or replace it.
+            // A bucket is added. The rest then examine a sample of the table, or replace it.
             promise(OperationKind::Insert, 3 + record, 2, 98),
             promise(OperationKind::Update, u64::MAX, 1, if record == 0 { 100 } else { 99 }),
-            // What records were replaced before is freed then, and with the last of an extent some
-            // of the table of extents changes, which is not flushed.
+            // The rest also free records that were replaced earlier. If the last record of an
+            // extent is freed, the table of extents changes too, and is not flushed.
             Promise {
                 kind: OperationKind::Update,
                 most: Cost {
@@ -305,7 +306,7 @@ fn p_clht_costs() -> Result<(), Failure> {
                 },
                 percent: 100,
             },
-            // A bucket behind becomes empty, and leaves its chain.
+            // An overflow bucket becomes empty, and is removed from its chain.
             promise(OperationKind::Remove, u64::MAX, 1, 75),
             promise(OperationKind::Remove, u64::MAX, 2, 99),
         ]
@@ -315,7 +316,7 @@ fn p_clht_costs() -> Result<(), Failure> {
     counters::<Bytes, _>(&FullClht, config, 10_000, &promises(5))
 }
 
-/// The geometry for use.
+/// The default geometry.
 struct FullLine;
 
 impl<K: Numbered + Quotient> PoolSubject<K> for FullLine {
@@ -330,7 +331,7 @@ impl<K: Numbered + Quotient> PoolSubject<K> for FullLine {
     }
 }
 
-/// A lookup reads the directory's line and one more; whatever changes one word flushes one line.
+/// A lookup reads the directory's line and one more; a change of one word flushes one line.
 #[test]
 fn line_hash_costs() -> Result<(), Failure> {
     let promise = |kind, lines_read, persists, percent| {

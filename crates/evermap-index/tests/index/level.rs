@@ -1,7 +1,6 @@
-//! What went wrong in other implementations of Level hashing, one test each.
+//! Mistakes of other implementations of Level hashing, with one test for each.
 //!
-//! The numbers are those of `docs/level.md`, which also answers the pitfalls that cannot occur here
-//! at all.
+//! The numbers are those of `docs/level.md`, which also lists the pitfalls that cannot occur here.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -29,8 +28,8 @@ fn tiny(resize: Resize) -> Config {
     Config { top_level: 2, resize }
 }
 
-/// Keys with equal hashes fill four buckets, which no growth can help. They are refused, and the
-/// table stays small.
+/// Keys with equal hashes fill their four buckets, and growing the table would not separate them.
+/// Further ones are refused, and the table stays small.
 #[test]
 fn equal_hashes_end_in_no_space() {
     for resize in [Resize::Incremental, Resize::Blocking] {
@@ -54,7 +53,7 @@ fn equal_hashes_end_in_no_space() {
         let stats = index.stats(&pool.pin()).unwrap();
         assert!(stats.depth <= 6, "{stats:?}");
         assert_eq!(index.check(), Vec::<String>::new());
-        // With fewer than four buckets hold, there is room again.
+        // When there are fewer than four buckets hold, there is space again.
         for key in &held[15..] {
             assert!(index.remove(**key, &pool.pin()).unwrap().removed());
         }
@@ -64,7 +63,8 @@ fn equal_hashes_end_in_no_space() {
     }
 }
 
-/// The most lines that one insertion flushes while the table grows several times.
+/// Returns the maximum number of lines that one insert flushes while the table grows several times,
+/// and how often it grew.
 fn costliest_insert(resize: Resize) -> (u64, u64) {
     let medium = Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap());
     let pool = pool(medium, 2 << 20);
@@ -79,19 +79,22 @@ fn costliest_insert(resize: Resize) -> (u64, u64) {
     (most, index.stats(&pool.pin()).unwrap().splits)
 }
 
-/// The work of a growth is spread over many insertions, however large the table.
+/// The work of growing the table is divided among many inserts, whatever its size.
 #[test]
-fn no_insertion_pays_for_a_whole_growth() {
+fn no_insert_pays_for_a_whole_resize() {
     let (incremental, growths) = costliest_insert(Resize::Incremental);
     assert!(growths >= 4, "{growths}");
-    // Sixty-four buckets prepared, one emptied, and the insertion itself.
-    assert!(incremental < 250, "{incremental} lines in one insertion");
+    // 64 buckets are prepared, one is emptied, and the insert itself.
+    assert!(incremental < 250, "{incremental} lines in one insert");
     let (blocking, growths) = costliest_insert(Resize::Blocking);
     assert!(growths >= 4, "{growths}");
-    assert!(blocking > 10_000, "{blocking} lines: this is what the paper's way costs");
+    assert!(
+        blocking > 10_000,
+        "{blocking} lines: this is the cost of growing in one step, as in the paper"
+    );
 }
 
-/// A tiny index with this number of keys.
+/// Returns a tiny index with this number of keys.
 fn with_keys(keys: u64) -> (Arc<Pool<Dram>>, Tiny<u64, Dram>) {
     let pool = dram(1 << 28, 4096);
     let index =
@@ -102,7 +105,7 @@ fn with_keys(keys: u64) -> (Arc<Pool<Dram>>, Tiny<u64, Dram>) {
     (pool, index)
 }
 
-/// One walk, unit by unit, and how often it has shown each key.
+/// A walk, unit by unit, and how often it has shown each key.
 #[derive(Default)]
 struct Walker {
     from: u64,
@@ -111,8 +114,8 @@ struct Walker {
 }
 
 impl Walker {
-    /// Shows this number of units, if there are as many.
-    fn go_on(&mut self, pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, units: usize) {
+    /// Continues the walk by up to this number of units.
+    fn advance(&mut self, pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, units: usize) {
         for _ in 0..units {
             if self.has_ended {
                 return;
@@ -125,8 +128,8 @@ impl Walker {
     }
 }
 
-/// Inserts keys from `from` on until the table has grown so often. Returns the first key that is
-/// left.
+/// Inserts keys from `from` on until the table has grown this number of times. Returns the first
+/// key that was not inserted.
 fn grow(pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, from: u64, times: u64) -> u64 {
     let grown = || index.stats(&pool.pin()).unwrap().splits;
     let (before, mut key) = (grown(), from);
@@ -139,32 +142,32 @@ fn grow(pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, from: u64, times: u64) 
     key
 }
 
-/// Any number of walks can be under way, and rest anywhere while the table grows several times:
-/// each shows every key that was there throughout once, and none a key twice. Nobody waits for one
-/// that rests.
+/// Any number of walks can be in progress, and each can pause anywhere while the table grows
+/// several times: each shows every key that is present throughout once, and no key twice. No thread
+/// waits for a paused walk.
 #[test]
-fn walks_that_rest_miss_nothing_however_many_there_are() {
+fn walks_that_pause_miss_nothing_however_many_there_are() {
     const KEYS: u64 = 2600;
     const WALKS: usize = 40;
     let (pool, index) = with_keys(KEYS);
     let mut walkers: Vec<Walker> = (0..WALKS).map(|_| Walker::default()).collect();
-    // They rest at different places.
+    // They pause at different places.
     for (at, walker) in walkers.iter_mut().enumerate() {
-        walker.go_on(&pool, &index, 1 + at % 5);
+        walker.advance(&pool, &index, 1 + at % 5);
     }
     assert!(walkers.iter().all(|walker| !walker.has_ended));
     let left = grow(&pool, &index, KEYS, 2);
-    walkers.iter_mut().for_each(|walker| walker.go_on(&pool, &index, 2));
+    walkers.iter_mut().for_each(|walker| walker.advance(&pool, &index, 2));
     grow(&pool, &index, left, 1);
     for walker in &mut walkers {
-        walker.go_on(&pool, &index, usize::MAX);
+        walker.advance(&pool, &index, usize::MAX);
         assert!((0..KEYS).all(|key| walker.shown.get(&key) == Some(&1)));
         assert!(walker.shown.values().all(|&times| times == 1));
     }
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// Calls `meanwhile` when the first word is shown, and counts how often each is.
+/// Calls `meanwhile` when the first word is shown, and counts how often each word is shown.
 struct Interrupted<F: FnOnce()> {
     meanwhile: Option<F>,
     shown: HashMap<u64, u32>,
@@ -181,8 +184,8 @@ impl<F: FnOnce()> Visitor for Interrupted<F> {
     }
 }
 
-/// What a sweep trusts: all words are shown, whatever walks begin, rest and end beside it, and
-/// however the table grows.
+/// A visit, on which the sweep relies, shows all words, whatever walks begin, pause and end at the
+/// same time, and however the table grows.
 #[test]
 fn a_visit_misses_nothing_however_many_walks_there_are() {
     const KEYS: u64 = 2600;
@@ -190,7 +193,7 @@ fn a_visit_misses_nothing_however_many_walks_there_are() {
         let (pool, index) = with_keys(KEYS);
         let meanwhile = || {
             let mut others: Vec<Walker> = (0..walks).map(|_| Walker::default()).collect();
-            others.iter_mut().for_each(|walker| walker.go_on(&pool, &index, 1));
+            others.iter_mut().for_each(|walker| walker.advance(&pool, &index, 1));
             let left = grow(&pool, &index, KEYS, 1);
             drop(others);
             grow(&pool, &index, left, 1);
@@ -203,15 +206,15 @@ fn a_visit_misses_nothing_however_many_walks_there_are() {
     }
 }
 
-/// However long a walk rests, the table grows when it has to, and insertions find room as if there
-/// were none.
+/// However long a walk pauses, the table grows when it is full, and inserts find space as if there
+/// were no walk.
 #[test]
-fn a_walk_that_rests_holds_nothing_in_place() {
+fn a_paused_walk_prevents_nothing() {
     const KEYS: u64 = 2600;
-    let grown = |rests: bool| {
+    let grown = |pauses: bool| {
         let (pool, index) = with_keys(KEYS);
         let mut walker = Walker::default();
-        walker.go_on(&pool, &index, usize::from(rests));
+        walker.advance(&pool, &index, usize::from(pauses));
         (KEYS..2 * KEYS).for_each(|key| {
             index.insert(key, key, &pool.pin()).unwrap();
         });
@@ -221,8 +224,9 @@ fn a_walk_that_rests_holds_nothing_in_place() {
     assert_eq!(grown(true), grown(false));
 }
 
-/// L8: a lookup visits one bucket after the other, and a record moves behind it. Keys that are
-/// never removed must always be found while the table grows, in either way.
+/// L8: a lookup visits one bucket after another, and a record may move to one that was already
+/// visited. Keys that are never removed must always be found while the table grows, with either
+/// kind of resize.
 #[test]
 fn l8_no_lookup_misses_a_record_that_moves() {
     const KEPT: u64 = 200;
@@ -241,7 +245,7 @@ fn l8_no_lookup_misses_a_record_that_moves() {
             beside_readers(80, change, || {
                 for key in 0..KEPT {
                     let found = index.get(key, &pool.pin()).unwrap();
-                    assert_eq!(found, Some(key + 1), "key {key} was always there");
+                    assert_eq!(found, Some(key + 1), "key {key} was always present");
                 }
             });
             assert!(index.stats(&pool.pin()).unwrap().splits >= 5);
@@ -250,8 +254,8 @@ fn l8_no_lookup_misses_a_record_that_moves() {
     }
 }
 
-/// L8, LV-15: two threads insert the same keys; each key is added by exactly one, whose word is the
-/// one that stays.
+/// L8, LV-15: two threads insert the same keys. Each key is added by exactly one of them, and keeps
+/// its word.
 #[test]
 fn l8_concurrent_insertions_of_one_key_add_it_once() {
     const KEYS: u64 = 5000;
@@ -276,8 +280,8 @@ fn l8_concurrent_insertions_of_one_key_add_it_once() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// A walk that is interrupted between its units shows what was there all the time once, whatever
-/// grows meanwhile.
+/// A walk that is interrupted between its units shows each record that is present throughout once,
+/// however the table grows meanwhile.
 #[test]
 fn walks_show_each_record_once_while_the_table_grows() {
     for insertions_between in [1, 5, 30] {
@@ -317,7 +321,7 @@ fn walks_show_each_record_once_while_the_table_grows() {
     }
 }
 
-/// What is answered by `create` outlives a crash, though nobody has used it yet.
+/// An index is durable when `create` returns, although it was not used yet.
 #[test]
 fn creation_is_durable_when_it_returns() {
     const CAPACITY: u64 = 128 << 10;
@@ -342,8 +346,8 @@ fn creation_is_durable_when_it_returns() {
     assert!(images > 0);
 }
 
-/// An index in memory that held another one before, with the same kinds of blocks in the same
-/// places: what it does not write, it finds.
+/// An index in memory that contained another one before, with the same kinds of blocks in the same
+/// places. Words that it does not initialise have the values of the former index.
 struct Recycled<M: Medium>(Tiny<u64, M>);
 
 impl<M: Medium> Index<u64> for Recycled<M> {
@@ -381,7 +385,7 @@ impl<M: Medium> Persistent<M> for Recycled<M> {
             }
             fn word(&mut self, _word: u64) {}
         }
-        // Under another root, so that no crash takes it for this one.
+        // Under another root, so that it is not taken for this one after a crash.
         let slot = pool.root(ROOTS - 1);
         let former = Tiny::<u64, M>::create(pool.clone(), slot, config)?;
         for key in 0..400 {
@@ -434,6 +438,6 @@ impl PoolSubject<u64> for InUsedMemory {
 }
 
 #[test]
-fn used_memory_is_as_good_as_new() {
+fn used_memory_makes_no_difference() {
     assert_survives::<u64, _>(&InUsedMemory, Workload::GROWING, Model::Adr, 0..2);
 }

@@ -30,7 +30,7 @@ fn model<I: Index<u64> + Persistent<Dram, Config = Config>>(
     for round in 0..rounds {
         let guard = pool.pin();
         let key = next(universe);
-        // Grows for a third of the time, then shrinks, then grows again.
+        // The index grows, shrinks, and grows again, three times each.
         let inserts = if (round / (rounds / 6 + 1)).is_multiple_of(2) { 70 } else { 20 };
         if next(100) < inserts {
             let change = index.upsert(key, round, &guard).unwrap();

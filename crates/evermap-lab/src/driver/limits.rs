@@ -1,8 +1,8 @@
-//! What the machine itself can do, as a yardstick for tables.
+//! The limits of the machine, to compare tables with.
 //!
 //! The limits are measured beside the tables, on as much memory as a compact table of as many keys
-//! takes, and on pages of the requested kind. A look-up that misses the cache once cannot be faster
-//! than a dependent load. A batch of look-ups cannot read more lines in a second than independent,
+//! takes, and on pages of the requested kind. A lookup that misses the cache once cannot be faster
+//! than a dependent load. A batch of lookups cannot read more lines in a second than independent,
 //! prefetched reads do. An insertion that is durable on return waits for at least one ordered
 //! persist.
 

@@ -1,4 +1,4 @@
-//! The driver: takes tables through phases, and measures.
+//! The driver: runs the phases of an experiment on tables, and measures them.
 //!
 //! Machines are noisy, so figures are only compared within a run: the tables take turns, a ratio is
 //! taken within each round, and its median and a distribution-free interval are reported. Each

@@ -1,4 +1,4 @@
-//! One table on its way through the steps of a plan.
+//! Runs the steps of a plan on one table.
 
 use std::sync::Arc;
 

@@ -20,7 +20,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Creates a task of look-ups or insertions, without a mix.
+    /// Creates a task of lookups or insertions, without a mix.
     pub(crate) fn of(phase: Phase, workload: Workload) -> Self {
         let name = phase.name();
         Task { name, phase, blend: None, workload, version: 0, batch: 1, bulk: false, most: 0 }

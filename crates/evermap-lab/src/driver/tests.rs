@@ -279,7 +279,7 @@ fn every_table_passes_every_mix() {
     for mix in mixes() {
         let indexes: Vec<_> = match mix.scans() {
             true => vec!["rwlock-btreemap".to_owned()],
-            // A look-up there may miss a key that is being updated.
+            // A lookup there may miss a key that is being updated.
             false => indexes().into_iter().filter(|name| name != "scc-hashindex").collect(),
         };
         let plan = blend(mix.name, mix.keys, 6000);

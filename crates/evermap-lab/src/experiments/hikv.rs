@@ -105,7 +105,7 @@ fn scans(config: &Config, out: &mut dyn Output) -> Result<Option<DriveReport>, L
     if indexes.is_empty() {
         return Ok(None);
     }
-    // A scan costs as much as many look-ups.
+    // A scan costs as much as many lookups.
     let ops = (config.keys / 10).max(1);
     let blend = Blend { mix: SCANS, keys: SCANS.keys, theta: Zipf::YCSB, ops };
     drive(&Config { indexes, plan: Plan::Blend(blend), ..config.clone() }, out).map(Some)

@@ -25,7 +25,7 @@ use crate::workload::{Act, KeyValueLengths, Lengths, Part, Phase, Speller, Workl
 const FILLED: &str = "filled";
 /// The word before the bytes on disk and in memory.
 const SPACE: &str = "space";
-/// The word before the seconds until the first look-up, and until the first scan.
+/// The word before the seconds until the first lookup, and until the first scan.
 const ANSWERED: &str = "answered";
 
 /// What a child process does before it inserts keys until it is killed.
@@ -339,7 +339,7 @@ pub(super) fn all_keys(
     Ok(())
 }
 
-/// A table that was opened, and the seconds from before that to the end of its first look-up and of
+/// A table that was opened, and the seconds from before that to the end of its first lookup and of
 /// its first scan.
 struct FirstAnswers {
     table: Arc<dyn Subject>,
@@ -371,7 +371,7 @@ fn answer(
     // The key was overwritten.
     let right = Some(word(key, 1));
     if bound != right {
-        let phase = "the first look-up after recovery";
+        let phase = "the first lookup after recovery";
         let (expected, found) = (right.into(), bound.into());
         return Err(LabError::WrongAnswer { index, phase, key, expected, found });
     }

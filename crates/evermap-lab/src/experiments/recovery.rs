@@ -43,7 +43,7 @@ pub(super) const RECOVERY: Experiment = Experiment {
 
 pub(super) const AFTER_RECOVERY: Experiment = Experiment {
     name: "after-recovery",
-    about: "look-ups a second in the first moments after opening a killed table",
+    about: "lookups a second in the first moments after opening a killed table",
     takes: &[
         Setting::INDEX,
         Setting::KEYS,
@@ -151,7 +151,7 @@ fn open_once(
     if bound != Some(word(key, 0)) {
         return Err(LabError::WrongAnswer {
             index: entry.name,
-            phase: "the first look-up after recovery",
+            phase: "the first lookup after recovery",
             key,
             expected: Some(word(key, 0)).into(),
             found: bound.into(),
@@ -173,7 +173,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
     let mut crews = vec![1, most];
     crews.dedup();
     let columns = ["first answer, ms", "at first, Mops/s", "in the end, Mops/s", "90 % after, s"];
-    let mut grid = Grid::new("Look-ups of present keys after opening a killed table", &columns);
+    let mut grid = Grid::new("Lookups of present keys after opening a killed table", &columns);
     let mut series = Vec::new();
     out.begin((config.indexes.len() * crews.len()) as u64);
     for name in &config.indexes {
@@ -216,7 +216,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         },
     ];
     let plot = Plot {
-        title: "Look-ups after opening".into(),
+        title: "Lookups after opening".into(),
         x: "seconds since opening began".into(),
         y: "million operations/s".into(),
         log_x: false,

@@ -50,7 +50,7 @@ const OVERWRITE: &str = "overwrite";
 
 /// The number of pairs of a scan.
 const PAIRS: u16 = 100;
-/// The number of look-ups for one insertion or one overwrite.
+/// The number of lookups for one insertion or one overwrite.
 const READS: u64 = 4;
 /// The number of insertions for one scan.
 const WRITES_PER_SCAN: u64 = 10;
@@ -273,7 +273,7 @@ struct KillResults {
     /// Bytes of a record on disk and in memory: after loading, and after every record was
     /// overwritten.
     space: Vec<(f64, f64)>,
-    /// Milliseconds to the first look-ups.
+    /// Milliseconds to the first lookups.
     gets: Vec<f64>,
     /// Milliseconds to the end of the first scans.
     scans: Vec<f64>,

@@ -21,7 +21,7 @@ const LEVELS: [&str; 2] = ["level-paper", "level"];
 
 pub(super) const MICRO: Experiment = Experiment {
     name: "micro",
-    about: "insert, look-up, update and delete of random keys, one table beside the other",
+    about: "insert, lookup, update and delete of random keys, one table beside the other",
     takes: DRIVEN,
     run: micro,
 };
@@ -375,12 +375,12 @@ pub(super) const OVERFLOW_METADATA: Experiment = Experiment {
 
 pub(super) const LOCKING: Experiment = Experiment {
     name: "locking",
-    about: "Dash-EH with optimistic look-ups, and with look-ups that take the bucket's lock",
+    about: "Dash-EH with optimistic lookups, and with lookups that take the bucket's lock",
     takes: DRIVEN,
     run: |settings, out| {
         let ablation = Ablation {
             name: "locking",
-            title: "what look-ups that store nothing are worth",
+            title: "what lookups that store nothing are worth",
             pairs: &[("dash-eh", "dash-eh-locked-reads")],
             fixed: ["-", "locks do not scale on PM", "locks do not scale on PM", "-"],
             variable: None,

@@ -1,4 +1,4 @@
-//! Dash-EH without one of its ideas, to measure what that is worth.
+//! Dash-EH without one of its techniques, to measure the gain of each.
 
 use std::marker::PhantomData;
 
@@ -37,7 +37,7 @@ pub(crate) const ENTRIES: [Entry; 4] = [
     },
     Entry {
         name: "dash-eh-locked-reads",
-        about: "Dash-EH whose look-ups take the lock of the bucket, as changes do",
+        about: "Dash-EH whose lookups take the lock of the bucket, as changes do",
         rival: false,
         factory: |name, setup| locked_reads(name, setup),
     },
@@ -124,7 +124,7 @@ fn locked_reads(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, L
     Ok(Box::new(Measured { name, table, guards: builder.guards }))
 }
 
-/// An index whose look-ups are mutations that change nothing.
+/// An index whose lookups are mutations that change nothing.
 struct LockedReads<M: Medium, I>(Indexed<M, I, u64>);
 
 impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {

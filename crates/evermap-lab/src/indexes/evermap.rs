@@ -65,7 +65,7 @@ impl Opened {
 }
 
 impl Store for Opened {
-    /// Look-ups take guards themselves.
+    /// Lookups take guards themselves.
     type Reader<'a> = ();
 
     fn reader(&self) -> Result<()> {

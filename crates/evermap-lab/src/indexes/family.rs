@@ -57,7 +57,7 @@ fn dash_config(setup: &Setup, buckets: usize) -> dash::Config {
     dash::Config { initial_depth: initial_depth(setup, buckets as u64 * 600 / 64) }
 }
 
-/// CCEH, with or without look-ups that lock.
+/// CCEH, with or without lookups that lock.
 pub(super) struct CcehOf<const PAPER: bool>;
 
 impl<const PAPER: bool> Family for CcehOf<PAPER> {

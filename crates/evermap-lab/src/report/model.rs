@@ -1,5 +1,5 @@
-//! The results of an experiment, without their looks: tables, plots, and the figures that a paper
-//! reports for the same thing.
+//! The results of an experiment, independent of the output format: tables, plots, and the figures
+//! that a paper reports for the same thing.
 
 use std::fmt::Write as _;
 

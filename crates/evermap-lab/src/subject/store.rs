@@ -21,7 +21,7 @@ const BULK: usize = 1000;
 
 /// A concurrent store from byte strings to byte strings, called as its author intends.
 pub trait Store: Send + Sync + 'static {
-    /// What look-ups need to hold: a guard or a read transaction. `()` if they need nothing.
+    /// What lookups need to hold: a guard or a read transaction. `()` if they need nothing.
     type Reader<'a>;
 
     /// Takes a reader.
@@ -123,7 +123,7 @@ pub trait Store: Send + Sync + 'static {
     fn place(&self) -> Place;
 }
 
-/// A store with a name and the lengths of its keys and values. Every look-up takes a reader.
+/// A store with a name and the lengths of its keys and values. Every lookup takes a reader.
 pub struct Stored<S> {
     name: &'static str,
     store: S,
@@ -174,7 +174,7 @@ impl<S: Store> Stored<S> {
         Ok(found.map_err(|error| self.failed(error))?.then_some(&value[..]))
     }
 
-    // As for tables of words: the look-up is compiled into its loop, and once more for all other
+    // As for tables of words: the lookup is compiled into its loop, and once more for all other
     // uses; every other operation is compiled once.
 
     /// Looks up one key outside of [`look_up`](Self::look_up).
@@ -373,7 +373,7 @@ impl<S: Store> Subject for Stored<S> {
         }
         let garbled = || LabError::WrongAnswer {
             index: self.name,
-            phase: "a look-up",
+            phase: "a lookup",
             key,
             expected: Found::Present,
             found: Found::Garbled,

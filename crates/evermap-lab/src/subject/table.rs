@@ -2,7 +2,7 @@
 //!
 //! A table implements [`Table`], with its own kind of guard. [`Measured`] turns it into a
 //! [`Subject`]: it decides how long a guard is kept, runs slices of operations, and checks every
-//! answer. The look-up, the fastest operation, is compiled into its loop, because a call would
+//! answer. The lookup, the fastest operation, is compiled into its loop, because a call would
 //! cost as much as part of it, and once more for all other uses: each further copy costs seconds
 //! of compile time for every table. The operations that change Evermap's indexes are functions of
 //! the index, which the loops call.
@@ -156,8 +156,8 @@ impl<T: Table> Measured<T> {
         Ok(())
     }
 
-    /// Looks up every key. The look-up is compiled into this loop, once for absent and present
-    /// keys together.
+    /// Looks up every key. The lookup is compiled into this loop, once for absent and present keys
+    /// together.
     #[inline(never)]
     fn get_all(&self, work: &Work<'_>, expected: Expected) -> Result<(), LabError> {
         self.each(work, expected, |key, guard| Ok(self.table.get(key, guard)?.into()))

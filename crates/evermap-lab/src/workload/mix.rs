@@ -73,13 +73,13 @@ pub struct Mix {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
-    /// Look-ups.
+    /// Lookups.
     pub read: u8,
     /// Updates of present keys.
     pub update: u8,
     /// Insertions of new keys.
     pub insert: u8,
-    /// Look-ups followed by an update.
+    /// Lookups followed by an update.
     pub modify: u8,
     /// Scans of 1 to [`SCAN_MAX`] pairs.
     pub scan: u8,
@@ -241,8 +241,8 @@ impl Blend {
 }
 
 impl Stream {
-    /// Writes the operations of `thread` in a mix. Look-ups go to keys that were present before,
-    /// and to those that the thread has inserted.
+    /// Writes the operations of `thread` in a mix. Lookups go to keys that were present before, and
+    /// to those that the thread has inserted.
     pub fn fill_mix(&mut self, workload: &Workload, blend: &Blend, thread: usize) {
         self.clear();
         let (seed, threads) = (workload.seed, workload.threads as u64);
@@ -361,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Replays the operations of each thread: look-ups go to present keys, insertions to new ones,
+    /// Replays the operations of each thread: lookups go to present keys, insertions to new ones,
     /// and `own` is the thread's last write.
     #[test]
     fn operations_make_sense_one_after_the_other() {

@@ -51,7 +51,7 @@ impl Part {
         }
     }
 
-    /// Returns the greatest number of operations of each kind, over all parts: updates and look-ups
+    /// Returns the greatest number of operations of each kind, over all parts: updates and lookups
     /// have half of the keys each.
     pub(crate) fn most_ops(keys: u64) -> u64 {
         keys / 2

@@ -14,7 +14,7 @@ pub(super) enum ExtentState {
     Free,
     /// In use. `bits` says which blocks are allocated.
     Open,
-    /// From before an unclean open. `bits` says which blocks the sweep has marked.
+    /// From before an unclean shutdown. `bits` says which blocks the sweep has marked.
     Closed,
 }
 

@@ -16,8 +16,8 @@
 //! number of units that holds a block; later ones have a quarter of the units that the size already
 //! has, up to the [extent size](Region::extent_size) of the region. So a few blocks of each size
 //! need little space, while most of a large store is in large extents, which suit huge pages and
-//! need few locks. Extents left by an unclean stop do not count before they are swept: a store that
-//! is killed repeatedly takes small extents each time.
+//! need few locks. Extents left by an unclean shutdown do not count before they are swept: a store
+//! that is killed repeatedly takes small extents each time.
 //!
 //! *Movable* blocks, which can be moved because only a few words refer to them, and
 //! [fixed](Heap::allocate_fixed) blocks, which structures consist of, never share an extent.
@@ -26,10 +26,10 @@
 //!
 //! Which blocks are allocated is known only in ordinary memory, so an allocation flushes nothing
 //! (except when an extent gets a new use, which is flushed once). **Reachability decides**: after
-//! an unclean open every old extent is *closed*, which means that nothing is allocated from it and
-//! that frees into it are deferred. A sweep asks the indexes which blocks they refer to; the others
-//! become free. In the meantime allocations use units that the table marks as free, and new ones.
-//! So a crash simply discards a block that was allocated but never published, and no log of
+//! an unclean shutdown every old extent is *closed*, which means that nothing is allocated from it
+//! and that frees into it are deferred. A sweep asks the indexes which blocks they refer to; the
+//! others become free. In the meantime allocations use units that the table marks as free, and new
+//! ones. So a crash simply discards a block that was allocated but never published, and no log of
 //! intentions is needed.
 //!
 //! A thread takes several free blocks at a time from one word of an extent's bitmap into a
@@ -142,7 +142,7 @@ pub struct HeapStats {
     pub allocated_bytes: u64,
     /// Number of allocated blocks.
     pub allocated_blocks: u64,
-    /// Bytes of extents from before an unclean open that wait for the sweep.
+    /// Bytes of extents from before an unclean shutdown that wait for the sweep.
     pub closed_bytes: u64,
     /// Frees of blocks that were not allocated, and marks of offsets without a block: damage, or a
     /// bug.
@@ -179,8 +179,8 @@ pub(crate) enum PreviousUse {
 
 impl<M: Medium> Heap<M> {
     /// Opens the heap of a region. Extents in use are closed until
-    /// [`finish_sweep`](Heap::finish_sweep), unless a clean close saved the state of the heap, and
-    /// that verifies.
+    /// [`finish_sweep`](Heap::finish_sweep), unless a clean shutdown saved the state of the heap,
+    /// and that verifies.
     pub(crate) fn open(region: Arc<Region<M>>, previous: PreviousUse) -> Self {
         let geometry = region.geometry();
         let classes = Classes::new(region.extent_size(), region.unit());

@@ -1,4 +1,4 @@
-//! The snapshot that a clean close saves, so that the next open need not sweep.
+//! The snapshot that a clean shutdown saves, so that the next open need not sweep.
 //!
 //! A snapshot is a list of words: for each extent in use its table entry and then its bitmap, and
 //! between extents the number of free units. Only the `snapshot` words of the region's header refer

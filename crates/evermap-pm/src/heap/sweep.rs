@@ -34,8 +34,8 @@ impl<M: Medium> Heap<M> {
         }
     }
 
-    /// Returns the size of the block at `offset`, if its extent is from before an unclean open and
-    /// was not swept yet. Returns `Some(0)` if that extent cannot have a block there.
+    /// Returns the size of the block at `offset`, if its extent is from before an unclean shutdown
+    /// and was not swept yet. Returns `Some(0)` if that extent cannot have a block there.
     pub(crate) fn closed_block_size(&self, offset: u64) -> Option<u64> {
         self.size_in_state(offset, |state| state == ExtentState::Closed)
     }

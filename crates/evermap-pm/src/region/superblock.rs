@@ -68,9 +68,9 @@ pod! {
 pod! {
     /// The words that change. Each group is on a line of its own.
     pub struct Header: 1024 {
-        /// `CLEAN` after a clean close.
+        /// `CLEAN` after a clean shutdown.
         pub(super) state: PmU64,
-        /// Bytes of the file that had no space allocated at the last clean close.
+        /// Bytes of the file that had no space allocated at the last clean shutdown.
         pub(super) hole_bytes: PmU64,
         pad0: [PmU64; 6],
         /// The number of opens so far, and its complement as a check.
@@ -92,7 +92,7 @@ pod! {
         /// Saved occupancy of the heap: offset, bytes, CRC32C. Valid only when clean.
         pub(crate) snapshot: [PmU64; 3],
         pad6: [PmU64; 5],
-        /// Counters of the owner. They are exact after a clean close, and valid only when clean.
+        /// Counters of the owner. They are exact after a clean shutdown, and valid only when clean.
         pub counters: [PmU64; 4],
         pad7: [PmU64; 4],
         pub(super) roots: [PmU64; ROOTS],

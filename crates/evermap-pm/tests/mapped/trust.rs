@@ -128,7 +128,7 @@ fn holes_of_a_file_are_filled_or_the_file_is_refused() {
         let kept = closed_pool(&path);
         let discarded = std::fs::metadata(&path).unwrap().len() - occupied(&path);
         assert!(discarded > 0, "the heap discards free space");
-        // The heap's own holes are not filled, neither after a clean stop nor after a kill.
+        // The heap's own holes are not filled, neither after a clean shutdown nor after a kill.
         let before = occupied(&path);
         for _ in 0..2 {
             open(&path).unwrap();

@@ -1,6 +1,6 @@
 //! The number of records, and of the bytes that they take.
 //!
-//! An orderly close saves the counts. After any other stop they are determined in the background,
+//! A clean shutdown saves the counts. After an unclean one they are determined in the background,
 //! while mutations go on: a census counts the records of earlier openings that the index shows, and
 //! mutators report those that they unlink meanwhile. Both together, without duplicates, are what
 //! was there when the store was opened; what has changed since is counted as it happens.
@@ -28,8 +28,8 @@ const SLACK_LEAST: i64 = 4096;
 pub struct Count {
     /// The number.
     pub value: u64,
-    /// Whether it is exact. After an unclean stop it is not until the sweep in the background is
-    /// complete; it then counts only what was stored since.
+    /// Whether it is exact. After an unclean shutdown it is not until the sweep in the background
+    /// is complete; it then counts only what was stored since.
     pub exact: bool,
 }
 
@@ -160,7 +160,7 @@ impl Counters {
     /// it ran has ended.
     pub(crate) fn settle(&self, census: &mut Census, mut found: Totals) {
         if !self.is_counting() {
-            // An orderly stop that had no space to save which blocks are allocated: swept, but the
+            // A clean shutdown that had no space to save which blocks are allocated: swept, but the
             // counts are known.
             return;
         }

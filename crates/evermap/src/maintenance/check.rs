@@ -85,12 +85,12 @@ impl<M: Medium> Evermap<M> {
     /// Without `deep` no record is read, so that the time depends on the size of the indexes and
     /// not on that of the file.
     ///
-    /// Records that are lost are noticed by the counts that an orderly stop saves; after an unclean
-    /// stop only where what is left of an index shows that something is missing, such as a page
-    /// without any record among full ones.
+    /// Records that are lost are noticed by the counts that a clean shutdown saves; after an
+    /// unclean shutdown only where what is left of an index shows that something is missing, such
+    /// as a page without any record among full ones.
     ///
-    /// Waits for the sweep after an unclean stop. Call it while no other thread changes the store:
-    /// changes may look like problems. O(n) time, 16 bytes of memory a record.
+    /// Waits for the sweep after an unclean shutdown. Call it while no other thread changes the
+    /// store: changes may look like problems. O(n) time, 16 bytes of memory a record.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();

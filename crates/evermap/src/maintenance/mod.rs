@@ -1,5 +1,5 @@
-//! Maintenance, which no operation waits for: [sweeping](sweep) after an unclean stop, [removing
-//! what is expired or flushed](expire), [reclaiming what dropped maps
+//! Maintenance, which no operation waits for: [sweeping](sweep) after an unclean shutdown,
+//! [removing what is expired or flushed](expire), [reclaiming what dropped maps
 //! occupied](crate::map::catalog), and [moving records together](compact).
 
 pub(crate) mod census;

@@ -43,11 +43,11 @@ pub struct Stat {
     pub index: IndexKind,
     /// How often the file was opened. 1: it was created by this opening.
     pub generation: u64,
-    /// Whether the last stop was orderly.
+    /// Whether the last shutdown was clean.
     pub clean_open: bool,
     /// Whether the file's pages may be of different ages, and it was opened all the same.
     pub suspect: bool,
-    /// State of the sweep after an unclean stop.
+    /// State of the sweep after an unclean shutdown.
     pub sweep: SweepState,
     /// The ordered index, if there is one.
     pub ordered: Option<OrderedStat>,
@@ -82,7 +82,7 @@ pub struct SpaceStat {
     pub allocated_bytes: u64,
     /// Bytes of the extents that hold blocks: less the above, what smaller blocks could not fill.
     pub extent_bytes: u64,
-    /// Bytes of extents from before an unclean stop that wait for the sweep.
+    /// Bytes of extents from before an unclean shutdown that wait for the sweep.
     pub closed_bytes: u64,
     /// Number of entries of the extent table that could not be right, and of frees and marks of
     /// what is no block, since opening: damage, or a bug.
@@ -220,8 +220,8 @@ impl fmt::Display for Stat {
         }
         line(f, "index", &self.index)?;
         let last = match (self.clean_open, self.suspect) {
-            (true, _) => "after an orderly stop",
-            (false, false) => "after an unclean stop",
+            (true, _) => "after a clean shutdown",
+            (false, false) => "after an unclean shutdown",
             (false, true) => "suspect: pages may be of different ages",
         };
         line(f, "opened", &format!("{last}, generation {}", self.generation))?;

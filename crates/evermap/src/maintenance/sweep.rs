@@ -1,4 +1,4 @@
-//! The sweep after an unclean stop.
+//! The sweep after an unclean shutdown.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ use crate::{Error, Evermap, Map, Result};
 /// A part of an index that is read in less time was in memory.
 const SWEEP_NOTICED: Duration = Duration::from_millis(1);
 
-/// The state of the sweep after an unclean stop.
+/// The state of the sweep after an unclean shutdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SweepState {
-    /// The last stop was orderly.
+    /// The last shutdown was clean.
     NotNeeded,
     /// It has not begun.
     Pending,
@@ -42,9 +42,9 @@ impl std::fmt::Display for SweepState {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Recovers after an unclean stop: determines which space of the file is in use, so that the
-    /// rest can be reused, repairs every part of the index of each map along the way, and counts
-    /// records. Does nothing if that is done or not needed.
+    /// Recovers after an unclean shutdown: determines which space of the file is in use, so that
+    /// the rest can be reused, repairs every part of the index of each map along the way, and
+    /// counts records. Does nothing if that is done or not needed.
     ///
     /// Reads the indexes and no records. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs
     /// a record if the indexes are in memory. On a file, a thread in the background does this.
@@ -99,7 +99,7 @@ impl<M: Medium> Evermap<M> {
             return Err(problem);
         }
         if self.file.pool.is_swept() {
-            // An orderly stop, but its counts do not verify: only count.
+            // A clean shutdown, but its counts do not verify: only count.
             visit(&mut |_| {})?;
             self.file.pool.epoch().synchronize();
         } else {
@@ -157,8 +157,8 @@ impl<M: Medium> Sweeper<'_, M> {
             // What was stored since is in other extents, and was counted when it was stored.
             return pool.old_block_size(offset);
         }
-        // The last stop was orderly, but counts are missing. Old and new records share extents, so
-        // only their CAS ids tell them apart.
+        // The last shutdown was clean, but counts are missing. Old and new records share extents,
+        // so only their CAS ids tell them apart.
         match Record::at(pool.medium(), word) {
             Ok(record) => (record.cas() < self.map.db.file.cas_counter.first())
                 .then(|| pool.block_size(record.bytes())),

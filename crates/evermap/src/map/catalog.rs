@@ -506,9 +506,9 @@ impl<M: Medium> Evermap<M> {
         catalogue.ok().flatten().map_or(0, |catalogue| catalogue.len().value)
     }
 
-    /// Makes all maps refuse operations. If the last stop was unclean, returns the headers of the
-    /// maps that were not opened since: they may have changed since their counts were saved. The
-    /// file is marked closed, so that no map is opened or created later.
+    /// Makes all maps refuse operations. If the last shutdown was unclean, returns the headers of
+    /// the maps that were not opened since: they may have changed since their counts were saved.
+    /// The file is marked closed, so that no map is opened or created later.
     pub(crate) fn close_maps(&self) -> Vec<MapHeader> {
         let file = &self.file;
         let mut table = file.maps.lock();

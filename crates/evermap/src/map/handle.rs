@@ -81,8 +81,8 @@ impl<M: Medium> Map<M> {
     }
 
     /// How many records are stored: exact whenever no mutation is running, unless the store was
-    /// opened after an unclean stop and has not been swept yet. Counts records that expired or were
-    /// flushed until the background maintenance has removed them. O(1).
+    /// opened after an unclean shutdown and has not been swept yet. Counts records that expired or
+    /// were flushed until the background maintenance has removed them. O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();

@@ -4,9 +4,9 @@
 //! byte  0  own       says that this is a descriptor, and which
 //! byte  8  root      names the index
 //! byte 16  flush     the mark, and when a pending flush falls due
-//! byte 32  counters  records and bytes, exact after an orderly stop; after any other, the
+//! byte 32  counters  records and bytes, exact after a clean shutdown; after any other, the
 //!                    bytes are an upper limit
-//! byte 48  saved     names the keys in order, if an orderly stop has saved them
+//! byte 48  saved     names the keys in order, if a clean shutdown has saved them
 //! byte 56  reserved
 //! ```
 //!
@@ -154,7 +154,7 @@ impl MapHeader {
         pool.medium().at(self.counters).expect("checked with the header")
     }
 
-    /// Returns the counts that an orderly stop has saved, or `None` if they do not verify.
+    /// Returns the counts that a clean shutdown has saved, or `None` if they do not verify.
     pub(crate) fn read_totals<M: Medium>(&self, pool: &Pool<M>) -> Option<Totals> {
         let (m, [records, bytes]) = (pool.medium(), self.counters(pool));
         let records = decode_checked(WordKind::Records, m.load(records))?;
@@ -176,8 +176,8 @@ impl MapHeader {
         m.persist(cells);
     }
 
-    /// Returns the upper limit of the bytes that the records took at the last stop, orderly or not,
-    /// or `None` if it does not verify.
+    /// Returns the upper limit of the bytes that the records took at the last shutdown, clean or
+    /// not, or `None` if it does not verify.
     pub(crate) fn read_bound<M: Medium>(&self, pool: &Pool<M>) -> Option<u64> {
         decode_checked(WordKind::Bytes, pool.medium().load(&self.counters(pool)[1]))
     }

@@ -37,7 +37,7 @@ pub(crate) struct MapInner<M: Medium> {
     pub(crate) expiries: Expiries,
     /// `None` unless [`Options::ordered`] asks for it.
     pub(crate) ordered: Option<Ordered>,
-    /// The keys that the last orderly stop has saved in order.
+    /// The keys that the last clean shutdown has saved in order.
     pub(crate) saved: Saved,
     /// The number of reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
@@ -51,7 +51,7 @@ pub(crate) struct OpenContext<'s, M: Medium> {
     pub(crate) pool: &'s Arc<Pool<M>>,
     pub(crate) cas_counter: &'s CasCounter,
     pub(crate) options: &'s Options,
-    /// Whether the last stop of the file was orderly.
+    /// Whether the last shutdown of the file was clean.
     pub(crate) clean: bool,
 }
 
@@ -97,9 +97,9 @@ impl<M: Medium> OpenContext<'_, M> {
         // If it is damaged, records that are not counted yet may take all bytes from before.
         let bound = header.read_bound(self.pool);
         let bound = bound.unwrap_or_else(|| self.pool.heap_stats().closed_bytes);
-        let (orderly, records) =
+        let (clean, records) =
             (self.clean && self.pool.is_swept(), known.map(|known| known.records));
-        let saved = Saved::open(self.pool, header.saved(self.pool), orderly, records);
+        let saved = Saved::open(self.pool, header.saved(self.pool), clean, records);
         let ordered = self.options.ordered && (header.is_default() || name.is_some());
         Ok(MapInner {
             name: name.map(Box::from),

@@ -1,6 +1,6 @@
 //! Building the tree from the hash index, while everything else goes on.
 //!
-//! 1. If the last stop was orderly, it has [saved](super::saved) the keys in order. Otherwise
+//! 1. If the last shutdown was clean, it has [saved](super::saved) the keys in order. Otherwise
 //!    threads walk over the hash index and [read the keys](super::bulk_read). Meanwhile notices are
 //!    kept.
 //! 2. The keys are sorted and become the tree, which others see from now on.

@@ -89,7 +89,7 @@ pub(crate) struct Ordered {
     ready: AtomicBool,
     /// Keys that were read to build the tree.
     read: AtomicU64,
-    /// Whether they were those that the last orderly stop had saved.
+    /// Whether they were those that the last clean shutdown had saved.
     from_saved: AtomicBool,
     /// Records of which building could not read the key.
     unreadable: AtomicU64,

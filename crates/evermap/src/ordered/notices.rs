@@ -1,7 +1,7 @@
 //! Notices of keys that were bound or unbound, until they are applied to the tree.
 //!
 //! A notice says *look this key up again*. It is posted after the hash index was changed and before
-//! the change is acknowledged, by a writer that holds no lock. OrderedUpdates of one key go to one
+//! the change is acknowledged, by a writer that holds no lock. Notices of one key go to one
 //! *shard*, and at any time at most one thread works on the notices of a shard.
 //!
 //! A notice that a key was bound is *certain*, so that no lookup is needed, if no key of its shard
@@ -58,7 +58,7 @@ impl KeyEvent {
     }
 }
 
-/// OrderedUpdates that are worked on together, in order.
+/// Notices that are applied together, in order.
 #[derive(Default)]
 pub(super) struct NoticeBatch {
     /// Keys and their hashes.
@@ -76,11 +76,11 @@ pub(super) struct NoticeShard {
     queue: Mutex<Queue>,
     /// Held by the thread that applies notices of this shard.
     working: Mutex<()>,
-    /// OrderedUpdates posted so far: the ticket of the last.
+    /// Notices posted so far: the ticket of the last.
     posted: AtomicU64,
     /// The number of notices that were applied to the tree.
     applied: AtomicU64,
-    /// OrderedUpdates posted so far of keys that were unbound.
+    /// Notices posted so far of keys that were unbound.
     unbindings: AtomicU64,
 }
 
@@ -220,7 +220,7 @@ impl NoticeShard {
         self.queue().dropped
     }
 
-    /// OrderedUpdates applied so far, and those that wait.
+    /// Notices applied so far, and those that wait.
     pub(super) fn counts(&self) -> (u64, u64) {
         let applied = self.applied.load(Acquire);
         (applied, self.posted.load(Relaxed).saturating_sub(applied))

@@ -1,4 +1,4 @@
-//! The keys in order, as an orderly stop leaves them for the next opening.
+//! The keys in order, as a clean shutdown leaves them for the next opening.
 //!
 //! ```text
 //! byte  0  before   offset of the block with the keys before these; 0 in the first
@@ -8,11 +8,11 @@
 //!          LEB128), those bytes
 //! ```
 //!
-//! A cell of the map names the last block, [sealed](crate::record::checked_word). It says something
-//! after an orderly stop only, and only until the map changes: so opening takes note of it, and
-//! what it names is freed once the tree is loaded, or at the next stop at the latest. Opening after
-//! any other stop makes the cell 0; the blocks are unreachable then, and the sweep finds them.
-//! Hashes are not kept, since they follow from the keys.
+//! A cell of the map names the last block, as a [checked word](crate::record::checked_word). It is
+//! valid after a clean shutdown only, and only until the map changes: so opening remembers it, and
+//! what it names is freed once the tree is loaded, or at the next shutdown at the latest. Opening
+//! after an unclean one makes the cell 0; the blocks are unreachable then, and the sweep frees
+//! them. Hashes are not saved, because they follow from the keys.
 
 use std::sync::PoisonError;
 
@@ -30,8 +30,8 @@ use crate::{Durability, Map, Result};
 const FORMAT: u32 = 8;
 /// Bytes of keys from which on a block is full, in a heap with large extents.
 const FULL: usize = 64 << 10;
-/// Keys are saved while they take at most one byte in this many of an average record, so that an
-/// orderly stop does not double the file. Where they are longer, reading the records takes little
+/// Keys are saved while they take at most one byte in this many of an average record, so that a
+/// clean shutdown does not double the file. Where they are longer, reading the records takes little
 /// more than reading the keys.
 const SHARE: u64 = 3;
 /// Bytes that they may take above that.
@@ -45,7 +45,7 @@ pod! {
     }
 }
 
-/// What an orderly stop has left of a map, while it still says something.
+/// What a clean shutdown has left of a map, while it still says something.
 pub(crate) struct Saved(Mutex<Option<Chain>>);
 
 /// A chain of blocks, and the number of keys that it must have.
@@ -57,20 +57,20 @@ struct Chain {
 
 impl Saved {
     /// Reads what the `cell` of a map with this number of records names. There is nothing unless
-    /// the last stop was orderly, so that what is named was not freed, and the number of records
+    /// the last shutdown was clean, so that what is named was not freed, and the number of records
     /// is known.
     pub(crate) fn open<M: Medium>(
         pool: &Pool<M>,
         cell: &PmU64,
-        orderly: bool,
+        clean: bool,
         records: Option<u64>,
     ) -> Self {
         let word = pool.medium().load(cell);
-        let last = decode_checked(WordKind::Saved, word).filter(|_| orderly);
+        let last = decode_checked(WordKind::Saved, word).filter(|_| clean);
         let chain = last.zip(records).map(|(last, records)| Chain { last, records });
         if chain.is_none() && word != 0 {
             clear(pool, cell);
-            if orderly {
+            if clean {
                 // Some blocks are allocated that are not known.
                 pool.require_sweep();
             }
@@ -283,8 +283,8 @@ impl<M: Medium> Drop for Writer<'_, M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// Returns the keys that an orderly stop has saved, in consecutive runs, read by this number of
-    /// threads, or `None` if there are none, or they do not verify.
+    /// Returns the keys that a clean shutdown has saved, in consecutive runs, read by this number
+    /// of threads, or `None` if there are none, or they do not verify.
     pub(super) fn read_saved(&self, threads: usize) -> Option<Vec<Run>> {
         let (pool, seed) = (&self.db.file.pool, self.db.file.pool.seed());
         let blocks = self.inner.saved.blocks(pool).filter(|blocks| !blocks.is_empty())?;
@@ -298,12 +298,12 @@ impl<M: Medium> Map<M> {
         parallel(threads, parts.len(), read).into_iter().collect()
     }
 
-    /// Frees what an orderly stop has left: the tree has it now, or it no longer says anything.
+    /// Frees what a clean shutdown has left: the tree has it now, or it no longer says anything.
     pub(crate) fn forget_saved(&self) {
         self.inner.saved.free(&self.db.file.pool, self.inner.header.saved(&self.db.file.pool));
     }
 
-    /// Whether what an orderly stop has left still says what is there.
+    /// Whether what a clean shutdown has left still says what is there.
     fn saved_is_current(&self) -> bool {
         let (totals, exact) = self.inner.counters.totals();
         // Whatever is stored in a map gets a new CAS id; and if nothing was stored, a removed key

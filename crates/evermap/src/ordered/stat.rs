@@ -49,7 +49,7 @@ pub struct OrderedStat {
     pub depth: u32,
     /// Keys that were read so far to build it.
     pub keys_read: u64,
-    /// Whether those were the keys that the last orderly stop had saved, in order.
+    /// Whether those were the keys that the last clean shutdown had saved, in order.
     pub from_saved: bool,
     /// Records, or parts of the hash index, that could not be read when it was built: scans do not
     /// show them.

@@ -229,8 +229,8 @@ mod tests {
     #[test]
     fn a_crew_grows_where_notices_take_long() {
         let workers = WorkerPool { cores: 16, ..WorkerPool::new() };
-        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. OrderedUpdates
-        // take as long.
+        // A hundred milliseconds of fifteen threads for 10,000 writes: 150 us each. Notices take as
+        // long.
         workers.busy_nanos.store(1_500_000_000, Relaxed);
         workers.notices.store(10_000, Relaxed);
         workers.adjust(WINDOW);

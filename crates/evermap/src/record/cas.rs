@@ -141,7 +141,7 @@ impl CasCounter {
         self.next.0.load(Relaxed)
     }
 
-    /// Makes the persistent limit exact, so that an orderly stop leaves no gap in the ids.
+    /// Makes the persistent limit exact, so that a clean shutdown leaves no gap in the ids.
     pub(crate) fn close<M: Medium>(&self, region: &Region<M>) {
         self.change_limit(region, |_| Some(self.next().min(LIMIT - 1)));
     }

@@ -17,7 +17,7 @@ pub(crate) enum WordKind {
     FlushDue = 4,
     /// The number of records.
     Records = 5,
-    /// Their bytes; until they are counted after an unclean stop, an upper limit.
+    /// Their bytes; until they are counted after an unclean shutdown, an upper limit.
     Bytes = 6,
     /// The offset of the intent of a batch: see [`intent`](crate::batch::intent).
     Intent = 7,

@@ -12,7 +12,7 @@ use evermap::{Batch, EXPIRY_MAX, Edit, Error, Item, Map, Outcome, counter};
 fn counters_count_and_say_what_is_none() {
     let map = common::in_memory(common::options()).unwrap();
     assert_eq!(map.fetch_add(b"c", 0).unwrap(), 0);
-    assert_eq!(map.get(b"c").unwrap().unwrap(), [0; 8], "made by adding nothing");
+    assert_eq!(map.get(b"c").unwrap().unwrap(), [0; 8], "created by adding 0");
     assert_eq!(map.fetch_add(b"c", i64::MAX).unwrap(), 0);
     let cas = map.get_with(b"c", |item| item.cas).unwrap();
     let error = map.fetch_add(b"c", 1).unwrap_err();
@@ -56,8 +56,8 @@ fn appending_keeps_what_is_there() {
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"short");
 }
 
-/// Whatever was there before a flush is gone after it, and is not carried on by who read it before:
-/// here in the middle of the flush, when it has chosen what it makes absent, and nobody knows yet.
+/// No new value is computed from a flushed one, even if a thread reads it in the middle of the
+/// flush, when the flush has chosen its mark but other threads do not see it yet.
 #[test]
 fn nothing_is_computed_from_what_is_flushed() {
     type Add = fn(&Map<Kept>);
@@ -76,25 +76,25 @@ fn nothing_is_computed_from_what_is_flushed() {
         memory.at_next_fence(move || {
             thread::spawn(move || {
                 add(&adder);
-                // Nobody listens any more where it had to wait for the flush.
+                // The receiver is gone if the thread had to wait for the flush.
                 let _ = done.send(());
             });
-            // Long enough for what does not wait.
+            // Long enough for a thread that does not wait.
             let _ = is_done.recv_timeout(Duration::from_millis(200));
         });
         store.flush_all(None).unwrap();
         let value = loop {
             match store.get(b"count").unwrap() {
                 Some(value) => break value,
-                // It is on its way.
+                // It is still running.
                 None => thread::yield_now(),
             }
         };
-        assert_eq!(value, 1i64.to_le_bytes(), "it goes on from what is flushed");
+        assert_eq!(value, 1i64.to_le_bytes(), "computed from a flushed value");
     }
 }
 
-/// Every addition counts once, and every piece is there once, in the order of its thread.
+/// Every addition counts once, and every piece is appended once, in the order of its thread.
 #[test]
 fn nothing_is_lost_between_threads() {
     const ROUNDS: u32 = 3_000;
@@ -106,7 +106,7 @@ fn nothing_is_lost_between_threads() {
                 let mut sum = 0;
                 for round in 0..ROUNDS {
                     let before = map.fetch_add(b"count", 1).unwrap();
-                    assert!(before >= sum, "one's own additions are seen");
+                    assert!(before >= sum, "a thread sees its own additions");
                     sum = before + 1;
                     if round % 10 == 0 {
                         let piece = (u64::from(me) << 32 | u64::from(round)).to_be_bytes();
@@ -137,8 +137,9 @@ fn nothing_is_lost_between_threads() {
     }
 }
 
-/// A flush and a newer record come before `replace` stores its own, so it has to begin again; and
-/// before it does, the key is removed. So nothing is replaced, whatever the first attempt has seen.
+/// A flush and a newer record come before `replace` stores its own, so it has to start again;
+/// before it does, the key is removed. So nothing is replaced, whatever the first attempt has
+/// found.
 #[test]
 fn a_replacement_that_begins_again_reports_what_it_finds_then() {
     let memory = Kept::new(16 << 20);
@@ -171,10 +172,10 @@ fn old_values_are_returned() {
     assert_eq!(map.take(b"key").unwrap(), Some(b"4".to_vec()));
     assert_eq!(map.take(b"key").unwrap(), None);
     assert_eq!(map.insert_with(b"gone", b"1", common::meta(0, 1)).unwrap(), None);
-    assert_eq!(map.insert(b"gone", b"2").unwrap(), None, "what has expired is absent");
+    assert_eq!(map.insert(b"gone", b"2").unwrap(), None, "an expired record is absent");
 }
 
-/// Threads hand a key on by values: each value is returned to exactly one of them.
+/// Threads replace the value of a key: each old value is returned to exactly one of them.
 #[test]
 fn each_old_value_is_returned_once() {
     const ROUNDS: u32 = 20_000;

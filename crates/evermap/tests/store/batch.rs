@@ -1,4 +1,4 @@
-//! Batches: all or nothing, for other threads and for whatever stops the process.
+//! Batches are all or nothing, for other threads and whenever the process ends.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -40,7 +40,7 @@ fn a_batch_does_what_it_says() {
     batch.expect(b"old", kept).put(b"new", b"3").put(b"old", b"4").remove(b"gone");
     batch.remove(b"never").add(b"count", 2).add(b"fresh", -2).expect(b"other", None);
     assert_eq!((batch.len(), batch.is_empty()), (7, false));
-    let Applied::Done(outcomes) = map.apply(&batch).unwrap() else { panic!("nothing against it") };
+    let Applied::Done(outcomes) = map.apply(&batch).unwrap() else { panic!("no condition fails") };
     let names: Vec<_> = batch.keys().collect();
     assert_eq!(names, [&b"old"[..], b"new", b"gone", b"never", b"count", b"fresh", b"other"]);
     let cas = |key: &[u8]| map.get_with(key, |item| item.cas).unwrap().unwrap();
@@ -65,7 +65,7 @@ fn a_batch_does_what_it_says() {
     assert_eq!(meta_of(b"fresh"), Some((0, None)));
     assert_eq!(map.len().value, 4);
     sound(&map);
-    // The CAS id is another now.
+    // The CAS id has changed.
     let found = Some(cas(b"old"));
     let refused = Applied::Refused { map: None, key: b"old".to_vec(), found };
     assert_eq!(map.apply(&batch).unwrap(), refused);
@@ -76,14 +76,14 @@ fn a_batch_does_what_it_says() {
     let found = Some(cas(b"new"));
     let outcome = map.apply(Batch::new().expect(b"new", found).expect(b"never", None)).unwrap();
     assert_eq!(outcome, Applied::Done(vec![Outcome::Kept { cas: cas(b"new") }, Outcome::Absent]));
-    // Of two changes of one key the later one counts.
+    // Of two changes of one key, the later one counts.
     let outcome = map.apply(Batch::new().put(b"new", b"5").remove(b"new")).unwrap();
     assert_eq!(outcome, Applied::Done(vec![Outcome::Removed]));
 }
 
-/// Several changes of one key leave what one operation after the other would.
+/// Several changes of one key have the effect of the same operations one after another.
 #[test]
-fn changes_of_one_key_come_one_after_the_other() {
+fn changes_of_one_key_take_effect_in_order() {
     let number = |n: i64| n.to_le_bytes();
     let meta = common::meta(5, EXPIRY_MAX);
     let mut random = Random::new(19);
@@ -129,14 +129,14 @@ fn changes_of_one_key_come_one_after_the_other() {
 }
 
 #[test]
-fn what_a_key_gives_to_itself_it_keeps() {
+fn a_transfer_to_the_same_key_changes_nothing() {
     let map = common::in_memory(common::options()).unwrap();
     let _ = map.fetch_add(b"a", 100).unwrap();
     assert!(map.apply(Batch::new().add(b"a", 1).add(b"a", 1)).unwrap().is_done());
     assert_eq!(count(&map, b"a"), 102);
     assert!(map.apply(Batch::new().add(b"a", -30).add(b"a", 30)).unwrap().is_done());
     assert_eq!(count(&map, b"a"), 102, "a transfer to itself");
-    // Only the end has to fit.
+    // Only the final sum has to fit.
     assert!(map.apply(Batch::new().add(b"a", i64::MAX).add(b"a", -i64::MAX)).unwrap().is_done());
     assert_eq!(count(&map, b"a"), 102);
     let mut batch = Batch::new();
@@ -147,7 +147,7 @@ fn what_a_key_gives_to_itself_it_keeps() {
     assert_eq!((count(&map, b"a"), map.contains(b"t").unwrap()), (102, false), "nothing changed");
 }
 
-/// Conditions are about what is there before the batch, and all of them have to hold.
+/// Conditions are about the state before the batch, and all of them must hold.
 #[test]
 fn conditions_do_not_see_what_the_batch_does() {
     let map = common::in_memory(common::options()).unwrap();
@@ -184,7 +184,7 @@ fn errors_change_nothing() {
     let mut batch = Batch::new();
     batch.put(b"a", &long).put(b"b", &long).put(b"c", &long);
     let error = map.apply(&batch).unwrap_err();
-    assert!(matches!(error, Error::Full { limit: 100_000, .. }), "all of it is too much: {error}");
+    assert!(matches!(error, Error::Full { limit: 100_000, .. }), "the batch is too large: {error}");
     let error = map.apply(Batch::new().put(b"a", b"1").remove(&vec![0; 70_000])).unwrap_err();
     assert!(matches!(error, Error::KeyTooLong { .. }), "{error}");
     let mut batch = Batch::new();
@@ -215,7 +215,7 @@ fn a_batch_concerns_the_maps_that_it_names() {
         assert_eq!((lens(), count(&users, b"count")), ([1, 2, 1], 1));
         assert_eq!(store.get(b"a").unwrap().unwrap(), b"0");
         assert_eq!(orders.get(b"a").unwrap().unwrap(), b"2");
-        // From another map it is the same names.
+        // From another map, the names are the same.
         let mut batch = Batch::new();
         let found = orders.get_with(b"a", |item| item.cas).unwrap();
         batch.remove(b"a").in_map("users").expect(b"count", Some(1)).put(b"c", b"");
@@ -235,7 +235,7 @@ fn a_batch_concerns_the_maps_that_it_names() {
         let error = orders.apply(&batch).unwrap_err();
         assert!(matches!(error, Error::Full { limit: 10_000, .. }), "{error}");
         assert_eq!((orders.len().value, full.len().value), (1, 0), "nothing changed");
-        // A name is kept for no longer than what was said of it.
+        // The name applies only to the changes that were added with it.
         batch.clear();
         assert!(store.apply(batch.remove(b"a")).unwrap().is_done());
         assert_eq!(store.len().value, 0);
@@ -283,19 +283,19 @@ fn what_is_dead_is_absent() {
     let Applied::Done(outcomes) = store.apply(&batch).unwrap() else { panic!("a is absent") };
     assert!(matches!(outcomes[..], [Outcome::Inserted { .. }, Outcome::Absent, _]));
     assert_eq!(store.get(b"a").unwrap().unwrap(), b"new");
-    assert_eq!(store.len().value, 2, "the dead one is gone on the way");
+    assert_eq!(store.len().value, 2, "the dead one was removed meanwhile");
     clock.set(1002);
     assert_eq!(store.get(b"a").unwrap(), None);
     store.flush_all(None).unwrap();
     assert!(store.apply(Batch::new().add(b"c", 1)).unwrap().is_done());
-    assert_eq!(count(&store, b"c"), 1, "began anew");
+    assert_eq!(count(&store, b"c"), 1, "started from 0");
     assert_eq!(store.db().purge().unwrap(), 1);
     sound(&store);
 }
 
-/// Space may end at any allocation that a batch makes: the records, its intent, the index.
+/// There can be no space for any allocation of a batch: the records, the intent, the index.
 #[test]
-fn without_space_nothing_happens_and_nobody_sees_anything() {
+fn without_space_nothing_is_changed_or_visible() {
     for kind in common::every_index() {
         let (mut refused, mut done) = (0, 0);
         for round in 0..12u64 {
@@ -347,8 +347,8 @@ fn without_space_nothing_happens_and_nobody_sees_anything() {
     }
 }
 
-/// Whatever else changes single keys meanwhile, transfers neither make nor lose anything, and
-/// a reader of all accounts together sees that.
+/// Transfers keep the sum of all accounts, whatever changes single keys at the same time, and a
+/// reader of all accounts together sees that sum.
 #[test]
 fn transfers_conserve() {
     const ACCOUNTS: usize = 6;
@@ -376,8 +376,8 @@ fn transfers_conserve() {
                             (0 | 1, _) => {
                                 let mut batch = Batch::new();
                                 batch.add(&names[from], -amount).add(&names[to], amount);
-                                // A key that comes and goes, so that the index changes its shape
-                                // too.
+                                // A key that is inserted and removed, so that the structure of the
+                                // index changes too.
                                 let key = random.below(500).to_le_bytes();
                                 match random.below(2) {
                                     0 => batch.put(&key, &value_of(&key, round, 60)),
@@ -385,7 +385,7 @@ fn transfers_conserve() {
                                 };
                                 assert!(map.apply(&batch).unwrap().is_done());
                             }
-                            // The same by hand.
+                            // The same by a batch with conditions.
                             (2, _) => loop {
                                 let see = |name: &[u8]| {
                                     map.get_with(name, |i| (i.cas, counter(i.value).unwrap()))
@@ -425,8 +425,8 @@ fn transfers_conserve() {
             });
             threads.spawn(move || {
                 while !done.load(SeqCst) {
-                    // What single additions have added for sure before, and may have afterwards at
-                    // most.
+                    // The sum that single additions have certainly added before, and at most after
+                    // it.
                     let least = added.load(SeqCst);
                     let mut sum = 0;
                     map.get_together(names, |_, item| {
@@ -449,8 +449,7 @@ fn transfers_conserve() {
     }
 }
 
-/// A batch that a panic stops anywhere is there wholly or not at all when the store is opened
-/// again.
+/// After a panic anywhere in a batch, the store has all of it or nothing when it is opened again.
 #[test]
 fn a_panic_at_any_flush_leaves_all_or_nothing() {
     for kind in common::every_index() {
@@ -473,10 +472,10 @@ fn a_panic_at_any_flush_leaves_all_or_nothing() {
                     next.insert(key, version);
                 }
             }
-            memory.light_fuse(random.below(40) as i64);
+            memory.panic_at_flush(random.below(40) as i64);
             let run = catch_unwind(AssertUnwindSafe(|| store.apply(&batch)));
-            let burnt = memory.put_fuse_out();
-            if burnt {
+            let has_panicked = memory.cancel_panic();
+            if has_panicked {
                 assert!(run.is_err());
                 drop(store);
                 store = memory.open(&options).unwrap();
@@ -491,11 +490,11 @@ fn a_panic_at_any_flush_leaves_all_or_nothing() {
             };
             let found: BTreeMap<_, _> =
                 store.iter().map(|pair| version_of(pair.unwrap())).collect();
-            if burnt && found == next && next != state {
+            if has_panicked && found == next && next != state {
                 all += 1;
             } else {
-                assert!(found == state, "{kind}: a part of batch {version} is there");
-                nothing += usize::from(burnt);
+                assert!(found == state, "{kind}: only a part of batch {version} was made");
+                nothing += usize::from(has_panicked);
             }
             state = found;
             if version % 3 == 0 {
@@ -506,7 +505,8 @@ fn a_panic_at_any_flush_leaves_all_or_nothing() {
     }
 }
 
-/// One fence for all records and the intent, one to decide, one for each change, one to end.
+/// One fence for all records and the intent, one for the decision, one for each change, one for the
+/// end.
 #[test]
 fn what_a_batch_waits_for() {
     let memory = Kept::new(64 << 20);
@@ -526,7 +526,7 @@ fn what_a_batch_waits_for() {
     fences(&batch(0..2000));
     for keys in [1, 2, 10, 100] {
         let updates: Vec<_> = (0..20).map(|_| fences(&batch(0..keys))).collect();
-        // Now and then an extent or a range of CAS ids is opened.
+        // Sometimes a new extent or range of CAS ids is needed.
         assert_eq!(updates.iter().min(), Some(&(keys + 3)), "{keys} updates: {updates:?}");
     }
     let mut removal = Batch::new();
@@ -548,8 +548,7 @@ fn word(memory: &Kept, at: u64) -> &PmU64 {
     memory.at(at).unwrap()
 }
 
-/// A batch stops after it was decided and before it has changed anything: for what opening makes of
-/// it.
+/// Returns memory in which a batch was stopped after its decision and before its first change.
 fn stopped_in_the_middle() -> (Kept, Options) {
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).seed(11);
     for flushes in 0.. {
@@ -558,14 +557,14 @@ fn stopped_in_the_middle() -> (Kept, Options) {
         assert!(store.apply(Batch::new().put(b"a", b"1").put(b"b", b"1")).unwrap().is_done());
         let mut batch = Batch::new();
         batch.put(b"a", b"2").put(b"c", b"2").remove(b"b");
-        memory.light_fuse(flushes);
+        memory.panic_at_flush(flushes);
         let run = catch_unwind(AssertUnwindSafe(|| store.apply(&batch)));
-        assert!(memory.put_fuse_out() && run.is_err(), "it comes to its end before it decides");
+        assert!(memory.cancel_panic() && run.is_err(), "it ends before the decision");
         if memory.load(word(&memory, INTENT_ROOT)) != 0 {
             return (memory, options);
         }
     }
-    unreachable!("it decides at some time")
+    unreachable!("it reaches its decision")
 }
 
 #[test]
@@ -612,7 +611,8 @@ fn an_intent_that_cannot_be_read_is_an_error_or_dropped() {
     }
 }
 
-/// Who only knows the format without batches is refused from the first batch on, and not before.
+/// Programs that only know the format without batches are refused from the first batch on, and not
+/// before.
 #[test]
 fn the_first_batch_raises_the_format() {
     let memory = Kept::new(16 << 20);
@@ -630,9 +630,9 @@ fn the_first_batch_raises_the_format() {
     assert_eq!(format(), [6, 6]);
 }
 
-/// A poisoned store says so, also to those who wait for a batch that will never end.
+/// A poisoned store reports that, also to threads that wait for a batch that will never end.
 #[test]
-fn nobody_waits_for_a_batch_that_panicked() {
+fn no_thread_waits_for_a_batch_that_panicked() {
     let (memory, options) = (Kept::new(16 << 20), common::options().capacity(16 << 20));
     let options = options.extent_size(64 << 10);
     let store = memory.open(&options).unwrap();
@@ -642,9 +642,9 @@ fn nobody_waits_for_a_batch_that_panicked() {
     }
     assert!(store.apply(&batch).unwrap().is_done());
     // 50 records, the intent, the decision, then one for each change.
-    memory.light_fuse(75);
+    memory.panic_at_flush(75);
     assert!(catch_unwind(AssertUnwindSafe(|| store.apply(&batch))).is_err());
-    assert!(memory.put_fuse_out());
+    assert!(memory.cancel_panic());
     let poisoned = |error: Error| error.kind() == ErrorKind::Poisoned;
     assert!(poisoned(store.apply(&batch).unwrap_err()));
     assert!(poisoned(store.put(&49u64.to_le_bytes(), b"2").unwrap_err()));

@@ -1,4 +1,4 @@
-//! Space that other sizes cannot use comes back.
+//! Space that other sizes cannot use becomes free.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +20,7 @@ fn key_of(key: u64) -> Vec<u8> {
     format!("key {key}").into_bytes()
 }
 
-/// Sizes shift again and again, each time leaving some records of every earlier size behind.
+/// Sizes shift again and again, and some records of every earlier size remain each time.
 #[test]
 fn shifting_sizes_do_not_grow_the_store() {
     let store = store(32 << 20);
@@ -46,7 +46,7 @@ fn shifting_sizes_do_not_grow_the_store() {
     assert!(worst < 1.25, "space in use / space needed: {extents:.2?}");
 }
 
-/// A record that moves is the same record: CAS id, flags, expiry and value stay.
+/// A record that is moved keeps its CAS id, flags, expiry and value.
 #[test]
 fn what_moves_stays_the_same() {
     let store = store(8 << 20);
@@ -62,7 +62,7 @@ fn what_moves_stays_the_same() {
     let (records, before) = (store.stat().record_bytes, store.space().unwrap());
     assert!(store.db().compact().unwrap() > KEYS / 20);
     let after = store.space().unwrap();
-    // What the index takes, which differs from kind to kind, cannot be moved.
+    // The blocks of the index, which differ between kinds, cannot be moved.
     let scattered = |stat: &evermap::SpaceStat| stat.extent_bytes - stat.allocated_bytes;
     assert!(scattered(&after) < scattered(&before) / 2, "{before:?} {after:?}");
     assert_eq!(store.stat().record_bytes, records);
@@ -76,15 +76,14 @@ fn what_moves_stays_the_same() {
         assert_eq!(same.unwrap(), Some(true));
     }
     let more = (0..5).map(|_| store.db().compact().unwrap()).find(|&moved| moved == 0);
-    assert_eq!(more, Some(0), "it comes to an end");
+    assert_eq!(more, Some(0), "it ends");
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
-/// A store whose space is all in blocks of sizes that nobody asks for any more finds room by
-/// itself.
+/// A store whose space is all in blocks of sizes that are not requested any more compacts itself.
 #[test]
-fn a_scattered_full_store_has_room() {
+fn a_full_store_with_scattered_space_compacts_itself() {
     let store = store(1 << 20);
     let mut stored = 0;
     while store.put(&key_of(stored), &[1; 100]).is_ok() {
@@ -98,10 +97,10 @@ fn a_scattered_full_store_has_room() {
     }
 }
 
-/// A full store is being checked, which waits for a reader, and the reader's thread looks for
-/// space: it gets its error.
+/// A full store is being checked, which waits for a reader, and the reader's thread needs space: it
+/// gets an error instead of waiting.
 #[test]
-fn looking_for_space_waits_for_nobody_who_waits_for_us() {
+fn a_search_for_space_does_not_wait_for_a_check_that_waits_for_it() {
     let store = store(1 << 20);
     let full =
         |key: u64| store.put(&key_of(key), &[1; 3000]).is_err_and(|error| error.is_no_space());
@@ -120,8 +119,7 @@ fn looking_for_space_waits_for_nobody_who_waits_for_us() {
     });
 }
 
-/// All that could be reused is held up by a reader that is about to end: he who lacks space waits
-/// for it.
+/// A reader that is about to end prevents all reuse: a mutation that finds no space waits for it.
 #[test]
 fn space_that_a_reader_holds_up_is_waited_for() {
     let store = store(1 << 20);
@@ -136,7 +134,7 @@ fn space_that_a_reader_holds_up_is_waited_for() {
                 while !over.load(Relaxed) {
                     std::thread::yield_now();
                 }
-                // The other has asked for space by then, mostly.
+                // Usually the other thread has found no space by then.
                 std::thread::sleep(std::time::Duration::from_millis(2));
             });
             reads.wait();
@@ -147,11 +145,11 @@ fn space_that_a_reader_holds_up_is_waited_for() {
     }
 }
 
-/// Nobody notices records moving.
+/// Readers and writers do not notice that records move.
 #[test]
 fn records_move_beside_readers_and_writers() {
-    // Much more than is needed: a thread that has to wait for a processor holds up the reuse of
-    // what others remove.
+    // Much more than is needed, because a thread that waits for a processor delays the reuse of
+    // space.
     let store = store(256 << 20);
     let enough = AtomicBool::new(false);
     std::thread::scope(|threads| {
@@ -188,7 +186,7 @@ fn records_move_beside_readers_and_writers() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// The keeper of a store in a file does it without being asked.
+/// The background thread of a store in a file compacts it without being asked.
 #[test]
 fn it_happens_in_the_background() {
     let map = common::in_memory(common::options().capacity(8 << 20).extent_size(4096)).unwrap();

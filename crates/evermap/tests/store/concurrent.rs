@@ -16,8 +16,7 @@ fn number(value: &[u8]) -> u64 {
     u64::from_le_bytes(value.try_into().expect("eight bytes"))
 }
 
-/// Nothing is lost and nothing invented: increments by `modify` and by `compare_exchange`, and
-/// transfers.
+/// No increment is lost or made twice, by `modify`, by `compare_exchange`, and in transfers.
 #[test]
 fn increments_are_conserved() {
     const KEYS: u64 = 8;
@@ -40,7 +39,7 @@ fn increments_are_conserved() {
                         mine.extend(stored.unwrap());
                         continue;
                     }
-                    // The same by hand.
+                    // The same by `compare_exchange`.
                     loop {
                         let seen =
                             map.get_with(&key, |item| (number(item.value), item.cas)).unwrap();
@@ -61,10 +60,7 @@ fn increments_are_conserved() {
                     }
                 }
                 let mut ids = ids.lock().unwrap();
-                assert!(
-                    mine.into_iter().all(|cas| ids.insert(cas)),
-                    "a CAS id was given out twice"
-                );
+                assert!(mine.into_iter().all(|cas| ids.insert(cas)), "a CAS id was assigned twice");
             });
         }
     });
@@ -74,8 +70,8 @@ fn increments_are_conserved() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// A thread that reads while values are overwritten, removed and inserted sees whole values of the
-/// right key.
+/// A thread that reads while values are overwritten, removed and inserted sees complete values of
+/// the right key.
 #[test]
 fn readers_see_whole_values() {
     const KEYS: u64 = 200;
@@ -143,9 +139,9 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// What is there throughout is shown exactly once, however the index changes its shape meanwhile.
-/// What comes or goes is shown at most once: under each of its values, since a key that is removed
-/// and put again has another record.
+/// A record that is present throughout is shown exactly once, however the structure of the index
+/// changes meanwhile. One that is inserted or removed is shown at most once. A key that is removed
+/// and put again has another record, so it can be shown once with each value.
 #[test]
 fn iteration_shows_what_stays_exactly_once() {
     const STABLE: u64 = 3_000;
@@ -157,7 +153,7 @@ fn iteration_shows_what_stays_exactly_once() {
     let done = AtomicBool::new(false);
     thread::scope(|threads| {
         let (map, done) = (&map, &done);
-        // However the rounds end, the writer must.
+        // The writer must end even if the rounds panic.
         let _ends = Ends(done);
         threads.spawn(move || {
             // Grows to ten times the size and shrinks again: splits, doublings, merges and
@@ -203,7 +199,7 @@ fn iteration_shows_what_stays_exactly_once() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// What a thread knows of its own keys.
+/// Changes a thread's own keys, and records what they must contain.
 type Own = BTreeMap<Vec<u8>, u64>;
 
 fn churn(store: &evermap::Map<Kept>, own: &mut Own, me: u64, random: &mut Random) {
@@ -221,8 +217,8 @@ fn churn(store: &evermap::Map<Kept>, own: &mut Own, me: u64, random: &mut Random
     }
 }
 
-/// The sweep after an unclean stop runs beside mutations; afterwards the counts are exact, nothing
-/// is lost, and nothing leaks.
+/// The sweep after an unclean shutdown runs beside mutations; afterwards the counts are exact,
+/// nothing is lost, and nothing leaks.
 #[test]
 fn sweeping_under_load_ends_exact() {
     const THREADS: u64 = 3;
@@ -245,8 +241,8 @@ fn sweeping_under_load_ends_exact() {
                 threads.spawn(move || {
                     let mut random = Random::new(round * 10 + me as u64 + 5);
                     let mut after = 0;
-                    // Until the sweep is through, and a little longer: reuse of old blocks begins
-                    // then.
+                    // Until the sweep is complete, and a little longer, because then old blocks are
+                    // reused.
                     while after < 2_000 {
                         churn(store, own, me as u64, &mut random);
                         after += u64::from(swept.load(SeqCst));
@@ -268,7 +264,7 @@ fn sweeping_under_load_ends_exact() {
     }
 }
 
-/// An insert that found the old record flushed comes after the flush, so it must not be flushed
+/// An insert that finds the old record flushed comes after the flush, so it must not be flushed
 /// itself.
 #[test]
 fn inserts_beside_flushes_are_before_or_after() {
@@ -295,7 +291,11 @@ fn inserts_beside_flushes_are_before_or_after() {
                     if begun.load(SeqCst) <= before + 1
                         && matches!(outcome, Outcome::Inserted { .. })
                     {
-                        assert_eq!(found.as_deref(), Some(&b"new"[..]), "born flushed");
+                        assert_eq!(
+                            found.as_deref(),
+                            Some(&b"new"[..]),
+                            "flushed when it was stored"
+                        );
                     }
                 }
                 done.fetch_add(1, SeqCst);
@@ -306,7 +306,7 @@ fn inserts_beside_flushes_are_before_or_after() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// What the background removes while a check looks at it is no problem.
+/// Records that are purged while a check runs are not reported as problems.
 #[test]
 fn checks_beside_purges_are_sound() {
     let map = common::in_memory(common::options()).unwrap();
@@ -320,7 +320,8 @@ fn checks_beside_purges_are_sound() {
     }
 }
 
-/// Closing waits for what is running; what was acknowledged is there; what comes later is told.
+/// Closing waits for running operations, acknowledged changes are kept, and later operations get an
+/// error.
 #[test]
 fn closing_under_load_loses_nothing() {
     let directory = tempfile::tempdir().unwrap();
@@ -363,7 +364,7 @@ fn closing_under_load_loses_nothing() {
     }
 }
 
-/// A panic in a caller's closure is the caller's affair: it runs without locks.
+/// A panic in a caller's closure leaves the store usable, because closures run without locks.
 #[test]
 fn panics_of_callers_harm_nothing() {
     let map = common::in_memory(common::options()).unwrap();

@@ -1,9 +1,10 @@
-//! What must add up adds up, whenever the process is killed.
+//! Sums and counts are right, whenever the process is killed.
 //!
-//! A child lets threads add to counters, exchange, append, transfer between accounts, store what
-//! expires, purge and flush, until it is killed. Beside the store it keeps a ledger, a file of its
-//! own: what each thread is about to do, and what it was told was done. The parent compares. A few
-//! kills by default, as many as `EVERMAP_CONSERVATION` says else, over every index.
+//! Threads of a child process add to counters, exchange, append, transfer between accounts, store
+//! records that expire, purge and flush, until it is killed. Beside the store, the child keeps a
+//! ledger in another file: what each thread is about to do, and what was acknowledged. The parent
+//! compares. There are a few kills by default, otherwise the number in `EVERMAP_CONSERVATION`, over
+//! every index.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -21,24 +22,24 @@ use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 const ACCOUNTS: usize = 5;
 /// Maps between which batches transfer.
 const SIDES: [&str; 2] = ["this side", "that side"];
-/// Threads whose doings are tallied.
+/// The number of threads whose operations are counted.
 const THREADS: usize = 3;
-/// Things that each of them tallies: counters that are added to, counters that are exchanged, logs
-/// that are appended to, keys that are put after they have expired.
+/// What each of them counts: additions to counters, exchanges of counters, pieces appended to logs,
+/// and puts of keys that have expired.
 const THINGS: usize = 8;
 const KINDS: [&str; THINGS] = ["add", "add", "exchange", "exchange", "log", "log", "key", "key"];
-/// CAS ids that each thread notes.
+/// The number of CAS ids that each thread records.
 const IDS: usize = 60_000;
-/// Appended pieces since the last flush after which a thread appends no more.
+/// The number of pieces since the last flush after which a thread stops appending.
 const LONGEST_LOG: u64 = 150;
 
-/// Before a flush: nothing has happened yet.
+/// A flush was announced, and has not begun.
 const ANNOUNCED: u64 = 1;
-/// The canary is there, until the flush happens.
+/// The canary was stored, and is present until the flush happens.
 const FLUSHING: u64 = 2;
 const CANARY: &[u8] = b"canary";
 
-/// What the threads of the child do and were told.
+/// What the threads of the child do, and what was acknowledged.
 struct Ledger(Mapped);
 
 impl Ledger {
@@ -73,7 +74,7 @@ impl Ledger {
         Tally { ledger: self, at: Self::TALLIES + (thread * THINGS + thing) * 3 }
     }
 
-    /// Begins to count anew, because nothing of before is there any more.
+    /// Starts counting again, because everything from before is gone.
     fn begin_anew(&self) {
         for thread in 0..THREADS {
             for thing in 0..THINGS {
@@ -82,7 +83,7 @@ impl Ledger {
         }
     }
 
-    /// Notes what was stored under a CAS id.
+    /// Records what was stored under a CAS id.
     fn note(&self, thread: usize, cas: Option<u64>, key: &[u8], value: &[u8]) {
         let count_at = Self::NOTES + (1 + 2 * IDS) * thread;
         let count = self.get(count_at) as usize;
@@ -93,7 +94,7 @@ impl Ledger {
         }
     }
 
-    /// Takes the notes out.
+    /// Returns the recorded CAS ids, and removes them.
     fn notes(&self) -> Vec<(u64, u64)> {
         let mut notes = Vec::new();
         for thread in 0..THREADS + 2 {
@@ -108,7 +109,7 @@ impl Ledger {
     }
 }
 
-/// How often one thread did one thing.
+/// The counts of one kind of operation of one thread.
 #[derive(Clone, Copy)]
 struct Tally<'l> {
     ledger: &'l Ledger,
@@ -116,7 +117,7 @@ struct Tally<'l> {
 }
 
 impl Tally<'_> {
-    /// What of it is gone by a flush.
+    /// The part that a flush has removed.
     fn base(self) -> u64 {
         self.ledger.get(self.at)
     }
@@ -126,7 +127,7 @@ impl Tally<'_> {
         self.ledger.get(self.at + 1)
     }
 
-    /// Told that it was done.
+    /// Acknowledged.
     fn acknowledged(self) -> u64 {
         self.ledger.get(self.at + 2)
     }
@@ -136,7 +137,7 @@ impl Tally<'_> {
         self.issued()
     }
 
-    /// What was announced was refused.
+    /// The announced operation was refused.
     fn withdraw(self) {
         self.ledger.set(self.at + 1, self.acknowledged());
     }
@@ -151,7 +152,7 @@ impl Tally<'_> {
     }
 }
 
-/// Tells values apart.
+/// Returns a fingerprint of a value.
 fn print_of(key: &[u8], value: &[u8]) -> u64 {
     let bytes = key.iter().chain(b"=").chain(value);
     bytes.fold(0xcbf2_9ce4_8422_2325, |print, &byte| {
@@ -163,7 +164,7 @@ fn account(number: usize) -> Vec<u8> {
     format!("account {number}").into_bytes()
 }
 
-/// Where a thing is kept; some are shared by all threads.
+/// Returns the key for a kind of operation; some keys are shared by all threads.
 fn place_of(thread: usize, thing: usize) -> Vec<u8> {
     match KINDS[thing] {
         "key" => format!("key {thing} of {thread}").into_bytes(),
@@ -182,7 +183,7 @@ fn open(path: &Path, index: IndexKind, name: &str) -> Map {
     if name.is_empty() { store } else { store.db().map(name, MapOptions::new()).unwrap() }
 }
 
-/// Another map of the same file comes and goes all the time.
+/// Creates and drops another map of the same file.
 fn make_and_drop(map: &Map) {
     for round in 0u64.. {
         let passing = map.db().map("passing", MapOptions::new()).unwrap();
@@ -204,7 +205,7 @@ fn work_until_killed() {
     let map = open(map.as_ref(), index, name);
     SIDES.iter().for_each(|side| drop(map.db().map(side, MapOptions::new()).unwrap()));
     let ledger = &Ledger::open(ledger.as_ref());
-    // Held for writing while a flush makes the tallies begin anew.
+    // Held for writing while a flush resets the counts.
     let tallying = &RwLock::new(());
     std::thread::scope(|threads| {
         let map = &map;
@@ -227,7 +228,7 @@ fn work_until_killed() {
                 assert_eq!(sum_of(map, &names), 0, "a part of a transfer was visible");
             }
         });
-        // Only now, so that each round has something to lose, however busy the machine is.
+        // Only now, so that there is something to lose in each round, however busy the machine is.
         let records = || map.stat().next_cas;
         let first = records();
         while records() < first + 1000 {
@@ -284,7 +285,7 @@ fn tally_things(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, me: usize, mu
             }
             "log" => {}
             _ => {
-                // First something that is expired at once, so that a purge is after the key.
+                // First a record that has expired already, so that a purge removes the key.
                 let version = tally.issue(1);
                 map.put_with(&place, b"old", common::meta(0, 1)).unwrap();
                 if random.below(2) == 0 {
@@ -313,7 +314,7 @@ fn transfer(map: &Map, ledger: &Ledger, me: usize, mut random: Random) {
         }
         if random.below(2) == 0 {
             batch.add(&from, -amount).add(&to, amount);
-            // What comes, goes and expires changes the shape of the index.
+            // Keys that are inserted, removed and expire change the structure of the index.
             let key = format!("mortal {}", random.below(2_000)).into_bytes();
             match random.below(3) {
                 0 => batch.remove(&key),
@@ -349,29 +350,29 @@ fn flush(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, mut random: Random) 
     }
 }
 
-/// What was ever stored under each CAS id.
+/// Records what was stored under each CAS id in all rounds.
 type Ids = HashMap<u64, u64>;
 
 fn know(ids: &mut Ids, cas: u64, print: u64) {
     let known = *ids.entry(cas).or_insert(print);
-    assert_eq!(known, print, "CAS id {cas} was given out for two values");
+    assert_eq!(known, print, "CAS id {cas} was assigned to two values");
 }
 
-/// Compares what is there with what was announced and acknowledged, and begins anew.
+/// Compares the contents with what was announced and acknowledged, and starts again.
 fn settle(map: &Map, ledger: &Ledger, ids: &mut Ids) {
     let canary = map.contains(CANARY).unwrap();
     match ledger.flush_state() {
         0 => assert!(!canary, "a flushed record came back"),
-        // It is flushed, and all that was before it.
+        // It is flushed, and so is everything before it.
         FLUSHING if !canary => ledger.begin_anew(),
         _ => {}
     }
     ledger.set(0, 0);
     map.remove(CANARY).unwrap();
     let names: Vec<_> = (0..ACCOUNTS).map(account).collect();
-    assert_eq!(sum_of(map, &names), 0, "a part of a transfer is there");
+    assert_eq!(sum_of(map, &names), 0, "a part of a transfer is present");
     let sides = SIDES.map(|side| sum_of(&map.db().map(side, MapOptions::new()).unwrap(), &names));
-    assert_eq!(sides[0] + sides[1], 0, "one side of a transfer is there");
+    assert_eq!(sides[0] + sides[1], 0, "one side of a transfer is present");
     for (thing, kind) in KINDS.into_iter().enumerate() {
         let tallies: Vec<_> = (0..THREADS).map(|thread| ledger.tally(thread, thing)).collect();
         match kind {
@@ -422,7 +423,7 @@ fn settle(map: &Map, ledger: &Ledger, ids: &mut Ids) {
     let mut seen = HashMap::new();
     map.for_each(|item| {
         let item = item.unwrap();
-        assert!(item.expires_at.is_none_or(|at| at > now), "expired, and yet there");
+        assert!(item.expires_at.is_none_or(|at| at > now), "expired, but present");
         assert_eq!(seen.insert(item.cas, item.key.to_vec()), None, "one CAS id for two records");
         know(ids, item.cas, print_of(item.key, item.value));
         ControlFlow::Continue(())

@@ -1,9 +1,9 @@
-//! How often an operation waits for what it wrote to be durable.
+//! How often an operation waits until what it has written is durable.
 
 use crate::common::{Kept, value_of};
 use evermap::Map;
 
-/// Fences of each of many operations, ascending.
+/// Returns the numbers of fences of many operations, in ascending order.
 fn fences(
     medium: &Kept,
     store: &Map<Kept>,
@@ -24,9 +24,9 @@ fn key_of(number: u64) -> Vec<u8> {
     format!("key {number}").into_bytes()
 }
 
-/// The record, the slot, the bucket's header: three, and two where the slot shares the header's
-/// line. More only where room has to be made: a split, a displacement, a new extent, a new range of
-/// CAS ids.
+/// Three fences for the record, the slot and the bucket's header, or two if the slot shares the
+/// header's line. There are more only if space is needed: for a split, a displacement, a new
+/// extent, or a new range of CAS ids.
 #[test]
 fn a_put_waits_three_times() {
     let medium = Kept::new(64 << 20);

@@ -1,4 +1,4 @@
-//! Crashes the store everywhere.
+//! Crash campaigns on the store.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -20,20 +20,20 @@ use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Model, Sim, Subjec
 /// A workload on a store.
 struct Workload {
     keys: u64,
-    /// Named maps that come and go, each with some keys.
+    /// The number of named maps that are created and dropped, each with some keys.
     maps: u64,
     ops: u64,
     index: IndexKind,
 }
 
-/// What was done, and every CAS id that was given out, by operation.
+/// The operations, and every CAS id that was assigned, by operation.
 struct History {
     map: MapHistory<u64>,
     ids: Mutex<HashMap<u64, u64>>,
     batches: Mutex<Vec<BatchOps>>,
 }
 
-/// What a batch was to do.
+/// The operations of a batch.
 struct BatchOps {
     /// Its first operation; the others follow.
     number: u64,
@@ -48,7 +48,7 @@ struct Live {
     keys: u64,
     maps: u64,
     clock: Clock,
-    /// CAS ids given out before the crash.
+    /// CAS ids that were assigned before the crash.
     ids: HashSet<u64>,
 }
 
@@ -56,10 +56,10 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Accounts between which batches transfer, and what is appended to.
+/// Accounts between which batches transfer, and the value that pieces are appended to.
 const ACCOUNTS: u64 = 4;
 const LOG: &[u8] = b"log";
-/// The maps that have them, where there are named maps: none of them is ever flushed.
+/// The maps that have them if there are named maps. None of them is ever flushed.
 const BANKS: [&str; 2] = ["bank 0", "bank 1"];
 
 fn account(number: u64) -> Vec<u8> {
@@ -70,11 +70,11 @@ fn key_of(key: u64) -> Vec<u8> {
     format!("key {key}").into_bytes()
 }
 
-/// From here on, keys are those of named maps: this number each.
+/// From here on, keys belong to named maps, this number to each.
 const NAMED: u64 = 1000;
 const KEYS_OF_A_MAP: u64 = 3;
 
-/// The name of the map of a key; nothing for the default one.
+/// Returns the name of the map of a key, or `None` for the default map.
 fn map_name(key: u64) -> Option<String> {
     (key >= NAMED).then(|| name_of((key - NAMED) / KEYS_OF_A_MAP))
 }
@@ -106,12 +106,12 @@ impl Live {
         Ok(Live { store, sim: sim.clone(), keys, maps, clock, ids: HashSet::new() })
     }
 
-    /// All keys, those of named maps included.
+    /// Returns all keys, including those of named maps.
     fn all_keys(&self) -> impl Iterator<Item = u64> {
         (0..self.keys).chain((0..self.maps).flat_map(keys_of))
     }
 
-    /// The map in which a key is; nothing if there is none.
+    /// Returns the map of a key, or `None` if it does not exist.
     fn map_of(&self, key: u64) -> Result<Option<Map<Sim>>, String> {
         let Some(name) = map_name(key) else { return Ok(Some(self.store.clone())) };
         match self.store.db().map(&name, MapOptions::new().create(false)) {
@@ -120,7 +120,7 @@ impl Live {
         }
     }
 
-    /// The version that is stored under a key. Anything but a whole version is an error.
+    /// Returns the version that is stored under a key. Anything but a complete version is an error.
     fn version(&self, key: u64) -> Result<Option<u64>, String> {
         let name = key_of(key);
         let Some(map) = self.map_of(key)? else { return Ok(None) };
@@ -136,7 +136,7 @@ impl Live {
         let Some(cas) = stored else { return Ok(()) };
         let again = history.ids.lock().unwrap().insert(cas, number);
         if again.is_some() || self.ids.contains(&cas) {
-            return Err(format!("CAS id {cas} was given out twice"));
+            return Err(format!("CAS id {cas} was assigned twice"));
         }
         Ok(())
     }
@@ -190,7 +190,7 @@ impl Live {
             14..=16 => store.modify(name, |_| Edit::Value(value.clone())),
             17 => store.modify(name, |_| Edit::Remove),
             18 => store.remove(name).map(|_| None),
-            // Expired by its new expiry: as good as removed.
+            // Expired by its new expiry, which counts as removed.
             19 => store.touch(name, Some(999)).map(|_| None),
             _ => store.get(name).map(|_| None),
         };
@@ -229,7 +229,7 @@ impl Live {
         }
     }
 
-    /// Notes what came of a call.
+    /// Records the result of a call.
     fn answered(
         &self,
         history: &History,
@@ -250,7 +250,7 @@ impl Live {
         }
     }
 
-    /// Something in a named map, which is made if there is none, or dropped.
+    /// Makes a change in a named map, which is created if it does not exist, or drops it.
     fn step_in_map(&self, history: &History, rng: &mut Rng) -> Result<(), String> {
         let (map, version) = (rng.below(self.maps), rng.draw());
         match rng.below(16) {
@@ -290,7 +290,7 @@ impl Live {
         self.remove_all(history, keys_of(map), |_| store.flush_all(None))
     }
 
-    /// Does something that removes these keys together.
+    /// Calls `remove`, which removes these keys together.
     fn remove_all(
         &self,
         history: &History,
@@ -310,7 +310,7 @@ impl Live {
         Ok(())
     }
 
-    /// Some keys at once, of all maps that there are.
+    /// Changes some keys of all existing maps in one batch.
     fn batch(&self, history: &History, rng: &mut Rng, version: u64) -> Result<(), String> {
         let mut batch = Batch::new();
         let all: Vec<_> = self.all_keys().collect();
@@ -380,7 +380,7 @@ impl Live {
         }
     }
 
-    /// The map of an account; nothing for the default one.
+    /// Returns the map of an account, or `None` for the default map.
     fn bank_of(&self, account: u64) -> Result<Option<&'static str>, String> {
         if self.maps == 0 {
             return Ok(None);
@@ -389,7 +389,7 @@ impl Live {
         self.store.db().map(bank, MapOptions::new()).map(|_| Some(bank)).map_err(text)
     }
 
-    /// Appends the number of what is there already.
+    /// Appends the number of pieces that are present.
     fn append(&self) -> Result<(), String> {
         let pieces = self.log()?;
         match self.store.append(LOG, &pieces.to_le_bytes()) {
@@ -398,7 +398,7 @@ impl Live {
         }
     }
 
-    /// Stores something that is expired a second later, and purges it.
+    /// Stores a record that expires a second later, and purges it.
     fn expire(&self, history: &History, rng: &mut Rng) -> Result<(), String> {
         let key = rng.below(self.keys);
         let before = self.version(key)?;
@@ -414,7 +414,7 @@ impl Live {
         self.store.db().purge_if_due().map(drop).map_err(text)
     }
 
-    /// How many pieces were appended: each is its own number, once.
+    /// Returns how many pieces were appended. Each must be its own number, once.
     fn log(&self) -> Result<u64, String> {
         let log = self.store.get(LOG).map_err(text)?.unwrap_or_default();
         let pieces: Vec<_> = log.chunks(8).collect();
@@ -422,7 +422,7 @@ impl Live {
         if whole { Ok(pieces.len() as u64) } else { Err(format!("the log is {log:?}")) }
     }
 
-    /// No batch is there in part: neither the transfers nor the one that was on its way.
+    /// No batch is present in part: neither a transfer nor the one that was running.
     fn verify_batches(&self, history: &History, point: &CrashPoint) -> Result<(), String> {
         let mut sum = 0;
         for number in 0..ACCOUNTS {
@@ -451,12 +451,12 @@ impl Live {
             }
             for &key in &batch.removals {
                 let absent = self.version(key)?.is_none();
-                // One that was absent before says nothing.
+                // A key that was absent before shows nothing.
                 let was = history.map.allowed(&key, point).iter().any(Option::is_some);
                 happened.extend(was.then_some(absent));
             }
             if happened.contains(&true) && happened.contains(&false) {
-                return Err(format!("a part of the batch is there: {happened:?}"));
+                return Err(format!("only a part of the batch is present: {happened:?}"));
             }
         }
         Ok(())
@@ -479,7 +479,7 @@ impl Live {
 }
 
 impl Subject for Workload {
-    /// The seed of everything: the workload is one piece.
+    /// A seed, from which the whole workload follows: it cannot be divided.
     type Call = u64;
     type History = History;
     type Live = Option<Live>;
@@ -496,7 +496,7 @@ impl Subject for Workload {
         let part = self.ops / 3;
         let live = Live::open(sim, self)?;
         live.steps(&history, &mut rng, part)?;
-        // As if the process had died: nothing is closed.
+        // As if the process had been killed: nothing is closed.
         drop(live);
         let live = Live::open(sim, self)?;
         live.steps(&history, &mut rng, part / 2)?;
@@ -515,7 +515,7 @@ impl Subject for Workload {
         point: &CrashPoint,
     ) -> Result<Option<Live>, Failure> {
         if Region::is_blank(sim) {
-            // Nobody was told that the store exists.
+            // The creation of the store was not acknowledged.
             let named = (0..self.maps).flat_map(keys_of);
             (0..self.keys).chain(named).try_for_each(|key| history.map.check(&key, point, None))?;
             return Ok(None);
@@ -553,7 +553,7 @@ impl Subject for Workload {
             live.store.into_db().close().map_err(text)?;
             return Ok(history);
         }
-        // Closed before anybody has freed what the map had: nothing may stay taken for ever.
+        // Closed before the blocks of the map are freed: none may stay allocated for ever.
         live.drop_map(&history, rng.below(self.maps))?;
         let expected: Vec<_> =
             live.all_keys().map(|key| live.version(key)).collect::<Result<_, _>>()?;
@@ -561,7 +561,7 @@ impl Subject for Workload {
         let live = Live::open(&live.sim, self)?;
         for (key, expected) in live.all_keys().zip(expected) {
             if live.version(key)? != expected {
-                return Err(format!("key {key} is not what it was before an orderly stop").into());
+                return Err(format!("key {key} is not what it was before a clean shutdown").into());
             }
         }
         live.verify()?;
@@ -584,7 +584,7 @@ fn config(model: Model, max_images: u64) -> sim::Config {
     }
 }
 
-/// How many times as many workloads as usual the campaigns are to have.
+/// Returns the factor by which the campaigns have more workloads than usual.
 fn times() -> u64 {
     let times = std::env::var("EVERMAP_CRASH_TIMES");
     times.map_or(1, |times| times.parse().expect("EVERMAP_CRASH_TIMES is a number"))
@@ -610,7 +610,7 @@ fn process_death_at_every_store() {
     campaign(common::index(), Model::ProcessDeath, 100..103, 4_000);
 }
 
-/// Two named maps that come and go beside the default one.
+/// Two named maps are created and dropped beside the default map.
 fn campaign_with_maps(model: Model, seed: u64) {
     for (index, seed) in common::campaign_indexes().into_iter().zip(seed..) {
         let workload = Workload { keys: 4, maps: 2, ops: 120, index };
@@ -632,9 +632,9 @@ fn process_death_with_named_maps() {
     campaign_with_maps(Model::ProcessDeath, 300);
 }
 
-/// Mistakes that batches carry in themselves, for tests like this one: the intent is not durable
-/// when it is decided (1), new keys are there before that (2), the intent is gone before what it
-/// says is durable (3), or before a recovery has carried it out (4).
+/// Planted mistakes in batches: the intent is not durable at the decision (1), new keys are visible
+/// before it (2), the intent is cleared before its changes are durable (3), or before a recovery
+/// has executed it (4).
 #[test]
 fn mistakes_in_batches_are_found() {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
@@ -646,10 +646,10 @@ fn mistakes_in_batches_are_found() {
     }
 }
 
-/// A record whose value came in pieces is published before the value is durable (1), and an orderly
-/// close saves as taken what was being written (2).
+/// Planted mistakes in values that are written in pieces: the record is published before the value
+/// is durable (1), and a clean shutdown saves blocks of unfinished values as allocated (2).
 #[test]
-fn mistakes_in_values_that_come_in_pieces_are_found() {
+fn mistakes_in_values_in_pieces_are_found() {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
     for mistake in ["VW-1", "VW-2"] {
         let config = config(Model::Adr, 20_000);
@@ -659,9 +659,10 @@ fn mistakes_in_values_that_come_in_pieces_are_found() {
     }
 }
 
-/// A record is marked as removed while the index still names it: a crash in between loses it.
+/// A planted mistake: a record gets its tombstone while the index still refers to it, so that a
+/// crash in between loses it.
 #[test]
-fn a_tombstone_before_its_time_is_found() {
+fn a_tombstone_that_is_too_early_is_found() {
     let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
     let config = config(Model::ProcessDeath, 20_000);
     let fate = sim::mutants::fate_of_planted(&workload, &config, "TO-1", 0..4);
@@ -669,9 +670,9 @@ fn a_tombstone_before_its_time_is_found() {
     assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
 }
 
-/// Mistakes in named maps: a map that is dropped is freed before its name is gone (1), an orderly
-/// close saves as taken what a dropped map had (2), a sweep does not see dropped maps that are
-/// freed later (3).
+/// Planted mistakes in named maps: a dropped map is freed before its name is removed (1), a clean
+/// shutdown saves blocks of a dropped map as allocated (2), a sweep does not visit dropped maps
+/// that are freed later (3).
 #[test]
 fn mistakes_in_named_maps_are_found() {
     let workload = Workload { keys: 4, maps: 2, ops: 120, index: IndexKind::Clht };

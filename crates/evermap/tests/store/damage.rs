@@ -1,9 +1,9 @@
-//! A damaged file may cost an answer, never a crash, a hang or a wrong value.
+//! A damaged file may cause errors and missing records, but no crash, hang or wrong value.
 //!
-//! Damages a store of 256 KiB in every way of a list, opens it, and uses it. A sample of the list
-//! by default; all of it (some hundred thousand files) where `EVERMAP_DAMAGE=all` is set, or one
-//! case by its name. The cases run in processes of their own with limits on memory and time, so
-//! that a crash or a hang is noticed and named.
+//! Damages a store of 256 KiB in every way in a list, opens it, and uses it. By default a sample of
+//! the list is tried; with `EVERMAP_DAMAGE=all` all of it (some hundred thousand files), and with
+//! the name of a case only that one. The cases run in separate processes with limits on memory and
+//! time, so that a crash or a hang is noticed and reported.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +27,7 @@ const KEYS: u64 = 800;
 /// A case takes milliseconds; this much means a hang, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The time of every store here: expired records and flushes are no damage.
+/// The time of every store here, so that expiry is not mistaken for damage.
 const NOW: u64 = 1000;
 
 fn options(index: IndexKind) -> Options {
@@ -44,21 +44,21 @@ fn key_of(number: u64) -> Vec<u8> {
 
 fn put(map: &Map, number: u64, version: u64) -> evermap::Result<()> {
     let key = key_of(number);
-    // Most are small, one in 300 takes several extents.
+    // Most values are small; one in 300 takes several extents.
     let len = if number % 300 == 50 { 9_000 } else { 40 + version as usize % 150 };
     let expires_at = if version.is_multiple_of(3) { 5000 } else { 0 };
     let meta = common::meta(version as u32, expires_at);
     map.put_with(&key, &value_of(&key, version, len), meta).map(drop)
 }
 
-/// The number of a key that [`key_of`] made.
+/// Returns the number of a key that [`key_of`] has returned.
 fn number_of(key: &[u8]) -> u64 {
     let digits = key["key ".len()..].iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
 }
 
-/// Removes keys in all ways but the usual one, and makes changes that are refused: what they leave
-/// behind must not be seen.
+/// Removes keys in all ways but `remove`, and makes changes that are refused: their records must
+/// not be returned.
 fn remove_in_other_ways(map: &Map, stage: u64) -> evermap::Result<()> {
     let gone = |number: u64| key_of(KEYS + 10 * stage + number);
     for number in 0..10 {
@@ -83,17 +83,17 @@ fn remove_in_other_ways(map: &Map, stage: u64) -> evermap::Result<()> {
     Ok(())
 }
 
-/// The named map, of the kind that is smallest.
+/// The name of the named map, which has the smallest kind of index.
 const NAMED: &str = "named";
 const NAMED_KEYS: u64 = 60;
-/// The root slot by which named maps are found.
+/// The offset of the root slot of the catalogue.
 const CATALOGUE: usize = 8192 + 512 + 14 * 8;
 
 fn named(map: &Map) -> evermap::Result<Map> {
     map.db().map(NAMED, MapOptions::new().index(IndexKind::Clht))
 }
 
-/// Whether something was once stored: flags and value tell the version.
+/// Returns whether this was once stored: flags and value show the version.
 fn was_stored(item: &Item<'_>) -> bool {
     is_value_of(item.key, item.value)
         && item.value[item.key.len()..].first_chunk().is_some_and(|version| {
@@ -102,7 +102,7 @@ fn was_stored(item: &Item<'_>) -> bool {
         })
 }
 
-/// The bytes of a store, and those it had before.
+/// The bytes of a store, and those at earlier times.
 struct Template {
     now: Vec<u8>,
     older: Vec<Vec<u8>>,
@@ -111,21 +111,21 @@ struct Template {
 /// One way to damage it.
 #[derive(Clone, Debug)]
 enum Damage {
-    /// This word becomes that.
+    /// The word at this offset has this value.
     Word(usize, u64),
-    /// This page becomes what it was at that earlier time.
+    /// The page at this offset is that of this earlier time.
     OldPage(usize, usize),
     /// The file ends here.
     End(usize),
-    /// This bit of this byte is another.
+    /// This bit of the byte at this offset is flipped.
     Flip(usize, u32),
-    /// These words have changed places.
+    /// These words are exchanged.
     Swap(usize, usize),
     /// This page is all zeros.
     Zeroed(usize),
-    /// This page is a copy of that one.
+    /// The first page is a copy of the second.
     Duplicate(usize, usize),
-    /// These pages have changed places.
+    /// These pages are exchanged.
     Exchange(usize, usize),
 }
 
@@ -167,7 +167,7 @@ impl Damage {
     }
 }
 
-/// Which damages of pairs of words, of bits and of whole pages to try: some of each kind, or one.
+/// Returns damages of pairs of words, of bits and of pages: some of each kind, or one.
 fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
     let mut random = Random::new(7);
@@ -189,7 +189,7 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     list
 }
 
-/// Which damages to try: a sample of those to words, all, or one.
+/// Returns damages to words, a sample of them or all, to pages and to the length, or one.
 fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
     let mut random = Random::new(99);
@@ -205,7 +205,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     }
     if wanted.is_empty() {
         list = list.into_iter().step_by(tier().choose(523, 131)).collect();
-        // What leads to the named map is but a few words, and not to be missed.
+        // Only a few words lead to the named map, so these are always tried.
         list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));
     }
     for at in (0..bytes.len()).step_by(PAGE) {
@@ -263,7 +263,7 @@ fn write_and_hang() {
     }
 }
 
-/// What came of one damaged file.
+/// The results of the damaged files.
 #[derive(Default)]
 struct Tally {
     cases: u64,
@@ -272,32 +272,32 @@ struct Tally {
     missing: u64,
     errors: u64,
     problems: u64,
-    /// Answers of the named map, and times when it could not be opened.
+    /// Records that the named map returned, and times when it could not be opened.
     named: u64,
     unnamed: u64,
-    /// Damaged files in which something is missing, and those of which a check said that they are
+    /// Damaged files in which something is missing, and those of them that a check reported to be
     /// sound.
     lossy: u64,
     unnoticed: Vec<String>,
 }
 
-/// What an undamaged store has: the version of each key, in the default map and in the named one.
+/// The contents of the undamaged store: the version of each key, in the default map and in the
+/// named one.
 #[derive(Default)]
 struct Contents {
     default: BTreeMap<u64, u64>,
     named: BTreeMap<u64, u64>,
 }
 
-/// Asserts that this is the present version of its key, and not an older one, nor something that
-/// was removed or refused.
+/// Asserts that this is the current version of its key, and not an older one, nor one that was
+/// removed or refused.
 fn assert_current(item: &Item<'_>, expected: &BTreeMap<u64, u64>) {
     assert!(was_stored(item), "wrong value: {item:?}");
     let current = expected.get(&number_of(item.key));
-    assert_eq!(Some(&u64::from(item.flags)), current, "what is over has come back: {item:?}");
+    assert_eq!(Some(&u64::from(item.flags)), current, "an earlier version has come back: {item:?}");
 }
 
-/// Looks for everything in one map in every way; answers how many keys are missing without an
-/// error.
+/// Looks for every key of a map in every way. Returns how many keys are missing without an error.
 fn look_closely(map: &Map, keys: u64, expected: &BTreeMap<u64, u64>) -> u64 {
     let mut missing = 0;
     for number in 0..keys {
@@ -346,7 +346,7 @@ impl Tally {
         .unwrap();
     }
 
-    /// Looks at everything; only what was once stored may be shown.
+    /// Reads everything; only what was once stored may be returned.
     fn look(&mut self, map: &Map, expected: &BTreeMap<u64, u64>) {
         self.look_named(map);
         for number in 0..KEYS + 100 {
@@ -366,8 +366,7 @@ impl Tally {
         });
         let mut all_were_stored = |item: evermap::Result<Item<'_>>| {
             if let Ok(item) = item {
-                // Not even what is in the catalogue, whose pairs a walk can meet where a file was
-                // cut off.
+                // Nor pairs of the catalogue, which a walk can reach if the file was cut off.
                 assert!(was_stored(&item), "wrong value: {item:?}");
             }
             ControlFlow::Continue(())
@@ -378,8 +377,8 @@ impl Tally {
         }
     }
 
-    /// Looks at a damaged file without changing it: what is shown is what it had last, and what is
-    /// missing is noticed.
+    /// Reads a damaged file without changing it: only current versions may be returned, and missing
+    /// records must be noticed.
     fn inspect(&mut self, path: &Path, options: &Options, expected: &Contents, damage: &Damage) {
         for round in 0..2 {
             let Ok(map) = common::open_file(path, options.clone()) else { return };
@@ -422,7 +421,7 @@ impl Tally {
         );
         self.look(&map, expected);
         if self.cases.is_multiple_of(2) {
-            // Whatever is left of it goes, and a new one comes.
+            // The map is dropped, whatever is left of it, and created again.
             let _ = map.db().drop_map(NAMED);
             let _ = map.db().reclaim_dropped();
             if let Ok(named) = named(&map) {
@@ -431,7 +430,7 @@ impl Tally {
             self.look(&map, expected);
         }
         let _ = map.into_db().close();
-        // And once more: what the damage led to must not be worse.
+        // Opened once more: the damage must not have spread.
         if let Ok(map) = common::open_file(path, options) {
             self.look(&map, expected);
         }
@@ -439,7 +438,7 @@ impl Tally {
     }
 }
 
-/// Contents of an undamaged store.
+/// Returns the contents of an undamaged store.
 fn contents(path: &Path, index: IndexKind) -> Contents {
     let map = common::open_file(path, options(index)).unwrap();
     let of = |map: &Map| {
@@ -458,7 +457,7 @@ fn rewrite(path: &Path, bytes: &[u8]) {
     file.write_all_at(bytes, 0).unwrap();
 }
 
-/// Limits this process, so that a damaged length cannot take the machine with it.
+/// Limits the memory of this process, so that a damaged length cannot exhaust that of the machine.
 fn limit_memory() {
     let limit = libc::rlimit { rlim_cur: 4 << 30, rlim_max: 4 << 30 };
     // SAFETY: passes a structure that lives through the call.
@@ -499,7 +498,7 @@ fn use_damaged_files() {
             let salvage = options(index).on_suspect(OnSuspect::Salvage);
             tally.try_out(&path, salvage, &expected.default);
         }
-        // Also one of the background thread.
+        // Also panics of the background thread.
         assert!(!PANICKED.load(SeqCst), "a panic");
     }
     writeln!(
@@ -523,10 +522,10 @@ fn use_damaged_files() {
     for case in &tally.unnoticed {
         writeln!(out, "unnoticed: {case}").unwrap();
     }
-    // An orderly stop leaves counts. They are no help where the file ends early, or has a page of
-    // another time, or where the words are wrong that say how it was stopped.
+    // A clean shutdown saves counts. They do not help if the file was cut off, if a page is of
+    // another time, or if the words are damaged that record how the store was closed.
     let unnoticed = tally.unnoticed.len() as u64;
-    assert!(unnoticed == 0 || stop != "orderly" || parts[3] != "mangled", "losses are not noticed");
+    assert!(unnoticed == 0 || stop != "clean" || parts[3] != "mangled", "losses are not noticed");
     assert!(unnoticed * 2 < tally.lossy, "most losses are not noticed");
     assert!(tally.answers > tally.cases * 100 && tally.problems > 0 && tally.refused > 0);
     assert!(tally.named > tally.cases * 20 && tally.unnamed > 0);
@@ -563,32 +562,32 @@ fn supervise(stop: &str, index: IndexKind, list: &str) {
 }
 
 #[test]
-fn damage_after_an_orderly_stop() {
-    supervise("orderly", common::index(), "words");
+fn damage_after_a_clean_shutdown() {
+    supervise("clean", common::index(), "words");
 }
 
 #[test]
-fn damage_after_an_unclean_stop() {
+fn damage_after_an_unclean_shutdown() {
     supervise("unclean", common::index(), "words");
 }
 
 #[test]
-fn mangled_after_an_orderly_stop() {
-    common::campaign_indexes().into_iter().for_each(|index| supervise("orderly", index, "mangled"));
+fn mangled_after_a_clean_shutdown() {
+    common::campaign_indexes().into_iter().for_each(|index| supervise("clean", index, "mangled"));
 }
 
 #[test]
-fn mangled_after_an_unclean_stop() {
+fn mangled_after_an_unclean_shutdown() {
     common::campaign_indexes().into_iter().for_each(|index| supervise("unclean", index, "mangled"));
 }
 
-/// After an unclean stop there is no count to compare with: what is left of the index has to show
-/// that something is missing.
+/// After an unclean shutdown there are no counts to compare with: what is left of the index must
+/// show that something is missing.
 #[test]
 fn zeroed_pages_of_an_index_are_noticed() {
     const RECORDS: u64 = 3000;
-    // Level hashing fills some buckets of a region before others, so that a page without records
-    // says nothing.
+    // Level hashing fills some buckets of a region before others, so a page without records shows
+    // nothing.
     for index in common::campaign_indexes().into_iter().filter(|&index| index != IndexKind::Level) {
         let options = Options::small(2 << 20).index(index).seed(5);
         let memory = common::Kept::new(2 << 20);
@@ -602,9 +601,9 @@ fn zeroed_pages_of_an_index_are_noticed() {
             let Ok(store) = damaged.open(&options) else { continue };
             let is_lost = |key: &u64| matches!(store.get(&key.to_le_bytes()), Ok(None));
             let lost = (0..RECORDS).filter(is_lost).count();
-            // Deep: a page of records is one of the pages too.
+            // A deep check, because pages of records are zeroed too.
             let report = store.db().check(true).unwrap();
-            // Where a page had fewer, it may be empty by chance.
+            // A page that had fewer records could be empty by chance.
             match (lost >= 60, report.is_sound()) {
                 (true, true) => unnoticed.push((page, lost)),
                 (true, false) => noticed += 1,
@@ -616,8 +615,8 @@ fn zeroed_pages_of_an_index_are_noticed() {
     }
 }
 
-/// A store in memory, closed in order, whose keys below 20 were removed, and those from 20 to 39
-/// replaced.
+/// A store in memory, after a clean shutdown, whose keys below 20 were removed, and those from 20
+/// to 39 replaced.
 fn with_removed(options: &Options) -> common::Kept {
     let memory = common::Kept::new(1 << 20);
     let store = memory.open(options).unwrap();
@@ -634,8 +633,8 @@ fn a_flipped_bit_brings_nothing_back() {
     for index in common::campaign_indexes() {
         let options = Options::small(1 << 20).index(index).seed(1);
         let memory = with_removed(&options);
-        // Bits that are set and their neighbours: of the others there are too many. A bucket of
-        // Dash says in its fourth word which slots are taken.
+        // Only bits of words that are not 0, because there are too many others. The fourth word of
+        // a bucket of Dash records which slots are in use.
         let mut random = Random::new(3);
         let is_dash = matches!(index, IndexKind::DashEh | IndexKind::DashLh);
         let bits = (0..memory.len() * 8).filter(|bit| {
@@ -668,6 +667,6 @@ fn a_flipped_bit_brings_nothing_back() {
         }
         println!("{index}: {tried} bits, {damaged} errors for keys that were removed or replaced");
         assert!(tried > 300, "{index}: {tried} bits");
-        assert!(damaged > 0 || !is_dash, "{index}: no bit leads to what is over");
+        assert!(damaged > 0 || !is_dash, "{index}: no bit leads to a removed record");
     }
 }

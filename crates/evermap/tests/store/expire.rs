@@ -1,4 +1,4 @@
-//! Purges: that they come when there is something to do, and never too far.
+//! Purges happen when there is something to remove, and remove nothing else.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
@@ -10,7 +10,7 @@ fn until(expires_at: u64) -> Meta {
     common::meta(0, expires_at)
 }
 
-/// Purging by the clock: only when something can have expired since.
+/// A purge that is due by the clock runs only when something can have expired.
 #[test]
 fn purges_come_when_something_can_have_expired() {
     let clock = Clock::manual(1000);
@@ -21,7 +21,7 @@ fn purges_come_when_something_can_have_expired() {
     for key in 0..100u64 {
         store.put(&key.to_le_bytes(), b"for ever").unwrap();
     }
-    assert_eq!(stat().next_expiry, None, "nothing was there before");
+    assert_eq!(stat().next_expiry, None, "the file was empty before");
     assert_eq!((store.db().purge_if_due().unwrap(), stat().purges), (0, 0));
     for (key, at) in [(0u64, 3000), (1, 2000), (2, 4000)] {
         store.put_with(&key.to_le_bytes(), b"mortal", until(at)).unwrap();
@@ -43,23 +43,23 @@ fn purges_come_when_something_can_have_expired() {
     let mut batch = evermap::Batch::new();
     batch.put_with(b"in a batch", b"mortal", until(3500)).put(b"another", b"for ever");
     assert!(store.apply(&batch).unwrap().is_done());
-    assert_eq!(stat().next_expiry, Some(3500), "not that of a record that is not there yet");
-    // What was touched to live on is looked at, and not removed.
+    assert_eq!(stat().next_expiry, Some(3500), "that of the earliest record");
+    // A record that was touched to live longer is examined, and not removed.
     assert!(store.touch(b"in a batch", None).unwrap());
     clock.set(3500);
     assert_eq!((store.db().purge_if_due().unwrap(), stat().purges), (0, 0));
     assert_eq!(stat().next_expiry, Some(4000));
-    // What earlier openings have stored is not forgotten.
+    // Records of earlier openings are found too.
     store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     clock.set(4000);
-    assert_eq!(store.stat().next_expiry, Some(0), "nobody has looked yet");
+    assert_eq!(store.stat().next_expiry, Some(0), "no walk has happened yet");
     assert_eq!((store.db().purge_if_due().unwrap(), store.len().value), (1, 98));
     let stat = store.stat();
     assert_eq!((stat.next_expiry, stat.purges), (None, 1), "by a walk");
 }
 
-/// Records that expire take the place of those that have, without anybody being told to purge, and
+/// Records that expire take the space of those that have expired, without an explicit purge, and
 /// without a walk.
 #[test]
 fn what_has_expired_makes_room() {
@@ -82,12 +82,12 @@ fn what_has_expired_makes_room() {
                     assert!(stored.is_ok(), "{kind}, second {second}, {i}: {stored:?}");
                 }
                 let key = (second as u32 * 1000).to_le_bytes();
-                assert!(store.contains(&key).unwrap(), "{kind}: no live record goes");
+                assert!(store.contains(&key).unwrap(), "{kind}: no live record is removed");
             }
             assert_eq!(store.stat().purges, 0, "{kind}");
-            // What lives is not removed, whatever else is wanted.
+            // Live records are not removed, however much space is needed.
             let refused = (0..4000u32).find_map(|i| store.put(&i.to_be_bytes(), &value).err());
-            assert!(refused.expect("there is an end").is_no_space(), "{kind}");
+            assert!(refused.expect("it ends").is_no_space(), "{kind}");
             assert!(store.contains(&59_000u32.to_le_bytes()).unwrap(), "{kind}");
             let report = store.db().check(true).unwrap();
             assert!(report.is_sound(), "{kind}: {report}");
@@ -95,8 +95,8 @@ fn what_has_expired_makes_room() {
     }
 }
 
-/// Right after a flush there is room for as much as before it, whether or not a thread in the
-/// background purges.
+/// Directly after a flush there is as much space as before the records were stored, whether or not
+/// a background thread purges.
 #[test]
 fn what_was_flushed_makes_room() {
     let options = common::options().max_bytes(4 << 20);
@@ -115,7 +115,7 @@ fn what_was_flushed_makes_room() {
     }
 }
 
-/// What earlier openings stored is found when the room that it takes is needed.
+/// Expired records of earlier openings are found when their space is needed.
 #[test]
 fn what_has_expired_since_an_earlier_opening_makes_room() {
     let clock = Clock::manual(1000);
@@ -139,8 +139,7 @@ fn what_has_expired_since_an_earlier_opening_makes_room() {
     assert_eq!((store.len().value, users.len().value, store.bytes().value), (1000, 1000, bytes));
 }
 
-/// A purge that comes between the beginning of a change and its end does not make the store forget
-/// when the record expires.
+/// A purge in the middle of a change does not make the store forget when the record expires.
 #[test]
 fn a_purge_in_the_middle_of_a_change_forgets_nothing() {
     type Change = fn(&evermap::Map<Kept>);
@@ -170,7 +169,7 @@ fn a_purge_in_the_middle_of_a_change_forgets_nothing() {
             store.put(b"session", b"old").unwrap();
             store.db().purge().unwrap();
             let (other, before) = (store.clone(), store.stat().purges);
-            // By another thread: the one that changes the key holds a guard.
+            // By another thread, because the one that changes the key holds a guard.
             let purge = move || match full {
                 true => assert_eq!(other.db().purge().unwrap(), 0),
                 false => assert_eq!(other.db().purge_if_due().unwrap(), 0),
@@ -189,7 +188,7 @@ fn a_purge_in_the_middle_of_a_change_forgets_nothing() {
     }
 }
 
-/// What a record leaves to the one that replaces it: whichever expires first, both are found.
+/// A record and the one that replaces it are both found, whichever expires first.
 #[test]
 fn whatever_replaces_a_record_is_found_when_it_expires() {
     for (first, second) in [(1500, 2000), (2000, 1500), (0, 2000), (2000, 2000)] {
@@ -211,8 +210,8 @@ fn whatever_replaces_a_record_is_found_when_it_expires() {
     }
 }
 
-/// When the clock goes back, what has expired stays absent; once it is gone, the store follows the
-/// clock.
+/// When the clock goes back, expired records stay absent. Once they are removed, the store follows
+/// the clock again.
 #[test]
 fn a_clock_that_goes_back_brings_nothing_back() {
     let clock = Clock::manual(1000);
@@ -226,15 +225,15 @@ fn a_clock_that_goes_back_brings_nothing_back() {
     clock.set(1500);
     assert_eq!(store.get(b"a").unwrap(), None, "it has expired before");
     assert!(store.try_insert_with(b"a", b"3", until(1800)).unwrap().stored().is_some());
-    assert_eq!(store.get(b"a").unwrap(), None, "as late as it ever was");
+    assert_eq!(store.get(b"a").unwrap(), None, "the latest time counts");
     assert_eq!(store.db().purge_if_due().unwrap(), 1);
-    // From here on the clock counts.
+    // From here on the store follows the clock.
     assert!(store.try_insert_with(b"a", b"4", until(1800)).unwrap().stored().is_some());
     assert_eq!(store.get(b"a").unwrap().as_deref(), Some(&b"4"[..]));
     clock.set(1800);
     assert_eq!((store.get(b"a").unwrap(), store.db().purge_if_due().unwrap()), (None, 1));
-    // A clock that was wrong for a moment costs what had expired by it, and nothing of what comes
-    // later.
+    // A clock that was wrong for a moment removes what had expired by its time, but nothing that is
+    // stored later.
     clock.set(EXPIRY_MAX);
     assert_eq!(store.get(b"b").unwrap(), None);
     clock.set(1801);
@@ -277,7 +276,7 @@ fn the_latest_expiry_is_kept() {
     assert_eq!(map.db().purge_if_due().unwrap(), 1);
 }
 
-/// Keys that expire and are stored anew, beside purges: what was stored last is there.
+/// Keys expire and are stored again, beside purges: the record that was stored last is present.
 #[test]
 fn no_newer_record_is_purged() {
     const KEYS: u64 = 40;
@@ -296,7 +295,7 @@ fn no_newer_record_is_purged() {
                             if round >= 8_000 && purged.load(SeqCst) > 100 {
                                 break;
                             }
-                            // Everybody has keys of his own, in the same buckets.
+                            // Each thread has its own keys, in the same buckets.
                             let key = (random.below(KEYS) * 3 + me).to_le_bytes();
                             let now = clock.now();
                             match random.below(4) {
@@ -337,10 +336,10 @@ fn no_newer_record_is_purged() {
             done.store(true, SeqCst);
             ends.into_iter().for_each(|end| end.unwrap());
         });
-        assert!(purged.load(SeqCst) > 100, "{kind}: hardly anything was purged in all that");
+        assert!(purged.load(SeqCst) > 100, "{kind}: hardly anything was purged");
         let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{report}");
-        // And none was forgotten: what has expired by now goes without a walk.
+        // None was forgotten: everything that has expired by now is removed without a walk.
         clock.set(EXPIRY_MAX);
         let (walks, live) = (map.stat().purges, map.iter().count() as u64);
         map.db().purge_if_due().unwrap();

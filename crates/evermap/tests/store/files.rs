@@ -1,4 +1,4 @@
-//! Stores in files: opening them again after every kind of stop, and what is refused.
+//! Stores in files: opening them again after every kind of shutdown, and what is refused.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,13 +20,13 @@ fn open(path: &Path) -> Map {
     common::open_file(path, options()).unwrap()
 }
 
-/// What an opening failed with.
+/// Returns the error of an opening that must fail.
 fn refusal(path: &Path, options: Options) -> Error {
     common::open_file(path, options).expect_err("must be refused")
 }
 
 #[test]
-fn an_orderly_stop_leaves_everything_in_order() {
+fn a_clean_shutdown_leaves_everything_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     let mut expected = Count { value: 0, exact: true };
@@ -41,7 +41,7 @@ fn an_orderly_stop_leaves_everything_in_order() {
         assert_eq!(map.space().unwrap().closed_bytes, 0);
         assert_eq!(stat.generation, round + 1);
         assert_eq!(stat.path.as_deref(), Some(&*path));
-        assert!(stat.next_cas >= cas && stat.next_cas <= cas + 1, "an orderly stop leaves no gap");
+        assert!(stat.next_cas >= cas && stat.next_cas <= cas + 1, "a clean shutdown leaves no gap");
         for key in 0..500 * (round + 1) {
             let key = format!("{key}").into_bytes();
             map.put(&key, &value_of(&key, round, 100)).unwrap();
@@ -70,14 +70,14 @@ fn handles_know_that_another_closed_the_store() {
     other.into_db().close().unwrap();
 }
 
-/// Writes until it is killed, saying what it is about to do and what was acknowledged.
+/// Writes until it is killed, and prints what it is about to do and what was acknowledged.
 #[test]
 fn write_until_killed() {
     let Some(argument) = child::asked_for("files::write_until_killed") else { return };
     let (path, round) = argument.split_once('\n').unwrap();
     let map = open(path.as_ref());
     let mut random = Random::new(round.parse().unwrap());
-    // Line by line, so that what is said is out before the next step.
+    // Line by line, so that each line is written before the next step.
     let mut out = std::io::stdout().lock();
     for version in 0u64.. {
         let name = random.below(300).to_string();
@@ -139,7 +139,7 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
         let mut trying = None;
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         for (heard, line) in lines.map_while(Result::ok).enumerate() {
-            // What was said before the kill is still in the pipe afterwards.
+            // What was printed before the kill is still in the pipe.
             if heard == 300 * (round % 4 + 1) + round {
                 process.kill().unwrap();
             }
@@ -148,19 +148,19 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
                 ["try", name, version] => trying = Some((name.into(), version.parse().ok())),
                 ["did", cas] => {
                     let cas: u64 = cas.parse().unwrap();
-                    assert!(cas == 0 || ids.insert(cas), "a CAS id was given out twice");
+                    assert!(cas == 0 || ids.insert(cas), "a CAS id was assigned twice");
                     apply(&mut state, trying.take().expect("announced"));
                 }
-                _ => {} // what the test harness says
+                _ => {} // Output of the test harness.
             }
         }
         process.wait().unwrap();
-        // Opened at once, without waiting for the dead process to be cleared away.
+        // Opened immediately, without waiting for the killed process.
         let map = open(&path);
         assert!(!map.stat().clean_open);
         let found = contents(&map);
         if found != state {
-            apply(&mut state, trying.expect("only a change that was on its way may be there"));
+            apply(&mut state, trying.expect("only a change that was being made may be present"));
             assert_eq!(found, state);
         }
         if round % 3 == 2 {
@@ -172,7 +172,7 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
     }
 }
 
-/// Flushes that are pending, and those that happened, survive an unclean stop, and happen only
+/// Flushes that are pending, and those that happened, survive an unclean shutdown, and happen only
 /// once.
 #[test]
 fn a_pending_flush_survives_a_kill() {
@@ -278,7 +278,7 @@ fn what_is_no_store_is_refused_and_left_alone() {
     assert!(error.kind() == ErrorKind::Config, "{error}");
 }
 
-/// A copy of the file of an open store has pages of different ages, as far as anybody knows.
+/// A copy of the file of an open store may have pages of different ages.
 #[test]
 fn suspect_files_are_opened_only_as_told() {
     let directory = tempfile::tempdir().unwrap();
@@ -296,9 +296,9 @@ fn suspect_files_are_opened_only_as_told() {
     let report = salvaged.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
     salvaged.into_db().close().unwrap();
-    assert!(!open(&copy).stat().suspect, "an orderly stop ends the suspicion");
+    assert!(!open(&copy).stat().suspect, "a clean shutdown ends the suspicion");
     fresh_copy();
-    // Asked for, but not needed: a file that is not suspect is kept.
+    // A file that is not suspect is kept, although discarding was requested.
     let discarding = options().on_suspect(OnSuspect::Discard);
     assert_eq!(common::open_file(&copy, discarding.clone()).unwrap().iter().count(), 0);
     open(&copy).put(b"new", b"value").unwrap();
@@ -322,7 +322,7 @@ fn limits_are_enforced_by_errors() {
     assert!(too_long(map.modify(&long, |_| evermap::Edit::Keep).map(|cas| cas.is_some())));
     map.put(&long[..KEY_MAX], b"longest key").unwrap();
     assert_eq!(map.get(&long[..KEY_MAX]).unwrap().as_deref(), Some(&b"longest key"[..]));
-    // Never touched, so it costs no memory.
+    // Never accessed, so it takes no memory.
     let huge = vec![0; VALUE_MAX + 1];
     let error = map.put(b"key", &huge).unwrap_err();
     assert!(
@@ -340,7 +340,7 @@ fn limits_are_enforced_by_errors() {
     assert!(map.db().check(true).unwrap().is_sound());
 }
 
-/// At the memory limit nothing changes, and room comes back.
+/// At the memory limit nothing is changed, and removals make space again.
 #[test]
 fn the_memory_limit_holds() {
     const LIMIT: u64 = 1 << 20;
@@ -419,11 +419,10 @@ fn fork_and_look() {
     // that it needs: the store is idle.
     let process = unsafe { libc::fork() };
     if process == 0 {
-        // A panic would end this thread, which is the only one, and with it the child: as a
-        // success.
+        // A panic would end the only thread, and with it the child, successfully.
         std::panic::set_hook(Box::new(|panic| {
             eprintln!("{panic}");
-            // SAFETY: ends the child without running anything else of the parent's.
+            // SAFETY: ends the child without running destructors or handlers of the parent.
             unsafe { libc::_exit(2) };
         }));
         let forked = |result: evermap::Result<bool>| {
@@ -440,18 +439,18 @@ fn fork_and_look() {
         fine &= forked(map.db().purge().map(|_| true));
         fine &= forked(map.scan(..).map(|_| true));
         fine &= forked(scan.next().unwrap().map(|_| true));
-        // Walks through these take locks that only threads of one process share.
+        // Walks through these take locks, which a child does not share.
         if matches!(common::index(), IndexKind::Cceh | IndexKind::Level) {
             fine &= forked(map.iter().next().unwrap().map(|_| true));
         }
         fine &= forked(map.db().clone().close().map(|()| true));
         drop(scan);
-        // Must neither hang nor write, whatever has become of the block in the parent.
+        // Must neither hang nor write, whatever the parent has done with the block.
         drop(finished);
         let _ = until_finished.read(&mut [0]);
         drop(writer);
         drop(map);
-        // SAFETY: ends the child without running anything else of the parent's.
+        // SAFETY: ends the child without running destructors or handlers of the parent.
         unsafe { libc::_exit(if fine { 0 } else { 1 }) };
     }
     assert!(process > 0);
@@ -461,7 +460,7 @@ fn fork_and_look() {
     let mut status = 0;
     // SAFETY: waits for our own child.
     assert_eq!(unsafe { libc::waitpid(process, &mut status, 0) }, process);
-    assert_eq!(status, 0, "the child saw something wrong");
+    assert_eq!(status, 0, "the child found something wrong");
     assert_eq!(map.get(b"parts").unwrap(), Some([[1; 5], [3; 5]].concat()));
     assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     map.put(b"key", b"parent").unwrap();

@@ -1,4 +1,5 @@
-//! No space left: a clear error, nothing lost, and usable again as soon as there is room.
+//! Without space, mutations return a clear error, nothing is lost, and the store is usable again as
+//! soon as there is space.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -16,7 +17,7 @@ fn key_of(number: u64) -> Vec<u8> {
 /// The length of the value of each key that was acknowledged.
 type Model = BTreeMap<u64, usize>;
 
-/// Puts new keys until there is no space; answers how many.
+/// Puts new keys until there is no space. Returns how many.
 fn fill<M: Medium>(store: &Map<M>, model: &mut Model, next: &mut u64, len: usize) -> usize {
     let mut count = 0;
     loop {
@@ -28,7 +29,7 @@ fn fill<M: Medium>(store: &Map<M>, model: &mut Model, next: &mut u64, len: usize
             }
             Err(error) => {
                 assert!(error.is_no_space() && error.to_string().contains("no space"), "{error}");
-                assert_eq!(store.get(&key).unwrap(), None, "not stored, and yet there");
+                assert_eq!(store.get(&key).unwrap(), None, "not stored, but present");
                 return count;
             }
         }
@@ -57,8 +58,8 @@ fn check<M: Medium>(store: &Map<M>, model: &Model) {
     assert_eq!(report.records, model.len() as u64);
 }
 
-/// Small values let the index grow and double until space ends in the midst of that; large ones end
-/// in an allocation. Each capacity ends elsewhere.
+/// With small values the space ends while the index grows or doubles, with large ones in the
+/// allocation of a block. It ends in a different place with each capacity.
 #[test]
 fn space_ends_anywhere() {
     for round in 0..40u64 {
@@ -70,7 +71,7 @@ fn space_ends_anywhere() {
         for step in 0..6u64 {
             let len = [0, 100, 1000, 6000][(round + step) as usize % 4];
             fill(&store, &mut model, &mut next, len);
-            // Overwriting needs space for the new value before the old one is gone: it works or
+            // Overwriting needs space for the new value before the old one is freed: it succeeds or
             // changes nothing.
             for &number in model.keys().step_by(7) {
                 let key = key_of(number);
@@ -80,7 +81,7 @@ fn space_ends_anywhere() {
             }
             verify(&store, &model);
             if step % 2 == 0 {
-                // Without space there is no room to note which blocks are taken.
+                // Without space, the allocated blocks cannot be saved.
                 store.db().clone().close().unwrap();
             }
             drop(store);
@@ -97,7 +98,7 @@ fn space_ends_anywhere() {
         }
         model.keys().for_each(|&number| assert!(store.remove(&key_of(number)).unwrap()));
         model.clear();
-        assert!(fill(&store, &mut model, &mut next, 100) > 300, "room must come back");
+        assert!(fill(&store, &mut model, &mut next, 100) > 300, "space must become free");
     }
 }
 
@@ -105,7 +106,7 @@ fn space_ends_anywhere() {
 struct Disk(PathBuf, #[allow(dead_code)] tempfile::TempDir);
 
 impl Disk {
-    /// Nothing where this process may not mount.
+    /// Returns `None` if this process may not mount.
     fn mount(kib: u64) -> Option<Disk> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
@@ -142,8 +143,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // SAFETY: the path ends with a zero byte. A failure leaves the mount to the end of the
-        // machine.
+        // SAFETY: the path ends with a zero byte. If it fails, the file system stays mounted until
+        // the next boot.
         unsafe { libc::umount2(c_string(&self.0).as_ptr(), libc::MNT_DETACH) };
     }
 }
@@ -156,7 +157,7 @@ fn options() -> Options {
     common::options().capacity(1 << 30).extent_size(64 << 10)
 }
 
-/// Needs the right to mount; elsewhere `space_ends_anywhere` has to do.
+/// Needs the right to mount; without it, only `space_ends_anywhere` tests this.
 #[test]
 fn a_full_disk_loses_nothing() {
     for round in 0..6u64 {
@@ -169,20 +170,20 @@ fn a_full_disk_loses_nothing() {
         let map = common::open_file(&path, options()).unwrap();
         fill(&map, &mut model, &mut next, [0, 200, 3000][round as usize % 3]);
         verify(&map, &model);
-        // There is no room for anything at the end either.
+        // There is no space for anything when it is closed, either.
         disk.take_all_but(0);
         map.into_db().close().unwrap();
         let map = common::open_file(&path, options()).unwrap();
         verify(&map, &model);
-        // Whole extents become free, and their pages go back to the disk, where another file takes
-        // them.
+        // Whole extents become free, their pages are returned to the file system, and another file
+        // takes them.
         model.retain(|&number, _| {
             let goes = number % 5 != 0 || number < next / 2;
             assert!(!goes || map.remove(&key_of(number)).unwrap());
             !goes
         });
         let count = fill(&map, &mut model, &mut next, 200);
-        assert!(count > 1000, "only {count} fitted where most was removed");
+        assert!(count > 1000, "only {count} records fitted after most were removed");
         check(&map, &model);
         disk.give_back();
         fill(&map, &mut model, &mut next, 200);
@@ -202,7 +203,7 @@ fn a_disk_too_small_for_any_store_says_so() {
     let error = common::open_file(&path, options()).unwrap_err();
     assert!(error.is_no_space(), "{error}");
     drop(disk);
-    // With room, creation is begun again.
+    // With space, the creation is started again.
     let disk = Disk::mount(8000).unwrap();
     let path = disk.0.join("map");
     disk.take_all_but(20 << 10);
@@ -214,7 +215,7 @@ fn a_disk_too_small_for_any_store_says_so() {
     map.into_db().close().unwrap();
 }
 
-/// After a kill the limit holds for what was there before too, although nobody has counted it yet.
+/// After a kill the limit includes the records from before, although they are not counted yet.
 #[test]
 fn the_limit_holds_between_a_kill_and_the_sweep() {
     for rounds in [1, 3] {
@@ -225,7 +226,7 @@ fn the_limit_holds_between_a_kill_and_the_sweep() {
         users.put(b"one", b"user").unwrap();
         drop(users);
         let mut next = 0u64;
-        // Each opening ends in a kill, and none is swept.
+        // Each opening ends with a kill, and none is swept.
         for _ in 0..rounds {
             for _ in 0..5_000 {
                 store.put(&key_of(next), &[1; 100]).unwrap();
@@ -250,12 +251,12 @@ fn the_limit_holds_between_a_kill_and_the_sweep() {
         assert!(matches!(refused, Error::Full { .. }), "{refused}");
         assert!(bytes + stored * each <= limit, "{stored} records of {each} bytes over {bytes}");
         assert!(stored * each >= bytes / 4, "refused too early, after {stored} records");
-        // What goes makes room, and each map has a limit of its own.
+        // Removals make space, and each map has its own limit.
         (0..10).for_each(|key| assert!(store.remove(&key_of(key)).unwrap()));
         (0..10).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
         let users = store.db().map("users", MapOptions::new().max_bytes(1 << 20)).unwrap();
         users.put(b"two", &[1; 100_000]).unwrap();
-        // Once all is counted, there is room for exactly what the limit says.
+        // Once everything is counted, exactly the limit can be used.
         store.db().recover().unwrap();
         assert!(store.bytes().exact);
         let mut at = next + stored;
@@ -266,7 +267,8 @@ fn the_limit_holds_between_a_kill_and_the_sweep() {
     }
 }
 
-/// A mutation that meets the limit before all is counted waits for that instead of being refused.
+/// A mutation that reaches the limit before everything is counted waits for the count instead of
+/// being refused.
 #[test]
 fn the_limit_waits_for_the_sweep() {
     let directory = tempfile::tempdir().unwrap();
@@ -285,9 +287,9 @@ fn the_limit_waits_for_the_sweep() {
     (0..20_000u64).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
     let bytes = store.bytes().value;
     drop(store);
-    // Room for one more: far less than nobody knows by how much the bound is too high.
+    // There is space for one more record, which is far less than the bound may be too high.
     let map = common::open_file(&path, options().max_bytes(bytes + 1000)).unwrap();
     map.put(b"one more", &[1; 100]).unwrap();
-    assert!(map.bytes().exact, "it could not have known");
+    assert!(map.bytes().exact, "it has waited for the count");
     assert!((0..20u64).any(|key| map.put(&key.to_le_bytes(), &[1; 100]).is_err()));
 }

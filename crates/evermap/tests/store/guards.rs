@@ -1,4 +1,5 @@
-//! Guards: any number of them, what a thread that holds one may do, and what waits for them.
+//! Guards: there can be any number of them, what a thread that holds one may do, and what waits for
+//! them.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -13,14 +14,14 @@ use evermap::{Batch, Edit, Error, Map, MapOptions, Meta, Options, Result};
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
 
-/// A store without threads in the background, whose guards are known.
+/// Opens a store without background threads, so that all guards are the test's own.
 fn bare() -> Map<Dram> {
     let medium = Dram::reserve(256 << 20, Pages::Base).unwrap();
     let options = common::options().capacity(256 << 20).extent_size(64 << 10);
     common::create_medium(medium, Identity::default(), &options).unwrap()
 }
 
-/// All threads are inside a closure, and have a reader, before any of them looks something up.
+/// All threads are inside a closure, and have a reader, before any of them makes a lookup.
 #[test]
 fn any_number_of_threads_look_up_inside_closures() {
     const THREADS: usize = 520;
@@ -63,16 +64,16 @@ fn any_number_of_readers_and_iterators_nest_in_one_thread() {
     assert!(readers.iter().all(|reader| reader.get(b"key").unwrap().is_some()));
     assert_eq!(store.stat().epoch.guards, 10_000);
     drop(readers);
-    assert_eq!(store.stat().epoch.guards, 0, "begun iterators have none");
+    assert_eq!(store.stat().epoch.guards, 0, "paused iterators hold none");
     store.into_db().close().unwrap();
 }
 
-/// What is held while an operation is called.
+/// What the thread holds while an operation is called.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Held {
     Nothing,
     Guard,
-    /// A guard, and the key is being modified.
+    /// A guard, while the key is being modified.
     Key,
 }
 
@@ -81,8 +82,8 @@ const KEY: &[u8] = b"key";
 type Within = fn(&Map, &mut dyn FnMut());
 type Operation = fn(&Map) -> Result<()>;
 
-/// Where a caller's code runs, and what its thread holds there. What the method answers does not
-/// matter: the store may have been closed.
+/// Where code of a caller runs, and what its thread holds there. The result of the method does not
+/// matter, because the store may have been closed.
 const PLACES: &[(&str, Held, Within)] = &[
     ("reader", Held::Guard, |map, run| {
         let reader = map.reader().unwrap();
@@ -161,7 +162,7 @@ const PLACES: &[(&str, Held, Within)] = &[
     }),
 ];
 
-/// Operations that wait for guards, or for others who do.
+/// Operations that wait for guards, or for other operations that do.
 const WAITING: &[(&str, Operation)] = &[
     ("close", |map| map.db().clone().close()),
     ("check", |map| map.db().check(true).map(drop)),
@@ -190,7 +191,7 @@ const CHANGING: &[(&str, Operation)] = &[
     ("apply", |map| map.apply(Batch::new().put(b"first", b"1").remove(KEY)).map(drop)),
 ];
 
-/// Operations that wait for nothing that their caller could hold.
+/// Operations that do not wait for anything that their caller could hold.
 const OTHERS: &[(&str, Operation)] = &[
     ("get", |map| map.get(KEY).map(drop)),
     ("get_into", |map| map.get_into(KEY, &mut Vec::new()).map(drop)),
@@ -222,8 +223,8 @@ const OTHERS: &[(&str, Operation)] = &[
     }),
 ];
 
-/// Every operation, wherever its caller's code may run: it is done, or says why not. None waits for
-/// itself.
+/// Every operation, at every place where code of a caller can run, succeeds or returns an error.
+/// None waits for itself.
 #[test]
 fn whatever_a_thread_holds_every_operation_ends() {
     for &(place, held, within) in PLACES {
@@ -249,7 +250,7 @@ fn whatever_a_thread_holds_every_operation_ends() {
                     };
                     assert!(as_expected, "{name} in {place}: {answer:?}");
                 }
-                // Whatever it was refused for has ended.
+                // What it was refused for has ended.
                 assert!(!matches!(operation(&map), Err(Error::GuardHeld { .. })));
                 assert!(!matches!(operation(&map), Err(Error::BeingModified { .. })));
             }
@@ -262,7 +263,7 @@ fn answer_names(answer: &Result<()>, name: &str) -> bool {
     told.contains("Reader") && name.starts_with(told.split(' ').next().unwrap())
 }
 
-/// A closure that tries to change its own key still decides what becomes of it; and one that panics
+/// A closure that tries to change its own key still determines the change, and one that panics
 /// leaves nothing behind.
 #[test]
 fn modify_goes_on_after_a_refused_change() {
@@ -282,9 +283,9 @@ fn modify_goes_on_after_a_refused_change() {
     assert!(store.db().check(true).unwrap().is_sound());
 }
 
-/// Iterators and scans that have begun hold nothing; of a store that was closed they say so once.
+/// Paused iterators and scans hold nothing. After the store is closed they return one error.
 #[test]
-fn closing_does_not_wait_for_what_is_paused() {
+fn closing_does_not_wait_for_paused_iterators() {
     let map = common::in_memory(common::options().ordered(true)).unwrap();
     (0..100u32).for_each(|key| map.put(&key.to_be_bytes(), b"value").unwrap());
     let (mut iterator, mut scan) = (map.iter(), map.scan(..).unwrap());
@@ -296,7 +297,7 @@ fn closing_does_not_wait_for_what_is_paused() {
     assert!(matches!(scan.next(), Some(Err(Error::Closed))));
     assert!(matches!(limited.next(), Some(Err(Error::Closed))));
     assert!((0..3).all(|_| iterator.next().is_none() && scan.next().is_none()));
-    // What has ended stays so.
+    // They stay at their end.
     assert!(limited.limit(5).next().is_none());
     assert!(scan.reverse().next().is_none());
     let mut shown = 0;
@@ -307,7 +308,7 @@ fn closing_does_not_wait_for_what_is_paused() {
     assert!(matches!(ended, Err(Error::Closed)) && shown == 0);
 }
 
-/// A closure of `for_each` may even close the store, or drop the map.
+/// A closure of `for_each` may close the store, or drop the map.
 #[test]
 fn a_walk_ends_where_the_store_is_closed() {
     for drops in [false, true] {
@@ -334,10 +335,10 @@ fn a_walk_ends_where_the_store_is_closed() {
     }
 }
 
-/// Each key that is there throughout is shown once, whatever is replaced and removed meanwhile.
+/// Each key that is present throughout is shown once, whatever is replaced and removed meanwhile.
 #[test]
 fn a_walk_shows_what_is_there_throughout_exactly_once() {
-    // So large that a page does not hold all values, so small that it does, and both.
+    // Values that are too large for one page, values that fit into it, and both.
     for sizes in [[40_000, 40_000], [10, 10], [10, 40_000]] {
         let store = bare();
         let value = |key: u32, version: u8| vec![version; sizes[key as usize % 2] + key as usize];
@@ -352,8 +353,8 @@ fn a_walk_shows_what_is_there_throughout_exactly_once() {
                 assert_eq!(item.value.len(), value(key, 0).len());
                 assert!(item.value.iter().all(|&byte| byte == item.value[0]));
                 assert!(seen.insert(key, item.value[0]).is_none(), "key {key} is shown twice");
-                // A third is replaced meanwhile, some are removed, and all that is replaced is used
-                // again.
+                // A third is replaced meanwhile, some are removed, and all space of replaced
+                // records is reused.
                 for other in (step..KEYS).step_by(100) {
                     match other % 10 {
                         0 => drop(
@@ -378,9 +379,9 @@ fn a_walk_shows_what_is_there_throughout_exactly_once() {
     }
 }
 
-/// A paused iterator does not keep from being used again what is replaced meanwhile.
+/// A paused iterator does not prevent the reuse of space of records that are replaced meanwhile.
 #[test]
-fn a_paused_iterator_keeps_nothing() {
+fn a_paused_iterator_does_not_prevent_reuse() {
     let store = bare();
     (0..100u32).for_each(|key| store.put(&key.to_be_bytes(), &[0; 10_000]).unwrap());
     let mut iterator = store.iter();
@@ -394,13 +395,14 @@ fn a_paused_iterator_keeps_nothing() {
     assert_eq!(iterator.count(), 99);
 }
 
-/// Bytes that the file has on the disk.
+/// Returns the bytes that the file takes on the disk.
 fn occupied(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// However long a reader lives, the file is bounded, and the writer is told who holds it up; when
-/// the reader is gone, the writer goes on, and what the file has grown by is given back.
+/// However long a reader lives, the size of the file is bounded, and the error of the writer names
+/// the reader's thread. After the reader has ended, the writer continues, and the additional space
+/// is returned to the file system.
 #[test]
 fn a_reader_that_is_forgotten_holds_writers_up() {
     const LIMIT: u64 = 32 << 20;
@@ -419,7 +421,7 @@ fn a_reader_that_is_forgotten_holds_writers_up() {
             let reader = map.reader().unwrap();
             held.wait();
             go_on.wait();
-            // Its own mutations are refused at once, and reading goes on.
+            // Its own mutations are refused immediately, and reads continue to work.
             let error = map.put(b"key", b"value").unwrap_err();
             assert!(matches!(&error, Error::HeldUp(_)), "{error}");
             assert!(reader.get(&0u32.to_be_bytes()).unwrap().is_some());
@@ -432,7 +434,7 @@ fn a_reader_that_is_forgotten_holds_writers_up() {
         assert!(backlog.waiting > backlog.limit && backlog.limit >= LIMIT);
         assert_eq!(backlog.holder.as_ref().unwrap().name.as_deref(), Some("forgetful"));
         assert!(error.to_string().contains("\"forgetful\""), "{error}");
-        // As much as the limit, or a quarter of all, and what the file grows ahead.
+        // The limit or a quarter of the file, and what the file grows in advance.
         assert!(occupied(&path) < small + 3 * LIMIT, "{small} to {}", occupied(&path));
         go_on.wait();
         forgetful.join().unwrap();

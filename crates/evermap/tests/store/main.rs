@@ -1,4 +1,5 @@
-//! The store's tests, in one program: each of these would compile the whole store again.
+//! The store's tests. They are one program, because each program would compile the whole store
+//! again.
 
 mod atomic;
 mod batch;

@@ -1,4 +1,4 @@
-//! Named maps: many in one file, made and dropped.
+//! Named maps: many in one file, created and dropped.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -29,7 +29,7 @@ fn fill(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
     }
 }
 
-/// Everything in the store has this version.
+/// Asserts that everything in the map has this version.
 fn assert_filled(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
     let mut shown = 0;
     for pair in store.iter() {
@@ -70,10 +70,10 @@ fn maps_are_independent_of_each_other() {
     assert!(one.remove(b"new").unwrap());
     let stat = one.stat();
     assert_eq!((stat.map.as_deref(), stat.maps, stat.records.value), (Some("one"), 2, 500));
-    // No CAS id is given out twice, not even in different maps.
+    // No CAS id is assigned twice, not even in different maps.
     let [a, b] = [&one, &two].map(|map| map.put_with(b"k", b"v", Meta::default()).unwrap());
     assert_ne!(a, b);
-    // A flush is of one map, and a batch too.
+    // A flush concerns one map, and so does a batch without names of maps.
     one.flush_all(None).unwrap();
     assert_eq!(one.iter().count(), 0);
     assert_filled(&store, 0..500, 0);
@@ -82,7 +82,7 @@ fn maps_are_independent_of_each_other() {
     assert!(two.apply(&batch).unwrap().is_done());
     assert_eq!(two.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
     assert!(!two.contains(b"k").unwrap() && !one.contains(b"a").unwrap());
-    // What expires in any map is purged.
+    // Expired records of every map are purged.
     two.put_with(b"gone", b"", common::meta(0, 1)).unwrap();
     store.db().purge().unwrap();
     assert_eq!((one.len().value, two.len().value), (0, 502));
@@ -116,7 +116,7 @@ fn names_and_kinds_are_checked() {
     store.put(b"key", &[0; 2000]).unwrap();
 }
 
-/// Programs that know nothing of named maps would take what is in them for free.
+/// Programs that do not know about named maps would take their blocks for free space.
 #[test]
 fn the_first_named_map_raises_the_format() {
     let memory = Kept::new(64 << 20);
@@ -136,7 +136,7 @@ fn the_first_named_map_raises_the_format() {
 }
 
 #[test]
-fn they_are_there_after_every_kind_of_stop() {
+fn maps_are_kept_by_every_kind_of_shutdown() {
     for kind in common::every_index() {
         let (memory, options) = (Kept::new(256 << 20), options().index(kind));
         let mut store = memory.open(&options).unwrap();
@@ -144,7 +144,7 @@ fn they_are_there_after_every_kind_of_stop() {
             let names: Vec<_> = (0..5).map(|number| format!("map {number}")).collect();
             for (number, name) in names.iter().enumerate() {
                 let map = store.db().map(name, MapOptions::new()).unwrap();
-                // Some are not touched in every round: what was saved of them has to count then.
+                // Some maps are not used in every round, so that their saved counts are used.
                 if round == 0 || (round + number as u64).is_multiple_of(3) {
                     fill(&map, 0..200 * (1 + number as u64), 7);
                 }
@@ -155,14 +155,15 @@ fn they_are_there_after_every_kind_of_stop() {
             drop(store);
             store = memory.open(&options).unwrap();
             if round == 4 {
-                // Neither opened nor counted before the next stop.
+                // Neither opened nor counted before the next shutdown.
                 store.into_db().close().unwrap();
                 store = memory.open(&options).unwrap();
             }
             if round % 2 == 1 {
                 assert!(!store.db().map("map 1", existing()).unwrap().len().exact);
                 if round == 3 {
-                    // An orderly stop before the sweep: nothing that was saved earlier counts.
+                    // A clean shutdown before the sweep: counts that were saved earlier are not
+                    // valid.
                     store.into_db().close().unwrap();
                     store = memory.open(&options).unwrap();
                 }
@@ -205,7 +206,7 @@ fn an_empty_one_takes_at_most_64_kib() {
 }
 
 #[test]
-fn a_dropped_map_answers_so() {
+fn operations_on_a_dropped_map_return_an_error() {
     let store = Kept::new(64 << 20).open(&options().ordered(true)).unwrap();
     let map = store.db().map("map", MapOptions::new()).unwrap();
     fill(&map, 0..100, 1);
@@ -226,7 +227,7 @@ fn a_dropped_map_answers_so() {
     assert!(is_dropped(scan.by_ref().find_map(Result::err).unwrap()));
     assert!(is_dropped(map.scan(..).map(drop).unwrap_err()));
     assert!(is_dropped(map.reader().map(drop).unwrap_err()));
-    // Another map, at once.
+    // Another map, immediately.
     let new = store.db().map("map", MapOptions::new()).unwrap();
     assert_eq!(new.iter().count(), 0);
     fill(&new, 0..100, 2);
@@ -247,11 +248,11 @@ fn a_dropped_map_answers_so() {
 #[derive(Clone, Copy, Debug)]
 enum End {
     FreedAndClosed,
-    /// The blocks of the map are still taken when the store is closed.
+    /// The blocks of the map are still allocated when the store is closed.
     Closed,
     Killed,
     FreedAndKilled,
-    /// The store was killed before, and the sweep of that has not run when the map is dropped.
+    /// The store was killed before, and has not been swept when the map is dropped.
     KilledAndClosed,
     KilledAndFreed,
     KilledAndSwept,
@@ -290,7 +291,7 @@ fn dropping_leaks_nothing() {
                 End::FreedAndClosed | End::FreedAndKilled | End::KilledAndFreed => {
                     assert_eq!(store.db().reclaim_dropped().unwrap(), 1);
                 }
-                // The sweep must not give back what is freed later.
+                // The sweep must not free what is freed later.
                 End::KilledAndSwept => {
                     store.db().recover().unwrap();
                     fill(&store.db().map("new", MapOptions::new()).unwrap(), 0..3000, 3);
@@ -319,7 +320,7 @@ fn dropping_leaks_nothing() {
     }
 }
 
-/// What was allocated for a map that found no room is free again.
+/// If there is no space to create a map, everything that was allocated for it is freed.
 #[test]
 fn a_map_that_finds_no_space_leaves_nothing() {
     for kind in common::every_index() {
@@ -361,9 +362,9 @@ fn a_map_that_finds_no_space_leaves_nothing() {
     }
 }
 
-/// Maps are made, filled and dropped while the sweep of an unclean stop runs.
+/// Maps are created, filled and dropped while the sweep after an unclean shutdown runs.
 #[test]
-fn maps_come_and_go_during_a_sweep() {
+fn maps_are_created_and_dropped_during_a_sweep() {
     for seed in 0..6u64 {
         let kind = IndexKind::ALL[seed as usize % IndexKind::ALL.len()];
         let (memory, options) = (Kept::new(256 << 20), options().index(kind).seed(seed));
@@ -389,7 +390,7 @@ fn maps_come_and_go_during_a_sweep() {
                 if expected.remove(&name).is_some() {
                     assert!(store.db().drop_map(&name).unwrap());
                     if random.below(3) == 0 {
-                        // Waits for the sweep where that is still running.
+                        // Waits for the sweep if it is still running.
                         std::thread::scope(|scope| {
                             scope.spawn(|| store.db().reclaim_dropped().unwrap());
                         });
@@ -422,9 +423,9 @@ fn maps_come_and_go_during_a_sweep() {
     }
 }
 
-/// Many threads make, use and drop the same few maps.
+/// Many threads create, use and drop the same few maps.
 #[test]
-fn threads_make_and_drop_the_same_maps() {
+fn threads_create_and_drop_the_same_maps() {
     let directory = tempfile::tempdir().unwrap();
     let store = common::open_file(directory.path().join("map"), options()).unwrap();
     std::thread::scope(|scope| {
@@ -487,8 +488,8 @@ fn threads_make_and_drop_the_same_maps() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// A handle of a named map keeps the store open, and the space of a dropped map comes back by
-/// itself.
+/// A handle of a named map keeps the store open, and the space of a dropped map is freed in the
+/// background.
 #[test]
 fn handles_of_a_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -514,10 +515,10 @@ fn handles_of_a_file() {
     assert_eq!(users.db().maps().unwrap(), ["users"]);
 }
 
-/// Every word of the descriptor, and of what leads to it: damage costs that map an answer, and no
-/// other.
+/// Damage to any word of the descriptor, or of what leads to it, causes errors of that map, and of
+/// no other.
 #[test]
-fn damage_costs_one_map_an_answer() {
+fn damage_concerns_one_map() {
     const ROOTS: u64 = 8192 + 8 * 64;
     let options = options().index(IndexKind::Clht);
     let template = Kept::new(64 << 20);
@@ -526,7 +527,7 @@ fn damage_costs_one_map_an_answer() {
     fill(&store.db().map("good", MapOptions::new()).unwrap(), 0..100, 1);
     let bad = store.db().map("bad", MapOptions::new()).unwrap();
     fill(&bad, 0..100, 2);
-    // By this its descriptor is known: a flush in the distant future.
+    // A flush in the distant future, by which the descriptor is found.
     bad.flush_all(Some(u64::from(u32::MAX))).unwrap();
     store.db().clone().close().unwrap();
     drop(store);
@@ -567,7 +568,7 @@ fn damage_costs_one_map_an_answer() {
                 fill(&store.db().map("bad", MapOptions::new()).unwrap(), 0..100, 3);
                 store.db().clone().close().unwrap();
                 drop(store);
-                // Whatever was lost is found out by now.
+                // All damage has been noticed by now.
                 let store = memory.open(&options).unwrap();
                 assert_filled(&store, 0..100, 0);
                 assert_filled(&store.db().map("good", existing()).unwrap(), 0..100, 1);
@@ -607,7 +608,7 @@ fn records_of_all_maps_move_together() {
     let before = maps.each_ref().map(cas);
     store.db().clone().close().unwrap();
     drop((store, maps));
-    // Nobody has opened them since.
+    // They were not opened since.
     let store = memory.open(&options).unwrap();
     let extent_bytes = store.space().unwrap().extent_bytes;
     assert!(store.db().compact().unwrap() > 100);
@@ -618,9 +619,9 @@ fn records_of_all_maps_move_together() {
     assert_sound(&store);
 }
 
-/// What expires in a map, or is to be flushed, goes also where nobody has opened it since.
+/// Expired and flushed records are also removed from maps that were not opened since.
 #[test]
-fn what_is_dead_goes_from_all_maps() {
+fn expired_records_are_removed_from_all_maps() {
     let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
     let options = options().clock(clock.clone());
     let store = memory.open(&options).unwrap();

@@ -1,4 +1,4 @@
-//! Random operations on a store and on a model of it, with orderly and unclean stops in between.
+//! Random operations on a store and on a model of it, with clean and unclean shutdowns in between.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -15,18 +15,18 @@ struct Entry {
     cas: u64,
 }
 
-/// What the store should contain.
+/// The expected contents of the store.
 #[derive(Default)]
 struct Model {
     entries: BTreeMap<Vec<u8>, Entry>,
     flush_due: Option<u64>,
     now: u64,
-    /// Every CAS id that was ever given out.
+    /// Every CAS id that was assigned.
     ids: std::collections::HashSet<u64>,
 }
 
 impl Model {
-    /// Removes what is dead by now, as any operation would notice.
+    /// Removes what has expired or is flushed by now.
     fn settle(&mut self) {
         if self.flush_due.is_some_and(|due| due <= self.now) {
             self.flush_due = None;
@@ -37,12 +37,12 @@ impl Model {
     }
 
     fn set(&mut self, key: &[u8], value: Vec<u8>, meta: Meta, cas: u64) {
-        assert!(self.ids.insert(cas), "CAS id {cas} was given out twice");
+        assert!(self.ids.insert(cas), "CAS id {cas} was assigned twice");
         let (flags, expires_at) = (meta.flags, meta.expires_at.unwrap_or(0));
         self.entries.insert(key.to_vec(), Entry { value, flags, expires_at, cas });
     }
 
-    /// Checks an outcome of storing `value` under a condition that held if `stores`.
+    /// Checks the outcome of storing `value` under a condition, which holds if `stores`.
     fn stored(&mut self, key: &[u8], value: Vec<u8>, meta: Meta, stores: bool, outcome: Outcome) {
         let before = self.entries.get(key).map(|entry| entry.cas);
         match (outcome, before) {
@@ -68,7 +68,7 @@ fn key_of(random: &mut Random, keys: u64) -> Vec<u8> {
     key
 }
 
-/// The model after any operation must be what every way of reading shows.
+/// Asserts that every way of reading returns the contents of the model.
 fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
     model.settle();
     let mut shown = BTreeMap::new();
@@ -238,12 +238,12 @@ fn modify(store: &Map<Kept>, model: &mut Model, key: &[u8], value: Vec<u8>, meta
     }
 }
 
-/// How a store is stopped before it is opened again.
+/// How a store is shut down before it is opened again.
 #[derive(Clone, Copy, PartialEq)]
 enum Stop {
-    Orderly,
+    Clean,
     Unclean,
-    /// Unclean again, before the sweep of the stop before has run.
+    /// Unclean twice, the second time before the sweep has run.
     UncleanTwice,
 }
 
@@ -279,7 +279,7 @@ impl Maps {
         self.stores.push(map);
     }
 
-    /// The default one.
+    /// Returns the default map.
     fn first(&self) -> &Map<Kept> {
         &self.stores[0]
     }
@@ -292,7 +292,7 @@ impl Maps {
         self.models.iter_mut().for_each(|model| model.now = now);
     }
 
-    /// Drops a named map, if there are any, and makes it again.
+    /// Drops a named map, if there are any, and creates it again.
     fn drop_one(&mut self, random: &mut Random) {
         if self.models.len() == 1 {
             return;
@@ -344,12 +344,12 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
             maps.drop_one(&mut random);
         }
         let stop = match random.below(3) {
-            0 => Stop::Orderly,
+            0 => Stop::Clean,
             1 => Stop::Unclean,
             _ => Stop::UncleanTwice,
         };
-        if stop == Stop::Orderly {
-            // Whether or not the sweep of an earlier stop has run.
+        if stop == Stop::Clean {
+            // Whether or not the sweep after an earlier shutdown has run.
             maps.first().db().clone().close().unwrap();
         }
         maps.open();
@@ -382,7 +382,7 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
     maps.first().db().recover().unwrap();
     let report = maps.first().db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
-    // Those of the catalogue.
+    // The records of the catalogue.
     assert_eq!(report.records, named as u64);
     for store in &maps.stores {
         assert_eq!((store.len().value, store.bytes().value), (0, 0));
@@ -390,21 +390,21 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
 }
 
 #[test]
-fn few_keys_and_many_stops() {
+fn few_keys_and_many_shutdowns() {
     for seed in 1..=8 {
         run(seed, 0, 60, 400, 25);
     }
 }
 
 #[test]
-fn named_maps_and_many_stops() {
+fn named_maps_and_many_shutdowns() {
     for seed in 21..=28 {
         run(seed, 3, 40, 600, 25);
     }
 }
 
 #[test]
-fn many_keys_and_few_stops() {
+fn many_keys_and_few_shutdowns() {
     for seed in 11..=13 {
         run(seed, 0, 20_000, 40_000, 4);
     }

@@ -1,5 +1,5 @@
 //! Scans: against a model, beside writers, while the ordered index is built, and after every kind
-//! of stop.
+//! of shutdown.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -18,8 +18,8 @@ type Pair = (Vec<u8>, Vec<u8>);
 const NOTICES: [OrderedUpdates; 3] =
     [OrderedUpdates::Batched, OrderedUpdates::Sync, OrderedUpdates::Background];
 
-/// Without an ordered index where the seed is odd, with one otherwise, which is told in one way or
-/// another.
+/// Returns options without an ordered index if the seed is odd, otherwise with one, which is
+/// updated in a way that the seed selects.
 pub(crate) fn in_some_way(options: Options, seed: u64) -> Options {
     options.ordered(seed.is_multiple_of(2)).ordered_updates(NOTICES[seed as usize / 2 % 3])
 }
@@ -28,7 +28,7 @@ fn pairs<M: Medium>(scan: evermap::Scan<'_, M>) -> Vec<Pair> {
     scan.map(|pair| pair.unwrap()).collect()
 }
 
-/// Every way of scanning shows exactly these pairs.
+/// Asserts that every way of scanning shows exactly these pairs.
 pub(crate) fn assert_scans<M: Medium>(store: &Map<M>, expected: &[Pair]) {
     let backwards: Vec<Pair> = expected.iter().rev().cloned().collect();
     assert_eq!(pairs(store.scan(..).unwrap()), expected);
@@ -83,8 +83,8 @@ fn within(pairs: &[Pair], has: impl Fn(&[u8]) -> bool) -> Vec<Pair> {
     pairs.iter().filter(|(key, _)| has(key)).cloned().collect()
 }
 
-/// Each piece by a new scan that goes on where the last one was left; turning round twice in
-/// between changes nothing.
+/// Scans in pieces, each by a new scan that continues where the last one ended. Reversing it twice
+/// in between changes nothing.
 fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random) -> Vec<Pair> {
     let mut all = Vec::new();
     loop {
@@ -113,8 +113,8 @@ fn in_pieces<M: Medium>(store: &Map<M>, mut range: KeyRange, random: &mut Random
     }
 }
 
-/// When everything that is dead is removed, the ordered index has as many keys as there are
-/// records.
+/// Asserts that, once expired and flushed records are removed, the ordered index has as many keys
+/// as there are records.
 pub(crate) fn assert_keys_are_counted<M: Medium>(store: &Map<M>) {
     if let Some(before) = store.stat().ordered {
         assert_eq!(before.unreadable, 0);
@@ -124,7 +124,7 @@ pub(crate) fn assert_keys_are_counted<M: Medium>(store: &Map<M>) {
     }
 }
 
-/// A scan shows what lookups and a walk over the hash index show.
+/// Asserts that a scan shows the same as lookups and a walk over the hash index.
 pub(crate) fn scan_agrees<M: Medium>(store: &Map<M>) -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let mut walked = BTreeMap::new();
@@ -152,7 +152,7 @@ fn key_of(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn without_an_ordered_index_a_scan_says_what_to_do() {
+fn a_scan_without_an_ordered_index_is_an_error() {
     let map = common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     for refused in [map.scan(..), map.scan_relaxed(..), map.scan_prefix("k")] {
@@ -178,9 +178,9 @@ fn a_closed_store_ends_scans() {
     assert!(matches!(other.scan(..).err(), Some(Error::Closed)));
 }
 
-/// Pairs of keys are added and removed together by writers, around keys that stay. A thread that
-/// scans meanwhile, in whichever direction, sees the keys that stay exactly once, all in order, and
-/// no value of another key.
+/// Writers insert and remove pairs of keys, between keys that stay. A thread that scans meanwhile,
+/// in either direction, sees the keys that stay exactly once, all in order, and no value of another
+/// key.
 #[test]
 fn keys_that_stay_are_seen_exactly_once() {
     const KEYS: u64 = 3_000;
@@ -238,8 +238,8 @@ fn keys_that_stay_are_seen_exactly_once() {
     }
 }
 
-/// What was acknowledged to anybody before a scan began, it sees; for keys that no writer but the
-/// one who scans adds and removes, that is all. Beside it others change keys of the same lanes.
+/// A scan sees everything that was acknowledged before it began, and nothing else of keys that only
+/// the scanning thread changes. Other threads change keys of the same shards meanwhile.
 #[test]
 fn a_scan_sees_what_was_acknowledged() {
     for notices in NOTICES {
@@ -269,9 +269,9 @@ fn a_scan_sees_what_was_acknowledged() {
     }
 }
 
-/// One thread tells another what it has added; that one scans.
+/// One thread sends another the keys that it has inserted; the other scans.
 #[test]
-fn what_others_acknowledged_is_seen_too() {
+fn changes_of_other_threads_are_seen_too() {
     for notices in NOTICES {
         let map = &common::in_memory(volatile(notices)).unwrap();
         let (added, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
@@ -295,8 +295,8 @@ fn what_others_acknowledged_is_seen_too() {
     }
 }
 
-/// One thread binds keys while another unbinds them, so that what the first has to say of a key may
-/// be overtaken.
+/// One thread binds keys while another unbinds them, so that the notice of the first may come after
+/// that of the second.
 #[test]
 fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     const KEYS: u64 = 200_000;
@@ -306,8 +306,8 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
         thread::scope(|threads| {
             threads.spawn(move || {
                 for number in 0..KEYS {
-                    // Before it is, so that the other finds it as soon as it is, acknowledged or
-                    // not.
+                    // Sent before the insert, so that the other thread finds the key as soon as it
+                    // is bound, acknowledged or not.
                     bound.store(number, SeqCst);
                     map.put(&key_of(number), b"value").unwrap();
                 }
@@ -326,10 +326,10 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
     }
 }
 
-/// Nobody scans, and no batch is full in the end: threads in the background do all of it, after
-/// they have slept, too.
+/// There are no scans, and the last batch is not full: background threads apply all notices, also
+/// after they have slept.
 #[test]
-fn the_tree_is_told_without_being_asked() {
+fn notices_are_applied_in_the_background() {
     let map = common::in_memory(volatile(OrderedUpdates::Background)).unwrap();
     for burst in 1..=3 {
         thread::sleep(Duration::from_millis(20));
@@ -344,10 +344,10 @@ fn the_tree_is_told_without_being_asked() {
     assert_eq!(map.stat().ordered.unwrap().keys, 6000);
 }
 
-/// After an unclean stop everything is written, removed and looked up at once, while threads build
-/// the ordered index.
+/// After an unclean shutdown, records are written, removed and looked up immediately, while threads
+/// build the ordered index.
 #[test]
-fn building_goes_on_beside_writers() {
+fn the_tree_is_built_beside_writers() {
     const KEYS: u64 = 60_000;
     for round in 0..6u64 {
         let memory = Kept::new(64 << 20);
@@ -369,7 +369,7 @@ fn building_goes_on_beside_writers() {
                 threads.spawn(move || {
                     let mut random = Random::new(round * 2 + me);
                     start.wait();
-                    // Some changes at least come while the tree is built, whichever is faster.
+                    // At least some changes are made while the tree is built, whichever is faster.
                     let mut changes = 0;
                     while !built.load(SeqCst) || changes < 5_000 {
                         let key = key_of(random.below(KEYS + 5_000));
@@ -385,7 +385,7 @@ fn building_goes_on_beside_writers() {
             if round % 2 == 0 {
                 store.build_ordered(2).unwrap();
             } else {
-                // The first scan does it.
+                // The first scan builds it.
                 assert!(store.scan(..).unwrap().count() > 0);
             }
             built.store(true, SeqCst);
@@ -431,7 +431,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
     }
 }
 
-/// A thread that waits for the ordered index of a store that is closed meanwhile gets an error.
+/// A thread that waits for the ordered index gets an error if the store is closed meanwhile.
 #[test]
 fn closing_ends_building() {
     let memory = Kept::new(64 << 20);
@@ -453,10 +453,10 @@ fn closing_ends_building() {
     }
 }
 
-/// Records die by expiry, flushes and removal, and are purged: each way out of the hash index leads
-/// out of the tree.
+/// Records expire, are flushed, removed and purged: every key that leaves the hash index leaves the
+/// tree too.
 #[test]
-fn what_is_purged_leaves_the_tree() {
+fn purged_keys_leave_the_tree() {
     for notices in NOTICES {
         let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
         let options = common::options().capacity(64 << 20).clock(clock.clone());
@@ -468,8 +468,8 @@ fn what_is_purged_leaves_the_tree() {
         assert_eq!(store.scan(..).unwrap().count(), 2_000);
         clock.set(2000);
         assert_eq!(store.scan(..).unwrap().count(), 1_000);
-        assert_eq!(store.stat().ordered.unwrap().keys, 2_000, "dead, but not purged");
-        // A dead key comes back without having left.
+        assert_eq!(store.stat().ordered.unwrap().keys, 2_000, "expired, but not purged");
+        // An expired key is put again before it was purged.
         store.put(&key_of(0), b"again").unwrap();
         assert_eq!(store.scan(..).unwrap().limit(1).next().unwrap().unwrap().1, b"again");
         assert_eq!(store.db().purge().unwrap(), 999);
@@ -484,12 +484,12 @@ fn what_is_purged_leaves_the_tree() {
     }
 }
 
-/// Changes the word of a key's record that is this number of words behind its CAS id.
+/// Changes the word of a key's record that is this number of words after its CAS id.
 fn damage(memory: &Kept, store: &Map<Kept>, key: &[u8], behind: u64) {
     let cas = store.get_with(key, |item| item.cas).unwrap().unwrap();
     let word = |at: u64| memory.load(memory.at::<PmU64>(at * 8).unwrap());
     let begins = u64::from_le_bytes(*key.first_chunk().unwrap());
-    // The key begins three words behind the CAS id.
+    // The key begins three words after the CAS id.
     let is_it = |&at: &u64| word(at) == cas && word(at + 3) == begins;
     let at = (0..memory.len() / 8 - 3).find(is_it).expect("the record") + behind;
     memory.store(memory.at::<PmU64>(at * 8).unwrap(), word(at) ^ 1);
@@ -504,8 +504,8 @@ fn a_hundred_records(options: &Options) -> (Kept, Map<Kept>) {
     (memory, store)
 }
 
-/// A key whose record could not be read when the tree was built comes into it when a thread puts
-/// the key again.
+/// A key whose record could not be read when the tree was built is inserted into it when the key is
+/// put again.
 #[test]
 fn a_damaged_record_is_scanned_once_it_is_repaired() {
     // In the CAS id, so that index and record disagree; and in the key.
@@ -525,9 +525,9 @@ fn a_damaged_record_is_scanned_once_it_is_repaired() {
     }
 }
 
-/// A damaged value is told of in its place, and the scan goes on behind it.
+/// A damaged value is reported at its position, and the scan continues.
 #[test]
-fn a_damaged_value_is_told_of_in_its_place() {
+fn a_damaged_value_is_reported_at_its_position() {
     let (memory, store) = a_hundred_records(&common::options().capacity(64 << 20).ordered(true));
     damage(&memory, &store, &key_of(42), 5);
     let seen: Vec<_> = store.scan(..).unwrap().collect();
@@ -540,9 +540,9 @@ fn a_damaged_value_is_told_of_in_its_place() {
     }
 }
 
-/// Values that are larger than what an iterator copies ahead, between small ones.
+/// Values that are larger than what an iterator copies in advance, between small ones.
 #[test]
-fn large_values_come_one_by_one() {
+fn large_values_are_scanned_one_by_one() {
     let map = common::in_memory(volatile(OrderedUpdates::default())).unwrap();
     for number in 0..60 {
         let len = if number % 5 == 0 { 300_000 } else { 10 };

@@ -1,5 +1,4 @@
-//! Panics in the middle of a change, as a bug would cause them, and errors after it, as damage
-//! would.
+//! Panics in the middle of a change, as caused by a bug, and errors after it, as caused by damage.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +8,7 @@ use evermap::{Clock, Edit, Error, ErrorKind, Map, OrderedUpdates};
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What `change` does, on a store or on a model of it.
+/// A change, of a store or of a model of it.
 struct Step {
     kind: u64,
     key: Vec<u8>,
@@ -46,8 +45,8 @@ fn contents(store: &Map<Kept>) -> State {
     store.iter().map(|pair| pair.unwrap()).collect()
 }
 
-/// After a panic the store says that it is poisoned or goes on; opened again, the change is there
-/// wholly or not at all.
+/// After a panic the store reports that it is poisoned, or continues to work. When it is opened
+/// again, it has all of the change or nothing.
 #[test]
 fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
     let memory = Kept::new(64 << 20);
@@ -63,20 +62,20 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
             step.apply(&mut state);
         }
         let step = Step::draw(&mut random);
-        memory.light_fuse(random.below(8) as i64);
+        memory.panic_at_flush(random.below(8) as i64);
         let run = catch_unwind(AssertUnwindSafe(|| step.run(&store)));
-        if !memory.put_fuse_out() {
+        if !memory.cancel_panic() {
             run.unwrap().unwrap();
             step.apply(&mut state);
             continue;
         }
         panics += 1;
         assert!(run.is_err());
-        // Nothing hangs on what the panic left locked.
+        // No operation waits for a lock that the panic has left.
         match store.put(&step.key, &step.value) {
             Err(error) => {
                 assert!(error.kind() == ErrorKind::Poisoned, "{error}");
-                assert!(store.db().clone().close().is_err(), "closing must not vouch for it");
+                assert!(store.db().clone().close().is_err(), "it must not be closed as clean");
                 poisoned += 1;
             }
             Ok(()) => {
@@ -92,7 +91,7 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
             step.apply(&mut state);
             assert!(found == state, "round {round}: neither before nor after the change");
         }
-        // Now and then nothing is swept between two panics.
+        // Sometimes nothing is swept between two panics.
         if round % 4 != 0 {
             store.db().recover().unwrap();
         }
@@ -104,8 +103,8 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
     assert!(panics > 60 && poisoned > 30, "{panics} panics, {poisoned} poisoned");
 }
 
-/// Where tidying up after a change meets damage, the change was made all the same: it is counted,
-/// its old record is given back, and the ordered index is told.
+/// If an index reports damage after a change, the change was made: it is counted, the old record is
+/// freed, and the ordered index is updated.
 #[test]
 fn an_error_after_a_change_leaves_it_accounted_for() {
     let (clock, memory) = (Clock::manual(1000), Kept::new(16 << 20));

@@ -1,4 +1,4 @@
-//! Stores that are only read.
+//! Stores that are opened read-only.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use evermap::{Batch, Clock, Error, ErrorKind, Evermap, Map, MapOptions, OnSuspec
 use tempfile::TempDir;
 
 const RECORDS: u64 = 3000;
-/// When the clock of the tests begins.
+/// The time at which the clock of the tests starts.
 const NOW: u64 = 1000;
 
 fn options() -> Options {
@@ -29,7 +29,7 @@ fn value(key: u64) -> Vec<u8> {
     value_of(&key_of(key), key, (key % 300) as usize)
 }
 
-/// A store with a named map, and with a record that has expired, as a writer has left it.
+/// Writes and closes a store with a named map and a record that has expired.
 fn closed(options: Options) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
@@ -57,8 +57,8 @@ fn assert_reads_all(map: &Map) {
     );
 }
 
-/// Every index repairs, marks and locks parts of itself while it is read. None of that may reach
-/// the file.
+/// Every index repairs, marks and locks parts of itself while it is read. None of that may be
+/// stored in the file.
 #[test]
 fn reading_changes_no_byte_of_the_file() {
     for index in common::every_index() {
@@ -143,7 +143,7 @@ fn whatever_would_change_something_is_refused() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// What a crash has left is repaired by writing, so it has to be opened for that first.
+/// What a crash has left is repaired by writing, so the store has to be opened for writing first.
 #[test]
 fn a_store_that_was_not_closed_is_not_read() {
     if let Some(path) =
@@ -175,7 +175,7 @@ fn a_file_that_may_not_be_written_can_be_read() {
     let (_directory, path) = closed(options());
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
     assert_reads_all(&common::open_file(&path, reading()).unwrap());
-    // The superuser may write all the same.
+    // The superuser may write anyway.
     let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     assert_eq!(Evermap::open(&path, options()).is_ok(), is_root);
 }
@@ -196,7 +196,7 @@ fn what_cannot_be_read_is_refused_and_left_alone() {
     assert_eq!(refusal(&path, contradiction).kind(), ErrorKind::Config);
 }
 
-/// The keys that a writer has saved in order are there for every reader after it.
+/// The keys that a writer has saved in order are available to every reader after it.
 #[test]
 fn keys_that_were_saved_in_order_are_used_and_kept() {
     let (_directory, path) = closed(options().ordered(true));
@@ -212,7 +212,7 @@ fn keys_that_were_saved_in_order_are_used_and_kept() {
     assert!(report.is_sound(), "{report}");
 }
 
-/// Damage in the pages is met by readers as by others, and does not end in a store to the file.
+/// Readers report damage as writers do, and do not store anything in the file.
 #[test]
 fn damaged_files_are_read_as_far_as_they_go() {
     let (_directory, path) = closed(options());

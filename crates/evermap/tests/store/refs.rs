@@ -1,4 +1,4 @@
-//! Values that are borrowed: when they are, and that they stay as they were whatever happens to
+//! Borrowed values: when values are borrowed, and that they stay unchanged whatever happens to
 //! their key.
 
 use std::thread;
@@ -11,14 +11,14 @@ use evermap_pm::region::Identity;
 const KEY: &[u8] = b"key";
 const LEN: usize = 10_000;
 const CAPACITY: u64 = 32 << 20;
-/// When the clock of the tests begins.
+/// The time at which the clock of the tests starts.
 const NOW: u64 = 1000;
 
 fn options() -> Options {
     common::small(CAPACITY)
 }
 
-/// As [`options`], with the promise that nobody else writes.
+/// Returns [`options`] with the promise that no other program writes to the file.
 fn promised() -> Options {
     // SAFETY: the memory of the tests belongs to one store at a time, and is not damaged while
     // values are borrowed.
@@ -29,7 +29,7 @@ fn value() -> Vec<u8> {
     value_of(KEY, 1, LEN)
 }
 
-/// A store in memory, which so lends values, and its clock.
+/// Creates a store in memory, which lends values, and its clock.
 fn store() -> (Map<Dram>, Clock) {
     let clock = Clock::manual(NOW);
     let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
@@ -41,15 +41,15 @@ fn key_of(key: u64) -> Vec<u8> {
     format!("key {key}").into_bytes()
 }
 
-/// Takes up space that has become free, with bytes that differ from those of [`value`].
+/// Reuses space that has become free, with bytes that differ from those of [`value`].
 fn reuse(store: &Map<Dram>) {
     let fillers = (0..300u32).map(u32::to_le_bytes);
     fillers.clone().for_each(|key| store.put(&key, &[0xee; LEN]).unwrap());
     fillers.for_each(|key| assert!(store.remove(&key).unwrap()));
 }
 
-/// Holds a value through `change`, which another thread makes to `map` and which is visible when
-/// `is_made` says so. It may wait for the guard afterwards.
+/// Borrows a value during `change`, which another thread makes to `map`, until `is_made` returns
+/// `true`. The change may wait for the guard afterwards.
 fn held_through(
     name: &str,
     store: &Map<Dram>,
@@ -82,7 +82,7 @@ fn held_through(
     assert!(report.is_sound(), "{name}: {report}");
     let stat = store.space().unwrap();
     assert_eq!(store.stat().epoch.bytes_waiting, 0, "{name}");
-    // The catalogue and the index of a dropped map are gone, too; the index of the default one may
+    // The catalogue and the index of a dropped map are freed, too; the index of the default map may
     // have grown.
     assert!(stat.allocated_bytes <= before + LEN as u64, "{name}: {before} {stat:?}");
 }
@@ -184,7 +184,7 @@ fn a_borrowed_value_stays_when_its_record_is_moved() {
     assert_eq!(store.stat().epoch.bytes_waiting, 0);
 }
 
-/// Old blocks are freed by a sweep, which so must not take the one that is borrowed.
+/// A sweep frees old blocks, but must not free the borrowed one.
 #[test]
 fn a_borrowed_value_stays_through_a_sweep() {
     let memory = Kept::new(CAPACITY);
@@ -211,7 +211,7 @@ fn a_borrowed_value_stays_through_a_sweep() {
 }
 
 #[test]
-fn what_is_borrowed_keeps_its_thread_from_closing() {
+fn a_borrowed_value_prevents_its_thread_from_closing() {
     let (store, _) = store();
     store.put(KEY, &value()).unwrap();
     let held = store.get_ref(KEY).unwrap().unwrap();
@@ -250,7 +250,7 @@ fn a_file_lends_values_after_a_promise_only() {
     }
 }
 
-/// What was there before it was opened may be damaged, in memory too, as safe code can store
+/// Memory that had contents before the store was opened may be damaged, because safe code can store
 /// anything there.
 #[test]
 fn memory_lends_values_if_its_store_was_created_here() {
@@ -283,7 +283,7 @@ fn a_borrowed_value_is_verified() {
         let store = memory.open(&promised().verify_reads(verifies)).unwrap();
         store.put(KEY, &value()).unwrap();
         let first = u64::from_le_bytes(value()[5..13].try_into().unwrap());
-        // The key takes three bytes, so that the value's sixth begins a word.
+        // The key takes three bytes, so the value's sixth byte begins a word.
         let at = (0..memory.len()).step_by(8).find(|&at| memory.word(at) == first).unwrap();
         memory.set_word(at, !first);
         match store.get_ref(KEY) {

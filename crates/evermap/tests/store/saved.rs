@@ -1,5 +1,5 @@
-//! The keys that an orderly stop saves in order: they count when nothing came in between, and never
-//! otherwise.
+//! The keys that a clean shutdown saves in order: they are used if nothing has changed since, and
+//! never otherwise.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn options() -> Options {
     common::options().capacity(64 << 20).extent_size(64 << 10).ordered(true)
 }
 
-/// The ordered index once it is built, and whether it agrees with the hash index.
+/// Asserts that the ordered index agrees with the hash index, once it is built.
 fn built<M: Medium>(store: &Map<M>) -> OrderedStat {
     scan_agrees(store).unwrap();
     store.stat().ordered.unwrap()
@@ -26,7 +26,7 @@ fn sound<M: Medium>(store: &Map<M>) {
     assert!(report.is_sound(), "{report}");
 }
 
-/// Keys that share much with their neighbours or nothing, of all lengths.
+/// Returns keys of all lengths, which share much with their neighbours or nothing.
 fn key_of(number: u64) -> Vec<u8> {
     match number {
         0 => Vec::new(),
@@ -38,7 +38,7 @@ fn key_of(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn an_orderly_stop_saves_the_keys() {
+fn a_clean_shutdown_saves_the_keys() {
     let memory = Kept::new(64 << 20);
     let mut random = Random::new(1);
     let mut expected = [BTreeMap::new(), BTreeMap::new()];
@@ -47,7 +47,7 @@ fn an_orderly_stop_saves_the_keys() {
         let named = store.db().map("named", MapOptions::new()).unwrap();
         for (store, expected) in [&store, &named].into_iter().zip(&mut expected) {
             if round == 2 {
-                // Nobody asks for the tree, and nothing changes.
+                // The tree is not used, and nothing changes.
                 assert_eq!(store.len().value, expected.len() as u64);
                 continue;
             }
@@ -78,7 +78,7 @@ fn an_orderly_stop_saves_the_keys() {
 }
 
 #[test]
-fn what_was_saved_counts_only_if_nothing_came_after() {
+fn saved_keys_are_used_only_if_nothing_came_after() {
     let memory = Kept::new(64 << 20);
     let fill = |store: &Map<Kept>, from: u64| {
         (from..from + 500).for_each(|number| store.put(&key_of(number), b"value").unwrap());
@@ -97,12 +97,12 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
     assert!(!built(&store).from_saved);
     sound(&store);
     store.into_db().close().unwrap();
-    // A map that nobody has opened meanwhile is as it was.
+    // A map that was not opened meanwhile has not changed.
     let store = memory.open(&options()).unwrap();
     assert!(built(&store).from_saved);
     assert!(built(&open_named(&store)).from_saved);
     store.into_db().close().unwrap();
-    // As if the process had died, before and after the keys were loaded.
+    // As if the process had been killed, before and after the keys were loaded.
     for loads in [false, true] {
         let store = memory.open(&options()).unwrap();
         if loads {
@@ -117,22 +117,23 @@ fn what_was_saved_counts_only_if_nothing_came_after() {
         store.into_db().close().unwrap();
     }
     let store = memory.open(&options()).unwrap();
-    assert!(!built(&open_named(&store)).from_saved, "what it had was swept");
+    assert!(!built(&open_named(&store)).from_saved, "its blocks were swept");
     sound(&store);
     store.into_db().close().unwrap();
-    // Dropping a map frees what was saved of it.
+    // Dropping a map frees its saved keys.
     let store = memory.open(&options()).unwrap();
     assert!(store.db().drop_map("named").unwrap());
     store.db().reclaim_dropped().unwrap();
     sound(&store);
     store.put(b"another", b"value").unwrap();
-    // The tree is not built yet: the stop has nothing to save.
+    // The tree is not built yet: the shutdown has nothing to save.
     store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert!(!built(&store).from_saved);
 }
 
-/// Whatever of it is damaged, no key is missing from a scan, and the space is found again.
+/// Whichever part of the saved keys is damaged, no key is missing from a scan, and their space is
+/// freed.
 #[test]
 fn damaged_keys_are_read_from_the_hash_index() {
     let template = Kept::new(64 << 20);
@@ -158,12 +159,12 @@ fn damaged_keys_are_read_from_the_hash_index() {
             sound(&store);
         }
     }
-    assert_eq!(used, 0, "every flipped bit was one that counts");
+    assert_eq!(used, 0, "every flipped bit was noticed");
 }
 
-/// What was saved gives way to records.
+/// Saved keys are freed if records need their space.
 #[test]
-fn saved_keys_give_way_where_space_is_short() {
+fn saved_keys_are_freed_if_space_is_needed() {
     let memory = Kept::new(4 << 20);
     let options = options().capacity(4 << 20);
     let store = memory.open(&options).unwrap();
@@ -177,8 +178,8 @@ fn saved_keys_give_way_where_space_is_short() {
     store.into_db().close().unwrap();
     assert_ne!(memory.word(ROOT), 0, "they are saved");
     let store = memory.open(&options).unwrap();
-    // As far as the space goes: how much that is differs by a split or two, from index to index and
-    // from seed to seed.
+    // As many records as there is space for. Their number differs by a split or two, between
+    // indexes and seeds.
     let full_again = (full - 2000..).find(|&number| put(&store, number).is_err()).unwrap();
     assert!(full_again > full - 200, "{full_again} of {full}");
     assert_eq!(memory.word(ROOT), 0);

@@ -1,5 +1,6 @@
-//! How much space a store takes, whatever is stored in it and however it ends: at most twice the
-//! bytes of keys and values and 2 MiB, and little more than those bytes where values are large.
+//! How much space a store takes, whatever is stored in it and however it is shut down: at most
+//! twice the bytes of keys and values and 2 MiB, and little more than those bytes if values are
+//! large.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,19 +11,19 @@ use evermap_pm::Medium;
 
 const MIB: u64 = 1 << 20;
 
-/// Most bytes that a file with this number of bytes of keys and values may have, from a megabyte
+/// Returns the maximum size of a file with this number of bytes of keys and values, from a megabyte
 /// on.
 fn most(bytes: u64) -> u64 {
     2 * bytes.max(1_000_000) + 2 * MIB
 }
 
-/// The larger of a file's length and the space that it takes.
+/// Returns the larger of a file's length and the space that it takes on the disk.
 fn size_of(path: &Path) -> u64 {
     let file = std::fs::metadata(path).unwrap();
     file.len().max(file.blocks() * 512)
 }
 
-/// A value of this number of bytes.
+/// Returns a value of this number of bytes.
 fn value(len: u64) -> Vec<u8> {
     vec![len as u8; len as usize]
 }
@@ -31,13 +32,13 @@ fn uniform(random: &mut Random) -> u64 {
     random.below(5121)
 }
 
-/// One size in three is below 64 bytes, and so on: as many from each doubling.
+/// Returns a size below a random power of two.
 fn skewed(random: &mut Random) -> u64 {
     let most = 2 << random.below(18);
     random.below(most)
 }
 
-/// Every kind of block once, then again.
+/// Returns the size of a random class of blocks.
 fn every_size(random: &mut Random) -> u64 {
     let doubling = 32 << random.below(13);
     doubling * (8 + random.below(8)) / 8
@@ -94,7 +95,7 @@ fn large_values_take_what_they_need() {
     }
 }
 
-/// A megabyte of small records in four maps, by the usual options, with each kind of index.
+/// A megabyte of small records in four maps, with the default options and each kind of index.
 #[test]
 fn several_maps_share_a_small_file() {
     for kind in common::every_index() {
@@ -118,7 +119,7 @@ fn several_maps_share_a_small_file() {
     }
 }
 
-/// What containers give: a store fills nearly all of it.
+/// The size of `/dev/shm` in containers: a store can use nearly all of it.
 #[test]
 fn a_small_disk_takes_values_of_all_sizes() {
     let store = Kept::new(64 * MIB).open(&Options::new().seed(1)).unwrap();
@@ -138,7 +139,7 @@ fn the_smallest_stores_take_records() {
     for (capacity, least) in [(64 << 10, 20), (128 << 10, 400), (256 << 10, 1500)] {
         for index in common::every_index() {
             let store = match Kept::new(MIB).open(&Options::small(capacity).index(index).seed(1)) {
-                // Those whose index begins larger say so.
+                // Indexes that begin larger return an error.
                 Err(error) if index != IndexKind::DashEh && capacity == 64 << 10 => {
                     assert!(error.to_string().contains("at least 131072 bytes"), "{error}");
                     continue;
@@ -155,7 +156,7 @@ fn the_smallest_stores_take_records() {
     }
 }
 
-/// The table is as long as the file needs, not as the capacity could.
+/// The table is as long as the file needs, not as the capacity would.
 #[test]
 fn the_capacity_takes_no_space() {
     for extent_size in [4096, 16384, 64 << 10, 2 << 20, 1 << 30] {
@@ -168,10 +169,10 @@ fn the_capacity_takes_no_space() {
     }
 }
 
-/// A store that is killed again and again while it is written to, before its sweep, after it, or in
+/// A store is killed again and again while it is written to, before its sweep, after it, or in
 /// turns.
 #[test]
-fn kills_take_no_space_for_good() {
+fn kills_do_not_enlarge_the_file_for_ever() {
     for swept in [|_| true, |round| round % 2 == 0, |round| round % 10 == 9] {
         let memory = Kept::new(1 << 30);
         let options = Options::new().seed(5);
@@ -202,7 +203,7 @@ fn kills_take_no_space_for_good() {
                 written += more;
                 bytes = all;
             }
-            // What was written since the last sweep counts once more: nothing tells yet what it
+            // What was written since the last sweep counts twice: it is not known yet what it has
             // replaced.
             let file = memory.len();
             assert!(file <= most(bytes + written), "{file} for {bytes} bytes after {round} kills");
@@ -210,9 +211,9 @@ fn kills_take_no_space_for_good() {
     }
 }
 
-/// Overwriting and removing values of changing sizes.
+/// Values of changing sizes are overwritten and removed.
 #[test]
-fn churn_takes_no_space_for_good() {
+fn churn_does_not_enlarge_the_file_for_ever() {
     let memory = Kept::new(1 << 30);
     let store = memory.open(&Options::new().seed(5)).unwrap();
     let (mut random, mut sizes) = (Random::new(21), vec![0u64; 4000]);
@@ -223,7 +224,7 @@ fn churn_takes_no_space_for_good() {
             store.remove(&key.to_le_bytes()).unwrap();
             *kept = 0;
         } else {
-            // What sizes are common shifts.
+            // The common sizes shift.
             let len = random.below(1024) * (1 + round / 4000 % 5);
             store.put(&key.to_le_bytes(), &value(len)).unwrap();
             *kept = 8 + len;
@@ -231,7 +232,7 @@ fn churn_takes_no_space_for_good() {
         if round % 500 == 499 {
             store.db().compact().unwrap();
         }
-        // At its largest it holds that much.
+        // The most that it has contained.
         let file = memory.len();
         assert!(file <= most(4000 * 5 * 512), "{file} after {round} changes");
     }
@@ -240,7 +241,7 @@ fn churn_takes_no_space_for_good() {
 }
 
 #[test]
-fn an_orderly_stop_does_not_double_a_store_of_long_keys() {
+fn a_clean_shutdown_does_not_double_a_store_of_long_keys() {
     let memory = Kept::new(1 << 30);
     let store = memory.open(&Options::new().ordered(true).seed(1)).unwrap();
     let key = |number: u64| {

@@ -1,4 +1,4 @@
-//! Values that come in pieces, and leave in pieces.
+//! Values that are written and read in pieces.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +40,7 @@ fn put_in_pieces<M: Medium>(
     writer.finish()
 }
 
-/// The checksum is verified by reading, so it is right, too.
+/// Reading verifies the checksum too.
 #[test]
 fn pieces_of_every_size_make_the_same_value_at_every_alignment() {
     let store = store();
@@ -79,7 +79,7 @@ fn a_value_that_comes_in_pieces_replaces_one_at_its_end() {
     assert_eq!(store.len().value, 2);
 }
 
-/// What `use_up` makes of a value that is being written takes no space, and changes nothing.
+/// Asserts that a value that is being written takes no space, and changes nothing, after `use_up`.
 fn assert_discarded(use_up: impl FnOnce(&Map<Dram>)) {
     let store = store();
     store.put(KEY, b"old").unwrap();
@@ -95,7 +95,7 @@ fn a_value_that_is_not_finished_is_discarded() {
     assert_discarded(|store| {
         let mut writer = store.value_writer(KEY, 100_000, Meta::default()).unwrap();
         writer.write_all(&[1; 5000]).unwrap();
-        // The block is taken, and a check knows why.
+        // The block is allocated, and a check does not report it.
         assert!(store.space().unwrap().allocated_bytes > 100_000);
         assert_sound(store);
     });
@@ -126,7 +126,7 @@ fn a_value_does_not_become_longer_than_announced() {
     assert!(matches!(store.put_from(&key, 1, io::empty()), Err(Error::KeyTooLong { .. })));
 }
 
-/// Gives some bytes, an interruption, the rest of the bytes, and then fails.
+/// A source that returns some bytes, an interruption, the rest of the bytes, and then an error.
 struct Failing(Vec<io::Result<Vec<u8>>>);
 
 impl Read for Failing {
@@ -138,7 +138,7 @@ impl Read for Failing {
 }
 
 #[test]
-fn a_source_may_be_interrupted_and_go_on_behind_the_value() {
+fn a_source_may_be_interrupted_and_be_longer_than_the_value() {
     let store = store();
     let interrupted = || Err(io::ErrorKind::Interrupted.into());
     let source = Failing(vec![Ok(b"abc".into()), interrupted(), Ok(b"def".into())]);
@@ -170,7 +170,7 @@ fn a_source_that_ends_or_fails_changes_nothing() {
     });
 }
 
-/// The source is code of the caller, and may do anything with the store.
+/// The source is code of the caller, and may use the store.
 #[test]
 fn a_source_may_use_the_store() {
     struct Using<'s>(&'s Map<Dram>);
@@ -191,7 +191,7 @@ fn a_source_may_use_the_store() {
 }
 
 #[test]
-fn closing_discards_what_is_being_written_and_waits_for_nobody() {
+fn closing_discards_unfinished_values_without_waiting() {
     let memory = Kept::new(CAPACITY);
     let store = memory.open(&options()).unwrap();
     store.put(KEY, b"old").unwrap();
@@ -207,7 +207,7 @@ fn closing_discards_what_is_being_written_and_waits_for_nobody() {
     assert_eq!(error.to_string(), Error::Closed.to_string());
     let closed = memory.copy();
     drop(writers);
-    // The first has seen its writers end after it was closed; the second has not.
+    // The writers of the first have ended after it was closed; those of the second have not.
     for memory in [memory, closed] {
         let store = memory.open(&options()).unwrap();
         assert!(store.stat().clean_open);
@@ -218,7 +218,7 @@ fn closing_discards_what_is_being_written_and_waits_for_nobody() {
 }
 
 #[test]
-fn dropping_a_map_ends_what_is_being_written_for_it() {
+fn dropping_a_map_discards_its_unfinished_values() {
     let store = store();
     let map = store.db().map("users", MapOptions::new()).unwrap();
     let mut writer = map.value_writer(KEY, 10, Meta::default()).unwrap();
@@ -230,7 +230,7 @@ fn dropping_a_map_ends_what_is_being_written_for_it() {
 }
 
 #[test]
-fn a_death_in_the_middle_leaves_the_old_value_and_all_space() {
+fn a_kill_in_the_middle_leaves_the_old_value_and_all_space() {
     let memory = Kept::new(CAPACITY);
     let store = memory.open(&options()).unwrap();
     store.put(KEY, b"old").unwrap();
@@ -246,8 +246,8 @@ fn a_death_in_the_middle_leaves_the_old_value_and_all_space() {
     assert_sound(&store);
 }
 
-/// A panic at each flush of `finish`: before the record is published its block is free again,
-/// afterwards it is the value.
+/// A panic at each flush of `finish`: before the record is published, its block is freed;
+/// afterwards, it is the value.
 #[test]
 fn a_panic_in_the_middle_leaves_the_old_value_or_the_new_one() {
     for flushes in 0.. {
@@ -256,9 +256,9 @@ fn a_panic_in_the_middle_leaves_the_old_value_or_the_new_one() {
         store.put(KEY, b"old").unwrap();
         let mut writer = store.value_writer(KEY, 1000, Meta::default()).unwrap();
         writer.write_all(&[1; 1000]).unwrap();
-        memory.light_fuse(flushes);
+        memory.panic_at_flush(flushes);
         let finished = catch_unwind(AssertUnwindSafe(|| writer.finish().unwrap()));
-        if !memory.put_fuse_out() {
+        if !memory.cancel_panic() {
             finished.unwrap();
             assert!(flushes > 2);
             return;
@@ -272,8 +272,8 @@ fn a_panic_in_the_middle_leaves_the_old_value_or_the_new_one() {
     }
 }
 
-/// A flush of everything comes between the CAS id and the publishing, so the record gets another
-/// one, and with it another checksum.
+/// `flush_all` comes between the assignment of the CAS id and publishing, so the record gets
+/// another id, and another checksum.
 #[test]
 fn a_flush_of_the_map_in_the_middle_comes_before_the_value() {
     let memory = Kept::new(CAPACITY);

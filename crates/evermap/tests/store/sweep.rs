@@ -15,7 +15,7 @@ use evermap_pm::region::Identity;
 
 const LINE: u64 = 64;
 
-/// Memory that counts loads from some of its lines, and what fetches them.
+/// Memory that counts loads and prefetches of some of its lines.
 #[derive(Clone)]
 struct Watched {
     memory: Kept,
@@ -31,7 +31,7 @@ impl Watched {
     }
 }
 
-// SAFETY: all promises are kept by the medium inside.
+// SAFETY: all calls are passed on to the inner medium, which keeps the contract.
 unsafe impl Medium for Watched {
     fn base(&self) -> NonNull<u8> {
         self.memory.base()
@@ -95,11 +95,11 @@ unsafe impl Medium for Watched {
     }
 }
 
-/// A value of this number of bytes, in which every word is this one, wherever it begins.
+/// The byte of which values consist, so that words of values are recognised at any alignment.
 const FILLER: u8 = 0xab;
 
-/// A store that was not closed, with records of several sizes in two maps, and watched where it has
-/// records.
+/// Returns memory with a store that was not closed. It has records of several sizes in two maps,
+/// whose lines are watched.
 fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
     let memory = Kept::new(16 << 20);
     let options = Options::small(16 << 20).index(index).seed(3);
@@ -116,8 +116,8 @@ fn killed(index: IndexKind) -> (Watched, Options, [u64; 2]) {
     drop((store, named));
     let filler = u64::from_le_bytes([FILLER; 8]);
     let filled = (0..memory.len()).step_by(8).filter(|&at| memory.word(at) == filler);
-    // The first line of a block is watched where the value begins in it, which is nearly
-    // everywhere.
+    // The first line of a block is watched if the value begins in it, as it does in nearly all
+    // blocks.
     let lines: HashSet<u64> = filled.map(|at| at / LINE).collect();
     let watched = Watched { memory, lines: Arc::new(lines.into()), touched: Arc::default() };
     (watched, options, counts)

@@ -1,4 +1,4 @@
-//! What is opened, what is refused, and what is started anew, when a file is not what it was.
+//! What is opened, refused, or replaced by a new store if a file is not what it was.
 
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +23,7 @@ fn refusal(path: &Path, on_suspect: OnSuspect) -> Error {
     open(path, on_suspect).expect_err("must be refused")
 }
 
-/// A directory with a closed store, and the bytes of it.
+/// Creates a directory with a closed store. Returns its bytes too.
 fn closed_store() -> (tempfile::TempDir, PathBuf, Vec<u8>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
@@ -43,7 +43,7 @@ fn set_word(bytes: &mut [u8], at: usize, word: u64) {
 }
 
 #[test]
-fn a_file_of_zeros_is_no_store_and_is_left_alone() {
+fn a_file_of_zeros_is_not_a_store_and_is_not_changed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     for bytes in [1, 8, 4095, 4096, 8192, 12288, 16384, 1 << 20] {
@@ -61,15 +61,15 @@ fn a_file_of_zeros_is_no_store_and_is_left_alone() {
     assert_eq!(found(&open(&path, OnSuspect::Refuse).unwrap()), 0);
 }
 
-/// Where a file is wrong about extents that it does not have, all that is stored is there.
+/// If the table is wrong about extents that the file does not have, all records are present.
 #[test]
-fn a_word_of_the_extent_table_that_nothing_uses_costs_nothing() {
+fn damage_to_an_unused_word_of_the_extent_table_loses_nothing() {
     let (_directory, path, bytes) = closed_store();
     let mut random = Random::new(7);
     let is_used = |entry: &usize| bytes[TABLE + entry * 8..][..8] != [0; 8];
     let unused = 1 + (0..512).rfind(is_used).unwrap();
     assert!(unused < 500);
-    // The first one behind those in use could be that of a file that was cut off.
+    // The first one after those in use could mean that the file was cut off.
     for entry in (unused + 1..511).step_by(60).chain([511]) {
         let at = TABLE + entry * 8;
         for word in [1, 2, u64::MAX, random.next(), 1 << 40] {
@@ -78,8 +78,8 @@ fn a_word_of_the_extent_table_that_nothing_uses_costs_nothing() {
             std::fs::write(&path, damaged).unwrap();
             let map = open(&path, OnSuspect::Refuse).unwrap();
             assert_eq!(found(&map), RECORDS as usize);
-            assert!(map.space().unwrap().heap_faults > 0, "it says so");
-            assert!(!map.db().check(false).unwrap().is_sound(), "it says so");
+            assert!(map.space().unwrap().heap_faults > 0, "it is reported");
+            assert!(!map.db().check(false).unwrap().is_sound(), "it is reported");
             map.put(b"new", b"value").unwrap();
             map.into_db().close().unwrap();
             let map = open(&path, OnSuspect::Refuse).unwrap();
@@ -90,7 +90,7 @@ fn a_word_of_the_extent_table_that_nothing_uses_costs_nothing() {
 }
 
 #[test]
-fn what_cannot_be_trusted_is_refused_and_started_anew_where_that_is_asked_for() {
+fn an_untrusted_file_is_refused_or_replaced_on_request() {
     let (_directory, path, bytes) = closed_store();
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = bytes.clone();
@@ -160,7 +160,7 @@ fn a_suspect_file_says_why_and_what_can_be_done() {
     let map = open(&path, OnSuspect::Refuse).unwrap();
     std::fs::copy(&path, &copy).unwrap();
     let text = refusal(&copy, OnSuspect::Refuse).to_string();
-    for part in ["copy: contents are suspect", "a copy of it", "salvage", "discard", "in order"] {
+    for part in ["copy: contents are suspect", "a copy of it", "salvage", "discard", "normally"] {
         assert!(text.contains(part), "{text}");
     }
     let salvaged = open(&copy, OnSuspect::Salvage).unwrap();
@@ -168,12 +168,12 @@ fn a_suspect_file_says_why_and_what_can_be_done() {
     drop(map);
 }
 
-/// A caller that watches the count of damage must see it, whatever it is that is damaged.
+/// The count of damage includes every kind of damage.
 #[test]
 fn every_operation_that_meets_damage_counts() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    // Level hashing takes buckets of zeros for empty ones.
+    // Level hashing takes buckets of zeros for empty ones, so it is not among these.
     let small = || Options::small(256 << 10).index(IndexKind::DashEh);
     let map = common::open_file(&path, small()).unwrap();
     (0..RECORDS).for_each(|key| map.put(&key.to_le_bytes(), &[7; 100]).unwrap());
@@ -202,7 +202,7 @@ fn every_operation_that_meets_damage_counts() {
         count(map.put(&1u32.to_le_bytes(), b"value").err());
         count(map.remove(&2u32.to_le_bytes()).err());
         count(map.get_many(&[3u32.to_le_bytes()], |_, _| ControlFlow::Continue(())).err());
-        // A walk meets all of a page before it shows any of it.
+        // A walk reads all of a page before it shows any of it.
         let failed: Vec<_> = map.iter().filter_map(Result::err).filter(Error::is_damaged).collect();
         assert!(map.stat().damage_met >= met + failed.len() as u64, "not all are counted");
         of_index += failed.iter().filter(|error| matches!(error, Error::Storage(_))).count() as u32;
@@ -229,7 +229,7 @@ fn a_map_that_cannot_be_opened_counts() {
 }
 
 #[test]
-fn all_space_can_be_set_aside_at_once() {
+fn all_space_can_be_allocated_at_opening() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
     let map = open(&path, OnSuspect::Refuse).unwrap();
@@ -241,7 +241,7 @@ fn all_space_can_be_set_aside_at_once() {
         file.len().saturating_sub(file.blocks() * 512)
     };
     open(&path, OnSuspect::Refuse).unwrap().into_db().close().unwrap();
-    assert!(holes() > 1 << 20, "what is free was given back");
+    assert!(holes() > 1 << 20, "free space was returned to the file system");
     common::open_file(&path, options().allocate_holes(true)).unwrap();
     assert_eq!(holes(), 0);
 }

@@ -75,12 +75,12 @@ fn what_is_stored_is_documented() {
 }
 
 #[test]
-fn bytes_of_another_type_are_an_error_and_keep_nothing_else_from_being_read() {
+fn bytes_of_another_type_are_an_error_of_that_key_only() {
     let store = store();
     let map: TypedMap<u16, Shape> = store.typed();
     map.put(&1, &Shape::Point).unwrap();
     map.put(&3, &Shape::Circle { radius: 1.0 }).unwrap();
-    // A variant that there is not, a value that is cut off, and one with something behind it.
+    // A variant that does not exist, a value that is cut off, and one with additional bytes.
     for bytes in [&[3][..], &[1, 0, 0], &[0, 0]] {
         store.put(&[0, 2], bytes).unwrap();
         let error = map.get(&2).unwrap_err();
@@ -100,7 +100,7 @@ fn bytes_of_another_type_are_an_error_and_keep_nothing_else_from_being_read() {
 }
 
 #[test]
-fn a_value_that_refuses_is_not_stored() {
+fn a_value_that_cannot_be_serialized_is_not_stored() {
     #[derive(Deserialize)]
     struct Refusing;
     impl Serialize for Refusing {

@@ -1,19 +1,19 @@
-//! Walks through the index that others rely on to miss nothing: the sweep, the order when it is
-//! built, purges. Each is held up in the middle, while iterators begin beside it, rest and end, and
-//! the index grows.
+//! Walks through the index that must not miss anything: sweeps, building the ordered index, purges.
+//! Each is interrupted in the middle, while iterators begin, pause and end, and the index grows.
 
 use evermap::{Clock, IndexKind, Map, Options};
 
 use crate::common::{self, Kept};
 
-/// Records that are there throughout, and how many are added in the middle of a walk: the index
-/// grows more than once.
+/// The number of records that are present throughout, and of those that are added in the middle of
+/// a walk, which makes the index grow more than once.
 const THERE: u64 = 6_000;
 const ADDED: u64 = 3 * THERE;
-/// The same where an order is built: it reads the words of 65,536 records before it looks at one.
+/// The same for building the ordered index, which reads the words of 65,536 records before it reads
+/// a record.
 const THERE_IN_ORDER: u64 = 150_000;
 const ADDED_IN_ORDER: u64 = 2 * THERE_IN_ORDER;
-/// More than an index could keep a list of.
+/// The number of iterators: too many for an index to keep a list of them.
 const ITERATORS: usize = 40;
 
 fn key(number: u64) -> [u8; 16] {
@@ -47,7 +47,7 @@ fn disturbance(
 ) -> impl FnOnce() + Send + 'static {
     let store = store.clone();
     move || {
-        // In another thread, like everything that goes on beside a walk.
+        // In another thread, like all operations beside a walk.
         let others = std::thread::spawn(move || {
             let mut iterators: Vec<_> = (0..ITERATORS).map(|_| store.iter()).collect();
             iterators.iter_mut().for_each(|iterator| drop(iterator.next().unwrap().unwrap()));
@@ -60,12 +60,12 @@ fn disturbance(
 }
 
 #[test]
-fn a_sweep_frees_nothing_that_is_in_use() {
+fn a_sweep_frees_no_live_record() {
     for kind in common::every_index() {
         let (memory, store) = killed(&options(kind), THERE);
         memory.at_next_read_ahead(disturbance(&store, THERE..THERE + ADDED, || ()));
         store.db().recover().unwrap();
-        // All that the sweep has freed is used again.
+        // All space that the sweep has freed is reused.
         put(&store, THERE + ADDED..3 * (THERE + ADDED));
         for number in 0..3 * (THERE + ADDED) {
             let value = store.get(&key(number)).unwrap();
@@ -76,7 +76,7 @@ fn a_sweep_frees_nothing_that_is_in_use() {
 }
 
 #[test]
-fn an_order_that_is_built_has_every_key() {
+fn an_ordered_index_has_every_key() {
     const ALL: u64 = THERE_IN_ORDER + ADDED_IN_ORDER;
     for kind in [IndexKind::default(), IndexKind::Level] {
         let (memory, store) = killed(&options(kind).ordered(true), THERE_IN_ORDER);

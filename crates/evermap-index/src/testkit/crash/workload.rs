@@ -66,7 +66,7 @@ impl Workload {
         capacity: 256 << 10,
         extent_size: 4096,
     };
-    /// Clean and unclean stops, with sweeps in between.
+    /// Clean and unclean shutdowns, with sweeps in between.
     pub const REOPENING: Workload =
         Workload { universe: 200, ops: 500, reopen: true, ..Workload::GROWING };
     /// Few keys, so that every crash point gets many images.
@@ -109,7 +109,7 @@ pub enum Verb {
     Die,
     /// The pool is closed; then the machine other_boot, and the pool is opened.
     Close,
-    /// A sweep after an unclean stop.
+    /// A sweep after an unclean shutdown.
     Sweep,
     /// Only later calls are crashed.
     Checkpoint,

@@ -1,4 +1,4 @@
-//! What a tree refuses, and that a refusal changes nothing.
+//! Errors of a tree, none of which changes anything.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,12 +22,12 @@ fn keys_have_a_longest() {
         assert!(matches!(error.kind(), ErrorKind::KeyTooLong { len: 65_537, max: 65_536 }));
         assert_eq!(error.to_string(), "key of 65537 bytes is too long; the limit is 65536");
     }
-    // Others need not know: such a key is never there.
+    // Other operations need no check: such a key is always absent.
     assert_eq!(tree.get(&longer).unwrap(), None);
     assert_eq!(tree.remove(&longer).unwrap(), Change::default());
     assert_eq!(tree.update(&longer, 3).unwrap(), Change::default());
     assert_eq!((tree.len(), tree.check()), (1, SOUND));
-    // As a bound any length will do.
+    // A bound may have any length.
     let mut above = Cursor::new(
         &tree,
         (std::ops::Bound::Excluded(&longer[..]), std::ops::Bound::Unbounded),
@@ -42,8 +42,8 @@ fn keys_have_a_longest() {
     assert_eq!(below.next().unwrap(), Some((&longest[..], 1)));
 }
 
-/// Fills trees of several limits, with keys that need blocks and keys that do not, and goes on
-/// changing what is there.
+/// Fills trees of several limits, with keys that need blocks and keys that do not, and then changes
+/// existing keys.
 #[test]
 fn a_full_tree_refuses_and_is_sound() {
     for (limit, length) in [(2_000, 0), (20_000, 0), (20_000, 40), (200_000, 100)] {
@@ -67,7 +67,7 @@ fn a_full_tree_refuses_and_is_sound() {
                     assert!(error.is_no_space() && !model.contains_key(&key), "{error}");
                     assert_eq!(tree.get(&key).unwrap(), None);
                     refusals += 1;
-                    // What is there can still be changed, and removed.
+                    // Existing keys can still be changed and removed.
                     let some = model
                         .keys()
                         .nth(random.below(model.len() as u64) as usize)
@@ -93,7 +93,7 @@ fn a_full_tree_refuses_and_is_sound() {
     }
 }
 
-/// A closure must not panic; if it does, nothing has changed and nobody waits for ever.
+/// A closure that panics changes nothing, and leaves no lock behind.
 #[test]
 fn a_panic_in_a_decision_changes_nothing() {
     let tree = BPlus::<4>::new();

@@ -10,7 +10,7 @@ use evermap_pm::sim::rng::Rng;
 
 use crate::bplus::SOUND;
 
-/// What runs hold, by the rule that of equal keys the last counts.
+/// Returns the pairs of runs: of equal keys, the last one counts.
 fn model(runs: &[Run]) -> BTreeMap<Vec<u8>, u64> {
     let pairs = runs.iter().flat_map(Run::iter);
     pairs.map(|(key, word)| (key.to_vec(), word)).collect()
@@ -29,8 +29,7 @@ fn must_hold(tree: &dyn OrderedIndex, model: &BTreeMap<Vec<u8>, u64>) {
     assert_eq!(cursor.next().unwrap(), None);
 }
 
-/// Every set of keys in any number of runs, some of them sorted, with keys that come more than
-/// once.
+/// Sets of keys in any number of runs, some of them sorted, with keys that occur more than once.
 #[test]
 fn a_loaded_tree_holds_its_runs() {
     let mut random = Rng::new(3);
@@ -53,7 +52,7 @@ fn a_loaded_tree_holds_its_runs() {
     }
 }
 
-/// Enough pairs that every thread gets several parts.
+/// There are enough pairs for several partitions per thread.
 #[test]
 fn parts_fit_together() {
     let mut random = Rng::new(5);
@@ -71,8 +70,7 @@ fn parts_fit_together() {
     }
 }
 
-/// Enough pairs that there are many parts, and nothing tells them apart but what lies far behind
-/// in their keys.
+/// There are enough pairs for many partitions, and the keys differ only near their ends.
 #[test]
 fn keys_that_differ_late_find_their_parts() {
     let mut random = Rng::new(8);
@@ -96,7 +94,7 @@ fn keys_that_differ_late_find_their_parts() {
     }
 }
 
-/// Partitions by samples that represent the keys well, badly or not at all.
+/// Partitions are chosen by samples that represent the keys well, badly or not at all.
 #[test]
 fn partitioned_pairs_are_loaded() {
     let mut random = Rng::new(13);
@@ -189,7 +187,7 @@ fn a_load_is_refused_as_a_whole() {
     assert!(matches!(error.kind(), ErrorKind::KeyTooLong { len: 65_537, .. }), "{error}");
 }
 
-/// Nodes are loaded nine tenths full, so that insertions find room.
+/// Nodes are loaded nine tenths full, so that there is space for inserts.
 #[test]
 fn a_loaded_tree_is_dense() {
     let mut run = Run::new();

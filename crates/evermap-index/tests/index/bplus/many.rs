@@ -1,4 +1,4 @@
-//! Many keys bound and unbound at a time.
+//! Binding and unbinding many keys at a time.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +28,8 @@ fn contents<const N: usize>(tree: &BPlus<N>) -> Vec<(Vec<u8>, u64)> {
     all
 }
 
-/// One after the other, also where a key is among them twice, and where nodes are split and merged
-/// on the way.
+/// The result is that of single operations in the same order, also if a key occurs twice, and if
+/// nodes are split and merged in between.
 #[test]
 fn many_are_set_as_one_by_one() {
     let tree = BPlus::<4>::new();
@@ -60,7 +60,7 @@ fn many_are_set_as_one_by_one() {
     assert!(tree.stats().splits > 1_000 && tree.stats().merges > 1_000);
 }
 
-/// Threads set keys of their own in leaves that they share.
+/// Each thread sets its own keys, in leaves that they share.
 #[test]
 fn threads_do_not_lose_each_others_keys() {
     let tree = &BPlus::<4>::new();
@@ -103,7 +103,7 @@ fn what_cannot_be_bound_is_refused() {
     let tree = BPlus::<40>::with_config(Config { bytes_max: 20_000 }).unwrap();
     let long = vec![7; KEY_MAX + 1];
     assert!(tree.set_many(&[(b"a", Some(1)), (&long, Some(2))]).is_err());
-    assert!(tree.set_many(&[(&long, None)]).is_ok(), "it is absent, as it should be");
+    assert!(tree.set_many(&[(&long, None)]).is_ok(), "it is absent already");
     assert_eq!(contents(&tree), [(b"a".to_vec(), 1)]);
     let keys: Vec<[u8; 8]> = (0..2_000u64).map(u64::to_be_bytes).collect();
     let pairs: Vec<_> = keys.iter().map(|key| (&key[..], Some(3))).collect();

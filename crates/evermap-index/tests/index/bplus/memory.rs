@@ -1,4 +1,4 @@
-//! Every byte that a tree takes is given back.
+//! A tree frees all memory that it allocates.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,7 +9,8 @@ use evermap_index::ordered::{OrderedIndex, Run};
 use evermap_index::testkit::ordered::encoded::Encoding;
 use evermap_pm::sim::rng::Rng;
 
-/// The system's allocator, which counts what threads that ask for it allocate and free.
+/// The system's allocator, which counts what a thread allocates and frees while its `COUNTS` is
+/// set.
 struct Counting;
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
@@ -24,17 +25,17 @@ fn count(bytes: i64) {
     }
 }
 
-// SAFETY: everything is left to the system's allocator.
+// SAFETY: all calls are passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of the method.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         count(-(layout.size() as i64));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of the method.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -42,8 +43,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that `body` leaves allocated, of which every thread that it starts must [count](counted)
-/// its own.
+/// Returns the number of bytes that `body` leaves allocated. Threads that it starts must
+/// [count](counted) their own.
 fn left_by(body: impl FnOnce()) -> i64 {
     let before = LIVE.load(SeqCst);
     counted(body);
@@ -57,7 +58,7 @@ fn counted<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// One test, for what it counts belongs to the process.
+/// This is one test, because the counter is shared by all threads of the process.
 #[test]
 fn nothing_leaks() {
     let key = |number: u64| Encoding::Words.encode(number);
@@ -80,7 +81,7 @@ fn nothing_leaks() {
         COUNTS.set(true);
         assert_eq!(tree.check(), crate::bplus::SOUND);
     };
-    // Whatever the process makes once.
+    // Allocations that the process makes once are made here.
     counted(churned);
     assert_eq!(left_by(|| drop(BPlus::<40>::new())), 0, "an empty tree");
     assert_eq!(left_by(churned), 0, "a tree that threads have changed");
@@ -95,7 +96,7 @@ fn nothing_leaks() {
     let load = || assert!(BPlus::<7>::load(refused, std::slice::from_ref(&run), 1).is_err());
     assert_eq!(left_by(load), 0, "a load that was refused");
 
-    // What a tree says it takes is what it takes: nodes, their ranges and blocks.
+    // The tree reports what it has allocated: nodes, their ranges and blocks.
     let (mut stated, mut tree) = (0, None);
     let empty = left_by(|| tree = Some(BPlus::<40>::new()));
     let taken = left_by(|| {
@@ -106,7 +107,7 @@ fn nothing_leaks() {
     });
     let waiting = tree.as_ref().map_or(0, |tree| tree.reclamation().bytes_waiting as i64);
     let rest = taken - stated - waiting;
-    // Lists of what waits, and room for nodes to come: pieces double at most.
+    // The lists of retired memory, and space for further nodes: pieces double at most.
     let room = stated + waiting + 65_536;
     assert!(
         (0..room + 32_768).contains(&rest),

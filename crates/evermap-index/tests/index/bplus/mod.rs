@@ -22,10 +22,10 @@ impl<const N: usize> OrderedSubject for Tree<N> {
     }
 }
 
-// As small as nodes can be, an odd size, and the size for use.
+// The smallest possible nodes, an odd size, and the default size.
 ordered_conformance!(four_slots, Tree::<4>);
 ordered_conformance!(seven_slots, Tree::<7>);
 ordered_conformance!(forty_slots, Tree::<40>);
 
-/// What cannot be wrong.
+/// What `check` returns for a tree without problems.
 const SOUND: Vec<String> = Vec::new();

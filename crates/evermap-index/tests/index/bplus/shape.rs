@@ -1,4 +1,4 @@
-//! How large and how high trees are. Counts, not times.
+//! The size and depth of trees.
 
 use evermap_index::Stats;
 use evermap_index::ordered::OrderedIndex;
@@ -27,23 +27,23 @@ fn numbers_take_no_blocks() {
 }
 
 #[test]
-fn growing_keys_leave_full_leaves_behind() {
+fn ascending_keys_leave_full_leaves() {
     let (_, stats) = filled((0..KEYS).map(|key| key.to_be_bytes().to_vec()));
     assert!(stats.load_factor() > 0.85, "{stats:?}");
     let (_, stats) = filled((0..KEYS).rev().map(|key| key.to_be_bytes().to_vec()));
     assert!(stats.load_factor() > 0.48, "{stats:?}");
 }
 
-/// What neighbours begin with is held once a node, not once a key.
+/// The common prefix of neighbouring keys is stored once per node, not once per key.
 #[test]
-fn shared_beginnings_cost_little() {
+fn shared_prefixes_cost_little() {
     let long = |key: u64| [&[b'/'; 500][..], &key.to_be_bytes()].concat();
     let (_, stats) = filled((0..KEYS).map(long));
     assert!(stats.dram_bytes < 80 * KEYS, "{stats:?}");
 }
 
 #[test]
-fn what_is_removed_gives_its_room_back() {
+fn memory_of_removed_keys_is_freed() {
     let word =
         |key: u64| format!("{:030}{key}", key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes();
     let (tree, full) = filled((0..KEYS).map(word));

@@ -1,4 +1,4 @@
-//! Single operations, crashed at every point, and what other implementations lost there.
+//! Single operations, crashed at every point at which other implementations lose something.
 
 use std::ops::ControlFlow;
 
@@ -10,19 +10,19 @@ use super::*;
 
 const CAPACITY: u64 = 128 << 10;
 
-/// Keys that lead to a directory of 64 entries in eight lines, of which half belong to one segment
-/// whose first window is full. Half of what is in there moves away when it is split.
+/// Returns keys that make a directory of 64 entries in eight lines. Half of the entries belong to
+/// one segment whose first window is full, and half of its records move when it is split.
 fn before_a_wide_split() -> Vec<u64> {
     let deepening = (0..8).map(|n| key(0b100000, 6, n)).chain([key(0b100001, 6, 0)]);
     let moving = (0..2).flat_map(|n| [key(0b0100, 4, n), key(0b0110, 4, n)]);
     deepening.chain((0..4).map(|n| key(0b000, 3, n))).chain(moving).collect()
 }
 
-/// The key that finds the window full, and number of one that stays when the segment is split.
+/// The key that finds the window full, and the number of one that stays when the segment is split.
 const ONE_MORE: u64 = 0b0101 << 60 | 9 << 2;
 const STAYING: usize = 9;
 
-/// An index on a simulator that records from now on.
+/// Creates an index with these keys on a simulator that records from now on.
 fn recorded(keys: &[u64]) -> (Sim, Arc<Pool<Sim>>, Chosen<Sim>) {
     let sim = Sim::new(CAPACITY).unwrap();
     sim.pause();
@@ -33,7 +33,7 @@ fn recorded(keys: &[u64]) -> (Sim, Arc<Pool<Sim>>, Chosen<Sim>) {
     (sim, pool, index)
 }
 
-/// Shows every image that a crash of what `sim` recorded may leave.
+/// Calls `each` with every image that a crash of the recording may leave. Returns their number.
 fn each_crash(sim: &Sim, mut each: impl FnMut(&Image<'_>)) -> u64 {
     let config = ImageConfig { per_point: 400, ..ImageConfig::default() };
     let visit = |image: &Image<'_>| {
@@ -43,7 +43,7 @@ fn each_crash(sim: &Sim, mut each: impl FnMut(&Image<'_>)) -> u64 {
     for_each_image(&sim.trace(), &config, visit).images
 }
 
-/// The index that a crash left.
+/// Opens the index that a crash has left.
 fn after(image: &Image<'_>) -> (Arc<Pool<Sim>>, Chosen<Sim>, Sim) {
     let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
     sim.set_budget(200_000);
@@ -52,7 +52,7 @@ fn after(image: &Image<'_>) -> (Arc<Pool<Sim>>, Chosen<Sim>, Sim) {
     (pool, index, sim)
 }
 
-/// All of `keys` are there, with their numbers as words.
+/// Asserts that all of `keys` are present, with their positions as words.
 fn assert_there(index: &Chosen<Sim>, pool: &Pool<Sim>, keys: &[u64]) {
     for (word, &key) in keys.iter().enumerate() {
         let found = index.get(key, &pool.pin()).unwrap();
@@ -60,8 +60,8 @@ fn assert_there(index: &Chosen<Sim>, pool: &Pool<Sim>, keys: &[u64]) {
     }
 }
 
-/// Makes the upper half of the wide segment split, by keys that belong to its first directory entry
-/// and to one in its middle: nothing touches the lower half.
+/// Makes the upper half of the wide segment split, by keys of its first directory entry and of one
+/// in its middle. Nothing accesses the lower half.
 fn split_the_upper_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     for number in 10..16 {
         for entry in [0b0100, 0b0110] {
@@ -70,8 +70,7 @@ fn split_the_upper_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     }
 }
 
-/// Makes the lower half of the wide segment split in two and in four, by keys that belong nowhere
-/// else.
+/// Makes the lower half of the wide segment split twice, by keys that belong only there.
 fn split_the_lower_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     let before = index.stats(&pool.pin()).unwrap().splits;
     let crowd = (30..34).map(|number| key(0b0000, 4, number));
@@ -81,12 +80,12 @@ fn split_the_lower_half(index: &Chosen<Sim>, pool: &Pool<Sim>) {
     assert_eq!(index.stats(&pool.pin()).unwrap().splits, before + 2);
 }
 
-/// CC-1, CC-2, C1, C11: depth, pattern and directory change together. Others persist the old
-/// segment's depth or pattern before the directory: its keys are then deeper than the directory, or
-/// unreachable, and lookups never end.
+/// CC-1, CC-2, C1, C11: depth, pattern and directory change together. Other implementations persist
+/// the old segment's depth or pattern before the directory. After a crash it is then deeper than
+/// the directory, or its keys are unreachable, and lookups never end.
 ///
-/// Each image is met in four ways, because recovery is lazy: the first caller must find it
-/// right.
+/// Each image is accessed in four orders, because recovery is lazy: whatever is accessed first must
+/// be right.
 #[test]
 fn cc1_cc2_a_split_is_all_or_nothing() {
     let keys = before_a_wide_split();
@@ -94,7 +93,7 @@ fn cc1_cc2_a_split_is_all_or_nothing() {
     let splits = index.stats(&pool.pin()).unwrap().splits;
     index.insert(ONE_MORE, 1, &pool.pin()).unwrap();
     let stats = index.stats(&pool.pin()).unwrap();
-    assert_eq!((stats.splits, stats.depth), (splits + 1, 6), "a range of 16 entries changes hands");
+    assert_eq!((stats.splits, stats.depth), (splits + 1, 6), "a range of 16 entries changes");
     let mut unfinished = 0;
     let images = each_crash(&sim, |image| {
         for way in 0..4 {
@@ -102,9 +101,9 @@ fn cc1_cc2_a_split_is_all_or_nothing() {
             match way {
                 0 => assert_there(&index, &pool, &keys),
                 1 => assert_sound(&index, &pool),
-                // The new segment is recovered, changed and split before the old one is looked at.
+                // The new segment is recovered, changed and split before the old one is accessed.
                 2 => split_the_upper_half(&index, &pool),
-                // The other way round.
+                // The reverse order.
                 _ => {
                     let lower = index.get(keys[STAYING], &pool.pin()).unwrap();
                     assert_eq!(lower, Some(STAYING as u64));
@@ -120,10 +119,10 @@ fn cc1_cc2_a_split_is_all_or_nothing() {
     assert!(images > 50 && unfinished > 0, "{images} images, {unfinished} with a later split");
 }
 
-/// The same where the directory doubles.
+/// The same if the directory doubles.
 #[test]
 fn cc1_a_doubling_is_all_or_nothing() {
-    // A full window of one directory entry's, half of which moves.
+    // A full window in the segment of one directory entry; half of the records move.
     let keys: Vec<u64> = (0..4).flat_map(|n| [key(0b00, 2, n), key(0b01, 2, n)]).collect();
     let (sim, pool, index) = recorded(&keys);
     assert_eq!(index.stats(&pool.pin()).unwrap().depth, 1);
@@ -139,8 +138,8 @@ fn cc1_a_doubling_is_all_or_nothing() {
     assert!(images > 100 && doubled > 0 && doubled < images, "{doubled} of {images} doubled");
 }
 
-/// A second crash, while the first one's unfinished split is followed by others: recovery must have
-/// made durable what it found out, or a split of the lower half would leave two levels in doubt.
+/// A second crash, while other splits follow the one that the first crash interrupted: recovery
+/// must have made durable what it repaired, or two splits of the lower half would be unfinished.
 #[test]
 fn c1_a_recovered_split_is_durable_before_the_next() {
     let keys = before_a_wide_split();
@@ -148,7 +147,7 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
     index.insert(ONE_MORE, 1, &pool.pin()).unwrap();
     let mut nested = 0;
     each_crash(&sim, |image| {
-        // Those crashes that the old segment does not know of yet, or whose range is unfinished.
+        // Only crashes after which the old segment's prefix or its range is unfinished.
         let (pool, index, sim) = after(image);
         let recorded = sim.recorded();
         index.get(keys[STAYING], &pool.pin()).unwrap();
@@ -171,8 +170,7 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
     assert!(nested > 1000, "{nested} images of second crashes");
 }
 
-/// Splits that follow on each other: when one begins, the one before is durable to the last entry
-/// of its range.
+/// Consecutive splits: when one begins, the previous one is durable to the last entry of its range.
 #[test]
 fn c1_only_the_last_split_is_ever_unfinished() {
     let keys = before_a_wide_split();
@@ -187,8 +185,8 @@ fn c1_only_the_last_split_is_ever_unfinished() {
     assert!(images > 200, "{images}");
 }
 
-/// CC-3, C2: a crash in an insert must not cost a slot. Others claim it by a reserved key, which
-/// nobody takes back.
+/// CC-3, C2: a crash in an insert must not lose a slot. Other implementations claim it with a
+/// reserved key, which is never removed.
 #[test]
 fn cc3_no_slot_is_lost() {
     let window = |count: u64| (0..count).map(|number| key(0b01, 2, number)).collect::<Vec<_>>();
@@ -209,8 +207,8 @@ fn cc3_no_slot_is_lost() {
     assert!(images > 20, "{images}");
 }
 
-/// CC-6, CC-7: creation shows nothing until everything is durable, and what a crash interrupts is
-/// not lost: neither in creation nor in a split.
+/// CC-6, CC-7: an index that is being created is not visible before it is durable, and a crash in
+/// the middle leaks no blocks.
 #[test]
 fn cc6_cc7_creation_is_all_or_nothing_and_nothing_leaks() {
     let sim = Sim::new(CAPACITY).unwrap();
@@ -242,7 +240,7 @@ fn cc6_cc7_creation_is_all_or_nothing_and_nothing_leaks() {
     assert!(complete > 0 && complete < images, "{complete} of {images}");
 }
 
-/// C4, C16: slots of records that have moved away are used again only once that is durable.
+/// C4, C16: slots of moved records are reused only when the move is durable.
 #[test]
 fn c16_moved_records_are_overwritten_only_when_the_move_is_durable() {
     let keys = before_a_wide_split();
@@ -264,10 +262,10 @@ fn c16_moved_records_are_overwritten_only_when_the_move_is_durable() {
     assert!(late_ones > 0);
 }
 
-/// C9, C10: whatever state of the locks a crash leaves, nobody waits for it; and eager recovery,
-/// which the paper's code does only in part, leaves every segment usable.
+/// C9, C10: whatever state a crash leaves the locks in, no thread waits for them. Eager recovery,
+/// which the paper's code does only in part, makes every segment usable.
 #[test]
-fn c9_locks_of_the_dead_hold_up_nobody() {
+fn c9_locks_of_ended_processes_do_not_count() {
     for recovery in [Recovery::Lazy, Recovery::Eager] {
         for locking in LOCKINGS {
             let sim = Sim::new(CAPACITY).unwrap();
@@ -280,7 +278,7 @@ fn c9_locks_of_the_dead_hold_up_nobody() {
             let mut segments = Vec::new();
             index.visit(&mut Blocks(&mut |block| segments.push(block))).unwrap();
             drop((index, pool));
-            // Locked, shared by many, at some version, by this generation.
+            // Locked, shared by many readers, with some version, by this generation.
             for &segment in &segments[2..] {
                 let lock = sim.at::<PmU64>(segment).unwrap();
                 sim.store(lock, sim.load(lock) | 0xabcd_ffff_0000);
@@ -297,8 +295,8 @@ fn c9_locks_of_the_dead_hold_up_nobody() {
     }
 }
 
-/// What opening reads: the same for any size if recovery is lazy, something of every segment if it
-/// is eager.
+/// Opening reads the same number of lines for any size if recovery is lazy, and a line of every
+/// segment if it is eager.
 #[test]
 fn lazy_opening_reads_the_same_whatever_the_size() {
     let lines = |keys: u64, recovery| {

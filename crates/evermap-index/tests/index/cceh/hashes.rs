@@ -1,11 +1,11 @@
-//! Hashes that hurt, and words that no key may have elsewhere.
+//! Hashes chosen to fill windows, and keys and words that other implementations reserve.
 
 use evermap_index::hash::cceh::Cceh;
 use evermap_pm::ErrorKind;
 
 use super::*;
 
-/// Keys are put until one is refused; answers how many found room.
+/// Inserts keys until one is refused. Returns how many were inserted.
 fn fill<M: Medium>(index: &Chosen<M>, pool: &Pool<M>, keys: impl Iterator<Item = u64>) -> u64 {
     let mut held = 0;
     for key in keys {
@@ -20,8 +20,8 @@ fn fill<M: Medium>(index: &Chosen<M>, pool: &Pool<M>, keys: impl Iterator<Item =
     held
 }
 
-/// CC-8: keys with equal hashes fill a window that no split can part. They must be refused, without
-/// a directory that doubles for them without effect, and everything else must go on.
+/// CC-8: keys with equal hashes fill a window, and no split can separate them. Further ones must be
+/// refused without doubling the directory, and everything else must continue to work.
 #[test]
 fn cc8_equal_hashes_end_in_no_space() {
     let pool = dram(2 << 20, 1 << 26);
@@ -45,14 +45,14 @@ fn cc8_equal_hashes_end_in_no_space() {
             })
             .unwrap_err();
         assert!(refused.is_no_space(), "{refused}");
-        assert!(!asked, "the answer could not be carried out");
+        assert!(!asked, "there is no slot for the result");
     }
     assert_eq!(index.stats(&pool.pin()).unwrap(), before, "a refusal changes nothing");
     for number in 0..16 {
         assert_eq!(index.get(same(number), &pool.pin()).unwrap(), Some(number));
         assert_eq!(index.update(same(number), 7, &pool.pin()).unwrap().old, Some(number));
     }
-    // Others, and the refused ones once there is room.
+    // Other keys can be inserted, and the refused ones once there is space.
     for other in 1..2000u64 {
         let spread = other.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         assert!(index.insert(spread, other, &pool.pin()).unwrap().inserted());
@@ -62,8 +62,8 @@ fn cc8_equal_hashes_end_in_no_space() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// CC-8, hostile: hashes that agree in ever more bits, so that every split parts a few from the
-/// rest. The directory stays in proportion to the segments that it names.
+/// CC-8, with an attacker: hashes agree in more and more bits, so that every split separates only a
+/// few from the rest. The directory stays in proportion to its segments.
 #[test]
 fn cc8_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(4096, 1 << 24);
@@ -76,13 +76,13 @@ fn cc8_a_directory_stays_in_proportion_to_what_it_names() {
     assert_eq!(stats.len, held);
     let segments = stats.pm_bytes - 64 - (8 << stats.depth);
     assert!(8 << stats.depth <= segments.max(4096), "{stats:?}");
-    assert!(stats.depth >= 9, "what is in proportion must be allowed: {stats:?}");
+    assert!(stats.depth >= 9, "a directory in proportion must be allowed: {stats:?}");
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// CC-8, far: keys that agree in some bits only are parted by as many splits as it takes.
+/// CC-8: keys that agree in several bits are separated by as many splits as that takes.
 #[test]
-fn cc8_long_common_prefixes_are_parted() {
+fn cc8_long_common_prefixes_are_separated() {
     let pool = dram(4096, 1 << 24);
     let index = Chosen::create(pool.clone(), pool.root(0), Config::default()).unwrap();
     // Eight keys fill a window; the ninth differs from them in the eighth bit.
@@ -94,23 +94,22 @@ fn cc8_long_common_prefixes_are_parted() {
     assert_sound(&index, &pool);
 }
 
-/// Records that wrap around the end of a segment find room when it splits: other implementations
-/// lose them, when they are copied in the order of slots and a window is full.
+/// A split keeps records that wrap around the end of a segment. Other implementations copy records
+/// in the order of slots, and lose them if a window is full.
 #[test]
-fn c12_a_split_has_room_for_what_wraps_around() {
+fn c12_a_split_keeps_records_that_wrap_around() {
     let pool = dram(4096, 1 << 24);
     let index = Chosen::create(pool.clone(), pool.root(0), Config::default()).unwrap();
-    // All in the upper half of the lower segment, so that all of them move at the first split.
+    // All are in the upper half of the lower segment, so that all of them move at the first split.
     let at = |bucket: u64, number: u64| key(0b01, 2, number) | bucket;
     let mut keys: Vec<u64> = Vec::new();
-    // Buckets 3 and 0 are filled by those of 3, then 1 by those of 0, which had to make way, and 2
-    // by those of 1.
+    // The records of bucket 3 fill 3 and 0; those of bucket 0 go to 1, and those of bucket 1 to 2.
     keys.extend((0..8).map(|number| at(3, number)));
     keys.extend((0..4).map(|number| at(0, 10 + number)));
     keys.extend((0..4).map(|number| at(1, 20 + number)));
     put(&index, &pool, &keys);
     assert_eq!(index.stats(&pool.pin()).unwrap().splits, 0, "every slot is taken");
-    // One more, elsewhere in the lower segment: all others move.
+    // One more, in the other half of the lower segment: all others move.
     put(&index, &pool, &[key(0b00, 2, 5)]);
     assert_eq!(index.stats(&pool.pin()).unwrap().splits, 1);
     for (word, &key) in keys.iter().enumerate() {
@@ -119,13 +118,13 @@ fn c12_a_split_has_room_for_what_wraps_around() {
     assert_sound(&index, &pool);
 }
 
-/// No key is reserved: whatever marks a free slot in one segment is an ordinary key of another.
+/// No key is reserved: a key that marks a free slot in one segment is an ordinary key of another.
 #[test]
 fn every_key_and_every_word_is_possible() {
     fn all<K: for<'a> Key<Ref<'a> = u64>>() {
         let pool = dram(4096, 1 << 24);
         let index = Tiny::<K, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
-        // The first candidates for marks, and their like.
+        // The first candidates for such marks, and similar keys.
         let marks = (0..8u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let keys: Vec<u64> = marks.chain([1, u64::MAX, u64::MAX - 1, 1 << 63]).collect();
         for (round, word) in [0, u64::MAX, 5].into_iter().enumerate() {
@@ -144,7 +143,8 @@ fn every_key_and_every_word_is_possible() {
     all::<Plain>();
 }
 
-/// C15: how far is probed belongs to the format: a record beyond a shorter window would be missed.
+/// C15: the probing distance is part of the format, because a record beyond a shorter window would
+/// be missed.
 #[test]
 fn c15_another_geometry_is_refused() {
     let pool = dram(4096, 1 << 24);

@@ -1,5 +1,5 @@
-//! CCEH: against a model, against the mistakes of other implementations, and two threads against
-//! crashes.
+//! Tests of CCEH: a comparison with a model, mistakes of other implementations, and crashes while
+//! two threads run.
 
 mod crashes;
 mod hashes;
@@ -16,21 +16,21 @@ use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::{Medium, Pool};
 
-/// Both ways of locking.
+/// Both kinds of locking.
 const LOCKINGS: [Locking; 2] = [Locking::Optimistic, Locking::Pessimistic];
 
-/// A small region's shape.
+/// The configuration of a small region.
 fn region(extent_size: u64, capacity: u64) -> RegionConfig {
     RegionConfig { extent_size, capacity, seed: Some(1) }
 }
 
-/// A pool in plain memory.
+/// Creates a pool in ordinary memory.
 fn dram(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
     let medium = Dram::reserve(capacity, Pages::Base).unwrap();
     Pool::create(medium, &region(extent_size, capacity), Identity::default()).unwrap()
 }
 
-/// The pool that is on a medium.
+/// Opens the pool in a medium.
 fn reopen<M: Medium>(medium: M) -> Arc<Pool<M>> {
     Pool::open(medium, Identity::default(), OnSuspect::Refuse).unwrap().0
 }
@@ -39,18 +39,18 @@ fn config(locking: Locking) -> Config {
     Config { locking, ..Config::default() }
 }
 
-/// A tiny index whose keys are their own hashes: the top bits choose the segment, the lowest two
+/// A tiny index whose keys are their own hashes: the top bits select the segment, the lowest two
 /// the bucket where probing begins. A window holds eight records.
 type Chosen<M> = Tiny<Plain, M>;
 
-/// A key in the first bucket of the segment that serves the hashes which begin with `top`, `bits`
-/// bits of it.
+/// Returns a key of the first bucket of the segment that serves the hashes whose first `bits` bits
+/// are `top`.
 fn key(top: u64, bits: u32, number: u64) -> u64 {
     assert!(top < 1 << bits && number < 1 << 32);
     top << (64 - bits) | number << 2
 }
 
-/// Puts keys with their number in the list.
+/// Inserts keys, each with its position in the list as its word.
 fn put<K: for<'a> Key<Ref<'a> = u64>>(
     index: &impl Index<K>,
     pool: &Pool<impl Medium>,
@@ -61,7 +61,7 @@ fn put<K: for<'a> Key<Ref<'a> = u64>>(
     }
 }
 
-/// Nothing wrong with the structure, nothing leaked, nothing missing.
+/// Asserts that the structure is sound, and that exactly the reachable blocks are allocated.
 fn assert_sound<M: Medium>(index: &Chosen<M>, pool: &Pool<M>) {
     assert_eq!(index.check(), Vec::<String>::new());
     let mut reachable = Vec::new();
@@ -75,7 +75,7 @@ fn assert_sound<M: Medium>(index: &Chosen<M>, pool: &Pool<M>) {
     assert_eq!(pool.heap_stats().faults, 0);
 }
 
-/// Receives the blocks of an index whose words are no records.
+/// Visits the blocks of an index whose words name no records.
 struct Blocks<'a>(&'a mut dyn FnMut(u64));
 
 impl evermap_index::Visitor for Blocks<'_> {

@@ -1,4 +1,4 @@
-//! The geometry for use, against a model, and how full it gets.
+//! The default geometry, compared with a model, and its load factor.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,8 @@ fn the_standard_geometry_agrees_with_a_model() {
         for round in 0..300_000 {
             let guard = pool.pin();
             let key = random.below(KEYS);
-            // Grows, shrinks and grows again: what is removed makes room, what has moved away too.
+            // The index grows, shrinks and grows again, so that slots of removed and of moved
+            // records are reused.
             let inserts = if round / 60_000 % 2 == 0 { 75 } else { 25 };
             if random.below(100) < inserts {
                 let change = index.upsert(key, round, &guard).unwrap();
@@ -43,8 +44,7 @@ fn the_standard_geometry_agrees_with_a_model() {
     }
 }
 
-/// The paper's figure: 35 to 43 percent, up and down with the splits; its released code measures 35
-/// to 44.
+/// The paper reports 35 to 43 percent, depending on the splits; its released code reaches 35 to 44.
 #[test]
 fn the_load_factor_is_that_of_the_paper() {
     let pool = dram(2 << 20, 1 << 28);

@@ -1,5 +1,5 @@
-//! Two threads on one segment, and a crash: does anybody act on what is visible but not durable
-//! yet?
+//! Two threads on one segment, and a crash: no thread may act on what is visible but not durable
+//! yet.
 
 use std::ops::ControlFlow;
 
@@ -15,8 +15,8 @@ const CAPACITY: u64 = 96 << 10;
 /// An operation on a key.
 type Call = (u64, MapOp);
 
-/// Keys that are there, what a first thread does, where it may stop, and what second threads do
-/// then.
+/// The keys that are present, what the first thread does, where it may be stopped, and what second
+/// threads do then.
 struct Scene {
     keys: Vec<u64>,
     first: Call,
@@ -38,13 +38,14 @@ fn apply<M: Medium>(index: &Chosen<M>, pool: &Pool<M>, history: &MapHistory<u64>
     history.end(m, number, change.unwrap().old);
 }
 
-/// Plays a scene with the first thread stopped at its access number `stop`, and crashes it wherever
-/// both threads have begun. Answers the images; `None` if the first thread has no such access.
+/// Runs a scene with the first thread stopped at its access number `stop`, and crashes it at every
+/// point at which both threads have begun. Returns the number of images, or `None` if the first
+/// thread has no such access.
 fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u64> {
     let staged = Staged::new(Sim::new(CAPACITY).unwrap());
     staged.sim().pause();
-    let shape = region(4096, CAPACITY);
-    let pool = Pool::create(staged.clone(), &shape, Identity::default()).unwrap();
+    let region = region(4096, CAPACITY);
+    let pool = Pool::create(staged.clone(), &region, Identity::default()).unwrap();
     let index = Chosen::create(pool.clone(), pool.root(0), config(locking)).unwrap();
     put(&index, &pool, &scene.keys);
     staged.sim().checkpoint();
@@ -97,14 +98,14 @@ fn play_all(scene: &Scene) {
     }
 }
 
-/// Second threads that do one thing each.
+/// Returns second threads that make one call each.
 fn alone(calls: impl IntoIterator<Item = Call>) -> Vec<Vec<Call>> {
     calls.into_iter().map(|call| vec![call]).collect()
 }
 
-/// CC-5: a lookup, or another change, must not answer with what a crash can still take back.
+/// CC-5: a lookup, or another change, must not return what a crash can still lose.
 #[test]
-fn cc5_nobody_sees_what_is_not_durable() {
+fn cc5_no_thread_sees_what_is_not_durable() {
     let keys: Vec<u64> = (0..3).map(|number| key(0b01, 2, number)).collect();
     let seconds = |of: u64| {
         use MapOp::{Get, Insert, Remove, Update, Upsert};
@@ -119,9 +120,9 @@ fn cc5_nobody_sees_what_is_not_durable() {
     }
 }
 
-/// C4: a lookup that is overtaken, between any two of its loads, answers what was there at some
-/// time: not the key of one record with the word of another, and not nothing for a key that was
-/// there all the time.
+/// C4: a lookup that is overtaken between any two of its loads returns a state that existed: not
+/// the key of one record with the word of another, and not `None` for a key that is present all the
+/// time.
 #[test]
 fn c4_a_lookup_may_be_overtaken_anywhere() {
     let keys: Vec<u64> = (0..8).map(|number| key(0b01, 2, number)).collect();
@@ -153,10 +154,10 @@ fn around_a_split(moving: u64, staying: u64, fresh: u64, freed: u64) -> Vec<Vec<
     ])
 }
 
-/// CC-4, C6: nobody acts on a directory, or on a segment, that a crash can still take back: here
-/// where the directory doubles.
+/// CC-4, C6: no thread acts on a directory or a segment that a crash can still lose; here the
+/// directory doubles.
 #[test]
-fn cc4_nobody_acts_on_a_doubling_that_is_not_durable() {
+fn cc4_no_thread_acts_on_a_doubling_that_is_not_durable() {
     let keys: Vec<u64> = (0..4).flat_map(|n| [key(0b00, 2, n), key(0b01, 2, n)]).collect();
     let (staying, moving) = (keys[0], keys[1]);
     let seconds = around_a_split(moving, staying, key(0b01, 2, 50), key(0b00, 2, 51));
@@ -164,9 +165,9 @@ fn cc4_nobody_acts_on_a_doubling_that_is_not_durable() {
     play_all(&Scene { keys, first, stops: Stops::Changes, seconds });
 }
 
-/// The same where a range of the directory changes hands, entry by entry.
+/// The same if a range of the directory is changed entry by entry.
 #[test]
-fn cc4_nobody_acts_on_a_range_that_is_not_durable() {
+fn cc4_no_thread_acts_on_a_range_that_is_not_durable() {
     let deepening = (0..8).map(|n| key(0b1000, 4, n)).chain([key(0b1001, 4, 0)]);
     let wide = (0..4).flat_map(|n| [key(0b0000, 4, n), key(0b0111, 4, n)]);
     let keys: Vec<u64> = deepening.chain(wide).collect();
@@ -176,7 +177,7 @@ fn cc4_nobody_acts_on_a_range_that_is_not_durable() {
     play_all(&Scene { keys, first, stops: Stops::Changes, seconds });
 }
 
-/// A segment is split while the thread that split it last is still in the middle of it.
+/// A segment is to be split while the thread that split it last has not finished.
 #[test]
 fn c1_a_split_waits_until_the_last_one_is_durable() {
     let deepening = (0..8).map(|n| key(0b10000, 5, n)).chain([key(0b10001, 5, 0)]);

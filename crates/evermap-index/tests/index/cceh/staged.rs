@@ -1,8 +1,8 @@
-//! Two threads, one held up at a chosen access until the other has done what it can.
+//! Two threads, of which one is stopped at a chosen access until the other has finished or waits.
 //!
-//! What a thread has stored is visible to others before it is durable. To find out whether anybody
-//! acts on it too early, one thread is stopped at each of its accesses in turn, another runs in the
-//! gap, and everything that both did is recorded by the simulator and crashed.
+//! What a thread has stored is visible to others before it is durable. To find out whether another
+//! thread acts on it too early, one thread is stopped at each of its accesses in turn, another runs
+//! meanwhile, and everything that both did is recorded by the simulator and crashed.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -16,8 +16,8 @@ use evermap_pm::{Medium, PmU64, Result};
 
 /// Accesses of the second thread after which it counts as waiting for the first.
 const PATIENCE: u64 = 3000;
-/// How long the first thread waits at most: the second may wait in a lock of the system, where it
-/// is not seen.
+/// How long the first thread waits at most: the second may wait in a lock of the system, which is
+/// not noticed here.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// What a thread is in a [`run`].
@@ -41,15 +41,15 @@ pub(crate) enum Stops {
     Accesses,
 }
 
-/// Who runs.
+/// Which thread runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Turn {
     First,
     /// The first thread is stopped.
     Second,
-    /// The second thread is through, or waits for the first.
+    /// The second thread has ended, or waits for the first.
     FirstAgain,
-    /// The first thread is through.
+    /// The first thread has ended.
     Both,
 }
 
@@ -57,7 +57,7 @@ struct State {
     turn: Turn,
     /// At which accesses the first thread may stop.
     stops: Stops,
-    /// The number of them that it makes before it does.
+    /// The number of them that remain before it stops.
     left: u64,
     /// Accesses of the second thread in its turn.
     taken: u64,
@@ -65,7 +65,7 @@ struct State {
     stopped: bool,
 }
 
-/// The simulator, with places to stop.
+/// The simulator, with accesses at which a thread can be stopped.
 #[derive(Clone)]
 pub(crate) struct Staged {
     sim: Sim,
@@ -92,8 +92,8 @@ impl Staged {
         drop(self.stage.1.wait_while(state, |state| wait(state.turn)).unwrap());
     }
 
-    /// Runs `first` up to number `stop` of those accesses, then `second` until it is through or
-    /// waits for `first`, then both. `false` if `first` was through before.
+    /// Runs `first` up to number `stop` of those accesses, then `second` until it has ended or
+    /// waits for `first`, then both. Returns `false` if `first` ended before.
     pub(crate) fn run(
         &self,
         stops: Stops,
@@ -118,7 +118,7 @@ impl Staged {
         self.state().stopped
     }
 
-    /// An access; `changes` if it changes, flushes or fences something.
+    /// Notes an access. `changes` says whether it changes, flushes or fences something.
     fn step(&self, changes: bool) {
         match ROLE.get() {
             Role::First => {
@@ -149,7 +149,7 @@ impl Staged {
                     self.stage.1.notify_all();
                 }
                 drop(state);
-                // Deterministic from here on: it goes on when the first thread is through.
+                // Deterministic from here on: it continues when the first thread has ended.
                 self.wait_while(|turn| turn == Turn::FirstAgain);
             }
             Role::None => {}
@@ -157,7 +157,7 @@ impl Staged {
     }
 }
 
-/// Ends a thread's part, also by a panic: the other must not wait for ever.
+/// Ends a thread's part, also after a panic: the other must not wait for ever.
 struct Leaves<'a>(&'a Staged);
 
 impl Drop for Leaves<'_> {

@@ -1,10 +1,11 @@
-//! Schedules and crashes together: a second thread acts while a writer is between a store and its
+//! Schedules combined with crashes: a second thread runs while a writer is between a store and its
 //! fence.
 //!
-//! What is visible but not durable shows only if a thread sees it, acts on it and is answered,
-//! before the crash. So the writer stands still before each of its flushes and fences until the
-//! other thread has done something (or waits for the writer itself). The recording is then crashed
-//! everywhere, and what remains must agree with every answer that was given.
+//! That something is visible too early is only noticed if a thread sees it, acts on it and
+//! completes an operation before the crash. So the writer pauses before each of its flushes and
+//! fences until the other thread has completed an operation (or waits for the writer itself). The
+//! recording is then crashed everywhere, and what remains must agree with every result that was
+//! returned.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -32,7 +33,7 @@ thread_local! {
     static PUBLISHES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Hands turns from the writer to the other thread.
+/// Passes turns from the writer to the other thread.
 #[derive(Default)]
 struct Turns {
     state: Mutex<State>,
@@ -47,7 +48,7 @@ struct State {
 }
 
 impl Turns {
-    /// Lets the other thread act once, unless it is still at what it did before.
+    /// Lets the other thread act once, unless its previous operation is still running.
     fn give(&self) {
         let idle = |state| {
             self.changed
@@ -62,7 +63,7 @@ impl Turns {
         }
     }
 
-    /// Waits for the next turn; `false` when there will be none.
+    /// Waits for the next turn. Returns `false` if there will be none.
     fn wait(&self) -> bool {
         let state = self.state.lock().unwrap();
         let state = self
@@ -100,7 +101,7 @@ struct Gaps {
     universe: u64,
     ops: u64,
     other: Other,
-    /// Whether the writer is at making the table grow.
+    /// Whether the writer is making the table grow.
     grows: AtomicBool,
 }
 
@@ -115,9 +116,9 @@ impl Gaps {
         Gaps { universe, ops, other, grows: AtomicBool::new(true) }
     }
 
-    /// In one of how many gaps the other thread acts, those of a new table's publication aside. A
-    /// writer that acts while the table is replaced waits for the end of that, and would miss
-    /// those.
+    /// The other thread acts in one of this number of gaps, and in all gaps while a new table is
+    /// published. A writer that acts while the table is replaced waits until that is complete, and
+    /// would miss these.
     fn rarely(&self) -> u64 {
         if matches!(self.other, Other::Writes) { 24 } else { 1 }
     }
@@ -134,7 +135,7 @@ impl Gaps {
     fn write(&self, index: &Table, history: &MapHistory<u64>, rng: &mut Rng) -> Result<(), String> {
         WRITES.set(true);
         for at in 0..self.ops {
-            // Growth, and then the removal of everything.
+            // The table grows, and then everything is removed.
             let phase = (at % (3 * self.universe)).checked_sub(2 * self.universe);
             self.grows.store(phase.is_none(), Relaxed);
             match phase {
@@ -178,7 +179,7 @@ fn step<M: Medium>(
 }
 
 impl Subject for Gaps {
-    /// The seed of everything: the workload is one piece.
+    /// A seed, from which the whole workload follows: it cannot be divided.
     type Call = u64;
     type History = MapHistory<u64>;
     type Live = Option<Clht<u64, Sim>>;
@@ -191,7 +192,7 @@ impl Subject for Gaps {
         let seed = calls[0];
         let history = MapHistory::new([]);
         let index: Table = tiny(Watched::new(sim.clone()));
-        // What is created alone is another test's.
+        // Crashes of the creation are covered by another test.
         sim.checkpoint();
         let turns = Arc::new(Turns::default());
         let (giver, root) = (turns.clone(), sim.load(index.pool().root(ROOT)));
@@ -271,20 +272,20 @@ fn campaign(subject: &Gaps, depth: usize) {
     assert!(report.images > 4000);
 }
 
-/// The workloads below without anybody else; so its recoveries can be crashed too. The kit's
-/// workloads never make the table shrink.
+/// The workloads below without another thread, so that recoveries can be crashed too. The workloads
+/// of the crash campaigns never make the table shrink.
 #[test]
 fn growing_and_shrinking_alone() {
     campaign(&Gaps::new(30, 270, Other::Rests), 1);
 }
 
-/// PC-5: nobody is answered what a crash can take back.
+/// PC-5: no lookup returns what a crash can lose.
 #[test]
 fn pc5_readers_see_only_what_is_durable() {
     campaign(&Gaps::new(24, 216, Other::Reads), 0);
 }
 
-/// PC-2: nobody builds on what a crash can take back, a new table least of all.
+/// PC-2: no thread relies on what a crash can lose, in particular not on a new table.
 #[test]
 fn pc2_writers_build_only_on_what_is_durable() {
     campaign(&Gaps::new(40, 240, Other::Writes), 0);

@@ -1,7 +1,7 @@
-//! Lookups in which another thread changes things at any load.
+//! Lookups during which another thread makes changes, at any load.
 //!
-//! Lookups hold no lock, so a writer can be let in between any two of their loads, on the same
-//! thread: every interleaving with whole operations of one writer is tried.
+//! Lookups hold no lock, so a writer can run between any two of their loads, on the same thread:
+//! every interleaving with whole operations of one writer is tried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -15,14 +15,14 @@ use crate::{dram, get, put, remove, tiny, wait_until};
 
 type Table = Clht<Plain, Watched<Dram>>;
 
-/// Keys of one chain, whatever the size of the table.
+/// Returns keys of one chain, whatever the size of the table.
 fn key(number: u64) -> u64 {
     (number + 1) << 32
 }
 
 /// Looks `wanted` up in a table that `prepare` has filled, with `act` at the load number `first`
-/// and then every `step` loads, up to `times` times. Answers what was found, and whether `act` ran
-/// at all.
+/// and then every `step` loads, up to `times` times. Returns what was found, and whether `act` was
+/// called.
 fn look(
     prepare: &dyn Fn(&Table),
     wanted: u64,
@@ -51,7 +51,7 @@ fn look(
     (found, acts.load(Relaxed) > 0)
 }
 
-/// Every place and rhythm in which `act` can get between the loads of a lookup. Answers how many
+/// Calls [`look`] with every first load and step at which `act` can be called. Returns how many
 /// there were.
 fn everywhere(
     prepare: &dyn Fn(&Table),
@@ -86,12 +86,12 @@ fn a_lookup_finds_a_key_that_is_given_another_word() {
     }
 }
 
-/// A place that is freed, and filled by another key with the same word as before, must not be taken
-/// for what it was: two equal reads of a word do not mean that nothing happened in between.
+/// A slot that is freed, and then filled by another key with the same word, must not be taken for
+/// the former one: two equal reads of a word do not show that nothing happened in between.
 #[test]
 fn a_lookup_never_pairs_a_key_with_the_word_of_another() {
     let prepare = |index: &Table| (0..3).for_each(|number| put(index, key(number), 1));
-    // One place is left: it holds key 2 with an odd word, and key 7 with an even one, in turn.
+    // One slot holds key 2 with an odd word and key 7 with an even one, in turns.
     let act = |index: &Table, time: u64| {
         if time.is_multiple_of(2) {
             remove(index, key(2));
@@ -106,9 +106,9 @@ fn a_lookup_never_pairs_a_key_with_the_word_of_another() {
 }
 
 #[test]
-fn a_lookup_finds_what_is_behind_a_bucket_that_leaves_the_chain() {
+fn a_lookup_finds_what_is_behind_a_bucket_that_is_removed() {
     let prepare = |index: &Table| (0..12).for_each(|number| put(index, key(number), number));
-    // New buckets come in behind the home bucket, so keys 3 to 5 are in the last one.
+    // New buckets are inserted directly after the home bucket, so keys 3 to 5 are in the last one.
     let act = |index: &Table, time: u64| match time {
         0 => (6..9).for_each(|number| remove(index, key(number))),
         1 => (9..12).for_each(|number| remove(index, key(number))),
@@ -143,9 +143,9 @@ fn a_lookup_finds_its_key_while_the_table_grows_and_shrinks() {
     everywhere(&prepare, key(1), act, 3, &[None]);
 }
 
-/// A lookup that began in the old table may answer what was true then, not what never was.
+/// A lookup that began in the old table may return an earlier state, but none that never existed.
 #[test]
-fn a_lookup_in_a_table_that_was_replaced_answers_what_was_true() {
+fn a_lookup_in_a_replaced_table_returns_a_past_state() {
     let prepare = |index: &Table| put(index, 5, 55);
     let act = |index: &Table, _| {
         (100..200).for_each(|other| put(index, other, 1));
@@ -160,11 +160,11 @@ fn a_lookup_in_a_table_that_was_replaced_answers_what_was_true() {
 }
 
 /// A lookup that has begun before a word is replaced in place, and ends before that is durable,
-/// must not answer the new word: a crash could take it back. The lookup is stopped at each of its
-/// loads until the writer stands at its fence, and the writer goes on when the lookup has ended, or
-/// has looked so often that it must be waiting.
+/// must not return the new word, because a crash could lose it. The lookup is stopped at each of
+/// its loads until the writer is at its fence. The writer continues when the lookup has ended, or
+/// has made a thousand loads, which shows that it waits.
 #[test]
-fn a_lookup_never_answers_a_word_that_is_not_durable() {
+fn a_lookup_never_returns_a_word_that_is_not_durable() {
     const LOOKS: u64 = 1000;
     let (mut stopped, mut waited) = (0, 0);
     for stop in 0.. {
@@ -178,31 +178,31 @@ fn a_lookup_never_answers_a_word_that_is_not_durable() {
                 if std::thread::current().id() != looker {
                     if access == Access::Fence {
                         stage.store(STORED, SeqCst);
-                        wait_until(|| stage.load(SeqCst) == GO_ON);
+                        wait_until(|| stage.load(SeqCst) == CONTINUE);
                     }
                 } else if loads.fetch_add(1, SeqCst) == stop {
                     stage.store(WRITE, SeqCst);
                     wait_until(|| stage.load(SeqCst) == STORED);
                 } else if loads.load(SeqCst) > stop + LOOKS {
-                    stage.store(GO_ON, SeqCst);
+                    stage.store(CONTINUE, SeqCst);
                 }
             });
         }
         let found = std::thread::scope(|threads| {
             let (writer, turn) = (index.clone(), stage.clone());
             threads.spawn(move || {
-                wait_until(|| turn.load(SeqCst) == WRITE || turn.load(SeqCst) == GO_ON);
+                wait_until(|| turn.load(SeqCst) == WRITE || turn.load(SeqCst) == CONTINUE);
                 if turn.load(SeqCst) == WRITE {
                     put(&writer, key(1), 2);
                 }
             });
             let found = get(&index, key(1));
-            let before = stage.swap(GO_ON, SeqCst);
+            let before = stage.swap(CONTINUE, SeqCst);
             (found, before)
         });
         index.pool().medium().unwatch();
         match found {
-            // It was never stopped: every load has had its turn.
+            // It was not stopped: every load has been tried.
             (_, BEGUN) => break,
             (found, STORED) => assert_eq!(found, Some(1), "stopped at load {stop}"),
             (found, _) => {
@@ -215,11 +215,11 @@ fn a_lookup_never_answers_a_word_that_is_not_durable() {
     assert!(stopped > 3 && waited > 0, "stopped {stopped} times, waited {waited} times");
 }
 
-/// Neither has done anything.
+/// Neither thread has done anything.
 const BEGUN: u64 = 0;
 /// The lookup is stopped, and the writer begins.
 const WRITE: u64 = 1;
-/// The writer stands before its fence, and the lookup goes on.
+/// The writer is at its fence, and the lookup continues.
 const STORED: u64 = 2;
-/// The writer goes on.
-const GO_ON: u64 = 3;
+/// The writer continues.
+const CONTINUE: u64 = 3;

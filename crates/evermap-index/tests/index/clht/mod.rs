@@ -1,8 +1,8 @@
-//! P-CLHT in particular: what went wrong in other implementations, one test each, and what the kit
-//! cannot see.
+//! Tests of P-CLHT alone: mistakes of other implementations, with one test for each, and what the
+//! conformance kit does not cover.
 //!
-//! Numbers beginning with PC are those of `docs/clht.md`, which also answers the pitfalls that
-//! cannot occur here at all.
+//! Numbers beginning with PC are those of `docs/clht.md`, which also lists the pitfalls that cannot
+//! occur here.
 
 mod gaps;
 mod lookups;
@@ -23,7 +23,7 @@ use evermap_pm::{Medium, Pool};
 /// Root slot of the index.
 const ROOT: usize = 0;
 
-/// A table of four home buckets in a fresh pool.
+/// Creates a table of four home buckets in a new pool.
 fn tiny<K: Key, M: Medium>(medium: M) -> Clht<K, M> {
     let config = RegionConfig { extent_size: 4096, capacity: medium.capacity(), seed: Some(1) };
     let pool = Pool::create(medium, &config, Identity::default()).unwrap();
@@ -70,7 +70,7 @@ fn wait_until(ready: impl Fn() -> bool) {
     }
 }
 
-/// Every block that the index names.
+/// Returns the blocks that the index refers to.
 fn reachable<K: Key, M: Medium>(index: &Clht<K, M>) -> BTreeSet<u64> {
     struct Blocks(BTreeSet<u64>);
     impl Visitor for Blocks {
@@ -84,7 +84,7 @@ fn reachable<K: Key, M: Medium>(index: &Clht<K, M>) -> BTreeSet<u64> {
     blocks.0
 }
 
-/// Every invariant; and what is taken is what can be reached.
+/// Checks every invariant, and that exactly the reachable blocks are allocated.
 fn verify<K: Key, M: Medium>(index: &Clht<K, M>) {
     assert_eq!(index.check(), Vec::<String>::new());
     let pool: &Arc<Pool<M>> = index.pool();

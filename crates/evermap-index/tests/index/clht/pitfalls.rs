@@ -1,4 +1,4 @@
-//! Pitfalls that crashes alone show.
+//! Pitfalls that only crashes show.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ use crate::{ROOT, get, put, reopen, tiny, verify};
 
 const CAPACITY: u64 = 128 << 10;
 
-/// Opens what each crash of the recording may leave, and shows it to `visit`.
+/// Opens every image that a crash of the recording may leave, and passes it to `visit`.
 fn crash_everywhere(
     sim: &Sim,
     model: Model,
@@ -45,7 +45,7 @@ fn pc1_a_resize_makes_long_chains_durable() {
     let sim = Sim::new(CAPACITY).unwrap();
     let index = tiny::<Plain, _>(sim.clone());
     let key = |number: u64, low: u64| (number + 1) << 32 | low;
-    // One chain of seven buckets is no reason to grow; another chain is.
+    // One chain of seven buckets does not make the table grow; a second chain does.
     (0..20).for_each(|number| put(&index, key(number, 0), number));
     (0..3).for_each(|number| put(&index, key(number, 1), number));
     let before = index.stats(&index.pool().pin()).unwrap();
@@ -62,9 +62,9 @@ fn pc1_a_resize_makes_long_chains_durable() {
     assert!(images > 50, "{images} images");
 }
 
-/// PC-3: a lock that was held at the crash is no lock afterwards.
+/// PC-3: a lock that was held at the crash does not count afterwards.
 #[test]
-fn pc3_a_lock_dies_with_its_holder() {
+fn pc3_a_lock_ends_with_its_process() {
     let sim = Sim::new(CAPACITY).unwrap();
     let index = tiny::<Plain, _>(sim.clone());
     (0..9).for_each(|key| put(&index, key << 32, key));
@@ -91,8 +91,8 @@ fn pc3_a_lock_dies_with_its_holder() {
     assert!(locked > 5, "a lock was held in {locked} images");
 }
 
-/// PC-4: what waits for its grace period is known in ordinary memory only, so a crash neither loses
-/// nor frees it twice.
+/// PC-4: blocks that wait for their grace period are recorded in ordinary memory only, so a crash
+/// neither leaks them nor causes them to be freed twice.
 #[test]
 fn pc4_what_a_resize_leaves_behind_is_freed_once() {
     let sim = Sim::new(512 << 10).unwrap();
@@ -100,7 +100,7 @@ fn pc4_what_a_resize_leaves_behind_is_freed_once() {
     let index = tiny::<u64, _>(sim.clone());
     for _life in 0..3 {
         let pool = index.pool().clone();
-        // Tables and buckets are retired, and stay so until the "crash".
+        // Tables and buckets are retired, and not freed before the "crash".
         let guard = pool.pin();
         (0..400).for_each(|key| put(&index, key, key));
         (0..400).for_each(|key| crate::remove(&index, key));
@@ -124,15 +124,14 @@ fn pc4_what_a_resize_leaves_behind_is_freed_once() {
     }
 }
 
-/// Runs `act` as by a process that dies in the middle of it: after the last flush of what the site
-/// `last` finds in the recording of the same action before.
+/// Runs `act` as if the process died before the flush that is called at `site`.
 fn without_the_last_flush(sim: &Sim, site: Site, act: impl FnOnce()) {
     sim.mutate(Some(Mutation::DropFlush(site)));
     act();
     sim.mutate(None);
 }
 
-/// Where the last flush of the recording was called.
+/// Returns where the last flush of the recording was called.
 fn last_flush(sim: &Sim) -> Site {
     let trace = sim.trace();
     let flush = trace.records().iter().rev().find(|r| matches!(r.event, Event::Flush { .. }));
@@ -156,10 +155,10 @@ fn what_a_dead_process_did_not_flush_is_durable_before_it_is_shown() {
     let mut lost = 0;
     crash_everywhere(&sim, Model::Adr, |image, index| {
         let found = get(&index, 2 << 32);
-        assert!(found == Some(2) || !image.point.completed(0), "it was shown, and then lost");
+        assert!(found == Some(2) || !image.point.completed(0), "it was returned, and then lost");
         lost += u64::from(found.is_none());
     });
-    assert!(lost > 0, "nothing was ever in danger");
+    assert!(lost > 0, "no crash could lose it");
 }
 
 /// The same for the word that names the table.

@@ -24,7 +24,7 @@ fn fill<M: Medium>(index: &Clht<Plain, M>, low: u64, count: u64) {
     (1..=count).for_each(|number| put(index, number << 32 | low, number));
 }
 
-/// Lets a thread that is held up go on, also if the test fails.
+/// Releases a paused thread, also if the test fails.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -33,12 +33,12 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// While one writer is held up in the middle of copying, readers find everything without waiting,
-/// and another writer that needs a chain which is being replaced copies the rest.
+/// While one writer is paused in the middle of copying, readers find everything without waiting,
+/// and another writer that needs a chain that is already frozen copies the rest.
 #[test]
 fn writers_help_and_readers_do_not_wait() {
     const KEYS: u64 = 1800;
-    // Their own hashes: chains are filled evenly, and number 0 is replaced first.
+    // Keys are their own hashes, so chains are filled evenly, and chain 0 is copied first.
     let index = Arc::new(tiny::<Plain, _>(Watched::new(dram(4 << 20))));
     (0..KEYS).for_each(|key| put(&index, key, key + 1));
     let before = index.stats(&index.pool().pin()).unwrap();
@@ -52,7 +52,8 @@ fn writers_help_and_readers_do_not_wait() {
         let frozen = AtomicBool::new(false);
         index.pool().medium().watch(move |access| match access {
             Access::Flush if held_up.load(SeqCst) => drop(flushes_of_others.fetch_add(1, SeqCst)),
-            // The first writer inserts nothing into this chain, so it does this only to freeze it.
+            // The first writer inserts nothing into this chain, so it stores to it only to freeze
+            // it.
             Access::Store(offset) if offset == first_chain => frozen.store(true, SeqCst),
             Access::Flush if frozen.load(SeqCst) => {
                 held_up.store(true, SeqCst);
@@ -76,10 +77,10 @@ fn writers_help_and_readers_do_not_wait() {
         assert_eq!(flushes_of_others.load(SeqCst), 0, "lookups flush nothing");
         let helper = index.clone();
         let helping = threads.spawn(move || put(&helper, 0, 2));
-        // One update flushes a line, and this is most of the new table. The update itself waits
-        // until what the first writer has taken is there too.
+        // One update flushes a line; these flushes are those of most of the new table. The update
+        // itself waits until the first writer has copied its share too.
         while flushes_of_others.load(SeqCst) < 1 << before.depth {
-            assert!(!helping.is_finished(), "nobody helps");
+            assert!(!helping.is_finished(), "no thread helps");
             std::thread::yield_now();
         }
         release.store(true, SeqCst);
@@ -92,8 +93,8 @@ fn writers_help_and_readers_do_not_wait() {
     verify(&index);
 }
 
-/// Where a chain cannot be copied the table stays what it is: every chain is usable again, and
-/// nothing leaks.
+/// If a chain cannot be copied, the table is not replaced, every chain is usable again, and nothing
+/// leaks.
 #[test]
 fn a_resize_that_fails_leaves_everything_as_it_was() {
     let index = tiny::<Plain, _>(dram(1 << 20));
@@ -104,7 +105,7 @@ fn a_resize_that_fails_leaves_everything_as_it_was() {
     let link = m.load(&behind.link);
     m.store(&behind.link, link | 8);
     let before = table(&index);
-    // Two more chains are long now: time to grow.
+    // With two more long chains, the table should grow.
     fill(&index, 0, 9);
     fill(&index, 1, 9);
     assert_eq!(table(&index), before);
@@ -115,14 +116,14 @@ fn a_resize_that_fails_leaves_everything_as_it_was() {
     assert!(matches!(broken.kind(), ErrorKind::Damaged { .. }), "{broken}");
     m.store(&behind.link, link);
     verify(&index);
-    // And now it can.
+    // Now it can grow.
     fill(&index, 3, 9);
     assert_ne!(table(&index), before);
     verify(&index);
 }
 
-/// Keys with equal hashes make one chain longer. They do not enlarge the table, and what they took
-/// is free again when they are gone.
+/// Keys with equal hashes make one chain longer. They do not enlarge the table, and their space is
+/// free again when they are removed.
 #[test]
 fn equal_hashes_make_one_chain() {
     let index = tiny::<evermap_index::testkit::Coarse, _>(dram(1 << 20));
@@ -159,9 +160,9 @@ fn the_table_follows_the_number_of_pairs() {
     verify(&index);
 }
 
-/// A caller that asked for a large table keeps it.
+/// A table that was created large stays large.
 #[test]
-fn a_table_does_not_shrink_below_what_it_was_made_for() {
+fn a_table_does_not_shrink_below_its_initial_size() {
     use evermap_index::Persistent;
     use evermap_index::hash::clht::Config;
     use evermap_pm::Pool;
@@ -179,7 +180,7 @@ fn a_table_does_not_shrink_below_what_it_was_made_for() {
     assert_eq!((stats.depth, stats.merges), (10, 0));
 }
 
-/// Damage that bends a chain into a circle costs an answer, not a hang.
+/// Damage that turns a chain into a cycle causes an error, not a hang.
 #[test]
 fn a_chain_that_leads_back_to_itself_is_noticed() {
     let index = tiny::<Plain, _>(dram(1 << 20));
@@ -201,7 +202,7 @@ fn a_chain_that_leads_back_to_itself_is_noticed() {
     ] {
         assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
     }
-    // The others are as usable as before, and so is what comes before the circle closes.
+    // Other chains can be used as before, and so can the pairs of this one.
     fill(&index, 1, 3);
     assert_eq!((get(&index, 1 << 32 | 1), get(&index, 1 << 32 | 2)), (Some(1), Some(1)));
 }

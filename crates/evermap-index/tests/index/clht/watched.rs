@@ -1,4 +1,4 @@
-//! A medium in which another thread can act at every access.
+//! A medium that calls a hook before every access, for example to let another thread run.
 
 use std::cell::Cell;
 use std::ops::Range;

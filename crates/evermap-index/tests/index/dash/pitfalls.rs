@@ -1,7 +1,6 @@
-//! What went wrong in other implementations of Dash, one test each.
+//! Mistakes of other implementations of Dash, with one test for each.
 //!
-//! The numbers are those of `docs/dash.md`, which also answers the pitfalls that cannot occur here
-//! at all.
+//! The numbers are those of `docs/dash.md`, which also lists the pitfalls that cannot occur here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,8 +26,9 @@ fn reopen(sim: &Sim) -> Arc<Pool<Sim>> {
     Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap().0
 }
 
-/// P5: what says that the last close was orderly, and which opener this is, must be durable before
-/// anything is served; else a second crash finds the state before the first.
+/// P5: the words that record whether the last shutdown was clean, and which opener this is, must be
+/// durable before anything is served. Otherwise a second crash could bring back the state before
+/// the first.
 #[test]
 fn p5_the_generation_is_durable_before_anything_is_served() {
     let sim = Sim::new(128 << 10).unwrap();
@@ -50,7 +50,7 @@ fn p5_the_generation_is_durable_before_anything_is_served() {
             let (again, opened) =
                 Pool::open(survivor, Identity::default(), OnSuspect::Refuse).unwrap();
             assert!(again.generation() > generation, "a generation was used twice");
-            assert!(!opened.clean, "an unclean stop was taken for an orderly one");
+            assert!(!opened.clean, "an unclean shutdown was taken for a clean one");
             images += 1;
         }
         std::ops::ControlFlow::Continue(())
@@ -59,12 +59,12 @@ fn p5_the_generation_is_durable_before_anything_is_served() {
     assert!(images > 0);
 }
 
-/// P6: a lookup that misses while records move must look again. Keys that are never removed must
-/// always be found while others make their segments displace, split, merge and halve.
+/// P6: a lookup that misses while records move must start again. Keys that are never removed must
+/// always be found while changes of other keys displace records, and split and merge segments.
 #[test]
 fn p6_no_lookup_misses_a_record_that_moves() {
     const KEPT: u64 = 64;
-    // Much more than is needed: a reader that has to wait for a processor holds up the reuse of
+    // Much more than is needed, because a reader that waits for a processor delays the reuse of
     // segments.
     let pool = dram(1 << 28);
     let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
@@ -82,15 +82,15 @@ fn p6_no_lookup_misses_a_record_that_moves() {
     beside_readers(60, change, || {
         for key in 0..KEPT {
             let found = index.get(key, &pool.pin()).unwrap();
-            assert_eq!(found, Some(key + 1), "key {key} was there all the time");
+            assert_eq!(found, Some(key + 1), "key {key} was present all the time");
         }
     });
     let stats = index.stats(&pool.pin()).unwrap();
     assert!(stats.splits > 0 && stats.merges > 0, "{stats:?}");
 }
 
-/// P8: a segment is recovered once, by the first caller, while others use it and the directory
-/// doubles.
+/// P8: a segment is recovered once, by the first thread that accesses it, while other threads use
+/// it and the directory doubles.
 #[test]
 fn p8_segments_recover_while_the_directory_doubles() {
     let sim = Sim::new(1 << 20).unwrap();
@@ -121,7 +121,7 @@ fn p8_segments_recover_while_the_directory_doubles() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// P11: what was retired but not yet reusable at a crash must not leak.
+/// P11: blocks that were retired and not yet freed at a crash must not leak.
 #[test]
 fn p11_retired_blocks_do_not_leak() {
     struct Blocks(BTreeSet<u64>);
@@ -135,8 +135,8 @@ fn p11_retired_blocks_do_not_leak() {
     sim.pause();
     let pool = Pool::create(sim.clone(), &config(512 << 10), Identity::default()).unwrap();
     let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
-    // A guard that never ends: directories and merged segments are retired, and stay so until the
-    // "crash".
+    // A guard that is held until the "crash": directories and merged segments are retired, and not
+    // freed before that.
     let guard = pool.pin();
     for key in 0..400 {
         index.insert(key, key, &pool.pin()).unwrap();
@@ -160,7 +160,7 @@ fn p11_retired_blocks_do_not_leak() {
 }
 
 /// P22: keys with equal hashes fill a segment that no split can help. They must neither double the
-/// directory for ever nor be refused.
+/// directory without end nor be refused.
 #[test]
 fn p22_equal_hashes_go_to_a_chain() {
     let pool = dram(1 << 24);
@@ -182,8 +182,8 @@ fn p22_equal_hashes_go_to_a_chain() {
     assert_eq!(index.stats(&pool.pin()).unwrap().len, 0);
 }
 
-/// P22, hostile: keys chosen so that every split separates a few of them from the rest would make
-/// the directory exponential in the number of keys.
+/// P22, with an attacker: keys chosen so that every split separates a few of them from the rest
+/// would make the directory exponential in the number of keys.
 #[test]
 fn p22_a_directory_stays_in_proportion_to_what_it_names() {
     let pool = dram(1 << 24);

@@ -1,8 +1,8 @@
-//! How many backends keep pace with the serving threads: sampled costs, and HiKV's formula.
+//! How many backends are needed for the serving threads: sampled costs, and HiKV's formula.
 //!
 //! The formula makes both sides take the same time for the operations that come with one write:
-//! look-ups, scans and the hash index's part of the write on one side, the tree's part on the
-//! other. The serving threads belong to the callers and cannot become backends here, so the formula
+//! lookups, scans and the hash index's part of the write on one side, the tree's part on the other.
+//! The serving threads belong to the callers and cannot become backends here, so the formula
 //! decides the number of backends.
 
 use std::sync::atomic::AtomicU64;
@@ -27,11 +27,11 @@ const WEIGHT: f64 = 0.5;
 /// The operations that come with one write, and their costs in any unit of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Costs {
-    /// The number of look-ups for each write.
+    /// The number of lookups for each write.
     pub(super) gets: f64,
     /// The number of scans for each write.
     pub(super) scans: f64,
-    /// The time of a look-up.
+    /// The time of a lookup.
     pub(super) get: f64,
     /// The time of a scan.
     pub(super) scan: f64,
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     /// The splits of 16 threads that the paper publishes for YCSB A, B and F, which have 1, 19 and
-    /// 3 look-ups for each write.
+    /// 3 lookups for each write.
     #[test]
     fn the_formula_gives_the_published_splits() {
         let costs = |gets| Costs { gets, get: 0.185, serve: 0.815, apply: 1.0, ..Costs::default() };
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Scans cost as much as fourteen look-ups in the paper; they leave less to the backends.
+    /// Scans cost as much as fourteen lookups in the paper; they leave less to the backends.
     #[test]
     fn scans_count_by_their_cost() {
         let costs = Costs { get: 1.0, scan: 14.0, serve: 1.0, apply: 1.0, ..Costs::default() };

@@ -5,7 +5,7 @@
 //! bucket, 2 lines   next | spare | 7 x (signature, position)           position 0: a free entry
 //! ```
 //!
-//! Look-ups take no lock: signature and position are separate words, the position is written last
+//! Lookups take no lock: signature and position are separate words, the position is written last
 //! and cleared first, and the item itself holds its key. Changes lock a stripe of their partition.
 //! Locks are in ordinary memory, so that they cost no writes of the medium and none survives a
 //! crash.

@@ -31,7 +31,7 @@ impl Fjall {
 }
 
 impl Store for Fjall {
-    /// Look-ups read the newest state, without a snapshot.
+    /// Lookups read the newest state, without a snapshot.
     type Reader<'a> = ();
 
     fn reader(&self) -> Result<()> {

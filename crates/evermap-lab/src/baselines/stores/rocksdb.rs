@@ -200,7 +200,7 @@ impl Drop for RocksDb {
 }
 
 impl Store for RocksDb {
-    /// Look-ups read the newest state, without a snapshot.
+    /// Lookups read the newest state, without a snapshot.
     type Reader<'a> = ();
 
     fn reader(&self) -> Result<()> {

@@ -27,7 +27,7 @@ impl Sled {
 }
 
 impl Store for Sled {
-    /// Look-ups take the guard of the crate.
+    /// Lookups take the guard of the crate.
     type Reader<'a> = ();
 
     fn reader(&self) -> Result<()> {

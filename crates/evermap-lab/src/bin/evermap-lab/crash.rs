@@ -29,7 +29,8 @@ pub(crate) struct Crash {
     /// Skip this many workloads before these, for long campaigns in pieces
     #[arg(long, value_name = "N", default_value_t = 0)]
     skip: u64,
-    /// Test mutants, one at a time, that the campaigns must detect: takes some minutes an index
+    /// Test mutants, one at a time, that the campaigns must detect: takes about half an hour of one
+    /// processor for each index
     #[arg(long)]
     mutants: bool,
     /// Measure how many images are verified in a second, by what is checked of each

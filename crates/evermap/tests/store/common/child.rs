@@ -1,16 +1,16 @@
-//! Running a part of a test in a process of its own.
+//! Runs a part of a test in a separate process.
 
 use std::process::{Child, Command, Stdio};
 
-/// Names the part that the child is to run, with its module.
+/// The environment variable with the function that the child runs, with its module.
 const PART: &str = "EVERMAP_TEST_PART";
-/// What the part is told.
+/// The environment variable with the argument of the part.
 const ARGUMENT: &str = "EVERMAP_TEST_ARGUMENT";
 
-/// In a child that was started for `part`: what it is told.
+/// Returns the argument in a child that was started for `part`, otherwise `None`.
 pub(crate) fn asked_for(part: &str) -> Option<String> {
     let argument = (std::env::var(PART).as_deref() == Ok(part)).then(|| std::env::var(ARGUMENT));
-    // What follows begins on a line of its own, not behind what the test harness says.
+    // So that the output begins on a new line, and not after what the test harness has printed.
     argument.is_some().then(|| println!());
     argument?.ok()
 }

@@ -1,4 +1,4 @@
-//! What several tests share.
+//! Helpers for several tests.
 
 pub(crate) mod child;
 
@@ -14,8 +14,8 @@ use evermap_index::testkit::Tier;
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
-/// The index that the stores of the tests are made with: `EVERMAP_TEST_INDEX`, the usual one unless
-/// that is set.
+/// Returns the index of the stores in the tests: that in `EVERMAP_TEST_INDEX`, otherwise the
+/// default one.
 pub(crate) fn index() -> IndexKind {
     std::env::var("EVERMAP_TEST_INDEX").map_or_else(
         |_| IndexKind::default(),
@@ -23,8 +23,8 @@ pub(crate) fn index() -> IndexKind {
     )
 }
 
-/// The indexes of tests that are about all of them: only [`index`] if `EVERMAP_TEST_INDEX` is set,
-/// because the run without it has had the others.
+/// Returns the indexes for tests of all of them: only [`index`] if `EVERMAP_TEST_INDEX` is set,
+/// because the run without it tests the others.
 pub(crate) fn every_index() -> Vec<IndexKind> {
     match std::env::var_os("EVERMAP_TEST_INDEX") {
         Some(_) => vec![index()],
@@ -32,7 +32,8 @@ pub(crate) fn every_index() -> Vec<IndexKind> {
     }
 }
 
-/// The indexes of campaigns that take seconds for each: only [`index`] in the default tier.
+/// Returns the indexes for campaigns that take seconds for each: only [`index`] in the default
+/// tier.
 pub(crate) fn campaign_indexes() -> Vec<IndexKind> {
     match evermap_index::testkit::tier() {
         Tier::Default => vec![index()],
@@ -40,12 +41,12 @@ pub(crate) fn campaign_indexes() -> Vec<IndexKind> {
     }
 }
 
-/// [`Options::new`] for the tests.
+/// Returns [`Options::new`] with the index of the tests.
 pub(crate) fn options() -> Options {
     Options::new().index(index())
 }
 
-/// [`Options::small`] for the tests.
+/// Returns [`Options::small`] with the index of the tests.
 pub(crate) fn small(bytes: u64) -> Options {
     Options::small(bytes).index(index())
 }
@@ -78,7 +79,7 @@ pub(crate) fn create_medium<M: Medium>(
     Evermap::create_medium(medium, identity, options).map(|db| db.default_map())
 }
 
-/// Metadata with these flags and this expiry; 0: never.
+/// Returns metadata with these flags and this expiry, where 0 means never.
 pub(crate) fn meta(flags: u32, expires_at: u64) -> Meta {
     Meta::new().with_flags(flags).with_expiry(Some(expires_at).filter(|&at| at != 0))
 }
@@ -88,8 +89,8 @@ pub(crate) fn meta(flags: u32, expires_at: u64) -> Meta {
 #[derive(Clone)]
 pub(crate) struct Kept {
     memory: Arc<Dram>,
-    /// Flushes until one panics; negative: none does.
-    fuse: Arc<AtomicI64>,
+    /// The number of flushes until one panics; none does if it is negative.
+    flushes_until_panic: Arc<AtomicI64>,
     fences: Arc<AtomicU64>,
     at_fence: Arc<Mutex<Option<Interruption>>>,
     at_prefetch: Arc<Mutex<Option<Interruption>>>,
@@ -105,7 +106,7 @@ impl Kept {
         let memory = Arc::new(Dram::reserve(capacity, Pages::Base).unwrap());
         Kept {
             memory,
-            fuse: Arc::new(AtomicI64::new(-1)),
+            flushes_until_panic: Arc::new(AtomicI64::new(-1)),
             fences: Arc::default(),
             at_fence: Arc::default(),
             at_prefetch: Arc::default(),
@@ -115,7 +116,7 @@ impl Kept {
         }
     }
 
-    /// The same memory, which says that it belongs to one store alone.
+    /// Returns the same memory, which reports that it belongs to one store only.
     pub(crate) fn claiming_to_be_exclusive(self) -> Self {
         Kept { claims_to_be_exclusive: true, ..self }
     }
@@ -124,7 +125,7 @@ impl Kept {
         open_medium(self.clone(), Identity::default(), options)
     }
 
-    /// The word at this offset.
+    /// Returns the word at this offset.
     pub(crate) fn word(&self, at: u64) -> u64 {
         self.memory.load(self.memory.at(at).expect("inside"))
     }
@@ -133,7 +134,7 @@ impl Kept {
         self.memory.store(self.memory.at(at).expect("inside"), word);
     }
 
-    /// The same contents in other memory.
+    /// Copies the contents to new memory.
     pub(crate) fn copy(&self) -> Kept {
         let copy = Kept::new(self.capacity());
         copy.grow(self.len()).unwrap();
@@ -141,18 +142,18 @@ impl Kept {
         copy
     }
 
-    /// Ordered persists so far.
+    /// Returns the number of ordered persists so far.
     pub(crate) fn fences(&self) -> u64 {
         self.fences.load(SeqCst)
     }
 
-    /// Calls `interruption` at the next fence, in the middle of whatever does it.
+    /// Calls `interruption` at the next fence, in the middle of the operation that executes it.
     pub(crate) fn at_next_fence(&self, interruption: impl FnOnce() + Send + 'static) {
         *self.at_fence.lock().unwrap() = Some(Box::new(interruption));
     }
 
-    /// Calls `interruption` when the next record is prefetched: in the middle of a walk that has
-    /// shown some.
+    /// Calls `interruption` when the next record is prefetched, in the middle of a walk that has
+    /// shown some records.
     pub(crate) fn at_next_prefetch(&self, interruption: impl FnOnce() + Send + 'static) {
         *self.at_prefetch.lock().unwrap() = Some(Box::new(interruption));
     }
@@ -163,23 +164,23 @@ impl Kept {
         *self.at_read_ahead.lock().unwrap() = Some(Box::new(interruption));
     }
 
-    /// Whether an index is to say, after each change that it has made, that it is damaged.
+    /// Sets whether an index reports after each change that it is damaged.
     pub(crate) fn fail_after_changes(&self, fail: bool) {
         self.fails_after_changes.store(fail, SeqCst);
     }
 
-    /// Makes the flush after `flushes` more panic.
-    pub(crate) fn light_fuse(&self, flushes: i64) {
-        self.fuse.store(flushes, SeqCst);
+    /// Makes the flush after the next `flushes` panic.
+    pub(crate) fn panic_at_flush(&self, flushes: i64) {
+        self.flushes_until_panic.store(flushes, SeqCst);
     }
 
-    /// Puts the fuse out; answers whether it has burnt down before.
-    pub(crate) fn put_fuse_out(&self) -> bool {
-        self.fuse.swap(-1, SeqCst) < 0
+    /// Removes the planned panic. Returns whether it has happened.
+    pub(crate) fn cancel_panic(&self) -> bool {
+        self.flushes_until_panic.swap(-1, SeqCst) < 0
     }
 }
 
-// SAFETY: all promises are kept by the medium inside.
+// SAFETY: all calls are passed on to the inner medium, which keeps the contract.
 unsafe impl Medium for Kept {
     fn base(&self) -> NonNull<u8> {
         self.memory.base()
@@ -218,8 +219,8 @@ unsafe impl Medium for Kept {
     }
 
     fn flush_bytes(&self, _addr: *const u8, _len: usize) {
-        if self.fuse.load(SeqCst) >= 0 {
-            assert_ne!(self.fuse.fetch_sub(1, SeqCst), 0, "the fuse");
+        if self.flushes_until_panic.load(SeqCst) >= 0 {
+            assert_ne!(self.flushes_until_panic.fetch_sub(1, SeqCst), 0, "the planned panic");
         }
     }
 
@@ -243,7 +244,7 @@ unsafe impl Medium for Kept {
     }
 }
 
-/// A generator whose numbers are the same in every run.
+/// A random number generator with a fixed seed.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -263,7 +264,7 @@ impl Random {
     }
 }
 
-/// A value that tells which key it belongs to and which version it is.
+/// Returns a value that shows its key and its version.
 pub(crate) fn value_of(key: &[u8], version: u64, len: usize) -> Vec<u8> {
     let mut value = key.to_vec();
     value.extend_from_slice(&version.to_le_bytes());
@@ -274,7 +275,7 @@ pub(crate) fn value_of(key: &[u8], version: u64, len: usize) -> Vec<u8> {
     value
 }
 
-/// Whether `value` is some version of what [`value_of`] makes for `key`.
+/// Returns whether `value` is any version of the value that [`value_of`] returns for `key`.
 pub(crate) fn is_value_of(key: &[u8], value: &[u8]) -> bool {
     let Some(rest) = value.strip_prefix(key) else { return false };
     let Some(version) = rest.first_chunk::<8>() else { return false };

@@ -382,7 +382,7 @@ fn p25_threads_expand_together() {
 }
 
 /// Lookups do not split segments: segments that have come into use stay uninitialised, and lookups
-/// find their records in their origins, also after an unclean stop.
+/// find their records in their origins, also after an unclean shutdown.
 #[test]
 fn lookups_find_what_is_still_at_the_origin() {
     let sim = Sim::new(CAPACITY).unwrap();
