@@ -172,8 +172,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 _ => {}
             }
         }
-        let word = self.lookup_slow(probe.key, probe.image)?;
-        Ok(word)
+        self.lookup_slow(probe.key, probe.image)
     }
 
     /// Looks a key up in all cases: its record may be outside of its home line, lines may be

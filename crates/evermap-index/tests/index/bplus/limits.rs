@@ -10,7 +10,7 @@ use evermap_index::{Action, Change, MutateMode};
 use evermap_pm::ErrorKind;
 use evermap_pm::sim::rng::Rng;
 
-use crate::bplus::SOUND;
+use super::SOUND;
 
 #[test]
 fn keys_have_a_longest() {

@@ -8,7 +8,7 @@ use evermap_index::testkit::ordered::model::key_sets;
 use evermap_pm::ErrorKind;
 use evermap_pm::sim::rng::Rng;
 
-use crate::bplus::SOUND;
+use super::SOUND;
 
 /// Returns the pairs of runs: of equal keys, the last one counts.
 fn model(runs: &[Run]) -> BTreeMap<Vec<u8>, u64> {

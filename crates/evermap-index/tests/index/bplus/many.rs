@@ -7,7 +7,7 @@ use evermap_index::record::KEY_MAX;
 use evermap_index::{Cursor, Direction, OrderedIndex};
 use evermap_pm::sim::rng::Rng;
 
-use crate::bplus::SOUND;
+use super::SOUND;
 
 /// Short keys that fit into slots, and some that need blocks.
 fn key_of(random: &mut Rng, keys: u64) -> Vec<u8> {

@@ -79,7 +79,7 @@ fn nothing_leaks() {
             }
         });
         COUNTS.set(true);
-        assert_eq!(tree.check(), crate::bplus::SOUND);
+        assert_eq!(tree.check(), super::SOUND);
     };
     // Allocations that the process makes once are made here.
     counted(churned);

@@ -5,7 +5,7 @@ use evermap_index::ordered::OrderedIndex;
 use evermap_index::ordered::bplus::BPlus;
 use evermap_pm::sim::rng::Rng;
 
-use crate::bplus::SOUND;
+use super::SOUND;
 
 const KEYS: u64 = 100_000;
 

@@ -20,8 +20,8 @@ use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Sim, Subject};
 use evermap_pm::{Medium, Pool};
 
-use crate::watched::{Access, Watched};
-use crate::{ROOT, tiny};
+use super::watched::{Access, Watched};
+use super::{ROOT, tiny};
 
 /// How long the writer waits for the other thread, which may be waiting for the writer.
 const PATIENCE: Duration = Duration::from_micros(300);

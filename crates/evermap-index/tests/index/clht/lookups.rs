@@ -10,8 +10,8 @@ use evermap_index::testkit::Plain;
 use evermap_index::{Clht, Index, Persistent};
 use evermap_pm::medium::Dram;
 
-use crate::watched::{Access, Watched};
-use crate::{dram, get, put, remove, tiny, wait_until};
+use super::watched::{Access, Watched};
+use super::{dram, get, put, remove, tiny, wait_until};
 
 type Table = Clht<Plain, Watched<Dram>>;
 

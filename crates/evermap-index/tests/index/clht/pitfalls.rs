@@ -9,7 +9,7 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Note;
 use evermap_pm::sim::{Event, Image, ImageConfig, Model, Mutation, Sim, Site, for_each_image};
 
-use crate::{ROOT, get, put, reopen, tiny, verify};
+use super::{ROOT, get, put, reopen, tiny, verify};
 
 const CAPACITY: u64 = 128 << 10;
 
@@ -103,7 +103,7 @@ fn pc4_what_a_resize_leaves_behind_is_freed_once() {
         // Tables and buckets are retired, and not freed before the "crash".
         let guard = pool.pin();
         (0..400).for_each(|key| put(&index, key, key));
-        (0..400).for_each(|key| crate::remove(&index, key));
+        (0..400).for_each(|key| super::remove(&index, key));
         assert!(pool.epoch_stats().bytes_waiting > 64 << 7);
         drop(guard);
     }
@@ -111,7 +111,7 @@ fn pc4_what_a_resize_leaves_behind_is_freed_once() {
     drop(index);
     for _life in 0..2 {
         let index = reopen::<u64>(&sim);
-        let marked = crate::reachable(&index);
+        let marked = super::reachable(&index);
         index
             .pool()
             .sweep(|mark| {

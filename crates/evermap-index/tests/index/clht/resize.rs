@@ -10,8 +10,8 @@ use evermap_index::{Clht, Index};
 use evermap_pm::medium::Dram;
 use evermap_pm::{ErrorKind, Medium};
 
-use crate::watched::{Access, Watched};
-use crate::{ROOT, dram, get, put, remove, tiny, verify, wait_until};
+use super::watched::{Access, Watched};
+use super::{ROOT, dram, get, put, remove, tiny, verify, wait_until};
 
 fn table<M: Medium>(index: &Clht<Plain, M>) -> Table {
     let pool = index.pool();
