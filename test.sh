@@ -51,7 +51,7 @@ lints() {
 # Every test, except those whose programs have passed before and have not changed since.
 tests_of_what_changed() {
     cargo test --workspace --all-features \
-        --config "target.'cfg(unix)'.runner = '$PWD/tests/unless-passed.sh'"
+        --config "target.'cfg(unix)'.runner = ['$PWD/tests/unless-passed.sh']"
 }
 
 # The programs as the tests have built them: their figures mean nothing, but their answers are

@@ -12,11 +12,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Error(Box<ErrorKind>);
 
 /// What failed, for which file, and what to do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The file exists but holds something else.
-    #[error("{}: not an Evermap store ({why})", path.display())]
     NotAStore {
         /// The file.
         path: PathBuf,
@@ -24,10 +23,6 @@ pub enum ErrorKind {
         why: String,
     },
     /// The file was written by a later version of Evermap.
-    #[error(
-        "{}: format {found} is newer than the {known} that this program knows; use a newer evermap",
-        path.display()
-    )]
     NewerFormat {
         /// The file.
         path: PathBuf,
@@ -37,7 +32,6 @@ pub enum ErrorKind {
         known: u32,
     },
     /// A word, length or checksum in the region is impossible.
-    #[error("damaged at offset {offset:#x}: {what}; run `evermap check` on the file")]
     Damaged {
         /// Offset in the region, bytes.
         offset: u64,
@@ -45,11 +39,6 @@ pub enum ErrorKind {
         what: String,
     },
     /// Another process holds the writer's lock.
-    #[error(
-        "{}: in use by process {pid} ({})",
-        path.display(),
-        if *pid == 0 { "unknown" } else { "stop it first" }
-    )]
     InUse {
         /// The file.
         path: PathBuf,
@@ -57,22 +46,16 @@ pub enum ErrorKind {
         pid: u32,
     },
     /// The file is open read-only, here or in another process, which keeps a writer out.
-    #[error(
-        "{}: opened read-only by others; open it for writing when they have closed it",
-        path.display()
-    )]
     OpenReadOnly {
         /// The file.
         path: PathBuf,
     },
     /// A file that was opened read-only was to be changed. Nothing was changed.
-    #[error("{}: it was opened read-only; open it for writing to change it", path.display())]
     ReadOnly {
         /// The file.
         path: PathBuf,
     },
     /// The medium, the file system or the configured limit is full. Nothing was changed.
-    #[error("no space: {what} (needs {needed} more bytes); existing data is intact")]
     NoSpace {
         /// Which limit was reached.
         what: String,
@@ -80,7 +63,6 @@ pub enum ErrorKind {
         needed: u64,
     },
     /// A key is longer than an index can hold. Nothing was changed.
-    #[error("key of {len} bytes is too long; the limit is {max}")]
     KeyTooLong {
         /// Length of the key, bytes.
         len: usize,
@@ -88,18 +70,15 @@ pub enum ErrorKind {
         max: usize,
     },
     /// A system call failed.
-    #[error("{}: {action}: {source}", path.display())]
     Io {
         /// What was being done.
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// The system's error.
-        #[source]
         source: std::io::Error,
     },
     /// The file is on a file system that cannot guarantee durability.
-    #[error("{}: file system {name} is not supported: {why}", path.display())]
     FileSystem {
         /// The file.
         path: PathBuf,
@@ -110,12 +89,6 @@ pub enum ErrorKind {
     },
     /// The machine may have crashed while the file was open, so its pages may have been written at
     /// different times. Nothing was changed. See [`OnSuspect`](crate::region::OnSuspect).
-    #[error(
-        "{}: contents are suspect: {why}. Nothing was changed. They are whole if the machine \
-         was shut down normally, and of different ages if it crashed or lost power. Open it with \
-         on_suspect = salvage to keep all that verifies, or on_suspect = discard to start empty",
-        path.display()
-    )]
     Suspect {
         /// The file.
         path: PathBuf,
@@ -124,16 +97,93 @@ pub enum ErrorKind {
     },
     /// A requested setting is not possible, or contradicts the settings that the file was created
     /// with.
-    #[error("configuration: {0}")]
     Config(String),
     /// The calling process is a forked child of the one that opened the store.
-    #[error("this process was forked after the store was opened; open it again in the child")]
     Forked,
     /// A thread panicked while it was changing the store. Reopening recovers the store.
-    #[error(
-        "a thread panicked in the middle of a change; close and reopen the store to recover it"
-    )]
     Poisoned,
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use ErrorKind::*;
+        if let Some(path) = self.path() {
+            write!(f, "{}: ", path.display())?;
+        }
+        match self {
+            NotAStore { why, .. } => write!(f, "not an Evermap store ({why})"),
+            NewerFormat { found, known, .. } => write!(
+                f,
+                "format {found} is newer than the {known} that this program knows; use a newer \
+                 evermap"
+            ),
+            Damaged { offset, what } => {
+                write!(f, "damaged at offset {offset:#x}: {what}; run `evermap check` on the file")
+            }
+            InUse { pid: 0, .. } => f.write_str("in use by process 0 (unknown)"),
+            InUse { pid, .. } => write!(f, "in use by process {pid} (stop it first)"),
+            OpenReadOnly { .. } => f.write_str(
+                "opened read-only by others; open it for writing when they have closed it",
+            ),
+            ReadOnly { .. } => {
+                f.write_str("it was opened read-only; open it for writing to change it")
+            }
+            NoSpace { what, needed } => {
+                write!(f, "no space: {what} (needs {needed} more bytes); existing data is intact")
+            }
+            KeyTooLong { len, max } => {
+                write!(f, "key of {len} bytes is too long; the limit is {max}")
+            }
+            Io { action, source, .. } => write!(f, "{action}: {source}"),
+            FileSystem { name, why, .. } => {
+                write!(f, "file system {name} is not supported: {why}")
+            }
+            Suspect { why, .. } => write!(
+                f,
+                "contents are suspect: {why}. Nothing was changed. They are whole if the machine \
+                 was shut down normally, and of different ages if it crashed or lost power. Open \
+                 it with on_suspect = salvage to keep all that verifies, or on_suspect = discard \
+                 to start empty"
+            ),
+            Config(what) => write!(f, "configuration: {what}"),
+            Forked => f.write_str(
+                "this process was forked after the store was opened; open it again in the child",
+            ),
+            Poisoned => f.write_str(
+                "a thread panicked in the middle of a change; close and reopen the store to \
+                 recover it",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ErrorKind {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ErrorKind::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl ErrorKind {
+    /// Returns the file that the error is about, if it is about one.
+    fn path(&self) -> Option<&Path> {
+        use ErrorKind::*;
+        match self {
+            NotAStore { path, .. }
+            | NewerFormat { path, .. }
+            | InUse { path, .. }
+            | OpenReadOnly { path }
+            | ReadOnly { path }
+            | Io { path, .. }
+            | FileSystem { path, .. }
+            | Suspect { path, .. } => Some(path),
+            Damaged { .. } | NoSpace { .. } | KeyTooLong { .. } | Config(_) | Forked | Poisoned => {
+                None
+            }
+        }
+    }
 }
 
 impl Error {

@@ -80,7 +80,8 @@ macro_rules! types {
                     return $index::open(pool.clone(), root).map(AnyIndex::$variant);
                 })+
                 let at = pool.medium().offset_of(root);
-                Err(evermap_pm::Error::damaged(at, "the root refers to no index that a store can have"))
+                let what = "the root refers to no index that a store can have";
+                Err(evermap_pm::Error::damaged(at, what))
             }
 
             /// Which kind it is.

@@ -58,8 +58,8 @@ impl Vacancy {
     pub(crate) fn describe(mut self, problems: &mut Vec<String>) {
         self.end_page();
         let Tally { buckets, occupied, records } = self.filled;
-        // Keys that were chosen to have equal hashes fill few buckets completely, so many pages can
-        // be empty. Then no page is reported.
+        // Keys that were chosen to have equal hashes fill few buckets completely and can leave most
+        // pages empty. Then no page is reported.
         let vacant: u64 = self.vacant.iter().map(|(_, buckets)| buckets).sum();
         if buckets < vacant || 3 * occupied < buckets {
             return;
