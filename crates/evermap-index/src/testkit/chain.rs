@@ -366,7 +366,7 @@ pub(crate) mod tests {
 
     #[test]
     fn costs() -> std::result::Result<(), Failure> {
-        let config = &Config::default();
+        let config = &Config::from_env();
         counters::<u64, _>(&MakeChain, config, 1000, &promises())?;
         counters::<Bytes, _>(&MakeChain, config, 1000, &promises())
     }

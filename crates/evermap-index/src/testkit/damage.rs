@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use evermap_pm::{Medium, PmU64};
 
@@ -128,28 +129,27 @@ fn exercise<K: Numbered, P: PoolSubject<K>>(
     budget: u64,
 ) -> Result<Effort, String> {
     let capacity = sample.image.len() as u64 * 8 + (1 << 20);
-    let medium = Hooked::reserve(capacity, Budget::new(budget, capacity))
-        .map_err(|error| error.to_string())?;
+    let budget = Arc::new(Budget::new(budget, capacity));
+    let medium = Hooked::reserve(capacity, budget.clone()).map_err(|error| error.to_string())?;
     restore(&medium, &sample.image).map_err(|error| error.to_string())?;
     if let Some(corruption) = corruption {
         let cell = medium.at::<PmU64>(corruption.offset).expect("inside the image");
         medium.store(cell, corruption.value);
     }
-    medium.hook.reset();
+    budget.reset();
     let instance = match open::<K, P, _>(medium) {
         Ok(instance) => instance,
         Err(error) if corruption.is_none() => return Err(error.to_string()),
         Err(_) => return Ok(Effort::default()),
     };
     operate::<K, _>(&instance, sample, corruption.is_none())?;
-    let hook = &instance.pool.medium().hook;
-    Ok(Effort { steps: hook.steps(), loaded: hook.loaded() })
+    Ok(Effort { steps: budget.steps(), loaded: budget.loaded() })
 }
 
 /// Runs every operation, on keys in the pool and on others, and checks the results as far as
 /// possible.
-fn operate<K: Numbered, I: Index<K> + Persistent<Hooked<Budget>>>(
-    instance: &PoolInstance<Hooked<Budget>, I>,
+fn operate<K: Numbered, I: Index<K> + Persistent<Hooked>>(
+    instance: &PoolInstance<Hooked, I>,
     sample: &Sample,
     undamaged: bool,
 ) -> Result<(), String> {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use evermap_pm::medium::{Dram, Medium, Pages};
@@ -10,7 +11,7 @@ use evermap_pm::{PmU64, Result};
 use super::delays;
 
 /// The callbacks.
-pub trait Hook: Send + Sync + 'static {
+pub(crate) trait Hook: Send + Sync + 'static {
     /// Called before the word with this number is loaded, or compared and swapped.
     fn before_load(&self, word: u64);
     /// Called before a word is stored.
@@ -19,15 +20,16 @@ pub trait Hook: Send + Sync + 'static {
     fn before_fence(&self) {}
 }
 
-/// [`Dram`] with a [`Hook`].
-pub struct Hooked<H> {
+/// [`Dram`] with a [`Hook`]. Not generic over the hook, because every index is compiled once for
+/// each type of medium.
+pub struct Hooked {
     memory: Dram,
-    pub(crate) hook: H,
+    hook: Arc<dyn Hook>,
 }
 
-impl<H: Hook> Hooked<H> {
+impl Hooked {
     /// Creates blank memory.
-    pub(crate) fn reserve(capacity: u64, hook: H) -> Result<Self> {
+    pub(crate) fn reserve(capacity: u64, hook: Arc<dyn Hook>) -> Result<Self> {
         Ok(Hooked { memory: Dram::reserve(capacity, Pages::Base)?, hook })
     }
 
@@ -85,15 +87,13 @@ impl Hook for Budget {
 }
 
 /// Lets the threads of a group pause at any access.
-pub struct Stops;
+pub(crate) struct Stops;
 
 impl Hook for Stops {
-    #[inline(always)]
     fn before_load(&self, _word: u64) {
         delays::step();
     }
 
-    #[inline(always)]
     fn before_store(&self) {
         delays::step();
     }
@@ -101,7 +101,7 @@ impl Hook for Stops {
 
 // SAFETY: base, length and capacity are those of `Dram`, which keeps the promises. All accesses go
 // through it.
-unsafe impl<H: Hook> Medium for Hooked<H> {
+unsafe impl Medium for Hooked {
     fn base(&self) -> NonNull<u8> {
         self.memory.base()
     }

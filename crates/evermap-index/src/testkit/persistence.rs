@@ -73,17 +73,17 @@ impl<K: Numbered, P: PoolSubject<K> + Send> PoolSubject<K> for Arc<P> {
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
-    type Instance = PoolInstance<Hooked<Stops>, P::Index<Hooked<Stops>>>;
+    type Instance = PoolInstance<Hooked, P::Index<Hooked>>;
 
     fn fresh(&self) -> Result<Self::Instance> {
-        create(&self.0, Hooked::reserve(CAPACITY, Stops)?)
+        create(&self.0, Hooked::reserve(CAPACITY, Arc::new(Stops))?)
     }
 
     fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
         if stop == Stop::Clean {
             instance.pool.close()?;
         }
-        let medium = Hooked::reserve(CAPACITY, Stops)?;
+        let medium = Hooked::reserve(CAPACITY, Arc::new(Stops))?;
         restore(&medium, &image(instance.pool.medium()))?;
         drop(instance);
         open::<K, P, _>(medium)
@@ -474,13 +474,13 @@ fn fill_anew<K: Numbered, P: PoolSubject<K>>(subject: &P, tail: u64) -> Result<(
 }
 
 /// An index whose medium lets threads pause at any access.
-type Interruptible<K, P> = PoolInstance<Hooked<Stops>, <P as PoolSubject<K>>::Index<Hooked<Stops>>>;
+type Interruptible<K, P> = PoolInstance<Hooked, <P as PoolSubject<K>>::Index<Hooked>>;
 
 /// Creates an index in a pool that is soon full.
 pub(crate) fn small_pool<K: Numbered, P: PoolSubject<K>>(
     subject: &P,
 ) -> Result<Interruptible<K, P>> {
-    create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Stops)?)
+    create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Arc::new(Stops))?)
 }
 
 fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(), String> {

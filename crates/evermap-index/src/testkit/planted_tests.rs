@@ -256,7 +256,7 @@ type Part<S> = fn(&S, &Config) -> std::result::Result<(), Failure>;
 
 /// Returns the report of a part about a mistake. Panics if the part does not find it.
 fn must_find<S: std::fmt::Debug>(part: Part<S>, subject: &S) -> String {
-    match part(subject, &Config::default()) {
+    match part(subject, &Config::from_env()) {
         Ok(()) => panic!("{subject:?} was not found"),
         Err(failure) => failure.to_string(),
     }
@@ -293,7 +293,7 @@ fn the_model_finds_wrong_answers() {
 #[test]
 fn bad_hashes_may_run_out_of_space_only_beyond_the_promise() {
     let enough = &Mistake::HoldsSoManyOfOneHash(40);
-    let config = &Config::default();
+    let config = &Config::from_env();
     model::model::<Coarse, _>(enough, config).unwrap();
     concurrent::growth::<Coarse, _>(enough, config).unwrap();
     let report = must_find(model::model::<Coarse, _>, &Mistake::HoldsSoManyOfOneHash(12));

@@ -174,8 +174,10 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let pages: Vec<_> = (0..bytes.len()).step_by(PAGE).collect();
     let word = |random: &mut Random| random.below(bytes.len() as u64 / 8) as usize * 8;
     let page = |random: &mut Random| pages[random.below(pages.len() as u64) as usize];
-    let mut list: Vec<_> = pages.iter().map(|&page| Damage::Zeroed(page)).collect();
-    for _ in 0..if wanted.is_empty() { 15 } else { 1000 } {
+    let step = if wanted.is_empty() { tier().choose(3, 1) } else { 1 };
+    let zeroed = pages.iter().step_by(step);
+    let mut list: Vec<_> = zeroed.map(|&page| Damage::Zeroed(page)).collect();
+    for _ in 0..if wanted.is_empty() { 15 / step } else { 1000 } {
         let (at, bit) = (word(&mut random) + random.below(8) as usize, random.below(8) as u32);
         list.push(Damage::Flip(at, bit));
         list.push(Damage::Swap(word(&mut random), word(&mut random)));
@@ -203,12 +205,14 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
             }
         }
     }
+    let mut page_step = 1;
     if wanted.is_empty() {
+        page_step = tier().choose(3, 1);
         list = list.into_iter().step_by(tier().choose(523, 131)).collect();
         // Only a few words lead to the named map, so these are always tried.
         list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));
     }
-    for at in (0..bytes.len()).step_by(PAGE) {
+    for at in (0..bytes.len()).step_by(page_step * PAGE) {
         list.extend((0..template.older.len()).map(|age| Damage::OldPage(at, age)));
         list.extend([at, at + 8, at + PAGE - 1].map(Damage::End));
     }

@@ -202,7 +202,7 @@ type Part = fn(&Mistake, &Config) -> std::result::Result<(), Failure>;
 /// Returns the report of `part`, which must find the mistake with one of a few seeds.
 fn must_find(part: Part, mistake: Mistake) -> String {
     let found = (0..5).find_map(|run| {
-        let config = Config { seed: 1000 + run, ..Config::default() };
+        let config = Config { seed: 1000 + run, ..Config::from_env() };
         part(&mistake, &config).err()
     });
     found.unwrap_or_else(|| panic!("{mistake:?} was not found")).to_string()
@@ -252,6 +252,6 @@ fn scans_find_what_only_others_cause() {
 #[test]
 fn no_mistake_is_none() {
     for part in [ranges as Part, scans] {
-        part(&Mistake::None, &Config::default()).unwrap();
+        part(&Mistake::None, &Config::from_env()).unwrap();
     }
 }

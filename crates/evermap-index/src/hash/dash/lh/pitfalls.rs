@@ -110,7 +110,8 @@ impl Hook for OnFence {
 /// extent before it is durable.
 #[test]
 fn p12_no_search_uses_an_extent_that_is_not_durable() {
-    let pool = pool_in(Hooked::reserve(CAPACITY, OnFence(OnceLock::new())).unwrap());
+    let on_fence = Arc::new(OnFence(OnceLock::new()));
+    let pool = pool_in(Hooked::reserve(CAPACITY, on_fence.clone()).unwrap());
     let index = Arc::new(tiny(&pool));
     let watched = Arc::downgrade(&index);
     let expansions = Arc::new(std::sync::Mutex::new((1, 0)));
@@ -125,7 +126,7 @@ fn p12_no_search_uses_an_extent_that_is_not_durable() {
         // What is stored now is durable after this fence.
         seen.0 = stored.0;
     };
-    assert!(pool.medium().hook.0.set(Box::new(look)).is_ok());
+    assert!(on_fence.0.set(Box::new(look)).is_ok());
     for key in 0..300 {
         index.insert(key, key + 1, &pool.pin()).unwrap();
     }
