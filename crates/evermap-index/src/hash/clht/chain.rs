@@ -74,7 +74,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     ) -> Result<Option<u64>> {
         let m = self.medium();
         let (mut bucket, mut seen) = (home, seen);
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         let mut cycle = CycleDetector::default();
         loop {
             match seen {
@@ -87,7 +87,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 }
                 // Some writer has made progress meanwhile, so this is not repeated for ever.
                 View::Again => {}
-                View::Overwritten => patience.wait_at(&self.region, m.offset_of(bucket))?,
+                View::Overwritten => lock_wait.wait_at(&self.region, m.offset_of(bucket))?,
                 View::Stale => self.recover(bucket),
             }
             seen = view(m, bucket, probe, self.generation);
@@ -118,7 +118,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
 
     #[cold]
     fn lock_slow(&self, hash: u64, guard: &Guard<'_>) -> Result<LockedChain<'_, M>> {
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         loop {
             let table = self.table();
             let offset = table.home(table.home_of(hash));
@@ -126,10 +126,10 @@ impl<K: Key, M: Medium> Clht<K, M> {
             match try_lock(self.medium(), home, self.generation) {
                 Locking::Locked(chain) => return Ok(chain),
                 Locking::Stale => self.recover(home),
-                Locking::Busy => patience.wait_at(&self.region, offset)?,
+                Locking::Busy => lock_wait.wait_at(&self.region, offset)?,
                 Locking::Frozen => {
                     self.help(guard)?;
-                    patience.wait_at(&self.region, offset)?;
+                    lock_wait.wait_at(&self.region, offset)?;
                 }
             }
         }

@@ -202,11 +202,11 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 self.finish(resize, guard);
             }
         }
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         let outcome = loop {
             // Acquire: a thread that sees `COMMITTED` also sees the new table.
             match resize.outcome.load(Ordering::Acquire) {
-                OPEN => patience.wait_at(&self.region, resize.from.offset)?,
+                OPEN => lock_wait.wait_at(&self.region, resize.from.offset)?,
                 outcome => break outcome,
             }
         };
@@ -246,7 +246,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     /// Waits for a chain of the table that is being replaced, and freezes it.
     fn freeze(&self, table: Table, number: u64) -> Result<&Bucket> {
         let home = self.home(table, number)?;
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         loop {
             match try_lock(self.medium(), home, self.generation) {
                 Locking::Locked(chain) => {
@@ -257,7 +257,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 // Its holder does not wait for this thread: it takes part only after it has
                 // released the chain.
                 Locking::Busy | Locking::Frozen => {
-                    patience.wait_at(&self.region, table.home(number))?
+                    lock_wait.wait_at(&self.region, table.home(number))?
                 }
             }
         }

@@ -236,10 +236,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     fn wait_for_blocker(
         &self,
         what: Blocker<'_>,
-        patience: &mut LockWait,
+        lock_wait: &mut LockWait,
     ) -> Result<Option<WalkBlock<'_>>> {
         match what {
-            Blocker::Bucket(site) => self.wait_for_bucket(site, patience).map(|()| None),
+            Blocker::Bucket(site) => self.wait_for_bucket(site, lock_wait).map(|()| None),
             Blocker::Walk(hashes) => {
                 let walk_block = self.walks.block_walks(hashes);
                 self.region.ensure_sound().map(|()| Some(walk_block))
@@ -249,8 +249,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Waits for a bucket that another thread has locked, or whose level is given up.
     #[cold]
-    fn wait_for_bucket(&self, site: Site<'_>, patience: &mut LockWait) -> Result<()> {
-        patience.wait_at(&self.region, self.medium().offset_of(site.bucket))
+    fn wait_for_bucket(&self, site: Site<'_>, lock_wait: &mut LockWait) -> Result<()> {
+        lock_wait.wait_at(&self.region, self.medium().offset_of(site.bucket))
     }
 
     /// Returns the record in a slot. Its bucket or its home is locked.
@@ -368,12 +368,12 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// added or removed meanwhile.
     #[cold]
     fn lookup_slow(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         loop {
             match self.search(probe)? {
                 SearchResult::Found(word) => return Ok(Some(word)),
                 SearchResult::Absent => return Ok(None),
-                SearchResult::Retry(site) => self.wait_for_bucket(site, &mut patience)?,
+                SearchResult::Retry(site) => self.wait_for_bucket(site, &mut lock_wait)?,
                 SearchResult::Stale(site) => self.recover(site)?,
             }
         }
@@ -463,7 +463,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let guard = operation.guard;
-        let (mut patience, mut walk_block) = (LockWait::default(), None);
+        let (mut lock_wait, mut walk_block) = (LockWait::default(), None);
         if self.levels.view().growing {
             self.help(guard)?;
         }
@@ -480,7 +480,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     }
                     return Ok(change);
                 }
-                Attempt::Busy(what) => walk_block = self.wait_for_blocker(what, &mut patience)?,
+                Attempt::Busy(what) => walk_block = self.wait_for_blocker(what, &mut lock_wait)?,
                 Attempt::Full => self.grow(guard)?,
             }
         }

@@ -181,7 +181,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if !self.may_have_copies() {
             return Ok(());
         }
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         loop {
             let mut locks = Locks::new();
             let busy = match self.lock_home(self.levels.view(), record.hashes, &mut locks) {
@@ -191,7 +191,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             };
             locks.release(self.medium());
             match busy? {
-                Some(site) => self.wait_for_bucket(site, &mut patience)?,
+                Some(site) => self.wait_for_bucket(site, &mut lock_wait)?,
                 None => return Ok(()),
             }
         }

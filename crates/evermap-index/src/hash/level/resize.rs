@@ -113,9 +113,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             return Ok(());
         }
         let middle = self.levels.site(view.level, home_index::<C>(step, view.level))?;
-        let (mut patience, mut walk_block) = (LockWait::default(), None);
+        let (mut lock_wait, mut walk_block) = (LockWait::default(), None);
         while !self.promote_home(middle)? {
-            self.wait_for_bucket(middle, &mut patience)?;
+            self.wait_for_bucket(middle, &mut lock_wait)?;
         }
         loop {
             let mut locks = Locks::new();
@@ -124,7 +124,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             // Before this thread waits for anything.
             drop(walk_block.take());
             match drained? {
-                Drain::Busy(what) => walk_block = self.wait_for_blocker(what, &mut patience)?,
+                Drain::Busy(what) => walk_block = self.wait_for_blocker(what, &mut lock_wait)?,
                 Drain::Empty | Drain::Stuck => return Ok(()),
             }
         }

@@ -230,13 +230,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Waits for the lock of a bucket, while holding no other.
     fn wait_for<'a>(&self, site: Site<'a>) -> Result<Locks<'a>> {
-        let mut patience = LockWait::default();
+        let mut lock_wait = LockWait::default();
         loop {
             let mut locks = Locks::new();
             if self.lock_bucket(site, &mut locks)? {
                 return Ok(locks);
             }
-            self.wait_for_bucket(site, &mut patience)?;
+            self.wait_for_bucket(site, &mut lock_wait)?;
         }
     }
 
