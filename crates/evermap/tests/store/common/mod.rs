@@ -2,15 +2,17 @@
 
 pub(crate) mod child;
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use evermap::{Evermap, IndexKind, Map, Meta, Options};
 use evermap_index::testkit::Tier;
+use evermap_pm::PmU64;
 use evermap_pm::medium::{Dram, Medium, Pages};
 use evermap_pm::region::Identity;
 
@@ -97,7 +99,27 @@ pub(crate) struct Kept {
     at_read_ahead: Arc<Mutex<Option<Interruption>>>,
     fails_after_changes: Arc<AtomicBool>,
     claims_to_be_exclusive: bool,
+    watched: Arc<Watched>,
 }
+
+/// The lines whose loads and prefetches are counted.
+#[derive(Default)]
+struct Watched {
+    lines: OnceLock<HashSet<u64>>,
+    touched: AtomicU64,
+}
+
+impl Watched {
+    /// Counts an access to these bytes, if a watched line is among them.
+    fn touch(&self, at: u64, bytes: u64) {
+        let Some(lines) = self.lines.get() else { return };
+        let touched = (at / LINE..(at + bytes).div_ceil(LINE)).any(|line| lines.contains(&line));
+        self.touched.fetch_add(u64::from(touched), SeqCst);
+    }
+}
+
+/// The size of a cache line, bytes.
+pub(crate) const LINE: u64 = 64;
 
 type Interruption = Box<dyn FnOnce() + Send>;
 
@@ -113,6 +135,7 @@ impl Kept {
             at_read_ahead: Arc::default(),
             fails_after_changes: Arc::default(),
             claims_to_be_exclusive: false,
+            watched: Arc::default(),
         }
     }
 
@@ -140,6 +163,16 @@ impl Kept {
         copy.grow(self.len()).unwrap();
         (0..self.len()).step_by(8).for_each(|at| copy.set_word(at, self.word(at)));
         copy
+    }
+
+    /// Counts accesses to these lines from now on.
+    pub(crate) fn watch(&self, lines: HashSet<u64>) {
+        self.watched.lines.set(lines).expect("watched once");
+    }
+
+    /// Returns the number of loads and prefetches of watched lines so far.
+    pub(crate) fn touched(&self) -> u64 {
+        self.watched.touched.load(SeqCst)
     }
 
     /// Returns the number of ordered persists so far.
@@ -240,7 +273,25 @@ unsafe impl Medium for Kept {
     fn prefetch(&self, offset: u64) {
         let interruption = self.at_prefetch.lock().unwrap().take();
         interruption.into_iter().for_each(|interrupt| interrupt());
+        self.watched.touch(offset, 1);
         self.memory.prefetch(offset);
+    }
+
+    fn load(&self, cell: &PmU64) -> u64 {
+        self.watched.touch(self.offset_of(cell), 8);
+        self.memory.load(cell)
+    }
+
+    fn load_relaxed(&self, cell: &PmU64) -> u64 {
+        self.watched.touch(self.offset_of(cell), 8);
+        self.memory.load_relaxed(cell)
+    }
+
+    fn read_bytes(&self, cells: &[PmU64], out: &mut [u8]) {
+        if let Some(first) = cells.first() {
+            self.watched.touch(self.offset_of(first), out.len() as u64);
+        }
+        self.memory.read_bytes(cells, out);
     }
 }
 
