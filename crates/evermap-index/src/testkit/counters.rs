@@ -222,12 +222,11 @@ pub fn counters<K: Numbered, P: PoolSubject<K>>(
     promises: &[Promise],
 ) -> Result<(), Failure> {
     let costs = measure::<K, P>(subject, config, keys)?;
-    let broken = broken(&costs, promises);
-    if broken.is_empty() { Ok(()) } else { Err(fail::<K>(config, &broken.join("\n"))) }
+    compare(costs, promises).map_err(|what| fail::<K>(config, &what))
 }
 
-/// Describes each promise that is not kept.
-fn broken(costs: &Costs, promises: &[Promise]) -> Vec<String> {
+/// Describes the promises that are not kept.
+fn compare(costs: Costs, promises: &[Promise]) -> Result<(), String> {
     let broken = promises.iter().filter_map(|promise| {
         let seen = &costs[&promise.kind];
         let kept: usize = seen
@@ -251,5 +250,6 @@ fn broken(costs: &Costs, promises: &[Promise]) -> Vec<String> {
             lines.concat()
         ))
     });
-    broken.collect()
+    let broken: Vec<String> = broken.collect();
+    if broken.is_empty() { Ok(()) } else { Err(broken.join("\n")) }
 }

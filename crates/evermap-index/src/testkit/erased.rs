@@ -137,7 +137,7 @@ impl<S: OrderedSubject> AnyOrderedSubject for S {
     }
 }
 
-/// A crashed index of any type, with calls `C` and histories `H`.
+/// A crashed index with any kind of keys, with calls `C` and histories `H`.
 pub(super) struct Erased<C, H>(Box<dyn AnyCrashed<C, H>>);
 
 impl<C, H> Erased<C, H> {
